@@ -1,0 +1,47 @@
+# Needs Python 3.11 or newer, make and a package index. `make demo` and `make test` set up .venv by themselves.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.installed
+
+.PHONY: help install demo test readme lint format typecheck check clean
+
+help:  ## what can be made
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+install: $(READY)  ## .venv with the package (editable) and what tests and checks need
+
+# An existing .venv is kept, and so is a torch that is already in it.
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "$(PYTHON) is older than 3.11: run make PYTHON=python3.11"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -e '.[dev]'
+	touch $@
+
+demo: $(READY)  ## train a ResNet on the digits as float, static FW-8/BW-8 and FracTrain, and compare them
+	$(BIN)/python examples/demo.py
+
+# Two processes with one thread each: more threads on a small machine only wait for each other.
+test: $(READY)  ## all tests but the documentation's
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --ignore=tests/test_readme.py
+
+readme: $(READY)  ## run the code blocks of README.md and docs/
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_readme.py
+
+lint: $(READY)  ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(READY)  ## let ruff rewrite what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+typecheck: $(READY)  ## mypy --strict on the package
+	$(BIN)/mypy --strict fractrain_fx
+
+check: test lint typecheck readme  ## everything that must pass
+
+clean:  ## remove caches and build leftovers, keep .venv and runs
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -1,0 +1,24 @@
+"""FracTrain (NeurIPS 2020) for any PyTorch model, as passes over a recorded ``torch.fx`` graph."""
+
+from fractrain_fx.api import fractrainify, plan
+from fractrain_fx.config import CostTargets, FracConfig, GateConfig, Pin, Precision, PrecisionStages
+from fractrain_fx.engine import Engine
+from fractrain_fx.errors import FracTrainError
+from fractrain_fx.model import FracModel
+from fractrain_fx.summary import Summary, summarize
+
+__all__ = [
+    "CostTargets",
+    "Engine",
+    "FracConfig",
+    "FracModel",
+    "FracTrainError",
+    "GateConfig",
+    "Pin",
+    "Precision",
+    "PrecisionStages",
+    "Summary",
+    "fractrainify",
+    "plan",
+    "summarize",
+]

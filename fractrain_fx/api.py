@@ -1,0 +1,124 @@
+"""The front door: ``fractrainify`` rewrites a model, ``plan`` says what that would do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+from torch.fx.passes.infra.pass_base import PassBase
+from torch.fx.passes.infra.pass_manager import PassManager
+
+from fractrain_fx.capture import RecordedModule, Recording, record
+from fractrain_fx.capture.examples import example_inputs as find_examples
+from fractrain_fx.config import FracConfig
+from fractrain_fx.errors import ConfigError, FracTrainError
+from fractrain_fx.model import FracModel
+from fractrain_fx.passes import analysis_passes, default_passes, reachable
+from fractrain_fx.summary import Summary, summarize
+from fractrain_fx.targets import resolve_targets
+
+__all__ = ["fractrainify", "plan"]
+
+
+def fractrainify(
+    model: nn.Module,
+    *,
+    config: FracConfig | None = None,
+    example_inputs: Sequence[Any] | None = None,
+    example_kwargs: Mapping[str, Any] | None = None,
+    passes: Sequence[PassBase] | None = None,
+    check: bool = True,
+) -> FracModel:
+    """Record a model and rewrite it for training with fractional precision.
+
+    The model itself is not changed; the result shares its modules and parameters.
+
+    Args:
+        model: any ``nn.Module``.
+        config: method, precisions and gates; FracTrain with the paper's values by default.
+        example_inputs: positional inputs of one small batch; found by themselves for timm, torchvision and Hugging
+            Face models. What is passed here (and what is not) fixes which arguments later calls may pass.
+        example_kwargs: keyword inputs of that batch.
+        passes: the chain to run instead of ``default_passes(config)``.
+        check: compare the recorded graph with the model, in training and evaluation.
+
+    Raises:
+        InputError: no example inputs were given and none can be found, or the model rejects them.
+        CaptureError: the model could not be recorded as a graph that equals it.
+        ModelError: nothing to quantize, or nothing to gate.
+        RuleError: a pin matches nothing.
+        TargetError: a cost target that the gates cannot reach.
+    """
+    config = config or FracConfig()
+    recording = _record(model, config, example_inputs, example_kwargs, check)
+    chain = default_passes(config) if passes is None else list(passes)
+    bounds = _rewrite(recording, chain, config)
+    rewritten = FracModel(model, recording, config)
+    if bounds is not None:
+        rewritten._inside.reachable = bounds
+        rewritten._inside.targets = resolve_targets(config, *bounds)
+    return rewritten
+
+
+def plan(
+    model: nn.Module,
+    *,
+    config: FracConfig | None = None,
+    example_inputs: Sequence[Any] | None = None,
+    example_kwargs: Mapping[str, Any] | None = None,
+) -> Summary:
+    """What ``fractrainify`` would do, as the table that ``summarize`` gives; nothing is rewritten.
+
+    Raises:
+        FracTrainError: as ``fractrainify``.
+    """
+    config = config or FracConfig()
+    recording = _record(model, config, example_inputs, example_kwargs, check=True)
+    bounds = _rewrite(recording, analysis_passes(config), config)
+    dry = FracModel(model, recording, config)
+    if bounds is not None:
+        dry._inside.reachable = bounds
+        dry._inside.targets = resolve_targets(config, *bounds)
+    return summarize(dry)
+
+
+def _record(
+    model: nn.Module,
+    config: FracConfig,
+    example_inputs: Sequence[Any] | None,
+    example_kwargs: Mapping[str, Any] | None,
+    check: bool,
+) -> Recording:
+    if isinstance(model, FracModel):
+        raise ConfigError("this model was rewritten already: call fractrainify on model.restore() with another config")
+    if example_inputs is None and example_kwargs is None:
+        args, kwargs = find_examples(model)
+    else:
+        args, kwargs = tuple(example_inputs or ()), dict(example_kwargs or {})
+    return record(model, args, kwargs, batch_axis=config.batch_axis, check=check)
+
+
+def _rewrite(recording: Recording, passes: Sequence[PassBase], config: FracConfig) -> tuple[float, float] | None:
+    """Run a chain over the graph of each mode; the cost bounds of the gates, where there are any."""
+    graphs = [recording.train] if recording.eval is recording.train else [recording.train, recording.eval]
+    for graph_module in graphs:
+        _run(graph_module, recording, passes)
+    return reachable(recording.train, config) if config.gated else None
+
+
+def _run(graph_module: RecordedModule, recording: Recording, passes: Sequence[PassBase]) -> None:
+    examples = recording.call.bind(recording.args, recording.kwargs)
+    placeholders = graph_module.graph.find_nodes(op="placeholder")
+    for node, value in zip(placeholders, examples, strict=True):
+        node.meta["example"] = value
+    try:
+        PassManager(passes=list(passes))(graph_module)
+    except Exception as error:
+        # torch's manager wraps whatever a pass raises; users get the error itself.
+        if isinstance(error.__cause__, FracTrainError):
+            raise error.__cause__ from None
+        raise
+    for node in placeholders:
+        node.meta.pop("example", None)
+    graph_module.recompile()

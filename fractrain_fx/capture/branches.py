@@ -1,0 +1,51 @@
+"""Whether a value that Python reads can change what a model computes, or only whether it stops with an error."""
+
+from __future__ import annotations
+
+import dis
+from types import FrameType
+
+from torch.fx import Node
+
+__all__ = ["guards_an_error", "tests_for_overflow"]
+
+_TESTS = ("isinf", "isnan", "isfinite")
+_COMBINES = ("any", "all", "or_", "and_", "invert", "logical_or", "logical_and", "logical_not", "getitem")
+
+
+def tests_for_overflow(node: Node) -> bool:
+    """Whether a node says if any value is infinite or NaN, and nothing else."""
+    name = str(getattr(node.target, "__name__", node.target))
+    if name in _TESTS:
+        return True
+    return name in _COMBINES and bool(node.all_input_nodes) and all(map(tests_for_overflow, node.all_input_nodes))
+
+
+def guards_an_error(frame: FrameType, value: bool) -> bool:
+    """Whether the truth value that ``frame`` has just asked for decides only about raising an error.
+
+    True for ``assert x`` and ``if x: raise ...``: the branch that was not taken runs straight into ``raise``.
+
+    Args:
+        frame: the code that asks for the truth of a tensor.
+        value: what it is told.
+    """
+    code = list(dis.get_instructions(frame.f_code))
+    places = {instruction.offset: i for i, instruction in enumerate(code)}
+    at = places.get(frame.f_lasti)
+    if at is None:
+        return False
+    while code[at].opname in ("UNARY_NOT", "TO_BOOL", "CACHE"):
+        value = value != (code[at].opname == "UNARY_NOT")
+        at += 1
+    jump = code[at].opname
+    if "JUMP" not in jump or "_IF_" not in jump or "NONE" in jump:
+        return False
+    jumps = value == jump.endswith("TRUE")
+    other = at + 1 if jumps else places[code[at].argval]
+    for instruction in code[other:]:
+        if instruction.opname == "RAISE_VARARGS":
+            return True
+        if "JUMP" in instruction.opname or "RETURN" in instruction.opname:
+            return False
+    return False

@@ -1,0 +1,174 @@
+"""How a call's arguments become the graph's placeholders."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from fractrain_fx.capture.trees import holds_tensor, map_tree
+from fractrain_fx.errors import InputError
+
+__all__ = ["CallSpec", "Example", "describe_call"]
+
+
+class _Tensor:
+    """Stands for a tensor in a template of nested arguments."""
+
+    def __repr__(self) -> str:
+        return "a tensor"
+
+
+_TENSOR = _Tensor()
+
+
+@dataclass(frozen=True)
+class CallSpec:
+    """The form of call that a graph was recorded with.
+
+    Attributes:
+        placeholders: names of the graph's inputs: the arguments that hold tensors.
+        positional: names of the arguments that may be passed by position, in order; those of ``*args`` are numbered.
+        templates: for each placeholder what it was given, with tensors replaced by a mark.
+        constants: name and value of the arguments that were passed and hold no tensor.
+        defaults: name and value of the arguments that a call may leave out.
+    """
+
+    placeholders: tuple[str, ...]
+    templates: tuple[Any, ...]
+    positional: tuple[str, ...]
+    constants: tuple[tuple[str, Any], ...]
+    defaults: tuple[tuple[str, Any], ...]
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Values for the placeholders, in order.
+
+        Raises:
+            InputError: an argument is missing, was not there in the recorded call, or has another constant value.
+        """
+        if len(args) > len(self.positional):
+            raise InputError(
+                f"the call has {len(args)} positional arguments; it was recorded with at most {len(self.positional)} "
+                f"({', '.join(self.positional)}): pass the same, or record the model with this call's arguments"
+            )
+        given = dict(zip(self.positional, args, strict=False))
+        for name, value in kwargs.items():
+            if name in given:
+                raise InputError(f"argument {name!r} is passed twice, by position and by name")
+            given[name] = value
+        values = []
+        for name, template in zip(self.placeholders, self.templates, strict=True):
+            if given.get(name) is None:
+                raise InputError(
+                    f"argument {name!r} is missing, and the graph was recorded with it: pass it, or record the model "
+                    "without it in example_kwargs"
+                )
+            value = given.pop(name)
+            _require(name, _template(value), template)
+            values.append(value)
+        for name, recorded in self.constants:
+            if name not in given:
+                raise InputError(
+                    f"argument {name!r} is missing; the graph was recorded with {name}={recorded!r}: pass it"
+                )
+            _require(name, given.pop(name), recorded)
+        for name, default in self.defaults:
+            if name in given:
+                _require(name, given.pop(name), default)
+        for name, value in given.items():
+            _require(name, value, None)
+        return tuple(values)
+
+
+def _require(name: str, value: Any, recorded: Any) -> None:
+    if value is recorded:
+        return
+    if holds_tensor(value):
+        value = _template(value)
+    if type(value) is not type(recorded) or value != recorded:
+        raise InputError(
+            f"argument {name!r} is {value!r}, but the graph was recorded with {recorded!r}: "
+            f"record the model with {name!r} in the example inputs as you will pass it"
+        )
+
+
+def _template(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return _TENSOR
+    return map_tree(value, lambda part: _TENSOR if isinstance(part, Tensor) else part)
+
+
+@dataclass(frozen=True)
+class Example:
+    """One call of a model, its arguments named.
+
+    Attributes:
+        spec: what later calls must look like.
+        tensors: name and value of each argument that holds tensors, in the order of the signature.
+        args: positional arguments.
+        kwargs: keyword arguments.
+    """
+
+    spec: CallSpec
+    tensors: dict[str, Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def renewed(self, change: Callable[[Tensor], Tensor]) -> Example:
+        """The same call on new tensors: ``change`` of each."""
+        args, kwargs = pytree.tree_map_only(Tensor, change, (self.args, self.kwargs))
+        values = self.spec.bind(args, kwargs)
+        return Example(self.spec, dict(zip(self.spec.placeholders, values, strict=True)), args, kwargs)
+
+
+def describe_call(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Example:
+    """Name the arguments of a call.
+
+    Caches of keys and values are for generating text, not for training: ``use_cache=False`` is added where ``forward``
+    takes it and the call does not say.
+
+    Raises:
+        InputError: the arguments do not fit the signature of ``forward``.
+    """
+    signature = inspect.signature(model.forward)
+    kwargs = dict(kwargs)
+    implied = {}
+    if "use_cache" in signature.parameters and "use_cache" not in kwargs:
+        implied = {"use_cache": False}
+    try:
+        bound = signature.bind(*args, **kwargs, **implied)
+    except TypeError as error:
+        raise InputError(
+            f"the example inputs do not fit {type(model).__name__}.forward{signature}: {error}. "
+            "Pass example_inputs=(...) and example_kwargs={...} as you call the model"
+        ) from error
+    named: dict[str, Any] = {}
+    positional: list[str] = []
+    defaults: list[tuple[str, Any]] = []
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            extra = {f"{name}_{i}": value for i, value in enumerate(bound.arguments.get(name, ()))}
+            positional += extra
+            named |= extra
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            named |= bound.arguments.get(name, {})
+        else:
+            if parameter.kind is not parameter.KEYWORD_ONLY:
+                positional.append(name)
+            if name in bound.arguments and name not in implied:
+                named[name] = bound.arguments[name]
+            else:
+                defaults.append((name, implied.get(name, parameter.default)))
+    tensors = {name: value for name, value in named.items() if holds_tensor(value)}
+    spec = CallSpec(
+        placeholders=tuple(tensors),
+        templates=tuple(map(_template, tensors.values())),
+        positional=tuple(positional),
+        constants=tuple((name, value) for name, value in named.items() if name not in tensors),
+        defaults=tuple(defaults),
+    )
+    return Example(spec, tensors, tuple(args), kwargs | implied)

@@ -1,0 +1,61 @@
+"""Remove nodes whose result nobody needs, and keep those that do something besides."""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+from torch import nn
+from torch.fx import Graph, Node
+
+__all__ = ["has_effect", "remove_dead"]
+
+_IN_PLACE = frozenset(
+    getattr(operator, name)
+    for name in "setitem iadd isub imul imatmul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift".split()
+)
+_AUTOCAST = (torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast)
+
+
+def remove_dead(graph: Graph) -> bool:
+    """Erase unused nodes without effects, last first, then autocast regions left empty.
+
+    Returns:
+        Whether anything was erased.
+    """
+    before = len(graph.nodes)
+    for node in reversed(graph.nodes):
+        if not node.users and not has_effect(node):
+            graph.erase_node(node)
+    _remove_empty_regions(graph)
+    return len(graph.nodes) != before
+
+
+def has_effect(node: Node) -> bool:
+    """Whether a node matters even if its result is unused.
+
+    It does if it changed a tensor or drew random numbers when it was recorded, or if it is written in a way that
+    changes its operands: ``setitem``, methods that end in ``_``, ``out=``, ``inplace=True``.
+    """
+    if node.op in ("placeholder", "output") or node.meta.get("effect"):
+        return True
+    if node.op == "call_method":
+        name = str(node.target)
+        return name.endswith("_") and not name.endswith("__")
+    if node.op == "call_module":
+        owner = node.graph.owning_module
+        module = None if owner is None else owner.get_submodule(str(node.target))
+        return isinstance(module, nn.Module) and bool(getattr(module, "inplace", False))
+    return node.target in _IN_PLACE or bool(node.kwargs.get("inplace")) or node.kwargs.get("out") is not None
+
+
+def _remove_empty_regions(graph: Graph) -> None:
+    """Regions nest, so that an inner one goes before the one around it is looked at."""
+    opened: list[Node] = []
+    for node in list(graph.nodes):
+        if node.target is _AUTOCAST[0]:
+            opened.append(node)
+        elif node.target is _AUTOCAST[1] and opened and node.args == (opened[-1],) and node.prev is opened.pop():
+            entry = node.prev
+            graph.erase_node(node)
+            graph.erase_node(entry)

@@ -1,0 +1,56 @@
+"""Whether two runs gave the same: structure, shapes, and every bit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fractrain_fx.capture.trees import fields_of
+
+__all__ = ["difference", "same_tensor"]
+
+
+def same_tensor(a: Tensor | None, b: Tensor | None, tolerance: float = 0.0) -> bool:
+    """Equal shape, dtype and values, NaN equal to NaN; ``tolerance`` is relative to the largest value."""
+    if a is None or b is None:
+        return a is b
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if torch.equal(a, b):
+        return True
+    if not a.is_floating_point():
+        return a.is_complex() and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+    scale = float(a[a.isfinite()].abs().max()) if a.isfinite().any() else 0.0
+    return torch.allclose(a, b, rtol=0, atol=tolerance * scale, equal_nan=True)
+
+
+def difference(a: Any, b: Any, where: str = "output", tolerance: float = 0.0) -> str | None:
+    """Where two results of a call first differ, in words, or ``None``."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        if same_tensor(a, b, tolerance):
+            return None
+        if a.shape != b.shape:
+            return f"{where} has shape {tuple(b.shape)} instead of {tuple(a.shape)}"
+        if a.dtype != b.dtype:
+            return f"{where} is {b.dtype} instead of {a.dtype}"
+        return f"{where} differs by {float((a.double() - b.double()).abs().max()):.3g}"
+    if type(a) is not type(b):
+        return f"{where} is a {type(b).__name__} instead of a {type(a).__name__}"
+    if isinstance(a, Mapping):
+        if list(a) != list(b):
+            return f"{where} has keys {list(b)} instead of {list(a)}"
+        pairs = [(a[key], b[key], f"{where}[{key!r}]") for key in a]
+    elif isinstance(a, (tuple, list)):
+        if len(a) != len(b):
+            return f"{where} has {len(b)} parts instead of {len(a)}"
+        pairs = [(x, y, f"{where}[{i}]") for i, (x, y) in enumerate(zip(a, b, strict=True))]
+    else:
+        theirs = dict(fields_of(b))
+        pairs = [(x, theirs[name], f"{where}.{name}") for name, x in fields_of(a)]
+        if not pairs and a != b:
+            return f"{where} is {b!r} instead of {a!r}"
+    found = (difference(*pair, tolerance) for pair in pairs)
+    return next((words for words in found if words), None)

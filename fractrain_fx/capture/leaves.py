@@ -1,0 +1,75 @@
+"""Which modules stay one node: those that hold nothing to quantize, and those that cannot be looked into."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+from torch.nn.modules import activation, batchnorm, dropout, instancenorm, normalization, pooling
+
+__all__ = ["Depth", "depth_of", "opaque_reason"]
+
+from enum import Enum
+
+_NORMS = (batchnorm._NormBase, instancenorm._InstanceNorm)
+_NORM_MODULES = (normalization.__name__, batchnorm.__name__, instancenorm.__name__)
+_LEAF_MODULES = (activation.__name__, dropout.__name__, pooling.__name__, *_NORM_MODULES)
+_LEAF_TYPES = (nn.Embedding, nn.EmbeddingBag, nn.RNNBase, nn.RNNCellBase, nn.PReLU)
+
+
+class Depth(Enum):
+    """How far recording looks into a module."""
+
+    LEAF = "one node"
+    MAYBE = "one node, unless it computes a contraction that is trained"
+    THROUGH = "every call inside"
+
+
+def depth_of(module: nn.Module) -> Depth:
+    """Decide from classes and parameters alone, never from names of models."""
+    if isinstance(module, (nn.MultiheadAttention, nn.Sequential, nn.ModuleList, nn.ModuleDict)):
+        return Depth.THROUGH if len(module._modules) else Depth.MAYBE
+    if isinstance(module, _LEAF_TYPES) or (_is_norm(module) and _only_vectors(module)):
+        return Depth.LEAF
+    if any(base.__module__ in _LEAF_MODULES for base in type(module).__mro__) and _only_vectors(module):
+        return Depth.LEAF
+    if not module._modules and not any(p is not None for p in module._parameters.values()):
+        return Depth.MAYBE
+    return Depth.THROUGH
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return isinstance(module, _NORMS) or any("norm" in base.__name__.lower() for base in type(module).__mro__)
+
+
+def _only_vectors(module: nn.Module) -> bool:
+    """Whether all parameters scale or shift features: at most one dimension is longer than one."""
+    return all(sum(size > 1 for size in p.shape) <= 1 for p in module.parameters())
+
+
+def opaque_reason(module: nn.Module) -> str | None:
+    """Why a module's own calls would not tell all that it does, or ``None``."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return (
+            "it is a TorchScript module, whose calls cannot be seen; use the Python class to have its inside recorded"
+        )
+    hooks: Mapping[str, Mapping[int, object]] = {
+        "forward": {**module._forward_hooks, **module._forward_pre_hooks},
+        "backward": {**module._backward_hooks, **module._backward_pre_hooks},
+    }
+    for kind, registered in hooks.items():
+        own = [hook for hook in registered.values() if not _known_hook(hook)]
+        if own:
+            return f"it has a {kind} hook ({_name(own[0])}), which only a call of the module runs"
+    return None
+
+
+def _known_hook(hook: object) -> bool:
+    """Hooks of torch itself (weight norm, spectral norm, pruning) only compute tensors, which recording sees."""
+    module = getattr(hook, "__module__", None) or type(hook).__module__
+    return str(module).startswith("torch.nn.utils")
+
+
+def _name(hook: object) -> str:
+    return str(getattr(hook, "__qualname__", type(hook).__qualname__))

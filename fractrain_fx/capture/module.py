@@ -1,0 +1,58 @@
+"""A graph that wears another module's children and parameters: same objects, same paths, same state_dict keys."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from torch import nn
+from torch.fx import Graph, GraphModule
+
+from fractrain_fx.errors import CaptureError
+
+__all__ = ["RecordedModule"]
+
+
+class RecordedModule(GraphModule):
+    """A :class:`torch.fx.GraphModule` on the very dictionaries of the module it was recorded from.
+
+    ``_modules`` holds the original children plus ``frac``; parameters, buffers and the list of non-persistent
+    buffers are the original's own dictionaries, so that weights stay shared and ties stay ties.
+    """
+
+    @classmethod
+    def over(cls, model: nn.Module, modules: dict[str, nn.Module | None], graph: Graph) -> RecordedModule:
+        """Put ``graph`` on ``model``.
+
+        Args:
+            model: the module that was recorded.
+            modules: children of the result; pass one dictionary to two recordings to share it.
+            graph: nodes whose targets are paths in ``modules`` and in ``model``'s parameters and buffers.
+        """
+        recorded = cls(nn.Module(), Graph(), class_name=f"Recorded{type(model).__name__}")
+        recorded.__dict__.update(
+            _modules=modules,
+            _parameters=model._parameters,
+            _buffers=model._buffers,
+            _non_persistent_buffers_set=model._non_persistent_buffers_set,
+            training=model.training,
+        )
+        recorded.graph = graph
+        return recorded
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RecordedModule:
+        """A copy with every child, container class, unused parameter and tie; modules in ``memo`` are reused."""
+        duplicate = RecordedModule.__new__(RecordedModule)
+        memo[id(self)] = duplicate
+        for name, value in self.__dict__.items():
+            if name != "_graph":
+                duplicate.__dict__[name] = copy.deepcopy(value, memo)
+        type(duplicate).__name__ = type(self).__name__
+        duplicate.graph = copy.deepcopy(self._graph, memo)
+        return duplicate
+
+    def __reduce__(self) -> Any:
+        raise CaptureError(
+            "a recorded graph is not pickled, as torch would trace it again and lose what passes noted on it; "
+            "save the state_dict and record the model again"
+        )

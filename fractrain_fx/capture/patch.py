@@ -1,0 +1,179 @@
+"""What is replaced in torch while a model is recorded, and put back afterwards whatever happens."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import checkpoint
+
+from fractrain_fx.capture import targets
+from fractrain_fx.capture.leaves import Depth, depth_of
+from fractrain_fx.capture.recorder import Recorder
+from fractrain_fx.capture.sizes import plain
+from fractrain_fx.capture.writer import UnrepresentableError
+
+__all__ = ["Calls", "plain_paths", "recording"]
+
+
+class Calls:
+    """What happens at each module call of a recorded run.
+
+    Args:
+        model: the module that is recorded.
+        recorder: where calls are written.
+        leaves: paths of modules that must stay one node.
+    """
+
+    def __init__(self, model: nn.Module, recorder: Recorder, leaves: Mapping[str, str]) -> None:
+        self._recorder = recorder
+        self._leaves = leaves
+        self._root = model
+        self._paths: dict[int, str] = {}
+        for path, module in model.named_modules():
+            self._paths.setdefault(id(module), path)
+
+    def call(self, forward: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Stand in for ``nn.Module.__call__``, which is passed as ``forward``."""
+        recorder = self._recorder
+        path = self._paths.get(id(module))
+        if recorder.paused or path is None or module is self._root:
+            return forward(module, *args, **kwargs)
+        depth = Depth.LEAF if path in self._leaves else depth_of(module)
+        result = self._one_node(depth, path, forward, module, args, kwargs)
+        recorder.returned(path, result)
+        return result
+
+    def _one_node(
+        self,
+        depth: Depth,
+        path: str,
+        forward: Callable[..., Any],
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        recorder = self._recorder
+        if depth is Depth.THROUGH:
+            return self._inside(path, forward, module, args, kwargs)
+        watched = recorder.watch(args, kwargs)
+        if depth is Depth.MAYBE:
+            mark = recorder.mark()
+            result = self._inside(path, forward, module, args, kwargs)
+            if recorder.contractions > mark.contractions or not recorder.writes((args, kwargs)):
+                return result
+            recorder.fold(mark)
+        else:
+            with recorder.pause():
+                result = forward(module, *plain(args), **plain(dict(kwargs)))
+        with recorder.pause():
+            try:
+                return recorder.write("call_module", path, args, kwargs, result, watched)
+            except UnrepresentableError as error:
+                recorder.writer.block(f"its child {path!r} stays one node and is given a {error}, which no graph holds")
+                return result
+
+    def _inside(
+        self,
+        path: str,
+        forward: Callable[..., Any],
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        with self._recorder.inside(path, module):
+            return forward(module, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def recording(recorder: Recorder, calls: Calls) -> Iterator[None]:
+    """Send module calls, autograd functions and autocast regions to ``recorder`` while the mode is active."""
+    forward = nn.Module.__call__
+    apply = torch.autograd.Function.__dict__["apply"]
+    enter, leave = torch.autocast.__enter__, torch.autocast.__exit__
+    real_len = len
+    regions: dict[int, list[Any]] = {}
+
+    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return calls.call(forward, module, *args, **kwargs)
+
+    def apply_function(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        real = apply.__get__(None, cls)
+        if recorder.paused:
+            return real(*args, **kwargs)
+        if cls is checkpoint.CheckpointFunction:
+            # Re-entrant checkpointing runs its function without gradients first; the graph holds the function itself.
+            return args[0](*args[2:])
+        watched = recorder.watch(args, kwargs)
+        with recorder.pause():
+            result = real(*plain(args), **plain(dict(kwargs)))
+            target = targets.function_node(real, cls.__name__)
+            return recorder.write("call_function", target, args, kwargs, result, watched)
+
+    def enter_region(self: Any) -> Any:
+        result = enter(self)
+        if not recorder.paused:
+            regions.setdefault(id(self), []).append(recorder.enter_autocast(self))
+        return result
+
+    def length(value: Any) -> Any:
+        return recorder.size("size", (value, 0), {}) if isinstance(value, Tensor) and value.ndim else real_len(value)
+
+    def leave_region(self: Any, *error: Any) -> Any:
+        if not recorder.paused and regions.get(id(self)):
+            recorder.leave_autocast(regions[id(self)].pop())
+        return leave(self, *error)
+
+    with (
+        plain_paths(),
+        _replaced(nn.Module, "__call__", call),
+        _replaced(torch.autograd.Function, "apply", classmethod(apply_function)),
+        _replaced(torch.autocast, "__enter__", enter_region),
+        _replaced(torch.autocast, "__exit__", leave_region),
+        # ``len`` turns what ``__len__`` returns into a plain int, so that a size would be lost.
+        _replaced(builtins, "len", length),
+        recorder,
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def plain_paths(*, value_free: bool = True) -> Iterator[None]:
+    """Run models on their plain path: no fused attention, no compiled children.
+
+    Args:
+        value_free: also tell libraries that values must not be read, the way a CUDA stream capture does. Transformers
+            then builds its attention masks always, rather than looking whether this batch happens to need one.
+    """
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    with contextlib.ExitStack() as stack:
+        stack.callback(torch.backends.mha.set_fastpath_enabled, fast_path)
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        if value_free:
+            stack.enter_context(_replaced(torch.cuda, "is_current_stream_capturing", lambda: True))
+            stack.enter_context(_replaced(nn.modules.transformer, "_detect_is_causal_mask", _stated_causality))
+        yield
+
+
+def _stated_causality(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
+    """Whether a mask was said to be causal; torch's own looks at its values where nothing was said."""
+    return is_causal is True
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    own = name in vars(owner)
+    before = vars(owner)[name] if own else None
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if own:
+            setattr(owner, name, before)
+        else:
+            delattr(owner, name)

@@ -1,0 +1,265 @@
+"""Write down every torch call of one real run as a node of an fx graph."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Node
+from torch.overrides import TorchFunctionMode
+
+from fractrain_fx.capture import targets
+from fractrain_fx.capture.branches import guards_an_error, tests_for_overflow
+from fractrain_fx.capture.constants import Additions
+from fractrain_fx.capture.effects import Effects, Watch
+from fractrain_fx.capture.sizes import plain, symbolic_shape
+from fractrain_fx.capture.trees import has_mask, holds_tensor, map_tree, tensors_in
+from fractrain_fx.capture.writer import Source, UnrepresentableError, Writer
+
+__all__ = ["Mark", "Recorder", "Return"]
+
+
+@dataclass(frozen=True)
+class Return:
+    """One call of the module at ``path``, as it ended: the nodes of the tensors that it returned."""
+
+    path: str
+    nodes: tuple[Node | None, ...]
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A point in a recording to which it can be taken back."""
+
+    last: Node
+    obstacles: int
+    returns: int
+    contractions: int
+
+
+class Recorder(TorchFunctionMode):
+    """While active, makes each torch call and writes it to ``writer``.
+
+    Attributes:
+        writer: the graph and its tensors.
+        returns: module calls in the order in which they ended.
+        contractions: how many contractions were written through which a gradient flows.
+        paused: whether calls are made without being written.
+    """
+
+    def __init__(self, model: nn.Module, additions: Additions) -> None:
+        super().__init__()
+        self.writer = Writer(model, additions)
+        self.returns: list[Return] = []
+        self.contractions = 0
+        self.paused = False
+        self._effects = Effects()
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """Make calls without writing them."""
+        before, self.paused = self.paused, True
+        try:
+            yield
+        finally:
+            self.paused = before
+
+    @contextlib.contextmanager
+    def inside(self, path: str, module: nn.Module) -> Iterator[None]:
+        """Attribute calls to the module at ``path``."""
+        before = self.writer.stack
+        self.writer.stack = OrderedDict(before)
+        self.writer.stack[path] = (path, type(module))
+        self.writer.stack.move_to_end(path)
+        try:
+            yield
+        finally:
+            self.writer.stack = before
+
+    def mark(self) -> Mark:
+        """Where the recording stands."""
+        return Mark(self.writer.graph._root.prev, len(self.writer.obstacles), len(self.returns), self.contractions)
+
+    def fold(self, mark: Mark) -> None:
+        """Take back what was written since ``mark``."""
+        self.writer.erase_after(mark.last)
+        del self.writer.obstacles[mark.obstacles :]
+        del self.returns[mark.returns :]
+
+    def writes(self, value: Any) -> bool:
+        """Whether a value can be a node's argument."""
+        try:
+            self.writer.argument(value)
+        except UnrepresentableError:
+            return False
+        return True
+
+    def returned(self, path: str, result: Any) -> None:
+        """Note that a call of the module at ``path`` ended."""
+        self.returns.append(Return(path, tuple(self.writer.known(x) for x in tensors_in(result))))
+
+    def watch(self, args: Any, kwargs: Any) -> Watch:
+        """How the tensors among the arguments stand before the call."""
+        return self._effects.watch(tensors_in((args, kwargs)))
+
+    def write(
+        self,
+        op: str,
+        target: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        result: Any,
+        watched: Watch,
+    ) -> Any:
+        """Add the node of a call that was made and map its results (see :meth:`Writer.results`).
+
+        A call that returns no tensor and changes none leaves no node.
+        """
+        changed, drawn = self._effects.since(watched)
+        if not holds_tensor(result) and not changed:
+            return result
+        writer = self.writer
+        cut = not torch.is_grad_enabled()
+        node = writer.create(
+            op,
+            target,
+            tuple(writer.argument(value, cut) for value in args),
+            writer.argument(dict(kwargs), cut),
+            effect=bool(changed) or drawn,
+        )
+        if drawn:
+            writer.mark_data(node)
+        for x in changed:
+            if not (cut and x.requires_grad):
+                writer.touched(x, node, result)
+        taken, in_place = {id(x) for x in watched.tensors}, {id(x) for x in changed}
+        return writer.results(result, node, taken, in_place, cut=cut and op == "call_module")
+
+    def enter_autocast(self, region: torch.autocast) -> Node:
+        """Write the start of an autocast region."""
+        writer = self.writer
+        arguments = (writer.device_type(region.device), region.fast_dtype, region._enabled, region._cache_enabled)
+        return writer.create("call_function", torch.amp.autocast_mode._enter_autocast, arguments, effect=True)
+
+    def leave_autocast(self, entry: Node) -> None:
+        """Write the end of the autocast region that ``entry`` began."""
+        if not entry._erased:
+            self.writer.create("call_function", torch.amp.autocast_mode._exit_autocast, (entry,), effect=True)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Make the call and write it down."""
+        kwargs = kwargs or {}
+        if self.paused:
+            return func(*args, **kwargs)
+        through = targets.call_through(func)
+        if through is not None:
+            with self:
+                return through(*args, **kwargs)
+        name = targets.getter_name(func)
+        if name is not None:
+            return self._property(func, name, args)
+        (op, target), ordered = targets.resolve(func, args, kwargs)
+        name = str(target if op == "call_method" else getattr(func, "__name__", "call"))
+        if name in ("size", "numel", "nelement"):
+            return self.size(name, args, kwargs)
+        watched = self.watch(args, kwargs)
+        result = func(*plain(args), **plain(dict(kwargs)))
+        self._check_data(name, args, result)
+        if name in targets.CONTRACTIONS and any(x.requires_grad for x in tensors_in(result)):
+            self.contractions += 1
+        try:
+            return self.write(op, target, ordered, kwargs, result, watched)
+        except UnrepresentableError:
+            return self._write_closed(name, func, args, kwargs, result, watched)
+
+    def _property(self, func: Any, name: str, args: tuple[Any, ...]) -> Any:
+        if name == "shape":
+            return self._shape(args[0])
+        watched = self.watch(args, {})
+        result = func(*plain(args))
+        if targets.is_setter(func):
+            arguments = tuple(self.writer.argument(value) for value in (args[0], name, args[1]))
+            self.writer.create("call_function", setattr, arguments, effect=True)
+            return result
+        if isinstance(result, Tensor):
+            return self.write("call_function", getattr, (args[0], name), {}, result, watched)
+        return result
+
+    def size(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """What ``size``, ``numel`` or ``nelement`` return, symbolic where it may differ from call to call."""
+        shape = self._shape(args[0])
+        if name != "size":
+            total: Any = 1
+            for size in shape:
+                total = total * size
+            return total
+        dim = args[1] if len(args) > 1 else kwargs.get("dim")
+        return shape if dim is None else shape[dim]
+
+    def _shape(self, x: Tensor) -> torch.Size:
+        """The shape, symbolic where it may differ from call to call."""
+        known = self.writer.known(x) is not None and self.writer.depends(x, Source.INPUT)
+        return symbolic_shape(x) if known else x.shape
+
+    def _check_data(self, name: str, args: tuple[Any, ...], result: Any) -> None:
+        """Note where values decide what Python sees, or how large a tensor is.
+
+        A tensor of varying size in the root's own code (a loss over the labels that count) stays in the graph: its
+        rows reach no block of the model.
+        """
+        read = name in targets.VALUE_READS
+        masked = name in ("__getitem__", "getitem") and has_mask(args[1])
+        sized = masked or name in targets.DATA_DEPENDENT or (name == "where" and len(args) == 1)
+        if not (read or (sized and self.writer.path)):
+            return
+        for x in tensors_in(args):
+            if self.writer.depends(x, Source.DATA):
+                if isinstance(result, bool) and self._is_guard(x, result):
+                    self._assert_as_recorded(x, result)
+                    continue
+                call = "indexing with a boolean mask" if masked else f"{name}()"
+                self.writer.block(f"it depends on values ({call})")
+
+    def _is_guard(self, x: Tensor, value: bool) -> bool:
+        # Three calls lie between here and the code that asked.
+        return tests_for_overflow(self.writer.node_of(x)) or guards_an_error(sys._getframe(3), value)
+
+    def _assert_as_recorded(self, x: Tensor, value: bool) -> None:
+        """The graph is without the branch that handles an error or overflow, and stops where it would be needed."""
+        writer = self.writer
+        node = writer.node_of(x)
+        holds = node if value else writer.create("call_function", torch.logical_not, (node,))
+        message = f"{writer.path or 'the model'}: a test of values, {value} when recorded, is {not value}"
+        writer.create("call_function", torch._assert_async, (holds, message), effect=True)
+
+    def _write_closed(
+        self,
+        name: str,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        result: Any,
+        watched: Watch,
+    ) -> Any:
+        """Write a call that has an argument with no form in generated code: a closure keeps all but the tensors."""
+        given = watched.tensors
+        if not given:
+            return result
+        slots = {id(x): i for i, x in enumerate(given)}
+
+        def call(*tensors: Tensor) -> Any:
+            def fill(value: Any) -> Any:
+                return tensors[slots[id(value)]] if isinstance(value, Tensor) else value
+
+            return func(*map_tree(plain(args), fill), **map_tree(plain(dict(kwargs)), fill))
+
+        target = targets.function_node(call, name.strip("_") or "call")
+        return self.write("call_function", target, tuple(given), {}, result, watched)

@@ -1,0 +1,144 @@
+"""How an intercepted call is written as a node: methods by name, operators, closures over what a graph cannot hold."""
+
+from __future__ import annotations
+
+import builtins
+import operator
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = [
+    "CONTRACTIONS",
+    "DATA_DEPENDENT",
+    "VALUE_READS",
+    "Target",
+    "call_through",
+    "function_node",
+    "getter_name",
+    "is_setter",
+    "resolve",
+]
+
+Target = tuple[str, Any]
+"""``op`` of a node ("call_function" or "call_method") and its ``target``."""
+
+CONTRACTIONS = frozenset(
+    "linear bilinear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution conv_tbc "
+    "matmul __matmul__ __rmatmul__ mm bmm mv dot vdot addmm addmm_ addmv addbmm baddbmm baddbmm_ einsum tensordot "
+    "chain_matmul inner scaled_dot_product_attention _grouped_mm grouped_mm multi_dot linalg_multi_dot".split()
+)
+"""Names of calls that multiply and add up along a shared dimension."""
+
+VALUE_READS = frozenset(
+    "__bool__ __int__ __float__ __complex__ __index__ __contains__ __array__ item tolist numpy is_nonzero equal "
+    "allclose".split()
+)
+"""Names of calls through which a tensor's values become Python values."""
+
+DATA_DEPENDENT = frozenset(
+    "nonzero nonzero_static argwhere masked_select unique unique_consecutive unique_dim bincount".split()
+)
+"""Names of calls whose result's shape depends on values."""
+
+_OPERATORS: Mapping[str, Callable[..., Any]] = {
+    **{name: getattr(operator, name) for name in ("add", "sub", "mul", "matmul", "pow", "lt", "le", "gt", "ge")},
+    **{name: getattr(operator, name) for name in ("eq", "ne", "neg")},
+    **{
+        f"__{name}__": getattr(operator, name)
+        for name in (
+            "add sub mul matmul truediv floordiv mod pow lshift rshift lt le gt ge eq ne neg pos invert getitem "
+            "setitem iadd isub imul imatmul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift"
+        ).split()
+    },
+    "__and__": operator.and_,
+    "__or__": operator.or_,
+    "__xor__": operator.xor,
+    "__abs__": operator.abs,
+    "__div__": operator.truediv,
+    "__idiv__": operator.itruediv,
+}
+_REFLECTED: Mapping[str, Callable[..., Any]] = {
+    f"__r{name}__": getattr(operator, name)
+    for name in "add sub mul matmul truediv floordiv mod pow lshift rshift".split()
+} | {"__rand__": operator.and_, "__ror__": operator.or_, "__rxor__": operator.xor, "__rdiv__": operator.truediv}
+
+
+def _methods() -> dict[int, str]:
+    names: dict[int, str] = {}
+    for name in dir(Tensor):
+        value = getattr(Tensor, name)
+        if callable(value) and (id(value) not in names or names[id(value)].startswith("__")):
+            names[id(value)] = name
+    return names
+
+
+# Wrappers report odd names (``pow`` for ``__rpow__``), so methods are known by identity.
+_METHODS = _methods()
+
+
+def getter_name(func: Any) -> str | None:
+    """Name of the property that ``func`` reads or writes; a new wrapper is made at each access, its owner is not."""
+    if getattr(func, "__name__", None) not in ("__get__", "__set__", "__delete__"):
+        return None
+    owner = func.__self__
+    return str(getattr(owner, "__name__", None) or owner.fget.__name__)
+
+
+def is_setter(func: Any) -> bool:
+    """Whether a property call writes."""
+    return str(func.__name__) == "__set__"
+
+
+def resolve(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Target, tuple[Any, ...]]:
+    """Target of the node for a call, and its arguments in the order that the target wants."""
+    name = _METHODS.get(id(func))
+    if name is None:
+        return ("call_function", func), args
+    if name in _OPERATORS and not kwargs and len(args) == _arity(_OPERATORS[name]):
+        return ("call_function", _OPERATORS[name]), args
+    if name in _REFLECTED and not kwargs and len(args) == 2:
+        return ("call_function", _REFLECTED[name]), args[::-1]
+    return ("call_method", name), args
+
+
+def _arity(op: Callable[..., Any]) -> int:
+    if op in (operator.neg, operator.pos, operator.invert, operator.abs):
+        return 1
+    return 3 if op is operator.setitem else 2
+
+
+def function_node(call: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """A plain function that makes ``call``, with a name that generated code can use."""
+
+    def target(*args: Any, **kwargs: Any) -> Any:
+        return call(*args, **kwargs)
+
+    target.__name__ = target.__qualname__ = name
+    return target
+
+
+def _without_override_check(func: Any) -> Callable[..., Any]:
+    """The same function with ``has_torch_function`` always false, so that its body runs and is recorded."""
+    changed = {**func.__globals__, "has_torch_function": lambda _: False, "__builtins__": builtins}
+    copy = types.FunctionType(func.__code__, changed, func.__name__, func.__defaults__, func.__closure__)
+    copy.__kwdefaults__ = func.__kwdefaults__
+    return copy
+
+
+_THROUGH: Mapping[Any, Callable[..., Any]] = {
+    F.multi_head_attention_forward: _without_override_check(F.multi_head_attention_forward),
+}
+
+
+def call_through(func: Any) -> Callable[..., Any] | None:
+    """What to call instead of ``func`` to see the contractions inside it; ``None`` where it is one node."""
+    try:
+        return _THROUGH.get(func)
+    except TypeError:
+        return None

@@ -1,0 +1,59 @@
+"""Finding and changing tensors in whatever containers a call is given or returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["fields_of", "has_mask", "holds_tensor", "map_tree", "tensors_in"]
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Tensors in lists, tuples, mappings, slices and dataclasses, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from tensors_in(part)
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from tensors_in(part)
+    elif isinstance(value, slice):
+        yield from tensors_in((value.start, value.stop, value.step))
+    else:
+        for _, part in fields_of(value):
+            yield from tensors_in(part)
+
+
+def holds_tensor(value: Any) -> bool:
+    """Whether any tensor lies in ``value``."""
+    return next(tensors_in(value), None) is not None
+
+
+def fields_of(value: Any) -> Iterator[tuple[str, Any]]:
+    """Names and values of a dataclass instance's fields; nothing for other objects."""
+    if not isinstance(value, type):
+        for name in getattr(value, "__dataclass_fields__", ()):
+            yield name, getattr(value, name, None)
+
+
+def map_tree(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Apply ``change`` to everything in ``value`` that is no list, tuple, slice or plain dictionary."""
+    if isinstance(value, (tuple, list)):
+        parts = [map_tree(part, change) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if isinstance(value, slice):
+        return slice(*(map_tree(part, change) for part in (value.start, value.stop, value.step)))
+    if type(value) is dict:
+        return {key: map_tree(part, change) for key, part in value.items()}
+    return change(value)
+
+
+def has_mask(index: Any) -> bool:
+    """Whether an index picks by a boolean mask, so that the result's size depends on values."""
+    if isinstance(index, Tensor):
+        return index.dtype in (torch.bool, torch.uint8) and index.ndim > 0
+    return isinstance(index, (tuple, list)) and any(map(has_mask, index))

@@ -1,0 +1,170 @@
+"""The ``fractrain`` command: train, plan, inspect, zoo.
+
+Everything heavy is imported by the command that needs it, so that ``fractrain --help`` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fractrain_fx.errors import ConfigError, FracTrainError
+
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser
+
+    from fractrain_fx.training.settings import RunSettings
+
+__all__ = ["main"]
+
+_BAD_INPUT = 2
+_INTERRUPTED = 130  # what shells report for a command ended by Ctrl-C
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line ``argv``; give the exit code: 0, 2 for bad input, 130 when interrupted."""
+    arguments = _parser().parse_args(argv).as_dict()
+    chosen: dict[str, Any] = arguments[arguments["command"]]
+    commands = {"train": _train, "plan": _plan, "inspect": _inspect, "zoo": _zoo}
+    try:
+        return commands[arguments["command"]](chosen)
+    except FracTrainError as error:
+        if chosen.get("debug"):
+            raise
+        print(f"fractrain {arguments['command']}: {error}", file=sys.stderr)
+        return _BAD_INPUT
+
+
+def _parser() -> ArgumentParser:
+    from fractrain_fx.training.flags import add_flags
+
+    parser = _new_parser("Train PyTorch models with fractional precision (FracTrain, NeurIPS 2020).")
+    commands = parser.add_subcommands(required=True, dest="command", metavar="COMMAND")
+
+    train = _new_parser("Train a model; without flags, a small timm ResNet on the embedded digits with FracTrain.")
+    train.add_argument("--config", metavar="FILE", type=str, help="YAML file with settings; flags win over it")
+    train.add_argument("--out", metavar="DIR", type=str, help="folder of the run (default: a new one under runs/)")
+    train.add_argument("--resume", metavar="DIR", type=str, help="go on with the run in this folder")
+    add_flags(train)
+    commands.add_subcommand("train", train, help="train a model and say what it cost")
+
+    plan = _new_parser("Show what would be rewritten, and why, without rewriting anything.")
+    inspect = _new_parser("Rewrite a model and show what became of it.")
+    for command, text in ((plan, "what would be rewritten"), (inspect, "what a rewritten model consists of")):
+        command.add_argument(
+            "model", metavar="MODEL", type=str, help="timm:NAME, hf:TYPE, zoo:NAME or FILE.py:FUNCTION"
+        )
+        command.add_argument("--config", metavar="FILE", type=str, help="YAML file with settings; flags win over it")
+        command.add_argument("--ops", action="store_true", default=None, help="list every contraction")
+        command.add_argument("--json", action="store_true", default=None, help="print JSON")
+        add_flags(command, loop=False)
+        commands.add_subcommand("plan" if command is plan else "inspect", command, help=text)
+
+    zoo = _new_parser("List the models that this package brings along.")
+    zoo.add_argument("action", choices=["list"], type=str, help="what to do")
+    commands.add_subcommand("zoo", zoo, help="the paper's models")
+    for each in (train, plan, inspect, zoo):
+        each.add_argument("--debug", action="store_true", default=None, help="show the traceback of an error")
+    return parser
+
+
+def _new_parser(description: str) -> ArgumentParser:
+    from jsonargparse import ArgumentParser
+
+    return ArgumentParser(prog="fractrain", description=description, formatter_class=argparse.HelpFormatter)
+
+
+def _settings(arguments: dict[str, Any]) -> RunSettings:
+    """Settings from ``--config`` and the flags, which win."""
+    from fractrain_fx.training.flags import given_flags
+    from fractrain_fx.training.settings import RunSettings
+
+    given = given_flags(arguments)
+    if arguments.get("config") is None:
+        return RunSettings.from_dict(given)
+    from_file = RunSettings.from_yaml(Path(arguments["config"])).to_dict()
+    given["gate"] = from_file["gate"] | given.get("gate", {})
+    return RunSettings.from_dict(from_file | given)
+
+
+def _train(arguments: dict[str, Any]) -> int:
+    from fractrain_fx.training.flags import given_flags
+    from fractrain_fx.training.log import new_console
+    from fractrain_fx.training.results import results_table
+    from fractrain_fx.training.run import free_folder, new_run, resume_run
+
+    console = new_console()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stopped job ends as tidily as Ctrl-C
+    out: Path | None = None
+    try:
+        if arguments["resume"] is not None:
+            also = [name for name in ("config", "out") if arguments[name] is not None] + list(given_flags(arguments))
+            if also:
+                raise ConfigError(f"--resume goes on with the run's own settings: leave out {', '.join(also)}")
+            out = Path(arguments["resume"])
+            trainer = resume_run(out, console)
+        else:
+            settings = _settings(arguments)
+            out = free_folder(settings) if arguments["out"] is None else Path(arguments["out"])
+            trainer = new_run(settings, out, console)
+        result = trainer.fit()
+    except KeyboardInterrupt:
+        return _interrupted(out)
+    if trainer.is_main:
+        console.print(results_table([result]))
+        console.print(f"run folder: {out}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def _interrupted(out: Path | None) -> int:
+    from fractrain_fx.training.checkpoint import latest_checkpoint
+
+    print("interrupted", file=sys.stderr, end="")
+    if out is not None and latest_checkpoint(out) is not None:
+        print(f"; go on with: fractrain train --resume {out}", file=sys.stderr, end="")
+    print(file=sys.stderr)
+    return _INTERRUPTED
+
+
+def _plan(arguments: dict[str, Any]) -> int:
+    return _show(arguments, rewrite=False)
+
+
+def _inspect(arguments: dict[str, Any]) -> int:
+    return _show(arguments, rewrite=True)
+
+
+def _show(arguments: dict[str, Any], *, rewrite: bool) -> int:
+    from dataclasses import replace
+
+    from fractrain_fx.api import fractrainify, plan
+    from fractrain_fx.summary import summarize
+    from fractrain_fx.training.log import new_console
+    from fractrain_fx.training.run import build
+
+    settings = _settings(arguments)
+    built = build(settings, own_sizes=arguments["data"] is None and arguments["config"] is None)
+    args, kwargs = built.examples()
+    if rewrite:
+        model = fractrainify(built.model, config=settings.frac, example_inputs=args, example_kwargs=kwargs)
+        summary = summarize(model)
+    else:
+        summary = plan(built.model, config=settings.frac, example_inputs=args, example_kwargs=kwargs)
+    if arguments["json"]:
+        print(json.dumps(summary.to_dict(), default=str))
+    else:
+        new_console().print(replace(summary, show_ops=bool(arguments["ops"])))
+    return 0
+
+
+def _zoo(arguments: dict[str, Any]) -> int:
+    from fractrain_fx.training.models import zoo_models
+
+    for name in zoo_models():
+        print(f"zoo:{name}")
+    return 0

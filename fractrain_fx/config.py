@@ -1,0 +1,253 @@
+"""What a user can set: frozen, validated, and equal to ALGORITHM's defaults (paper, supplement 4 to 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from fractrain_fx.errors import ConfigError, near
+from fractrain_fx.precision import (
+    COMPACT_OPTIONS,
+    DFQ_OPTIONS,
+    FLOAT_BITS,
+    FULL,
+    SKIP,
+    CostTargets,
+    Precision,
+    PrecisionStages,
+)
+
+__all__ = [
+    "COMPACT_OPTIONS",
+    "DFQ_OPTIONS",
+    "FULL",
+    "SKIP",
+    "CostTargets",
+    "FracConfig",
+    "GateConfig",
+    "Method",
+    "Pin",
+    "Precision",
+    "PrecisionStages",
+    "Schedule",
+]
+
+Method = Literal["float", "static", "pfq", "dfq", "fractrain", "slu"]
+Schedule = Literal["auto", "two-stage", "manual", "cyclic", "constant"]
+
+
+@dataclass(frozen=True)
+class Pin:
+    """A rule: contractions that match ``pattern`` keep ``precision`` in every stage and for every input.
+
+    ``pattern`` is a shell-style pattern over op names (``blocks.0.*``), a kind of op (``linear``), ``depthwise`` or
+    ``first``/``last``. Later rules win. ``Pin("depthwise", Precision(8, 16))`` is the paper's for MobileNetV2.
+    """
+
+    pattern: str
+    precision: Precision
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "precision", Precision.parse(self.precision))
+        if not self.pattern:
+            raise ConfigError("a Pin needs a pattern, for example Pin('layer4.*', Precision(8, 8))")
+        if self.precision.skips:
+            raise ConfigError(f"Pin({self.pattern!r}) at {self.precision} would remove the op: write 2 bits or more")
+
+
+@dataclass(frozen=True)
+class GateConfig:
+    """DFQ's gates and what steers them (paper 3.2; ALGORITHM 3 and 5).
+
+    Attributes:
+        dims: widths of the two linear layers that embed a block's entry.
+        hidden: width of the LSTM cell shared by all blocks.
+        beta: strength of the cost term for one sample's choice in one block of mean size.
+        width: dead band above the target, in per cent of cost, in which the cost term is off.
+    """
+
+    dims: tuple[int, int] = (32, 16)
+    hidden: int = 16
+    beta: float = 3e-4
+    width: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dims", tuple(int(dim) for dim in self.dims))
+        if len(self.dims) != 2 or min(*self.dims, self.hidden) < 1:
+            raise ConfigError(
+                f"gate sizes dims={self.dims}, hidden={self.hidden} must be two widths and one, all at least 1"
+            )
+        if not (self.beta > 0 and self.width >= 0):
+            raise ConfigError(f"beta={self.beta} must be above 0 and width={self.width} at least 0")
+
+
+@dataclass(frozen=True)
+class FracConfig:
+    """Everything that turns a model into one trained with fractional precision.
+
+    Attributes:
+        method: ``float``, ``static``, ``pfq``, ``dfq``, ``fractrain`` or ``slu``.
+        format: the number format; ``affine`` is SBM's (ALGORITHM 2).
+        precision: the precision of ``static``.
+        stages: the precisions of ``pfq``.
+        options: what the gates of ``dfq`` and ``fractrain`` choose from; ``slu`` has 0/0 and 32/32.
+        weight_bits: bits of gated weights.
+        targets: cp of each stage of ``fractrain``; ``dfq`` and ``slu`` hold the last one. ``None``: the paper's
+            1.5/2/2.5/3, moved up for a model whose blocks cannot all be skipped until the lowest can be reached
+            (3 per cent for ``dfq``; 50 per cent for ``slu``).
+        pins: rules that fix the precision of some contractions.
+        gate: sizes and strength of the gates.
+        schedule: what moves the stage: ``auto`` is Algorithm 1.
+        epochs: length of the run; needed by the ``manual`` and ``cyclic`` schedules.
+        cycles: cosine cycles of the ``cyclic`` schedule.
+        epsilon, alpha: threshold of the turning point and its decay (Algorithm 1).
+        keep: share of the old running range that a training step keeps.
+        batch_axis: dimension of the model's inputs that holds the samples.
+    """
+
+    method: Method = "fractrain"
+    format: str = "affine"
+    precision: Precision = Precision(8, 8)
+    stages: PrecisionStages = field(default_factory=PrecisionStages)
+    options: tuple[Precision, ...] = DFQ_OPTIONS
+    weight_bits: int = 6
+    targets: CostTargets | None = None
+    pins: tuple[Pin, ...] = ()
+    gate: GateConfig = field(default_factory=GateConfig)
+    schedule: Schedule = "auto"
+    epochs: int | None = None
+    cycles: int = 8
+    epsilon: float = 0.05
+    alpha: float = 0.3
+    keep: float = 0.9
+    batch_axis: int = 0
+
+    def __post_init__(self) -> None:
+        for name, known in (("method", get_args(Method)), ("schedule", get_args(Schedule))):
+            value = getattr(self, name)
+            if value not in known:
+                raise ConfigError(
+                    f"{name}={value!r} is unknown: write one of {', '.join(known)}.{near(str(value), known)}"
+                )
+        self._normalise()
+        self._check_options()
+        for name, low, high in (("epsilon", 0, None), ("alpha", 0, 1), ("keep", 0, 1)):
+            value = getattr(self, name)
+            if not (value >= low and (high is None or value <= high)):
+                raise ConfigError(f"{name}={value} must lie in {low}..{'' if high is None else high}")
+        if not (2 <= self.weight_bits <= 16 or self.weight_bits == FLOAT_BITS):
+            raise ConfigError(f"weight_bits={self.weight_bits} must be 2 to 16, or 32 for float")
+        if self.schedule in ("manual", "cyclic") and self.epochs is None:
+            raise ConfigError(f"schedule={self.schedule!r} divides a run into parts: say how long with epochs=...")
+        if (self.epochs is not None and self.epochs < 1) or self.cycles < 1:
+            raise ConfigError(f"epochs={self.epochs} and cycles={self.cycles} must be at least 1")
+
+    def _normalise(self) -> None:
+        set_field = object.__setattr__
+        set_field(self, "precision", Precision.parse(self.precision))
+        set_field(self, "stages", PrecisionStages.parse(self.stages))
+        set_field(self, "options", tuple(Precision.parse(option) for option in self.options))
+        set_field(self, "pins", tuple(self.pins))
+        if self.targets is not None and not isinstance(self.targets, CostTargets):
+            set_field(self, "targets", CostTargets(tuple(self.targets)))
+
+    def _check_options(self) -> None:
+        if len(set(self.options)) != len(self.options):
+            raise ConfigError(f"options {', '.join(map(str, self.options))} name one precision twice")
+        if SKIP in self.options[1:]:
+            raise ConfigError(
+                "FW-0/BW-0 must come first among the options: it is the one that blocks without a skip path drop"
+            )
+        if not any(not option.skips for option in self.options):
+            raise ConfigError("options need at least one precision besides FW-0/BW-0")
+        if self.precision.skips:
+            raise ConfigError("static precision FW-0/BW-0 would remove the model: write 2 bits or more")
+
+    @property
+    def gated(self) -> bool:
+        """Whether gates choose precisions (``dfq``, ``fractrain``, ``slu``)."""
+        return self.method in ("dfq", "fractrain", "slu")
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether one precision at a time holds for the whole model (``static``, ``pfq``)."""
+        return self.method in ("static", "pfq")
+
+    @property
+    def gate_options(self) -> tuple[Precision, ...]:
+        """What the gates choose from under this method."""
+        return (SKIP, FULL) if self.method == "slu" else self.options
+
+    @property
+    def projection_options(self) -> tuple[Precision, ...]:
+        """``gate_options`` of an op on a skip path, which runs for samples that skip too: 0/0 is the cheapest other."""
+        computing = [option for option in self.gate_options if not option.skips]
+        cheapest = min(computing, key=lambda option: (option.fw * option.bw, option.fw, option.bw))
+        return tuple(cheapest if option.skips else option for option in self.gate_options)
+
+    @property
+    def gate_weight_bits(self) -> int:
+        """Bits of gated weights under this method."""
+        return FLOAT_BITS if self.method == "slu" else self.weight_bits
+
+    @property
+    def precision_stages(self) -> tuple[Precision, ...]:
+        """The precisions that ``static`` and ``pfq`` move through, in order."""
+        return (self.precision,) if self.method == "static" else self.stages.stages
+
+    def replace(self, **changes: Any) -> FracConfig:
+        """A copy with some fields changed, validated again."""
+        return replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values only: what JSON and YAML hold."""
+        plain = asdict(self)
+        plain["precision"] = str(self.precision)
+        plain["stages"] = str(self.stages)
+        plain["options"] = [str(option) for option in self.options]
+        plain["targets"] = None if self.targets is None else list(self.targets.per_cent)
+        plain["pins"] = [{"pattern": pin.pattern, "precision": str(pin.precision)} for pin in self.pins]
+        plain["gate"]["dims"] = list(self.gate.dims)
+        return plain
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> FracConfig:
+        """Build from what ``to_dict`` gives; unknown keys are errors that offer near names."""
+        _known_keys(cls, values)
+        given = dict(values)
+        if isinstance(given.get("gate"), Mapping):
+            _known_keys(GateConfig, given["gate"])
+            given["gate"] = GateConfig(**given["gate"])
+        if "pins" in given:
+            given["pins"] = tuple(pin if isinstance(pin, Pin) else Pin(**pin) for pin in given["pins"] or ())
+        if "options" in given:
+            given["options"] = tuple(given["options"])
+        return cls(**given)
+
+    def to_yaml(self, path: str | Path) -> None:
+        """Write as YAML."""
+        import yaml
+
+        Path(path).write_text(yaml.safe_dump(self.to_dict(), sort_keys=False), encoding="utf-8")
+
+    @classmethod
+    def from_yaml(cls, path: str | Path) -> FracConfig:
+        """Read what ``to_yaml`` wrote, or a file a user wrote by hand."""
+        import yaml
+
+        try:
+            values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        except (OSError, yaml.YAMLError) as error:
+            raise ConfigError(f"{path} could not be read as YAML: {error}") from error
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"{path} holds no fields: write lines like 'method: fractrain'")
+        return cls.from_dict(values)
+
+
+def _known_keys(cls: type, values: Mapping[str, Any]) -> None:
+    known = [f.name for f in fields(cls)]
+    for key in values:
+        if key not in known:
+            raise ConfigError(f"{cls.__name__} has no field {key!r}; it has {', '.join(known)}.{near(key, known)}")

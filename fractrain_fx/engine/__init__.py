@@ -1,0 +1,18 @@
+"""PFQ, DFQ and FracTrain at run time: indicator, schedules, cost controller, ledger and the engine that joins them."""
+
+from fractrain_fx.engine.controller import CostController
+from fractrain_fx.engine.engine import Engine, StageChange
+from fractrain_fx.engine.indicator import LossPlateau
+from fractrain_fx.engine.ledger import EpochRow, Ledger
+from fractrain_fx.engine.schedules import StageSchedule, plan_stages
+
+__all__ = [
+    "CostController",
+    "Engine",
+    "EpochRow",
+    "Ledger",
+    "LossPlateau",
+    "StageChange",
+    "StageSchedule",
+    "plan_stages",
+]

@@ -1,0 +1,24 @@
+"""Sums over the processes of a run; the identity where there is one."""
+
+from __future__ import annotations
+
+import torch.distributed as dist
+from torch import Tensor
+
+__all__ = ["sum_over_ranks", "world_size"]
+
+
+def world_size() -> int:
+    """Processes that train together."""
+    return dist.get_world_size() if _together() else 1
+
+
+def sum_over_ranks(values: Tensor) -> Tensor:
+    """``values`` added up over all processes, in place; a collective, so each process must call it."""
+    if _together():
+        dist.all_reduce(values)
+    return values
+
+
+def _together() -> bool:
+    return dist.is_available() and dist.is_initialized()

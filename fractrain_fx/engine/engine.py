@@ -1,0 +1,252 @@
+"""The engine: adds the cost term to each loss, keeps the ledger, and moves the stage between epochs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from jaxtyping import Float
+from torch import Tensor
+
+from fractrain_fx.config import FracConfig
+from fractrain_fx.engine.controller import CostController
+from fractrain_fx.engine.distributed import sum_over_ranks, world_size
+from fractrain_fx.engine.ledger import Ledger
+from fractrain_fx.engine.meter import EpochMeter, StepCost
+from fractrain_fx.engine.schedules import Level, StagePlan, StageSchedule, plan_stages
+from fractrain_fx.errors import ConfigError, InputError, NonFiniteLossError, RunError
+from fractrain_fx.precision import FULL, Precision
+
+__all__ = ["Engine", "StageChange", "SteeredModel"]
+
+
+class SteeredModel(Protocol):
+    """What the engine needs of a model; ``FracModel`` has it.
+
+    ``cost`` and ``batch`` (samples) are those of the last forward; ``targets`` are in per cent, one for each stage.
+    """
+
+    @property
+    def config(self) -> FracConfig: ...
+    @property
+    def cost(self) -> StepCost: ...
+    @property
+    def batch(self) -> int: ...
+    @property
+    def macs(self) -> int: ...
+    @property
+    def targets(self) -> tuple[float, ...]: ...
+    def set_precision(self, precision: Precision, /) -> object: ...
+
+
+@dataclass(frozen=True)
+class StageChange:
+    """A turning point: after ``epoch`` (from 1) the run went from stage ``old`` to ``new`` (from 0).
+
+    ``old_level`` and ``new_level`` are what those stages hold: precisions, or target cp in per cent.
+    """
+
+    epoch: int
+    old: int
+    new: int
+    old_level: Level
+    new_level: Level
+
+    def __str__(self) -> str:
+        return (
+            f"epoch {self.epoch}: stage {self.old + 1} -> {self.new + 1}, "
+            f"{_show(self.old_level)} -> {_show(self.new_level)}"
+        )
+
+
+class Engine:
+    """Trains a ``FracModel`` by its own configuration, inside anybody's loop.
+
+    Call :meth:`loss` after each forward of a training step, and :meth:`end_epoch` after each epoch. PFQ changes the
+    model's precision at turning points, FracTrain its target cp; DFQ and SLU hold the last target; static and float
+    have one stage. Nothing in :meth:`loss` waits for the device.
+
+    Args:
+        model: the model, also inside ``torch.compile`` or ``DistributedDataParallel``.
+        accumulate: batches whose gradients make one optimizer step, if the loop divides each loss by that number.
+        schedule: replaces the one that the configuration names.
+    """
+
+    def __init__(self, model: SteeredModel, *, accumulate: int = 1, schedule: StageSchedule | None = None) -> None:
+        if accumulate < 1:
+            raise ConfigError(f"accumulate={accumulate} must be at least 1 batch for an optimizer step")
+        self.model = _unwrap(model)
+        config = self.model.config
+        levels = _levels(self.model)
+        self._plan = StagePlan(levels, schedule) if schedule is not None else plan_stages(config, levels)
+        self._controller = CostController(
+            config.gate.beta, config.gate.width, config.gate_options, config.gate_weight_bits, accumulate
+        )
+        self._stage = 0
+        self._meter = EpochMeter()
+        self.ledger = Ledger(self.model.macs)
+        self._apply_level()
+
+    @property
+    def stage(self) -> int:
+        """The stage that holds now, counted from 0."""
+        return self._stage
+
+    @property
+    def level(self) -> Level:
+        """What that stage holds: a precision, or a target cp in per cent."""
+        return self._plan.levels[self._stage]
+
+    @property
+    def levels(self) -> tuple[Level, ...]:
+        """What each stage holds."""
+        return self._plan.levels
+
+    def loss(self, task_loss: Float[Tensor, ""]) -> Float[Tensor, ""]:
+        """The loss to call ``backward`` on: the mean task loss of the batch, plus the cost term where gates choose.
+
+        Raises:
+            InputError: the loss is not one number, or the model has not run yet.
+        """
+        if task_loss.numel() != 1:
+            raise InputError(
+                f"engine.loss needs one number, got a tensor of shape {tuple(task_loss.shape)}: "
+                "take the mean of the losses of the batch first"
+            )
+        task_loss = task_loss.reshape(())
+        cost, samples = self.model.cost, self.model.batch
+        self._meter.add(task_loss, cost, samples)
+        if not self.model.config.gated:
+            return task_loss
+        return task_loss + self._controller.term(cost.cp, self._target, samples, len(cost.choice))
+
+    def check_finite(self) -> None:
+        """Look for losses that were not finite in this epoch so far. Waits for the device.
+
+        Raises:
+            NonFiniteLossError: naming the first such step of this process.
+        """
+        _refuse_bad_step(self._meter.bad_step(), len(self.ledger.rows) + 1, self._meter.steps)
+
+    def end_epoch(self, mean_loss: float | None = None) -> StageChange | None:
+        """Close the epoch; maybe move on to the next stage.
+
+        Args:
+            mean_loss: what the indicator sees; by default the mean task loss of the epoch's steps.
+
+        Returns:
+            The stage change, or ``None``.
+
+        Raises:
+            RunError: there was no step since the last call.
+            NonFiniteLossError: a task loss, or ``mean_loss``, was NaN or infinite. The epoch is in the ledger, the
+                stage stays, and the indicator has not seen the epoch.
+        """
+        if self._meter.steps == 0:
+            raise RunError("end_epoch was called without a training step before it: call engine.loss in each step")
+        sums, steps = self._meter.read(), self._meter.steps
+        self._meter = EpochMeter()
+        self._controller.start_step()
+        row = self.ledger.close_epoch(sums, self._stage, _show(self.level))
+        _refuse_bad_step(sums.bad_step, row.epoch, steps)
+        if row.loss is None:  # finite here, so that every process stops together
+            raise NonFiniteLossError(f"a task loss of epoch {row.epoch} was NaN or infinite in another process")
+        seen = sums.loss if mean_loss is None else _mean_over_ranks(float(mean_loss), self.model)
+        if not math.isfinite(seen):
+            raise NonFiniteLossError(
+                f"the mean loss of epoch {row.epoch} is {seen}: the stage stays; lower the learning rate or look for "
+                "a division by zero in the loss"
+            )
+        return self._move_to(self._plan.schedule.update(seen), row.epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values (JSON) that continue this engine elsewhere; taken between epochs."""
+        return {"stage": self._stage, "schedule": self._plan.schedule.state_dict(), "ledger": self.ledger.to_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what ``state_dict`` gave, and set the model's precision accordingly.
+
+        Raises:
+            RunError: the state belongs to a run with more stages.
+        """
+        stage = int(state["stage"])
+        if stage >= len(self._plan.levels):
+            raise RunError(
+                f"the saved run was in stage {stage + 1}, this configuration has {len(self._plan.levels)}: "
+                "resume with the configuration that the run started with"
+            )
+        self._plan.schedule.load_state_dict(state["schedule"])
+        self.ledger.load_dict(state["ledger"])
+        self._stage = stage
+        self._apply_level()
+
+    @property
+    def _target(self) -> float:
+        level = self.level
+        if isinstance(level, Precision):
+            raise ConfigError(f"a gated model is steered by target cp, its schedule gave {level}")
+        return level
+
+    def _move_to(self, stage: int, epoch: int) -> StageChange | None:
+        if stage == self._stage:
+            return None
+        if not 0 <= stage < len(self._plan.levels):
+            raise ConfigError(
+                f"the schedule asked for stage {stage} after epoch {epoch}; this run has stages 0 to "
+                f"{len(self._plan.levels) - 1}"
+            )
+        change = StageChange(epoch, self._stage, stage, self.level, self._plan.levels[stage])
+        self._stage = stage
+        self._apply_level()
+        return change
+
+    def _apply_level(self) -> None:
+        if self.model.config.scheduled and isinstance(self.level, Precision):
+            self.model.set_precision(self.level)
+
+
+def _levels(model: SteeredModel) -> tuple[Level, ...]:
+    """What the stages of the model's method hold."""
+    config = model.config
+    if config.scheduled:
+        return config.precision_stages
+    if not config.gated:
+        return (FULL,)
+    return model.targets if config.method == "fractrain" else model.targets[-1:]
+
+
+def _show(level: Level) -> str:
+    if isinstance(level, Precision):
+        return "float" if level.is_float else str(level)
+    return f"cp {level:g} %"
+
+
+def _unwrap(model: Any) -> SteeredModel:
+    """The model itself, out of ``torch.compile`` (``_orig_mod``) and data-parallel (``module``) wrappers."""
+    while not hasattr(type(model), "set_precision"):
+        inner = getattr(model, "_orig_mod", None) or getattr(model, "module", None)
+        if inner is None:
+            raise InputError(
+                f"Engine needs a model made by fractrainify, got {type(model).__name__}: "
+                "write Engine(fractrainify(model))"
+            )
+        model = inner
+    steered: SteeredModel = model
+    return steered
+
+
+def _refuse_bad_step(step: int, epoch: int, steps: int) -> None:
+    if step:
+        raise NonFiniteLossError(
+            f"the task loss of step {step} of epoch {epoch} (of {steps} steps so far) was NaN or infinite: the stage "
+            "stays. Go back to the last checkpoint and lower the learning rate, or check this batch's data"
+        )
+
+
+def _mean_over_ranks(value: float, model: SteeredModel) -> float:
+    """A number that each process passed for itself, made the same everywhere."""
+    if world_size() == 1:
+        return value
+    return float(sum_over_ranks(model.cost.cp.detach().double().new_full((), value))) / world_size()

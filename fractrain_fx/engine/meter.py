@@ -1,0 +1,101 @@
+"""Sums of one epoch, kept on the device so that no training step waits for the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from fractrain_fx.engine.distributed import sum_over_ranks
+
+__all__ = ["EpochMeter", "EpochSums", "StepCost"]
+
+_SHARES = ("cp", "cp_total", "fw", "eb", "gc")
+
+
+class StepCost(Protocol):
+    """What a forward leaves behind: cost shares 0..1 and the choices of the gates."""
+
+    @property
+    def cp(self) -> Float[Tensor, ""]: ...
+    @property
+    def cp_total(self) -> Float[Tensor, ""]: ...
+    @property
+    def fw(self) -> Float[Tensor, ""]: ...
+    @property
+    def eb(self) -> Float[Tensor, ""]: ...
+    @property
+    def gc(self) -> Float[Tensor, ""]: ...
+    @property
+    def choice(self) -> dict[str, Float[Tensor, "batch options"]]: ...
+
+
+@dataclass(frozen=True)
+class EpochSums:
+    """Means over the samples of an epoch, over all processes.
+
+    Attributes:
+        loss: mean task loss; NaN or infinite if a step's was.
+        shares: ``cp``, ``cp_total``, ``fw``, ``eb``, ``gc``, each 0..1.
+        options: how often each block chose each option, as shares of the samples.
+        samples: samples seen.
+        bad_step: the first step, counted from 1, whose loss was not finite; 0 for none.
+    """
+
+    loss: float
+    shares: dict[str, float]
+    options: dict[str, tuple[float, ...]]
+    samples: int
+    bad_step: int
+
+
+class EpochMeter:
+    """Adds up loss, cost and choices of the steps of an epoch."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self._sums: Tensor | None = None
+        self._bad_step: Tensor | None = None
+        self._choices: Tensor | None = None
+        self._widths: dict[str, int] = {}
+
+    def add(self, loss: Float[Tensor, ""], cost: StepCost, samples: int) -> None:
+        """Take one step: its task loss, its cost and how many samples both are means over."""
+        self.steps += 1
+        loss = loss.detach()
+        dtype = torch.float32 if loss.device.type == "mps" else torch.float64  # MPS has no doubles
+        values = [loss, *(getattr(cost, name).detach() for name in _SHARES), torch.ones_like(loss)]
+        sums = samples * torch.stack([value.to(loss.device, dtype) for value in values])
+        self._sums = sums if self._sums is None else self._sums + sums
+        bad = (~torch.isfinite(loss)).to(torch.int64) * self.steps
+        self._bad_step = bad if self._bad_step is None else torch.where(self._bad_step > 0, self._bad_step, bad)
+        if cost.choice:
+            chosen = torch.cat([choice.detach() for choice in cost.choice.values()], dim=1).sum(0).to(dtype)
+            self._choices = chosen if self._choices is None else self._choices + chosen
+            self._widths = {block: choice.shape[1] for block, choice in cost.choice.items()}
+
+    def bad_step(self) -> int:
+        """The first step of this process with a loss that is not finite, or 0. Waits for the device."""
+        return 0 if self._bad_step is None else int(self._bad_step.item())
+
+    def read(self) -> EpochSums:
+        """Means so far over all processes; a collective. Waits for the device."""
+        if self._sums is None:
+            raise ValueError("an epoch without steps has no means")
+        bad_step = self.bad_step()
+        loss, *shares, samples = sum_over_ranks(self._sums.clone()).tolist()
+        options: dict[str, tuple[float, ...]] = {}
+        if self._choices is not None:
+            counts = sum_over_ranks(self._choices.clone()) / samples
+            split = counts.split(list(self._widths.values()))
+            options = {block: tuple(part.tolist()) for block, part in zip(self._widths, split, strict=True)}
+        return EpochSums(
+            loss=loss / samples,
+            shares={name: value / samples for name, value in zip(_SHARES, shares, strict=True)},
+            options=options,
+            samples=round(samples),
+            bad_step=bad_step,
+        )

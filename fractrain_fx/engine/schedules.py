@@ -1,0 +1,140 @@
+"""What moves a run from one stage to the next: one protocol, and the schedules of ALGORITHM 6.
+
+A *level* is what a stage holds: a ``Precision`` (PFQ) or a target cp in per cent (FracTrain). A schedule only ever
+speaks of positions in a tuple of levels; :func:`plan_stages` makes both, because some schedules also decide which
+levels there are (two-stage keeps the ends, cyclic interpolates between them).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+from fractrain_fx.config import FracConfig
+from fractrain_fx.engine.indicator import LossPlateau
+from fractrain_fx.errors import ConfigError
+from fractrain_fx.precision import Precision
+
+__all__ = ["AutoSchedule", "EpochSchedule", "Level", "StagePlan", "StageSchedule", "plan_stages"]
+
+Level: TypeAlias = Precision | float
+
+
+@runtime_checkable
+class StageSchedule(Protocol):
+    """Anything that maps the epoch losses seen so far to a stage."""
+
+    def update(self, loss: float) -> int:
+        """Take the mean task loss of the epoch that ended; give the stage of the next one (from 0)."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values that continue this schedule elsewhere."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what ``state_dict`` gave."""
+        ...
+
+
+class AutoSchedule:
+    """Algorithm 1: the next stage whenever the loss has stopped falling, up to the last."""
+
+    def __init__(self, stages: int, plateau: LossPlateau) -> None:
+        self._last = stages - 1
+        self._plateau = plateau
+        self._stage = 0
+
+    def update(self, loss: float) -> int:
+        if self._stage < self._last and self._plateau.update(loss):
+            self._stage += 1
+        return self._stage
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"stage": self._stage, "plateau": self._plateau.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._stage = int(state["stage"])
+        self._plateau.load_state_dict(state["plateau"])
+
+
+class EpochSchedule:
+    """A stage for each epoch, fixed beforehand; after the last epoch the last stage holds."""
+
+    def __init__(self, stages: tuple[int, ...]) -> None:
+        self._stages = stages
+        self._epoch = 0
+
+    def update(self, loss: float) -> int:
+        self._epoch += 1
+        return self._stages[min(self._epoch, len(self._stages) - 1)]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self._epoch}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._epoch = int(state["epoch"])
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """The levels of a run's stages and the schedule that walks over them, starting at the first."""
+
+    levels: tuple[Level, ...]
+    schedule: StageSchedule
+
+
+def plan_stages(config: FracConfig, levels: tuple[Level, ...]) -> StagePlan:
+    """What ``config.schedule`` makes of the levels of a method.
+
+    ``auto`` walks over all of them and ``two-stage`` over the first and the last, both by Algorithm 1; ``manual`` gives
+    each the same number of epochs; ``cyclic`` (CPT, arXiv 2101.09868) repeats half a cosine from the first to the
+    last, rounded to whole bits for precisions; ``constant`` holds the last.
+
+    Raises:
+        ConfigError: a cyclic schedule with less than two epochs a cycle.
+    """
+    if config.schedule == "constant" or len(levels) == 1:
+        return StagePlan(levels[-1:], EpochSchedule((0,)))
+    if config.schedule == "cyclic":
+        return _cyclic(levels, _epochs(config), config.cycles)
+    if config.schedule == "manual":
+        epochs = _epochs(config)
+        return StagePlan(levels, EpochSchedule(tuple(epoch * len(levels) // epochs for epoch in range(epochs))))
+    if config.schedule == "two-stage":
+        levels = (levels[0], levels[-1])
+    return StagePlan(levels, AutoSchedule(len(levels), LossPlateau(config.epsilon, config.alpha)))
+
+
+def _epochs(config: FracConfig) -> int:
+    if config.epochs is None:  # FracConfig refuses this; said again for the type checker and for subclasses
+        raise ConfigError(f"schedule={config.schedule!r} divides a run into parts: say how long with epochs=...")
+    return config.epochs
+
+
+def _cyclic(levels: tuple[Level, ...], epochs: int, cycles: int) -> StagePlan:
+    if epochs < 2 * cycles:
+        raise ConfigError(
+            f"{cycles} cycles in {epochs} epochs leave less than two epochs a cycle: "
+            f"write cycles={max(1, epochs // 2)} or fewer, or train longer"
+        )
+    each_epoch: list[Level] = []
+    for cycle in range(cycles):
+        length = (cycle + 1) * epochs // cycles - cycle * epochs // cycles
+        # Both ends belong to the cycle, so that each one, and with it the run, ends at the full level.
+        each_epoch += [_between(levels[0], levels[-1], epoch / (length - 1)) for epoch in range(length)]
+    distinct = tuple(dict.fromkeys(each_epoch))
+    return StagePlan(distinct, EpochSchedule(tuple(distinct.index(level) for level in each_epoch)))
+
+
+def _between(low: Level, high: Level, position: float) -> Level:
+    """The level at ``position`` (0..1) of a half cosine from ``low`` to ``high``."""
+    share = (1 - math.cos(math.pi * position)) / 2
+    if isinstance(low, Precision) and isinstance(high, Precision):
+        fw, bw = (round(start + share * (end - start)) for start, end in ((low.fw, high.fw), (low.bw, high.bw)))
+        return Precision(fw, bw)
+    if isinstance(low, Precision) or isinstance(high, Precision):
+        raise ConfigError(f"stages {low} and {high} are of two kinds: write precisions or targets, not both")
+    return low + share * (high - low)

@@ -1,0 +1,74 @@
+"""One family of errors: what is wrong, where, and what to do about it."""
+
+__all__ = [
+    "CalibrationError",
+    "CaptureError",
+    "ConfigError",
+    "DataError",
+    "FracTrainError",
+    "InputError",
+    "ModelError",
+    "NonFiniteLossError",
+    "PassError",
+    "RuleError",
+    "RunError",
+    "TargetError",
+    "near",
+]
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class FracTrainError(Exception):
+    """Base of every error that this package raises for something a user can mend."""
+
+
+class ConfigError(FracTrainError, ValueError):
+    """A field of a configuration has a value that means nothing."""
+
+
+class TargetError(ConfigError):
+    """A cost target lies outside what the precision options of this model can reach."""
+
+
+class RuleError(ConfigError):
+    """A precision rule matches no contraction of the model."""
+
+
+class CaptureError(FracTrainError):
+    """A model could not be recorded as a graph that equals it."""
+
+
+class InputError(FracTrainError, TypeError):
+    """A call does not fit what was recorded, or no example inputs can be found."""
+
+
+class PassError(FracTrainError):
+    """A graph lacks what a pass requires, or breaks what a pass promises."""
+
+
+class ModelError(FracTrainError, ValueError):
+    """A model's name is unknown, or the model has nothing to quantize."""
+
+
+class CalibrationError(FracTrainError, RuntimeError):
+    """A model was evaluated before its activation ranges were seen."""
+
+
+class DataError(FracTrainError, ValueError):
+    """A data set is unknown, missing or malformed."""
+
+
+class RunError(FracTrainError, RuntimeError):
+    """A run directory or checkpoint is missing, damaged or belongs to another configuration."""
+
+
+class NonFiniteLossError(FracTrainError, ArithmeticError):
+    """A loss is NaN or infinite."""
+
+
+def near(word: str, known: Iterable[str], count: int = 3) -> str:
+    """Words like ``word`` among ``known`` as a phrase for an error message, or an empty string."""
+    matches = get_close_matches(word, list(known), n=count, cutoff=0.5)
+    return f" Did you mean {' or '.join(repr(match) for match in matches)}?" if matches else ""

@@ -1,0 +1,22 @@
+"""Number formats: pure functions that round tensors, each format behind :class:`Format`."""
+
+from __future__ import annotations
+
+from fractrain_fx.errors import ConfigError, near
+from fractrain_fx.formats.affine import AffineFormat
+from fractrain_fx.formats.base import Format
+from fractrain_fx.formats.dorefa import DoReFaFormat
+
+__all__ = ["AffineFormat", "DoReFaFormat", "Format", "get_format"]
+
+
+def get_format(name: str) -> Format:
+    """The format that ``FracConfig.format`` names.
+
+    Raises:
+        ConfigError: no format has this name; the message offers those that exist.
+    """
+    formats: dict[str, Format] = {fmt.name: fmt for fmt in (AffineFormat(), DoReFaFormat())}
+    if name not in formats:
+        raise ConfigError(f"format={name!r} is unknown: write one of {', '.join(formats)}.{near(name, formats)}")
+    return formats[name]

@@ -1,0 +1,154 @@
+"""The affine format: 2^bits evenly spaced levels between the ends of a range (SBM; ALGORITHM 2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from fractrain_fx.errors import InputError
+from fractrain_fx.formats.base import SampleAxis
+from fractrain_fx.formats.bits import as_bits, highest_level, unrounded, work_dtype
+
+__all__ = ["AffineFormat", "fake_quantize", "measure"]
+
+# Levels lie at least this far apart, so that a constant tensor has a grid too.
+SMALLEST_SCALE = 1e-8
+
+
+class AffineFormat:
+    """Activations over the whole tensor, weights over each output channel, gradients rounded stochastically."""
+
+    name = "affine"
+
+    def activation_range(self, x: Float[Tensor, "*dims"]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+        return measure(x)
+
+    def activation(
+        self,
+        x: Float[Tensor, "*dims"],
+        bits: int | Int[Tensor, "*bits"],
+        *,
+        lo: Float[Tensor, ""],
+        span: Float[Tensor, ""],
+    ) -> Float[Tensor, "*dims"]:
+        return fake_quantize(x, bits, lo=lo, span=span)
+
+    def weight(
+        self, w: Float[Tensor, "*dims"], bits: int | Int[Tensor, "*bits"], *, dim: int
+    ) -> Float[Tensor, "*dims"]:
+        return fake_quantize(w, bits, dim=dim)
+
+    def gradient(
+        self, g: Float[Tensor, "*dims"], bits: int | Int[Tensor, "*bits"], *, axis: SampleAxis
+    ) -> Float[Tensor, "*dims"]:
+        return fake_quantize(g, bits, stochastic=True)
+
+
+def fake_quantize(
+    x: Float[Tensor, "*dims"],
+    bits: int | Int[Tensor, "*bits"],
+    *,
+    dim: int | None = None,
+    lo: float | Float[Tensor, "*ends"] | None = None,
+    span: float | Float[Tensor, "*ends"] | None = None,
+    stochastic: bool = False,
+) -> Float[Tensor, "*dims"]:
+    """Round ``x`` to its affine grid and back; the gradient passes straight through, without a mask.
+
+    ``scale = max(span / (2^bits - 1), 1e-8)``, ``q = round(clamp((x - lo) / scale, 0, 2^bits - 1))`` with ties to even,
+    result ``q * scale + lo`` (ALGORITHM 2). Half types are computed in float32. Whatever shares a measured range with a
+    NaN or an infinite value becomes NaN; in a given range only such values do.
+
+    Args:
+        x: values of any shape, strides and floating-point type.
+        bits: 0 and 32 leave ``x`` as it is, bit for bit; a tensor broadcasts against ``x`` (bits of each sample).
+        dim: one range for each index of this dimension; None: one for the whole tensor.
+        lo: low end of a range to use instead of that of ``x``: one value, or with ``dim`` one for each index.
+        span: width of that range; values outside it are clamped to its ends.
+        stochastic: add noise, uniform from -0.5 to 0.5, before rounding, so that the expected value is ``x``.
+
+    Returns:
+        The rounded values, in the type of ``x``.
+
+    Raises:
+        InputError: ``bits`` outside 0..32, a ``dim`` that ``x`` lacks, or only one of ``lo`` and ``span``.
+    """
+    if (lo is None) != (span is None):
+        raise InputError("half a range was given: pass both lo and span, or neither to have them measured")
+    if x.numel() == 0:
+        return x
+    measured = lo is None or span is None
+    if lo is None or span is None:
+        lo, span = measure(x, dim)
+    shape, dtype = _range_shape(x, dim), work_dtype(x)
+    lo, span = (torch.as_tensor(end, dtype=dtype, device=x.device).detach().reshape(shape) for end in (lo, span))
+    rounded: Tensor = _FakeQuantize.apply(x, as_bits(bits, x), lo, span, stochastic, measured)
+    return rounded
+
+
+def measure(x: Float[Tensor, "*dims"], dim: int | None = None) -> tuple[Float[Tensor, "*ends"], Float[Tensor, "*ends"]]:
+    """Low end and width of the range of ``x``.
+
+    Finite values have a finite width: where their type cannot hold it, the widest it can, and the largest of them
+    saturate. NaN or infinite values have a range that is not finite, no values a NaN range.
+
+    Args:
+        x: values of any shape and floating-point type; half types are measured in float32.
+        dim: one range for each index of this dimension (the others become 1); None: one for the tensor (0-dim).
+
+    Returns:
+        ``lo`` and ``span``, outside autograd, in float32 (float64 for float64).
+
+    Raises:
+        InputError: ``x`` has no such ``dim``.
+    """
+    shape = _range_shape(x, dim)
+    x = x.detach()
+    if x.numel() == 0:
+        nan = x.new_full(shape, torch.nan, dtype=work_dtype(x))
+        return nan, nan
+    if dim is None:
+        ends = x.amin(), x.amax()
+    else:
+        rows = x.movedim(dim, 0).reshape(x.shape[dim], -1)
+        ends = rows.amin(1), rows.amax(1)
+    lo, hi = (end.to(work_dtype(x)).reshape(shape) for end in ends)
+    # (2^bits - 1) * scale + lo can come out a few roundings above hi, which must not overflow.
+    reach = torch.finfo(lo.dtype).max * (1 - 2**-20)
+    span = (hi.clamp(max=reach) - lo).clamp(0, reach)
+    return lo, torch.where(hi.isinf(), hi, span)
+
+
+class _FakeQuantize(torch.autograd.Function):
+    """The rounding, with the identity as its gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, bits: Tensor, lo: Tensor, span: Tensor, stochastic: bool, measured: bool
+    ) -> Tensor:
+        highest = highest_level(bits, lo.dtype)
+        scale = (span / highest).clamp(min=SMALLEST_SCALE)
+        q = (x.to(lo.dtype) - lo).div_(scale)
+        if stochastic:
+            q.add_(torch.rand_like(q).sub_(0.5))
+        q.clamp_(min=0).clamp_(max=highest).round_().mul_(scale).add_(lo)
+        if not measured:
+            # The clamp hides an infinite value; 0 * inf is NaN.
+            q.add_(x, alpha=0)
+        return unrounded(bits, x, q.to(x.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return grads[0], None, None, None, None, None
+
+
+def _range_shape(x: Tensor, dim: int | None) -> list[int]:
+    """The shape of a range that broadcasts against ``x``."""
+    if dim is None:
+        return []
+    if not -x.ndim <= dim < x.ndim:
+        raise InputError(f"dim={dim} asks for a range per channel, but the tensor has shape {tuple(x.shape)}")
+    return [size if d == dim % x.ndim else 1 for d, size in enumerate(x.shape)]

@@ -1,0 +1,222 @@
+"""Cycles and energy of a convolution on BitFusion (Sharma et al., ISCA 2018), and of the three passes of training it.
+
+The analytical model of the public simulator (hsharma35/bitfusion, configuration bf_e_conf) at 45 nm: every tiling and
+loop order is priced, the one with the fewest cycles taken, and of those with equally many the one with least energy.
+The array multiplies 2 to 8 bits. A wider operand is cut into ``ceil(bits / 8)`` equally wide digits and the layer run
+once for each pair of digits; ``ConvolutionRun.passes`` says how often that was.
+
+Names of sizes are those of the simulator: kernel side K, output side O, input side I, stride S, input and output
+channels IC and OC, batch B. Bits are a (activation-like) and w (weight-like) operands'.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fractrain_fx.errors import ConfigError
+from fractrain_fx.hardware.bitfusion_tiling import (
+    OUTPUT_BITS,
+    OUTPUT_UNITS,
+    Layer,
+    Tilings,
+    ceil_div,
+    dram_traffic,
+    tilings,
+)
+
+__all__ = ["ConvolutionRun", "TrainingRun", "convolution", "training_step"]
+
+FREQUENCY = 500e6  # Hz
+NATIVE_BITS = 8
+DRAM_PORT = 192  # bits a cycle
+
+# Energies in pJ: of the whole array a cycle, then a bit
+CORE = 235.104
+READ = {"weights": 0.021365656, "activations": 0.059474375, "outputs": 0.033155313}
+WRITE = {"weights": 0.028916156, "activations": 0.113704063, "outputs": 0.073084063}
+DRAM = 15.0
+
+
+@dataclass(frozen=True)
+class ConvolutionRun:
+    """What one convolution costs: ``cycles``, ``energy_nj`` (dynamic), and the ``passes`` it took."""
+
+    cycles: int
+    energy_nj: float
+    passes: int = 1
+
+    @property
+    def seconds(self) -> float:
+        """Latency at the array's 500 MHz."""
+        return self.cycles / FREQUENCY
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """The three convolutions of a training step: forward, error back (``None`` in the first layer), weight gradient."""
+
+    fw: ConvolutionRun
+    eb: ConvolutionRun | None
+    gc: ConvolutionRun
+
+    @property
+    def cycles(self) -> int:
+        """Sum over the three."""
+        return sum(run.cycles for run in self._runs)
+
+    @property
+    def energy_nj(self) -> float:
+        """Sum over the three."""
+        return sum(run.energy_nj for run in self._runs)
+
+    @property
+    def seconds(self) -> float:
+        """Sum over the three: they run one after the other."""
+        return self.cycles / FREQUENCY
+
+    @property
+    def _runs(self) -> tuple[ConvolutionRun, ...]:
+        return (self.fw, self.gc) if self.eb is None else (self.fw, self.eb, self.gc)
+
+
+def training_step(
+    K: int,
+    O: int,
+    S: int,
+    IC: int,
+    OC: int,
+    B: int,
+    *,
+    a_bits: int,
+    w_bits: int,
+    g_bits: int,
+    I: int | None = None,
+    first: bool = False,
+) -> TrainingRun:
+    """Price one training step of a layer.
+
+    Args:
+        K: kernel side.
+        O: output side.
+        S: stride.
+        IC: input channels.
+        OC: output channels.
+        B: samples.
+        a_bits: bits of the activations (the paper's forward bits).
+        w_bits: bits of the weights.
+        g_bits: bits of the output gradients (the paper's backward bits).
+        I: input side; by default ``O * S``, that of a layer with same padding.
+        first: whether nothing before the layer is trained, so that no error is propagated to its input.
+
+    Raises:
+        ConfigError: a size or a number of bits below 1.
+    """
+    side = O * S if I is None else I
+    return TrainingRun(
+        fw=convolution(K, O, S, IC, OC, B, a_bits, w_bits),
+        eb=None if first else convolution(K, side, 1, OC, IC, B, g_bits, w_bits),
+        # The weight gradient as a matrix product: each of the K^2 * IC weights of a filter sums over all positions.
+        gc=convolution(1, 1, 1, B * O**2, OC, K**2 * IC, a_bits, g_bits),
+    )
+
+
+def convolution(
+    K: int, O: int, S: int, IC: int, OC: int, B: int, a_bits: int, w_bits: int, *, im2col: bool = False
+) -> ConvolutionRun:
+    """Price one convolution; a linear layer is one with K = O = S = 1.
+
+    Args:
+        K: kernel side.
+        O: output side.
+        S: stride.
+        IC: input channels.
+        OC: output channels.
+        B: samples.
+        a_bits: bits of the activation-like operand.
+        w_bits: bits of the weight-like operand.
+        im2col: fill the array with kernel positions and channels together, rather than with channels alone.
+
+    Raises:
+        ConfigError: a size or a number of bits below 1, or a kernel so large that no tile of it fits the SRAMs.
+    """
+    for name, value in (("K", K), ("O", O), ("S", S), ("IC", IC), ("OC", OC), ("B", B)):
+        if value < 1:
+            raise ConfigError(f"a convolution with {name}={value} does not exist: sizes are at least 1")
+    for name, value in (("a_bits", a_bits), ("w_bits", w_bits)):
+        if value < 1:
+            raise ConfigError(f"{name}={value}: write at least 1 bit; a skipped layer is not run and costs nothing")
+    a_digits, w_digits = -(-a_bits // NATIVE_BITS), -(-w_bits // NATIVE_BITS)
+    passes = a_digits * w_digits
+    cycles, energy = _price(Layer(K, O, S, IC, OC, B, -(-a_bits // a_digits), -(-w_bits // w_digits), im2col))
+    return ConvolutionRun(cycles * passes, energy * passes / 1000, passes)
+
+
+@cache
+def _price(layer: Layer) -> tuple[int, float]:
+    """Cycles and energy (pJ) of one pass with the best tiling and loop order."""
+    tiles = tilings(layer)
+    if not tiles.count.size:
+        raise ConfigError(f"{layer}: not even its smallest tile fits BitFusion's SRAMs; split the kernel")
+    traffic = dram_traffic(tiles)
+    # Partial sums are read back as often as they are written.
+    dram = traffic.total["weights"] + traffic.total["activations"] + 2 * traffic.total["outputs"]
+    last = traffic.fill["outputs"]
+    first = traffic.fill["weights"] + traffic.fill["activations"] + last
+    # The first fill and the last drain overlap with no computation; the traffic between hides behind it.
+    stall = np.maximum(0, ceil_div(dram - first - last, DRAM_PORT) - tiles.compute)
+    cycles = tiles.compute + stall + ceil_div(first, DRAM_PORT) + ceil_div(last, DRAM_PORT)
+    energy = (
+        tiles.compute * CORE
+        + tiles.count * _sram_energy(layer, tiles)
+        + sum(traffic.total[tensor] * WRITE[tensor] for tensor in traffic.total)
+        + traffic.total["outputs"] * READ["outputs"]
+        + dram * DRAM
+    )
+    fewest = cycles.min()
+    return int(fewest), float(energy[cycles == fewest].min())
+
+
+def _sram_energy(layer: Layer, tiles: Tilings) -> NDArray[np.float64]:
+    """Energy (pJ) of what the array reads and writes during one tile, by the dataflow with the fewest accesses."""
+    b, o, ic, oc = tiles.size.values()
+    a, w, out, q = layer.a_bits, layer.w_bits, OUTPUT_BITS, layer.inputs_at_once
+    reduced, positions = layer.K**2 * ic, b * o**2
+    # as the array sees them: channels padded to its two sides
+    padded_in, padded_out = ceil_div(ic, q) * q * layer.K**2, ceil_div(oc, OUTPUT_UNITS) * OUTPUT_UNITS
+    products = reduced * positions * oc
+    # dataflow: (accesses that choose it, bits of activations, of weights, of outputs read and written)
+    stationary = {
+        "input": (
+            padded_in * positions * (a + padded_out * (w + out)),
+            reduced * positions * a,
+            products * w,
+            products * out,
+        ),
+        "output": (
+            padded_out * positions * (out + padded_in * (a + w)),
+            products * a,
+            products * w,
+            oc * positions * out,
+        ),
+        "weight": (
+            padded_in * padded_out * (w + positions * (a + out)),
+            products * a,
+            reduced * oc * w,
+            products * out,
+        ),
+    }
+    proxies = np.stack([row[0] for row in stationary.values()])
+    energies = np.stack(
+        [
+            activations * READ["activations"]
+            + weights * READ["weights"]
+            + outputs * (READ["outputs"] + WRITE["outputs"])
+            for _, activations, weights, outputs in stationary.values()
+        ]
+    )
+    chosen: NDArray[np.float64] = np.take_along_axis(energies, proxies.argmin(0)[None], 0)[0]
+    return chosen

@@ -1,0 +1,286 @@
+"""The rewritten graph behind the original model's face."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Graph
+
+from fractrain_fx.capture import RecordedModule, Recording
+from fractrain_fx.config import FracConfig
+from fractrain_fx.errors import CalibrationError, ConfigError, InputError
+from fractrain_fx.nn.bits import StageBits
+from fractrain_fx.nn.cost import Cost
+from fractrain_fx.nn.ranges import RunningRange
+from fractrain_fx.passes import Block, Op, blocks_of, ops_of
+from fractrain_fx.passes.graph import NAMESPACE
+from fractrain_fx.precision import Precision
+
+__all__ = ["FracModel"]
+
+# What a FracModel keeps for itself; the rest of its attributes are the original's.
+_OWN = "_fractrain"
+
+
+class _Inside:
+    """The private state of a FracModel, out of the way of the original's attribute names."""
+
+    def __init__(self, original: nn.Module, recording: Recording, config: FracConfig) -> None:
+        self.original = original
+        self.recording = recording
+        self.config = config
+        self.targets: tuple[float, ...] = ()
+        self.reachable: tuple[float, float] | None = None
+        self.cost: Cost | None = None
+        self.batch: int | None = None
+        self.calibrated = False
+
+
+class FracModel(nn.Module):
+    """A model that trains with fractional precision; made by :func:`fractrain_fx.fractrainify`.
+
+    Its modules, parameters and buffers are the original's own objects under their own names; what was inserted lives
+    under ``frac``. Attributes that it does not have itself are looked up on the original.
+    """
+
+    def __init__(self, original: nn.Module, recording: Recording, config: FracConfig) -> None:
+        super().__init__()
+        self.__dict__[_OWN] = _Inside(original, recording, config)
+        self._share(recording.train)
+        self.training = original.training
+
+    def _share(self, graph_module: RecordedModule) -> None:
+        """Hold the very dictionaries of the graph, so that a move or a load reaches both."""
+        for name in ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set"):
+            self.__dict__[name] = graph_module.__dict__[name]
+
+    @property
+    def _inside(self) -> _Inside:
+        inside: _Inside = self.__dict__[_OWN]
+        return inside
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the rewritten graph: the original's arguments, the original's output. The cost is kept in ``cost``.
+
+        Raises:
+            InputError: arguments that do not fit what was recorded.
+            CalibrationError: evaluation before any activation range was seen.
+        """
+        inside: _Inside = self.__dict__[_OWN]
+        if not (self.training or inside.calibrated):
+            raise CalibrationError(
+                "this model is evaluated before its activation ranges were seen: train it for a step, "
+                "load a trained checkpoint, or call model.calibrate(loader) with a few batches"
+            )
+        values = inside.recording.call.bind(args, kwargs)
+        graph_module = inside.recording.train if self.training else inside.recording.eval
+        output, inside.cost = graph_module(*values)
+        inside.batch = _samples(values, inside.config.batch_axis)
+        return output
+
+    def train(self, mode: bool = True) -> Self:
+        """Switch all modules; switching to evaluation looks once whether the activation ranges were seen."""
+        super().train(mode)
+        for graph_module in self._graphs():
+            graph_module.training = mode
+        if not mode:
+            self._look_for_ranges()
+        return self
+
+    def _look_for_ranges(self) -> None:
+        inside = self._inside
+        if not inside.calibrated:
+            inside.calibrated = all(bool(each.seen) for each in self._ranges())
+
+    def _ranges(self) -> list[RunningRange]:
+        inserted = self._modules.get(NAMESPACE)
+        return [module for module in inserted.modules() if isinstance(module, RunningRange)] if inserted else []
+
+    def _graphs(self) -> list[RecordedModule]:
+        recording = self._inside.recording
+        return [recording.train] if recording.eval is recording.train else [recording.train, recording.eval]
+
+    def calibrate(self, batches: Iterable[Any]) -> None:
+        """Fill the activation ranges from batches, in evaluation mode, without training anything.
+
+        Args:
+            batches: what a loader gives: a tensor, a tuple whose first element is the input, or a mapping of keywords.
+        """
+        mode = self.training
+        super().train(False)
+        for each in self._ranges():
+            each.train()
+        seen = 0
+        with torch.no_grad():
+            for batch in batches:
+                args, kwargs = _call_of(batch)
+                self._inside.recording.eval(*self._inside.recording.call.bind(args, kwargs))
+                seen += 1
+        self.train(mode)
+        if not seen:
+            raise InputError("calibrate() got no batch: give it a loader, or a list of inputs")
+        self._look_for_ranges()
+
+    @property
+    def graph_module(self) -> RecordedModule:
+        """The rewritten graph of the present mode (one graph serves both modes for most models)."""
+        recording = self._inside.recording
+        return recording.train if self.training else recording.eval
+
+    @property
+    def graph(self) -> Graph:
+        """The rewritten ``torch.fx.Graph``."""
+        return self.graph_module.graph
+
+    @property
+    def code(self) -> str:
+        """The Python code of the rewritten graph."""
+        return self.graph_module.code
+
+    def print_readable(self, **options: Any) -> str:
+        """Print the rewritten graph as ``torch.fx.GraphModule.print_readable`` does."""
+        return self.graph_module.print_readable(**options)
+
+    @property
+    def config(self) -> FracConfig:
+        """The configuration this model was rewritten with."""
+        return self._inside.config
+
+    @property
+    def ops(self) -> list[Op]:
+        """Every contraction of the model in order, with its MACs and the reason for its precision."""
+        return [op for _, op in ops_of(self._inside.recording.train.graph)]
+
+    @property
+    def blocks(self) -> list[Block]:
+        """Every block, in order of its entry."""
+        return blocks_of(self._inside.recording.train.graph)
+
+    @property
+    def leaves(self) -> Mapping[str, str]:
+        """Modules that were recorded as a whole, with the reason."""
+        return self._inside.recording.leaves
+
+    @property
+    def macs(self) -> int:
+        """Forward MACs of one sample over all counted contractions."""
+        return sum(op.macs or 0 for op in self.ops)
+
+    @property
+    def cost(self) -> Cost:
+        """Cost of the last forward, as shares (0..1) of full-precision training."""
+        if self._inside.cost is None:
+            raise InputError("no forward has run yet, so there is no cost to read: call the model on a batch first")
+        return self._inside.cost
+
+    @property
+    def batch(self) -> int:
+        """Number of samples of the last forward."""
+        if self._inside.batch is None:
+            raise InputError("no forward has run yet, so there is no batch: call the model on a batch first")
+        return self._inside.batch
+
+    @property
+    def targets(self) -> tuple[float, ...]:
+        """Target cp of each stage in per cent (gated methods only; empty otherwise)."""
+        return self._inside.targets
+
+    @property
+    def reachable(self) -> tuple[float, float] | None:
+        """Lowest and highest cp in per cent that the gates can choose; ``None`` without gates."""
+        return self._inside.reachable
+
+    def set_precision(self, precision: Precision) -> None:
+        """Give all scheduled ops a precision, now, without touching the graph (``static`` and ``pfq``).
+
+        Raises:
+            ConfigError: the method has no scheduled ops.
+        """
+        inserted = self._modules.get(NAMESPACE)
+        stage = inserted._modules.get("stage") if inserted is not None else None
+        if not isinstance(stage, StageBits):
+            raise ConfigError(
+                f"method {self.config.method!r} has no stage precision to set: 'static' and 'pfq' have one"
+            )
+        stage.set(precision)
+
+    def restore(self) -> nn.Module:
+        """The original module: its own class and names, the present weights (shared, not copied)."""
+        original = self._inside.original
+        original.training = self.training
+        return original
+
+    def save_pretrained(self, directory: str | Path) -> None:
+        """Write recipe (``config.json``), example inputs and weights (safetensors) into a directory."""
+        from fractrain_fx.saving import save
+
+        save(self, self._inside.recording, Path(directory))
+
+    @classmethod
+    def from_pretrained(cls, directory: str | Path, *, model: nn.Module) -> FracModel:
+        """Rebuild what ``save_pretrained`` wrote.
+
+        Args:
+            directory: the directory it wrote.
+            model: a fresh model of the original's architecture; its weights are replaced.
+
+        Raises:
+            RunError: the directory is missing, damaged, or belongs to another architecture.
+        """
+        from fractrain_fx.saving import load
+
+        return load(Path(directory), model)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load a checkpoint: a FracModel's, or the original's (which has no ``frac.`` keys) as it is."""
+        if not any(key.startswith(f"{NAMESPACE}.") for key in state_dict):
+            own = {key: value for key, value in self.state_dict().items() if key.startswith(f"{NAMESPACE}.")}
+            state_dict = {**state_dict, **own}
+        result = super().load_state_dict(state_dict, strict=strict, assign=assign)
+        self._inside.calibrated = False
+        self._look_for_ranges()
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if _OWN not in self.__dict__:
+                raise
+            return getattr(self._inside.original, name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FracModel:
+        inside = self._inside
+        train = copy.deepcopy(inside.recording.train, memo)
+        evaluate = copy.deepcopy(inside.recording.eval, memo)  # the same copy again where one graph serves both
+        # The recording's modules are in the memo now, so the original is copied around the same new ones.
+        original = copy.deepcopy(inside.original, memo)
+        recording = replace(inside.recording, train=train, eval=evaluate)
+        copied = type(self)(original, recording, inside.config)
+        copied._inside.targets, copied._inside.reachable = inside.targets, inside.reachable
+        copied._inside.calibrated = inside.calibrated
+        copied.training = self.training
+        memo[id(self)] = copied
+        return copied
+
+    def extra_repr(self) -> str:
+        """What was rewritten, in one line."""
+        return f"method={self.config.method}, ops={len(self.ops)}, blocks={len(self.blocks)}, macs={self.macs:,}"
+
+
+def _samples(values: Iterable[Any], axis: int) -> int | None:
+    return next((value.shape[axis] for value in values if isinstance(value, Tensor) and value.ndim > axis), None)
+
+
+def _call_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(batch, Mapping):
+        return (), dict(batch)
+    if isinstance(batch, tuple | list):
+        return (batch[0],), {}
+    return (batch,), {}

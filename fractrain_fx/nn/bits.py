@@ -1,0 +1,43 @@
+"""Bit widths as data: buffers that quantizers read, so that a stage change is no change of structure."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fractrain_fx.precision import Precision
+
+__all__ = ["StageBits", "WidthTable", "width_name"]
+
+
+class StageBits(nn.Module):
+    """The precision that all scheduled ops have now."""
+
+    fw: Tensor
+    bw: Tensor
+
+    def __init__(self, precision: Precision) -> None:
+        super().__init__()
+        self.register_buffer("fw", torch.tensor(precision.fw, dtype=torch.int32))
+        self.register_buffer("bw", torch.tensor(precision.bw, dtype=torch.int32))
+
+    def set(self, precision: Precision) -> None:
+        """Change the precision in place (0-dim int32 buffers)."""
+        self.fw.fill_(precision.fw)
+        self.bw.fill_(precision.bw)
+
+
+class WidthTable(nn.Module):
+    """Constant widths: those of pinned ops and of gated weights, a 0-dim int32 buffer each."""
+
+    def add(self, bits: int) -> str:
+        """Make the buffer for a width, once, and give its name."""
+        name = width_name(bits)
+        if name not in self._buffers:
+            self.register_buffer(name, torch.tensor(bits, dtype=torch.int32))
+        return name
+
+
+def width_name(bits: int) -> str:
+    """Name of the buffer that holds a width."""
+    return f"b{bits}"

@@ -1,0 +1,108 @@
+"""What the last forward will have cost to train on, from the choices made (ALGORITHM 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from fractrain_fx.precision import FLOAT_BITS, Precision
+
+__all__ = ["Cost", "CostMeter", "OpCost"]
+
+_FULL = FLOAT_BITS * FLOAT_BITS
+
+
+class Cost(NamedTuple):
+    """Shares (0..1) of the full-precision cost of training on a batch, averaged over its samples.
+
+    Attributes:
+        cp: over the gated (or scheduled) ops; differentiable in the choices. What the controller steers.
+        cp_total: over every counted contraction.
+        fw, eb, gc: of the forward pass, error back-propagation and gradient computation, over the ops of ``cp``.
+        choice: for each gated block, the one-hot choice of every sample.
+    """
+
+    cp: Float[Tensor, ""]
+    cp_total: Float[Tensor, ""]
+    fw: Float[Tensor, ""]
+    eb: Float[Tensor, ""]
+    gc: Float[Tensor, ""]
+    choice: dict[str, Float[Tensor, "batch options"]]
+
+
+class OpCost(NamedTuple):
+    """The MACs of an op's three products for one sample, and whether its second operand is a weight."""
+
+    macs: tuple[int, int, int]
+    weight: bool = True
+
+    def spent(self, precision: Precision, weight_bits: int | None = None) -> tuple[float, float, float]:
+        """MACs of FW, EB and GC, each times its share of a 32 x 32 bit product.
+
+        ``b w``, ``g w`` and ``b g`` over 32 x 32 (``b``, ``g``, ``w``: forward, backward, weight bits). ``weight_bits``
+        defaults to the forward bits; products of two activations have no weight and always use those.
+        """
+        if precision.skips:
+            return 0.0, 0.0, 0.0
+        b, g = precision.fw, precision.bw
+        w = b if weight_bits is None or not self.weight else weight_bits
+        fw, eb, gc = self.macs
+        return fw * b * w / _FULL, eb * g * w / _FULL, gc * b * g / _FULL
+
+
+class CostMeter(nn.Module):
+    """Sum choices and stage bits to the cost of the step.
+
+    All tables are buffers, so neither a stage nor a target is part of the graph's structure.
+
+    Args:
+        gated: for each gated block, MACs spent on FW, EB and GC by option: ``[options][3]``.
+        full: full-precision MACs of FW, EB and GC over the gated ops, or over the scheduled ones.
+        scheduled: MACs of FW, EB and GC over the scheduled ops.
+        fixed: MACs that float and pinned ops spend at their own bits.
+        total: full-precision MACs over all counted ops.
+    """
+
+    def __init__(
+        self,
+        gated: Mapping[str, Sequence[Sequence[float]]],
+        full: Sequence[float],
+        scheduled: Sequence[float],
+        fixed: Sequence[float],
+        total: Sequence[float],
+    ) -> None:
+        super().__init__()
+        self.blocks = tuple(gated)
+        for name, values in (
+            ("table", [[list(option) for option in block] for block in gated.values()]),
+            ("full", full),
+            ("scheduled", scheduled),
+            ("fixed", fixed),
+            ("total", total),
+        ):
+            self.register_buffer(name, torch.tensor(values, dtype=torch.float64).to(torch.float32))
+
+    table: Tensor
+    full: Tensor
+    scheduled: Tensor
+    fixed: Tensor
+    total: Tensor
+
+    def forward(self, choices: Sequence[Tensor], bits: tuple[Tensor, Tensor] | None) -> Cost:
+        """Cost of the choices (one tensor for each gated block) and of the stage's (forward, backward) bits."""
+        spent = torch.zeros_like(self.full)
+        if choices:
+            frequency = torch.stack([choice.float().mean(dim=0) for choice in choices])
+            spent = spent + (frequency.unsqueeze(-1) * self.table).sum(dim=(0, 1))
+        if bits is not None:
+            b, g = (each.to(torch.float32) for each in bits)
+            spent = spent + self.scheduled * torch.stack([b * b, g * b, b * g]) / _FULL
+        measured = self.full.sum() > 0
+        everything = (spent + self.fixed).sum() / self.total.sum()
+        paths = torch.where(self.full > 0, spent / self.full.clamp(min=1), torch.zeros_like(spent))
+        cp = torch.where(measured, spent.sum() / self.full.sum().clamp(min=1), everything)
+        return Cost(cp, everything, paths[0], paths[1], paths[2], dict(zip(self.blocks, choices, strict=True)))

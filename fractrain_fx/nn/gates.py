@@ -1,0 +1,90 @@
+"""DFQ's gates: what a block's entry looks like, and the one LSTM that chooses for every block (paper 3.2)."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fractrain_fx.config import GateConfig
+from fractrain_fx.nn.axis import BatchAxis
+
+__all__ = ["BlockEmbedding", "Controller", "Skip"]
+
+State = tuple[Tensor, Tensor]
+
+
+class BlockEmbedding(nn.Module):
+    """Average a block's entry over its positions and embed that: Linear, ReLU, Linear (ALGORITHM 3).
+
+    Args:
+        features: size of the feature dimension.
+        feature_axis: which dimension of the entry that is.
+        batch: where the entry's samples lie.
+        dims: widths of the two linear layers.
+    """
+
+    def __init__(self, features: int, feature_axis: int, batch: BatchAxis, dims: tuple[int, int]) -> None:
+        super().__init__()
+        self.feature_axis, self.batch = feature_axis, batch
+        self.hidden = nn.Linear(features, dims[0])
+        self.output = nn.Linear(dims[0], dims[1])
+
+    def forward(self, x: Tensor) -> Float[Tensor, "batch dims"]:
+        """Embed the entry: any shape with one feature and one batch dimension, to one row a sample."""
+        positions = [dim for dim in range(x.ndim) if dim not in (self.feature_axis % x.ndim, self.batch.axis)]
+        x = x.mean(dim=positions, keepdim=True) if positions else x
+        pooled = self.batch.samples_first(x.to(self.hidden.weight.dtype))
+        pooled = pooled.view(len(pooled), self.batch.factor, -1).mean(dim=1)
+        embedded: Tensor = self.output(F.relu(self.hidden(pooled)))
+        return embedded
+
+
+class Controller(nn.Module):
+    """One LSTM cell and one head for all blocks; its state comes and goes as an argument.
+
+    Args:
+        config: sizes of the gate.
+        options: number of precision options.
+    """
+
+    def __init__(self, config: GateConfig, options: int) -> None:
+        super().__init__()
+        self.cell = nn.LSTMCell(config.dims[1], config.hidden)
+        self.head = nn.Linear(config.hidden, options)
+
+    def forward(
+        self, embedding: Float[Tensor, "batch dims"], state: State | None, skippable: bool
+    ) -> tuple[Float[Tensor, "batch options"], State]:
+        """Choose an option for each sample.
+
+        The value is the one-hot of the first largest probability; its gradient goes to the probabilities.
+        ``skippable=False`` rules out option 0 (FW-0/BW-0) and gives it no gradient.
+        """
+        state = self.cell(embedding, state)
+        logits = self.head(state[0])
+        if not skippable:
+            barred = torch.zeros_like(logits)
+            barred[:, 0] = -torch.inf
+            logits = logits + barred
+        probabilities = logits.softmax(dim=-1)
+        one_hot = F.one_hot(probabilities.argmax(dim=-1), probabilities.shape[-1]).to(probabilities.dtype)
+        return one_hot + (probabilities - probabilities.detach()), state
+
+
+class Skip(nn.Module):
+    """Drop a block's branch for the samples that chose FW-0/BW-0: ``(1 - choice_0) * branch`` (paper equation 1).
+
+    Args:
+        batch: where the branch's samples lie.
+    """
+
+    def __init__(self, batch: BatchAxis) -> None:
+        super().__init__()
+        self.batch = batch
+
+    def forward(self, branch: Tensor, choice: Float[Tensor, "batch options"]) -> Tensor:
+        """Mask the branch; same shape and dtype."""
+        keep = (1 - choice[:, 0]).to(branch.dtype)
+        return branch * self.batch.expand(keep, branch.ndim)

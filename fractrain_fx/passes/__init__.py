@@ -1,0 +1,48 @@
+"""The chain of rewrites that makes a recorded model train with fractional precision."""
+
+from __future__ import annotations
+
+from torch.fx.passes.infra.pass_base import PassBase
+
+from fractrain_fx.config import FracConfig
+from fractrain_fx.passes.attention import OpenAttention
+from fractrain_fx.passes.blocks import Blocks
+from fractrain_fx.passes.cost import MeterCost, reachable
+from fractrain_fx.passes.facts import Block, Decision, Facts, Op, blocks_of, facts, ops_of
+from fractrain_fx.passes.gates import InsertGates
+from fractrain_fx.passes.macs import Macs
+from fractrain_fx.passes.precision import DecidePrecision
+from fractrain_fx.passes.quantize import Quantize
+from fractrain_fx.passes.shapes import Shapes
+
+__all__ = [
+    "Block",
+    "Blocks",
+    "DecidePrecision",
+    "Decision",
+    "Facts",
+    "InsertGates",
+    "Macs",
+    "MeterCost",
+    "Op",
+    "OpenAttention",
+    "Quantize",
+    "Shapes",
+    "analysis_passes",
+    "blocks_of",
+    "default_passes",
+    "facts",
+    "ops_of",
+    "reachable",
+]
+
+
+def analysis_passes(config: FracConfig) -> list[PassBase]:
+    """The passes that only look: shapes, MACs, blocks and the precision of each op."""
+    opening: list[PassBase] = [] if config.method == "float" else [OpenAttention()]
+    return [*opening, Shapes(config.batch_axis), Macs(), Blocks(), DecidePrecision(config)]
+
+
+def default_passes(config: FracConfig) -> list[PassBase]:
+    """All passes in order, as a plain list: add, drop or reorder at will."""
+    return [*analysis_passes(config), InsertGates(config), Quantize(config), MeterCost(config)]

@@ -1,0 +1,148 @@
+"""What the passes know of a node: one typed record under ``node.meta["frac"]``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch.fx import Graph, Node
+
+from fractrain_fx.nn.axis import BatchAxis
+from fractrain_fx.precision import Precision
+
+__all__ = ["Block", "Decision", "Facts", "Op", "blocks_of", "facts", "ops_of"]
+
+Mode = Literal["float", "pinned", "scheduled", "gated", "uncounted"]
+Role = Literal["gate", "choice", "skip", "input", "weight", "gradient", "bits", "cost"]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Why an op has its precision.
+
+    Attributes:
+        mode: ``float``, ``pinned`` (by a rule), ``scheduled`` (one precision for all, by stage), ``gated`` (chosen for
+            each sample) or ``uncounted`` (an op whose cost no formula gives: it stays float).
+        reason: the rule or cause in words.
+        precision: the bits of a pinned op.
+    """
+
+    mode: Mode
+    reason: str
+    precision: Precision | None = None
+
+    def __str__(self) -> str:
+        bits = f" {self.precision}" if self.precision else ""
+        return f"{self.mode}{bits}: {self.reason}"
+
+
+@dataclass
+class Op:
+    """One contraction of the model.
+
+    Attributes:
+        name: unique name; the path of the module that owns the weight, where there is one.
+        kind: ``conv``, ``linear``, ``matmul``, ...; ``opaque`` for a module that could not be seen into.
+        module: path of the module whose forward issued it.
+        macs: forward multiply-accumulates for one sample; ``None`` where no formula is known.
+        depthwise: whether it is a convolution of one channel a group.
+        skip_path: whether it lies on the projection that carries the samples which skip its block, so that it always
+            runs: where they choose FW-0/BW-0 it takes the cheapest option that computes.
+        input_gradient, weight_gradient: whether the backward pass computes EB and GC for it.
+        block: name of its block, or ``None``.
+        precision: the decision of the precision pass.
+    """
+
+    name: str
+    kind: str
+    module: str
+    macs: int | None
+    depthwise: bool = False
+    skip_path: bool = False
+    input_gradient: bool = True
+    weight_gradient: bool = True
+    block: str | None = None
+    precision: Decision = field(default_factory=lambda: Decision("float", "not yet decided"))
+
+    @property
+    def training_macs(self) -> tuple[int, int, int]:
+        """MACs of FW, EB and GC for one sample (0 where a gradient is not needed or the op is uncounted)."""
+        macs = self.macs or 0
+        return macs, macs * self.input_gradient, macs * self.weight_gradient
+
+
+@dataclass
+class Block:
+    """Ops that share one precision choice.
+
+    Attributes:
+        name: path of the module that holds it (with a number where one module holds several).
+        entry: name of the node the gate reads.
+        exit: name of the residual add, or of the last op of a block without a skip path.
+        skip: ``identity``, ``projection``, or ``None`` where the block cannot be skipped.
+        ops: names of its ops, in order.
+        macs: forward MACs of those for one sample.
+        branches: names of the nodes that the add takes besides the skip path.
+        gated: whether a gate chooses its precision.
+    """
+
+    name: str
+    entry: str
+    exit: str
+    skip: Literal["identity", "projection"] | None
+    ops: tuple[str, ...]
+    macs: int
+    branches: tuple[str, ...] = ()
+    gated: bool = False
+
+
+@dataclass
+class Facts:
+    """The record of one node; each pass fills in its part.
+
+    Attributes:
+        shape, dtype: of the tensor at the example inputs; ``None`` for what is no tensor.
+        tensors: whether the value is a tensor or a structure that holds some.
+        batch: where its samples lie; ``None`` where all samples share it.
+        flows: whether autograd could reach it, were every parameter trained: what a path of activations consists of.
+        requires_grad: whether autograd does reach it.
+        op: the contraction that it is.
+        blocks: on an exit node, the blocks that end here.
+        role: what an inserted node does.
+        owner: the op or block that an inserted node serves.
+    """
+
+    shape: tuple[int, ...] | None = None
+    dtype: torch.dtype | None = None
+    tensors: bool = False
+    batch: BatchAxis | None = None
+    flows: bool = False
+    requires_grad: bool = False
+    op: Op | None = None
+    blocks: tuple[Block, ...] = ()
+    role: Role | None = None
+    owner: str | None = None
+
+
+def facts(node: Node) -> Facts:
+    """The record of a node, made at first use."""
+    record = node.meta.setdefault("frac", Facts())
+    assert isinstance(record, Facts)
+    return record
+
+
+def ops_of(graph: Graph) -> Iterator[tuple[Node, Op]]:
+    """Every contraction of a graph, in order."""
+    for node in graph.nodes:
+        op = facts(node).op
+        if op is not None:
+            yield node, op
+
+
+def blocks_of(graph: Graph) -> list[Block]:
+    """Every block of a graph, in order of its entry."""
+    position = {node.name: index for index, node in enumerate(graph.nodes)}
+    blocks = [block for node in graph.nodes for block in facts(node).blocks]
+    return sorted(blocks, key=lambda block: (position[block.entry], position[block.exit]))

@@ -1,0 +1,114 @@
+"""Find every contraction and count its MACs for one sample."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.fx import GraphModule, Node
+from torch.fx.passes.infra.pass_base import PassBase, PassResult
+
+from fractrain_fx.errors import ModelError, PassError
+from fractrain_fx.passes.contractions import Contraction, contraction, operand, uncounted_kind
+from fractrain_fx.passes.facts import Facts, Op, facts, ops_of
+from fractrain_fx.passes.graph import module_path, owner_module, unique, varying
+
+__all__ = ["Macs"]
+
+
+class Macs(PassBase):
+    """Put an :class:`Op` into the record of each contraction.
+
+    MACs are closed forms of the shapes, for one sample; where a tensor is shared by all samples its op is counted once.
+    An op family without a formula gets ``macs=None`` and is listed as uncounted.
+
+    Requires: shapes. Ensures: every contraction that depends on the input has an op with a name of its own.
+    """
+
+    def requires(self, graph_module: GraphModule) -> None:
+        if not any(facts(node).shape is not None for node in graph_module.graph.nodes):
+            raise PassError("the graph has no shapes yet: run the Shapes pass before Macs")
+
+    def call(self, graph_module: GraphModule) -> PassResult:
+        moving = varying(graph_module.graph)
+        names: set[str] = set()
+        modified = False
+        for node in graph_module.graph.nodes:
+            facts(node).op = None
+            if node not in moving:
+                continue
+            op = _op(graph_module, node, moving, names)
+            if op is not None:
+                facts(node).op = op
+                names.add(op.name)
+                modified = True
+        return PassResult(graph_module, modified)
+
+    def ensures(self, graph_module: GraphModule) -> None:
+        names = [op.name for _, op in ops_of(graph_module.graph)]
+        if not any(op.macs for _, op in ops_of(graph_module.graph)):
+            raise ModelError(
+                "the model has no contraction whose cost is known, so there is nothing to quantize or to count: "
+                "fractrain_fx works on convolutions, linear layers and matrix products"
+            )
+        if len(set(names)) != len(names):
+            raise PassError("two contractions have one name; please report this model")
+
+
+def _op(graph_module: GraphModule, node: Node, moving: set[Node], names: set[str]) -> Op | None:
+    family = contraction(node)
+    if family is None or facts(node).shape is None:
+        kind = uncounted_kind(node, owner_module(graph_module, node))
+        return Op(unique(module_path(node) or node.name, names), kind, module_path(node), None) if kind else None
+    first, second = (operand(node, place) for place in family.operands)
+    a, b, out = facts(first), facts(second), facts(node)
+    if a.shape is None or b.shape is None or out.shape is None:
+        return None
+    return Op(
+        name=unique(_name(node, family, second, moving), names),
+        kind=family.kind,
+        module=module_path(node),
+        macs=_one_sample(family, a, b, out),
+        depthwise=family.kind == "conv" and b.shape[1] == 1 and b.shape[0] >= a.shape[1] > 1,
+        input_gradient=a.requires_grad,
+        weight_gradient=b.requires_grad,
+    )
+
+
+def _one_sample(family: Contraction, a: Facts, b: Facts, out: Facts) -> int:
+    assert a.shape is not None and b.shape is not None and out.shape is not None
+    total = family.macs(a.shape, b.shape, out.shape)
+    if out.batch is None:
+        return total
+    samples = out.shape[out.batch.axis] // out.batch.factor
+    return total // samples
+
+
+def _name(node: Node, family: Contraction, second: Node, moving: set[Node]) -> str:
+    """The weight's owner where there is a weight, else the issuing module and the kind of op."""
+    if second not in moving:
+        weight = _parameter(second)
+        if weight is not None:
+            owner, _, attribute = weight.rpartition(".")
+            return owner if attribute == "weight" and owner else weight
+    path = module_path(node)
+    return f"{path}.{family.kind}" if path else family.kind
+
+
+def _parameter(node: Node) -> str | None:
+    """The parameter that a weight-like value is computed from: the first one of two or more dimensions."""
+    seen, queue = {node}, [node]
+    while queue:
+        each = queue.pop(0)
+        value = _attribute(each)
+        if isinstance(value, nn.Parameter) and value.ndim >= 2:
+            return str(each.target)
+        fresh = [source for source in each.all_input_nodes if source not in seen]
+        seen.update(fresh)
+        queue.extend(fresh)
+    return None
+
+
+def _attribute(node: Node) -> object:
+    if node.op != "get_attr" or node.graph.owning_module is None:
+        return None
+    owner, _, name = str(node.target).rpartition(".")
+    return getattr(node.graph.owning_module.get_submodule(owner), name)

@@ -1,0 +1,128 @@
+"""Bits: one precision option, PFQ's stages of them, and the cost targets of FracTrain's stages."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from fractrain_fx.errors import ConfigError
+
+__all__ = [
+    "COMPACT_OPTIONS",
+    "DFQ_OPTIONS",
+    "FLOAT_BITS",
+    "FULL",
+    "SKIP",
+    "CostTargets",
+    "Precision",
+    "PrecisionStages",
+]
+
+FLOAT_BITS = 32
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Bits of one precision option: ``fw`` for activations, ``bw`` for output gradients.
+
+    Prints and parses as ``FW-3/BW-6``. ``FW-0/BW-0`` skips the block; 32 bits are float.
+    """
+
+    fw: int
+    bw: int
+
+    def __post_init__(self) -> None:
+        for name, bits in (("fw", self.fw), ("bw", self.bw)):
+            if isinstance(bits, bool) or not isinstance(bits, int) or not (0 <= bits <= 16 or bits == FLOAT_BITS):
+                raise ConfigError(
+                    f"{name}={bits!r} is no bit width: write 2 to 16, 32 for float, or 0 for both to skip the block"
+                )
+        if (self.fw == 0) != (self.bw == 0):
+            raise ConfigError(f"{self} skips one direction only: write FW-0/BW-0, or bits for both")
+        if 1 in (self.fw, self.bw):
+            raise ConfigError(f"{self} has one bit, which the affine formats cannot hold: write 2 or more")
+
+    def __str__(self) -> str:
+        return f"FW-{self.fw}/BW-{self.bw}"
+
+    @classmethod
+    def parse(cls, text: str | Precision) -> Precision:
+        """Read ``FW-3/BW-6`` (or the short ``3/6``)."""
+        if isinstance(text, Precision):
+            return text
+        match = re.fullmatch(r"\s*(?:FW-?)?(\d+)\s*/\s*(?:BW-?)?(\d+)\s*", str(text), flags=re.IGNORECASE)
+        if match is None:
+            raise ConfigError(f"{text!r} is no precision: write FW-3/BW-6, or 3/6")
+        return cls(int(match[1]), int(match[2]))
+
+    @property
+    def skips(self) -> bool:
+        return self.fw == 0
+
+    @property
+    def is_float(self) -> bool:
+        return self.fw == FLOAT_BITS and self.bw == FLOAT_BITS
+
+
+SKIP = Precision(0, 0)
+FULL = Precision(FLOAT_BITS, FLOAT_BITS)
+
+# Supplement 6: options of DFQ on ResNets, and on compact models (MobileNetV2).
+DFQ_OPTIONS = tuple(Precision.parse(p) for p in ("0/0", "2/6", "3/6", "4/6", "4/12", "6/8", "6/12"))
+COMPACT_OPTIONS = tuple(Precision.parse(p) for p in ("0/0", "4/8", "6/8", "6/10", "8/8"))
+
+
+@dataclass(frozen=True)
+class PrecisionStages:
+    """PFQ's stages in order (paper 3.1). Prints and parses as ``FW(3,4,6,8)/BW(6,6,8,8)``."""
+
+    stages: tuple[Precision, ...] = (Precision(3, 6), Precision(4, 6), Precision(6, 8), Precision(8, 8))
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stages", tuple(Precision.parse(stage) for stage in self.stages))
+        if not self.stages:
+            raise ConfigError("PrecisionStages needs at least one stage, for example FW(3,4,6,8)/BW(6,6,8,8)")
+        if any(stage.skips for stage in self.stages):
+            raise ConfigError(f"{self} holds a stage of 0 bits: only DFQ's gates skip; write 2 bits or more")
+
+    def __str__(self) -> str:
+        fw, bw = (",".join(str(getattr(stage, side)) for stage in self.stages) for side in ("fw", "bw"))
+        return f"FW({fw})/BW({bw})"
+
+    @classmethod
+    def parse(cls, text: str | PrecisionStages) -> PrecisionStages:
+        """Read ``FW(3,4,6,8)/BW(6,6,8,8)``."""
+        if isinstance(text, PrecisionStages):
+            return text
+        match = re.fullmatch(r"\s*FW\(([\d,\s]+)\)\s*/\s*BW\(([\d,\s]+)\)\s*", str(text), flags=re.IGNORECASE)
+        if match is None:
+            raise ConfigError(f"{text!r} is no list of stages: write FW(3,4,6,8)/BW(6,6,8,8)")
+        fw, bw = ([int(bits) for bits in group.split(",") if bits.strip()] for group in match.groups())
+        if len(fw) != len(bw):
+            raise ConfigError(f"{text!r} has {len(fw)} forward but {len(bw)} backward stages: give as many of each")
+        return cls(tuple(Precision(f, b) for f, b in zip(fw, bw, strict=True)))
+
+
+@dataclass(frozen=True)
+class CostTargets:
+    """FracTrain's target cp of each stage, in per cent of the full-precision training cost (paper 3.3)."""
+
+    per_cent: tuple[float, ...] = (1.5, 2.0, 2.5, 3.0)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "per_cent", tuple(float(target) for target in self.per_cent))
+        if not self.per_cent or not all(0 < target <= 100 for target in self.per_cent):
+            raise ConfigError(
+                f"targets {self.per_cent} must be shares in per cent, above 0 and at most 100, e.g. 1.5 2 2.5 3"
+            )
+
+    @classmethod
+    def from_total(cls, cp_total: float, stages: int = 4, step: float = 0.5) -> CostTargets:
+        """Targets whose mean is ``cp_total``, ``step`` apart (supplement 7, equation 1)."""
+        first = cp_total - step * (stages - 1) / 2
+        if first <= 0:
+            raise ConfigError(
+                f"cp_total={cp_total} with {stages} stages {step} apart would start at {first:g} per cent: "
+                "take fewer or closer stages"
+            )
+        return cls(tuple(first + step * stage for stage in range(stages)))

@@ -1,0 +1,52 @@
+"""Which cost targets a model's gates are steered to, and whether they can get there."""
+
+from __future__ import annotations
+
+from fractrain_fx.config import FracConfig
+from fractrain_fx.errors import TargetError
+
+__all__ = ["resolve_targets"]
+
+_DEFAULTS = {"fractrain": (1.5, 2.0, 2.5, 3.0), "dfq": (3.0,), "slu": (50.0,)}
+
+# Distance of a moved default from the lowest reachable cp, as a share of the reachable interval.
+_MARGIN = 0.05
+
+
+def resolve_targets(config: FracConfig, low: float, high: float) -> tuple[float, ...]:
+    """The target cp of each stage, in per cent.
+
+    Targets that were set are taken as they are. The defaults (paper 4.4) are moved up, keeping their distances as far
+    as there is room, for a model that cannot get as low: one with blocks that have no skip path.
+
+    Args:
+        config: whose ``method`` and ``targets`` decide.
+        low: lowest cp that the gates can choose, in per cent.
+        high: the highest.
+
+    Raises:
+        TargetError: a target that was set lies outside ``low`` to ``high``.
+    """
+    if config.targets is None:
+        return _move(_DEFAULTS[config.method], low, high)
+    targets = config.targets.per_cent if config.method == "fractrain" else config.targets.per_cent[-1:]
+    for target in targets:
+        if not low <= target <= high:
+            raise TargetError(
+                f"target cp {target:g} % cannot be reached: with {config.gate_weight_bits}-bit weights and options "
+                f"{', '.join(map(str, config.gate_options))} this model's gates reach {low:.3f} to {high:.3f} %. "
+                "Set targets inside that, or other options or weight_bits"
+            )
+    return targets
+
+
+def _move(targets: tuple[float, ...], low: float, high: float) -> tuple[float, ...]:
+    margin = _MARGIN * (high - low)
+    if targets[0] >= low and targets[-1] <= high:
+        return targets
+    start = max(targets[0], low + margin)
+    start = min(start, high - margin)
+    room = max(high - margin - start, 0.0)
+    reach = targets[-1] - targets[0]
+    squeeze = min(1.0, room / reach) if reach else 1.0
+    return tuple(start + (target - targets[0]) * squeeze for target in targets)

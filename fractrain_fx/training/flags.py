@@ -1,0 +1,95 @@
+"""The command line's flags for a run, made from the settings dataclasses and their docstrings."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import Any
+
+from fractrain_fx.config import FracConfig, GateConfig
+from fractrain_fx.errors import ConfigError
+from fractrain_fx.training.settings import RunSettings, TrainSettings
+
+__all__ = ["add_flags", "given_flags"]
+
+# Fields whose text form is not that of their type. The rest are read as the type that their annotation begins with;
+# what is allowed is the dataclasses' business.
+_LISTS: dict[str, type] = {"options": str, "targets": float, "pins": str, "dims": int}
+_EXAMPLES = {"pins": "PATTERN=FW-8/BW-16", "options": "FW-3/BW-6", "targets": "PER_CENT", "stages": "FW(3,8)/BW(6,8)"}
+_TYPES: dict[str, type] = {"int": int, "float": float}
+
+
+def add_flags(parser: Any, *, loop: bool = True) -> None:
+    """Give a parser one flag for each setting of a run; a flag that is not given stays ``None``.
+
+    Args:
+        parser: of jsonargparse.
+        loop: include the flags that only training needs, and ``--model``.
+    """
+    defaults = RunSettings().to_dict()
+    groups: list[tuple[str, type[Any], str]] = [
+        ("what is trained, and on what", RunSettings, ""),
+        ("the method", FracConfig, ""),
+        ("the gates", GateConfig, "gate."),
+    ]
+    if loop:
+        groups.insert(1, ("the loop", TrainSettings, ""))
+    seen = {"train", "frac", "gate"} if loop else {"train", "frac", "gate", "model", "limit"}
+    for title, cls, prefix in groups:
+        group = parser.add_argument_group(title)
+        help_texts = dict(_attributes(cls))
+        shown = defaults["gate"] if prefix else defaults
+        for field in fields(cls):
+            if field.name in seen:
+                continue
+            seen.add(field.name)
+            flag = "--" + prefix + field.name.replace("_", "-")
+            names = [flag] if "_" not in field.name else [flag, "--" + prefix + field.name]
+            text = f"{help_texts[field.name]} (default: {_text(shown[field.name])})".replace("%", "%%")
+            if field.type == "bool":
+                group.add_argument(*names, action="store_true", default=None, help=text)
+                continue
+            options: dict[str, Any] = {"nargs": "+"} if field.name in _LISTS else {}
+            kind = _LISTS.get(field.name) or _TYPES.get(str(field.type).split(" ")[0], str)
+            metavar = _EXAMPLES.get(field.name, field.name.upper())
+            group.add_argument(*names, type=kind, metavar=metavar, help=text, **options)
+
+
+def given_flags(parsed: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that were on the command line, as ``RunSettings.from_dict`` takes them.
+
+    Raises:
+        ConfigError: a pin that is not ``PATTERN=PRECISION``.
+    """
+    known = RunSettings().to_dict().keys()
+    given = {key: value for key, value in parsed.items() if key in known and value is not None}
+    gate = {key: value for key, value in given.pop("gate", {}).items() if value is not None}
+    if gate:
+        given["gate"] = gate
+    if "pins" in given:
+        given["pins"] = [_pin(text) for text in given["pins"]]
+    return given
+
+
+def _pin(text: str) -> dict[str, str]:
+    pattern, found, precision = text.rpartition("=")
+    if not found:
+        raise ConfigError(f"--pins {text!r} is no rule: write PATTERN=PRECISION, for example 'depthwise=FW-8/BW-16'")
+    return {"pattern": pattern, "precision": precision}
+
+
+def _attributes(cls: type) -> Iterator[tuple[str, str]]:
+    """Names and descriptions from the ``Attributes`` section of a docstring."""
+    _, _, section = (inspect.getdoc(cls) or "").partition("Attributes:\n")
+    for entry in re.split(r"\n(?= {4}\w)", section.rstrip()):
+        names, _, text = entry.partition(":")
+        for name in names.split(","):
+            yield name.strip(), " ".join(text.replace("``", "").split())
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(str, value)) or "none"
+    return "automatic" if value is None else str(value)

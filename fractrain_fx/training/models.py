@@ -1,0 +1,195 @@
+"""Models by name: ``timm:resnet18``, ``hf:gpt2``, ``zoo:resnet38`` or ``path.py:function``; never pretrained."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from fractrain_fx.errors import ModelError, near
+from fractrain_fx.training.data import DataSet, stand_in
+
+__all__ = ["BuiltModel", "build_model", "zoo_models"]
+
+_FORMS = "write timm:NAME, hf:TYPE, zoo:NAME or FILE.py:FUNCTION"
+_SIDE = 32  # of images, for models that take any
+_CLASSES = 10  # or tokens, where neither the data nor the model says
+# A transformer small enough for a laptop; names as Hugging Face's configurations share them.
+_SMALL = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 256,
+    "patch_size": 4,
+    "num_channels": 3,
+}
+
+
+@dataclass(frozen=True)
+class BuiltModel:
+    """A model and how to call it.
+
+    Attributes:
+        model: with random weights.
+        data: the data set, its images enlarged to what the model reads; random samples where none was given.
+        input_name: keyword of the model's input; ``None``: its first positional argument.
+    """
+
+    model: nn.Module
+    data: DataSet
+    input_name: str | None = None
+
+    def examples(self) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+        """Positional and keyword inputs to record the model with."""
+        example = self.data.example()
+        return ((example,), {}) if self.input_name is None else ((), {self.input_name: example})
+
+
+def build_model(name: str, data: DataSet | None = None, *, image_size: int | None = None) -> BuiltModel:
+    """Build the model that ``name`` says, with the outputs that ``data`` needs.
+
+    Args:
+        name: ``timm:`` and a timm model, ``hf:`` and a Hugging Face model type (a small one is built from its
+            configuration), ``zoo:`` and a model of this package, or a Python file and a function in it that returns
+            a module; the function is given those of ``num_classes``, ``vocab_size`` and ``image_size`` that it names.
+        data: decides the task, the number of classes or tokens, and the length of sequences. Without it the model
+            keeps its own, as far as it has any.
+        image_size: side of the images; by default 32, or what the model insists on (without ``data``: prefers).
+
+    Raises:
+        ModelError: nothing of that name, or it does not fit the task; near names are offered.
+    """
+    source, _, rest = name.rpartition(":")
+    if source.endswith(".py"):
+        return _from_file(Path(source), rest, data, image_size)
+    source, _, rest = name.partition(":")
+    if source == "timm" and rest:
+        return _from_timm(rest, data, image_size)
+    if source == "hf" and rest:
+        return _from_hugging_face(rest, data, image_size)
+    if source == "zoo" and rest:
+        return _from_zoo(rest, data, image_size)
+    hint = near(name, [f"{kind}:{name}" for kind in ("timm", "hf", "zoo")]) if ":" not in name else ""
+    raise ModelError(f"model {name!r} does not say where it comes from: {_FORMS}.{hint}")
+
+
+def _from_timm(name: str, data: DataSet | None, image_size: int | None) -> BuiltModel:
+    import timm
+
+    if not timm.is_model(name):
+        raise _unknown("timm", name, timm.list_models())
+    if data is not None:
+        _needs(data, "classification", f"timm:{name}")
+    fixed = bool(timm.get_pretrained_cfg_value(name, "fixed_input_size"))
+    changes: dict[str, Any] = {"img_size": image_size} if fixed and image_size else {}
+    changes |= {} if data is None else {"num_classes": data.classes}
+    try:
+        model: Any = timm.create_model(name, pretrained=False, **changes)
+    except TypeError as error:
+        raise ModelError(f"timm:{name} does not take images of side {image_size}: leave out the image size") from error
+    channels, side, _ = model.pretrained_cfg["input_size"]
+    side = image_size or (side if fixed or data is None else _SIDE)
+    return BuiltModel(model, (data or stand_in("classification", model.num_classes)).sized(channels, side))
+
+
+def _from_hugging_face(name: str, data: DataSet | None, image_size: int | None) -> BuiltModel:
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageClassification
+
+    if data is None:
+        speaks = name in (config.model_type for config in AutoModelForCausalLM._model_mapping)
+        data = stand_in("language", _CLASSES) if speaks else stand_in("classification", _CLASSES)
+    auto: Any = AutoModelForCausalLM if data.task == "language" else AutoModelForImageClassification
+    fitting = sorted({config.model_type for config in auto._model_mapping})
+    if name not in CONFIG_MAPPING:
+        raise _unknown("hf", name, fitting)
+    if name not in fitting:
+        raise ModelError(
+            f"hf:{name} has no model for {data.task}, which {data.name!r} needs; among those that do are "
+            f"{', '.join(fitting[:8])}.{near(name, fitting)}"
+        )
+    side = image_size or _SIDE
+    wanted = _SMALL | {"vocab_size": data.classes} if data.task == "language" else _SMALL | {"image_size": side}
+    if data.task == "language":
+        wanted |= {"max_position_embeddings": data.train.tensors[0].shape[1], "is_decoder": True}
+    default = CONFIG_MAPPING[name]()
+    known = default.to_dict().keys() | default.attribute_map.keys()
+    changes: dict[str, Any] = {
+        key: value for key, value in wanted.items() if key in known and isinstance(getattr(default, key), int)
+    }
+    # The defaults name tokens of the full vocabulary.
+    changes |= {key: None for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in known}
+    changes |= {"num_labels": data.classes, "use_cache": False}
+    config = CONFIG_MAPPING[name](**changes)
+    model = auto.from_config(config)
+    if data.task == "classification":
+        data = data.sized(getattr(config, "num_channels", 3), side)
+    return BuiltModel(model, data, model.main_input_name)
+
+
+def zoo_models() -> list[str]:
+    """Names of the models that this package brings along."""
+    from fractrain_fx.zoo import models
+
+    return [each for each in models.__all__ if inspect.isfunction(getattr(models, each))]
+
+
+def _from_zoo(name: str, data: DataSet | None, image_size: int | None) -> BuiltModel:
+    from fractrain_fx.zoo import models
+
+    if name not in zoo_models():
+        raise _unknown("zoo", name, zoo_models())
+    return _called(getattr(models, name), f"zoo:{name}", data, image_size)
+
+
+def _from_file(path: Path, function: str, data: DataSet | None, image_size: int | None) -> BuiltModel:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise ModelError(f"{path} is no file: {_FORMS}")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    build = getattr(module, function, None)
+    if not callable(build):
+        raise ModelError(f"{path} has no function {function!r}.{near(function, vars(module))}")
+    return _called(build, f"{path}:{function}", data, image_size)
+
+
+def _called(build: Any, name: str, data: DataSet | None, image_size: int | None) -> BuiltModel:
+    """Call a user's or the zoo's function with what it names."""
+    parameters = inspect.signature(build).parameters
+    if data is None:
+        data = stand_in("language" if "vocab_size" in parameters else "classification", _CLASSES)
+    side = image_size or _SIDE
+    offered = {"image_size": side, "num_classes" if data.task == "classification" else "vocab_size": data.classes}
+    _fits(parameters, name, data)
+    model = build(**{key: value for key, value in offered.items() if key in parameters})
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"{name} returned {type(model).__name__}, not a torch.nn.Module")
+    if data.task == "classification":
+        data = data.sized(3, side)
+    return BuiltModel(model, data, getattr(model, "main_input_name", None))
+
+
+def _fits(parameters: Iterable[str], name: str, data: DataSet) -> None:
+    """Refuse a function that speaks of the other task only."""
+    mine, other = ("num_classes", "vocab_size") if data.task == "classification" else ("vocab_size", "num_classes")
+    if other in parameters and mine not in parameters:
+        raise ModelError(
+            f"{name} takes {other}, so it does not fit {data.name!r} ({data.task}): choose another data set or model"
+        )
+
+
+def _needs(data: DataSet, task: str, name: str) -> None:
+    if data.task != task:
+        raise ModelError(f"{name} is for {task}, {data.name!r} is for {data.task}: choose another data set or model")
+
+
+def _unknown(source: str, name: str, known: Iterable[str]) -> ModelError:
+    known = sorted({f"{source}:{each}" for each in known})
+    return ModelError(f"model '{source}:{name}' is unknown: {_FORMS}.{near(f'{source}:{name}', known)}")

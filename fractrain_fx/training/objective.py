@@ -1,0 +1,85 @@
+"""What a task minimises and how its result is measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from fractrain_fx.errors import InputError
+from fractrain_fx.training.data import DataSet
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
+
+__all__ = ["Objective"]
+
+
+@dataclass(frozen=True)
+class Objective:
+    """Cross-entropy, and accuracy (per cent) for classification or perplexity for language.
+
+    Attributes:
+        metric: the measure's name.
+        higher_is_better: whether more of it is better.
+        classes: number of classes or tokens.
+    """
+
+    metric: str
+    higher_is_better: bool
+    classes: int
+
+    @classmethod
+    def of(cls, data: DataSet) -> Objective:
+        """The objective of a data set's task."""
+        if data.task == "classification":
+            return cls("accuracy", True, data.classes)
+        return cls("perplexity", False, data.classes)
+
+    def loss(self, logits: Float[Tensor, "*batch classes"], targets: Int[Tensor, "*batch"]) -> Float[Tensor, ""]:
+        """Mean cross-entropy over samples (and positions)."""
+        return F.cross_entropy(logits.flatten(0, -2).float(), targets.flatten())
+
+    def meter(self) -> Metric:
+        """A fresh measure; feed it logits and targets, already gathered from all processes."""
+        if self.metric == "accuracy":
+            from torchmetrics.classification import MulticlassAccuracy
+
+            return MulticlassAccuracy(self.classes, average="micro", sync_on_compute=False)
+        from torchmetrics.text import Perplexity
+
+        alone: dict[str, Any] = {"sync_on_compute": False}
+        return Perplexity(**alone)
+
+    def read(self, meter: Metric) -> float:
+        """The measure's value: per cent for accuracy."""
+        value = float(meter.compute())
+        return 100 * value if self.metric == "accuracy" else value
+
+    def better(self, new: float, old: float | None) -> bool:
+        """Whether ``new`` is better than ``old`` (than nothing: always)."""
+        if old is None or math.isnan(old):
+            return True
+        return new > old if self.higher_is_better else new < old
+
+    @staticmethod
+    def logits(output: Any) -> Float[Tensor, "*batch classes"]:
+        """The logits in what a model returned.
+
+        Raises:
+            InputError: there are none.
+        """
+        if isinstance(output, Mapping):
+            output = output.get("logits")
+        elif isinstance(output, tuple | list):
+            output = output[0]
+        elif not isinstance(output, Tensor):
+            output = getattr(output, "logits", None)
+        if not isinstance(output, Tensor):
+            raise InputError("the model returned no logits: return a tensor, or an output with a field named 'logits'")
+        return output

@@ -1,0 +1,80 @@
+"""What a run came to, and the table that compares runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+__all__ = ["RunResult", "results_table"]
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """The outcome of a run. Costs are shares 0..1 of full-precision training, means over all samples seen.
+
+    Attributes:
+        label: how tables call this run.
+        metric: name of the test measure.
+        value: the measure after the last epoch; ``best`` the best of all epochs, reached after ``best_epoch``.
+        mean_cp: cost of the gated or scheduled contractions.
+        mean_cp_total: cost of all contractions.
+        total_macs: training cost in full-precision MACs.
+        best_macs: the same up to the best epoch.
+        seconds: wall time of training, evaluation included.
+        turning_points: epochs after which another stage began.
+        epochs: epochs trained.
+    """
+
+    label: str
+    metric: str
+    value: float
+    best: float
+    best_epoch: int
+    mean_cp: float
+    mean_cp_total: float
+    total_macs: float
+    best_macs: float
+    seconds: float
+    turning_points: tuple[int, ...]
+    epochs: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def to_json(self, path: Path) -> None:
+        """Write as JSON."""
+        path.write_text(json.dumps(self.to_dict(), indent=2), encoding="utf-8")
+
+
+def results_table(results: Sequence[RunResult], title: str | None = None) -> Table:
+    """Runs side by side; all of one task."""
+    metric = results[0].metric
+    unit = " %" if metric == "accuracy" else ""
+    table = Table(
+        title=title,
+        box=SIMPLE_HEAD,
+        caption="cp: gated or scheduled contractions, cp_total: all of them, as shares of\n"
+        "full-precision training; MACs: the whole training, counted at 32 bits",
+    )
+    table.add_column("\nrun", no_wrap=True)
+    for heading in (f"test\n{metric}{unit}", "\nbest", "mean\ncp %", "\ncp_total %", "training\nMACs", "time\ns"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("turning\npoints", justify="right")
+    for result in results:
+        table.add_row(
+            result.label,
+            f"{result.value:.2f}",
+            f"{result.best:.2f}",
+            f"{100 * result.mean_cp:.2f}",
+            f"{100 * result.mean_cp_total:.2f}",
+            f"{result.total_macs:.3e}",
+            f"{result.seconds:.0f}",
+            ", ".join(map(str, result.turning_points)) or "-",
+        )
+    return table

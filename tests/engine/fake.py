@@ -1,0 +1,57 @@
+"""A model with nothing but what the engine reads: choices that are leaves, and their cost by the formula."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor, nn
+
+from fractrain_fx.config import FracConfig
+from fractrain_fx.engine.controller import option_share
+from fractrain_fx.errors import InputError
+from fractrain_fx.precision import Precision
+
+
+class FakeModel(nn.Module):
+    """``blocks`` gated blocks with ``macs_of_block`` MACs each; every sample chooses option ``k``."""
+
+    def __init__(self, config: FracConfig | None = None, macs_of_block: tuple[int, ...] = (10, 30)) -> None:
+        super().__init__()
+        self.config = config or FracConfig()
+        self.macs_of_block = macs_of_block
+        self.macs = sum(macs_of_block)
+        self.targets = self.config.targets.per_cent if self.config.targets else (1.5, 2.0, 2.5, 3.0)
+        self.batch = 0
+        self.precisions: list[Precision] = []
+        self._cost: SimpleNamespace | None = None
+
+    @property
+    def cost(self) -> SimpleNamespace:
+        if self._cost is None:
+            raise InputError("call the model on a batch first")
+        return self._cost
+
+    def set_precision(self, precision: Precision) -> None:
+        self.precisions.append(precision)
+
+    def forward(self, batch: int, k: int = 2) -> None:
+        options = self.config.gate_options
+        share = torch.tensor([option_share(option, self.config.gate_weight_bits) for option in options])
+        choice: dict[str, Tensor] = {}
+        cp = torch.zeros(())
+        for index, macs in enumerate(self.macs_of_block):
+            one_hot = torch.zeros(batch, len(options))
+            one_hot[:, k] = 1
+            choice[f"block{index}"] = one_hot.requires_grad_()
+            cp = cp + macs / self.macs * (one_hot * share).sum(1).mean()
+        self.batch = batch
+        gated = self.config.gated
+        self._cost = SimpleNamespace(
+            cp=cp if gated else torch.tensor(0.0625),
+            cp_total=cp.detach() + 0.1,
+            fw=cp.detach() / 4,
+            eb=cp.detach() / 4,
+            gc=cp.detach() / 2,
+            choice=choice if gated else {},
+        )

@@ -1,0 +1,192 @@
+"""The engine in a loop: stages, costs, bad losses, and continuing a run."""
+
+import json
+import math
+from dataclasses import FrozenInstanceError
+
+import pytest
+import torch
+from torch import nn
+
+from fractrain_fx.config import FracConfig
+from fractrain_fx.engine import Engine, StageChange
+from fractrain_fx.errors import ConfigError, InputError, NonFiniteLossError, RunError
+from fractrain_fx.precision import Precision
+from tests.engine.fake import FakeModel
+
+
+def epoch(engine: Engine, model: FakeModel, loss: float = 1.0, steps: int = 2) -> StageChange | None:
+    for _ in range(steps):
+        model(4)
+        engine.loss(torch.tensor(loss))
+    return engine.end_epoch()
+
+
+def test_fractrain_moves_its_target_and_says_so() -> None:
+    model = FakeModel()
+    engine = Engine(model)
+    changes = [epoch(engine, model) for _ in range(5)]
+    assert changes[:4] == [None] * 4
+    assert changes[4] == StageChange(5, 0, 1, 1.5, 2.0)
+    assert str(changes[4]) == "epoch 5: stage 1 -> 2, cp 1.5 % -> cp 2 %"
+    assert engine.stage == 1 and engine.ledger.turning_points == ()
+    epoch(engine, model)
+    assert engine.ledger.turning_points == (5,)
+    with pytest.raises(FrozenInstanceError):
+        changes[4].epoch = 1  # type: ignore[misc, union-attr]
+
+
+def test_pfq_sets_the_precision_of_each_stage() -> None:
+    model = FakeModel(FracConfig(method="pfq", schedule="manual", epochs=4))
+    engine = Engine(model)
+    changes = [epoch(engine, model) for _ in range(4)]
+    assert model.precisions == list(FracConfig().stages.stages)
+    assert str(changes[0]) == "epoch 1: stage 1 -> 2, FW-3/BW-6 -> FW-4/BW-6"
+
+
+@pytest.mark.parametrize(("method", "level"), [("dfq", 3.0), ("slu", 3.0), ("static", Precision(8, 8))])
+def test_methods_with_one_stage_never_move(method: str, level: object) -> None:
+    model = FakeModel(FracConfig(method=method))  # type: ignore[arg-type]
+    engine = Engine(model)
+    for _ in range(6):
+        model(4, k=1)
+        engine.loss(torch.tensor(1.0))
+        assert engine.end_epoch() is None
+    assert engine.levels == (level,)
+
+
+def test_ungated_methods_leave_the_loss_alone_and_keep_the_ledger() -> None:
+    model = FakeModel(FracConfig(method="static"))
+    engine = Engine(model)
+    model(4)
+    assert engine.loss(torch.tensor(1.25)) == 1.25
+    engine.end_epoch()
+    assert engine.ledger.mean_cp == pytest.approx(0.0625)
+
+
+def test_the_cost_term_pushes_towards_the_target() -> None:
+    model = FakeModel(FracConfig(targets=(0.5, 3.0)))
+    engine = Engine(model)
+    model(4)
+    assert engine.loss(torch.tensor(1.0)) > 1
+    engine._stage = 1
+    assert engine.loss(torch.tensor(1.0)) < 1
+
+
+def test_the_ledger_counts_macs_and_choices() -> None:
+    model = FakeModel()
+    engine = Engine(model)
+    model(4, k=1)
+    engine.loss(torch.tensor(1.0))
+    model(12, k=2)
+    engine.loss(torch.tensor(2.0))
+    low, high = (float(c) for c in (6 * 2 + 6 * 6 + 2 * 6, 6 * 3 + 6 * 6 + 3 * 6))
+    cp = (4 * low + 12 * high) / 16 / 3072
+    engine.end_epoch()
+    (row,) = engine.ledger.rows
+    assert row.loss == pytest.approx(1.75)  # by samples, not by steps
+    assert row.cp == pytest.approx(cp) and row.cp_total == pytest.approx(cp + 0.1)
+    assert row.options["block0"] == pytest.approx((0, 0.25, 0.75, 0, 0, 0, 0))
+    assert engine.ledger.total_macs == pytest.approx(3 * 40 * (cp + 0.1) * 16)
+    assert engine.ledger.mean_cp_total == pytest.approx(cp + 0.1)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_bad_step_is_named_and_never_advances_the_stage(bad: float) -> None:
+    model = FakeModel()
+    engine = Engine(model)
+    for _ in range(4):
+        epoch(engine, model)
+    for loss in (1.0, bad, 1.0, bad):
+        model(4)
+        engine.loss(torch.tensor(loss))
+    with pytest.raises(NonFiniteLossError, match="step 2 of epoch 5"):
+        engine.check_finite()
+    with pytest.raises(NonFiniteLossError, match="step 2 of epoch 5"):
+        engine.end_epoch()
+    assert engine.stage == 0 and engine.ledger.rows[-1].loss is None
+    assert epoch(engine, model) is not None  # the window held four good losses, this is the fifth
+
+
+def test_a_bad_mean_loss_is_refused() -> None:
+    model = FakeModel()
+    engine = Engine(model)
+    model(4)
+    engine.loss(torch.tensor(1.0))
+    with pytest.raises(NonFiniteLossError, match="mean loss of epoch 1"):
+        engine.end_epoch(math.nan)
+
+
+def test_a_given_mean_loss_is_what_the_indicator_sees() -> None:
+    model = FakeModel()
+    engine = Engine(model)
+    changes = []
+    for index in range(5):
+        model(4)
+        engine.loss(torch.tensor(10.0 ** (5 - index)))
+        changes.append(engine.end_epoch(1.0))
+    assert changes[-1] is not None
+
+
+def test_state_continues_a_run_and_is_json() -> None:
+    model = FakeModel(FracConfig(method="pfq"))
+    engine = Engine(model)
+    for _ in range(7):
+        epoch(engine, model)
+    other_model = FakeModel(FracConfig(method="pfq"))
+    other = Engine(other_model)
+    other.load_state_dict(json.loads(json.dumps(engine.state_dict())))
+    assert other.stage == 1 and other_model.precisions[-1] == Precision(4, 6)
+    assert other.ledger.to_dict() == engine.ledger.to_dict()
+    assert [str(epoch(engine, model)) for _ in range(4)] == [str(epoch(other, other_model)) for _ in range(4)]
+
+
+def test_a_state_of_more_stages_is_refused() -> None:
+    model = FakeModel(FracConfig(schedule="manual", epochs=2))
+    engine = Engine(model)
+    epoch(engine, model)
+    with pytest.raises(RunError, match="stage 3"):
+        Engine(FakeModel(FracConfig(targets=(1.5, 2)))).load_state_dict(engine.state_dict())
+
+
+def test_a_users_schedule_may_be_anything_that_maps_losses_to_stages() -> None:
+    class Last:
+        def update(self, loss: float) -> int:
+            return 3 if loss < 1 else 9
+
+        def state_dict(self) -> dict[str, object]:
+            return {}
+
+        def load_state_dict(self, state: object) -> None: ...
+
+    model = FakeModel()
+    engine = Engine(model, schedule=Last())
+    assert epoch(engine, model, loss=0.5) == StageChange(1, 0, 3, 1.5, 3.0)
+    with pytest.raises(ConfigError, match="stage 9"):
+        epoch(engine, model, loss=2.0)
+
+
+def test_wrapped_models_are_found_and_plain_ones_refused() -> None:
+    class Wrapper(nn.Module):
+        def __init__(self, module: nn.Module) -> None:
+            super().__init__()
+            self.module = module
+
+    model = FakeModel()
+    assert Engine(Wrapper(model)).model is model  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="fractrainify"):
+        Engine(nn.Linear(2, 2))  # type: ignore[arg-type]
+
+
+def test_misuse_is_explained() -> None:
+    model = FakeModel()
+    engine = Engine(model)
+    with pytest.raises(InputError, match="call the model on a batch first"):
+        engine.loss(torch.tensor(1.0))
+    model(4)
+    with pytest.raises(InputError, match="mean"):
+        engine.loss(torch.ones(4))
+    with pytest.raises(RunError, match="without a training step"):
+        engine.end_epoch()
+    with pytest.raises(ConfigError, match="accumulate"):
+        Engine(model, accumulate=0)

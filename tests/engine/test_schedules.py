@@ -1,0 +1,75 @@
+"""Each schedule walks the levels as ALGORITHM 6 says."""
+
+import pytest
+
+from fractrain_fx.config import FracConfig
+from fractrain_fx.engine.schedules import AutoSchedule, StagePlan, StageSchedule, plan_stages
+from fractrain_fx.errors import ConfigError
+from fractrain_fx.precision import Precision
+
+STAGES = FracConfig().stages.stages
+TARGETS = (1.5, 2.0, 2.5, 3.0)
+
+
+def walk(plan: StagePlan, losses: list[float]) -> list[int]:
+    """The stage of each epoch."""
+    return [0] + [plan.schedule.update(loss) for loss in losses[:-1]]
+
+
+def test_auto_moves_at_turning_points_and_stays_at_the_last_stage() -> None:
+    plan = plan_stages(FracConfig(), TARGETS)
+    assert plan.levels == TARGETS
+    assert walk(plan, [1.0] * 25) == [0] * 5 + [1] * 5 + [2] * 5 + [3] * 10
+
+
+def test_two_stage_keeps_the_ends() -> None:
+    plan = plan_stages(FracConfig(method="pfq", schedule="two-stage"), STAGES)
+    assert plan.levels == (Precision(3, 6), Precision(8, 8))
+    assert walk(plan, [1.0] * 12) == [0] * 5 + [1] * 7
+
+
+def test_manual_gives_each_stage_the_same_number_of_epochs() -> None:
+    plan = plan_stages(FracConfig(schedule="manual", epochs=8), TARGETS)
+    assert walk(plan, [float(-epoch) for epoch in range(10)]) == [0, 0, 1, 1, 2, 2, 3, 3, 3, 3]
+
+
+def test_cyclic_goes_from_the_first_to_the_last_precision_in_each_cycle() -> None:
+    plan = plan_stages(FracConfig(method="pfq", schedule="cyclic", epochs=12, cycles=2), STAGES)
+    precisions = [plan.levels[stage] for stage in walk(plan, [1.0] * 12)]
+    assert precisions[:6] == precisions[6:]
+    assert precisions[0] == Precision(3, 6) and precisions[5] == Precision(8, 8)
+    bits = [precision.fw for precision in precisions[:6] if isinstance(precision, Precision)]
+    assert bits == sorted(bits) and len(set(bits)) > 3
+
+
+def test_cyclic_ends_with_the_last_target_and_interpolates_targets() -> None:
+    plan = plan_stages(FracConfig(schedule="cyclic", epochs=7, cycles=2), TARGETS)
+    targets = [plan.levels[stage] for stage in walk(plan, [1.0] * 7)]
+    assert targets[0] == targets[3] == 1.5
+    assert targets[2] == targets[-1] == 3.0
+    assert targets[1] == pytest.approx(2.25)
+
+
+def test_cyclic_refuses_cycles_shorter_than_two_epochs() -> None:
+    with pytest.raises(ConfigError, match="cycles=3"):
+        plan_stages(FracConfig(schedule="cyclic", epochs=7, cycles=8), TARGETS)
+
+
+def test_constant_holds_the_last_level() -> None:
+    plan = plan_stages(FracConfig(schedule="constant"), TARGETS)
+    assert plan.levels == (3.0,) and walk(plan, [1.0] * 9) == [0] * 9
+
+
+@pytest.mark.parametrize("schedule", ["auto", "two-stage", "manual", "cyclic", "constant"])
+def test_every_schedule_continues_from_its_state(schedule: str) -> None:
+    config = FracConfig(schedule=schedule, epochs=20, cycles=2)  # type: ignore[arg-type]
+    first, second = plan_stages(config, TARGETS).schedule, plan_stages(config, TARGETS).schedule
+    assert isinstance(first, StageSchedule)
+    for _ in range(8):
+        first.update(1.0)
+    second.load_state_dict(first.state_dict())
+    assert [first.update(1.0) for _ in range(12)] == [second.update(1.0) for _ in range(12)]
+
+
+def test_auto_is_the_default() -> None:
+    assert isinstance(plan_stages(FracConfig(), TARGETS).schedule, AutoSchedule)

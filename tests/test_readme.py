@@ -1,0 +1,79 @@
+"""The documentation is true: its Python runs, its commands exist, its links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from fractrain_fx import cli
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+_FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+
+
+class Block(NamedTuple):
+    page: Path
+    line: int
+    language: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page.name}:{self.line}"
+
+
+def blocks(*languages: str) -> list[Block]:
+    found = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for fence in _FENCE.finditer(text):
+            line = text.count("\n", 0, fence.start()) + 1
+            found.append(Block(page, line, fence[1], fence[2]))
+    return [block for block in found if block.language in languages]
+
+
+def commands(program: str) -> list[list[str]]:
+    """Every call of a program in the shell blocks, in words, without comments and prompts."""
+    lines = (line for block in blocks("bash", "sh", "console") for line in block.text.replace("\\\n", " ").splitlines())
+    words = [shlex.split(line.removeprefix("$ "), comments=True) for line in lines]
+    return [call[1:] for call in words if call[:1] == [program]]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_blocks_run_in_the_order_of_the_page(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "__main__"}
+    for block in blocks("python"):
+        if block.page == page:
+            # blank lines in front, so that an error's traceback shows the line of the page
+            exec(compile("\n" * block.line + block.text, str(page), "exec"), names)
+
+
+@pytest.mark.parametrize("call", commands("fractrain"), ids=" ".join)
+def test_fractrain_commands_are_understood_and_the_short_ones_run(
+    call: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if call[:1] == ["train"]:
+        cli._parser().parse_args(call)
+    else:
+        assert cli.main(call) == 0
+
+
+@pytest.mark.parametrize("call", commands("make"), ids=" ".join)
+def test_make_commands_name_targets_that_exist(call: list[str]) -> None:
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert {word for word in call if "=" not in word} <= set(targets)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_inside_the_repository_lead_somewhere(page: Path) -> None:
+    links = [link for link in _LINK.findall(page.read_text(encoding="utf-8")) if "://" not in link]
+    assert [link for link in links if not (page.parent / link).exists()] == []
