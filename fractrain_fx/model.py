@@ -202,13 +202,13 @@ class FracModel(nn.Module):
         Raises:
             ConfigError: the method has no scheduled ops.
         """
-        inserted = self._modules.get(NAMESPACE)
-        stage = inserted._modules.get("stage") if inserted is not None else None
-        if not isinstance(stage, StageBits):
+        if not self.config.scheduled:
             raise ConfigError(
                 f"method {self.config.method!r} has no stage precision to set: 'static' and 'pfq' have one"
             )
-        stage.set(precision)
+        for module in self.modules():
+            if isinstance(module, StageBits):
+                module.set(precision)
 
     def restore(self) -> nn.Module:
         """The original module: its own class and names, the present weights (shared, not copied)."""

@@ -117,8 +117,8 @@ def _hugging_face(kind: str, head: str, **sizes: Any) -> Callable[[], Case]:
         kwargs = {"input_ids": tokens, "attention_mask": mask, "labels": tokens.masked_fill(mask == 0, -100)}
         if head == "AutoModelForSequenceClassification":
             kwargs["labels"] = torch.tensor([0, 1])
-        if kind != "t5":
-            kwargs |= {} if kind == "bert" else {"use_cache": False}
+        if kind != "bert":
+            kwargs["use_cache"] = False
         return Case(model, (), kwargs)
 
     return make

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,11 +118,16 @@ class Example:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
-    def renewed(self, change: Callable[[Tensor], Tensor]) -> Example:
-        """The same call on new tensors: ``change`` of each."""
-        args, kwargs = pytree.tree_map_only(Tensor, change, (self.args, self.kwargs))
+    def on(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Example:
+        """The same form of call with other values."""
         values = self.spec.bind(args, kwargs)
         return Example(self.spec, dict(zip(self.spec.placeholders, values, strict=True)), args, kwargs)
+
+    def renewed(self) -> Example:
+        """The same call on copies of its tensors: a model may write to its inputs."""
+        values = (self.args, self.kwargs)
+        copies = pytree.tree_map_only(Tensor, lambda x: x.detach().clone().requires_grad_(x.requires_grad), values)
+        return self.on(*copies)
 
 
 def describe_call(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Example:
@@ -136,9 +141,7 @@ def describe_call(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
     """
     signature = inspect.signature(model.forward)
     kwargs = dict(kwargs)
-    implied = {}
-    if "use_cache" in signature.parameters and "use_cache" not in kwargs:
-        implied = {"use_cache": False}
+    implied = {"use_cache": False} if "use_cache" not in kwargs and _takes_cache(model, signature) else {}
     try:
         bound = signature.bind(*args, **kwargs, **implied)
     except TypeError as error:
@@ -155,7 +158,9 @@ def describe_call(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
             positional += extra
             named |= extra
         elif parameter.kind is parameter.VAR_KEYWORD:
-            named |= bound.arguments.get(name, {})
+            extra = bound.arguments.get(name, {})
+            named |= {key: value for key, value in extra.items() if key not in implied}
+            defaults += [(key, value) for key, value in implied.items() if key in extra]
         else:
             if parameter.kind is not parameter.KEYWORD_ONLY:
                 positional.append(name)
@@ -172,3 +177,10 @@ def describe_call(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
         defaults=tuple(defaults),
     )
     return Example(spec, tensors, tuple(args), kwargs | implied)
+
+
+def _takes_cache(model: nn.Module, signature: inspect.Signature) -> bool:
+    if "use_cache" in signature.parameters:
+        return True
+    passes_on = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    return passes_on and bool(getattr(getattr(model, "config", None), "use_cache", False))

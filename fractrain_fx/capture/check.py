@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,37 +15,13 @@ from fractrain_fx.capture.module import RecordedModule
 from fractrain_fx.capture.patch import plain_paths
 from fractrain_fx.capture.state import preserved, seeded
 from fractrain_fx.capture.trees import tensors_in
+from fractrain_fx.errors import InputError
 
-__all__ = ["Mismatch", "Trial", "find_mismatch", "other_batch"]
+__all__ = ["Mismatch", "Trial", "find_mismatch", "rejection", "trials_of"]
 
 # A model told that values must not be read may take another path to the same result (an attention mask that masks
-# nothing, rather than none). The graph follows that path bit for bit, and the usual one up to rounding.
+# nothing, rather than none). The graph follows that path bit for bit, and the usual one up to rounding. Relative.
 _ROUNDING = 1e-4
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One run: in which mode, on which call."""
-
-    train: bool
-    example: Example
-
-
-@dataclass(frozen=True)
-class Mismatch:
-    """A run in which the graph was not its model.
-
-    Attributes:
-        trial: the run.
-        cause: what differed, in words.
-        parameters: parameters whose gradients differ while the outputs agree.
-        error: what the graph raised.
-    """
-
-    trial: Trial
-    cause: str
-    parameters: tuple[str, ...] = ()
-    error: Exception | None = None
 
 
 @dataclass(frozen=True)
@@ -56,54 +31,92 @@ class _Outcome:
     buffers: dict[str, Tensor]
 
 
-def other_batch(model: nn.Module, example: Example, axis: int) -> Example | None:
-    """The same call with one sample more, or ``None`` if the model does not run at another batch size."""
+@dataclass(frozen=True)
+class Trial:
+    """One run of the model: in which mode, on which call, and what came out."""
+
+    train: bool
+    example: Example
+    expected: _Outcome
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """A run in which the graph was not its model.
+
+    Attributes:
+        trial: the run.
+        cause: what differed, in words.
+        names: parameters (or buffers) whose gradients (or values) differ while the outputs agree.
+    """
+
+    trial: Trial
+    cause: str
+    names: tuple[str, ...] = ()
+
+
+def trials_of(model: nn.Module, example: Example, axis: int) -> tuple[list[Trial], bool]:
+    """Runs to compare with, in eval and in train mode, and whether the batch size is fixed.
+
+    They have one sample more than the example, or as many where the model does not run with more.
+
+    Raises:
+        InputError: the model fails on the example.
+    """
     inputs = (example.args, example.kwargs)
     size = batch_size(inputs, axis)
-    if size is None:
-        return None
-    args, kwargs = resize_batch(inputs, size + 1, axis)
-    values = example.spec.bind(args, kwargs)
-    grown = Example(example.spec, dict(zip(example.spec.placeholders, values, strict=True)), args, kwargs)
-    model.eval()
+    fixed = size is None
+    if size is not None:
+        resized = resize_batch(inputs, size + 1, axis)
+        grown = example.on(*resized)
+        try:
+            return [Trial(train, grown, _run(model, model, train, grown)) for train in (False, True)], False
+        except Exception:  # whatever a model says to a batch size that it does not take
+            fixed = True
     try:
-        with preserved(model), seeded(), torch.no_grad(), plain_paths(value_free=False):
-            model(*grown.args, **grown.kwargs)
-    except Exception:  # whatever a model says to a batch size that it does not take
-        return None
-    return grown
+        return [Trial(train, example, _run(model, model, train, example)) for train in (False, True)], fixed
+    except Exception as error:  # whatever a model says to inputs that it does not take
+        raise rejection(model, error) from error
+
+
+def rejection(model: nn.Module, error: Exception) -> InputError:
+    """What to tell whose model fails on its own example inputs."""
+    return InputError(
+        f"{type(model).__name__} rejects the example inputs: {type(error).__name__}: {error}. "
+        "Pass example_inputs=(...) and example_kwargs={...} as you call the model"
+    )
 
 
 def find_mismatch(model: nn.Module, recorded: RecordedModule, trial: Trial) -> Mismatch | None:
-    """Run model and graph from the same seed and compare."""
-    expected = _run(model, model, trial, value_free=False)
+    """Run the graph from the same seed as the model, and compare."""
     try:
-        actual = _run(model, recorded, trial, value_free=False)
+        actual = _run(model, recorded, trial.train, trial.example)
     except Exception as error:  # any error of the graph is a mismatch, as the model ran
-        return Mismatch(trial, f"the graph fails where the model runs: {type(error).__name__}: {error}", error=error)
-    found = _differ(trial, expected, actual)
+        return Mismatch(trial, f"the graph fails where the model runs: {type(error).__name__}: {error}")
+    found = _differ(trial, trial.expected, actual)
     if found is None:
         return None
-    again = _run(model, model, trial, value_free=False)
-    if _differ(trial, expected, again) is not None:
+    again = _run(model, model, trial.train, trial.example)
+    if _differ(trial, trial.expected, again) is not None:
         # The model itself is not deterministic (atomic additions on a GPU): equal up to rounding is all there is.
-        return _differ(trial, expected, actual, _ROUNDING)
-    if _differ(trial, _run(model, model, trial, value_free=True), actual) is None:
-        return _differ(trial, expected, actual, _ROUNDING)
+        return _differ(trial, trial.expected, actual, _ROUNDING)
+    if _differ(trial, _run(model, model, trial.train, trial.example, value_free=True), actual) is None:
+        return _differ(trial, trial.expected, actual, _ROUNDING)
     return found
 
 
-def _run(model: nn.Module, run: Callable[..., Any], trial: Trial, value_free: bool) -> _Outcome:
-    model.train(trial.train)
-    example = trial.example.renewed(lambda x: x.detach().clone().requires_grad_(x.requires_grad))
-    with preserved(model), seeded(), plain_paths(value_free=value_free), torch.set_grad_enabled(trial.train):
+def _run(model: nn.Module, run: nn.Module, train: bool, example: Example, value_free: bool = False) -> _Outcome:
+    model.train(train)
+    example = example.renewed()
+    with preserved(model), seeded(), plain_paths(value_free=value_free), torch.set_grad_enabled(train):
         if isinstance(run, RecordedModule):
-            run.train(trial.train)
+            run.train(train)
+            # Not through ``__call__``, which prints the generated code when a node fails.
             output = run.forward(*example.tensors.values())
         else:
             output = run(*example.args, **example.kwargs)
-        gradients = _gradients(model, example, output) if trial.train else {}
-        buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()} if trial.train else {}
+        gradients = _gradients(model, example, output) if train else {}
+        buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()} if train else {}
     return _Outcome(output, gradients, buffers)
 
 
@@ -113,13 +126,12 @@ def _gradients(model: nn.Module, example: Example, output: Any) -> dict[str, Ten
     for x in tensors_in(output):
         if x.requires_grad and x.is_floating_point():
             weights = torch.arange(x.numel(), device=x.device, dtype=torch.float32).cos().to(x.dtype)
-            terms.append((x.reshape(-1) * weights).sum())
+            terms.append((x.reshape(-1) * weights).sum().double())
     if not terms:
         return {}
-    total = torch.stack([term.double() for term in terms]).sum()
-    wanted = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    wanted: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
     wanted |= {f"input {i}": x for i, x in enumerate(tensors_in(example.tensors)) if x.requires_grad}
-    found = torch.autograd.grad(total, list(wanted.values()), allow_unused=True)
+    found = torch.autograd.grad(torch.stack(terms).sum(), list(wanted.values()), allow_unused=True)
     return dict(zip(wanted, found, strict=True))
 
 
@@ -129,10 +141,10 @@ def _differ(trial: Trial, expected: _Outcome, actual: _Outcome, tolerance: float
         return Mismatch(trial, words)
     for name, before in expected.buffers.items():
         if not same_tensor(before, actual.buffers[name], tolerance):
-            return Mismatch(trial, f"buffer {name!r} is left with other values", parameters=(name,))
+            return Mismatch(trial, f"buffer {name!r} is left with other values", names=(name,))
     wrong = tuple(
         name for name, x in expected.gradients.items() if not same_tensor(x, actual.gradients.get(name), tolerance)
     )
     if wrong:
-        return Mismatch(trial, f"the gradient of {', '.join(wrong[:3])} differs", parameters=wrong)
+        return Mismatch(trial, f"the gradient of {', '.join(wrong[:3])} differs", names=wrong)
     return None

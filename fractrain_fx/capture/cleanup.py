@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import operator
-
 import torch
 from torch import nn
 from torch.fx import Graph, Node
 
+from fractrain_fx.capture.targets import IN_PLACE_OPERATORS
+
 __all__ = ["has_effect", "remove_dead"]
 
-_IN_PLACE = frozenset(
-    getattr(operator, name)
-    for name in "setitem iadd isub imul imatmul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift".split()
-)
 _AUTOCAST = (torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast)
 
 
@@ -46,7 +42,7 @@ def has_effect(node: Node) -> bool:
         owner = node.graph.owning_module
         module = None if owner is None else owner.get_submodule(str(node.target))
         return isinstance(module, nn.Module) and bool(getattr(module, "inplace", False))
-    return node.target in _IN_PLACE or bool(node.kwargs.get("inplace")) or node.kwargs.get("out") is not None
+    return node.target in IN_PLACE_OPERATORS or bool(node.kwargs.get("inplace")) or node.kwargs.get("out") is not None
 
 
 def _remove_empty_regions(graph: Graph) -> None:

@@ -11,7 +11,7 @@ __all__ = ["Additions", "ModeSwitch"]
 
 
 class ModeSwitch(nn.Module):
-    """Gives ``train_value`` while training and ``eval_value`` otherwise: what a recording baked from ``self.training``."""
+    """Gives ``train_value`` while training, else ``eval_value``: what a recording baked from ``self.training``."""
 
     def __init__(self, train_value: Any, eval_value: Any) -> None:
         super().__init__()

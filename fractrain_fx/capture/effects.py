@@ -49,6 +49,6 @@ def _version(x: Tensor) -> int:
 
 def _random_state() -> list[Tensor]:
     states = [torch.default_generator.get_state()]
-    if torch.cuda.is_initialized():
-        states += [generator.get_state() for generator in torch.cuda.default_generators]
+    # Before CUDA is initialised there are none.
+    states += [generator.get_state() for generator in torch.cuda.default_generators]
     return states

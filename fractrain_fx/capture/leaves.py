@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import Enum
 
 import torch
 from torch import nn
 from torch.nn.modules import activation, batchnorm, dropout, instancenorm, normalization, pooling
 
 __all__ = ["Depth", "depth_of", "opaque_reason"]
-
-from enum import Enum
 
 _NORMS = (batchnorm._NormBase, instancenorm._InstanceNorm)
 _NORM_MODULES = (normalization.__name__, batchnorm.__name__, instancenorm.__name__)
@@ -51,9 +50,7 @@ def _only_vectors(module: nn.Module) -> bool:
 def opaque_reason(module: nn.Module) -> str | None:
     """Why a module's own calls would not tell all that it does, or ``None``."""
     if isinstance(module, torch.jit.ScriptModule):
-        return (
-            "it is a TorchScript module, whose calls cannot be seen; use the Python class to have its inside recorded"
-        )
+        return "it is a TorchScript module, whose calls are not seen; use the Python class to have its inside recorded"
     hooks: Mapping[str, Mapping[int, object]] = {
         "forward": {**module._forward_hooks, **module._forward_pre_hooks},
         "backward": {**module._backward_hooks, **module._backward_pre_hooks},

@@ -29,8 +29,8 @@ def locate(model: nn.Module, recorded: RecordedModule, returns: Sequence[Return]
     output differs, the last module in the run that owns one of the wrong gradients or buffers is taken: gradients
     flow backwards from it.
     """
-    if mismatch.parameters:
-        owners = {name.rpartition(".")[0] for name in mismatch.parameters}
+    if mismatch.names:
+        owners = {name.rpartition(".")[0] for name in mismatch.names}
         order = [returned.path for returned in returns]
         known = [path for path in order if any(f"{owner}.".startswith(f"{path}.") for owner in owners)]
         return known[-1] if known else ""

@@ -94,7 +94,8 @@ def recording(recorder: Recorder, calls: Calls) -> Iterator[None]:
     """Send module calls, autograd functions and autocast regions to ``recorder`` while the mode is active."""
     forward = nn.Module.__call__
     apply = torch.autograd.Function.__dict__["apply"]
-    enter, leave = torch.autocast.__enter__, torch.autocast.__exit__
+    enter: Callable[..., Any] = torch.autocast.__enter__
+    leave: Callable[..., Any] = torch.autocast.__exit__
     real_len = len
     regions: dict[int, list[Any]] = {}
 
@@ -105,9 +106,6 @@ def recording(recorder: Recorder, calls: Calls) -> Iterator[None]:
         real = apply.__get__(None, cls)
         if recorder.paused:
             return real(*args, **kwargs)
-        if cls is checkpoint.CheckpointFunction:
-            # Re-entrant checkpointing runs its function without gradients first; the graph holds the function itself.
-            return args[0](*args[2:])
         watched = recorder.watch(args, kwargs)
         with recorder.pause():
             result = real(*plain(args), **plain(dict(kwargs)))
@@ -121,7 +119,9 @@ def recording(recorder: Recorder, calls: Calls) -> Iterator[None]:
         return result
 
     def length(value: Any) -> Any:
-        return recorder.size("size", (value, 0), {}) if isinstance(value, Tensor) and value.ndim else real_len(value)
+        if isinstance(value, Tensor) and value.ndim and not recorder.paused:
+            return recorder.size("size", (value, 0), {})
+        return real_len(value)
 
     def leave_region(self: Any, *error: Any) -> Any:
         if not recorder.paused and regions.get(id(self)):
@@ -143,7 +143,7 @@ def recording(recorder: Recorder, calls: Calls) -> Iterator[None]:
 
 @contextlib.contextmanager
 def plain_paths(*, value_free: bool = True) -> Iterator[None]:
-    """Run models on their plain path: no fused attention, no compiled children.
+    """Run models on their plain path: no fused attention, no compiled children, no re-entrant checkpoints.
 
     Args:
         value_free: also tell libraries that values must not be read, the way a CUDA stream capture does. Transformers
@@ -154,10 +154,16 @@ def plain_paths(*, value_free: bool = True) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.callback(torch.backends.mha.set_fastpath_enabled, fast_path)
         stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(_replaced(checkpoint.CheckpointFunction, "apply", _without_checkpoint))
         if value_free:
             stack.enter_context(_replaced(torch.cuda, "is_current_stream_capturing", lambda: True))
             stack.enter_context(_replaced(nn.modules.transformer, "_detect_is_causal_mask", _stated_causality))
         yield
+
+
+def _without_checkpoint(function: Callable[..., Any], preserve_random_state: bool, *args: Any) -> Any:
+    """Re-entrant checkpointing hides what it runs, and refuses ``torch.autograd.grad``; the values are the same."""
+    return function(*args)
 
 
 def _stated_causality(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.fx import Graph
 
 from fractrain_fx.capture.call import CallSpec, Example, describe_call
-from fractrain_fx.capture.check import Mismatch, Trial, find_mismatch, other_batch
+from fractrain_fx.capture.check import Trial, find_mismatch, rejection, trials_of
 from fractrain_fx.capture.cleanup import remove_dead
 from fractrain_fx.capture.constants import Additions
 from fractrain_fx.capture.leaves import opaque_reason
@@ -23,7 +23,7 @@ from fractrain_fx.capture.patch import Calls, recording
 from fractrain_fx.capture.recorder import Recorder, Return
 from fractrain_fx.capture.state import preserved
 from fractrain_fx.capture.trees import tensors_in
-from fractrain_fx.errors import CaptureError, FracTrainError, InputError
+from fractrain_fx.errors import CaptureError, FracTrainError
 
 __all__ = ["Recording", "record"]
 
@@ -113,7 +113,7 @@ def record(
     leaves = {path: reason for path, module in model.named_modules() if path and (reason := opaque_reason(module))}
     real = not any(x.is_meta for x in (*tensors_in(example.tensors), *model.parameters()))
     with preserved(model), torch.enable_grad():
-        trials, fixed = _trials(model, example, batch_axis) if check and real else ([], False)
+        trials, fixed = trials_of(model, example, batch_axis) if check and real else ([], False)
         while True:
             try:
                 attempt = _attempt(model, example, leaves)
@@ -131,11 +131,6 @@ def record(
     )
 
 
-def _trials(model: nn.Module, example: Example, axis: int) -> tuple[list[Trial], bool]:
-    grown = other_batch(model, example, axis)
-    return [Trial(train, grown or example) for train in (False, True)], grown is None
-
-
 def _attempt(model: nn.Module, example: Example, leaves: Mapping[str, str]) -> _Attempt:
     additions = Additions()
     passes = {train: _run(model, example, leaves, additions, train) for train in (True, False)}
@@ -151,23 +146,20 @@ def _attempt(model: nn.Module, example: Example, leaves: Mapping[str, str]) -> _
 
 
 def _run(model: nn.Module, example: Example, leaves: Mapping[str, str], additions: Additions, train: bool) -> _Pass:
-    model.train(train)
     recorder = Recorder(model, additions)
     writer = recorder.writer
-    call = example.renewed(lambda x: x.detach().clone().requires_grad_(x.requires_grad))
+    call = example.renewed()
     for name, value in call.tensors.items():
         writer.results(value, writer.placeholder(name), set(), set())
     try:
-        with recording(recorder, Calls(model, recorder, leaves)):
+        with preserved(model), recording(recorder, Calls(model, recorder, leaves)):
+            model.train(train)
             output = model(*call.args, **call.kwargs)
         write_output(writer, output)
     except FracTrainError:
         raise
     except Exception as error:
-        raise InputError(
-            f"{type(model).__name__} rejects the example inputs: {type(error).__name__}: {error}. "
-            "Pass example_inputs=(...) and example_kwargs={...} as you call the model"
-        ) from error
+        raise rejection(model, error) from error
     if writer.obstacles:
         raise _KeepWholeError({obstacle.module: obstacle.cause for obstacle in writer.obstacles})
     remove_dead(writer.graph)
@@ -200,7 +192,7 @@ def _checked(model: nn.Module, found: Mapping[str, str], leaves: Mapping[str, st
         kind = type(model.get_submodule(blamed)).__name__
         where = f"module {blamed!r} ({kind})" if blamed else f"{kind} itself"
         raise CaptureError(
-            f"{where} cannot be written as a graph: {found[blamed]}. Move that computation into a submodule of its own, "
-            "which is then kept as one node, or switch it off in the model's config or the example inputs"
+            f"{where} cannot be written as a graph: {found[blamed]}. Move that computation into a submodule of its "
+            "own, which is then kept as one node, or switch it off in the model's config or the example inputs"
         )
     return new

@@ -134,7 +134,7 @@ class Recorder(TorchFunctionMode):
             effect=bool(changed) or drawn,
         )
         if drawn:
-            writer.mark_data(node)
+            writer.mark_random(node)
         for x in changed:
             if not (cut and x.requires_grad):
                 writer.touched(x, node, result)
@@ -226,7 +226,10 @@ class Recorder(TorchFunctionMode):
                     self._assert_as_recorded(x, result)
                     continue
                 call = "indexing with a boolean mask" if masked else f"{name}()"
-                self.writer.block(f"it depends on values ({call})")
+                cause = f"what it computes depends on values ({call})"
+                if self.writer.depends(x, Source.RANDOM) and not self.writer.depends(x, Source.INPUT):
+                    cause = "random numbers decide what it computes (set its rate of dropped layers to 0)"
+                self.writer.block(cause)
 
     def _is_guard(self, x: Tensor, value: bool) -> bool:
         # Three calls lie between here and the code that asked.

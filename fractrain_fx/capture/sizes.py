@@ -1,4 +1,4 @@
-"""Sizes that remember where they came from: ints and floats that behave as numbers and can be written as graph nodes."""
+"""Sizes that remember where they came from: they behave as numbers and can be written as graph nodes."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _unary(op: Callable[..., Any]) -> Callable[..., Any]:
 def _install() -> None:
     import math
 
-    binary = {
+    binary: dict[str, Callable[..., Any]] = {
         "add": operator.add,
         "sub": operator.sub,
         "mul": operator.mul,
@@ -85,7 +85,7 @@ def _install() -> None:
         "pow": operator.pow,
         "divmod": divmod,
     }
-    unary = {
+    unary: dict[str, Callable[..., Any]] = {
         "neg": operator.neg,
         "pos": operator.pos,
         "abs": operator.abs,

@@ -36,7 +36,7 @@ def preserved(model: nn.Module) -> Iterator[None]:
 def preserved_random_state() -> Iterator[None]:
     """Put back the generators of Python, numpy and torch on every device in use."""
     python, numpy = random.getstate(), np.random.get_state()
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    devices = list(range(len(torch.cuda.default_generators)))
     with torch.random.fork_rng(devices=devices):
         try:
             yield

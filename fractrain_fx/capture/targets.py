@@ -14,6 +14,7 @@ from torch import Tensor
 __all__ = [
     "CONTRACTIONS",
     "DATA_DEPENDENT",
+    "IN_PLACE_OPERATORS",
     "VALUE_READS",
     "Target",
     "call_through",
@@ -27,33 +28,38 @@ Target = tuple[str, Any]
 """``op`` of a node ("call_function" or "call_method") and its ``target``."""
 
 CONTRACTIONS = frozenset(
-    "linear bilinear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution conv_tbc "
-    "matmul __matmul__ __rmatmul__ mm bmm mv dot vdot addmm addmm_ addmv addbmm baddbmm baddbmm_ einsum tensordot "
-    "chain_matmul inner scaled_dot_product_attention _grouped_mm grouped_mm multi_dot linalg_multi_dot".split()
+    {"linear", "bilinear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d"}
+    | {"conv_transpose3d", "convolution", "conv_tbc", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm"}
+    | {"mv", "dot", "vdot", "addmm", "addmm_", "addmv", "addbmm", "baddbmm", "baddbmm_", "einsum"}
+    | {"tensordot", "chain_matmul", "inner", "scaled_dot_product_attention", "_grouped_mm", "grouped_mm"}
+    | {"multi_dot", "linalg_multi_dot"}
 )
 """Names of calls that multiply and add up along a shared dimension."""
 
 VALUE_READS = frozenset(
-    "__bool__ __int__ __float__ __complex__ __index__ __contains__ __array__ item tolist numpy is_nonzero equal "
-    "allclose".split()
+    {"__bool__", "__int__", "__float__", "__complex__", "__index__", "__contains__", "__array__", "item"}
+    | {"tolist", "numpy", "is_nonzero", "equal", "allclose"}
 )
 """Names of calls through which a tensor's values become Python values."""
 
 DATA_DEPENDENT = frozenset(
-    "nonzero nonzero_static argwhere masked_select unique unique_consecutive unique_dim bincount".split()
+    {"nonzero", "nonzero_static", "argwhere", "masked_select", "unique", "unique_consecutive", "unique_dim"}
+    | {"bincount"}
 )
 """Names of calls whose result's shape depends on values."""
 
+_BINARY = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "lshift", "rshift")
+_COMPARED = ("lt", "le", "gt", "ge", "eq", "ne")
+_UNARY = ("neg", "pos", "invert")
+_IN_PLACE = ("iadd", "isub", "imul", "imatmul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor")
+IN_PLACE_OPERATORS = frozenset(getattr(operator, name) for name in ("setitem", "ilshift", "irshift", *_IN_PLACE))
+"""Operators that write to their first operand."""
+
+# Methods that are operators when called with operands alone: both spellings come from ``x + y`` and the like.
 _OPERATORS: Mapping[str, Callable[..., Any]] = {
-    **{name: getattr(operator, name) for name in ("add", "sub", "mul", "matmul", "pow", "lt", "le", "gt", "ge")},
-    **{name: getattr(operator, name) for name in ("eq", "ne", "neg")},
-    **{
-        f"__{name}__": getattr(operator, name)
-        for name in (
-            "add sub mul matmul truediv floordiv mod pow lshift rshift lt le gt ge eq ne neg pos invert getitem "
-            "setitem iadd isub imul imatmul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift"
-        ).split()
-    },
+    **{name: getattr(operator, name) for name in ("add", "sub", "mul", "matmul", "pow", "neg", *_COMPARED)},
+    **{f"__{name}__": getattr(operator, name) for name in (*_BINARY, *_COMPARED, *_UNARY, *_IN_PLACE)},
+    **{f"__{name}__": getattr(operator, name) for name in ("getitem", "setitem", "ilshift", "irshift")},
     "__and__": operator.and_,
     "__or__": operator.or_,
     "__xor__": operator.xor,
@@ -62,9 +68,12 @@ _OPERATORS: Mapping[str, Callable[..., Any]] = {
     "__idiv__": operator.itruediv,
 }
 _REFLECTED: Mapping[str, Callable[..., Any]] = {
-    f"__r{name}__": getattr(operator, name)
-    for name in "add sub mul matmul truediv floordiv mod pow lshift rshift".split()
-} | {"__rand__": operator.and_, "__ror__": operator.or_, "__rxor__": operator.xor, "__rdiv__": operator.truediv}
+    **{f"__r{name}__": getattr(operator, name) for name in _BINARY},
+    "__rand__": operator.and_,
+    "__ror__": operator.or_,
+    "__rxor__": operator.xor,
+    "__rdiv__": operator.truediv,
+}
 
 
 def _methods() -> dict[int, str]:

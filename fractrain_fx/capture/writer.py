@@ -42,6 +42,7 @@ class Source(Enum):
 
     INPUT = "the call's tensors, so that sizes vary"
     DATA = "values that vary: inputs, parameters, buffers, random numbers"
+    RANDOM = "random numbers"
 
 
 class Writer:
@@ -80,7 +81,7 @@ class Writer:
     def placeholder(self, name: str) -> Node:
         """A new input of the graph."""
         node = self.create("placeholder", name)
-        self._mark(node, Source)
+        self._mark(node, (Source.INPUT, Source.DATA))
         return node
 
     def create(
@@ -96,11 +97,11 @@ class Writer:
         node.meta["nn_module_stack"] = self.stack
         if effect:
             node.meta["effect"] = True
-        for source, members in self._sources.items():
+        for members in self._sources.values():
             if any(argument in members for argument in node.all_input_nodes):
                 members.add(node)
-            elif source is Source.DATA and op == "get_attr" and not str(target).startswith("frac."):
-                members.add(node)
+        if op == "get_attr" and not str(target).startswith("frac."):
+            self._mark(node, (Source.DATA,))
         return node
 
     def bind(self, value: Tensor, node: Node) -> None:
@@ -133,9 +134,9 @@ class Writer:
         """Whether a tensor depends on ``source``."""
         return self.node_of(value) in self._sources[source]
 
-    def mark_data(self, node: Node) -> None:
-        """The node's value varies although its arguments may not: random numbers."""
-        self._mark(node, (Source.DATA,))
+    def mark_random(self, node: Node) -> None:
+        """The node draws random numbers."""
+        self._mark(node, (Source.DATA, Source.RANDOM))
 
     def argument(self, value: Any, cut: bool = False) -> Any:
         """A value as a node's argument.
@@ -203,7 +204,7 @@ class Writer:
                 return result
             if isinstance(result, list):
                 return parts
-            return type(result)(*parts) if hasattr(result, "_fields") else type(result)(parts)  # type: ignore[call-arg]
+            return type(result)(*parts) if hasattr(result, "_fields") else type(result)(parts)
         items = result.items() if isinstance(result, Mapping) else fields_of(result)
         follow = operator.getitem if isinstance(result, Mapping) else getattr
         for key, part in items:

@@ -53,10 +53,10 @@ class DecidePrecision(PassBase):
 
     def _refuse_nothing(self, ops: list[Op]) -> None:
         """A method that would change nothing is an error."""
-        left = "every contraction is float or pinned. plan(model, config=FracConfig(method='float')) lists them"
+        left = "every contraction stays float. plan(model, config=FracConfig(method='float')) lists them"
         if self.config.gated and not any(op.precision.mode == "gated" for op in ops):
             raise ModelError(f"method {self.config.method!r} finds no block to gate: {left}; 'pfq' works without gates")
-        if self.config.scheduled and not any(op.precision.mode == "scheduled" or op.kind in OPAQUE_KINDS for op in ops):
+        if self.config.scheduled and all(op.precision.mode == "float" for op in ops):
             raise ModelError(f"method {self.config.method!r} finds nothing to quantize: {left}")
 
     def _pins(self, ops: list[Op], labels: dict[str, tuple[str, ...]]) -> dict[str, Pin]:

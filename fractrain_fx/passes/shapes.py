@@ -41,7 +41,7 @@ class Shapes(PassBase):
 
     def call(self, graph_module: GraphModule) -> PassResult:
         examples = [node.meta[_EXAMPLE] for node in graph_module.graph.find_nodes(op="placeholder")]
-        with _evaluating(graph_module):
+        with _evaluating(graph_module), torch.enable_grad():
             self._measure(graph_module, examples)
         _propagate_gradients(graph_module)
         return PassResult(graph_module, True)

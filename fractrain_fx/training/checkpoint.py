@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -73,7 +74,7 @@ def load_checkpoint(out: Path, model: nn.Module) -> Checkpoint:
     try:
         state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
         tensors = torch.load(folder / "training.pt", map_location="cpu", weights_only=True)
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, EOFError, ValueError, RuntimeError, UnpicklingError) as error:
         raise RunError(f"{folder} is damaged ({error}): start the run again") from error
     try:
         load_model(model, str(folder / "model.safetensors"))

@@ -9,15 +9,12 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from fractrain_fx import FracConfig, fractrainify
+from fractrain_fx import FracConfig, FracModel, fractrainify
+from fractrain_fx.passes import facts, ops_of
 from tests.models import HOME_MADE, HUGGING_FACE, TIMM, Case, build
 
 
-def macs(case: Case) -> int:
-    return rewritten(case).macs
-
-
-def rewritten(case: Case):  # type: ignore[no-untyped-def]
+def rewritten(case: Case) -> FracModel:
     config = FracConfig(method="pfq")
     return fractrainify(case.model, config=config, example_inputs=case.args, example_kwargs=case.keywords, check=False)
 
@@ -30,8 +27,10 @@ def test_macs_are_half_of_torchs_forward_flops(name: str) -> None:
     with counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         case.model(*case.args, **case.keywords)
     batch = 2
-    shared = sum(op.macs or 0 for op in rewritten(case).ops if "shared by all samples" in op.precision.reason)
-    assert macs(case) - shared == counter.get_total_flops() // 2 // batch - shared // batch
+    ops = ops_of(rewritten(case).graph)
+    # What all samples share (relative positions, say) is computed once for the batch.
+    total = sum((op.macs or 0) * (1 if facts(node).batch is None else batch) for node, op in ops)
+    assert total == counter.get_total_flops() // 2
 
 
 class Everything(nn.Module):

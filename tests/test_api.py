@@ -1,0 +1,187 @@
+"""The front door: what it does by default, and what it says when something is wrong."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fractrain_fx import (
+    CostTargets,
+    FracConfig,
+    FracModel,
+    FracTrainError,
+    Pin,
+    Precision,
+    fractrainify,
+    plan,
+    summarize,
+)
+from fractrain_fx.errors import (
+    CalibrationError,
+    ConfigError,
+    InputError,
+    ModelError,
+    RuleError,
+    TargetError,
+)
+from tests.models import build
+
+
+def residual_net(**config: Any) -> FracModel:
+    case = build("tied_weights")
+    return fractrainify(case.model, config=FracConfig(**config), example_inputs=case.args)
+
+
+def test_a_timm_model_needs_no_example_inputs() -> None:
+    import timm
+
+    model = fractrainify(timm.create_model("resnet10t"))
+    assert [block.skip for block in model.blocks if block.gated] == [None, None, "identity"] + ["projection"] * 3
+    assert model.targets == (1.5, 2.0, 2.5, 3.0)
+
+
+def test_the_original_is_left_as_it_was_and_shares_its_weights() -> None:
+    case = build("tied_weights")
+    before = copy.deepcopy(case.model)
+    model = fractrainify(case.model, example_inputs=case.args)
+    assert [n for n, _ in case.model.named_modules()] == [n for n, _ in before.named_modules()]
+    assert model.restore() is case.model
+    with torch.no_grad():
+        next(iter(model.parameters())).zero_()
+    assert not next(iter(case.model.parameters())).any()
+
+
+def test_attributes_of_the_original_are_reached_through_the_rewritten_model() -> None:
+    model = fractrainify(build("tied_weights").model, example_inputs=build("tied_weights").args)
+    assert model.embed is model.restore().embed
+    with pytest.raises(AttributeError, match="nothing_like_it"):
+        _ = model.nothing_like_it
+
+
+def test_moving_the_rewritten_model_moves_the_original_with_it() -> None:
+    model = residual_net().double()
+    assert {p.dtype for p in model.restore().parameters()} == {torch.float64}
+
+
+def test_no_example_inputs_and_none_to_be_found() -> None:
+    with pytest.raises(InputError, match="example_inputs"):
+        fractrainify(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+
+
+def test_example_inputs_that_the_model_rejects() -> None:
+    with pytest.raises(InputError, match=r"rejects|reject"):
+        fractrainify(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), example_inputs=(torch.randn(2, 5),))
+
+
+def test_a_model_without_contractions() -> None:
+    with pytest.raises(ModelError, match="no contraction"):
+        fractrainify(nn.Sequential(nn.ReLU(), nn.BatchNorm1d(3)), example_inputs=(torch.randn(4, 3),))
+
+
+def test_a_model_whose_contractions_all_stay_float() -> None:
+    two = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
+    for method, words in (("fractrain", "no block to gate"), ("static", "nothing to quantize")):
+        with pytest.raises(ModelError, match=words):
+            fractrainify(two, config=FracConfig(method=method), example_inputs=(torch.randn(2, 3),))  # type: ignore[arg-type]
+
+
+def test_a_rule_that_matches_nothing_offers_near_names() -> None:
+    with pytest.raises(RuleError, match=r"mlp\.O.*'mlp\.0'"):
+        residual_net(pins=(Pin("mlp.O", Precision(8, 8)),))
+
+
+def test_rules_pin_by_name_kind_and_place_and_the_last_one_wins() -> None:
+    pins = (Pin("linear", Precision(8, 16)), Pin("mlp.2", Precision(6, 8)), Pin("last", Precision(8, 8)))
+    precision = {op.name: op.precision.precision for op in residual_net(method="pfq", pins=pins).ops}
+    assert precision == {"mlp.0": Precision(8, 16), "mlp.2": Precision(6, 8), "head": Precision(8, 8)}
+
+
+def test_a_target_out_of_reach_prints_what_can_be_reached() -> None:
+    with pytest.raises(TargetError, match=r"7 %.*0\.000 to 5\.859 %"):
+        residual_net(targets=CostTargets((1.5, 7.0)))
+
+
+def test_default_targets_move_into_reach_where_no_block_can_be_skipped() -> None:
+    case = build("sequential")
+    model = fractrainify(case.model, example_inputs=case.args)
+    assert model.reachable is not None
+    low, high = model.reachable
+    assert low == pytest.approx(60 / 3072 * 100)
+    assert low < model.targets[0] < model.targets[-1] < high
+
+
+def test_an_unknown_method_offers_near_names() -> None:
+    with pytest.raises(ConfigError, match="fractrain"):
+        FracConfig(method="fractran")  # type: ignore[arg-type]
+
+
+def test_evaluating_before_any_range_was_seen_names_calibrate() -> None:
+    model = residual_net(method="static").eval()
+    tokens = torch.randint(0, 32, (2, 6))
+    with pytest.raises(CalibrationError, match="calibrate"):
+        model(tokens)
+    weights = {name: p.clone() for name, p in model.named_parameters()}
+    model.calibrate([tokens, (tokens, None)])
+    assert model(tokens).shape == (2, 6, 32)
+    assert all(torch.equal(p, weights[name]) for name, p in model.named_parameters())
+    with pytest.raises(InputError, match="no batch"):
+        model.calibrate([])
+
+
+def test_a_rewritten_model_is_not_rewritten_again() -> None:
+    with pytest.raises(ConfigError, match="restore"):
+        fractrainify(residual_net())
+
+
+def test_calls_that_do_not_fit_the_recording_are_refused() -> None:
+    model = residual_net()
+    with pytest.raises(FracTrainError):
+        model(torch.zeros(2, 6, dtype=torch.long), torch.zeros(1))
+    with pytest.raises(FracTrainError):
+        model()
+
+
+def test_plan_gives_the_table_of_summarize_and_rewrites_nothing() -> None:
+    case = build("resnet18")
+    keys = set(case.model.state_dict())
+    dry = plan(case.model, example_inputs=case.args)
+    assert set(case.model.state_dict()) == keys
+    wet = summarize(fractrainify(case.model, example_inputs=case.args))
+    assert (dry.macs, dry.targets, dry.reachable) == (wet.macs, wet.targets, wet.reachable)
+    assert [op.precision for op in dry.ops] == [op.precision for op in wet.ops]
+    assert "layer1.0" in str(dry) and "first contraction" in str(dry)
+
+
+def test_a_new_architecture_is_not_loaded_into(tmp_path: Any) -> None:
+    residual_net().save_pretrained(tmp_path)
+    with pytest.raises(FracTrainError, match="TiedWeights"):
+        FracModel.from_pretrained(tmp_path, model=build("sequential").model)
+    with pytest.raises(FracTrainError, match="save_pretrained"):
+        FracModel.from_pretrained(tmp_path / "nothing", model=build("tied_weights").model)
+
+
+class Frozen(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.one, self.two = nn.Embedding(8, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.head = nn.Linear(4, 2)
+        self.embed.requires_grad_(False)
+        self.one.requires_grad_(False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        x = x + self.one(x).relu()
+        x = x + self.two(x).relu()
+        return self.head(x)
+
+
+def test_what_is_frozen_costs_no_gradient_and_still_has_its_blocks() -> None:
+    model = fractrainify(Frozen(), example_inputs=(torch.randint(0, 8, (2, 3)),))
+    one, two, _ = model.ops
+    assert [block.skip for block in model.blocks[:2]] == ["identity", "identity"]
+    assert one.training_macs == (48, 0, 0)
+    assert two.training_macs == (48, 0, 48)

@@ -1,0 +1,134 @@
+"""The command as a user meets it: what it prints, what it refuses, and how it stops."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fractrain_fx.cli import main
+from fractrain_fx.errors import FracTrainError, ModelError
+
+ROOT = Path(__file__).parents[1]
+TINY = ROOT / "tests" / "training" / "tiny.py"
+QUICK = ["--model", f"{TINY}:net", "--image-size", "8", "--limit", "64", "--batch-size", "32", "--device", "cpu"]
+
+
+def test_training_ends_with_a_table_and_a_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    assert main(["train", *QUICK, "--method", "static", "--epochs", "1", "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "6.25" in printed and "cp_total" in printed and str(out) in printed
+    assert (out / "result.json").exists()
+
+
+def test_a_runs_own_config_repeats_it_and_flags_win(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    quick = [*QUICK, "--method", "pfq", "--epochs", "2", "--schedule", "manual", "--gate.beta", "0.5"]
+    assert main(["train", *quick, "--pins", "block.3=FW-8/BW-16", "--out", str(first)]) == 0
+    assert main(["train", "--config", str(first / "config.yaml"), "--out", str(second)]) == 0
+    (last, again) = (json.loads((run / "result.json").read_text()) for run in (first, second))
+    assert last | {"seconds": 0} == again | {"seconds": 0}
+
+    third = tmp_path / "third"
+    flags = ["--config", str(first / "config.yaml"), "--epochs", "1", "--gate.width", "1", "--out", str(third)]
+    assert main(["train", *flags]) == 0
+    config = (third / "config.yaml").read_text()
+    assert "epochs: 1\n" in config and "beta: 0.5" in config and "width: 1.0" in config and "pattern: block.3" in config
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--model", "timm:resnet118"], "timm:resnet18"),
+        (["--data", "digit"], "'digits'"),
+        (["--method", "fractran"], "'fractrain'"),
+        (["--targets", "30"], "cannot be reached"),
+        (["--pins", "blok.*=8/8"], "blok"),
+        (["--pins", "block"], "PATTERN=PRECISION"),
+        (["--precision", "8"], "FW-3/BW-6"),
+        (["--config", "nowhere.yaml"], "nowhere.yaml"),
+        (["--resume", "nowhere"], "no run"),
+        (["--model", f"{TINY}:diverging", "--method", "static", "--epochs", "2"], "NaN"),
+    ],
+)
+def test_bad_input_gets_one_message_and_exit_code_2(
+    flags: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quick = [] if "--resume" in flags else [*QUICK, "--epochs", "1", "--out", str(tmp_path)]
+    assert main(["train", *quick, *flags]) == 2
+    errors = capsys.readouterr().err
+    assert message in errors and "Traceback" not in errors
+    with pytest.raises(FracTrainError):
+        main(["train", *quick, *flags, "--debug"])
+
+
+def test_resuming_refuses_other_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--resume", "anywhere", "--epochs", "3"]) == 2
+    assert "leave out epochs" in capsys.readouterr().err
+
+
+def test_unknown_flags_and_commands_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["train", "--epoch-count", "3"], ["trian"], []):
+        with pytest.raises(SystemExit) as stop:
+            main(arguments)
+        assert stop.value.code == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_every_setting_is_a_flag_with_an_explanation(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["train", "--help"])
+    text = capsys.readouterr().out
+    assert stop.value.code == 0
+    for flag in ("--weight-bits", "--options", "--gate.hidden", "--epsilon", "--mixed-precision", "--block-length"):
+        assert flag in text
+
+
+def test_plan_and_inspect_agree_on_the_models_own_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+    found = []
+    for command in ("plan", "inspect"):
+        assert main([command, "timm:resnet10t", "--method", "dfq", "--json"]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[0]["macs"] == found[1]["macs"]
+    assert [block["name"] for block in found[0]["blocks"]] == [block["name"] for block in found[1]["blocks"]]
+    assert main(["inspect", f"{TINY}:net", "--data", "digits", "--ops"]) == 0
+    assert "stem" in capsys.readouterr().out
+    with pytest.raises(ModelError):
+        main(["plan", "timm:resnet10tt", "--debug"])
+
+
+def test_the_zoo_lists_its_models(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["zoo", "list"]) == 0
+    assert "zoo:resnet38" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_interrupting_leaves_a_run_that_resumes(stop: signal.Signals, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "fractrain_fx", "train"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    flags = [*QUICK, "--epochs", "400", "--method", "static", "--out", str(out)]
+    run = subprocess.Popen([*command, *flags], env=environment, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    metrics = out / "metrics.jsonl"
+    for _ in range(600):
+        if metrics.exists() and len(metrics.read_text().splitlines()) > 2:
+            break
+        time.sleep(0.1)
+    run.send_signal(stop)
+    errors = run.communicate(timeout=60)[1]
+    assert run.returncode == 130
+    assert f"--resume {out}" in errors and "Traceback" not in errors
+    (checkpoint,) = out.glob("checkpoint-*")
+    assert int(checkpoint.name[-4:]) >= 2
+    settings = (out / "config.yaml").read_text()
+    done = int(checkpoint.name[-4:]) + 1
+    (out / "config.yaml").write_text(settings.replace("epochs: 400", f"epochs: {done}"))
+    assert main(["train", "--resume", str(out)]) == 0
+    assert json.loads((out / "result.json").read_text())["epochs"] == done

@@ -1,0 +1,54 @@
+"""Precision is data: a rewritten model compiles whole, and a new precision or stage compiles nothing anew."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from fractrain_fx import Engine, FracConfig, Precision, fractrainify
+from tests.models import build
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    torch._dynamo.reset()
+
+
+def small(method: str) -> tuple[nn.Module, torch.Tensor]:
+    case = build("multihead_attention")
+    config = FracConfig(method=method)  # type: ignore[arg-type]
+    return fractrainify(case.model, config=config, example_inputs=case.args), torch.randn(4, 5, 12)
+
+
+def test_a_new_precision_recompiles_nothing_and_changes_the_result() -> None:
+    model, x = small("pfq")
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model, fullgraph=True, backend=counter)
+    outputs = []
+    for precision in (Precision(8, 8), Precision(3, 6), Precision(32, 32)):
+        model.set_precision(precision)
+        output = compiled(x)
+        output.sum().backward()
+        outputs.append(output.detach())
+    assert counter.frame_count == 1
+    assert not torch.equal(outputs[0], outputs[1])
+    assert not torch.equal(outputs[1], outputs[2])
+
+
+@pytest.mark.parametrize("method", ["float", "static", "dfq"])
+def test_train_and_eval_compile_without_a_graph_break_and_agree_with_eager(method: str) -> None:
+    model, x = small(method)
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model, fullgraph=True, backend=counter)
+    engine = Engine(compiled)
+    for _ in range(3):
+        engine.loss(compiled(x).square().mean()).backward()
+        engine.end_epoch()
+    assert counter.frame_count == 1
+    assert 0 <= float(model.cost.cp.detach()) <= 1
+    compiled.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x))
+    assert counter.frame_count == 2

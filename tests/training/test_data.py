@@ -1,0 +1,60 @@
+"""The embedded data sets: fixed splits, shapes, and clear refusals."""
+
+import pytest
+import torch
+
+from fractrain_fx.errors import DataError
+from fractrain_fx.training.data import load_dataset
+
+
+def test_digits_have_a_fixed_split_with_every_class_in_both_parts() -> None:
+    torch.manual_seed(0)
+    first = load_dataset("digits")
+    torch.manual_seed(1)
+    second = load_dataset("digits")
+    assert len(first.train) + len(first.test) == 1797
+    assert torch.equal(first.test.tensors[0], second.test.tensors[0])
+    assert set(first.test.tensors[1].tolist()) == set(range(10))
+
+
+def test_digits_are_normalised_by_the_training_part() -> None:
+    images = load_dataset("digits").train.tensors[0]
+    # float32 sums of 92,000 pixels
+    assert images.mean().abs() < 1e-4 and (images.std() - 1).abs() < 1e-3
+
+
+def test_images_are_enlarged_when_a_batch_is_made() -> None:
+    data = load_dataset("digits").sized(3, 32)
+    inputs, targets = data.collate([data.train[index] for index in range(4)])
+    assert inputs.shape == (4, 3, 32, 32) and targets.shape == (4,)
+    assert torch.equal(inputs[:, 0], inputs[:, 2])
+    assert torch.allclose(inputs.mean(), torch.stack([data.train[i][0] for i in range(4)]).mean(), atol=1e-5)
+
+
+def test_text_targets_are_the_inputs_one_character_later() -> None:
+    data = load_dataset("pydoc", block_length=16)
+    inputs, targets = data.train[3]
+    assert inputs.shape == (16,) and torch.equal(inputs[1:], targets[:-1])
+    assert torch.equal(data.train[4][0][:1], targets[-1:])
+    assert int(data.train.tensors[0].max()) < data.classes
+
+
+def test_text_is_split_without_overlap_four_to_one() -> None:
+    data = load_dataset("pydoc")
+    assert 3.8 < len(data.train) / len(data.test) < 4.2
+
+
+def test_a_limit_keeps_the_first_samples() -> None:
+    data = load_dataset("digits").limited(10)
+    assert len(data.train) == len(data.test) == 10
+
+
+def test_an_unknown_name_offers_near_ones() -> None:
+    with pytest.raises(DataError, match="'digits'"):
+        load_dataset("digit")
+
+
+@pytest.mark.parametrize("length", [0, 10**7])
+def test_a_block_must_fit_the_text(length: int) -> None:
+    with pytest.raises(DataError, match="block_length"):
+        load_dataset("pydoc", block_length=length)

@@ -1,0 +1,50 @@
+"""Settings survive YAML, and refuse what means nothing."""
+
+from pathlib import Path
+
+import pytest
+
+from fractrain_fx.config import FracConfig, Pin, Precision
+from fractrain_fx.errors import ConfigError
+from fractrain_fx.training.settings import RunSettings, TrainSettings
+
+
+def test_settings_survive_yaml(tmp_path: Path) -> None:
+    frac = FracConfig(method="dfq", targets=(2.5,), pins=(Pin("depthwise", Precision(8, 16)),))
+    settings = RunSettings(data="pydoc", train=TrainSettings(epochs=7, lr=0.5), frac=frac)
+    settings.to_yaml(tmp_path / "run.yaml")
+    assert RunSettings.from_yaml(tmp_path / "run.yaml") == settings
+
+
+def test_the_method_knows_the_length_of_the_run() -> None:
+    assert RunSettings(train=TrainSettings(epochs=9)).frac.epochs == 9
+    assert RunSettings.from_dict({"schedule": "manual", "epochs": 5}).frac.epochs == 5
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"metod": "pfq"}, "'method'"),
+        ({"method": "fractran"}, "'fractrain'"),
+        ({"epochs": 0}, "epochs=0"),
+        ({"batch_size": -1}, "batch_size"),
+        ({"lr": 0.0}, "lr"),
+        ({"device": "tpu"}, "device"),
+        ({"optimizer": "adam"}, "adamw"),
+        ({"mixed_precision": "fp8"}, "bf16"),
+        ({"limit": 1}, "limit"),
+        ({"gate": {"betta": 1}}, "'beta'"),
+    ],
+)
+def test_settings_without_meaning_say_what_to_write(values: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        RunSettings.from_dict(values)
+
+
+@pytest.mark.parametrize("text", [None, "- a\n- b\n", "a: ["])
+def test_a_bad_file_is_named(tmp_path: Path, text: str | None) -> None:
+    path = tmp_path / "run.yaml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ConfigError, match=r"run\.yaml"):
+        RunSettings.from_yaml(path)
