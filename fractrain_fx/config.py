@@ -70,7 +70,7 @@ class GateConfig:
 
     dims: tuple[int, int] = (32, 16)
     hidden: int = 16
-    beta: float = 3e-4
+    beta: float = 1e-3
     width: float = 0.0
 
     def __post_init__(self) -> None:

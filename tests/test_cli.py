@@ -109,8 +109,7 @@ def test_the_zoo_lists_its_models(capsys: pytest.CaptureFixture[str]) -> None:
     assert "zoo:resnet38" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
-def test_interrupting_leaves_a_run_that_resumes(stop: signal.Signals, tmp_path: Path) -> None:
+def test_interrupting_leaves_a_run_that_resumes(tmp_path: Path) -> None:
     out = tmp_path / "run"
     command = [sys.executable, "-m", "fractrain_fx", "train"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -121,7 +120,7 @@ def test_interrupting_leaves_a_run_that_resumes(stop: signal.Signals, tmp_path: 
         if metrics.exists() and len(metrics.read_text().splitlines()) > 2:
             break
         time.sleep(0.1)
-    run.send_signal(stop)
+    run.send_signal(signal.SIGINT)
     errors = run.communicate(timeout=60)[1]
     assert run.returncode == 130
     assert f"--resume {out}" in errors and "Traceback" not in errors

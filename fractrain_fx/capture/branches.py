@@ -21,7 +21,7 @@ def tests_for_overflow(node: Node) -> bool:
     return name in _COMBINES and bool(node.all_input_nodes) and all(map(tests_for_overflow, node.all_input_nodes))
 
 
-def guards_an_error(frame: FrameType, value: bool) -> bool:
+def guards_an_error(frame: FrameType, value: bool, called: bool = False) -> bool:
     """Whether the truth value that ``frame`` has just asked for decides only about raising an error.
 
     True for ``assert x`` and ``if x: raise ...``: the branch that was not taken runs straight into ``raise``.
@@ -29,13 +29,15 @@ def guards_an_error(frame: FrameType, value: bool) -> bool:
     Args:
         frame: the code that asks for the truth of a tensor.
         value: what it is told.
+        called: whether it asked by a call (``x.item()``), whose result the next instruction takes.
     """
     code = list(dis.get_instructions(frame.f_code))
     places = {instruction.offset: i for i, instruction in enumerate(code)}
     at = places.get(frame.f_lasti)
     if at is None:
         return False
-    while code[at].opname in ("UNARY_NOT", "TO_BOOL", "CACHE"):
+    passed = ("UNARY_NOT", "TO_BOOL", "CACHE", "CALL") if called else ("UNARY_NOT", "TO_BOOL", "CACHE")
+    while code[at].opname in passed:
         value = value != (code[at].opname == "UNARY_NOT")
         at += 1
     jump = code[at].opname

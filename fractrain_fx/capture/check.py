@@ -13,7 +13,7 @@ from fractrain_fx.capture.call import Example
 from fractrain_fx.capture.compare import difference, same_tensor
 from fractrain_fx.capture.module import RecordedModule
 from fractrain_fx.capture.patch import plain_paths
-from fractrain_fx.capture.state import preserved, seeded
+from fractrain_fx.capture.state import Snapshot, seeded
 from fractrain_fx.capture.trees import tensors_in
 from fractrain_fx.errors import InputError
 
@@ -55,7 +55,7 @@ class Mismatch:
     names: tuple[str, ...] = ()
 
 
-def trials_of(model: nn.Module, example: Example, axis: int) -> tuple[list[Trial], bool]:
+def trials_of(snapshot: Snapshot, example: Example, axis: int) -> tuple[list[Trial], bool]:
     """Runs to compare with, in eval and in train mode, and whether the batch size is fixed.
 
     They have one sample more than the example, or as many where the model does not run with more.
@@ -70,13 +70,13 @@ def trials_of(model: nn.Module, example: Example, axis: int) -> tuple[list[Trial
         resized = resize_batch(inputs, size + 1, axis)
         grown = example.on(*resized)
         try:
-            return [Trial(train, grown, _run(model, model, train, grown)) for train in (False, True)], False
+            return [Trial(train, grown, _run(snapshot, snapshot.model, train, grown)) for train in (False, True)], False
         except Exception:  # whatever a model says to a batch size that it does not take
             fixed = True
     try:
-        return [Trial(train, example, _run(model, model, train, example)) for train in (False, True)], fixed
+        return [Trial(train, example, _run(snapshot, snapshot.model, train, example)) for train in (False, True)], fixed
     except Exception as error:  # whatever a model says to inputs that it does not take
-        raise rejection(model, error) from error
+        raise rejection(snapshot.model, error) from error
 
 
 def rejection(model: nn.Module, error: Exception) -> InputError:
@@ -87,28 +87,28 @@ def rejection(model: nn.Module, error: Exception) -> InputError:
     )
 
 
-def find_mismatch(model: nn.Module, recorded: RecordedModule, trial: Trial) -> Mismatch | None:
+def find_mismatch(snapshot: Snapshot, recorded: RecordedModule, trial: Trial) -> Mismatch | None:
     """Run the graph from the same seed as the model, and compare."""
     try:
-        actual = _run(model, recorded, trial.train, trial.example)
+        actual = _run(snapshot, recorded, trial.train, trial.example)
     except Exception as error:  # any error of the graph is a mismatch, as the model ran
         return Mismatch(trial, f"the graph fails where the model runs: {type(error).__name__}: {error}")
     found = _differ(trial, trial.expected, actual)
     if found is None:
         return None
-    again = _run(model, model, trial.train, trial.example)
+    again = _run(snapshot, snapshot.model, trial.train, trial.example)
     if _differ(trial, trial.expected, again) is not None:
         # The model itself is not deterministic (atomic additions on a GPU): equal up to rounding is all there is.
         return _differ(trial, trial.expected, actual, _ROUNDING)
-    if _differ(trial, _run(model, model, trial.train, trial.example, value_free=True), actual) is None:
+    if _differ(trial, _run(snapshot, snapshot.model, trial.train, trial.example, value_free=True), actual) is None:
         return _differ(trial, trial.expected, actual, _ROUNDING)
     return found
 
 
-def _run(model: nn.Module, run: nn.Module, train: bool, example: Example, value_free: bool = False) -> _Outcome:
-    model.train(train)
-    example = example.renewed()
-    with preserved(model), seeded(), plain_paths(value_free=value_free), torch.set_grad_enabled(train):
+def _run(snapshot: Snapshot, run: nn.Module, train: bool, example: Example, value_free: bool = False) -> _Outcome:
+    model, example = snapshot.model, example.renewed()
+    with snapshot.kept(), seeded(), plain_paths(value_free=value_free), torch.enable_grad():
+        model.train(train)
         if isinstance(run, RecordedModule):
             run.train(train)
             # Not through ``__call__``, which prints the generated code when a node fails.

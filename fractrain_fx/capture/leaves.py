@@ -56,16 +56,20 @@ def opaque_reason(module: nn.Module) -> str | None:
         "backward": {**module._backward_hooks, **module._backward_pre_hooks},
     }
     for kind, registered in hooks.items():
-        own = [hook for hook in registered.values() if not _known_hook(hook)]
-        if own:
-            return f"it has a {kind} hook ({_name(own[0])}), which only a call of the module runs"
+        foreign = [hook for hook in registered.values() if not _belongs_to(module, hook)]
+        if foreign:
+            return f"it has a {kind} hook ({_name(foreign[0])}), which only a call of the module runs"
     return None
 
 
-def _known_hook(hook: object) -> bool:
-    """Hooks of torch itself (weight norm, spectral norm, pruning) only compute tensors, which recording sees."""
-    module = getattr(hook, "__module__", None) or type(hook).__module__
-    return str(module).startswith("torch.nn.utils")
+def _belongs_to(module: nn.Module, hook: object) -> bool:
+    """Whether a hook is part of how the module computes: written in its own package, or by torch (weight norm, say).
+
+    What such hooks compute with tensors is recorded like any other call.
+    """
+    source = str(getattr(hook, "__module__", None) or type(hook).__module__)
+    package = type(module).__module__.partition(".")[0]
+    return source.startswith("torch.nn.utils.") or (package != "torch" and source.partition(".")[0] == package)
 
 
 def _name(hook: object) -> str:

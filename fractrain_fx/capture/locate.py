@@ -16,13 +16,13 @@ from fractrain_fx.capture.compare import same_tensor
 from fractrain_fx.capture.module import RecordedModule
 from fractrain_fx.capture.patch import plain_paths
 from fractrain_fx.capture.recorder import Return
-from fractrain_fx.capture.state import preserved, seeded
+from fractrain_fx.capture.state import Snapshot, seeded
 from fractrain_fx.capture.trees import tensors_in
 
 __all__ = ["locate"]
 
 
-def locate(model: nn.Module, recorded: RecordedModule, returns: Sequence[Return], mismatch: Mismatch) -> str:
+def locate(snapshot: Snapshot, recorded: RecordedModule, returns: Sequence[Return], mismatch: Mismatch) -> str:
     """Path of the module to blame; the root's is the empty string.
 
     Modules end innermost first, so the first module call whose outputs differ has no differing call inside. Where no
@@ -34,13 +34,13 @@ def locate(model: nn.Module, recorded: RecordedModule, returns: Sequence[Return]
         order = [returned.path for returned in returns]
         known = [path for path in order if any(f"{owner}.".startswith(f"{path}.") for owner in owners)]
         return known[-1] if known else ""
-    trial = mismatch.trial
-    model.train(trial.train)
-    recorded.train(trial.train)
-    with plain_paths(value_free=True), torch.no_grad():
-        with preserved(model), seeded(), _outputs(model) as expected:
+    trial, model = mismatch.trial, snapshot.model
+    with plain_paths(value_free=True), torch.enable_grad():
+        with snapshot.kept(), seeded(), _outputs(model) as expected:
+            model.train(trial.train)
             model(*trial.example.args, **trial.example.kwargs)
-        with preserved(model), seeded():
+        with snapshot.kept(), seeded():
+            recorded.train(trial.train)
             values = _Values(recorded, {node for returned in returns for node in returned.nodes if node is not None})
             failed = values.run_until_error(*trial.example.tensors.values())
     calls: dict[str, int] = defaultdict(int)

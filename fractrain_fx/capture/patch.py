@@ -86,7 +86,9 @@ class Calls:
         kwargs: Mapping[str, Any],
     ) -> Any:
         with self._recorder.inside(path, module):
-            return forward(module, *args, **kwargs)
+            result = forward(module, *args, **kwargs)
+            self._recorder.writer.require_known(result)
+            return result
 
 
 @contextlib.contextmanager
@@ -109,8 +111,11 @@ def recording(recorder: Recorder, calls: Calls) -> Iterator[None]:
         watched = recorder.watch(args, kwargs)
         with recorder.pause():
             result = real(*plain(args), **plain(dict(kwargs)))
-            target = targets.function_node(real, cls.__name__)
-            return recorder.write("call_function", target, args, kwargs, result, watched)
+            try:
+                target = targets.function_node(real, cls.__name__)
+                return recorder.write("call_function", target, args, kwargs, result, watched)
+            except UnrepresentableError:
+                return recorder.write_closed(cls.__name__, real, args, kwargs, result, watched)
 
     def enter_region(self: Any) -> Any:
         result = enter(self)

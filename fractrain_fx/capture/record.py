@@ -18,12 +18,12 @@ from fractrain_fx.capture.leaves import opaque_reason
 from fractrain_fx.capture.locate import locate
 from fractrain_fx.capture.merge import merge_modes
 from fractrain_fx.capture.module import RecordedModule
-from fractrain_fx.capture.output import write_output
 from fractrain_fx.capture.patch import Calls, recording
 from fractrain_fx.capture.recorder import Recorder, Return
-from fractrain_fx.capture.state import preserved
+from fractrain_fx.capture.state import Snapshot
 from fractrain_fx.capture.trees import tensors_in
-from fractrain_fx.errors import CaptureError, FracTrainError
+from fractrain_fx.capture.writer import UnrepresentableError
+from fractrain_fx.errors import CaptureError
 
 __all__ = ["Recording", "record"]
 
@@ -112,13 +112,14 @@ def record(
     example = describe_call(model, tuple(args), kwargs or {})
     leaves = {path: reason for path, module in model.named_modules() if path and (reason := opaque_reason(module))}
     real = not any(x.is_meta for x in (*tensors_in(example.tensors), *model.parameters()))
-    with preserved(model), torch.enable_grad():
-        trials, fixed = trials_of(model, example, batch_axis) if check and real else ([], False)
+    snapshot = Snapshot(model)
+    with snapshot.kept(), torch.enable_grad():
+        trials, fixed = trials_of(snapshot, example, batch_axis) if check and real else ([], False)
         while True:
             try:
-                attempt = _attempt(model, example, leaves)
+                attempt = _attempt(snapshot, example, leaves)
                 for trial in trials:
-                    _compare(model, attempt, trial)
+                    _compare(snapshot, attempt, trial)
                 break
             except _KeepWholeError as found:
                 leaves |= _checked(model, found.leaves, leaves)
@@ -127,13 +128,13 @@ def record(
         graph.__dict__["training"] = mode
         graph.get_submodule("frac").train(mode)
     return Recording(
-        attempt.train, attempt.eval, example.spec, leaves, example.args, example.kwargs, fixed, bool(trials)
+        attempt.train, attempt.eval, example.spec, leaves, tuple(args), dict(kwargs or {}), fixed, bool(trials)
     )
 
 
-def _attempt(model: nn.Module, example: Example, leaves: Mapping[str, str]) -> _Attempt:
-    additions = Additions()
-    passes = {train: _run(model, example, leaves, additions, train) for train in (True, False)}
+def _attempt(snapshot: Snapshot, example: Example, leaves: Mapping[str, str]) -> _Attempt:
+    model, additions = snapshot.model, Additions()
+    passes = {train: _run(snapshot, example, leaves, additions, train) for train in (True, False)}
     one = merge_modes(passes[True].graph, passes[False].graph, additions)
     modules = {**model._modules, "frac": additions.root}
     train = RecordedModule.over(model, modules, passes[True].graph)
@@ -145,19 +146,23 @@ def _attempt(model: nn.Module, example: Example, leaves: Mapping[str, str]) -> _
     return _Attempt(train, evaluation, {mode: passes[mode or one].returns for mode in (True, False)})
 
 
-def _run(model: nn.Module, example: Example, leaves: Mapping[str, str], additions: Additions, train: bool) -> _Pass:
+def _run(snapshot: Snapshot, example: Example, leaves: Mapping[str, str], additions: Additions, train: bool) -> _Pass:
+    model = snapshot.model
     recorder = Recorder(model, additions)
     writer = recorder.writer
     call = example.renewed()
     for name, value in call.tensors.items():
         writer.results(value, writer.placeholder(name), set(), set())
     try:
-        with preserved(model), recording(recorder, Calls(model, recorder, leaves)):
+        with snapshot.kept(), recording(recorder, Calls(model, recorder, leaves)):
             model.train(train)
             output = model(*call.args, **call.kwargs)
-        write_output(writer, output)
-    except FracTrainError:
-        raise
+        writer.create("output", "output", (writer.argument(output),))
+    except UnrepresentableError as error:
+        raise CaptureError(
+            f"{type(model).__name__} returns a {error}, which a graph cannot rebuild: return tensors in tuples, lists, "
+            "dictionaries or dataclasses, or switch that part of the output off in the example inputs"
+        ) from error
     except Exception as error:
         raise rejection(model, error) from error
     if writer.obstacles:
@@ -166,12 +171,13 @@ def _run(model: nn.Module, example: Example, leaves: Mapping[str, str], addition
     return _Pass(writer.graph, recorder.returns)
 
 
-def _compare(model: nn.Module, attempt: _Attempt, trial: Trial) -> None:
+def _compare(snapshot: Snapshot, attempt: _Attempt, trial: Trial) -> None:
     recorded = attempt.train if trial.train else attempt.eval
-    mismatch = find_mismatch(model, recorded, trial)
+    model = snapshot.model
+    mismatch = find_mismatch(snapshot, recorded, trial)
     if mismatch is None:
         return
-    path = locate(model, recorded, attempt.returns[trial.train], mismatch)
+    path = locate(snapshot, recorded, attempt.returns[trial.train], mismatch)
     mode = "train" if trial.train else "eval"
     # What one module of a class does, the others of that class do too: found together, not one a recording.
     kind = type(model.get_submodule(path))

@@ -178,7 +178,7 @@ class Recorder(TorchFunctionMode):
         try:
             return self.write(op, target, ordered, kwargs, result, watched)
         except UnrepresentableError:
-            return self._write_closed(name, func, args, kwargs, result, watched)
+            return self.write_closed(name, func, args, kwargs, result, watched)
 
     def _property(self, func: Any, name: str, args: tuple[Any, ...]) -> Any:
         if name == "shape":
@@ -222,7 +222,7 @@ class Recorder(TorchFunctionMode):
             return
         for x in tensors_in(args):
             if self.writer.depends(x, Source.DATA):
-                if isinstance(result, bool) and self._is_guard(x, result):
+                if isinstance(result, bool) and self._is_guard(name, x, result):
                     self._assert_as_recorded(x, result)
                     continue
                 call = "indexing with a boolean mask" if masked else f"{name}()"
@@ -231,9 +231,11 @@ class Recorder(TorchFunctionMode):
                     cause = "random numbers decide what it computes (set its rate of dropped layers to 0)"
                 self.writer.block(cause)
 
-    def _is_guard(self, x: Tensor, value: bool) -> bool:
+    def _is_guard(self, name: str, x: Tensor, value: bool) -> bool:
         # Three calls lie between here and the code that asked.
-        return tests_for_overflow(self.writer.node_of(x)) or guards_an_error(sys._getframe(3), value)
+        return tests_for_overflow(self.writer.node_of(x)) or guards_an_error(
+            sys._getframe(3), value, called=name == "item"
+        )
 
     def _assert_as_recorded(self, x: Tensor, value: bool) -> None:
         """The graph is without the branch that handles an error or overflow, and stops where it would be needed."""
@@ -243,7 +245,7 @@ class Recorder(TorchFunctionMode):
         message = f"{writer.path or 'the model'}: a test of values, {value} when recorded, is {not value}"
         writer.create("call_function", torch._assert_async, (holds, message), effect=True)
 
-    def _write_closed(
+    def write_closed(
         self,
         name: str,
         func: Callable[..., Any],

@@ -1,4 +1,4 @@
-"""Run a model and leave no trace: buffers, flags, attributes, gradients and random generators as before."""
+"""Run a model and leave no trace: parameters, buffers, flags, attributes and random generators as before."""
 
 from __future__ import annotations
 
@@ -11,25 +11,49 @@ import numpy as np
 import torch
 from torch import nn
 
-__all__ = ["preserved", "preserved_random_state", "seeded"]
+__all__ = ["Snapshot", "preserved_random_state", "seeded"]
 
 
-@contextlib.contextmanager
-def preserved(model: nn.Module) -> Iterator[None]:
-    """Put back what running ``model`` changes: its modules' attributes, values of buffers, and random generators."""
-    modules = list(model.modules())
-    attributes = [_snapshot(module) for module in modules]
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    with preserved_random_state():
-        try:
-            yield
-        finally:
-            for module, saved in zip(modules, attributes, strict=True):
-                _restore(module, saved)
-            with torch.no_grad():
-                for buffer, before in buffers:
-                    if not buffer.is_meta and not torch.equal(buffer, before):
-                        buffer.copy_(before)
+class Snapshot:
+    """The state of ``model`` at one moment, to return to after each run.
+
+    It holds a copy of every parameter and buffer, as a forward may write to both (running averages of codebooks).
+    Gradients are not touched by what is run here, and not kept.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        # Containers among the attributes are copied: a forward may fill them (caches of tables, say).
+        self._attributes = [
+            (module, {name: (value, _contents(value)) for name, value in vars(module).items()})
+            for module in model.modules()
+        ]
+        tensors = [*model.parameters(), *model.buffers()]
+        self._values = [(x, x.detach().clone()) for x in tensors if not x.is_meta]
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Run something inside, then put back the state, and the random generators too."""
+        with preserved_random_state():
+            try:
+                yield
+            finally:
+                self._restore()
+
+    def _restore(self) -> None:
+        for module, saved in self._attributes:
+            attributes = vars(module)
+            for name in [name for name in attributes if name not in saved]:
+                del attributes[name]
+            for name, (value, contents) in saved.items():
+                attributes[name] = value
+                if contents is not None and not _same_items(value, contents):
+                    value.clear()
+                    value.extend(contents) if isinstance(value, list) else value.update(contents)
+        with torch.no_grad():
+            for x, before in self._values:
+                if not torch.equal(x, before):
+                    x.copy_(before)
 
 
 @contextlib.contextmanager
@@ -55,24 +79,8 @@ def seeded(seed: int = 0) -> Iterator[None]:
         yield
 
 
-def _snapshot(module: nn.Module) -> dict[str, Any]:
-    """A module's attributes; containers among them are copied, as a forward may fill them (caches of tables, say)."""
-    return {name: (value, _contents(value)) for name, value in vars(module).items()}
-
-
 def _contents(value: Any) -> Any:
     return value.copy() if isinstance(value, (dict, list, set)) else None
-
-
-def _restore(module: nn.Module, saved: dict[str, tuple[Any, Any]]) -> None:
-    attributes = vars(module)
-    for name in [name for name in attributes if name not in saved]:
-        del attributes[name]
-    for name, (value, contents) in saved.items():
-        attributes[name] = value
-        if contents is not None and not _same_items(value, contents):
-            value.clear()
-            value.extend(contents) if isinstance(value, list) else value.update(contents)
 
 
 def _same_items(value: Any, contents: Any) -> bool:

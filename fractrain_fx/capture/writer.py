@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import operator
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
@@ -13,10 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.fx import Graph, Node
+from torch.utils import _pytree as pytree
 
 from fractrain_fx.capture.constants import Additions
 from fractrain_fx.capture.sizes import SymbolicFloat, SymbolicInt, plain
-from fractrain_fx.capture.trees import fields_of, holds_tensor
+from fractrain_fx.capture.targets import function_node
+from fractrain_fx.capture.trees import fields_of, holds_tensor, tensors_in
 
 __all__ = ["Obstacle", "Source", "UnrepresentableError", "Writer"]
 
@@ -64,6 +67,7 @@ class Writer:
         self._nodes: dict[int, Node] = {}
         self._cache: dict[Any, Node] = {}
         self._sources: dict[Source, set[Node]] = {source: set() for source in Source}
+        self._blamed: set[int] = set()
         self._names: dict[int, list[str]] = {}
         for named in (model.named_parameters, model.named_buffers):
             for name, tensor in named(remove_duplicate=False):
@@ -77,6 +81,12 @@ class Writer:
     def block(self, cause: str) -> None:
         """Note that the module that runs cannot be written down as it is."""
         self.obstacles.append(Obstacle(self.path, cause))
+
+    def require_known(self, result: Any) -> None:
+        """Note if the module that runs returns what no recorded call computed."""
+        for x in tensors_in(result):
+            if self.known(x) is None:
+                self._require_shown(x)
 
     def placeholder(self, name: str) -> Node:
         """A new input of the graph."""
@@ -100,7 +110,7 @@ class Writer:
         for members in self._sources.values():
             if any(argument in members for argument in node.all_input_nodes):
                 members.add(node)
-        if op == "get_attr" and not str(target).startswith("frac."):
+        if op == "call_module" or (op == "get_attr" and not str(target).startswith("frac.")):
             self._mark(node, (Source.DATA,))
         return node
 
@@ -125,8 +135,7 @@ class Writer:
         if names:
             own = [name for name in names if name.rpartition(".")[0] == self.path]
             return self._attribute((own or names)[0])
-        if value.grad_fn is not None:
-            self.block("it uses a tensor computed by calls that torch does not show (scripted or foreign code)")
+        self._require_shown(value)
         self._alive.append(value)
         return self._attribute(self._additions.constant(value))
 
@@ -165,7 +174,7 @@ class Writer:
             parts = [self.argument(part, cut) for part in value]
             if isinstance(value, list):
                 return parts
-            return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+            return self._built(type(value), parts, {}) if hasattr(value, "_fields") else tuple(parts)
         if isinstance(value, slice):
             return slice(*(self.argument(part, cut) for part in (value.start, value.stop, value.step)))
         if type(value) is dict:
@@ -175,7 +184,7 @@ class Writer:
                 else self.argument(part, cut)
                 for key, part in value.items()
             }
-        raise UnrepresentableError(type(value).__name__)
+        return self._object(value, cut)
 
     def results(self, result: Any, node: Node, taken: set[int], in_place: set[int], cut: bool = False) -> Any:
         """Map the tensors in a call's result to its node.
@@ -227,9 +236,11 @@ class Writer:
 
     def device(self, device: torch.device) -> Any:
         """A device; that of the inputs becomes a node which follows the inputs."""
-        if self._home is None or device.type != self._home[1].type:
+        if self._home is None:
             return device
-        home = self._home[0]
+        home, where = self._home
+        if device != where and (device.type != where.type or None not in (device.index, where.index)):
+            return device
         return self._once(("device", home), lambda: self.create("call_function", getattr, (home, "device")))
 
     def device_type(self, device_type: str) -> Any:
@@ -257,6 +268,30 @@ class Writer:
         if not holds_tensor(part):
             return part
         return self.results(part, self.create("call_function", follow, (node, key)), taken, in_place, cut)
+
+    def _require_shown(self, value: Tensor) -> None:
+        """An unknown tensor with a history was computed unseen: by the first module that returns or uses it."""
+        if value.grad_fn is not None and id(value) not in self._blamed:
+            self._alive.append(value)
+            self._blamed.add(id(value))
+            self.block("it holds a tensor computed by calls that torch does not show (scripted or foreign code, vmap)")
+
+    def _object(self, value: Any, cut: bool) -> Any:
+        """An instance that holds tensors, rebuilt by a call of its class."""
+        if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+            return self._built(type(value), (), {key: self.argument(part, cut) for key, part in value.items()})
+        if holds_tensor(value) and not isinstance(value, Mapping):
+            wanted = [field.name for field in dataclasses.fields(value) if field.init]
+            return self._built(type(value), (), {name: self.argument(getattr(value, name), cut) for name in wanted})
+        leaves, spec = pytree.tree_flatten(value)
+        if leaves == [value] or not holds_tensor(leaves):
+            raise UnrepresentableError(type(value).__name__)
+        rebuild = function_node(lambda *parts: pytree.tree_unflatten(parts, spec), type(value).__name__)
+        return self.create("call_function", rebuild, tuple(self.argument(part, cut) for part in leaves))
+
+    def _built(self, kind: type[Any], args: Iterable[Any], kwargs: dict[str, Any]) -> Node:
+        # A class as a node's argument or target breaks code generation; a function that calls it does not.
+        return self.create("call_function", function_node(kind, kind.__name__), tuple(args), kwargs)
 
     def _attribute(self, name: str) -> Node:
         return self._once(("get_attr", name), lambda: self.create("get_attr", name))

@@ -76,8 +76,7 @@ def build_model(name: str, data: DataSet | None = None, *, image_size: int | Non
         return _from_hugging_face(rest, data, image_size)
     if source == "zoo" and rest:
         return _from_zoo(rest, data, image_size)
-    hint = near(name, [f"{kind}:{name}" for kind in ("timm", "hf", "zoo")]) if ":" not in name else ""
-    raise ModelError(f"model {name!r} does not say where it comes from: {_FORMS}.{hint}")
+    raise ModelError(f"model {name!r} does not say where it comes from: {_FORMS}, for example timm:resnet18")
 
 
 def _from_timm(name: str, data: DataSet | None, image_size: int | None) -> BuiltModel:

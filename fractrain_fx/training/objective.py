@@ -62,9 +62,9 @@ class Objective:
         return 100 * value if self.metric == "accuracy" else value
 
     def better(self, new: float, old: float | None) -> bool:
-        """Whether ``new`` is better than ``old`` (than nothing: always)."""
-        if old is None or math.isnan(old):
-            return True
+        """Whether ``new`` is better than ``old`` (than nothing: always, if it is finite)."""
+        if old is None or not math.isfinite(new):
+            return math.isfinite(new)
         return new > old if self.higher_is_better else new < old
 
     @staticmethod

@@ -21,7 +21,8 @@ class RunResult:
     Attributes:
         label: how tables call this run.
         metric: name of the test measure.
-        value: the measure after the last epoch; ``best`` the best of all epochs, reached after ``best_epoch``.
+        value: the measure after the last epoch; ``best`` the best of all epochs, reached after ``best_epoch``
+            (0 where no measure was finite).
         mean_cp: cost of the gated or scheduled contractions.
         mean_cp_total: cost of all contractions.
         total_macs: training cost in full-precision MACs.

@@ -61,8 +61,9 @@ def new_run(settings: RunSettings, out: Path, console: Console | None = None) ->
     if latest_checkpoint(out) is not None:
         raise RunError(f"{out} already holds a run: go on with --resume {out}, or write to another folder")
     trainer = build_trainer(settings, out=out, console=console)
-    out.mkdir(parents=True, exist_ok=True)
-    settings.to_yaml(out / _SETTINGS)
+    if trainer.is_main:
+        out.mkdir(parents=True, exist_ok=True)
+        settings.to_yaml(out / _SETTINGS)
     return trainer
 
 

@@ -110,7 +110,7 @@ class Trainer:
         self._epoch = checkpoint.epoch
         self._seconds = checkpoint.state["seconds"]
         self._best = dict(checkpoint.state["best"])
-        self._value = checkpoint.state["value"] if self._best else math.nan
+        self._value = math.nan if checkpoint.state["value"] is None else checkpoint.state["value"]
         states = checkpoint.tensors["random"]
         _set_random_state(states[self._accelerator.process_index % len(states)])
 
@@ -135,16 +135,17 @@ class Trainer:
     def result(self) -> RunResult:
         """What the run has come to so far."""
         ledger = self.engine.ledger
+        best = self._best or {"value": math.nan, "epoch": 0, "macs": 0.0}
         return RunResult(
             label=self.label,
             metric=self.objective.metric,
             value=self._value,
-            best=self._best["value"],
-            best_epoch=int(self._best["epoch"]),
+            best=best["value"],
+            best_epoch=int(best["epoch"]),
             mean_cp=ledger.mean_cp,
             mean_cp_total=ledger.mean_cp_total,
             total_macs=ledger.total_macs,
-            best_macs=self._best["macs"],
+            best_macs=best["macs"],
             seconds=self._seconds,
             turning_points=ledger.turning_points,
             epochs=self._epoch,
@@ -244,7 +245,7 @@ class Trainer:
             "scaler": None if scaler is None else scaler.state_dict(),
             "random": random,
         }
-        value = self._value if self._best else None
+        value = self._value if math.isfinite(self._value) else None
         state = {"engine": self.engine.state_dict(), "seconds": self._seconds, "best": self._best, "value": value}
         save_checkpoint(self.out, self.model, Checkpoint(self._epoch, state, tensors))
 

@@ -114,7 +114,7 @@ def padding() -> Tensor:
 SMALL: dict[str, tuple[nn.Module, tuple[Any, ...]]] = {
     "sequential": (
         nn.Sequential(
-            nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(True), nn.Flatten(), nn.Dropout(), nn.LazyLinear(5)
+            nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(True), nn.Flatten(), nn.Dropout(), nn.Linear(144, 5)
         ),
         (images(8),),
     ),
@@ -135,8 +135,6 @@ SMALL: dict[str, tuple[nn.Module, tuple[Any, ...]]] = {
 @pytest.mark.parametrize("name", SMALL)
 def test_small_models(name: str) -> None:
     model, args = SMALL[name]
-    if any(isinstance(p, nn.UninitializedParameter) for p in model.parameters()):
-        model(*args)
     recorded((model, args, {}))
 
 
@@ -172,7 +170,12 @@ def test_a_copy_runs_alone() -> None:
 @pytest.mark.parametrize("name", ["convolutions", "vit", "llama"])
 def test_recorded_graphs_compile_without_a_break_in_train_mode(name: str) -> None:
     calls = {
-        "convolutions": lambda: timm_call("test_resnet", 32),
+        # Without its dropout, whose random numbers a compiler may draw in another way.
+        "convolutions": lambda: (
+            nn.Sequential(*(m for m in SMALL["sequential"][0] if type(m) is not nn.Dropout)),
+            (images(8),),
+            {},
+        ),
         "vit": lambda: timm_call("vit_tiny_patch16_224", 32, img_size=32, depth=1),
         "llama": lambda: huggingface_call("llama"),
     }

@@ -48,7 +48,7 @@ def test_a_block_pushes_by_its_size() -> None:
 
 
 def test_slu_feels_the_same_push() -> None:
-    model = FakeModel(FracConfig(method="slu", targets=(1,)), (7, 7))
+    model = FakeModel(FracConfig(method="slu", targets=(1,), gate=GateConfig(beta=BETA)), (7, 7))
     engine = Engine(model)
     model(8, k=1)
     engine.loss(torch.zeros(())).backward()

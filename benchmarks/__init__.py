@@ -1,0 +1,1 @@
+"""Measurements; run as modules, for example ``python -m benchmarks.rewrite``."""
