@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +11,8 @@ from torch import Tensor
 
 from fractrain_fx.errors import InputError
 from fractrain_fx.formats.base import SampleAxis
-from fractrain_fx.formats.bits import as_bits, highest_level, unrounded, work_dtype
+from fractrain_fx.formats.bits import all_rounded, as_bits, highest_level, none_rounded, unrounded, work_dtype
+from fractrain_fx.formats.noise import add_dither
 
 __all__ = ["AffineFormat", "fake_quantize", "measure"]
 
@@ -35,6 +37,18 @@ class AffineFormat:
         span: Float[Tensor, ""],
     ) -> Float[Tensor, "*dims"]:
         return fake_quantize(x, bits, lo=lo, span=span)
+
+    def activation_errors(
+        self, x: Float[Tensor, "*dims"], bits: Sequence[int], *, lo: Float[Tensor, ""], span: Float[Tensor, ""]
+    ) -> Iterator[Float[Tensor, "*dims"]]:
+        offset = x.to(lo.dtype) - lo
+        for each in bits:
+            highest = 2**each - 1
+            scale = (span / highest).clamp(min=SMALLEST_SCALE)
+            rounded = (offset / scale).clamp_(0, highest).round_().mul_(scale)
+            if x.dtype != lo.dtype:  # a half type rounds once more
+                rounded = rounded.add_(lo).to(x.dtype).to(lo.dtype).sub_(lo)
+            yield rounded.sub_(offset)
 
     def weight(
         self, w: Float[Tensor, "*dims"], bits: int | Int[Tensor, "*bits"], *, dim: int
@@ -129,16 +143,18 @@ class _FakeQuantize(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, bits: Tensor, lo: Tensor, span: Tensor, stochastic: bool, measured: bool
     ) -> Tensor:
+        if none_rounded(bits):
+            return x.clone()
         highest = highest_level(bits, lo.dtype)
         scale = (span / highest).clamp(min=SMALLEST_SCALE)
         q = (x.to(lo.dtype) - lo).div_(scale)
         if stochastic:
-            q.add_(torch.rand_like(q).sub_(0.5))
-        q.clamp_(min=0).clamp_(max=highest).round_().mul_(scale).add_(lo)
+            add_dither(q)
+        q.clamp_(min=torch.zeros_like(highest), max=highest).round_().mul_(scale).add_(lo)
         if not measured:
             # The clamp hides an infinite value; 0 * inf is NaN.
             q.add_(x, alpha=0)
-        return unrounded(bits, x, q.to(x.dtype))
+        return q.to(x.dtype) if all_rounded(bits) else unrounded(bits, x, q.to(x.dtype))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from jaxtyping import Float, Int
@@ -41,6 +42,12 @@ class Format(Protocol):
         span: Float[Tensor, ""],
     ) -> Float[Tensor, "*dims"]:
         """Round ``x`` inside the range that starts at ``lo`` and is ``span`` wide."""
+        ...
+
+    def activation_errors(
+        self, x: Float[Tensor, "*dims"], bits: Sequence[int], *, lo: Float[Tensor, ""], span: Float[Tensor, ""]
+    ) -> Iterator[Float[Tensor, "*dims"]]:
+        """For each of several bits (none of them 0 or 32), what rounding changes: ``Q(x) - x``, in float32 or wider."""
         ...
 
     def weight(

@@ -9,7 +9,7 @@ from torch import Tensor
 from fractrain_fx.errors import InputError
 from fractrain_fx.precision import FLOAT_BITS
 
-__all__ = ["as_bits", "highest_level", "is_rounded", "unrounded", "work_dtype"]
+__all__ = ["all_rounded", "as_bits", "highest_level", "is_rounded", "none_rounded", "unrounded", "work_dtype"]
 
 
 def as_bits(bits: int | Int[Tensor, "*bits"], x: Tensor) -> Int[Tensor, "*bits"]:
@@ -33,6 +33,20 @@ def is_rounded(bits: Int[Tensor, "*bits"]) -> Bool[Tensor, "*bits"]:
 def highest_level(bits: Int[Tensor, "*bits"], dtype: torch.dtype) -> Float[Tensor, "*bits"]:
     """``2^bits - 1``, the number of the highest level; 1 for 0 bits, whose result :func:`unrounded` replaces."""
     return ((1 << bits.long()) - 1).clamp(min=1).to(dtype)
+
+
+def none_rounded(bits: Int[Tensor, "*bits"]) -> bool:
+    """Whether ``bits`` are known, without waiting for a device or breaking a compiled graph, to round nothing."""
+    return _readable(bits) and not bool(is_rounded(bits).any())
+
+
+def all_rounded(bits: Int[Tensor, "*bits"]) -> bool:
+    """Whether ``bits`` are known, without waiting for a device or breaking a compiled graph, to round every value."""
+    return _readable(bits) and bool(is_rounded(bits).all())
+
+
+def _readable(bits: Tensor) -> bool:
+    return bits.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def unrounded(bits: Int[Tensor, "*bits"], x: Tensor, rounded: Tensor) -> Tensor:

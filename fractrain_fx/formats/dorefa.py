@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from fractrain_fx.formats.base import SampleAxis
 from fractrain_fx.formats.bits import as_bits, highest_level, is_rounded, unrounded, work_dtype
+from fractrain_fx.formats.noise import add_dither
 
 __all__ = ["DoReFaFormat"]
 
@@ -39,6 +41,12 @@ class DoReFaFormat:
         unit = x.to(work_dtype(x)).clamp(0, 1)
         return _finish(bits, x, _RoundUnit.apply(unit, bits))
 
+    def activation_errors(
+        self, x: Float[Tensor, "*dims"], bits: Sequence[int], *, lo: Float[Tensor, ""], span: Float[Tensor, ""]
+    ) -> Iterator[Float[Tensor, "*dims"]]:
+        for each in bits:
+            yield self.activation(x, each, lo=lo, span=span).to(work_dtype(x)) - x.to(work_dtype(x))
+
     def weight(
         self, w: Float[Tensor, "*dims"], bits: int | Int[Tensor, "*bits"], *, dim: int
     ) -> Float[Tensor, "*dims"]:
@@ -62,7 +70,7 @@ class DoReFaFormat:
         largest = axis.expand(axis.samples_first(g.abs()).amax(1).to(dtype), g.ndim)
         # g / m before the halving: 2 m may overflow.
         q = (g.to(dtype) / _or_one(largest)).mul_(0.5).add_(0.5).mul_(highest)
-        q.add_(torch.rand_like(q).sub_(0.5)).clamp_(min=0).clamp_(max=highest).round_()
+        add_dither(q).clamp_(min=0).clamp_(max=highest).round_()
         return unrounded(bits, g, q.div_(highest).sub_(0.5).mul_(2).mul_(largest).to(g.dtype))
 
 

@@ -14,9 +14,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from fractrain_fx.formats import Format
+from fractrain_fx.formats.bits import all_rounded
 from fractrain_fx.nn.axis import BatchAxis
 from fractrain_fx.nn.ranges import RunningRange
 from fractrain_fx.precision import FLOAT_BITS
+
+# Values of which a handful of float32 copies fit a core's second-level cache.
+_CACHED = 1 << 15
 
 __all__ = [
     "ActivationQuantizer",
@@ -152,7 +156,7 @@ class _QuantizeGradient(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (bits,) = ctx.saved_tensors
         rounded = ctx.fmt.gradient(grads[0], bits, axis=ctx.axis)
-        return rounded * (bits != 0), None, None, None
+        return (rounded if all_rounded(bits) else rounded * (bits != 0)), None, None, None
 
 
 class _GateGradient(torch.autograd.Function):
@@ -177,16 +181,27 @@ class _GateGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, lo, span = ctx.saved_tensors
-        upstream = grads[0]
+        options = sorted(_rounding(ctx.options))
+        gains = []
+        for part, g in zip(_parts(x, ctx.axis), _parts(grads[0], ctx.axis), strict=True):
+            errors = ctx.fmt.activation_errors(part, options, lo=lo, span=span)
+            gains.append(torch.stack([_inner(error, g, ctx.axis) for error in errors]))
+        by_bits = dict(zip(options, torch.cat(gains, dim=1), strict=True))
+        none = torch.zeros_like(by_bits[options[0]])
+        of_choice = torch.stack([by_bits.get(bits, none) for bits in ctx.options], dim=1)
+        return grads[0], None, of_choice.to(ctx.dtype), None, None, None, None, None
 
-        exact = torch.promote_types(x.dtype, torch.float32)
 
-        def gain(bits: int) -> Float[Tensor, " batch"]:
-            error = ctx.fmt.activation(x, bits, lo=lo, span=span).to(exact) - x.to(exact)
-            sums: Tensor = ctx.axis.samples_first(error.mul_(upstream)).sum(1)
-            return sums
+def _inner(error: Tensor, g: Tensor, axis: BatchAxis) -> Float[Tensor, " batch"]:
+    """The sum over each sample of error times gradient."""
+    sums: Tensor = torch.linalg.vecdot(axis.samples_first(error), axis.samples_first(g.to(error.dtype)))
+    return sums
 
-        gains = {bits: gain(bits) for bits in sorted(_rounding(ctx.options))}
-        none = torch.zeros_like(next(iter(gains.values())))
-        of_choice = torch.stack([gains.get(bits, none) for bits in ctx.options], dim=1)
-        return upstream, None, of_choice.to(ctx.dtype), None, None, None, None, None
+
+def _parts(x: Tensor, axis: BatchAxis) -> Sequence[Tensor]:
+    """A few samples at a time, so that what is computed of them stays in a CPU's cache."""
+    if x.device.type != "cpu" or torch.compiler.is_compiling() or not (axis.major or axis.factor == 1):
+        return (x,)
+    samples = x.shape[axis.axis] // axis.factor
+    each = max(1, _CACHED * samples // max(x.numel(), 1))
+    return torch.split(x, each * axis.factor, dim=axis.axis)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional as F
 
-from fractrain_fx.formats import Format, get_format
+from fractrain_fx.formats import Format, get_format, noise
 from fractrain_fx.formats.affine import fake_quantize, measure
 from fractrain_fx.nn.axis import BatchAxis
 from fractrain_fx.nn.quantizers import (
@@ -274,8 +274,9 @@ def gated(step: int) -> Tensor:
 @pytest.mark.parametrize("fmt", [AFFINE, get_format("dorefa")])
 @pytest.mark.parametrize("bits_of", [uniform, gated])
 def test_compiled_steps_equal_eager_ones_and_new_bits_never_recompile(
-    fmt: Format, bits_of: Callable[[int], Tensor]
+    fmt: Format, bits_of: Callable[[int], Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(noise, "_POOL", 0)  # eager steps draw their noise as compiled ones do
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")
     eager = _Layer(bits_of is gated, fmt)
