@@ -6,7 +6,11 @@ measured while they train.
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+
+# Waiting threads sleep: on a machine that does something else too, spinning ones make each step several times slower.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from fractrain_fx import FracConfig
 from fractrain_fx.training import RunSettings, TrainSettings, build_trainer, results_table
