@@ -25,7 +25,9 @@ METHODS = {
 
 def main() -> None:
     console = new_console()
-    settings = RunSettings(model="timm:resnet10t", data="digits", train=TrainSettings(epochs=30, batch_size=64))
+    settings = RunSettings(
+        model="timm:resnet10t", data="digits", image_size=16, train=TrainSettings(epochs=30, batch_size=64)
+    )
     results = []
     for label, config in METHODS.items():
         trainer = build_trainer(replace(settings, frac=config), label=label, console=console)
