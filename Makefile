@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 
-.PHONY: help install demo test readme lint format typecheck check clean
+.PHONY: help install demo test readme coverage lint format typecheck check clean
 
 help:  ## what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -28,6 +28,14 @@ test: $(READY)  ## all tests but the documentation's
 
 readme: $(READY)  ## run the code blocks of README.md and docs/
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_readme.py
+
+# Hours on a small machine; it goes on where it stopped, and SAMPLE= runs every architecture of timm.
+SAMPLE ?= --sample
+coverage: $(READY)  ## put timm, Hugging Face and torchvision through every check, and write docs/coverage.md
+	for suite in timm hf torchvision; do \
+		$(BIN)/python -m benchmarks.coverage --suite $$suite $(SAMPLE) --out runs/coverage.json \
+			--table docs/coverage.md || exit 1; \
+	done
 
 lint: $(READY)  ## ruff: rules and format
 	$(BIN)/ruff check .

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch import nn
 
+from benchmarks.coverage.checks import Step, difference, evaluate, floats, objective, step
 from fractrain_fx import Engine, FracConfig, FracModel, fractrainify
 from fractrain_fx.capture import resize_batch
 from tests.models import HOME_MADE, HUGGING_FACE, TIMM, Case, build
@@ -23,34 +23,12 @@ def rewrite(case: Case, method: str, model: nn.Module | None = None) -> FracMode
     return fractrainify(model, config=config, example_inputs=case.args, example_kwargs=case.keywords)
 
 
-def floats(output: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+def training(model: nn.Module, case: Case, seed: int) -> Step:
+    return step(model, case.args, case.keywords, seed)
 
 
-def objective(output: Any) -> Tensor:
-    loss = getattr(output, "loss", None)
-    return loss if loss is not None else sum((leaf.float().sum() for leaf in floats(output)), torch.zeros(()))
-
-
-def step(model: nn.Module, case: Case, seed: int) -> tuple[list[Tensor], dict[str, Tensor], dict[str, Tensor]]:
-    """Outputs, gradients and buffers of one training step with a seed."""
-    model.train()
-    model.zero_grad()
-    torch.manual_seed(seed)
-    output = model(*case.args, **case.keywords)
-    objective(output).backward()
-    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    buffers = {name: b.clone() for name, b in model.named_buffers() if not name.startswith("frac.")}
-    return [leaf.detach() for leaf in floats(output)], gradients, buffers
-
-
-def assert_same(left: list[Tensor] | dict[str, Tensor], right: list[Tensor] | dict[str, Tensor]) -> None:
-    if isinstance(left, dict) and isinstance(right, dict):
-        assert left.keys() == right.keys()
-        left, right = list(left.values()), list(right.values())
-    assert len(left) == len(right)
-    for one, other in zip(left, right, strict=True):
-        assert torch.equal(one, other)
+def assert_same(left: object, right: object) -> None:
+    assert difference(left, right) is None
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -58,15 +36,12 @@ def test_method_float_equals_the_original_bit_for_bit(name: str) -> None:
     case = build(name)
     original = copy.deepcopy(case.model)
     rewritten = rewrite(case, "float")
-    for mine, theirs in zip(step(rewritten, case, 7), step(original, case, 7), strict=True):
-        assert_same(mine, theirs)
-    rewritten.eval(), original.eval()
+    mine, theirs = training(rewritten, case, 7), training(original, case, 7)
+    assert_same(mine.outputs, theirs.outputs)
+    assert_same(mine.gradients, theirs.gradients)
+    assert_same(mine.buffers, theirs.buffers)
     larger = resize_batch({"args": case.args, "kwargs": case.keywords}, 3)
-    with torch.no_grad():
-        assert_same(
-            floats(rewritten(*larger["args"], **larger["kwargs"])),
-            floats(original(*larger["args"], **larger["kwargs"])),
-        )
+    assert_same(evaluate(rewritten, **larger), evaluate(original, **larger))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -75,7 +50,7 @@ def test_names_ties_class_and_weights_survive_and_the_result_trains_copies_and_r
 ) -> None:
     case = build(name)
     plain, checkpoint = copy.deepcopy(case.model), case.model.state_dict()
-    had_gradient = step(plain, case, 1)[1].keys()
+    had_gradient = training(plain, case, 1).gradients.keys()
     rewritten = rewrite(case, "fractrain")
 
     # 2: every key of the original is there, the rest lies under frac.*, an original checkpoint loads as it is.

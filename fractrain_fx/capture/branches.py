@@ -24,13 +24,16 @@ def tests_for_overflow(node: Node) -> bool:
 def guards_an_error(frame: FrameType, value: bool, called: bool = False) -> bool:
     """Whether the truth value that ``frame`` has just asked for decides only about raising an error.
 
-    True for ``assert x`` and ``if x: raise ...``: the branch that was not taken runs straight into ``raise``.
+    True for ``assert x`` and ``if x: raise ...``: the branch that was not taken runs straight into ``raise``; and for
+    torch's own checks (``torch._check_tensor_all``), which do nothing else.
 
     Args:
         frame: the code that asks for the truth of a tensor.
         value: what it is told.
         called: whether it asked by a call (``x.item()``), whose result the next instruction takes.
     """
+    if frame.f_globals.get("__name__") == "torch" and frame.f_code.co_name.startswith("_check"):
+        return value
     code = list(dis.get_instructions(frame.f_code))
     places = {instruction.offset: i for i, instruction in enumerate(code)}
     at = places.get(frame.f_lasti)

@@ -183,4 +183,7 @@ def _takes_cache(model: nn.Module, signature: inspect.Signature) -> bool:
     if "use_cache" in signature.parameters:
         return True
     passes_on = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
-    return passes_on and bool(getattr(getattr(model, "config", None), "use_cache", False))
+    config = getattr(model, "config", None)
+    # Of a model of text and images only the part for the text has the setting.
+    parts = [config, *vars(config).values()] if config is not None and hasattr(config, "__dict__") else []
+    return passes_on and any(getattr(part, "use_cache", False) is True for part in parts)

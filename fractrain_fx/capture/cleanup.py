@@ -1,6 +1,8 @@
-"""Remove nodes whose result nobody needs, and keep those that do something besides."""
+"""Remove nodes whose result nobody needs, keep those that do something besides, and undo lists of all samples."""
 
 from __future__ import annotations
+
+import operator
 
 import torch
 from torch import nn
@@ -8,8 +10,10 @@ from torch.fx import Graph, Node
 
 from fractrain_fx.capture.targets import IN_PLACE_OPERATORS
 
-__all__ = ["has_effect", "remove_dead"]
+__all__ = ["has_effect", "join_whole_lists", "remove_dead"]
 
+_JOINS = (torch.cat, torch.concat, torch.stack)
+_UNBINDS = ("unbind", torch.unbind)
 _AUTOCAST = (torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast)
 
 
@@ -25,6 +29,21 @@ def remove_dead(graph: Graph) -> bool:
             graph.erase_node(node)
     _remove_empty_regions(graph)
     return len(graph.nodes) != before
+
+
+def join_whole_lists(graph: Graph) -> None:
+    """Let ``cat`` and ``stack`` take all that ``unbind`` gives, however many samples that is.
+
+    Models that keep their images in a list and put them together again would otherwise be fixed to one batch size. To
+    be called before anything is erased: as long as each part still has its node, it shows whether a list holds all.
+    """
+    for node in graph.nodes:
+        parts = node.args[0] if node.args and node.target in _JOINS else None
+        if not isinstance(parts, list | tuple) or not parts or not isinstance(parts[0], Node):
+            continue
+        source = parts[0].args[0] if parts[0].target is operator.getitem else None
+        if isinstance(source, Node) and source.target in _UNBINDS and list(source.users) == list(parts):
+            node.update_arg(0, source)
 
 
 def has_effect(node: Node) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -98,6 +99,7 @@ def recording(recorder: Recorder, calls: Calls) -> Iterator[None]:
     apply = torch.autograd.Function.__dict__["apply"]
     enter: Callable[..., Any] = torch.autocast.__enter__
     leave: Callable[..., Any] = torch.autocast.__exit__
+    move: Callable[..., nn.Module] = nn.Module._apply
     real_len = len
     regions: dict[int, list[Any]] = {}
 
@@ -128,6 +130,11 @@ def recording(recorder: Recorder, calls: Calls) -> Iterator[None]:
             return recorder.size("size", (value, 0), {})
         return real_len(value)
 
+    def convert(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        # A module moved to its device or type in a forward (routers do so) is there already; no part of the graph.
+        with recorder.pause():
+            return move(self, *args, **kwargs)
+
     def leave_region(self: Any, *error: Any) -> Any:
         if not recorder.paused and regions.get(id(self)):
             recorder.leave_autocast(regions[id(self)].pop())
@@ -136,6 +143,7 @@ def recording(recorder: Recorder, calls: Calls) -> Iterator[None]:
     with (
         plain_paths(),
         _replaced(nn.Module, "__call__", call),
+        _replaced(nn.Module, "_apply", convert),
         _replaced(torch.autograd.Function, "apply", classmethod(apply_function)),
         _replaced(torch.autocast, "__enter__", enter_region),
         _replaced(torch.autocast, "__exit__", leave_region),
@@ -163,6 +171,9 @@ def plain_paths(*, value_free: bool = True) -> Iterator[None]:
         if value_free:
             stack.enter_context(_replaced(torch.cuda, "is_current_stream_capturing", lambda: True))
             stack.enter_context(_replaced(nn.modules.transformer, "_detect_is_causal_mask", _stated_causality))
+            masks = sys.modules.get("transformers.masking_utils")
+            if hasattr(masks, "_vmap_expansion_sdpa"):
+                stack.enter_context(_replaced(masks, "_vmap_expansion_sdpa", _broadcast_mask))
         yield
 
 
@@ -174,6 +185,16 @@ def _without_checkpoint(function: Callable[..., Any], preserve_random_state: boo
 def _stated_causality(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
     """Whether a mask was said to be causal; torch's own looks at its values where nothing was said."""
     return is_causal is True
+
+
+def _broadcast_mask(mask: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Transformers' rule of who attends to whom, for all indices at once; ``torch.vmap`` shows none of its calls."""
+
+    def over(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        indices = (batch[:, None, None, None], head[:, None, None], query[:, None], key)
+        return mask(*indices).expand(len(batch), -1, len(query), len(key))
+
+    return over
 
 
 @contextlib.contextmanager

@@ -10,9 +10,10 @@ import torch
 from torch import nn
 from torch.fx import Graph
 
+from fractrain_fx.capture.caches import fill_caches
 from fractrain_fx.capture.call import CallSpec, Example, describe_call
 from fractrain_fx.capture.check import Trial, find_mismatch, rejection, trials_of
-from fractrain_fx.capture.cleanup import remove_dead
+from fractrain_fx.capture.cleanup import join_whole_lists, remove_dead
 from fractrain_fx.capture.constants import Additions
 from fractrain_fx.capture.leaves import opaque_reason
 from fractrain_fx.capture.locate import locate
@@ -88,7 +89,8 @@ def record(
 ) -> Recording:
     """Record one real run of ``model`` in each mode as a graph on the model's own modules and parameters.
 
-    The model is left as it was: buffers, gradients, mode flags and random generators.
+    The model is left as it was (buffers, gradients, mode flags and random generators), but for tables that it makes at
+    its first call.
 
     Args:
         model: any module; nothing of it may be called ``frac``.
@@ -112,6 +114,8 @@ def record(
     example = describe_call(model, tuple(args), kwargs or {})
     leaves = {path: reason for path, module in model.named_modules() if path and (reason := opaque_reason(module))}
     real = not any(x.is_meta for x in (*tensors_in(example.tensors), *model.parameters()))
+    if real:
+        fill_caches(model, example)
     snapshot = Snapshot(model)
     with snapshot.kept(), torch.enable_grad():
         trials, fixed = trials_of(snapshot, example, batch_axis) if check and real else ([], False)
@@ -167,6 +171,7 @@ def _run(snapshot: Snapshot, example: Example, leaves: Mapping[str, str], additi
         raise rejection(model, error) from error
     if writer.obstacles:
         raise _KeepWholeError({obstacle.module: obstacle.cause for obstacle in writer.obstacles})
+    join_whole_lists(writer.graph)
     remove_dead(writer.graph)
     return _Pass(writer.graph, recorder.returns)
 

@@ -7,7 +7,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from fractrain_fx.errors import PassError
-from fractrain_fx.passes.contractions import contraction, operand
+from fractrain_fx.passes.contractions import OPAQUE_KINDS, contraction, operand
 from fractrain_fx.passes.facts import Block, Op, facts, ops_of
 from fractrain_fx.passes.graph import unique
 from fractrain_fx.passes.residual import Residual, residuals
@@ -34,9 +34,11 @@ class Blocks(PassBase):
         names: set[str] = set()
         for node in graph_module.graph.nodes:
             facts(node).blocks = ()
-        counted = [(node, op) for node, op in ops_of(graph_module.graph) if op.macs is not None]
+        counted = [(node, op) for node, op in ops_of(graph_module.graph) if _can_choose(op)]
         for residual in residuals(graph_module):
             inside = [(node, op) for node, op in counted if node in residual.region]
+            if not inside:
+                continue
             _add_residual(residual, inside, unique(residual.path or "model", names))
             names.add(inside[0][1].block or "")
         for group, members in _groups(graph_module, [pair for pair in counted if pair[1].block is None]).items():
@@ -47,8 +49,13 @@ class Blocks(PassBase):
 
     def ensures(self, graph_module: GraphModule) -> None:
         for _, op in ops_of(graph_module.graph):
-            if op.macs is not None and op.block is None:
+            if _can_choose(op) and op.block is None:
                 raise PassError(f"contraction {op.name!r} was left without a block")
+
+
+def _can_choose(op: Op) -> bool:
+    """Whether the bits of both operands can be chosen: not where a module recorded as a whole multiplies inside."""
+    return op.macs is not None and op.kind not in OPAQUE_KINDS
 
 
 def _add_residual(residual: Residual, inside: list[Found], name: str) -> None:

@@ -12,7 +12,16 @@ from torch.fx import Node
 
 from fractrain_fx.passes.facts import facts
 
-__all__ = ["OPAQUE_KINDS", "Contraction", "contraction", "function_name", "operand", "set_operand", "uncounted_kind"]
+__all__ = [
+    "OPAQUE_KINDS",
+    "Contraction",
+    "contraction",
+    "function_name",
+    "operand",
+    "recurrent_macs",
+    "set_operand",
+    "uncounted_kind",
+]
 
 Shape = tuple[int, ...]
 
@@ -70,6 +79,8 @@ _FAMILIES = {
     "bmm": _product("bmm", names=("input", "mat2")),
     "mm": _product("mm", names=("input", "mat2")),
     "addmm": _product("addmm", 1, ("mat1", "mat2")),
+    # Each row meets the matrix of its group (expert).
+    **dict.fromkeys(("_grouped_mm", "grouped_mm"), _product("grouped_mm", names=("mat_a", "mat_b"))),
     "baddbmm": _product("baddbmm", 1, ("batch1", "batch2")),
 }
 
@@ -77,7 +88,7 @@ _FAMILIES = {
 _UNCOUNTED = frozenset(
     {
         *("addbmm", "addmv", "mv", "dot", "vdot", "inner", "outer", "ger", "tensordot", "chain_matmul", "multi_dot"),
-        *("bilinear", "cdist", "kron", "scaled_dot_product_attention", "_grouped_mm", "grouped_mm", "_scaled_mm"),
+        *("bilinear", "cdist", "kron", "scaled_dot_product_attention", "_scaled_mm"),
         *(
             "scaled_mm",
             "_int_mm",
@@ -166,13 +177,24 @@ def uncounted_kind(node: Node, owner: nn.Module | None) -> str | None:
         matrices = any(parameter.ndim >= 2 for parameter in owner.parameters())
         if not matrices or _is_lookup_or_norm(owner):
             return None
-        return "rnn" if isinstance(owner, nn.RNNBase) else "opaque"
+        return "rnn" if isinstance(owner, nn.RNNBase | nn.RNNCellBase) else "opaque"
     name = function_name(node)
     if name == "einsum":
         return "einsum" if len(node.args) > 2 or contraction(node) is None else None
     if name in _UNCOUNTED and facts(node).shape is not None:
         return name
     return None
+
+
+def recurrent_macs(owner: nn.Module, shape: Shape) -> int:
+    """MACs of torch's recurrent layers and cells: every step of every sequence meets each of their matrices once.
+
+    Args:
+        owner: an ``nn.RNNBase`` or ``nn.RNNCellBase``.
+        shape: of its input, features last.
+    """
+    matrices = sum(parameter.numel() for parameter in owner.parameters() if parameter.ndim >= 2)
+    return math.prod(shape[:-1]) * matrices
 
 
 def _is_lookup_or_norm(owner: nn.Module) -> bool:

@@ -105,7 +105,8 @@ class Facts:
     Attributes:
         shape, dtype: of the tensor at the example inputs; ``None`` for what is no tensor.
         tensors: whether the value is a tensor or a structure that holds some.
-        batch: where its samples lie; ``None`` where all samples share it.
+        batch: where its samples lie; ``None`` where all samples share it, or where they lie in mixed order.
+        samples: how many samples its rows are of; ``None`` where all samples share it.
         flows: whether autograd could reach it, were every parameter trained: what a path of activations consists of.
         requires_grad: whether autograd does reach it.
         op: the contraction that it is.
@@ -118,6 +119,7 @@ class Facts:
     dtype: torch.dtype | None = None
     tensors: bool = False
     batch: BatchAxis | None = None
+    samples: int | None = None
     flows: bool = False
     requires_grad: bool = False
     op: Op | None = None

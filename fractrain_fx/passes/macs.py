@@ -7,8 +7,8 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from fractrain_fx.errors import ModelError, PassError
-from fractrain_fx.passes.contractions import Contraction, contraction, operand, uncounted_kind
-from fractrain_fx.passes.facts import Facts, Op, facts, ops_of
+from fractrain_fx.passes.contractions import Contraction, contraction, operand, recurrent_macs, uncounted_kind
+from fractrain_fx.passes.facts import Op, facts, ops_of
 from fractrain_fx.passes.graph import module_path, owner_module, unique, varying
 
 __all__ = ["Macs"]
@@ -56,8 +56,7 @@ class Macs(PassBase):
 def _op(graph_module: GraphModule, node: Node, moving: set[Node], names: set[str]) -> Op | None:
     family = contraction(node)
     if family is None or facts(node).shape is None:
-        kind = uncounted_kind(node, owner_module(graph_module, node))
-        return Op(unique(module_path(node) or node.name, names), kind, module_path(node), None) if kind else None
+        return _whole(node, owner_module(graph_module, node), names)
     first, second = (operand(node, place) for place in family.operands)
     a, b, out = facts(first), facts(second), facts(node)
     if a.shape is None or b.shape is None or out.shape is None:
@@ -66,20 +65,25 @@ def _op(graph_module: GraphModule, node: Node, moving: set[Node], names: set[str
         name=unique(_name(node, family, second, moving), names),
         kind=family.kind,
         module=module_path(node),
-        macs=_one_sample(family, a, b, out),
+        macs=family.macs(a.shape, b.shape, out.shape) // (out.samples or 1),
         depthwise=family.kind == "conv" and b.shape[1] == 1 and b.shape[0] >= a.shape[1] > 1,
         input_gradient=a.requires_grad,
         weight_gradient=b.requires_grad,
     )
 
 
-def _one_sample(family: Contraction, a: Facts, b: Facts, out: Facts) -> int:
-    assert a.shape is not None and b.shape is not None and out.shape is not None
-    total = family.macs(a.shape, b.shape, out.shape)
-    if out.batch is None:
-        return total
-    samples = out.shape[out.batch.axis] // out.batch.factor
-    return total // samples
+def _whole(node: Node, owner: nn.Module | None, names: set[str]) -> Op | None:
+    """A module recorded as a whole that multiplies inside, or a function without a formula."""
+    kind = uncounted_kind(node, owner)
+    if kind is None:
+        return None
+    op = Op(unique(module_path(node) or node.name, names), kind, module_path(node), None)
+    read = facts(node.args[0]) if node.args and isinstance(node.args[0], Node) else None
+    if isinstance(owner, nn.RNNBase | nn.RNNCellBase) and read is not None and read.shape is not None:
+        op.macs = recurrent_macs(owner, read.shape) // (read.samples or 1)
+        op.input_gradient = read.requires_grad
+        op.weight_gradient = any(parameter.requires_grad for parameter in owner.parameters())
+    return op
 
 
 def _name(node: Node, family: Contraction, second: Node, moving: set[Node]) -> str:

@@ -56,7 +56,7 @@ class DecidePrecision(PassBase):
         left = "every contraction stays float. plan(model, config=FracConfig(method='float')) lists them"
         if self.config.gated and not any(op.precision.mode == "gated" for op in ops):
             raise ModelError(f"method {self.config.method!r} finds no block to gate: {left}; 'pfq' works without gates")
-        if self.config.scheduled and all(op.precision.mode == "float" for op in ops):
+        if self.config.scheduled and all(op.precision.mode == "float" and op.kind not in OPAQUE_KINDS for op in ops):
             raise ModelError(f"method {self.config.method!r} finds nothing to quantize: {left}")
 
     def _pins(self, ops: list[Op], labels: dict[str, tuple[str, ...]]) -> dict[str, Pin]:
@@ -66,6 +66,7 @@ class DecidePrecision(PassBase):
                 op.name
                 for op in ops
                 if op.macs is not None
+                and op.kind not in OPAQUE_KINDS
                 and (
                     pin.pattern == op.kind
                     or pin.pattern in labels.get(op.name, ())
@@ -83,10 +84,12 @@ class DecidePrecision(PassBase):
         return pins
 
     def _decide(self, node: Node, op: Op, labels: tuple[str, ...], pin: Pin | None, readable: bool) -> Decision:
-        if op.macs is None:
-            if op.kind in OPAQUE_KINDS:
-                inside = "" if self.config.method == "float" else "; its weights are quantized"
+        if op.kind in OPAQUE_KINDS:
+            inside = "" if self.config.method == "float" else "; its weights are quantized"
+            if op.macs is None:
                 return Decision("uncounted", f"recorded as a whole, no formula for what multiplies inside{inside}")
+            return Decision("float", f"activations stay inside one call{inside}")
+        if op.macs is None:
             return Decision("uncounted", f"no formula for {op.kind}")
         if self.config.method == "float":
             return Decision("float", "method float")
@@ -100,6 +103,8 @@ class DecidePrecision(PassBase):
             return Decision("float", "no gradient passes and no weight is read")
         if self.config.scheduled:
             return Decision("scheduled", "stage precision")
+        if facts(node).batch is None and facts(node).samples is not None:
+            return Decision("float", "the samples lie in mixed order, so no choice for each")
         if facts(node).batch is None:
             return Decision("float", "shared by all samples of a batch, so no choice for each")
         if not readable:

@@ -59,7 +59,11 @@ class Quantize(PassBase):
                 raise PassError(f"op {op.name!r} is gated but block {op.block!r} has no gate: run InsertGates first")
 
     def call(self, graph_module: GraphModule) -> PassResult:
-        ops = [(node, op) for node, op in ops_of(graph_module.graph) if op.precision.mode != "float"]
+        ops = [
+            (node, op)
+            for node, op in ops_of(graph_module.graph)
+            if op.precision.mode != "float" or op.kind in OPAQUE_KINDS
+        ]
         if not ops or self.config.method == "float":
             return PassResult(graph_module, False)
         writer = _Writer(graph_module, self.config)

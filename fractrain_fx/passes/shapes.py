@@ -19,6 +19,7 @@ from fractrain_fx.passes.facts import facts
 __all__ = ["Shapes"]
 
 _EXAMPLE = "example"
+_ROUNDING = 1e-5  # of the largest value
 
 
 class Shapes(PassBase):
@@ -69,6 +70,7 @@ class Shapes(PassBase):
         folded: dict[Node, tuple[int, int]] = {}
         for node, other in grown.items():
             place = _growing(facts(node).shape or (), other, size)
+            facts(node).samples = size if place is not None else None
             if place is not None and place[1] == 1:
                 facts(node).batch = BatchAxis(place[0])
             elif place is not None:
@@ -87,8 +89,16 @@ class Shapes(PassBase):
 
 def _fold(before: Tensor, after: Tensor, axis: int, factor: int, size: int) -> BatchAxis | None:
     same = (before == after) | ((before != before) & (after != after))
-    rows = same.movedim(axis, 0)
-    changed = ~rows.reshape(len(rows), -1).all(dim=1)
+    place = _layout(~same, axis, factor, size)
+    if place is None and before.is_floating_point():
+        # Rows of other samples are rounded differently where rows are multiplied in other groups (experts).
+        largest = float(before.nan_to_num(0.0, 0.0, 0.0).abs().max())
+        place = _layout(~(same | ((before - after).abs() <= _ROUNDING * largest)), axis, factor, size)
+    return place
+
+
+def _layout(differs: Tensor, axis: int, factor: int, size: int) -> BatchAxis | None:
+    changed = differs.movedim(axis, 0).reshape(differs.shape[axis], -1).any(dim=1)
     if not changed.any():
         return BatchAxis(axis, factor)  # no value depends on the sample; the common layout is as good as the other
     first = torch.zeros_like(changed)
@@ -134,6 +144,9 @@ class _Watch(Interpreter):
         self._see = see
 
     def run_node(self, n: Node) -> Any:
+        # All that floats is tracked here already, and torch refuses to switch on what another op made.
+        if n.target is setattr and n.args[1] == "requires_grad":
+            return None
         value = super().run_node(n)
         self._see(n, value)
         return value
@@ -141,7 +154,7 @@ class _Watch(Interpreter):
 
 def _annotate(node: Node, value: Any) -> None:
     record = facts(node)
-    record.batch = None
+    record.batch = record.samples = None
     tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
     record.tensors, record.flows = bool(tensors), any(tensor.requires_grad for tensor in tensors)
     if isinstance(value, Tensor):

@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fractrain_fx import FracConfig, FracModel, fractrainify
 from fractrain_fx.passes import facts, ops_of
+from fractrain_fx.passes.contractions import recurrent_macs
 from tests.models import HOME_MADE, HUGGING_FACE, TIMM, Case, build
 
 
@@ -75,8 +76,50 @@ class Recurrent(nn.Module):
         return self.head(self.rnn(self.stem(x))[0][:, -1])
 
 
+def test_recurrent_layers_meet_each_matrix_at_every_step() -> None:
+    model = rewritten(Case(Recurrent(), (torch.randn(2, 5, 4),)))
+    ops = {op.name: op for op in model.ops}
+    assert ops["rnn"].macs == 5 * 4 * 8 * (4 + 8)
+    assert ops["rnn"].precision.mode == "float"
+    assert "weights are quantized" in ops["rnn"].precision.reason
+    assert ops["stem"].macs == 5 * 4 * 4
+    assert model.macs == sum(op.macs or 0 for op in model.ops)
+
+
+@pytest.mark.parametrize(
+    ("layer", "macs"),
+    [
+        (nn.LSTM(4, 8, num_layers=2, bidirectional=True), 7 * 2 * 4 * 8 * ((4 + 8) + (16 + 8))),
+        (nn.LSTM(4, 8, proj_size=3), 7 * (4 * 8 * (4 + 3) + 3 * 8)),
+        (nn.GRU(4, 8), 7 * 3 * 8 * (4 + 8)),
+        (nn.RNN(4, 8), 7 * 8 * (4 + 8)),
+    ],
+)
+def test_recurrent_families_by_hand(layer: nn.Module, macs: int) -> None:
+    assert recurrent_macs(layer, (7, 1, 4)) == macs
+
+
+def test_expert_products_count_each_token_as_often_as_it_is_routed() -> None:
+    ops = {op.name: op for op in rewritten(build("mixtral")).ops}
+    tokens, width, inner, routed = 12, 32, 64, 2
+    for layer in ("model.layers.0.mlp", "model.layers.1.mlp"):
+        assert ops[f"{layer}.gate"].macs == tokens * width * 4
+        assert ops[f"{layer}.experts.gate_up_proj"].macs == routed * tokens * width * 2 * inner
+        assert ops[f"{layer}.experts.down_proj"].macs == routed * tokens * inner * width
+
+
+class Distances(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(4, 4), nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        return self.head(torch.cdist(x, x))
+
+
 def test_what_has_no_formula_is_listed_as_uncounted_and_not_as_nothing() -> None:
-    ops = {op.name: op for op in rewritten(Case(Recurrent(), (torch.randn(2, 5, 4),))).ops}
-    assert ops["rnn"].macs is None
-    assert ops["rnn"].precision.mode == "uncounted"
+    ops = {op.name: op for op in rewritten(Case(Distances(), (torch.randn(2, 5, 4),))).ops}
+    assert ops["cdist"].macs is None
+    assert ops["cdist"].precision.mode == "uncounted"
     assert ops["stem"].macs == 5 * 4 * 4

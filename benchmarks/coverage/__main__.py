@@ -1,0 +1,67 @@
+"""``python -m benchmarks.coverage --suite timm|hf|torchvision --out FILE``: sweep a library, write a table."""
+
+from __future__ import annotations
+
+import os
+
+# Before torch is loaded: many processes with one thread each.
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from benchmarks.coverage import hf_models, timm_models, torchvision_models
+from benchmarks.coverage.pool import Limits, run
+from benchmarks.coverage.results import Results
+from benchmarks.coverage.table import markdown
+from benchmarks.coverage.trial import passed
+
+_SUITES = {"timm": timm_models, "hf": hf_models, "torchvision": torchvision_models}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    options = _parser().parse_args(argv)
+    torch.set_num_threads(1)
+    suite = _SUITES[options.suite]
+    results = Results(options.out)
+    known = {case.name: case for case in suite.cases(sample=False)}
+    results.known[options.suite] = len(known)
+    wanted = [known[name] for name in options.only] if options.only else suite.cases(options.sample)
+    left = [case for case in wanted if results.open(case.key, options.retry)]
+    console = Console()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
+        task = progress.add_task(options.suite, total=len(wanted), completed=len(wanted) - len(left))
+        for case, row in run(left, suite.build, Limits(options.seconds, options.gib), options.jobs):
+            results.add(case, row)
+            if not passed(row):
+                progress.console.print(f"{case.key}: {row.get('failed_at')}: {row.get('cause')}", markup=False)
+            progress.advance(task)
+    if options.table:
+        options.table.write_text(markdown(results), encoding="utf-8")
+    good = sum(passed(results.rows[case.key]) for case in wanted)
+    console.print(f"{options.suite}: {good} of {len(wanted)} pass every check; {options.out}", markup=False)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.coverage", description=__doc__)
+    parser.add_argument("--suite", choices=tuple(_SUITES), required=True)
+    parser.add_argument("--out", type=Path, required=True, help="JSON of all results; what it holds is not run again")
+    parser.add_argument("--table", type=Path, help="also write all results in --out as Markdown")
+    parser.add_argument("--sample", action="store_true", help="two of each timm or torchvision module, all HF types")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="these models")
+    parser.add_argument("--retry", action="store_true", help="run again what did not pass")
+    parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="processes at a time")
+    parser.add_argument("--seconds", type=float, default=300.0, help="time for one model")
+    parser.add_argument("--gib", type=float, default=8.0, help="memory for one model")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

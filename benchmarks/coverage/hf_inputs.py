@@ -1,0 +1,104 @@
+"""One training batch for a Hugging Face model: what the product finds by itself, and text around images."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fractrain_fx.capture.examples import example_inputs
+from fractrain_fx.errors import InputError
+
+__all__ = ["inputs_for"]
+
+_TEXT, _PADDING, _GRID, _IGNORED = 10, 3, 4, -100
+
+
+def inputs_for(model: nn.Module, labels: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Keyword inputs, and a note of what they are.
+
+    A model whose text holds places for images gets them where they can be made, and text alone elsewhere.
+
+    Raises:
+        InputError: nothing is known about what the model takes.
+    """
+    try:
+        _, kwargs = example_inputs(model, labels=labels)
+    except InputError:
+        if _image_token(model) is None:
+            raise
+        kwargs = _with_images(model, labels)
+    return kwargs, {"inputs": sorted(kwargs)}
+
+
+def _image_token(model: nn.Module) -> int | None:
+    config: Any = model.config
+    found = getattr(config, "image_token_id", None)
+    return getattr(config, "image_token_index", None) if found is None else found
+
+
+def _with_images(model: nn.Module, labels: bool) -> dict[str, Any]:
+    parameters = inspect.signature(model.forward).parameters
+    makers: list[Callable[[nn.Module], tuple[dict[str, Tensor], int]]] = []
+    if "image_grid_thw" in parameters:
+        makers.append(_patches)
+    if "pixel_values" in parameters:
+        makers.append(_pictures)
+    for make in makers:
+        try:
+            pictures, places = make(model)
+            kwargs = _text(model, places, labels) | pictures
+            with torch.no_grad():
+                model(**kwargs)
+            return kwargs
+        except Exception:  # its images have another form, which its processor alone knows
+            continue
+    return _text(model, 0, labels)
+
+
+def _pictures(model: nn.Module) -> tuple[dict[str, Tensor], int]:
+    """An image for each sample, and how many tokens of the text stand for it."""
+    config: Any = getattr(model.config, "vision_config", model.config)
+    side = getattr(config, "image_size", 224)
+    height, width = side if isinstance(side, list | tuple) else (side, side)
+    pixels = torch.randn(2, getattr(config, "num_channels", 3), height, width)
+    with torch.no_grad():
+        features: Any = model.get_image_features(pixel_values=pixels)
+    found = getattr(features, "pooler_output", features)
+    rows = [x.reshape(-1, x.shape[-1]).shape[0] for x in (found if isinstance(found, list | tuple) else [found])]
+    return {"pixel_values": pixels}, sum(rows) // 2
+
+
+def _patches(model: nn.Module) -> tuple[dict[str, Tensor], int]:
+    """Images of 4 x 4 patches, cut up as the processors of the Qwen family do."""
+    config: Any = model.config.vision_config
+    channels = getattr(config, "in_channels", None) or getattr(config, "num_channels", 3)
+    width = channels * getattr(config, "temporal_patch_size", 1) * config.patch_size**2
+    pixels = torch.randn(2 * _GRID**2, width)
+    merged = getattr(config, "spatial_merge_size", 1) ** 2
+    return {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, _GRID, _GRID]] * 2)}, _GRID**2 // merged
+
+
+def _text(model: nn.Module, places: int, labels: bool) -> dict[str, Any]:
+    """Two texts, the second one padded, each with places for an image in front."""
+    config: Any = model.config.get_text_config()
+    image = _image_token(model)
+    special = {v for c in (config, model.config) for k, v in vars(c).items() if k.endswith(("token_id", "token_index"))}
+    plain = torch.tensor([i for i in range(min(config.vocab_size, 512)) if i not in special])
+    ids = plain[torch.randint(len(plain), (2, places + _TEXT))]
+    ids[:, 1 : 1 + places] = image
+    mask = torch.ones_like(ids)
+    mask[1, -_PADDING:] = 0
+    pad = getattr(config, "pad_token_id", None) or 0
+    ids = ids.masked_fill(mask == 0, pad)
+    kwargs: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
+    parameters = inspect.signature(model.forward).parameters
+    for name in ("mm_token_type_ids", "token_type_ids"):
+        if name in parameters:
+            kwargs[name] = (ids == image).long()
+    if labels:
+        kwargs["labels"] = ids.masked_fill((mask == 0) | (ids == image), _IGNORED)
+    return kwargs

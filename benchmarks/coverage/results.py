@@ -1,0 +1,44 @@
+"""The rows of a sweep in a JSON file, written after each model so that a sweep can go on where it stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+
+from benchmarks.coverage.cases import Case
+from benchmarks.coverage.trial import Row, passed
+
+__all__ = ["Results"]
+
+
+class Results:
+    """All rows of a file by ``suite/name``, and how many models each suite knows.
+
+    Args:
+        path: read where it exists; its folder is made where it does not.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        held = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        self.rows: dict[str, Row] = held.get("models", {})
+        self.known: dict[str, int] = held.get("known", {})
+        packages = ("torch", "timm", "transformers", "torchvision")
+        self.made_with: dict[str, str] = {"python": platform.python_version()} | {p: version(p) for p in packages}
+
+    def open(self, key: str, retry: bool) -> bool:
+        """Whether a model is still to be run; with ``retry`` also where it did not pass."""
+        return key not in self.rows or (retry and not passed(self.rows[key]))
+
+    def add(self, case: Case, row: Row) -> None:
+        """Keep a row, and write the file as a whole or not at all."""
+        self.rows[case.key] = asdict(case) | row
+        part = self._path.with_suffix(".part")
+        held = {"made_with": self.made_with, "known": self.known, "models": self.rows}
+        part.write_text(json.dumps(held, indent=1), encoding="utf-8")
+        os.replace(part, self._path)

@@ -1,0 +1,79 @@
+"""torchvision's classifiers, segmentation and detection models."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.coverage.cases import Case, NotBuiltError, Ready
+from fractrain_fx.capture.examples import example_inputs
+
+__all__ = ["build", "cases"]
+
+_SIDES = (64, 96, 128, 224)
+
+
+def cases(sample: bool) -> list[Case]:
+    """All models of the three tasks, or two of each module."""
+    import torchvision.models as zoo
+
+    found, counts = [], {}
+    for module in (zoo, zoo.segmentation, zoo.detection):
+        for name in zoo.list_models(module=module):
+            group = inspect.getmodule(zoo.get_model_builder(name)).__name__.removeprefix("torchvision.models.")
+            counts[group] = counts.get(group, 0) + 1
+            if not sample or counts[group] <= 2:
+                found.append(Case("torchvision", name, group))
+    return found
+
+
+def build(case: Case) -> Ready:
+    """The model without pretrained weights, its backbone's included.
+
+    Raises:
+        NotBuiltError: it rejects every size.
+    """
+    model = _create(case.name)
+    if case.group.startswith("detection"):
+        images, targets = _detection_batch()
+        return Ready(model, lambda: _create(case.name), (images, targets), {}, {"image": 128})
+    error: Exception | None = None
+    for side in _sides(model):
+        x = torch.randn(2, 3, side, side)
+        try:
+            with torch.no_grad():
+                model.train()(x)
+                model.eval()(x)
+        except Exception as rejected:  # too small for its poolings, or fixed by its positions
+            error = rejected
+            continue
+        return Ready(model, lambda: _create(case.name), (x,), {}, {"image": side})
+    raise NotBuiltError(f"it takes no image of sides {_sides(model)}: {error}")
+
+
+def _create(name: str) -> nn.Module:
+    import torchvision.models as zoo
+
+    accepted = inspect.signature(zoo.get_model_builder(name)).parameters
+    options: dict[str, Any] = {"weights_backbone": None} if "weights_backbone" in accepted else {}
+    model: nn.Module = zoo.get_model(name, weights=None, num_classes=10, **options)
+    return model
+
+
+def _sides(model: nn.Module) -> tuple[int, ...]:
+    (x,), _ = example_inputs(model)
+    return (*(side for side in _SIDES if side < x.shape[-1]), x.shape[-1])
+
+
+def _detection_batch() -> tuple[list[Tensor], list[dict[str, Tensor]]]:
+    """Two images with two boxes each."""
+    boxes = torch.tensor([[8.0, 8.0, 60.0, 60.0], [40.0, 30.0, 100.0, 110.0]])
+    target = {"boxes": boxes, "labels": torch.tensor([1, 2])}
+    masks = torch.zeros(2, 128, 128, dtype=torch.uint8)
+    masks[0, 8:60, 8:60], masks[1, 30:110, 40:100] = 1, 1
+    keypoints = torch.rand(2, 17, 3) * torch.tensor([50.0, 50.0, 0.0]) + torch.tensor([8.0, 8.0, 1.0])
+    targets = [{**target, "masks": masks, "keypoints": keypoints} for _ in range(2)]
+    return [torch.rand(3, 128, 128) for _ in range(2)], targets

@@ -1,0 +1,323 @@
+"""Put one model through every check, and write down what was found."""
+
+from __future__ import annotations
+
+import copy
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.coverage.cases import NotBuiltError, Ready
+from benchmarks.coverage.checks import Step, difference, evaluate, objective, step
+from fractrain_fx import Engine, FracConfig, FracModel, fractrainify, summarize
+from fractrain_fx.capture import Recording, record, resize_batch
+from fractrain_fx.capture.patch import plain_paths
+from fractrain_fx.capture.state import Snapshot, seeded
+
+__all__ = ["CHECKS", "Row", "examine", "passed"]
+
+Row = dict[str, Any]
+
+_LARGER = 3
+
+
+class _FailedError(Exception):
+    """A check found something wrong."""
+
+
+class _Trial:
+    """One model on its way through the checks."""
+
+    def __init__(self, build: Callable[[], Ready]) -> None:
+        self._build = build
+        self.row: Row = {"checks": {}, "seconds": {}, "notes": []}
+
+    ready: Ready
+    before: Step
+    recording: Recording
+    plain: FracModel
+    rewritten: FracModel
+    expected: list[torch.Tensor]
+
+    @property
+    def model(self) -> nn.Module:
+        return self.ready.model
+
+    def _timed(self, name: str, work: Callable[[], Any]) -> Any:
+        start = time.perf_counter()
+        result = work()
+        self.row["seconds"][name] = round(time.perf_counter() - start, 3)
+        return result
+
+    def _rewrite(self, method: str, check: bool) -> FracModel:
+        config = FracConfig(method=method)  # type: ignore[arg-type]
+        args, kwargs = self.ready.args, self.ready.kwargs
+        return fractrainify(self.model, config=config, example_inputs=args, example_kwargs=kwargs, check=check)
+
+    def build(self) -> None:
+        """The model is made, without a download."""
+        with seeded():
+            self.ready = self._timed("build", self._build)
+        self.row["how"] = self.ready.how
+        self.row["parameters"] = sum(p.numel() for p in self.model.parameters())
+
+    def forward(self) -> None:
+        """The model itself trains on its inputs: gradients and a finite loss."""
+        with Snapshot(self.model).kept():
+            self.before = self._timed("step", lambda: step(self.model, self.ready.args, self.ready.kwargs, 7))
+        self.model.zero_grad(set_to_none=True)
+        if not self.before.gradients:
+            raise _FailedError("no parameter of the model itself gets a gradient")
+        if not any(bool(g.isfinite().all()) for g in self.before.gradients.values()):
+            raise _FailedError("every gradient of the model itself is infinite or NaN")
+
+    def capture(self) -> None:
+        """The model is recorded, and the recording agrees with it."""
+        self.recording = self._timed("capture", lambda: record(self.model, self.ready.args, self.ready.kwargs))
+        recording = self.recording
+        self.row["nodes"] = len(recording.train.graph.nodes)
+        self.row["graphs"] = 1 if recording.eval is recording.train else 2
+        self.row["fixed_batch"] = recording.fixed_batch
+        self.row["leaves"] = _leaves(recording)
+        if not recording.checked:
+            raise _FailedError("the recording was not compared with the model")
+
+    def float_rewrite(self) -> None:
+        """``method="float"`` rewrites it."""
+        self.plain = self._rewrite("float", check=False)
+
+    def train_outputs(self) -> None:
+        """Training outputs from the same seed are equal bit for bit."""
+        with Snapshot(self.model).kept():
+            self.after = step(self.plain, self.ready.args, self.ready.kwargs, 7)
+        self._require_same("outputs", self.before.outputs, self.after.outputs)
+
+    def gradients(self) -> None:
+        """Gradients are equal bit for bit."""
+        self._require_same("gradients", self.before.gradients, self.after.gradients)
+
+    def buffers(self) -> None:
+        """Buffers after the step are equal bit for bit."""
+        self._require_same("buffers", self.before.buffers, self.after.buffers)
+
+    def _require_same(self, what: str, theirs: Any, mine: Any) -> None:
+        words = difference(theirs, mine, what)
+        if words is None:
+            return
+        # A model that is told not to look at values may take another path to the same result: capture follows that one
+        # and has compared it with the usual one up to rounding. See fractrain_fx/capture/check.py.
+        with Snapshot(self.model).kept(), plain_paths(value_free=True):
+            other = step(self.model, self.ready.args, self.ready.kwargs, 7)
+        if difference(getattr(other, what), mine, what) is None:
+            self.row["notes"].append(f"{what} equal those of the model's path that reads no values")
+            return
+        with Snapshot(self.model).kept():
+            again = step(self.model, self.ready.args, self.ready.kwargs, 7)
+        if difference(theirs, getattr(again, what), what) is not None:
+            words += "; the model itself differs between two runs of one seed"
+        raise _FailedError(words)
+
+    def eval_outputs(self) -> None:
+        """Evaluation at another batch size is equal bit for bit."""
+        inputs = {"args": self.ready.args, "kwargs": self.ready.kwargs}
+        if not self.recording.fixed_batch:
+            inputs = resize_batch(inputs, _LARGER)
+        with Snapshot(self.model).kept():
+            theirs = evaluate(self.model, **inputs)
+        with Snapshot(self.model).kept():
+            mine = evaluate(self.plain, **inputs)
+        words = difference(theirs, mine, "outputs")
+        if words is None:
+            return
+        with Snapshot(self.model).kept(), plain_paths(value_free=True):
+            other = evaluate(self.model, **inputs)
+        if difference(other, mine, "outputs") is not None:
+            raise _FailedError(words)
+        self.row["notes"].append("evaluation equals the model's path that reads no values")
+
+    def rewrite(self) -> None:
+        """``method="fractrain"`` rewrites it, self-check included."""
+        with seeded():
+            self.rewritten = self._timed("rewrite", lambda: self._rewrite("fractrain", check=True))
+        summary = summarize(self.rewritten)
+        self.row["contractions"] = len(summary.ops)
+        self.row["macs"] = summary.macs
+        self.row["blocks"] = dict(Counter(str(block.skip).lower() for block in summary.blocks))
+        modes = ("gated", "scheduled", "pinned", "float")
+        self.row["shares"] = {mode: round(summary.share(mode), 4) for mode in modes}
+        self.row["uncounted"] = dict(Counter(op.kind for op in summary.uncounted))
+
+    def table(self) -> None:
+        """Every contraction has a reason, and a cost or the word that it has none."""
+        for op in self.rewritten.ops:
+            if not op.precision.reason or (op.macs is None) != (op.precision.mode == "uncounted"):
+                raise _FailedError(f"op {op.name!r} has no reason, or no cost and is not called uncounted")
+
+    def state_dict(self) -> None:
+        """All keys are there unchanged, ties included, and the rest lies under ``frac.``."""
+        theirs, mine = self.model.state_dict(keep_vars=True), self.rewritten.state_dict(keep_vars=True)
+        missing = theirs.keys() - mine.keys()
+        foreign = [key for key in mine.keys() - theirs.keys() if not key.startswith("frac.")]
+        if missing or foreign:
+            raise _FailedError(f"missing {sorted(missing)[:3]}, inserted outside frac.: {sorted(foreign)[:3]}")
+        moved = [key for key in theirs if theirs[key] is not mine[key]]
+        if moved:
+            raise _FailedError(f"{moved[:3]} are other tensors than the model's own")
+
+    def checkpoint(self) -> None:
+        """A checkpoint of the original loads as it is."""
+        state = {key: value.detach().clone() for key, value in self.model.state_dict().items()}
+        other = {key: value * 0.5 if value.is_floating_point() else value.clone() for key, value in state.items()}
+        self.rewritten.load_state_dict(other)
+        words = difference(other, dict(self.model.state_dict()), "weights")
+        self.rewritten.load_state_dict(state)
+        if words:
+            raise _FailedError(words)
+
+    def restore(self) -> None:
+        """``restore()`` gives back the class, the names and the weights."""
+        back = self.rewritten.restore()
+        if type(back) is not type(self.ready.model):
+            raise _FailedError(f"restore() gives a {type(back).__name__}")
+        names = [name for name, _ in back.named_parameters()]
+        if any(name.startswith("frac.") for name in names) or hasattr(back, "frac"):
+            raise _FailedError("restore() gives a model that still holds what was inserted")
+
+    def training_step(self) -> None:
+        """One step gives a finite gradient to each parameter that had one, and is taken."""
+        model = self.rewritten
+        engine = Engine(model)
+        model.train()
+        model.zero_grad(set_to_none=True)
+        with seeded(7):
+            engine.loss(objective(model(*self.ready.args, **self.ready.kwargs))).backward()
+        self.found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        had = {name for name, g in self.before.gradients.items() if bool(g.isfinite().all())}
+        missing = sorted(had - self.found.keys())
+        if missing:
+            raise _FailedError(f"no gradient any more: {len(missing)} parameters, first {missing[0]}")
+        wrong = sorted(name for name in had if not bool(self.found[name].isfinite().all()))
+        if wrong:
+            raise _FailedError(f"infinite or NaN gradient: {len(wrong)} parameters, first {wrong[0]}")
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.optim.SGD(model.parameters(), lr=1e-3).step()
+
+    def gates(self) -> None:
+        """Every gate and the controller get a finite gradient."""
+        names = {name for name, _ in self.rewritten.named_parameters() if name.startswith("frac.")}
+        wrong = [n for n in sorted(names) if n not in self.found or not bool(self.found[n].isfinite().all())]
+        if not names or wrong:
+            raise _FailedError(f"without a finite gradient: {wrong[:3] or 'there is no gate'}")
+
+    def evaluation(self) -> None:
+        """After a step the rewritten model evaluates."""
+        with Snapshot(self.model).kept():
+            self.expected = evaluate(self.rewritten, self.ready.args, self.ready.kwargs)
+
+    def deepcopy(self) -> None:
+        """A deep copy shares nothing and computes the same."""
+        twin = copy.deepcopy(self.rewritten)
+        if {p.data_ptr() for p in twin.parameters() if p.numel()} & {p.data_ptr() for p in self.rewritten.parameters()}:
+            raise _FailedError("the copy shares parameters with the model")
+        self._require_expected(twin)
+
+    def save_and_load(self) -> None:
+        """What ``save_pretrained`` writes, ``from_pretrained`` rebuilds on a fresh model."""
+        with tempfile.TemporaryDirectory() as directory:
+            self.rewritten.save_pretrained(Path(directory))
+            with seeded():
+                fresh = self.ready.rebuild()
+            self._require_expected(FracModel.from_pretrained(Path(directory), model=fresh))
+
+    def _require_expected(self, model: nn.Module) -> None:
+        words = difference(self.expected, evaluate(model, self.ready.args, self.ready.kwargs), "outputs")
+        if words:
+            raise _FailedError(words)
+
+
+# Each check with those it needs: it is not reached where one of them failed.
+_ORDER: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("build", ()),
+    ("forward", ("build",)),
+    ("capture", ("forward",)),
+    ("float_rewrite", ("capture",)),
+    ("train_outputs", ("float_rewrite",)),
+    ("gradients", ("train_outputs",)),
+    ("buffers", ("train_outputs",)),
+    ("eval_outputs", ("float_rewrite",)),
+    ("rewrite", ("capture",)),
+    ("table", ("rewrite",)),
+    ("state_dict", ("rewrite",)),
+    ("checkpoint", ("rewrite",)),
+    ("restore", ("rewrite",)),
+    ("training_step", ("rewrite",)),
+    ("gates", ("training_step",)),
+    ("evaluation", ("training_step",)),
+    ("deepcopy", ("evaluation",)),
+    ("save_and_load", ("evaluation",)),
+)
+CHECKS = tuple(name for name, _ in _ORDER)
+
+
+def examine(build: Callable[[], Ready], report: Callable[[Row], None] = lambda row: None) -> Row:
+    """Run all checks on one model.
+
+    Args:
+        build: makes it.
+        report: is shown the row before each check, with that check as ``at``: what is known if the process dies there.
+    """
+    warnings.simplefilter("ignore")
+    # Torch's own attention modules in evaluation as they compute in training: fused, they differ in the last bits.
+    torch.backends.mha.set_fastpath_enabled(False)
+    trial = _Trial(build)
+    row = trial.row
+    checks: dict[str, str] = row["checks"]
+    for name, needs in _ORDER:
+        if any(checks[each] != "passed" for each in needs):
+            checks[name] = "not reached"
+            continue
+        row["at"] = name
+        report(row)
+        try:
+            getattr(trial, name)()
+            checks[name] = "passed"
+        except Exception as error:  # whatever goes wrong with a model is what is being measured
+            checks[name] = "failed"
+            row.setdefault("failed_at", name)
+            row.setdefault("cause", _cause(error))
+            row["not_built"] = isinstance(error, NotBuiltError)
+    row.pop("at", None)
+    return row
+
+
+def passed(row: Row) -> bool:
+    """Whether every single check was made and held."""
+    return all(row["checks"].get(name) == "passed" for name in CHECKS)
+
+
+def _cause(error: BaseException) -> str:
+    """The message of an error, and of what it came from where that was not to be shown."""
+    words = " ".join(str(error).split())[:600]
+    if isinstance(error, _FailedError | NotBuiltError):
+        return words
+    behind = f" from {_cause(error.__cause__)}" if error.__cause__ else ""
+    return f"{type(error).__name__}: {words}{behind}"
+
+
+def _leaves(recording: Recording) -> list[dict[str, Any]]:
+    """Modules kept as one node, by reason: how many, the first one, and their share of the matrices' elements."""
+    whole = sum(p.numel() for p in recording.train.parameters() if p.ndim >= 2) or 1
+    rows: dict[str, dict[str, Any]] = {}
+    for path, reason in recording.leaves.items():
+        row = rows.setdefault(reason[:300], {"reason": reason[:300], "count": 0, "first": path, "share": 0.0})
+        row["count"] += 1
+        inside = sum(p.numel() for p in recording.train.get_submodule(path).parameters() if p.ndim >= 2)
+        row["share"] = round(row["share"] + inside / whole, 4)
+    return list(rows.values())

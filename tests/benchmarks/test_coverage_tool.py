@@ -1,0 +1,163 @@
+"""The sweep itself: what counts as passed, limits, resuming, the table, and how configurations are made smaller."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from benchmarks.coverage import hf_models, timm_models
+from benchmarks.coverage.cases import Case, NotBuiltError, Ready
+from benchmarks.coverage.hf_shrink import PLANS, shrink
+from benchmarks.coverage.pool import Limits, run
+from benchmarks.coverage.results import Results
+from benchmarks.coverage.table import markdown
+from benchmarks.coverage.trial import CHECKS, Row, examine, passed
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.body, self.head = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        return self.head(x + self.body(x).relu())
+
+
+class ChoosesByValue(Residual):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x if x.sum() > 0 else -x)
+
+
+def ready(kind: type[nn.Module]) -> Ready:
+    return Ready(kind(), kind, (torch.randn(2, 6),))
+
+
+def test_a_model_passes_when_every_check_was_made_and_held() -> None:
+    row = examine(lambda: ready(Residual))
+    assert row["checks"] == dict.fromkeys(CHECKS, "passed")
+    assert passed(row)
+    assert row["contractions"] == 3
+    assert row["macs"] == 6 * 8 + 8 * 8 + 8 * 3
+    assert row["blocks"] == {"none": 2, "identity": 1}
+    assert row["seconds"].keys() >= {"build", "capture", "rewrite"}
+
+
+def test_checks_behind_a_failed_one_are_not_reached_and_never_passed() -> None:
+    row = examine(lambda: ready(ChoosesByValue))
+    assert row["failed_at"] == "capture"
+    assert "CaptureError" in row["cause"]
+    assert row["checks"]["build"] == row["checks"]["forward"] == "passed"
+    assert set(list(row["checks"].values())[3:]) == {"not reached"}
+    assert not passed(row)
+
+
+def test_a_model_that_cannot_be_built_says_why() -> None:
+    def build() -> Ready:
+        raise NotBuiltError("no such size")
+
+    row = examine(build)
+    assert row["failed_at"] == "build"
+    assert row["cause"] == "no such size"
+    assert row["not_built"]
+
+
+def build_one(case: Case) -> Ready:
+    if case.name == "slow":
+        time.sleep(60)
+    if case.name == "large":
+        torch.empty(2**33)
+    if case.name == "crash":
+        import os
+
+        os._exit(3)
+    return ready(Residual)
+
+
+def test_each_model_has_its_process_with_limits(tmp_path: Path) -> None:
+    cases = [Case("timm", name, "home") for name in ("good", "slow", "large", "crash")]
+    rows = {case.name: row for case, row in run(cases, build_one, Limits(20, 2), jobs=4)}
+    assert passed(rows["good"])
+    assert rows["slow"]["cause"] == "not done after 20 s"
+    assert "memory" in rows["large"]["cause"]
+    assert "exit code 3" in rows["crash"]["cause"]
+    for name in ("slow", "large", "crash"):
+        assert rows[name]["failed_at"] == "build"
+        assert rows[name]["checks"].keys() == set(CHECKS)
+
+    results = Results(tmp_path / "all.json")
+    for case in cases:
+        results.add(case, rows[case.name])
+    again = Results(tmp_path / "all.json")
+    assert not again.open("timm/slow", retry=False)
+    assert again.open("timm/slow", retry=True)
+    assert not again.open("timm/good", retry=True)
+    assert again.open("timm/other", retry=False)
+    page = markdown(again)
+    assert "| timm |  | 4 | 1 | 1 | 100.0 % |" in page
+    assert "| slow | build | not done after 20 s |" in page
+
+
+def config_of(kind: str) -> type[Any]:
+    from transformers import CONFIG_MAPPING
+
+    made: type[Any] = CONFIG_MAPPING[kind]
+    return made
+
+
+def test_a_configuration_is_made_smaller_without_losing_its_proportions() -> None:
+    small = shrink(config_of("llama"), PLANS[0])
+    assert small.num_hidden_layers == 2
+    assert small.hidden_size // small.num_attention_heads == 4096 // 32
+    assert small.num_attention_heads % small.num_key_value_heads == 0
+    assert small.vocab_size == 1024
+
+
+def test_special_tokens_stay_inside_the_small_vocabulary_and_apart() -> None:
+    small = shrink(config_of("llava"), PLANS[0])
+    vocabulary = small.text_config.vocab_size
+    assert vocabulary <= 1024
+    assert 0 <= small.image_token_id < vocabulary
+    assert small.image_token_id != small.text_config.eos_token_id
+
+
+def test_parts_keep_what_only_they_were_given() -> None:
+    assert shrink(config_of("detr"), PLANS[0]).backbone_config.backbone == "resnet50"
+
+
+@pytest.mark.parametrize("name", ["resnet10t", "test_vit"])
+def test_timm_models_are_built_with_drop_rates_and_at_a_small_side(name: str) -> None:
+    made = timm_models.build(Case("timm", name, ""))
+    assert made.how["drop_rate"] > 0
+    assert made.args[0].shape[-1] <= 96
+
+
+def test_large_timm_models_lose_depth_and_not_width() -> None:
+    made = timm_models.build(Case("timm", "vit_small_patch16_224", ""))
+    assert made.how["depth"] == 2
+    assert len(made.model.blocks) == 2  # type: ignore[arg-type]
+
+
+def test_the_sample_has_two_of_each_timm_module() -> None:
+    cases = timm_models.cases(sample=True)
+    groups = [case.group for case in cases]
+    assert max(groups.count(group) for group in groups) == 2
+    assert set(groups) == {case.group for case in timm_models.cases(sample=False)}
+
+
+def test_hugging_face_models_come_with_head_labels_and_padding() -> None:
+    made = hf_models.build(Case("hf", "bert", "bert"))
+    assert "labels" in made.kwargs
+    assert (made.kwargs["attention_mask"] == 0).any()
+
+
+def test_a_text_has_as_many_places_as_its_image_has_features() -> None:
+    made = hf_models.build(Case("hf", "llava", "llava"))
+    assert "pixel_values" in made.kwargs
+    row: Row = examine(lambda: made)
+    assert passed(row), (row.get("failed_at"), row.get("cause"))
