@@ -22,9 +22,9 @@ class SampleAxis(Protocol):
 class Format(Protocol):
     """Pure functions from a tensor and its bits to the rounded tensor, of equal shape and type.
 
-    ``bits`` is an int, a 0-dim tensor or a tensor that broadcasts against the values (bits of each sample): no method
-    branches on what such a tensor holds. 0 and 32 bits leave the values as they are, bit for bit. Each method has its
-    own gradient. A NaN or infinite value makes a NaN; finite values never do.
+    ``bits`` is an int, a 0-dim tensor or a tensor that broadcasts against the values (bits of each sample): no result
+    depends on a branch on what such a tensor holds, as a compiled graph has none. 0 and 32 bits leave the values as
+    they are, bit for bit. Each method has its own gradient. A NaN or infinite value makes a NaN, finite ones never do.
     """
 
     name: str

@@ -64,7 +64,7 @@ class Shapes(PassBase):
         try:
             with torch.no_grad():
                 _Watch(graph_module, measure).run(*resize_batch(examples, size + 1, self.batch_axis))
-        except Exception:
+        except (RuntimeError, ValueError, TypeError, IndexError, AssertionError):
             # The graph holds one batch size only (capture has said so): no axis is known, nothing is per sample.
             return
         folded: dict[Node, tuple[int, int]] = {}

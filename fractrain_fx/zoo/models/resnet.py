@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from functools import partial
 
 from jaxtyping import Float
@@ -16,7 +17,7 @@ _conv1x1 = partial(nn.Conv2d, kernel_size=1, bias=False)
 _conv3x3 = partial(nn.Conv2d, kernel_size=3, padding=1, bias=False)
 
 
-class _Residual(nn.Module):
+class _Residual(nn.Module, ABC):
     """``relu(branch(x) + skip(x))``; the skip is a 1x1 convolution and a norm where the shape changes."""
 
     expansion: int
@@ -28,8 +29,8 @@ class _Residual(nn.Module):
         else:
             self.downsample = nn.Sequential(_conv1x1(inputs, outputs, stride=stride), nn.BatchNorm2d(outputs))
 
-    def _branch(self, x: Tensor) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def _branch(self, x: Tensor) -> Tensor: ...
 
     def forward(self, x: Float[Tensor, "batch channels height width"]) -> Tensor:
         skip = x if self.downsample is None else self.downsample(x)
