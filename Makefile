@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 
-.PHONY: help install demo test readme coverage lint format typecheck check clean
+.PHONY: help install demo test slow readme coverage lint format typecheck check clean
 
 help:  ## what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -25,6 +25,9 @@ demo: $(READY)  ## train a ResNet on the digits as float, static FW-8/BW-8 and F
 # Two processes with one thread each: more threads on a small machine only wait for each other.
 test: $(READY)  ## all tests but the documentation's
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --ignore=tests/test_readme.py
+
+slow: $(READY)  ## the long tests: every model of tests/models.py compiled whole
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 readme: $(READY)  ## run the code blocks of README.md and docs/
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_readme.py

@@ -8,7 +8,8 @@ from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from fractrain_fx import Engine, FracConfig, Precision, fractrainify
-from tests.models import build
+from tests.models import HOME_MADE, HUGGING_FACE, TIMM, build
+from tests.test_invariants import objective, rewrite
 
 
 @pytest.fixture(autouse=True)
@@ -52,3 +53,16 @@ def test_train_and_eval_compile_without_a_graph_break_and_agree_with_eager(metho
     with torch.no_grad():
         torch.testing.assert_close(compiled(x), model(x))
     assert counter.frame_count == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*HOME_MADE, *HUGGING_FACE, *TIMM])
+def test_every_model_compiles_whole_and_a_new_precision_recompiles_nothing(name: str) -> None:
+    case = build(name)
+    model = rewrite(case, "pfq")
+    counter = CompileCounterWithBackend("eager")
+    compiled = torch.compile(model, fullgraph=True, backend=counter)
+    for precision in (Precision(8, 8), Precision(3, 6)):
+        model.set_precision(precision)
+        objective(compiled(*case.args, **case.keywords)).backward()
+    assert counter.frame_count == 1
