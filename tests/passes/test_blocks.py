@@ -33,6 +33,7 @@ def blocks(case: Case) -> list[Block]:
         ("gpt2", 4, 0),
         ("llama", 4, 0),
         ("t5", 10, 0),
+        ("bart", 10, 0),
         ("mixtral", 4, 0),
     ],
 )
