@@ -53,12 +53,7 @@ def fractrainify(
     config = config or FracConfig()
     recording = _record(model, config, example_inputs, example_kwargs, check)
     chain = default_passes(config) if passes is None else list(passes)
-    bounds = _rewrite(recording, chain, config)
-    rewritten = FracModel(model, recording, config)
-    if bounds is not None:
-        rewritten._inside.reachable = bounds
-        rewritten._inside.targets = resolve_targets(config, *bounds)
-    return rewritten
+    return _rewrite(model, recording, chain, config)
 
 
 def plan(
@@ -75,12 +70,7 @@ def plan(
     """
     config = config or FracConfig()
     recording = _record(model, config, example_inputs, example_kwargs, check=True)
-    bounds = _rewrite(recording, analysis_passes(config), config)
-    dry = FracModel(model, recording, config)
-    if bounds is not None:
-        dry._inside.reachable = bounds
-        dry._inside.targets = resolve_targets(config, *bounds)
-    return summarize(dry)
+    return summarize(_rewrite(model, recording, analysis_passes(config), config))
 
 
 def _record(
@@ -99,12 +89,17 @@ def _record(
     return record(model, args, kwargs, batch_axis=config.batch_axis, check=check)
 
 
-def _rewrite(recording: Recording, passes: Sequence[PassBase], config: FracConfig) -> tuple[float, float] | None:
-    """Run a chain over the graph of each mode; the cost bounds of the gates, where there are any."""
+def _rewrite(model: nn.Module, recording: Recording, passes: Sequence[PassBase], config: FracConfig) -> FracModel:
+    """Run a chain over the graph of each mode, and put the model's face on the result."""
     graphs = [recording.train] if recording.eval is recording.train else [recording.train, recording.eval]
     for graph_module in graphs:
         _run(graph_module, recording, passes)
-    return reachable(recording.train, config) if config.gated else None
+    rewritten = FracModel(model, recording, config)
+    if config.gated:
+        low, high = reachable(recording.train, config)
+        rewritten._inside.reachable = low, high
+        rewritten._inside.targets = resolve_targets(config, low, high)
+    return rewritten
 
 
 def _run(graph_module: RecordedModule, recording: Recording, passes: Sequence[PassBase]) -> None:
