@@ -1,0 +1,49 @@
+"""What a measurement ran on, in words that say enough to compare and nothing about whose machine it is."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+__all__ = ["describe", "device_name", "versions"]
+
+
+def describe(device: str) -> dict[str, str]:
+    """Processor (and GPU), threads and how they are bound, versions."""
+    bound = os.environ.get("OMP_PROC_BIND", "").lower() not in ("", "false")
+    facts = {
+        "processor": f"{_processor()}, {os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}",
+        "threads": f"{torch.get_num_threads()}, {'bound to cores' if bound else 'not bound'}",
+    }
+    if device == "cuda":
+        facts["gpu"] = device_name(device)
+    return facts | versions("torch")
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Versions of Python and of those packages that are installed."""
+    found = {"python": platform.python_version()}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def device_name(device: str) -> str:
+    """The GPU's product name, or the processor's."""
+    return torch.cuda.get_device_name() if device == "cuda" else _processor()
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.processor() or platform.machine()

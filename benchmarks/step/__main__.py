@@ -1,0 +1,167 @@
+"""``python -m benchmarks.step``: what a training step costs, against the eager float32 step of the same model."""
+
+from __future__ import annotations
+
+import os
+
+# Before torch is loaded: a thread that moves between cores makes small operations a hundred times slower.
+os.environ.setdefault("OMP_PROC_BIND", "true")
+os.environ.setdefault("OMP_PLACES", "cores")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from benchmarks.machine import describe
+from benchmarks.page import write_section
+from benchmarks.step.measure import interleaved, peak_bytes, saved_bytes, seconds, waits
+from benchmarks.step.methods import MODES, OWN, Method, Step, default_methods, parse, prepare
+from benchmarks.step.peers import PEERS, NotAvailableError
+from benchmarks.step.results import Row, Run, quartiles, ratios, save
+from benchmarks.step.subjects import SUBJECTS
+from benchmarks.step.table import markdown, rich_table
+
+# Steps before the first measured one: allocators, ranges and the peers' statistics settle.
+_WARM_UP = 3
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    argv = sys.argv[1:] if argv is None else list(argv)
+    options = _parser().parse_args(argv)
+    methods = options.methods or default_methods(options.device)
+    if methods[0] != Method("float"):
+        methods = [Method("float"), *(method for method in methods if method != Method("float"))]
+    console = Console()
+    runs: dict[str, Run] = {}
+    for name in options.models:
+        run = measure(name, methods, options, command(argv), console)
+        console.print(rich_table(run))
+        runs[run.key] = run
+        if options.json:
+            runs = save(options.json, run)
+    if options.table:
+        write_section(options.table, "benchmarks.step", markdown(runs.values()))
+
+
+def measure(name: str, methods: Sequence[Method], options: argparse.Namespace, how: str, console: Console) -> Run:
+    """All methods on one model."""
+    torch.manual_seed(0)
+    torch._dynamo.reset()  # each model has its own compiled functions, and their number is limited
+    subject, device = SUBJECTS[name], options.device
+    batch = options.batch or subject.batch[device]
+    model = subject.build().to(device)
+    x, y = (each.to(device) for each in subject.data(batch))
+    steps: dict[str, Step] = {}
+    first: dict[str, float] = {}
+    notes: dict[str, str] = {}
+    for method in methods:
+        with console.status(f"{name}: preparing {method}"):
+            try:
+                step = prepare(method, model, x, y, subject.loss)
+                first[str(method)] = seconds(step.run, device)
+            except NotAvailableError as missing:
+                notes[str(method)] = str(missing)
+                continue
+            for _ in range(_WARM_UP):
+                step.run()
+            steps[str(method)] = step
+    with console.status(f"{name}: {options.rounds} rounds of {len(steps)} methods"):
+        times = interleaved({key: step.run for key, step in steps.items()}, options.rounds, device)
+    run = Run(name, subject.title, device, batch, options.rounds, how, describe(device))
+    for method in methods:
+        key = str(method)
+        run.rows.append(_row(method, steps, times, first, device) if key in steps else Row(key, note=notes[key]))
+    return _relative_memory(run)
+
+
+def _row(
+    method: Method, steps: dict[str, Step], times: dict[str, list[float]], first: dict[str, float], device: str
+) -> Row:
+    key, alike = str(method), str(method.alike)
+    on_gpu = device == "cuda"
+    return Row(
+        method=key,
+        ms=quartiles([1000 * each for each in times[key]]),
+        ratio=ratios(times, key, "float"),
+        alike=ratios(times, key, alike).median if method.modes and alike != key and alike in times else None,
+        saved=saved_bytes(steps[key]),
+        peak=peak_bytes(steps[key]) if on_gpu else None,
+        waits=waits(steps[key]) if on_gpu else None,
+        first=first[key],
+    )
+
+
+def _relative_memory(run: Run) -> Run:
+    base = run.rows[0]
+    return replace(
+        run,
+        rows=[
+            replace(row, saved_ratio=_over(row.saved, base.saved), peak_ratio=_over(row.peak, base.peak))
+            for row in run.rows
+        ],
+    )
+
+
+def _over(mine: int | None, base: int | None) -> float | None:
+    return mine / base if mine is not None and base else None
+
+
+def command(argv: Sequence[str]) -> str:
+    """The command line that gives these numbers again, without where they were written to."""
+    kept: list[str] = []
+    skip = False
+    for word in argv:
+        if skip or word.split("=")[0] in ("--json", "--table"):
+            skip = not skip and "=" not in word
+            continue
+        kept.append(word)
+    return shlex.join(["python", "-m", "benchmarks.step", *kept])
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.step", description=__doc__)
+    parser.add_argument(
+        "--models",
+        nargs="+",
+        choices=tuple(SUBJECTS),
+        default=list(SUBJECTS),
+        metavar="MODEL",
+        help=f"of {', '.join(SUBJECTS)} (default: all)",
+    )
+    parser.add_argument(
+        "--methods",
+        nargs="+",
+        type=_method,
+        metavar="METHOD",
+        help=f"of {', '.join((*OWN, *PEERS))}, each with any of +{', +'.join(MODES)}; float is always "
+        "among them (default: those of the device)",
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--rounds", type=int, default=10, help="steps measured of each method")
+    parser.add_argument("--batch", type=int, help="samples in a step, instead of each model's own")
+    parser.add_argument("--json", type=Path, help="keep the results here; runs of other models already in it stay")
+    parser.add_argument(
+        "--table",
+        type=Path,
+        help="write all results in --json (or this run's) to this Markdown page, "
+        "between <!-- benchmarks.step --> and <!-- /benchmarks.step -->",
+    )
+    return parser
+
+
+def _method(text: str) -> Method:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+if __name__ == "__main__":
+    main()

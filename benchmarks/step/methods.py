@@ -1,0 +1,185 @@
+"""The ways to take a training step: float, the package's own methods, and each of them under autocast or compiled.
+
+A method is written ``NAME[+bf16|+tf32][+compiled]``: ``dfq``, ``float+bf16``, ``pfq+compiled``. Peers stand in
+:mod:`benchmarks.step.peers`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from benchmarks.step import peers
+from benchmarks.step.peers import NotAvailableError
+from fractrain_fx import Engine, FracConfig, FracModel, Precision, fractrainify
+from fractrain_fx.config import DFQ_OPTIONS
+from fractrain_fx.nn.gates import Controller
+
+__all__ = ["OWN", "Method", "Step", "default_methods", "parse", "prepare"]
+
+FIVE_OPTIONS = tuple(Precision.parse(option) for option in ("FW-0/BW-0", "FW-3/BW-6", "FW-4/BW-6", "6/8", "6/12"))
+OWN = ("float", "static", "pfq", "dfq", "dfq5", "dfq-outputs")
+MODES = ("bf16", "tf32", "compiled")
+
+
+@dataclass(frozen=True)
+class Method:
+    """What is measured: a way to train, and the modes that it runs in."""
+
+    base: str
+    modes: frozenset[str] = frozenset()
+
+    @property
+    def alike(self) -> Method:
+        """Float in the same modes."""
+        return Method("float", self.modes)
+
+    def __str__(self) -> str:
+        return "+".join((self.base, *(mode for mode in MODES if mode in self.modes)))
+
+
+@dataclass(frozen=True)
+class Step:
+    """A prepared training step, without the optimizer's part.
+
+    Attributes:
+        forward: from the data to the loss that ``backward`` is called on.
+        zero_grad: sets all gradients to None.
+        parameters: all of them, those of gates included.
+        mode: the setting of the device that both passes run under.
+    """
+
+    forward: Callable[[], Tensor]
+    zero_grad: Callable[[], None]
+    parameters: tuple[nn.Parameter, ...]
+    mode: Callable[[], contextlib.AbstractContextManager[None]]
+
+    def run(self) -> None:
+        with self.mode():
+            self.forward().backward()
+        self.zero_grad()
+
+
+def parse(text: str) -> Method:
+    """A method from its name.
+
+    Raises:
+        ValueError: a base or mode that does not exist.
+    """
+    base, *modes = text.split("+")
+    if base not in (*OWN, *peers.PEERS) or not set(modes) <= set(MODES):
+        known = ", ".join((*OWN, *peers.PEERS))
+        raise ValueError(f"method {text!r} is unknown: write one of {known}, then any of +{', +'.join(MODES)}")
+    return Method(base, frozenset(modes))
+
+
+def default_methods(device: str) -> list[Method]:
+    """All that make sense on a device: the issue's table."""
+    names = ["float", "float+bf16", *OWN[1:], "float+compiled", "pfq+compiled", "dfq+compiled", *peers.PEERS]
+    if device == "cuda":
+        ours = ("float", "pfq", "dfq")
+        names += [f"{base}{mode}{c}" for base in ours for mode in ("+tf32", "+bf16") for c in ("", "+compiled")]
+    return [parse(name) for name in dict.fromkeys(names)]
+
+
+def prepare(method: Method, model: nn.Module, x: Tensor, y: Tensor, loss: Callable[[Tensor, Tensor], Tensor]) -> Step:
+    """A step of a copy of ``model`` on a batch.
+
+    Raises:
+        NotAvailableError: a package or a feature that the method needs is missing, or it refuses the model.
+    """
+    trained = copy.deepcopy(model)
+    finish: Callable[[Tensor], Tensor] = _same
+    if method.base in peers.PEERS:
+        trained = peers.quantized(method.base, trained, x).to(x.device)
+    elif method.base != "float":
+        trained = fractrainify(trained, config=config_of(method.base), example_inputs=(x[:2],)).to(x.device)
+        spread_choices(trained, len(x))
+    trained.train()
+    called = torch.compile(trained, fullgraph=True) if "compiled" in method.modes else trained
+    if isinstance(trained, FracModel):
+        finish = Engine(called).loss  # type: ignore[arg-type]
+        if method.base == "pfq":
+            trained.set_precision(Precision(4, 8))  # the middle stage
+    autocast = torch.autocast(x.device.type, torch.bfloat16, enabled="bf16" in method.modes)
+
+    def forward() -> Tensor:
+        with autocast:
+            task = loss(called(x), y)
+        return finish(task)
+
+    return Step(
+        forward,
+        lambda: trained.zero_grad(set_to_none=True),
+        tuple(trained.parameters()),
+        lambda: _tf32("tf32" in method.modes),
+    )
+
+
+def config_of(base: str) -> FracConfig:
+    """The configuration of one of the package's methods.
+
+    Raises:
+        NotAvailableError: this version has no such feature.
+    """
+    if base == "static":
+        return FracConfig(method="static", precision=Precision(8, 8))
+    if base == "pfq":
+        return FracConfig(method="pfq")
+    settings: dict[str, Any] = {"options": FIVE_OPTIONS if base == "dfq5" else DFQ_OPTIONS}
+    if base == "dfq-outputs":
+        if "mixing" not in {field.name for field in fields(FracConfig)}:
+            raise NotAvailableError("this version of fractrain_fx only mixes inputs")
+        settings["mixing"] = "outputs"
+    return FracConfig(method="dfq", **settings)
+
+
+def spread_choices(model: nn.Module, batch: int) -> None:
+    """Make the samples of a batch choose every option equally often, whatever the untrained gates say.
+
+    An untrained controller gives all samples of a block one option: a batch that agrees may run faster than those that
+    training sees.
+    """
+    for module in list(model.modules()):
+        if isinstance(module, Controller):
+            module.head = _Spread(module.head, batch).to(module.head.weight.device)  # type: ignore[assignment]
+
+
+class _Spread(nn.Module):
+    """The controller's head, with one option of each sample far above the others (another where it may not skip)."""
+
+    above: Tensor
+
+    def __init__(self, head: nn.Linear, batch: int) -> None:
+        super().__init__()
+        self.head = head
+        sample, options = torch.arange(batch), head.out_features
+        first, second = F.one_hot(sample % options, options), F.one_hot(1 + sample % (options - 1), options)
+        self.register_buffer("above", 100.0 * first + 50.0 * second, persistent=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self.head(hidden)
+        return logits + self.above
+
+
+def _same(loss: Tensor) -> Tensor:
+    return loss
+
+
+@contextlib.contextmanager
+def _tf32(allowed: bool) -> Iterator[None]:
+    """Products and convolutions of a GPU in TF32, or in full float32 (cuDNN's own default is TF32)."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = matmul.allow_tf32, cudnn.allow_tf32
+    matmul.allow_tf32 = cudnn.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        matmul.allow_tf32, cudnn.allow_tf32 = before

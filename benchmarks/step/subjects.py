@@ -1,0 +1,92 @@
+"""The models whose steps are measured, each with a batch and its loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import timm
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fractrain_fx.zoo.models import mobilenetv2, resnet38
+from fractrain_fx.zoo.models.transformer import TransformerLM
+
+__all__ = ["SUBJECTS", "Subject", "next_token_loss"]
+
+# Small, so that the float head, which no method quantizes, does not hide what the layers cost.
+VOCABULARY = 1000
+LENGTH = 128
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to measure.
+
+    Attributes:
+        title: what it is, in words.
+        build: makes it with random weights.
+        batch: samples in a step, on a CPU and on a GPU.
+        data: inputs and targets for so many samples.
+        loss: of the output and the targets.
+    """
+
+    title: str
+    build: Callable[[], nn.Module]
+    batch: dict[str, int]
+    data: Callable[[int], tuple[Tensor, Tensor]]
+    loss: Callable[[Tensor, Tensor], Tensor]
+
+
+def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy over all positions."""
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def _images(side: int, classes: int) -> Callable[[int], tuple[Tensor, Tensor]]:
+    def data(batch: int) -> tuple[Tensor, Tensor]:
+        return torch.randn(batch, 3, side, side), torch.randint(classes, (batch,))
+
+    return data
+
+
+def _tokens(batch: int) -> tuple[Tensor, Tensor]:
+    tokens = torch.randint(VOCABULARY, (batch, LENGTH + 1))
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+def _transformer() -> nn.Module:
+    # No dropout: drawing its masks is serial on a CPU and would make every ratio look better.
+    return TransformerLM(VOCABULARY, dropout=0.0)
+
+
+SUBJECTS = {
+    "resnet38": Subject(
+        "ResNet-38 (zoo), 32 x 32 pixels", resnet38, {"cpu": 32, "cuda": 128}, _images(32, 10), F.cross_entropy
+    ),
+    "mobilenetv2": Subject(
+        "MobileNetV2 (zoo), 32 x 32 pixels", mobilenetv2, {"cpu": 32, "cuda": 128}, _images(32, 10), F.cross_entropy
+    ),
+    "resnet18": Subject(
+        "ResNet-18 (timm), 64 x 64 pixels",
+        lambda: timm.create_model("resnet18"),
+        {"cpu": 16, "cuda": 128},
+        _images(64, 1000),
+        F.cross_entropy,
+    ),
+    "vit_tiny": Subject(
+        "ViT-Tiny/16 (timm), 224 x 224 pixels",
+        lambda: timm.create_model("vit_tiny_patch16_224"),
+        {"cpu": 4, "cuda": 64},
+        _images(224, 1000),
+        F.cross_entropy,
+    ),
+    "transformer-base": Subject(
+        f"Transformer-base (zoo), {LENGTH} tokens a sample, vocabulary {VOCABULARY}, no dropout",
+        _transformer,
+        {"cpu": 8, "cuda": 32},
+        _tokens,
+        next_token_loss,
+    ),
+}

@@ -1,0 +1,72 @@
+"""Runs as a table in the terminal, and as the section of a Markdown page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.table import Table
+
+from benchmarks.page import markdown_table
+from benchmarks.step.results import Quartiles, Row, Run
+
+__all__ = ["markdown", "rich_table"]
+
+_HOW = """
+A step is forward, `engine.loss` and backward in training mode, without the optimizer. All methods of a table ran in one
+process, in rounds of one step each in random order. Ratios are to the eager float32 step of the same round: median
+(quartiles). Saved memory is what autograd keeps from forward to backward (`saved_tensors_hooks`; each storage once and
+whole, parameters left out), as a ratio to float's. The samples of a batch are made to choose all options of DFQ equally
+often. Peers quantize the same layers in the forward pass only.
+"""
+
+
+def markdown(runs: Iterable[Run]) -> str:
+    """All runs, with how they were made."""
+    parts = [_HOW.strip()]
+    for run in runs:
+        machine = ", ".join(f"{name} {value}" for name, value in run.machine.items())
+        parts.append(
+            f"**{run.title}, batch {run.batch}, {run.device}**: `{run.command}`, {run.rounds} rounds; {machine}."
+        )
+        parts.append(markdown_table(_head(run), (_cells(row, run) for row in run.rows)))
+    return "\n\n".join(parts)
+
+
+def rich_table(run: Run) -> Table:
+    """The rows of one run."""
+    table = Table(title=f"{run.title}, batch {run.batch}, {run.device}, {run.rounds} rounds")
+    for index, column in enumerate(_head(run)):
+        table.add_column(column, justify="right" if index else "left")
+    for row in run.rows:
+        table.add_row(*_cells(row, run))
+    return table
+
+
+def _head(run: Run) -> list[str]:
+    head = ["method", "step, ms", "ratio", "to float alike", "saved, MB", "saved, ratio"]
+    if run.device == "cuda":
+        head += ["peak, MB", "peak, ratio", "waits for the GPU"]
+    return [*head, "first step, s"]
+
+
+def _cells(row: Row, run: Run) -> list[str]:
+    if row.ms is None:
+        return [row.method, f"not run: {row.note}", *[""] * (len(_head(run)) - 2)]
+    cells = [row.method, _spread(row.ms, 1), _spread(row.ratio, 2), _number(row.alike, 2)]
+    cells += [_megabytes(row.saved), _number(row.saved_ratio, 2)]
+    if run.device == "cuda":
+        waiting = ", ".join(f"{count} {kind}" for kind, count in (row.waits or {}).items())
+        cells += [_megabytes(row.peak), _number(row.peak_ratio, 2), waiting or "none"]
+    return [*cells, _number(row.first, 1)]
+
+
+def _spread(values: Quartiles | None, digits: int) -> str:
+    return f"{values.median:.{digits}f} ({values.low:.{digits}f}-{values.high:.{digits}f})" if values else ""
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "" if value is None else f"{value:.{digits}f}"
+
+
+def _megabytes(size: int | None) -> str:
+    return "" if size is None else f"{size / 1e6:.1f}"
