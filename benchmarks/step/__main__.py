@@ -26,7 +26,7 @@ from benchmarks.step.methods import MODES, OWN, Method, Step, default_methods, p
 from benchmarks.step.peers import PEERS, NotAvailableError
 from benchmarks.step.results import Row, Run, quartiles, ratios, save
 from benchmarks.step.subjects import SUBJECTS
-from benchmarks.step.table import markdown, rich_table
+from benchmarks.step.table import markdown, not_run, rich_table
 
 # Steps before the first measured one: allocators, ranges and the peers' statistics settle.
 _WARM_UP = 3
@@ -43,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in options.models:
         run = measure(name, methods, options, command(argv), console)
         console.print(rich_table(run))
+        for line in not_run(run):
+            console.print(f"not run: {line}", markup=False)
         runs[run.key] = run
         if options.json:
             runs = save(options.json, run)

@@ -63,8 +63,9 @@ def _brevitas(model: nn.Module, layers: set[str], x: Tensor) -> nn.Module:
         collect_stats_steps = 1
 
     settings = {"input_quant": Activation, "weight_quant": Int8WeightPerChannelFloat}
-    others = [name for name, module in model.named_modules() if name and name not in layers]
     layer_map = {nn.Conv2d: (qnn.QuantConv2d, settings), nn.Linear: (qnn.QuantLinear, settings)}
+    mapped = {name for name, module in model.named_modules() if type(module) in layer_map}
+    others = sorted(mapped - layers)  # a container in this list would keep all that it holds
     replaced: nn.Module = layerwise_quantize(model, compute_layer_map=layer_map, name_blacklist=others)
     _require(replaced, layers, (qnn.QuantConv2d, qnn.QuantLinear))
     return replaced

@@ -9,7 +9,7 @@ from rich.table import Table
 from benchmarks.page import markdown_table
 from benchmarks.step.results import Quartiles, Row, Run
 
-__all__ = ["markdown", "rich_table"]
+__all__ = ["markdown", "not_run", "rich_table"]
 
 _HOW = """
 A step is forward, `engine.loss` and backward in training mode, without the optimizer. All methods of a table ran in one
@@ -28,7 +28,9 @@ def markdown(runs: Iterable[Run]) -> str:
         parts.append(
             f"**{run.title}, batch {run.batch}, {run.device}**: `{run.command}`, {run.rounds} rounds; {machine}."
         )
-        parts.append(markdown_table(_head(run), (_cells(row, run) for row in run.rows)))
+        parts.append(markdown_table(_head(run), (_cells(row, run) for row in run.rows if row.ms)))
+        if left_out := not_run(run):
+            parts.append(f"Not run: {'; '.join(left_out)}.")
     return "\n\n".join(parts)
 
 
@@ -36,10 +38,16 @@ def rich_table(run: Run) -> Table:
     """The rows of one run."""
     table = Table(title=f"{run.title}, batch {run.batch}, {run.device}, {run.rounds} rounds")
     for index, column in enumerate(_head(run)):
-        table.add_column(column, justify="right" if index else "left")
+        table.add_column(column, justify="right" if index else "left", no_wrap=not index)
     for row in run.rows:
-        table.add_row(*_cells(row, run))
+        if row.ms:
+            table.add_row(*_cells(row, run))
     return table
+
+
+def not_run(run: Run) -> list[str]:
+    """Each method that could not be measured, with the reason."""
+    return [f"{row.method} ({row.note})" for row in run.rows if row.ms is None]
 
 
 def _head(run: Run) -> list[str]:
@@ -50,8 +58,6 @@ def _head(run: Run) -> list[str]:
 
 
 def _cells(row: Row, run: Run) -> list[str]:
-    if row.ms is None:
-        return [row.method, f"not run: {row.note}", *[""] * (len(_head(run)) - 2)]
     cells = [row.method, _spread(row.ms, 1), _spread(row.ratio, 2), _number(row.alike, 2)]
     cells += [_megabytes(row.saved), _number(row.saved_ratio, 2)]
     if run.device == "cuda":
