@@ -21,7 +21,7 @@ from rich.console import Console
 
 from benchmarks.machine import describe
 from benchmarks.page import write_section
-from benchmarks.step.measure import interleaved, peak_bytes, saved_bytes, seconds, waits
+from benchmarks.step.measure import interleaved, peak_bytes, processor_seconds, saved_bytes, seconds, waits
 from benchmarks.step.methods import MODES, OWN, Method, Step, default_methods, parse, prepare
 from benchmarks.step.peers import PEERS, NotAvailableError
 from benchmarks.step.results import Row, Run, quartiles, ratios, save
@@ -38,6 +38,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     methods = options.methods or default_methods(options.device)
     if methods[0] != Method("float"):
         methods = [Method("float"), *(method for method in methods if method != Method("float"))]
+    if options.clock == "processor" and (options.device != "cpu" or torch.get_num_threads() != 1):
+        raise SystemExit("--clock processor adds up all threads, also waiting ones: run it on a CPU, OMP_NUM_THREADS=1")
     console = Console()
     runs: dict[str, Run] = {}
     for name in options.models:
@@ -75,7 +77,8 @@ def measure(name: str, methods: Sequence[Method], options: argparse.Namespace, h
                 step.run()
             steps[str(method)] = step
     with console.status(f"{name}: {options.rounds} rounds of {len(steps)} methods"):
-        times = interleaved({key: step.run for key, step in steps.items()}, options.rounds, device)
+        clock = processor_seconds if options.clock == "processor" else seconds
+        times = interleaved({key: step.run for key, step in steps.items()}, options.rounds, device, clock=clock)
     run = Run(name, subject.title, device, batch, options.rounds, how, describe(device))
     for method in methods:
         key = str(method)
@@ -147,6 +150,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--rounds", type=int, default=10, help="steps measured of each method")
+    parser.add_argument(
+        "--clock",
+        choices=("wall", "processor"),
+        default="wall",
+        help="processor: time that the process computed (CPU only, with OMP_NUM_THREADS=1), for machines that do other "
+        "work too",
+    )
     parser.add_argument("--batch", type=int, help="samples in a step, instead of each model's own")
     parser.add_argument("--json", type=Path, help="keep the results here; runs of other models already in it stay")
     parser.add_argument(

@@ -13,7 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from benchmarks.step.methods import Step
 
-__all__ = ["interleaved", "peak_bytes", "saved_bytes", "seconds", "waits", "waits_among"]
+__all__ = ["interleaved", "peak_bytes", "processor_seconds", "saved_bytes", "seconds", "waits", "waits_among"]
 
 # What the CPU does when it waits for a GPU, as the profiler names it.
 _WAITS = ("cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize", "Memcpy DtoH")
@@ -26,6 +26,13 @@ def seconds(work: Callable[[], None], device: str) -> float:
     work()
     _finish(device)
     return time.perf_counter() - start
+
+
+def processor_seconds(work: Callable[[], None], device: str) -> float:
+    """Processor time of one call, all threads: on a busy machine, with one thread, what wall time would have been."""
+    start = time.process_time()
+    work()
+    return time.process_time() - start
 
 
 def interleaved(

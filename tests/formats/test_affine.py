@@ -220,6 +220,71 @@ def test_stochastic_rounding_draws_anew_for_each_value() -> None:
     assert abs((rounded == 2).sum().item() - 500) < 95 and set(rounded.tolist()) == {1.0, 2.0}
 
 
+@pytest.mark.parametrize("size", [1, 64, 3_000_000], ids=["one value", "few", "more than are drawn ahead"])
+def test_stochastic_rounding_follows_the_seed_and_differs_from_call_to_call(size: int) -> None:
+    x = torch.linspace(0, 1, size)
+    torch.manual_seed(7)
+    first, second = (fake_quantize(x, 2, stochastic=True) for _ in range(2))
+    torch.manual_seed(7)
+    assert torch.equal(fake_quantize(x, 2, stochastic=True), first)
+    assert torch.equal(fake_quantize(x, 2, stochastic=True), second)
+    assert size == 1 or not torch.equal(first, second)
+
+
+@pytest.mark.parametrize("size", [1000, 3_000_000])
+@pytest.mark.parametrize("bits", [2, 8])
+def test_the_noise_of_one_call_is_uniform_and_has_no_pattern(size: int, bits: int) -> None:
+    # Always the same place between two levels, in a given range: the share that goes up is that place.
+    step = 1 / (2**bits - 1)
+    for place in (0.1, 0.5, 0.8):
+        up = fake_quantize(torch.full((size,), place * step), bits, lo=0.0, span=1.0, stochastic=True) > step / 2
+        share = up.double().mean().item()
+        # Six standard deviations of a share of so many draws.
+        assert abs(share - place) < 6 * (place * (1 - place) / size) ** 0.5
+        centred = up.double() - share
+        for lag in (1, 7):
+            correlation = (centred[lag:] * centred[:-lag]).mean() / centred.square().mean()
+            assert abs(correlation) < 6 / size**0.5
+
+
+def test_rounding_to_nearest_draws_nothing() -> None:
+    x = torch.randn(8)
+    before = torch.get_rng_state()
+    fake_quantize(x, 3)
+    fake_quantize(x, 3, lo=-1.0, span=2.0)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@quick
+@given(
+    st.lists(st.integers(1, 5), min_size=1, max_size=4),
+    st.integers(0, 3),
+    some_bits,
+    st.integers(0, 2**31),
+    st.booleans(),
+)
+def test_every_channel_of_any_shape_is_rounded_as_if_alone(
+    shape: list[int], dim: int, bits: int, seed: int, reverse: bool
+) -> None:
+    dim %= len(shape)
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 10.0 ** (seed % 7 - 3)
+    x = x.permute(*reversed(range(x.ndim))) if reverse else x  # not contiguous
+    rounded = fake_quantize(x, bits, dim=dim)
+    for mine, alone in zip(rounded.unbind(dim), x.unbind(dim), strict=True):
+        assert torch.equal(mine, fake_quantize(alone, bits))
+        scale = max((alone.max() - alone.min()).item() / (2**bits - 1), 1e-8)
+        assert (mine - alone).abs().max().item() <= scale / 2 + 8 * 2**-23 * alone.abs().max().item()
+
+
+@quick
+@given(st.lists(st.floats(-(2.0**-126), 2.0**-126, width=32), min_size=1, max_size=20), some_bits, st.booleans())
+def test_denormals_move_by_half_the_smallest_scale_at_most(numbers: list[float], bits: int, stochastic: bool) -> None:
+    x = torch.tensor(numbers)
+    rounded = fake_quantize(x, bits, stochastic=stochastic)
+    assert rounded.isfinite().all()
+    assert (rounded - x).abs().max() <= (1e-8 if stochastic else 0.5e-8)
+
+
 def test_wrong_arguments_are_named() -> None:
     x = torch.randn(2, 3)
     with pytest.raises(InputError, match="bits=33"):

@@ -1,0 +1,57 @@
+"""The gradient of a gate's choice against the naive sum over options, in float64, for shapes and options at random."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import numpy as np
+import torch
+from hypothesis import given, settings
+from torch.nn import functional as F
+
+from fractrain_fx.formats import get_format
+from fractrain_fx.nn.axis import BatchAxis
+from fractrain_fx.nn.quantizers import MixedActivationQuantizer
+
+# A multiple of 3, 7, 15, 63 and 255, and odd: integers from 0 to it fall on no tie at these bits, and float32 holds
+# every step of the formula exactly.
+SPAN = 5355
+BITS = (2, 3, 4, 6, 8)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    samples=st.integers(1, 40),
+    positions=st.integers(1, 50),
+    options=st.lists(st.sampled_from((0, *BITS, 32)), min_size=2, max_size=8),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_equals_the_naive_sum_over_options(samples: int, positions: int, options: list[int], seed: int) -> None:
+    chance = np.random.default_rng(seed)
+    x = chance.integers(0, SPAN + 1, (samples, positions)).astype(np.float64)
+    x.flat[0], x.flat[-1] = 0, SPAN
+    upstream = chance.standard_normal(x.shape)
+    picks = torch.tensor(chance.integers(0, len(options), samples))
+
+    quantizer = MixedActivationQuantizer(get_format("affine"), options, BatchAxis())
+    quantizer.eval()
+    quantizer.lo.fill_(0.0)
+    quantizer.span.fill_(float(SPAN))
+    choice = F.one_hot(picks, len(options)).float().requires_grad_()
+    values = torch.tensor(x, dtype=torch.float32, requires_grad=True)
+    rounded = quantizer(values, choice)
+    rounded.backward(torch.tensor(upstream, dtype=torch.float32))
+
+    def by_formula(bits: int) -> np.ndarray:
+        if bits not in BITS:
+            return x
+        step = SPAN / (2**bits - 1)
+        return np.rint(x / step) * step
+
+    forward = np.stack([by_formula(options[pick])[i] for i, pick in enumerate(picks)])
+    assert np.array_equal(rounded.detach().double().numpy(), forward)
+    naive = np.stack([((by_formula(bits) - x) * upstream).sum(1) for bits in options], axis=1)
+    sizes = np.stack([(np.abs(by_formula(bits) - x) * np.abs(upstream)).sum(1) for bits in options], axis=1)
+    if any(bits in BITS for bits in options):
+        # 1e-5 of what the sum adds up, which may cancel.
+        assert (np.abs(choice.grad.double().numpy() - naive) <= 1e-5 * sizes).all()
+    assert torch.equal(values.grad, torch.tensor(upstream, dtype=torch.float32))
