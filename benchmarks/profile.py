@@ -133,7 +133,7 @@ def where(step: Step, repeats: int) -> tuple[float, dict[str, float]]:
 def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else list(argv)
     options = _parser().parse_args(argv)
-    console = Console()
+    console = Console(width=max(Console().width, 130))  # a log file is no reason to cut numbers off
     parts: list[str] = []
     for name in options.models:
         torch.manual_seed(0)
