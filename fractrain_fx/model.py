@@ -18,7 +18,7 @@ from fractrain_fx.errors import CalibrationError, ConfigError, InputError
 from fractrain_fx.nn.bits import StageBits
 from fractrain_fx.nn.cost import Cost
 from fractrain_fx.nn.ranges import RunningRange
-from fractrain_fx.passes import Block, Op, blocks_of, ops_of
+from fractrain_fx.passes import Block, Fuse, Op, blocks_of, ops_of
 from fractrain_fx.passes.graph import NAMESPACE
 from fractrain_fx.precision import Precision
 
@@ -40,6 +40,27 @@ class _Inside:
         self.cost: Cost | None = None
         self.batch: int | None = None
         self.calibrated = False
+        self.running = {mode: _Running(shown) for mode, shown in ((True, recording.train), (False, recording.eval))}
+
+
+class _Running:
+    """The copy of a graph that runs: its quantized ops fused, its modules and parameters those of the graph shown."""
+
+    def __init__(self, shown: RecordedModule) -> None:
+        self._shown = shown
+        self._code = ""
+        self.graph_module = shown
+        self.current()
+
+    def current(self) -> RecordedModule:
+        """The copy, made anew where the graph shown was changed and recompiled since."""
+        if not torch.compiler.is_compiling() and self._code is not self._shown._code:
+            copied = RecordedModule.over(self._shown, self._shown._modules, copy.deepcopy(self._shown.graph))
+            Fuse()(copied)
+            self.graph_module = copied
+            self.graph_module.training = self._shown.training
+            self._code = self._shown._code
+        return self.graph_module
 
 
 class FracModel(nn.Module):
@@ -79,8 +100,7 @@ class FracModel(nn.Module):
                 "load a trained checkpoint, or call model.calibrate(loader) with a few batches"
             )
         values = inside.recording.call.bind(args, kwargs)
-        graph_module = inside.recording.train if self.training else inside.recording.eval
-        output, inside.cost = graph_module(*values)
+        output, inside.cost = inside.running[self.training].current()(*values)
         inside.batch = _samples(values, inside.config.batch_axis)
         return output
 
@@ -103,8 +123,9 @@ class FracModel(nn.Module):
         return [module for module in inserted.modules() if isinstance(module, RunningRange)] if inserted else []
 
     def _graphs(self) -> list[RecordedModule]:
-        recording = self._inside.recording
-        return [recording.train] if recording.eval is recording.train else [recording.train, recording.eval]
+        inside = self._inside
+        shown = [inside.recording.train, inside.recording.eval]
+        return shown + [inside.running[mode].current() for mode in (True, False)]
 
     def calibrate(self, batches: Iterable[Any]) -> None:
         """Fill the activation ranges from batches, in evaluation mode, without training anything.
@@ -120,7 +141,7 @@ class FracModel(nn.Module):
         with torch.no_grad():
             for batch in batches:
                 args, kwargs = _call_of(batch)
-                self._inside.recording.eval(*self._inside.recording.call.bind(args, kwargs))
+                self._inside.running[False].current()(*self._inside.recording.call.bind(args, kwargs))
                 seen += 1
         self.train(mode)
         if not seen:
@@ -129,7 +150,11 @@ class FracModel(nn.Module):
 
     @property
     def graph_module(self) -> RecordedModule:
-        """The rewritten graph of the present mode (one graph serves both modes for most models)."""
+        """The rewritten graph of the present mode (one graph serves both modes for most models).
+
+        What runs is a copy in which each quantized op and its quantize nodes are one op, with the same numbers; a
+        change to this graph takes effect once it is recompiled.
+        """
         recording = self._inside.recording
         return recording.train if self.training else recording.eval
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,14 +10,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fractrain_fx.errors import InputError
-from fractrain_fx.formats.base import SampleAxis
-from fractrain_fx.formats.bits import all_rounded, as_bits, highest_level, none_rounded, unrounded, work_dtype
-from fractrain_fx.formats.noise import add_dither
+from fractrain_fx.formats.affine_gains import affine_gains
+from fractrain_fx.formats.affine_rounding import modest, round_affine
+from fractrain_fx.formats.base import Bits, SampleAxis
+from fractrain_fx.formats.bits import as_bits, work_dtype
 
 __all__ = ["AffineFormat", "fake_quantize", "measure"]
-
-# Levels lie at least this far apart, so that a constant tensor has a grid too.
-SMALLEST_SCALE = 1e-8
 
 
 class AffineFormat:
@@ -31,34 +29,65 @@ class AffineFormat:
     def activation(
         self,
         x: Float[Tensor, "*dims"],
-        bits: int | Int[Tensor, "*bits"],
+        bits: Bits,
         *,
         lo: Float[Tensor, ""],
         span: Float[Tensor, ""],
+        inside: bool = False,
+        out: Tensor | None = None,
     ) -> Float[Tensor, "*dims"]:
-        return fake_quantize(x, bits, lo=lo, span=span)
+        return round_affine(x, as_bits(bits, x), lo, span, inside=inside, out=out) if x.numel() else x
 
-    def activation_errors(
-        self, x: Float[Tensor, "*dims"], bits: Sequence[int], *, lo: Float[Tensor, ""], span: Float[Tensor, ""]
-    ) -> Iterator[Float[Tensor, "*dims"]]:
-        offset = x.to(lo.dtype) - lo
-        for each in bits:
-            highest = 2**each - 1
-            scale = (span / highest).clamp(min=SMALLEST_SCALE)
-            rounded = (offset / scale).clamp_(0, highest).round_().mul_(scale)
-            if x.dtype != lo.dtype:  # a half type rounds once more
-                rounded = rounded.add_(lo).to(x.dtype).to(lo.dtype).sub_(lo)
-            yield rounded.sub_(offset)
+    def activation_gradient(
+        self, x: Float[Tensor, "*dims"], g: Float[Tensor, "*dims"], bits: Bits
+    ) -> Float[Tensor, "*dims"]:
+        return g
+
+    def activation_gains(
+        self,
+        x: Float[Tensor, "batch rest"],
+        g: Float[Tensor, "batch rest"],
+        bits: Sequence[int],
+        *,
+        lo: Float[Tensor, ""],
+        span: Float[Tensor, ""],
+        inside: bool = False,
+    ) -> Float[Tensor, "batch options"]:
+        return affine_gains(x, g, bits, lo, span, inside)
+
+    def weight_range(self, w: Float[Tensor, "*dims"], *, dim: int) -> tuple[Tensor, Tensor]:
+        return measure(w, dim)
 
     def weight(
-        self, w: Float[Tensor, "*dims"], bits: int | Int[Tensor, "*bits"], *, dim: int
+        self,
+        w: Float[Tensor, "*dims"],
+        bits: Bits,
+        *,
+        dim: int,
+        ends: tuple[Tensor, Tensor] | None = None,
+        out: Tensor | None = None,
     ) -> Float[Tensor, "*dims"]:
-        return fake_quantize(w, bits, dim=dim)
+        lo, span = ends or measure(w, dim)
+        return round_affine(w, as_bits(bits, w), lo, span, inside=True, out=out) if w.numel() else w
+
+    def weight_gradient(
+        self, w: Float[Tensor, "*dims"], g: Float[Tensor, "*dims"], bits: Bits
+    ) -> Float[Tensor, "*dims"]:
+        return g
 
     def gradient(
-        self, g: Float[Tensor, "*dims"], bits: int | Int[Tensor, "*bits"], *, axis: SampleAxis
+        self,
+        g: Float[Tensor, "*dims"],
+        bits: Bits,
+        *,
+        axis: SampleAxis,
+        seed: Int[Tensor, ""] | None = None,
+        out: Tensor | None = None,
     ) -> Float[Tensor, "*dims"]:
-        return fake_quantize(g, bits, stochastic=True)
+        if not g.numel():
+            return g
+        lo, span = measure(g)
+        return round_affine(g, as_bits(bits, g), lo, span, stochastic=True, seed=seed, inside=True, out=out)
 
 
 def fake_quantize(
@@ -125,15 +154,18 @@ def measure(x: Float[Tensor, "*dims"], dim: int | None = None) -> tuple[Float[Te
         nan = x.new_full(shape, torch.nan, dtype=work_dtype(x))
         return nan, nan
     if dim is None:
-        ends = x.amin(), x.amax()
+        lo, hi = torch.aminmax(x)
     else:
-        rows = x.movedim(dim, 0).reshape(x.shape[dim], -1)
-        ends = rows.amin(1), rows.amax(1)
-    lo, hi = (end.to(work_dtype(x)).reshape(shape) for end in ends)
+        others = [each for each in range(x.ndim) if each != dim % x.ndim]
+        lo, hi = (x.amin(others, keepdim=True), x.amax(others, keepdim=True)) if others else (x, x)
+    if x.dtype != work_dtype(x):
+        lo, hi = lo.to(work_dtype(x)), hi.to(work_dtype(x))
+    span = hi - lo
+    if modest(span):
+        return lo, span
     # (2^bits - 1) * scale + lo can come out a few roundings above hi, which must not overflow.
     reach = torch.finfo(lo.dtype).max * (1 - 2**-20)
-    span = (hi.clamp(max=reach) - lo).clamp(0, reach)
-    return lo, torch.where(hi.isinf(), hi, span)
+    return lo, torch.where(hi.isinf(), hi, (hi.clamp(max=reach) - lo).clamp(0, reach))
 
 
 class _FakeQuantize(torch.autograd.Function):
@@ -143,18 +175,8 @@ class _FakeQuantize(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, bits: Tensor, lo: Tensor, span: Tensor, stochastic: bool, measured: bool
     ) -> Tensor:
-        if none_rounded(bits):
-            return x.clone()
-        highest = highest_level(bits, lo.dtype)
-        scale = (span / highest).clamp(min=SMALLEST_SCALE)
-        q = (x.to(lo.dtype) - lo).div_(scale)
-        if stochastic:
-            add_dither(q)
-        q.clamp_(min=torch.zeros_like(highest), max=highest).round_().mul_(scale).add_(lo)
-        if not measured:
-            # The clamp hides an infinite value; 0 * inf is NaN.
-            q.add_(x, alpha=0)
-        return q.to(x.dtype) if all_rounded(bits) else unrounded(bits, x, q.to(x.dtype))
+        rounded = round_affine(x, bits, lo, span, stochastic=stochastic, inside=measured)
+        return x.clone() if rounded is x else rounded
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
-__all__ = ["Format", "SampleAxis"]
+__all__ = ["Bits", "Format", "SampleAxis"]
+
+Bits = int | Int[Tensor, "*bits"]
 
 
 class SampleAxis(Protocol):
@@ -20,44 +22,88 @@ class SampleAxis(Protocol):
 
 
 class Format(Protocol):
-    """Pure functions from a tensor and its bits to the rounded tensor, of equal shape and type.
+    """Pure functions from a tensor and its bits to the rounded tensor, of equal shape and type, outside autograd.
 
     ``bits`` is an int, a 0-dim tensor or a tensor that broadcasts against the values (bits of each sample): no result
     depends on a branch on what such a tensor holds, as a compiled graph has none. 0 and 32 bits leave the values as
-    they are, bit for bit. Each method has its own gradient. A NaN or infinite value makes a NaN, finite ones never do.
+    they are, bit for bit. A NaN or infinite value makes a NaN, finite ones never do. Results may be the input itself,
+    or lie in ``out``, where memory of the input's shape in the type that is computed in was given.
+
+    The derivative of each rounding is a function of its own, so that a fused op can apply it without having recorded
+    the rounding.
     """
 
     name: str
 
     def activation_range(self, x: Float[Tensor, "*dims"]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-        """``lo`` and ``span`` of a batch, in float32 or wider and outside autograd: what evaluation averages."""
+        """``lo`` and ``span`` of a batch, in float32 or wider: what evaluation averages."""
         ...
 
     def activation(
         self,
         x: Float[Tensor, "*dims"],
-        bits: int | Int[Tensor, "*bits"],
+        bits: Bits,
         *,
         lo: Float[Tensor, ""],
         span: Float[Tensor, ""],
+        inside: bool = False,
+        out: Tensor | None = None,
     ) -> Float[Tensor, "*dims"]:
-        """Round ``x`` inside the range that starts at ``lo`` and is ``span`` wide."""
+        """Round ``x`` in the range that starts at ``lo`` and is ``span`` wide; ``inside``: this is its own range."""
         ...
 
-    def activation_errors(
-        self, x: Float[Tensor, "*dims"], bits: Sequence[int], *, lo: Float[Tensor, ""], span: Float[Tensor, ""]
-    ) -> Iterator[Float[Tensor, "*dims"]]:
-        """For each of several bits (none of them 0 or 32), what rounding changes: ``Q(x) - x``, in float32 or wider."""
+    def activation_gradient(
+        self, x: Float[Tensor, "*dims"], g: Float[Tensor, "*dims"], bits: Bits
+    ) -> Float[Tensor, "*dims"]:
+        """The gradient of ``x`` from ``g``, that of the rounded activation."""
+        ...
+
+    def activation_gains(
+        self,
+        x: Float[Tensor, "batch rest"],
+        g: Float[Tensor, "batch rest"],
+        bits: Sequence[int],
+        *,
+        lo: Float[Tensor, ""],
+        span: Float[Tensor, ""],
+        inside: bool = False,
+    ) -> Float[Tensor, "batch options"]:
+        """For each of several bits (none of them 0 or 32), the sum of ``g * (Q(x) - x)`` over each sample."""
+        ...
+
+    def weight_range(self, w: Float[Tensor, "*dims"], *, dim: int) -> tuple[Tensor, Tensor]:
+        """What :meth:`weight` needs to know of ``w``, whose output channels lie along ``dim``: two small tensors."""
         ...
 
     def weight(
-        self, w: Float[Tensor, "*dims"], bits: int | Int[Tensor, "*bits"], *, dim: int
+        self,
+        w: Float[Tensor, "*dims"],
+        bits: Bits,
+        *,
+        dim: int,
+        ends: tuple[Tensor, Tensor] | None = None,
+        out: Tensor | None = None,
     ) -> Float[Tensor, "*dims"]:
-        """Round ``w``, whose output channels lie along ``dim``."""
+        """Round ``w``; ``ends`` is its :meth:`weight_range` where that is known already."""
+        ...
+
+    def weight_gradient(
+        self, w: Float[Tensor, "*dims"], g: Float[Tensor, "*dims"], bits: Bits
+    ) -> Float[Tensor, "*dims"]:
+        """The gradient of ``w`` from ``g``, that of the rounded weight."""
         ...
 
     def gradient(
-        self, g: Float[Tensor, "*dims"], bits: int | Int[Tensor, "*bits"], *, axis: SampleAxis
+        self,
+        g: Float[Tensor, "*dims"],
+        bits: Bits,
+        *,
+        axis: SampleAxis,
+        seed: Int[Tensor, ""] | None = None,
+        out: Tensor | None = None,
     ) -> Float[Tensor, "*dims"]:
-        """Round an output gradient, whose samples lie along ``axis``. Called in backward, outside autograd."""
+        """Round an output gradient, whose samples lie along ``axis``, stochastically.
+
+        ``seed`` fixes the noise; without it, it is drawn from torch's default generator.
+        """
         ...

@@ -9,7 +9,7 @@ from torch import Tensor
 from fractrain_fx.errors import InputError
 from fractrain_fx.precision import FLOAT_BITS
 
-__all__ = ["all_rounded", "as_bits", "highest_level", "is_rounded", "none_rounded", "unrounded", "work_dtype"]
+__all__ = ["as_bits", "highest_level", "is_rounded", "known_bits", "put_where", "readable", "unrounded", "work_dtype"]
 
 
 def as_bits(bits: int | Int[Tensor, "*bits"], x: Tensor) -> Int[Tensor, "*bits"]:
@@ -35,29 +35,39 @@ def highest_level(bits: Int[Tensor, "*bits"], dtype: torch.dtype) -> Float[Tenso
     return ((1 << bits.long()) - 1).clamp(min=1).to(dtype)
 
 
-def none_rounded(bits: Int[Tensor, "*bits"]) -> bool:
-    """Whether ``bits`` are known, without waiting for a device or breaking a compiled graph, to round nothing."""
-    return _readable(bits) and not bool(is_rounded(bits).any())
+def readable(x: Tensor) -> bool:
+    """Whether a value can be looked at without waiting for a device or breaking a compiled graph."""
+    return x.is_cpu and not torch.compiler.is_compiling()
 
 
-def all_rounded(bits: Int[Tensor, "*bits"]) -> bool:
-    """Whether ``bits`` are known, without waiting for a device or breaking a compiled graph, to round every value."""
-    return _readable(bits) and bool(is_rounded(bits).all())
-
-
-def _readable(bits: Tensor) -> bool:
-    return bits.device.type == "cpu" and not torch.compiler.is_compiling()
+def known_bits(bits: Int[Tensor, "*bits"]) -> int | None:
+    """The one width that all values have, where that can be told at no cost."""
+    return int(bits) if bits.numel() == 1 and readable(bits) else None
 
 
 def unrounded(bits: Int[Tensor, "*bits"], x: Tensor, rounded: Tensor) -> Tensor:
-    """``x``, bit for bit, where ``bits`` is 0 or 32, else ``rounded``; written into ``rounded``, outside autograd.
+    """``x``, bit for bit, where ``bits`` is 0 or 32, else ``rounded`` (which may be written into)."""
+    return put_where(bits, (0, FLOAT_BITS), x, rounded)
 
-    ``torch.where`` would do; on a CPU it costs more than all of an affine rounding, these passes half as much.
+
+def put_where(bits: Int[Tensor, "*bits"], which: tuple[int, ...], values: Tensor | float, target: Tensor) -> Tensor:
+    """``values`` where ``bits`` is one of ``which``, else ``target`` (which may be written into).
+
+    On a CPU ``torch.where`` costs more than all of a rounding; there only the samples that are meant are written.
     """
-    words = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
-    replaced = is_rounded(bits).to(words).neg()  # every bit set where the rounded value stays
-    rounded.view(words).bitwise_xor_(x.view(words)).bitwise_and_(replaced).bitwise_xor_(x.view(words))
-    return rounded
+    dims = [dim for dim, size in enumerate(bits.shape) if size != 1]
+    if not readable(bits) or len(dims) > 1 or (dims and bits.ndim != target.ndim):
+        mask = torch.stack([bits == each for each in which]).any(0)
+        return torch.where(mask, values, target)
+    meant = [index for index, each in enumerate(bits.flatten().tolist()) if each in which]
+    if not meant:
+        return target
+    if not dims:
+        return torch.full_like(target, values) if isinstance(values, float) else values
+    index = torch.tensor(meant)
+    if isinstance(values, float):
+        return target.index_fill_(dims[0], index, values)
+    return target.index_copy_(dims[0], index, values.index_select(dims[0], index))
 
 
 def work_dtype(x: Tensor) -> torch.dtype:

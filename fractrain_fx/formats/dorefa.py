@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fractrain_fx.formats.base import SampleAxis
+from fractrain_fx.formats.base import Bits, SampleAxis
 from fractrain_fx.formats.bits import as_bits, highest_level, is_rounded, unrounded, work_dtype
-from fractrain_fx.formats.noise import add_dither
+from fractrain_fx.formats.noise import dither
 
 __all__ = ["DoReFaFormat"]
 
@@ -31,35 +30,82 @@ class DoReFaFormat:
     def activation(
         self,
         x: Float[Tensor, "*dims"],
-        bits: int | Int[Tensor, "*bits"],
+        bits: Bits,
         *,
         lo: Float[Tensor, ""],
         span: Float[Tensor, ""],
+        inside: bool = False,
+        out: Tensor | None = None,
     ) -> Float[Tensor, "*dims"]:
-        """``Q(clip(x, 0, 1))``; the range is fixed, so ``lo`` and ``span`` are not read."""
+        """``Q(clip(x, 0, 1))``; the range is fixed, so ``lo``, ``span`` and ``inside`` are not read."""
         bits = as_bits(bits, x)
-        unit = x.to(work_dtype(x)).clamp(0, 1)
-        return _finish(bits, x, _RoundUnit.apply(unit, bits))
+        return _finish(bits, x, _round_unit(x.to(work_dtype(x)).clamp(0, 1), bits))
 
-    def activation_errors(
-        self, x: Float[Tensor, "*dims"], bits: Sequence[int], *, lo: Float[Tensor, ""], span: Float[Tensor, ""]
-    ) -> Iterator[Float[Tensor, "*dims"]]:
-        for each in bits:
-            yield self.activation(x, each, lo=lo, span=span).to(work_dtype(x)) - x.to(work_dtype(x))
+    def activation_gradient(
+        self, x: Float[Tensor, "*dims"], g: Float[Tensor, "*dims"], bits: Bits
+    ) -> Float[Tensor, "*dims"]:
+        """That of the clip: none for what was clipped."""
+        clipped = ((x < 0) | (x > 1)) & is_rounded(as_bits(bits, x))
+        return g.masked_fill(clipped, 0)
+
+    def activation_gains(
+        self,
+        x: Float[Tensor, "batch rest"],
+        g: Float[Tensor, "batch rest"],
+        bits: Sequence[int],
+        *,
+        lo: Float[Tensor, ""],
+        span: Float[Tensor, ""],
+        inside: bool = False,
+    ) -> Float[Tensor, "batch options"]:
+        dtype = work_dtype(x)
+        errors = (self.activation(x, each, lo=lo, span=span).to(dtype).sub_(x) for each in bits)
+        return torch.stack([(error * g).sum(1) for error in errors], dim=1)
+
+    def weight_range(self, w: Float[Tensor, "*dims"], *, dim: int) -> tuple[Tensor, Tensor]:
+        """0 and the largest ``|tanh w|`` of the whole weight (1 where that is 0)."""
+        largest = w.to(work_dtype(w)).tanh().abs().amax() if w.numel() else w.new_ones((), dtype=work_dtype(w))
+        return torch.zeros_like(largest), _or_one(largest)
 
     def weight(
-        self, w: Float[Tensor, "*dims"], bits: int | Int[Tensor, "*bits"], *, dim: int
+        self,
+        w: Float[Tensor, "*dims"],
+        bits: Bits,
+        *,
+        dim: int,
+        ends: tuple[Tensor, Tensor] | None = None,
+        out: Tensor | None = None,
     ) -> Float[Tensor, "*dims"]:
         """``2 Q(tanh w / (2 max |tanh w|) + 1/2) - 1``, the maximum over the whole weight."""
         if w.numel() == 0:
             return w
         bits = as_bits(bits, w)
+        _, largest = ends or self.weight_range(w, dim=dim)
+        unit = w.to(work_dtype(w)).tanh() / (2 * largest) + 0.5
+        return _finish(bits, w, 2 * _round_unit(unit, bits) - 1)
+
+    def weight_gradient(
+        self, w: Float[Tensor, "*dims"], g: Float[Tensor, "*dims"], bits: Bits
+    ) -> Float[Tensor, "*dims"]:
+        """That of ``tanh w / max |tanh w|``; the maximum passes its part on to the values that attain it."""
         squashed = w.to(work_dtype(w)).tanh()
-        unit = squashed / (2 * _or_one(squashed.abs().amax())) + 0.5
-        return _finish(bits, w, 2 * _RoundUnit.apply(unit, bits) - 1)
+        size = squashed.abs()
+        largest = size.amax() if w.numel() else size.new_ones(())
+        attained = (size == largest).to(size.dtype)
+        upstream = g.to(size.dtype)
+        of_largest = (upstream * squashed).sum() / _or_one(largest)
+        inner = upstream - squashed.sign() * attained * of_largest / attained.sum().clamp(min=1)
+        through = (inner / _or_one(largest) * (1 - squashed.square())).to(g.dtype)
+        return torch.where(is_rounded(as_bits(bits, w)), through, g)
 
     def gradient(
-        self, g: Float[Tensor, "*dims"], bits: int | Int[Tensor, "*bits"], *, axis: SampleAxis
+        self,
+        g: Float[Tensor, "*dims"],
+        bits: Bits,
+        *,
+        axis: SampleAxis,
+        seed: Int[Tensor, ""] | None = None,
+        out: Tensor | None = None,
     ) -> Float[Tensor, "*dims"]:
         """``2 m (Q(g / (2 m) + 1/2 + n) - 1/2)``, ``m`` a sample's largest |g|, ``n`` noise of one level."""
         if g.numel() == 0:
@@ -70,21 +116,14 @@ class DoReFaFormat:
         largest = axis.expand(axis.samples_first(g.abs()).amax(1).to(dtype), g.ndim)
         # g / m before the halving: 2 m may overflow.
         q = (g.to(dtype) / _or_one(largest)).mul_(0.5).add_(0.5).mul_(highest)
-        add_dither(q).clamp_(min=0).clamp_(max=highest).round_()
+        q.add_(dither(q, seed)).clamp_(min=0).clamp_(max=highest).round_()
         return unrounded(bits, g, q.div_(highest).sub_(0.5).mul_(2).mul_(largest).to(g.dtype))
 
 
-class _RoundUnit(torch.autograd.Function):
-    """``Q``: values in 0..1 to the nearest of ``2^bits`` levels, with the identity as gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, unit: Tensor, bits: Tensor) -> Tensor:
-        highest = highest_level(bits, unit.dtype)
-        return (unit * highest).round_().div_(highest)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return grads[0], None
+def _round_unit(unit: Tensor, bits: Tensor) -> Tensor:
+    """``Q``: values in 0..1 to the nearest of ``2^bits`` levels."""
+    highest = highest_level(bits, unit.dtype)
+    return (unit * highest).round_().div_(highest)
 
 
 def _or_one(largest: Tensor) -> Tensor:
@@ -93,4 +132,4 @@ def _or_one(largest: Tensor) -> Tensor:
 
 def _finish(bits: Tensor, x: Tensor, rounded: Tensor) -> Tensor:
     """``rounded`` where ``bits`` asks for it, NaN there for an infinite ``x``, which clip and tanh hide."""
-    return torch.where(is_rounded(bits), (rounded + 0 * x.detach()).to(x.dtype), x)
+    return torch.where(is_rounded(bits), (rounded + 0 * x).to(x.dtype), x)

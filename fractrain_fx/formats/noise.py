@@ -1,33 +1,66 @@
-"""The noise of stochastic rounding."""
+"""The noise of stochastic rounding: uniform, fixed by a seed that is a tensor, cheap on every device."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
-__all__ = ["add_dither"]
+from fractrain_fx.formats.bits import readable
 
-# Values that a CPU draws ahead: 16 MiB, several times the largest output gradients that one meets.
+__all__ = ["dither", "draw_seed"]
+
+# Values drawn ahead: 16 MiB, several times the largest output gradients that one meets.
 _POOL = 1 << 22
+_MASK = (1 << 64) - 1
 
 
-def add_dither(q: Tensor) -> Tensor:
-    """Add noise, uniform in -0.5..0.5 and drawn for each value, to ``q`` in place.
+def draw_seed(device: torch.device | str = "cpu") -> Int[Tensor, ""]:
+    """A fresh seed from torch's default generator of a device (0-dim int64)."""
+    return torch.randint(1 << 62, (), device=device)
 
-    Drawing is serial on a CPU and would cost more than all of the rounding. There the noise is a stretch of a pool of
-    uniform values from a place that the default generator draws, so a seed still fixes it and each call has its own.
-    Where a device draws in parallel, where the graph is compiled and for tensors of the pool's order it is drawn anew.
+
+def dither(like: Tensor, seed: Int[Tensor, ""] | None = None) -> Tensor:
+    """Noise, uniform in -0.5..0.5, of the shape and type of ``like``; equal seeds give equal noise. Only to be read.
+
+    Drawing is serial on a CPU and would cost more than all of the rounding. So the noise is a stretch of a pool, from
+    a place that the seed says. The pool is a random order of evenly spaced values, whose mean is exactly 0. A compiled
+    graph hashes position and seed instead, which fuses with the rounding.
     """
-    count = q.numel()
-    if q.device.type != "cpu" or torch.compiler.is_compiling() or 2 * count > _POOL:
-        return q.add_(torch.rand_like(q).sub_(0.5))
-    start = int(torch.randint(_POOL - count, ()))
-    return q.add_(_pool(q.dtype)[start : start + count].view(q.shape))
+    count = like.numel()
+    if torch.compiler.is_compiling():
+        return _hashed(count, like, draw_seed(like.device) if seed is None else seed)
+    seed = draw_seed() if seed is None else seed
+    if readable(seed) and 2 * count <= _POOL and like.is_cpu:
+        start = _mixed(int(seed)) % (_POOL - count)
+        return _pool(like.dtype, like.device)[start : start + count].view(like.shape)
+    # Without a look at the seed, which a device would have to be waited for.
+    places = (torch.arange(count, device=like.device) + seed.to(like.device)) % _POOL
+    return _pool(like.dtype, like.device)[places].view(like.shape)
 
 
 @lru_cache(maxsize=4)
-def _pool(dtype: torch.dtype) -> Tensor:
+def _pool(dtype: torch.dtype, device: torch.device) -> Tensor:
     generator = torch.Generator().manual_seed(0)
-    return torch.rand(_POOL, generator=generator, dtype=dtype).sub_(0.5)
+    order = torch.randperm(_POOL, generator=generator)
+    return order.double().add_(0.5).div_(_POOL).sub_(0.5).to(dtype).to(device)
+
+
+def _mixed(seed: int) -> int:
+    """Splitmix64's finisher: neighbouring seeds give places far apart."""
+    seed = ((seed ^ (seed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    seed = ((seed ^ (seed >> 27)) * 0x94D049BB133111EB) & _MASK
+    return seed ^ (seed >> 31)
+
+
+def _hashed(count: int, like: Tensor, seed: Tensor) -> Tensor:
+    """A 32-bit integer hash of each position and the seed, as a value in -0.5..0.5."""
+    h = torch.arange(count, dtype=torch.int32, device=like.device) ^ (seed & 0x7FFFFFFF).to(torch.int32)
+    # Shifts of signed numbers bring in copies of the sign, which the masks take away.
+    h = (h ^ ((h >> 16) & 0xFFFF)) * 0x7FEB352D
+    h = h + ((seed >> 31) & 0x7FFFFFFF).to(torch.int32)
+    h = (h ^ ((h >> 15) & 0x1FFFF)) * -0x7B935975  # 0x846CA68B as a signed number
+    h = h ^ ((h >> 16) & 0xFFFF)
+    return ((h & 0xFFFFFF).to(like.dtype) + 0.5).mul_(2.0**-24).sub_(0.5).view(like.shape)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -36,7 +38,8 @@ class BlockEmbedding(nn.Module):
         positions = [dim for dim in range(x.ndim) if dim not in (self.feature_axis % x.ndim, self.batch.axis)]
         x = x.mean(dim=positions, keepdim=True) if positions else x
         pooled = self.batch.samples_first(x.to(self.hidden.weight.dtype))
-        pooled = pooled.view(len(pooled), self.batch.factor, -1).mean(dim=1)
+        if self.batch.factor != 1:
+            pooled = pooled.view(len(pooled), self.batch.factor, -1).mean(dim=1)
         embedded: Tensor = self.output(F.relu(self.hidden(pooled)))
         return embedded
 
@@ -65,12 +68,22 @@ class Controller(nn.Module):
         state = self.cell(embedding, state)
         logits = self.head(state[0])
         if not skippable:
-            barred = torch.zeros_like(logits)
-            barred[:, 0] = -torch.inf
-            logits = logits + barred
-        probabilities = logits.softmax(dim=-1)
-        one_hot = F.one_hot(probabilities.argmax(dim=-1), probabilities.shape[-1]).to(probabilities.dtype)
-        return one_hot + (probabilities - probabilities.detach()), state
+            logits = torch.cat([torch.full_like(logits[:, :1], -torch.inf), logits[:, 1:]], dim=1)
+        choice: Tensor = _StraightThrough.apply(logits.softmax(dim=-1))
+        return choice, state
+
+
+class _StraightThrough(torch.autograd.Function):
+    """The one-hot of the first largest probability, with the identity as its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, probabilities: Tensor) -> Tensor:
+        first = probabilities.argmax(dim=-1, keepdim=True)
+        return torch.zeros_like(probabilities).scatter(-1, first, 1.0)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return grads
 
 
 class Skip(nn.Module):

@@ -14,13 +14,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from fractrain_fx.formats import Format
-from fractrain_fx.formats.bits import all_rounded
 from fractrain_fx.nn.axis import BatchAxis
 from fractrain_fx.nn.ranges import RunningRange
-from fractrain_fx.precision import FLOAT_BITS
-
-# Values of which a handful of float32 copies fit a core's second-level cache.
-_CACHED = 1 << 15
+from fractrain_fx.nn.rounding import gate_gradient, rounded_gradient, rounding
 
 __all__ = [
     "ActivationQuantizer",
@@ -28,15 +24,51 @@ __all__ = [
     "MixedActivationQuantizer",
     "MixedGradientQuantizer",
     "WeightQuantizer",
+    "picked",
 ]
 
 
-class ActivationQuantizer(RunningRange):
-    """Rounds an activation to ``bits``, over the batch's range in training and the running range in evaluation."""
+class ActivationQuantizer(nn.Module):
+    """Rounds an activation to ``bits``, over the batch's range in training and the running range in evaluation.
+
+    Args:
+        fmt: the number format.
+        keep: share of the old running range that a training step keeps.
+        axis: where the samples lie in ``x``.
+    """
+
+    def __init__(self, fmt: Format, keep: float = 0.9, axis: BatchAxis | None = None) -> None:
+        super().__init__()
+        self.fmt = fmt
+        self.axis = axis or BatchAxis()
+        self.range = RunningRange(fmt, keep)
+        self.widths: tuple[int, ...] = ()
 
     def forward(self, x: Float[Tensor, "*dims"], bits: Int[Tensor, ""]) -> Float[Tensor, "*dims"]:
-        lo, span = self.range_of(x)
-        return self.fmt.activation(x, bits, lo=lo, span=span)
+        lo, span = self.range(x)
+        rounded: Tensor = _RoundActivation.apply(
+            x,
+            self.bits_of(bits, x.ndim),
+            self.choice_of(bits),
+            lo,
+            span,
+            self.fmt,
+            self.widths,
+            self.axis,
+            self.training,
+        )
+        return rounded
+
+    def bits_of(self, control: Tensor, ndim: int) -> Int[Tensor, "*bits"]:
+        """The bits of each value of an ``ndim``-dimensional activation.
+
+        ``control`` is a width here; for the gated ones it is a choice, or what :func:`picked` makes of it.
+        """
+        return control
+
+    def choice_of(self, control: Tensor) -> Float[Tensor, "batch options"] | None:
+        """The choice whose gradient depends on what was rounded."""
+        return None
 
 
 class MixedActivationQuantizer(ActivationQuantizer):
@@ -55,19 +87,15 @@ class MixedActivationQuantizer(ActivationQuantizer):
     options: Tensor
 
     def __init__(self, fmt: Format, options: Sequence[int], axis: BatchAxis, keep: float = 0.9) -> None:
-        super().__init__(fmt, keep)
-        self.axis = axis
-        self.bits = tuple(options)
-        self.register_buffer("options", torch.tensor(self.bits), persistent=False)
+        super().__init__(fmt, keep, axis)
+        self.widths = tuple(options)
+        self.register_buffer("options", torch.tensor(self.widths), persistent=False)
 
-    def forward(self, x: Float[Tensor, "*dims"], choice: Float[Tensor, "batch options"]) -> Float[Tensor, "*dims"]:
-        lo, span = self.range_of(x)
-        bits = _bits_of_samples(self.options, choice, self.axis, x.ndim)
-        rounded = self.fmt.activation(x, bits, lo=lo, span=span)
-        if not (choice.requires_grad and _rounding(self.bits)):
-            return rounded
-        mixed: Tensor = _GateGradient.apply(rounded, x.detach(), choice, lo, span, self.fmt, self.bits, self.axis)
-        return mixed
+    def bits_of(self, control: Tensor, ndim: int) -> Int[Tensor, "*bits"]:
+        return _bits_of_samples(self.options, control, self.axis, ndim)
+
+    def choice_of(self, control: Tensor) -> Float[Tensor, "batch options"] | None:
+        return control if control.requires_grad and rounding(self.widths) else None
 
 
 class WeightQuantizer(nn.Module):
@@ -84,7 +112,8 @@ class WeightQuantizer(nn.Module):
         self.dim = dim
 
     def forward(self, w: Float[Tensor, "*dims"], bits: Int[Tensor, ""]) -> Float[Tensor, "*dims"]:
-        return self.fmt.weight(w, bits, dim=self.dim)
+        rounded: Tensor = _RoundWeight.apply(w, bits, self.fmt, self.dim)
+        return rounded
 
 
 class GradientQuantizer(nn.Module):
@@ -93,18 +122,35 @@ class GradientQuantizer(nn.Module):
     Args:
         fmt: the number format.
         axis: where the samples lie in ``y``, for formats that scale each sample by itself.
+        stream: a number of its own, so that no two ops of a step have the same noise.
     """
 
-    def __init__(self, fmt: Format, axis: BatchAxis | None = None) -> None:
+    def __init__(self, fmt: Format, axis: BatchAxis | None = None, stream: int = 0) -> None:
         super().__init__()
         self.fmt = fmt
         self.axis = axis or BatchAxis()
+        self.stream = stream
 
-    def forward(self, y: Float[Tensor, "*dims"], bits: Int[Tensor, ""]) -> Float[Tensor, "*dims"]:
-        return _quantize_gradient(y, bits, self) if self.training else y
+    def forward(
+        self, y: Float[Tensor, "*dims"], bits: Int[Tensor, "*bits"], seed: Int[Tensor, ""] | None = None
+    ) -> Float[Tensor, "*dims"]:
+        """``y``; ``seed`` fixes the noise (without one it is drawn in backward)."""
+        if not self.training:
+            return y
+        bits = self.bits_of(bits, y.ndim)
+        same: Tensor = _RoundGradient.apply(y, bits, self.seed_of(seed), self.fmt, self.axis)
+        return same
+
+    def bits_of(self, control: Tensor, ndim: int) -> Int[Tensor, "*bits"]:
+        """The bits of each value of an ``ndim``-dimensional gradient."""
+        return control
+
+    def seed_of(self, seed: Int[Tensor, ""] | None) -> Int[Tensor, ""] | None:
+        """This op's own seed from that of the step."""
+        return None if seed is None else seed + self.stream
 
 
-class MixedGradientQuantizer(nn.Module):
+class MixedGradientQuantizer(GradientQuantizer):
     """Rounds the gradient of each sample of ``y`` to the backward bits of its own option.
 
     Where that is 0 bits the block is skipped, and the sample's gradient is exactly zero. ``choice`` gets no gradient.
@@ -113,95 +159,82 @@ class MixedGradientQuantizer(nn.Module):
         fmt: the number format.
         options: backward bits of each option.
         axis: where the samples lie in ``y``.
+        stream: a number of its own, so that no two ops of a step have the same noise.
     """
 
     options: Tensor
 
-    def __init__(self, fmt: Format, options: Sequence[int], axis: BatchAxis) -> None:
-        super().__init__()
-        self.fmt = fmt
-        self.axis = axis
+    def __init__(self, fmt: Format, options: Sequence[int], axis: BatchAxis, stream: int = 0) -> None:
+        super().__init__(fmt, axis, stream)
         self.register_buffer("options", torch.tensor(tuple(options)), persistent=False)
 
-    def forward(self, y: Float[Tensor, "*dims"], choice: Float[Tensor, "batch options"]) -> Float[Tensor, "*dims"]:
-        if not self.training:
-            return y
-        return _quantize_gradient(y, _bits_of_samples(self.options, choice, self.axis, y.ndim), self)
+    def bits_of(self, control: Tensor, ndim: int) -> Int[Tensor, "*bits"]:
+        return _bits_of_samples(self.options, control, self.axis, ndim)
 
 
-def _rounding(options: Sequence[int]) -> set[int]:
-    """The bits among those of the options that change a value."""
-    return set(options) - {0, FLOAT_BITS}
+def picked(choice: Float[Tensor, "batch options"]) -> Int[Tensor, " batch"]:
+    """The number of each sample's option; the largest entry counts, as it may be off 1 by a rounding."""
+    return choice.detach().argmax(1)
 
 
-def _bits_of_samples(options: Tensor, choice: Tensor, axis: BatchAxis, ndim: int) -> Int[Tensor, "*bits"]:
-    # The value of a straight-through one-hot may be off 1 by a rounding; its largest entry is not.
-    return axis.expand(options[choice.detach().argmax(1)], ndim)
+def _bits_of_samples(options: Tensor, control: Tensor, axis: BatchAxis, ndim: int) -> Int[Tensor, "*bits"]:
+    return axis.expand(options[control if control.ndim == 1 else picked(control)], ndim)
 
 
-def _quantize_gradient(y: Tensor, bits: Tensor, quantizer: GradientQuantizer | MixedGradientQuantizer) -> Tensor:
-    same: Tensor = _QuantizeGradient.apply(y, bits, quantizer.fmt, quantizer.axis)
-    return same
+class _RoundActivation(torch.autograd.Function):
+    """Rounds, and in backward gives the gate the gradient of every option in one look at ``x`` and its gradient."""
 
-
-class _QuantizeGradient(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, y: Tensor, bits: Tensor, fmt: Format, axis: BatchAxis) -> Tensor:
-        ctx.save_for_backward(bits)
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        bits: Tensor,
+        choice: Tensor | None,
+        lo: Tensor,
+        span: Tensor,
+        fmt: Format,
+        widths: tuple[int, ...],
+        axis: BatchAxis,
+        inside: bool,
+    ) -> Tensor:
+        ctx.save_for_backward(x, bits, lo, span)
+        ctx.fmt, ctx.widths, ctx.axis, ctx.inside = fmt, widths, axis, inside
+        ctx.dtype = None if choice is None else choice.dtype
+        rounded = fmt.activation(x, bits, lo=lo, span=span, inside=inside)
+        return x.clone() if rounded is x else rounded
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, bits, lo, span = ctx.saved_tensors
+        of_choice = None
+        if ctx.dtype is not None:
+            of_choice = gate_gradient(ctx.fmt, x, grads[0], ctx.widths, ctx.axis, lo, span, ctx.inside).to(ctx.dtype)
+        return ctx.fmt.activation_gradient(x, grads[0], bits), None, of_choice, *[None] * 6
+
+
+class _RoundWeight(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, w: Tensor, bits: Tensor, fmt: Format, dim: int) -> Tensor:
+        ctx.save_for_backward(w, bits)
+        ctx.fmt = fmt
+        rounded = fmt.weight(w, bits, dim=dim)
+        return w.clone() if rounded is w else rounded
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        w, bits = ctx.saved_tensors
+        return ctx.fmt.weight_gradient(w, grads[0], bits), None, None, None
+
+
+class _RoundGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, bits: Tensor, seed: Tensor | None, fmt: Format, axis: BatchAxis) -> Tensor:
+        ctx.save_for_backward(bits, seed)
         ctx.fmt, ctx.axis = fmt, axis
         # Not a view for autograd, so that an in-place op (ReLU) may follow, which it may not on `y` or `y.view_as(y)`.
         return y.detach()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (bits,) = ctx.saved_tensors
-        rounded = ctx.fmt.gradient(grads[0], bits, axis=ctx.axis)
-        return (rounded if all_rounded(bits) else rounded * (bits != 0)), None, None, None
-
-
-class _GateGradient(torch.autograd.Function):
-    """Passes the mixed activation on; in backward one look at ``x`` and its gradient gives that of every option."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        rounded: Tensor,
-        x: Tensor,
-        choice: Tensor,
-        lo: Tensor,
-        span: Tensor,
-        fmt: Format,
-        options: tuple[int, ...],
-        axis: BatchAxis,
-    ) -> Tensor:
-        ctx.save_for_backward(x, lo, span)
-        ctx.fmt, ctx.options, ctx.axis, ctx.dtype = fmt, options, axis, choice.dtype
-        return rounded.detach()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, lo, span = ctx.saved_tensors
-        options = sorted(_rounding(ctx.options))
-        gains = []
-        for part, g in zip(_parts(x, ctx.axis), _parts(grads[0], ctx.axis), strict=True):
-            errors = ctx.fmt.activation_errors(part, options, lo=lo, span=span)
-            gains.append(torch.stack([_inner(error, g, ctx.axis) for error in errors]))
-        by_bits = dict(zip(options, torch.cat(gains, dim=1), strict=True))
-        none = torch.zeros_like(by_bits[options[0]])
-        of_choice = torch.stack([by_bits.get(bits, none) for bits in ctx.options], dim=1)
-        return grads[0], None, of_choice.to(ctx.dtype), None, None, None, None, None
-
-
-def _inner(error: Tensor, g: Tensor, axis: BatchAxis) -> Float[Tensor, " batch"]:
-    """The sum over each sample of error times gradient."""
-    sums: Tensor = torch.linalg.vecdot(axis.samples_first(error), axis.samples_first(g.to(error.dtype)))
-    return sums
-
-
-def _parts(x: Tensor, axis: BatchAxis) -> Sequence[Tensor]:
-    """A few samples at a time, so that what is computed of them stays in a CPU's cache."""
-    if x.device.type != "cpu" or torch.compiler.is_compiling() or not (axis.major or axis.factor == 1):
-        return (x,)
-    samples = x.shape[axis.axis] // axis.factor
-    each = max(1, _CACHED * samples // max(x.numel(), 1))
-    return torch.split(x, each * axis.factor, dim=axis.axis)
+        bits, seed = ctx.saved_tensors
+        return rounded_gradient(ctx.fmt, grads[0], bits, ctx.axis, seed), None, None, None, None

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from fractrain_fx.formats import Format
+from fractrain_fx.formats.bits import readable
 
 __all__ = ["RunningRange"]
 
 
 class RunningRange(nn.Module):
-    """Base of activation quantizers: the batch's range in training, the running range in evaluation.
+    """The range to quantize an activation in: the batch's in training, the running one in evaluation.
 
     ``running = keep * running + (1 - keep) * batch`` for both parts, starting from the first batch (ALGORITHM 2). A
     batch whose range is not finite leaves the running range as it was.
@@ -35,19 +38,26 @@ class RunningRange(nn.Module):
         self.register_buffer("span", torch.zeros(()))
         self.register_buffer("seen", torch.zeros((), dtype=torch.bool))
 
-    def range_of(self, x: Float[Tensor, "*dims"]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-        """``lo`` and ``span`` to quantize ``x`` with; in training the running range moves towards them."""
+    @torch.no_grad()
+    def forward(self, x: Float[Tensor, "*dims"]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+        """``lo`` and ``span`` for ``x``; in training the running range moves towards them."""
         if not self.training:
             return self.lo, self.span
         lo, span = self.fmt.activation_range(x)
         self._update(lo.to(self.lo.dtype), span.to(self.span.dtype))
         return lo, span
 
-    @torch.no_grad()
     def _update(self, lo: Tensor, span: Tensor) -> None:
+        if readable(span):  # a pass over one number costs as much as one over thousands
+            if math.isfinite(float(span)) and math.isfinite(float(lo)):
+                weight = 1 - self.keep if self.seen else 1.0
+                self.lo.lerp_(lo, weight)
+                self.span.lerp_(span, weight)
+                self.seen.fill_(True)
+            return
         # Tensor arithmetic throughout: a branch on `seen` would break a compiled graph.
         finite = lo.isfinite() & span.isfinite()
-        keep = torch.where(self.seen, self.keep, 0.0)
-        self.lo.copy_(torch.where(finite, keep * self.lo + (1 - keep) * lo, self.lo))
-        self.span.copy_(torch.where(finite, keep * self.span + (1 - keep) * span, self.span))
+        weights = torch.where(self.seen, 1 - self.keep, 1.0)
+        self.lo.copy_(torch.where(finite, torch.lerp(self.lo, lo, weights), self.lo))
+        self.span.copy_(torch.where(finite, torch.lerp(self.span, span, weights), self.span))
         self.seen.logical_or_(finite)

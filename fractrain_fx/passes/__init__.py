@@ -9,6 +9,7 @@ from fractrain_fx.passes.attention import OpenAttention
 from fractrain_fx.passes.blocks import Blocks
 from fractrain_fx.passes.cost import MeterCost, reachable
 from fractrain_fx.passes.facts import Block, Decision, Facts, Op, blocks_of, facts, ops_of
+from fractrain_fx.passes.fuse import Fuse, unfused
 from fractrain_fx.passes.gates import InsertGates
 from fractrain_fx.passes.macs import Macs
 from fractrain_fx.passes.precision import DecidePrecision
@@ -21,6 +22,7 @@ __all__ = [
     "DecidePrecision",
     "Decision",
     "Facts",
+    "Fuse",
     "InsertGates",
     "Macs",
     "MeterCost",
@@ -34,6 +36,7 @@ __all__ = [
     "facts",
     "ops_of",
     "reachable",
+    "unfused",
 ]
 
 

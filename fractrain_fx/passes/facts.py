@@ -15,7 +15,7 @@ from fractrain_fx.precision import Precision
 __all__ = ["Block", "Decision", "Facts", "Op", "blocks_of", "facts", "ops_of"]
 
 Mode = Literal["float", "pinned", "scheduled", "gated", "uncounted"]
-Role = Literal["gate", "choice", "skip", "input", "weight", "gradient", "bits", "cost"]
+Role = Literal["gate", "choice", "skip", "input", "weight", "gradient", "bits", "seed", "range", "fused", "cost"]
 
 
 @dataclass(frozen=True)

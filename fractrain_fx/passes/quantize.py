@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from fractrain_fx.config import FracConfig
 from fractrain_fx.errors import PassError
 from fractrain_fx.formats import get_format
 from fractrain_fx.nn.bits import StageBits, WidthTable
+from fractrain_fx.nn.noise import NoiseSeed
 from fractrain_fx.nn.opaque import QuantizedLeaf
 from fractrain_fx.nn.quantizers import (
     ActivationQuantizer,
@@ -122,6 +124,13 @@ class _Writer:
         node.args = (bits, *node.args)
         node.target = f"{NAMESPACE}.{path}"
 
+    def _seed(self) -> Node:
+        if "noise" not in self._widths:
+            insert_module(self._graph_module, "noise", NoiseSeed)
+            with self._graph.inserting_before(self._first):
+                self._widths["noise"] = call(self._graph, "noise", (), role="seed", owner="noise")
+        return self._widths["noise"]
+
     def _stage(self, side: str) -> Node:
         insert_module(self._graph_module, "stage", lambda: StageBits(self._config.precision_stages[0]))
         return self._read(f"stage.{side}")
@@ -164,7 +173,7 @@ class _Writer:
             ("activation", source, bits.fw),
             node,
             f"quant.{identifier(op.name)}.{side}",
-            lambda: ActivationQuantizer(self._format, self._config.keep),
+            lambda: ActivationQuantizer(self._format, self._config.keep, batch),
             [source, bits.fw],
             op,
         )
@@ -195,13 +204,14 @@ class _Writer:
     def _gradient(self, node: Node, op: Op, bits: _Bits) -> None:
         path = f"quant.{identifier(op.name)}.gradient"
         batch = facts(node).batch
+        stream = zlib.crc32(op.name.encode())
         if bits.choice is not None and batch is not None:
             widths = [option.bw for option in self._options(op)]
-            insert_module(self._graph_module, path, lambda: MixedGradientQuantizer(self._format, widths, batch))
-            arguments = [node, bits.choice]
+            insert_module(self._graph_module, path, lambda: MixedGradientQuantizer(self._format, widths, batch, stream))
+            arguments = [node, bits.choice, self._seed()]
         else:
-            insert_module(self._graph_module, path, lambda: GradientQuantizer(self._format, batch))
-            arguments = [node, bits.bw]
+            insert_module(self._graph_module, path, lambda: GradientQuantizer(self._format, batch, stream))
+            arguments = [node, bits.bw, self._seed()]
         users = list(node.users)
         with self._graph.inserting_after(node):
             quantized = call(self._graph, path, arguments, role="gradient", owner=op.name, like=node)

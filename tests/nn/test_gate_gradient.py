@@ -34,8 +34,8 @@ def test_equals_the_naive_sum_over_options(samples: int, positions: int, options
 
     quantizer = MixedActivationQuantizer(get_format("affine"), options, BatchAxis())
     quantizer.eval()
-    quantizer.lo.fill_(0.0)
-    quantizer.span.fill_(float(SPAN))
+    quantizer.range.lo.fill_(0.0)
+    quantizer.range.span.fill_(float(SPAN))
     choice = F.one_hot(picks, len(options)).float().requires_grad_()
     values = torch.tensor(x, dtype=torch.float32, requires_grad=True)
     rounded = quantizer(values, choice)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional as F
 
-from fractrain_fx.formats import Format, get_format, noise
+from fractrain_fx.formats import Format, affine_rounding, dorefa, get_format, noise
 from fractrain_fx.formats.affine import fake_quantize, measure
 from fractrain_fx.nn.axis import BatchAxis
 from fractrain_fx.nn.quantizers import (
@@ -48,27 +48,27 @@ class TestActivationQuantizer:
 
     def test_the_running_range_starts_from_the_first_batch_and_moves_by_keep(self) -> None:
         quantizer = ActivationQuantizer(AFFINE, keep=0.75)
-        assert not quantizer.seen
+        assert not quantizer.range.seen
         quantizer(torch.tensor([1.0, 5.0]), torch.tensor(4))
-        assert quantizer.seen and (quantizer.lo, quantizer.span) == (1.0, 4.0)
+        assert quantizer.range.seen and (quantizer.range.lo, quantizer.range.span) == (1.0, 4.0)
         quantizer(torch.tensor([-3.0, 5.0]), torch.tensor(4))
-        assert (quantizer.lo.item(), quantizer.span.item()) == (0.75 * 1 - 0.25 * 3, 0.75 * 4 + 0.25 * 8)
+        assert (quantizer.range.lo.item(), quantizer.range.span.item()) == (0.75 * 1 - 0.25 * 3, 0.75 * 4 + 0.25 * 8)
 
     def test_evaluation_uses_the_running_range_and_keeps_it(self) -> None:
         quantizer = ActivationQuantizer(AFFINE)
         quantizer(torch.tensor([0.0, 3.0]), torch.tensor(2))
         quantizer.eval()
         assert quantizer(torch.tensor([-5.0, 1.2, 9.0]), torch.tensor(2)).tolist() == [0.0, 1.0, 3.0]
-        assert (quantizer.lo, quantizer.span) == (0.0, 3.0)
+        assert (quantizer.range.lo, quantizer.range.span) == (0.0, 3.0)
 
     @pytest.mark.parametrize("bad", [torch.tensor([0.0, torch.nan]), torch.tensor([-torch.inf, 1.0]), torch.empty(0)])
     def test_a_batch_without_a_finite_range_leaves_the_running_range(self, bad: Tensor) -> None:
         quantizer = ActivationQuantizer(AFFINE)
         rounded = quantizer(bad, torch.tensor(4))
-        assert not quantizer.seen and not rounded.isfinite().any()
+        assert not quantizer.range.seen and not rounded.isfinite().any()
         quantizer(torch.tensor([1.0, 3.0]), torch.tensor(4))
         quantizer(bad, torch.tensor(4))
-        assert (quantizer.lo, quantizer.span) == (1.0, 2.0)
+        assert (quantizer.range.lo, quantizer.range.span) == (1.0, 2.0)
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
     def test_ranges_stay_float32_whatever_the_input(self, dtype: torch.dtype) -> None:
@@ -76,21 +76,21 @@ class TestActivationQuantizer:
         x = torch.randn(8, dtype=dtype)
         for mode in (True, False):
             assert quantizer.train(mode)(x, torch.tensor(4)).dtype == dtype
-        assert quantizer.lo.dtype == quantizer.span.dtype == torch.float32
-        assert quantizer.lo == x.min().float()
+        assert quantizer.range.lo.dtype == quantizer.range.span.dtype == torch.float32
+        assert quantizer.range.lo == x.min().float()
 
     def test_a_range_beyond_float32_is_refused(self) -> None:
         quantizer = ActivationQuantizer(AFFINE)
         quantizer(torch.tensor([0.0, 1e300], dtype=torch.float64), torch.tensor(4))
-        assert not quantizer.seen
+        assert not quantizer.range.seen
 
     def test_the_running_range_is_saved(self) -> None:
         quantizer = ActivationQuantizer(AFFINE)
         quantizer(torch.tensor([1.0, 5.0]), torch.tensor(4))
         other = ActivationQuantizer(AFFINE)
         other.load_state_dict(quantizer.state_dict())
-        assert set(quantizer.state_dict()) == {"lo", "span", "seen"}
-        assert other.seen and (other.lo, other.span) == (1.0, 4.0)
+        assert set(quantizer.state_dict()) == {"range.lo", "range.span", "range.seen"}
+        assert other.range.seen and (other.range.lo, other.range.span) == (1.0, 4.0)
 
     def test_gradients_pass_straight_through(self) -> None:
         quantizer = ActivationQuantizer(AFFINE)
@@ -105,8 +105,8 @@ class TestMixedActivationQuantizer:
     @pytest.mark.parametrize("training", [True, False])
     def test_each_sample_has_the_bits_of_its_option_over_one_range(self, axis: BatchAxis, training: bool) -> None:
         quantizer = MixedActivationQuantizer(AFFINE, FORWARD, axis)
-        quantizer.lo.fill_(-2.0)
-        quantizer.span.fill_(4.0)
+        quantizer.range.lo.fill_(-2.0)
+        quantizer.range.span.fill_(4.0)
         x = batch(axis)
         rounded = quantizer.train(training)(x, one_hot(*range(7)))
         lo, span = measure(x) if training else (torch.tensor(-2.0), torch.tensor(4.0))
@@ -124,7 +124,7 @@ class TestMixedActivationQuantizer:
         upstream = torch.randn_like(x)
         grads = torch.autograd.grad(quantizer.train(training)(x, choice), (x, choice), upstream)
 
-        lo, span = (quantizer.lo, quantizer.span)
+        lo, span = (quantizer.range.lo, quantizer.range.span)
         errors = [fake_quantize(x.detach(), bits, lo=lo, span=span) - x.detach() for bits in FORWARD]
         naive = choice.detach().requires_grad_()
         mixed = x.detach() + sum(
@@ -260,7 +260,8 @@ class _Layer(nn.Module):
         self.g = MixedGradientQuantizer(fmt, BACKWARD, axis) if gated else GradientQuantizer(fmt)
 
     def forward(self, x: Tensor, bits: Tensor, w_bits: Tensor) -> Tensor:
-        return self.g(F.linear(self.x(x, bits), self.w(self.weight, w_bits)), bits).relu_()
+        seed = torch.tensor(11)
+        return self.g(F.linear(self.x(x, bits), self.w(self.weight, w_bits)), bits, seed).relu_()
 
 
 def uniform(step: int) -> Tensor:
@@ -276,7 +277,8 @@ def gated(step: int) -> Tensor:
 def test_compiled_steps_equal_eager_ones_and_new_bits_never_recompile(
     fmt: Format, bits_of: Callable[[int], Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(noise, "_POOL", 0)  # eager steps draw their noise as compiled ones do
+    for module in (affine_rounding, dorefa):  # eager steps draw their noise as compiled ones do
+        monkeypatch.setattr(module, "dither", lambda like, seed: noise._hashed(like.numel(), like, seed))
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")
     eager = _Layer(bits_of is gated, fmt)
@@ -290,7 +292,9 @@ def test_compiled_steps_equal_eager_ones_and_new_bits_never_recompile(
             x, bits = data.clone().requires_grad_(), bits_of(step)
             out = model(x, bits, uniform(step))
             out.square().sum().backward()
-            results.append([out, x.grad, bits.grad, layer.weight.grad, layer.x.lo, layer.x.span, layer.x.seen])
+            results.append(
+                [out, x.grad, bits.grad, layer.weight.grad, layer.x.range.lo, layer.x.range.span, layer.x.range.seen]
+            )
         for a, b in zip(*results, strict=True):
             # Sums may be taken in another order.
             assert (a is None and b is None) or torch.allclose(a, b, rtol=1e-5, atol=1e-5)

@@ -1,0 +1,139 @@
+"""The affine rounding itself (ALGORITHM 2), in one form for a CPU and one for other devices and compiled graphs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fractrain_fx.formats.bits import highest_level, readable, unrounded
+from fractrain_fx.formats.noise import dither
+from fractrain_fx.precision import FLOAT_BITS
+
+__all__ = ["SMALLEST_SCALE", "modest", "round_affine"]
+
+# Levels lie at least this far apart, so that a constant tensor has a grid too.
+SMALLEST_SCALE = 1e-8
+
+# From this width of a range on, differences inside it may overflow.
+_WIDE = 1e38
+
+# Up to here level numbers are far from where float32 stops telling whole numbers apart.
+_SURE_BITS = 16
+
+
+def round_affine(
+    x: Tensor,
+    bits: Tensor,
+    lo: Tensor,
+    span: Tensor,
+    *,
+    stochastic: bool = False,
+    seed: Tensor | None = None,
+    inside: bool = False,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Round to ``lo + scale * q``, ``q = round(clamp((x - lo) / scale, 0, 2^bits - 1))``, ties to even.
+
+    Args:
+        x: values, not empty.
+        bits: one width, or one that broadcasts against ``x``; 0 and 32 leave the values as they are.
+        lo: low end of the range, of a type at least as wide as that of ``x``; broadcasts against ``x``.
+        span: width of the range, likewise.
+        stochastic: add noise before rounding.
+        seed: of that noise.
+        inside: the range was measured on ``x``, so that nothing lies outside and a bad value shows in it.
+        out: memory for the result in the type of ``lo``, where ``x`` has that type.
+
+    Returns:
+        The rounded values in the type of ``x``; ``x`` itself where nothing is rounded.
+    """
+    form = _on_a_cpu if readable(x) else _anywhere
+    return form(x, bits, lo, span, stochastic, seed, inside, out)
+
+
+def modest(span: Tensor) -> bool:
+    """Whether widths can be seen to be finite and so small that no difference inside them overflows."""
+    return readable(span) and _widest(span) < _WIDE
+
+
+def _widest(span: Tensor) -> float:
+    return float(span if span.numel() == 1 else span.amax())
+
+
+def _anywhere(
+    x: Tensor,
+    bits: Tensor,
+    lo: Tensor,
+    span: Tensor,
+    stochastic: bool,
+    seed: Tensor | None,
+    inside: bool,
+    out: Tensor | None,
+) -> Tensor:
+    highest = highest_level(bits, lo.dtype)
+    scale = (span / highest).clamp(min=SMALLEST_SCALE)
+    q = (x.to(lo.dtype) - lo) / scale
+    if stochastic:
+        q = q + dither(q, seed)
+    q = q.clamp(min=torch.zeros_like(highest), max=highest).round() * scale + lo
+    if not inside:
+        # The clamp hides an infinite value; 0 * inf is NaN.
+        q = q + 0 * x
+    return unrounded(bits, x, q.to(x.dtype))
+
+
+def _on_a_cpu(
+    x: Tensor,
+    bits: Tensor,
+    lo: Tensor,
+    span: Tensor,
+    stochastic: bool,
+    seed: Tensor | None,
+    inside: bool,
+    out: Tensor | None,
+) -> Tensor:
+    """The same numbers in passes in place, the small ones by plain arithmetic.
+
+    An op on one number costs as much as one on thousands. Division of two float32 numbers in float64, then rounded to
+    float32, is that in float32.
+    """
+    widths = bits.flatten().tolist()
+    if all(width in (0, FLOAT_BITS) for width in widths):
+        return x
+    wide = _widest(span)
+    tops = [2.0**width - 1 if width else 1.0 for width in widths]
+    if lo.numel() == 1:
+        scales = [max(wide / top, SMALLEST_SCALE) for top in tops]
+        scale = torch.tensor(scales[0] if bits.ndim == 0 else scales, dtype=lo.dtype).view(bits.shape)
+        shifted = float(lo) != 0
+    else:
+        scale = (span / (tops[0] if len(tops) == 1 else highest_level(bits, lo.dtype))).clamp_(min=SMALLEST_SCALE)
+        shifted = True
+    work, out = (x, out) if x.dtype == lo.dtype else (copied := x.to(lo.dtype), copied)
+    if not shifted:
+        q = torch.div(work, scale, out=out)
+    elif stochastic and scale.ndim == 0 and abs(float(lo)) < wide:
+        return _with_noise(work, lo, float(scale), tops[0], dither(work, seed), out).to(x.dtype)
+    else:
+        q = torch.sub(work, lo, out=out).div_(scale)
+    if stochastic:
+        q.add_(dither(q, seed))
+    sure = inside and wide < _WIDE and all(width <= _SURE_BITS or width == FLOAT_BITS for width in widths)
+    if not sure:
+        q.clamp_(min=0)
+    if stochastic or not sure:
+        q.clamp_(max=tops[0] if len(tops) == 1 else highest_level(bits, lo.dtype))
+    q.round_().mul_(scale)
+    if shifted:
+        q.add_(lo)
+    if not inside:
+        q.add_(x, alpha=0)
+    q = q if q.dtype == x.dtype else q.to(x.dtype)
+    return q if len(widths) == 1 else unrounded(bits, x, q)
+
+
+def _with_noise(x: Tensor, lo: Tensor, scale: float, top: float, noise: Tensor, out: Tensor | None) -> Tensor:
+    """Stochastic rounding in its own range, in fewer passes: what these round differently is far below the noise."""
+    shift = torch.tensor(-float(lo) / scale, dtype=lo.dtype)
+    q = torch.add(noise, x, alpha=1 / scale, out=out).add_(shift).clamp_(max=top).round_()
+    return q.mul_(torch.tensor(scale, dtype=lo.dtype)).add_(lo)

@@ -1,0 +1,50 @@
+"""Memory that is used again by every op, for rounded copies that live only while they are multiplied."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+from torch import Tensor
+
+from fractrain_fx.formats.bits import readable, work_dtype
+
+__all__ = ["scratch"]
+
+# Elements; what is larger gets memory of its own, so that no process keeps hold of much.
+_LARGEST = 1 << 24
+
+
+class _Kept(threading.local):
+    """The memory of one thread."""
+
+    def __init__(self) -> None:
+        self.buffers: dict[tuple[int, torch.dtype], Tensor] = {}
+
+
+_kept = _Kept()
+
+
+def scratch(like: Tensor, slot: int) -> Tensor | None:
+    """Uninitialised memory of the shape and strides of ``like``, in float32 or wider; ``None`` where none is kept.
+
+    Fresh memory costs a CPU more than all passes of a rounding over it. The content lasts until the next call with the
+    same ``slot`` in this thread, so that it must never be saved or returned to a caller. Devices with an allocator that
+    keeps memory, and compiled graphs, which plan theirs, need none.
+    """
+    size = like.numel()
+    if not readable(like) or not 0 < size <= _LARGEST or not _dense(like):
+        return None
+    key = slot, work_dtype(like)
+    buffer = _kept.buffers.get(key)
+    if buffer is None or buffer.numel() < size:
+        buffer = _kept.buffers[key] = torch.empty(size, dtype=key[1])
+    return buffer.as_strided(like.shape, like.stride())
+
+
+def _dense(x: Tensor) -> bool:
+    """Whether the values fill their memory without gaps, in whatever order of dimensions."""
+    if x.is_contiguous():
+        return True
+    order = sorted(range(x.ndim), key=lambda dim: (x.stride()[dim], x.shape[dim]), reverse=True)
+    return x.permute(order).is_contiguous()

@@ -1,0 +1,205 @@
+"""How each family of contractions is computed and differentiated, as its fused op needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+__all__ = ["AddMatMul", "Arithmetic", "Bound", "Convolution", "Einsum", "Linear", "MatMul"]
+
+Needs = tuple[bool, bool, bool]
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
+class Bound(NamedTuple):
+    """A call taken apart: the two factors, what is added to their product, and the rest, which is no tensor.
+
+    The tensors are nodes where a graph's call is taken apart.
+    """
+
+    a: Any
+    b: Any
+    added: Any
+    static: tuple[Any, ...] = ()
+
+
+class Arithmetic(Protocol):
+    """One family of contractions."""
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Bound:
+        """Take a call of the original function apart, however its arguments were given."""
+        ...
+
+    def forward(self, call: Bound) -> Tensor:
+        """The contraction itself."""
+        ...
+
+    def backward(self, g: Tensor, call: Bound, needs: Needs) -> Gradients:
+        """Gradients of both factors and of what was added, where ``needs`` asks for them, by torch's own formulas."""
+        ...
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """``conv1d`` to ``conv3d``, plain and transposed, grouped or not.
+
+    Attributes:
+        kernel: its spatial sizes; odd ones where the padding is ``same``, whose two sides differ otherwise.
+        transposed: whether it is a transposed convolution.
+    """
+
+    kernel: tuple[int, ...]
+    transposed: bool = False
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Bound:
+        last = ("output_padding", "groups", "dilation") if self.transposed else ("dilation", "groups")
+        names = ("input", "weight", "bias", "stride", "padding", *last)
+        given = dict(zip(names, args, strict=False)) | dict(kwargs)
+        stride, dilation = (self._sizes(given.get(name, 1)) for name in ("stride", "dilation"))
+        padding = given.get("padding", 0)
+        if padding == "valid":
+            padding = 0
+        elif padding == "same":
+            padding = [d * (k - 1) // 2 for d, k in zip(dilation, self.kernel, strict=True)]
+        output_padding = self._sizes(given.get("output_padding", 0))
+        static = (stride, self._sizes(padding), dilation, output_padding, given.get("groups", 1))
+        return Bound(given["input"], given["weight"], given.get("bias"), static)
+
+    def _sizes(self, value: Any) -> tuple[int, ...]:
+        sizes = tuple(value) if isinstance(value, Sequence) else (value,)
+        return sizes * len(self.kernel) if len(sizes) == 1 else sizes
+
+    def forward(self, call: Bound) -> Tensor:
+        stride, padding, dilation, output_padding, groups = call.static
+        return torch.convolution(
+            call.a, call.b, call.added, stride, padding, dilation, self.transposed, output_padding, groups
+        )
+
+    def backward(self, g: Tensor, call: Bound, needs: Needs) -> Gradients:
+        stride, padding, dilation, output_padding, groups = call.static
+        channels = call.b.shape[1] * groups if self.transposed else call.b.shape[0]
+        found: Gradients = torch.ops.aten.convolution_backward(
+            g, call.a, call.b, [channels], stride, padding, dilation, self.transposed, output_padding, groups, needs
+        )
+        return _asked(found, needs)
+
+
+@dataclass(frozen=True)
+class Linear:
+    """``a @ b.T + added``."""
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Bound:
+        given = dict(zip(("input", "weight", "bias"), args, strict=False)) | dict(kwargs)
+        return Bound(given["input"], given["weight"], given.get("bias"))
+
+    def forward(self, call: Bound) -> Tensor:
+        return F.linear(call.a, call.b, call.added)
+
+    def backward(self, g: Tensor, call: Bound, needs: Needs) -> Gradients:
+        rows = g.reshape(-1, g.shape[-1])
+        a = rows.mm(call.b).view(call.a.shape) if needs[0] else None
+        b = rows.t().mm(call.a.reshape(-1, call.a.shape[-1])) if needs[1] else None
+        return a, b, rows.sum(0) if needs[2] else None
+
+
+@dataclass(frozen=True)
+class MatMul:
+    """``matmul``, ``mm`` and ``bmm`` of matrices or batches of them.
+
+    Attributes:
+        names: keywords of the two factors.
+        swapped: whether the second argument is the first factor (``__rmatmul__``).
+    """
+
+    names: tuple[str, str] = ("input", "other")
+    swapped: bool = False
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Bound:
+        given = dict(zip(self.names, args, strict=False)) | dict(kwargs)
+        first, second = (given[name] for name in self.names)
+        return Bound(second, first, None) if self.swapped else Bound(first, second, None)
+
+    def forward(self, call: Bound) -> Tensor:
+        return torch.matmul(call.a, call.b)
+
+    def backward(self, g: Tensor, call: Bound, needs: Needs) -> Gradients:
+        return (*_matmul_gradients(g, call.a, call.b, needs), None)
+
+
+@dataclass(frozen=True)
+class AddMatMul:
+    """``addmm`` and ``baddbmm``: ``beta * added + alpha * a @ b``.
+
+    Attributes:
+        names: keywords of what is added and of the two factors.
+    """
+
+    names: tuple[str, str, str]
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Bound:
+        given = dict(zip(self.names, args, strict=False)) | dict(kwargs)
+        added, a, b = (given[name] for name in self.names)
+        return Bound(a, b, added, (given.get("beta", 1), given.get("alpha", 1)))
+
+    def forward(self, call: Bound) -> Tensor:
+        beta, alpha = call.static
+        function = torch.addmm if call.a.ndim == 2 else torch.baddbmm
+        return function(call.added, call.a, call.b, beta=beta, alpha=alpha)
+
+    def backward(self, g: Tensor, call: Bound, needs: Needs) -> Gradients:
+        beta, alpha = call.static
+        scaled = g if alpha == 1 else g * alpha
+        added = None
+        if needs[2] and call.added is not None:
+            added = g.sum_to_size(call.added.shape)
+            added = added if beta == 1 else added * beta
+        return (*_matmul_gradients(scaled, call.a, call.b, needs), added)
+
+
+@dataclass(frozen=True)
+class Einsum:
+    """``einsum`` of two factors in which each index of a factor is in the other one or in the result.
+
+    Attributes:
+        equation: with an explicit result.
+    """
+
+    equation: str
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Bound:
+        return Bound(args[1], args[2], None)
+
+    def forward(self, call: Bound) -> Tensor:
+        return torch.einsum(self.equation, call.a, call.b)
+
+    def backward(self, g: Tensor, call: Bound, needs: Needs) -> Gradients:
+        factors, out = self.equation.split("->")
+        first, second = factors.split(",")
+        a = torch.einsum(f"{out},{second}->{first}", g, call.b) if needs[0] else None
+        b = torch.einsum(f"{out},{first}->{second}", g, call.a) if needs[1] else None
+        return a, b, None
+
+
+def _matmul_gradients(g: Tensor, a: Tensor, b: Tensor, needs: Needs) -> tuple[Tensor | None, Tensor | None]:
+    of_a = of_b = None
+    if needs[0]:
+        of_a = torch.matmul(g, b.mT)
+        of_a = of_a if of_a.shape == a.shape else of_a.sum_to_size(a.shape)
+    if needs[1]:
+        if b.ndim == 2 and a.ndim > 2:
+            # One product over all rows instead of a batch of them to be summed.
+            of_b = a.reshape(-1, a.shape[-1]).t().mm(g.reshape(-1, g.shape[-1]))
+        else:
+            of_b = torch.matmul(a.mT, g)
+            of_b = of_b if of_b.shape == b.shape else of_b.sum_to_size(b.shape)
+    return of_a, of_b
+
+
+def _asked(found: Gradients, needs: Needs) -> Gradients:
+    a, b, added = (each if need else None for each, need in zip(found, needs, strict=True))
+    return a, b, added

@@ -1,0 +1,230 @@
+"""Quantize, contract, quantize the gradient: one op of the graph as one autograd Function.
+
+It keeps the operands as they came, which the model holds anyway, and rounds them again in backward; the rounded copies
+live only while they are multiplied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from fractrain_fx.formats import Format
+from fractrain_fx.formats.scratch import scratch
+from fractrain_fx.nn.arithmetic import Arithmetic, Bound
+from fractrain_fx.nn.axis import BatchAxis
+from fractrain_fx.nn.quantizers import ActivationQuantizer, GradientQuantizer, WeightQuantizer
+from fractrain_fx.nn.rounding import gate_gradient, rounded_gradient
+
+__all__ = ["FusedOp"]
+
+Range = tuple[Tensor, Tensor]
+Quantizer = ActivationQuantizer | WeightQuantizer
+
+# Where the rounded operands of the op at work lie.
+_FIRST, _SECOND, _GRADIENT = range(3)
+
+# A weight of at most so many values is kept rounded: that is little memory, and rounding it again is all small ops.
+_SMALL = 1 << 16
+
+
+class FusedOp(nn.Module):
+    """What the quantize nodes around one contraction do, in one autograd Function; the numbers are the same.
+
+    The quantizers stay registered where the quantize pass put them; this module only refers to them.
+
+    Args:
+        arithmetic: the contraction.
+        static: its arguments that are no tensors, as :meth:`Arithmetic.bind` gives them.
+        ndim: dimensions of its result.
+        first: quantizer of the first factor.
+        second: quantizer of the second: a weight's or an activation's.
+        gradient: quantizer of the output's gradient.
+    """
+
+    def __init__(
+        self,
+        arithmetic: Arithmetic,
+        static: tuple[Any, ...],
+        ndim: int,
+        first: Quantizer,
+        second: Quantizer,
+        gradient: GradientQuantizer,
+    ) -> None:
+        super().__init__()
+        self.ndim = ndim
+        self.training = gradient.training
+        # In a tuple, which torch does not register as children: their state must not get a second name.
+        self._quantizers = (first, second, gradient)
+        self._plans = {
+            mode: _Plan(arithmetic, static, _how(first, mode), _how(second, mode), gradient.fmt, gradient.axis)
+            for mode in (True, False)
+        }
+
+    def forward(
+        self,
+        controls: tuple[Tensor, Tensor, Tensor],
+        choice: Float[Tensor, "batch options"] | None,
+        ranges: tuple[Range | None, Range | None],
+        seed: Int[Tensor, ""],
+        a: Float[Tensor, "*a"],
+        b: Float[Tensor, "*b"],
+        added: Float[Tensor, "*added"] | None,
+    ) -> Float[Tensor, "*out"]:
+        """Contract with rounded operands.
+
+        Args:
+            controls: what says the bits of both factors and of the gradient: a width, or what each sample has picked.
+            choice: of the block, for its gradient.
+            ranges: of the factors that are activations.
+            seed: of this step's noise.
+            a: first factor, unrounded.
+            b: second factor, unrounded.
+            added: to the product.
+        """
+        first, second, gradient = self._quantizers
+        bits = gradient.bits_of(controls[2], self.ndim) if self.training else None
+        tensors = [
+            a,
+            b,
+            added,
+            *_rounding_of(first, controls[0], choice, ranges[0], a),
+            *_rounding_of(second, controls[1], choice, ranges[1], b),
+            bits,
+            gradient.seed_of(seed) if self.training else None,
+        ]
+        if torch.compiler.is_compiling():
+            tensors = _told_apart(tensors)
+        out: Tensor = _Fused.apply(*tensors, self._plans[self.training])
+        return out
+
+
+@dataclass(frozen=True)
+class _How:
+    """How one factor is rounded."""
+
+    fmt: Format
+    widths: tuple[int, ...]
+    axis: BatchAxis
+    inside: bool
+    channel: int | None = None
+
+    def stays(self, x: Tensor) -> bool:
+        """Whether the rounded factor is kept for backward."""
+        return self.channel is not None and x.numel() <= _SMALL
+
+    def round(self, x: Tensor, bits: Tensor, lo: Tensor, span: Tensor, slot: int) -> Tensor:
+        """The rounded factor, for the time of one product unless it stays."""
+        if self.channel is not None:
+            out = None if self.stays(x) else scratch(x, slot)
+            return self.fmt.weight(x, bits, dim=self.channel, ends=(lo, span), out=out)
+        return self.fmt.activation(x, bits, lo=lo, span=span, inside=self.inside, out=scratch(x, slot))
+
+    def gradient(self, x: Tensor, g: Tensor, bits: Tensor) -> Tensor:
+        if self.channel is not None:
+            return self.fmt.weight_gradient(x, g, bits)
+        return self.fmt.activation_gradient(x, g, bits)
+
+    def of_choice(self, x: Tensor, g: Tensor, lo: Tensor, span: Tensor) -> Tensor:
+        return gate_gradient(self.fmt, x, g, self.widths, self.axis, lo, span, self.inside)
+
+
+def _how(quantizer: Quantizer, training: bool) -> _How:
+    if isinstance(quantizer, WeightQuantizer):
+        return _How(quantizer.fmt, (), BatchAxis(), True, quantizer.dim)
+    return _How(quantizer.fmt, quantizer.widths, quantizer.axis, training)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Everything about a fused op that is no tensor."""
+
+    arithmetic: Arithmetic
+    static: tuple[Any, ...]
+    first: _How
+    second: _How
+    fmt: Format
+    axis: BatchAxis
+
+
+def _told_apart(tensors: list[Tensor | None]) -> list[Tensor | None]:
+    """The same tensors, none of them twice: Dynamo takes no Function that gets one in two places."""
+    distinct: list[Tensor | None] = []
+    for each in tensors:
+        twice = each is not None and any(each is other for other in distinct)
+        distinct.append(each.view_as(each) if twice and each is not None else each)
+    return distinct
+
+
+def _rounding_of(
+    quantizer: Quantizer, control: Tensor, choice: Tensor | None, ends: Range | None, x: Tensor
+) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
+    """A factor's choice, bits, and both ends of its range."""
+    if isinstance(quantizer, WeightQuantizer):
+        return None, control, *quantizer.fmt.weight_range(x.detach(), dim=quantizer.dim)
+    assert ends is not None
+    return (None if choice is None else quantizer.choice_of(choice)), quantizer.bits_of(control, x.ndim), *ends
+
+
+class _Fused(torch.autograd.Function):
+    """Inputs: both factors, what is added; of each factor choice, bits, lo, span; bits and seed of the gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        a: Tensor,
+        b: Tensor,
+        added: Tensor | None,
+        a_choice: Tensor | None,
+        a_bits: Tensor,
+        a_lo: Tensor,
+        a_span: Tensor,
+        b_choice: Tensor | None,
+        b_bits: Tensor,
+        b_lo: Tensor,
+        b_span: Tensor,
+        bits: Tensor | None,
+        seed: Tensor | None,
+        plan: _Plan,
+    ) -> Tensor:
+        ctx.plan = plan
+        ctx.choices = tuple(None if each is None else each.dtype for each in (a_choice, b_choice))
+        first = plan.first.round(a, a_bits, a_lo, a_span, _FIRST)
+        second = plan.second.round(b, b_bits, b_lo, b_span, _SECOND)
+        kept = second if plan.second.stays(b) else None
+        ctx.save_for_backward(a, b, added, a_bits, a_lo, a_span, b_bits, b_lo, b_span, bits, seed, kept)
+        return plan.arithmetic.forward(Bound(first, second, added, plan.static))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        a, b, added, a_bits, a_lo, a_span, b_bits, b_lo, b_span, bits, seed, kept = ctx.saved_tensors
+        plan: _Plan = ctx.plan
+        (g,) = grads
+        if bits is not None:
+            g = rounded_gradient(plan.fmt, g, bits, plan.axis, seed, scratch(g, _GRADIENT))
+        # Under autocast the product was taken in a half type, and so are its gradients.
+        first = plan.first.round(a, a_bits, a_lo, a_span, _FIRST).to(g.dtype)
+        second = (plan.second.round(b, b_bits, b_lo, b_span, _SECOND) if kept is None else kept).to(g.dtype)
+        needs = tuple(ctx.needs_input_grad[:3])
+        needs = (needs[0] or ctx.choices[0] is not None, needs[1] or ctx.choices[1] is not None, needs[2])
+        found = plan.arithmetic.backward(g, Bound(first, second, added, plan.static), needs)
+        of_a, of_b, of_added = found
+        choices: list[Tensor | None] = [None, None]
+        if ctx.choices[0] is not None and of_a is not None:
+            choices[0] = plan.first.of_choice(a, of_a, a_lo, a_span).to(ctx.choices[0])
+        if ctx.choices[1] is not None and of_b is not None:
+            choices[1] = plan.second.of_choice(b, of_b, b_lo, b_span).to(ctx.choices[1])
+        return (
+            None if of_a is None else plan.first.gradient(a, of_a.to(a.dtype), a_bits),
+            None if of_b is None else plan.second.gradient(b, of_b.to(b.dtype), b_bits),
+            None if of_added is None or added is None else of_added.to(added.dtype),
+            choices[0],
+            *(None, None, None),
+            choices[1],
+            *(None, None, None),
+            *(None, None, None),
+        )

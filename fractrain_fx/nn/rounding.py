@@ -1,0 +1,69 @@
+"""The steps of quantized backpropagation, as functions that both a quantizer and a fused op call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from fractrain_fx.formats import Format
+from fractrain_fx.formats.bits import known_bits, put_where
+from fractrain_fx.nn.axis import BatchAxis
+from fractrain_fx.precision import FLOAT_BITS
+
+__all__ = ["gate_gradient", "rounded_gradient", "rounding"]
+
+
+def rounding(options: Sequence[int]) -> set[int]:
+    """The bits among those of the options that change a value."""
+    return set(options) - {0, FLOAT_BITS}
+
+
+def gate_gradient(
+    fmt: Format,
+    x: Float[Tensor, "*dims"],
+    g: Float[Tensor, "*dims"],
+    options: Sequence[int],
+    axis: BatchAxis,
+    lo: Float[Tensor, ""],
+    span: Float[Tensor, ""],
+    inside: bool,
+) -> Float[Tensor, "batch options"]:
+    """The gradient of each option of each sample: ``<g, Q_k(x) - x>``, 0 for 0 and 32 bits (ALGORITHM 3).
+
+    Args:
+        fmt: the number format.
+        x: the activation before rounding.
+        g: gradient of the rounded activation.
+        options: forward bits of each option.
+        axis: where the samples lie in ``x``.
+        lo: low end of the range it was rounded in.
+        span: width of that range.
+        inside: whether that is the range of ``x`` itself.
+    """
+    widths = sorted(rounding(options))
+    rows = axis.samples_first(x), axis.samples_first(g)
+    gains = fmt.activation_gains(*rows, widths, lo=lo, span=span, inside=inside)
+    by_bits = dict(zip(widths, gains.unbind(1), strict=True))
+    none = torch.zeros_like(gains[:, 0])
+    return torch.stack([by_bits.get(bits, none) for bits in options], dim=1)
+
+
+def rounded_gradient(
+    fmt: Format,
+    g: Float[Tensor, "*dims"],
+    bits: Tensor,
+    axis: BatchAxis,
+    seed: Tensor | None,
+    out: Tensor | None = None,
+) -> Float[Tensor, "*dims"]:
+    """An output gradient at its bits; exactly zero, not noise, for samples at 0 bits, whose block is skipped.
+
+    ``out`` is memory that the result may use.
+    """
+    rounded = fmt.gradient(g, bits, axis=axis, seed=seed, out=out)
+    if known_bits(bits) not in (None, 0):
+        return rounded
+    return put_where(bits, (0,), 0.0, rounded.clone() if rounded is g else rounded)
