@@ -14,7 +14,7 @@ from fractrain_fx.capture.examples import example_inputs as find_examples
 from fractrain_fx.config import FracConfig
 from fractrain_fx.errors import ConfigError, FracTrainError
 from fractrain_fx.model import FracModel
-from fractrain_fx.passes import analysis_passes, default_passes, reachable
+from fractrain_fx.passes import FIXED_BATCH, analysis_passes, default_passes, reachable
 from fractrain_fx.summary import Summary, summarize
 from fractrain_fx.targets import resolve_targets
 
@@ -94,6 +94,9 @@ def _rewrite(model: nn.Module, recording: Recording, passes: Sequence[PassBase],
     graphs = [recording.train] if recording.eval is recording.train else [recording.train, recording.eval]
     for graph_module in graphs:
         _run(graph_module, recording, passes)
+    place = next((p.device for p in model.parameters()), None)
+    if place is not None and place.type != "meta":
+        recording.train.get_submodule("frac").to(place)
     rewritten = FracModel(model, recording, config)
     if config.gated:
         low, high = reachable(recording.train, config)
@@ -107,6 +110,7 @@ def _run(graph_module: RecordedModule, recording: Recording, passes: Sequence[Pa
     placeholders = graph_module.graph.find_nodes(op="placeholder")
     for node, value in zip(placeholders, examples, strict=True):
         node.meta["example"] = value
+    graph_module.meta[FIXED_BATCH] = recording.fixed_batch
     try:
         PassManager(passes=list(passes))(graph_module)
     except Exception as error:

@@ -193,6 +193,11 @@ class FracModel(nn.Module):
         return self._inside.recording.leaves
 
     @property
+    def checked(self) -> bool:
+        """Whether the recording was compared with the model; tensors without data (meta) cannot be."""
+        return self._inside.recording.checked
+
+    @property
     def macs(self) -> int:
         """Forward MACs of one sample over all counted contractions."""
         return sum(op.macs or 0 for op in self.ops)

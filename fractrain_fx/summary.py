@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from fractrain_fx.model import FracModel
-from fractrain_fx.passes import Block, Op
+from fractrain_fx.passes import Block, Op, fixed_batch
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -30,6 +30,7 @@ class Summary:
         leaves: modules recorded as a whole, with the reason.
         targets: cp of each stage in per cent (gated methods).
         reachable: lowest and highest cp in per cent (gated methods).
+        notes: what to know of the recording besides: values that could not be compared, a batch size that is fixed.
         parameters, gate_parameters: counts, of the original and of what gates add.
         show_ops: whether printing lists every op.
     """
@@ -45,6 +46,7 @@ class Summary:
     reachable: tuple[float, float] | None
     parameters: int
     gate_parameters: int
+    notes: tuple[str, ...] = ()
     show_ops: bool = False
 
     def share(self, mode: str) -> float:
@@ -131,6 +133,7 @@ class Summary:
             yield f"gates add {self.gate_parameters:,} parameters to {self.parameters:,}"
         for path, reason in self.leaves.items():
             yield f"recorded as a whole: {path}: {reason}"
+        yield from self.notes
 
 
 def summarize(model: FracModel, *, ops: bool = False) -> Summary:
@@ -155,8 +158,16 @@ def summarize(model: FracModel, *, ops: bool = False) -> Summary:
         reachable=model.reachable,
         parameters=sum(p.numel() for p in model.parameters()) - sum(gates),
         gate_parameters=sum(gates),
+        notes=tuple(_notes(model)),
         show_ops=ops,
     )
+
+
+def _notes(model: FracModel) -> Iterator[str]:
+    if not model.checked:
+        yield "the recording was not compared with the model: check=False, or tensors without data (meta)"
+    if fixed_batch(model.graph_module):
+        yield "runs at one batch size only: the MACs of a sample are those of the recorded call over its batch size"
 
 
 def _modes(ops: list[Op]) -> str:

@@ -15,6 +15,7 @@ from fractrain_fx.capture.call import CallSpec, Example, describe_call
 from fractrain_fx.capture.check import Trial, find_mismatch, rejection, trials_of
 from fractrain_fx.capture.cleanup import join_whole_lists, remove_dead
 from fractrain_fx.capture.constants import Additions
+from fractrain_fx.capture.data import has_data, needs_data, without_data
 from fractrain_fx.capture.leaves import opaque_reason
 from fractrain_fx.capture.locate import locate
 from fractrain_fx.capture.merge import merge_modes
@@ -22,7 +23,6 @@ from fractrain_fx.capture.module import RecordedModule
 from fractrain_fx.capture.patch import Calls, recording
 from fractrain_fx.capture.recorder import Recorder, Return
 from fractrain_fx.capture.state import Snapshot
-from fractrain_fx.capture.trees import tensors_in
 from fractrain_fx.capture.writer import UnrepresentableError
 from fractrain_fx.errors import CaptureError
 
@@ -92,6 +92,9 @@ def record(
     The model is left as it was (buffers, gradients, mode flags and random generators), but for tables that it makes at
     its first call.
 
+    A model on the meta device is recorded from shapes alone: its example inputs go there too, and as there are no
+    values, nothing is compared.
+
     Args:
         model: any module; nothing of it may be called ``frac``.
         args: positional example inputs.
@@ -111,9 +114,11 @@ def record(
         raise CaptureError(
             f"{type(model).__name__} is a TorchScript module, whose calls are not seen: pass the Python module"
         )
+    real = has_data(model)
+    if not real:
+        args, kwargs = without_data((tuple(args), kwargs or {}))
     example = describe_call(model, tuple(args), kwargs or {})
     leaves = {path: reason for path, module in model.named_modules() if path and (reason := opaque_reason(module))}
-    real = not any(x.is_meta for x in (*tensors_in(example.tensors), *model.parameters()))
     if real:
         fill_caches(model, example)
     snapshot = Snapshot(model)
@@ -168,7 +173,7 @@ def _run(snapshot: Snapshot, example: Example, leaves: Mapping[str, str], additi
             "dictionaries or dataclasses, or switch that part of the output off in the example inputs"
         ) from error
     except Exception as error:
-        raise rejection(model, error) from error
+        raise (rejection(model, error) if has_data(model) else needs_data(model, recorder.failed, error)) from error
     if writer.obstacles:
         raise _KeepWholeError({obstacle.module: obstacle.cause for obstacle in writer.obstacles})
     join_whole_lists(writer.graph)

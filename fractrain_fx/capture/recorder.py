@@ -51,6 +51,7 @@ class Recorder(TorchFunctionMode):
         returns: module calls in the order in which they ended.
         contractions: how many contractions were written through which a gradient flows.
         paused: whether calls are made without being written.
+        failed: path of the innermost module in whose forward an error was raised.
     """
 
     def __init__(self, model: nn.Module, additions: Additions) -> None:
@@ -59,6 +60,7 @@ class Recorder(TorchFunctionMode):
         self.returns: list[Return] = []
         self.contractions = 0
         self.paused = False
+        self.failed = ""
         self._effects = Effects()
 
     @contextlib.contextmanager
@@ -79,6 +81,9 @@ class Recorder(TorchFunctionMode):
         self.writer.stack.move_to_end(path)
         try:
             yield
+        except Exception:
+            self.failed = self.failed or path
+            raise
         finally:
             self.writer.stack = before
 

@@ -8,7 +8,7 @@ from fractrain_fx.config import FracConfig
 from fractrain_fx.passes.attention import OpenAttention
 from fractrain_fx.passes.blocks import Blocks
 from fractrain_fx.passes.cost import MeterCost, reachable
-from fractrain_fx.passes.facts import Block, Decision, Facts, Op, blocks_of, facts, ops_of
+from fractrain_fx.passes.facts import FIXED_BATCH, Block, Decision, Facts, Op, blocks_of, facts, fixed_batch, ops_of
 from fractrain_fx.passes.fuse import Fuse, unfused
 from fractrain_fx.passes.gates import InsertGates
 from fractrain_fx.passes.macs import Macs
@@ -17,6 +17,7 @@ from fractrain_fx.passes.quantize import Quantize
 from fractrain_fx.passes.shapes import Shapes
 
 __all__ = [
+    "FIXED_BATCH",
     "Block",
     "Blocks",
     "DecidePrecision",
@@ -34,6 +35,7 @@ __all__ = [
     "blocks_of",
     "default_passes",
     "facts",
+    "fixed_batch",
     "ops_of",
     "reachable",
     "unfused",

@@ -7,12 +7,15 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 
 from fractrain_fx.nn.axis import BatchAxis
 from fractrain_fx.precision import Precision
 
-__all__ = ["Block", "Decision", "Facts", "Op", "blocks_of", "facts", "ops_of"]
+__all__ = ["FIXED_BATCH", "Block", "Decision", "Facts", "Op", "blocks_of", "facts", "fixed_batch", "ops_of"]
+
+FIXED_BATCH = "fixed_batch"
+"""Key of ``graph_module.meta``: whether the graph runs at the batch size of its example only."""
 
 Mode = Literal["float", "pinned", "scheduled", "gated", "uncounted"]
 Role = Literal["gate", "choice", "skip", "input", "weight", "gradient", "bits", "seed", "range", "fused", "cost"]
@@ -133,6 +136,11 @@ def facts(node: Node) -> Facts:
     record = node.meta.setdefault("frac", Facts())
     assert isinstance(record, Facts)
     return record
+
+
+def fixed_batch(graph_module: GraphModule) -> bool:
+    """Whether the graph is known to run at one batch size only, so that no sample can be told from another."""
+    return bool(graph_module.meta.get(FIXED_BATCH))
 
 
 def ops_of(graph: Graph) -> Iterator[tuple[Node, Op]]:

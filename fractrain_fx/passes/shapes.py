@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Interpreter, Node
+from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fractrain_fx.capture import batch_size, resize_batch
 from fractrain_fx.errors import PassError
 from fractrain_fx.nn.axis import BatchAxis
-from fractrain_fx.passes.facts import facts
+from fractrain_fx.passes.facts import FIXED_BATCH, facts, fixed_batch
+from fractrain_fx.passes.folds import Fold, folds_by_change, folds_by_origin
+from fractrain_fx.passes.graph import varying
+from fractrain_fx.passes.watch import Watch
 
 __all__ = ["Shapes"]
 
 _EXAMPLE = "example"
-_ROUNDING = 1e-5  # of the largest value
 
 
 class Shapes(PassBase):
     """Annotate each node with shape, dtype, whether autograd reaches it, and its batch axis.
 
     The batch axis is the one dimension that grows in proportion when the batch does. Where several rows belong to a
-    sample (windows or heads folded into the batch), one sample is changed to see which rows are its own.
+    sample (windows or heads folded into the batch), one sample is changed to see which rows are its own. A graph that
+    runs at one batch size only (``graph_module.meta["fixed_batch"]``, else found out here) has no batch axis at all.
 
     Requires: ``node.meta["example"]`` on every placeholder. Ensures: a record on every node whose value is a tensor.
     """
@@ -49,25 +52,19 @@ class Shapes(PassBase):
 
     def _measure(self, graph_module: GraphModule, examples: list[Any]) -> None:
         given = batch_size(examples, self.batch_axis)
-        if given is None:
-            _Watch(graph_module, _annotate).run(*_tracked(examples))
+        size = max(given or 0, 2)
+        grown = {} if given is None or fixed_batch(graph_module) else self._grown(graph_module, examples, size + 1)
+        if not grown:
+            # No axis is known, and nothing is per sample: what the call costs is shared out evenly.
+            graph_module.meta[FIXED_BATCH] = True
+            Watch(graph_module, _annotate).run(*_tracked(examples))
+            for node in varying(graph_module.graph):
+                facts(node).samples = given
             return
-        size = max(given, 2)
+        graph_module.meta[FIXED_BATCH] = False
         batch = resize_batch(examples, size, self.batch_axis)
-        _Watch(graph_module, _annotate).run(*_tracked(batch))
-        grown: dict[Node, tuple[int, ...]] = {}
-
-        def measure(node: Node, value: Any) -> None:
-            if isinstance(value, Tensor):
-                grown[node] = tuple(value.shape)
-
-        try:
-            with torch.no_grad():
-                _Watch(graph_module, measure).run(*resize_batch(examples, size + 1, self.batch_axis))
-        except (RuntimeError, ValueError, TypeError, IndexError, AssertionError):
-            # The graph holds one batch size only (capture has said so): no axis is known, nothing is per sample.
-            return
-        folded: dict[Node, tuple[int, int]] = {}
+        Watch(graph_module, _annotate).run(*_tracked(batch))
+        folded: dict[Node, Fold] = {}
         for node, other in grown.items():
             place = _growing(facts(node).shape or (), other, size)
             facts(node).samples = size if place is not None else None
@@ -75,39 +72,33 @@ class Shapes(PassBase):
                 facts(node).batch = BatchAxis(place[0])
             elif place is not None:
                 folded[node] = place
-        if folded:
+        if not folded:
+            return
+        if any(leaf.is_meta for leaf in tree_leaves(examples) if isinstance(leaf, Tensor)):
+            places = folds_by_origin(graph_module, batch, size, folded)
+        else:
+            places = folds_by_change(graph_module, batch, size, self.batch_axis, folded)
+        for node, axis in places.items():
+            facts(node).batch = axis
+
+    def _grown(self, graph_module: GraphModule, examples: list[Any], size: int) -> dict[Node, tuple[int, ...]]:
+        """Shapes at another batch size; none where the graph holds one size only."""
+        shapes: dict[Node, tuple[int, ...]] = {}
+
+        def measure(node: Node, value: Any) -> None:
+            if isinstance(value, Tensor):
+                shapes[node] = tuple(value.shape)
+
+        try:
             with torch.no_grad():
-                before = _values(graph_module, batch, folded)
-                after = _values(graph_module, _perturb_first(batch, size, self.batch_axis), folded)
-            for node, (axis, factor) in folded.items():
-                facts(node).batch = _fold(before[node], after[node], axis, factor, size)
+                Watch(graph_module, measure).run(*resize_batch(examples, size, self.batch_axis))
+        except (RuntimeError, ValueError, TypeError, IndexError, AssertionError):
+            return {}
+        return shapes
 
     def ensures(self, graph_module: GraphModule) -> None:
         if not any(facts(node).shape is not None for node in graph_module.graph.nodes):
             raise PassError("no node of the graph gives a tensor; was it recorded with example inputs?")
-
-
-def _fold(before: Tensor, after: Tensor, axis: int, factor: int, size: int) -> BatchAxis | None:
-    same = (before == after) | ((before != before) & (after != after))
-    place = _layout(~same, axis, factor, size)
-    if place is None and before.is_floating_point():
-        # Rows of other samples are rounded differently where rows are multiplied in other groups (experts).
-        largest = float(before.nan_to_num(0.0, 0.0, 0.0).abs().max())
-        place = _layout(~(same | ((before - after).abs() <= _ROUNDING * largest)), axis, factor, size)
-    return place
-
-
-def _layout(differs: Tensor, axis: int, factor: int, size: int) -> BatchAxis | None:
-    changed = differs.movedim(axis, 0).reshape(differs.shape[axis], -1).any(dim=1)
-    if not changed.any():
-        return BatchAxis(axis, factor)  # no value depends on the sample; the common layout is as good as the other
-    first = torch.zeros_like(changed)
-    first[:factor] = True
-    if not (changed & ~first).any():
-        return BatchAxis(axis, factor, major=True)
-    if not (changed & (torch.arange(len(changed), device=changed.device) % size != 0)).any():
-        return BatchAxis(axis, factor, major=False)
-    return None
 
 
 def _growing(shape: Sequence[int], grown: Sequence[int], size: int) -> tuple[int, int] | None:
@@ -120,36 +111,6 @@ def _growing(shape: Sequence[int], grown: Sequence[int], size: int) -> tuple[int
     axis = changed[0]
     factor, rest = divmod(shape[axis], size)
     return (axis, factor) if not rest and factor and grown[axis] == factor * (size + 1) else None
-
-
-def _perturb_first(batch: list[Any], size: int, batch_axis: int) -> list[Any]:
-    def change(value: Any) -> Any:
-        if not isinstance(value, Tensor) or value.ndim <= max(batch_axis, 1) or value.shape[batch_axis] != size:
-            return value
-        value = value.clone()
-        sample = value.select(batch_axis, 0)
-        sample.copy_(sample.roll(1, dims=-1).clone())
-        if value.is_floating_point():
-            sample.mul_(0.9)
-        return value
-
-    return list(tree_map(change, batch))
-
-
-class _Watch(Interpreter):
-    """Run a graph and show each value to ``see`` the moment it is made (later nodes may change it in place)."""
-
-    def __init__(self, graph_module: GraphModule, see: Callable[[Node, Any], None]) -> None:
-        super().__init__(graph_module)
-        self._see = see
-
-    def run_node(self, n: Node) -> Any:
-        # All that floats is tracked here already, and torch refuses to switch on what another op made.
-        if n.target is setattr and n.args[1] == "requires_grad":
-            return None
-        value = super().run_node(n)
-        self._see(n, value)
-        return value
 
 
 def _annotate(node: Node, value: Any) -> None:
@@ -187,17 +148,6 @@ def _propagate_gradients(graph_module: GraphModule) -> None:
             module = graph_module.get_submodule(str(node.target))
             trained = trained or any(parameter.requires_grad for parameter in module.parameters())
         record.requires_grad = record.flows and trained
-
-
-def _values(graph_module: GraphModule, inputs: list[Any], wanted: Collection[Node]) -> dict[Node, Tensor]:
-    values: dict[Node, Tensor] = {}
-
-    def keep(node: Node, value: Any) -> None:
-        if node in wanted:
-            values[node] = value.clone()
-
-    _Watch(graph_module, keep).run(*inputs)
-    return values
 
 
 class _evaluating:

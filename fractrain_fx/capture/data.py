@@ -1,0 +1,61 @@
+"""Models whose tensors have shapes and no data: too large for this machine, and made on the meta device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses import FakeTensor
+from torch.utils import _pytree as pytree
+
+from fractrain_fx.errors import CaptureError, FracTrainError, InputError
+
+__all__ = ["has_data", "needs_data", "without_data"]
+
+
+def has_data(model: nn.Module) -> bool:
+    """Whether the tensors of a model have values.
+
+    Raises:
+        CaptureError: some of them have, some have not, or they are fake tensors.
+    """
+    tensors = [*model.parameters(), *model.buffers()]
+    kind = type(model).__name__
+    if any(isinstance(x, FakeTensor) for x in tensors):
+        raise CaptureError(
+            f"{kind} holds fake tensors, which work only inside the mode that made them: build the model under "
+            'torch.device("meta") instead'
+        )
+    without = [name for name, x in model.named_parameters() if x.is_meta]
+    if without and any(not p.is_meta for p in model.parameters()):
+        raise CaptureError(
+            f"{kind} has parameters with and without data ({without[0]!r} is on the meta device): load all of them, or "
+            'build the whole model under torch.device("meta")'
+        )
+    return not any(x.is_meta for x in tensors)
+
+
+def without_data(inputs: Any) -> Any:
+    """The same inputs on the meta device."""
+
+    def strip(x: Tensor) -> Tensor:
+        return torch.empty_like(x, device="meta", requires_grad=x.requires_grad)
+
+    return pytree.tree_map_only(Tensor, strip, inputs)
+
+
+def needs_data(model: nn.Module, path: str, error: Exception) -> FracTrainError:
+    """What to tell whose model on the meta device fails in the module at ``path``."""
+    kind = type(model).__name__
+    where = f"module {path!r} ({type(model.get_submodule(path)).__name__})" if path else f"{kind} itself"
+    words = str(error)
+    if isinstance(error, NotImplementedError) or "meta" in words.lower():
+        return CaptureError(
+            f"{where} reads values, and tensors on the meta device have none ({type(error).__name__}: {words}): build "
+            "the model on a device that holds its data; with fewer layers it fits, and a plan of those tells the rest"
+        )
+    return InputError(
+        f"{where} rejects the example inputs: {type(error).__name__}: {words}. Pass example_inputs=(...) and "
+        "example_kwargs={...} as you call the model"
+    )
