@@ -215,5 +215,7 @@ class _Writer:
         users = list(node.users)
         with self._graph.inserting_after(node):
             quantized = call(self._graph, path, arguments, role="gradient", owner=op.name, like=node)
+        # What reads it next must not take it for a weight.
+        self._moving.add(quantized)
         for user in users:
             user.replace_input_with(node, quantized)
