@@ -91,6 +91,8 @@ def _name(node: Node, family: Contraction, second: Node, moving: set[Node]) -> s
     if second not in moving:
         weight = _parameter(second)
         if weight is not None:
+            # torch's parametrizations keep what a weight is computed from one level further down.
+            weight = weight.partition(".parametrizations.")[0]
             owner, _, attribute = weight.rpartition(".")
             return owner if attribute == "weight" and owner else weight
     path = module_path(node)

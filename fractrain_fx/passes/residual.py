@@ -16,6 +16,7 @@ from fractrain_fx.passes.graph import module_path, varying
 __all__ = ["Residual", "residuals"]
 
 _ADDS = frozenset({"add", "iadd", "add_", "__add__", "__radd__", "__iadd__"})
+_CASTS = frozenset({"to", "type", "type_as", "float", "half", "bfloat16", "double", "contiguous", "clone", "alias"})
 _ACTIVATIONS = frozenset(
     {
         *("relu", "relu_", "gelu", "silu", "silu_", "sigmoid", "tanh", "hardswish", "hardsigmoid", "leaky_relu", "elu"),
@@ -75,7 +76,7 @@ class _Flow:
         """The block that ends at an add, if it is one."""
         terms = self._terms(add)
         if terms is None:
-            return None
+            return self._from_learned(add)
         entry = next((node for node, _ in terms if self._feeds_all(node, terms)), None)
         if entry is not None:
             branches = [(node, user) for node, user in terms if node is not entry]
@@ -92,6 +93,39 @@ class _Flow:
         if all(self._is_identity(node) for node in regions[light]):
             return self._closed(entry, add, "identity", [terms[1 - light]], projection=regions[light])
         return self._closed(entry, add, "projection", [terms[1 - light]], projection=regions[light])
+
+    def _from_learned(self, add: Node) -> Residual | None:
+        """A block whose skip path carries what all samples share so far (CaiT's class token, before it has read any).
+
+        The branch has to be computed from that too, unlike what position embeddings are added to. Its gate reads what
+        the shared tensor first meets.
+        """
+        if function_name(add) not in _ADDS or facts(add).batch is None:
+            return None
+        pair = [operand(add, (0, "input")), operand(add, (1, "other"))]
+        shared = [each for each in pair if isinstance(each, Node) and each not in self._position and facts(each).flows]
+        branch = [each for each in pair if isinstance(each, Node) and each in self._position]
+        if len(shared) != 1 or len(branch) != 1 or facts(shared[0]).shape != facts(add).shape:
+            return None
+        met = [node for node in self._first_met(shared[0]) if node is not add]
+        if not met:
+            return None
+        entry = self._dominator.get(min(met, key=self._position.__getitem__))
+        if not isinstance(entry, Node) or facts(entry).shape is None or not self._between(entry, branch[0]) & set(met):
+            return None
+        return self._closed(entry, add, "identity", [(branch[0], add)], projection=frozenset())
+
+    def _first_met(self, shared: Node) -> list[Node]:
+        """Nodes at which something that all samples share joins the flow."""
+        seen, queue, met = {shared}, [shared], []
+        while queue:
+            for user in queue.pop().users:
+                if user in self._position:
+                    met.append(user)
+                elif user not in seen:
+                    seen.add(user)
+                    queue.append(user)
+        return met
 
     def _terms(self, add: Node) -> list[tuple[Node, Node]] | None:
         """Operands of an add, with those of adds that only feed it, each with the add that takes it."""
@@ -161,7 +195,10 @@ class _Flow:
         return any(function_name(node) in _ACTIVATIONS or self._activation_module(node) for node in region)
 
     def _is_identity(self, node: Node) -> bool:
-        return node.op == "call_module" and isinstance(self._graph_module.get_submodule(str(node.target)), nn.Identity)
+        if node.op != "call_module":
+            return function_name(node) in _CASTS
+        module = self._graph_module.get_submodule(str(node.target))
+        return isinstance(module, nn.Identity) or (isinstance(module, nn.Sequential) and not len(module))
 
     def _activation_module(self, node: Node) -> bool:
         if node.op != "call_module":
