@@ -11,6 +11,7 @@ from torch.fx.passes.infra.pass_manager import PassManager
 
 from fractrain_fx.capture import RecordedModule, Recording, record
 from fractrain_fx.capture.examples import example_inputs as find_examples
+from fractrain_fx.capture.wrappers import unwrapped
 from fractrain_fx.config import FracConfig
 from fractrain_fx.errors import ConfigError, FracTrainError
 from fractrain_fx.model import FracModel
@@ -35,7 +36,9 @@ def fractrainify(
     The model itself is not changed; the result shares its modules and parameters.
 
     Args:
-        model: any ``nn.Module``.
+        model: any ``nn.Module``. DDP, DataParallel, ``torch.compile`` and accelerate's mixed precision are taken off
+            (with a warning; wrap the result instead), and ``restore()`` gives the inner model. Adapters of PEFT stay,
+            and what they leave frozen costs no gradient of its weights.
         config: method, precisions and gates; FracTrain with the paper's values by default.
         example_inputs: positional inputs of one small batch; found by themselves for timm, torchvision and Hugging
             Face models. What is passed here (and what is not) fixes which arguments later calls may pass.
@@ -50,7 +53,7 @@ def fractrainify(
         RuleError: a pin matches nothing.
         TargetError: a cost target that the gates cannot reach.
     """
-    config = config or FracConfig()
+    config, model = config or FracConfig(), unwrapped(model)
     recording = _record(model, config, example_inputs, example_kwargs, check)
     chain = default_passes(config) if passes is None else list(passes)
     return _rewrite(model, recording, chain, config)
@@ -68,7 +71,7 @@ def plan(
     Raises:
         FracTrainError: as ``fractrainify``.
     """
-    config = config or FracConfig()
+    config, model = config or FracConfig(), unwrapped(model)
     recording = _record(model, config, example_inputs, example_kwargs, check=True)
     return summarize(_rewrite(model, recording, analysis_passes(config), config))
 

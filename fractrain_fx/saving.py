@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from fractrain_fx.capture import Recording
+from fractrain_fx.capture.wrappers import unwrapped
 from fractrain_fx.config import FracConfig
 from fractrain_fx.errors import InputError, RunError
 
@@ -57,6 +58,7 @@ def load(directory: Path, model: nn.Module) -> FracModel:
         raise RunError(f"{directory} holds no model that save_pretrained wrote: {error}") from error
     if not isinstance(recipe, dict) or recipe.get("fractrain_fx") != _FORMAT:
         raise RunError(f"{directory / _RECIPE} is not a recipe of this version; write it again with save_pretrained")
+    model = unwrapped(model)
     if recipe["architecture"] != type(model).__name__:
         raise RunError(f"{directory} holds a {recipe['architecture']}, but model= is a {type(model).__name__}")
     call = _unpack(recipe["example_inputs"], tensors)

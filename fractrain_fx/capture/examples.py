@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fractrain_fx.capture.examples_hf import hugging_face_inputs
+from fractrain_fx.capture.wrappers import adapted_model
 from fractrain_fx.errors import InputError
 
 __all__ = ["example_inputs"]
@@ -27,7 +28,7 @@ def example_inputs(
     for real: a mask of ones would be recorded as no mask at all.
 
     Args:
-        model: the model, which is neither run nor changed.
+        model: the model, which is neither run nor changed; one with PEFT's adapters takes what it took without.
         batch: number of samples.
         labels: also give the labels that a Hugging Face head takes, so that its loss is inside the model.
 
@@ -37,7 +38,7 @@ def example_inputs(
     Raises:
         InputError: the model is of none of these libraries, or its configuration does not say what it takes.
     """
-    generator = torch.Generator().manual_seed(0)
+    generator, model = torch.Generator().manual_seed(0), adapted_model(model)
     # Whoever holds a Hugging Face model has loaded this; whoever has not need not have it installed.
     transformers = sys.modules.get("transformers.modeling_utils")
     if transformers is not None and isinstance(model, transformers.PreTrainedModel):

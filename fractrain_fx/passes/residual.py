@@ -20,6 +20,7 @@ _CASTS = frozenset({"to", "type", "type_as", "float", "half", "bfloat16", "doubl
 _ACTIVATIONS = frozenset(
     {
         *("relu", "relu_", "gelu", "silu", "silu_", "sigmoid", "tanh", "hardswish", "hardsigmoid", "leaky_relu", "elu"),
+        *("attention_probabilities", "scaled_dot_product_attention"),
         *("selu", "celu", "relu6", "mish", "softplus", "softmax", "prelu", "glu", "hardtanh"),
     }
 )
@@ -88,7 +89,8 @@ class _Flow:
         if regions[0] & regions[1]:
             return None
         light = min((0, 1), key=lambda side: (self._macs(regions[side]), len(regions[side])))
-        if self._activates(regions[light]):
+        # Where neither side has an activation, two linear maps are added: an adapter (LoRA), or one kernel in parts.
+        if self._activates(regions[light]) or not self._activates(regions[1 - light]):
             return None
         if all(self._is_identity(node) for node in regions[light]):
             return self._closed(entry, add, "identity", [terms[1 - light]], projection=regions[light])

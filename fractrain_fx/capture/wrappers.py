@@ -1,0 +1,91 @@
+"""The model inside what others wrapped around it: data parallelism, compilation, accelerate."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import nn
+
+from fractrain_fx.errors import CaptureError
+
+__all__ = ["adapted_model", "unwrapped"]
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside DDP, DataParallel, ``torch.compile`` and what ``accelerator.prepare`` put around it.
+
+    A wrapper belongs around the rewritten model, so that taking one off that others rely on (gradients averaged over
+    processes) is said by a warning.
+
+    Raises:
+        CaptureError: its parameters are sharded over processes, so that no process holds the model.
+    """
+    taken: list[str] = []
+    while (inner := _inside(model)) is not None:
+        taken.append(type(model).__name__)
+        model = inner
+    if _restore_forward(model):
+        taken.append("accelerate's mixed precision")
+    _refuse_shards(model)
+    if taken:
+        warnings.warn(
+            f"{' around '.join(taken)} was taken off {type(model).__name__}: wrap (compile, prepare) the rewritten "
+            "model instead; restore() gives the inner model",
+            stacklevel=4,
+        )
+    return model
+
+
+def adapted_model(model: nn.Module) -> nn.Module:
+    """The model that PEFT put its adapters into, which says what it takes; any other model itself."""
+    # Whoever holds a model with adapters has loaded this.
+    peft: Any = sys.modules.get("peft")
+    if peft is not None and isinstance(model, peft.PeftModel):
+        base: nn.Module = model.get_base_model()
+        return base
+    return model
+
+
+def _inside(model: nn.Module) -> nn.Module | None:
+    if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        inner: nn.Module = model.module
+        return inner
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    if dynamo is not None and isinstance(model, dynamo.OptimizedModule):
+        original: nn.Module = model._orig_mod
+        return original
+    return None
+
+
+def _restore_forward(model: nn.Module) -> bool:
+    """Undo accelerate's mixed precision, which replaces ``forward`` and keeps the model's own."""
+    own = vars(model).get("_original_forward")
+    if own is None:
+        return False
+    function = getattr(own, "__func__", None)
+    if function is getattr(type(model), "forward", None):
+        del model.forward
+    else:
+        model.forward = own if function is None else MethodType(function, model)
+    del model._original_forward
+    return True
+
+
+def _refuse_shards(model: nn.Module) -> None:
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    tensors = sys.modules.get("torch.distributed.tensor")
+    sharded = fsdp is not None and any(isinstance(each, fsdp.FullyShardedDataParallel) for each in model.modules())
+    if sharded or (tensors is not None and any(isinstance(p, tensors.DTensor) for p in model.parameters())):
+        raise CaptureError(
+            f"{type(model).__name__} is sharded over processes (FSDP, or DTensor parameters), so that no process holds "
+            "the model: call fractrainify first, and shard what it returns"
+        )
+    if any(torch.nn.parameter.is_lazy(p) for p in model.parameters()):
+        raise CaptureError(
+            f"{type(model).__name__} has lazy parameters, whose sizes its first call fixes: run it once on a batch, "
+            "then rewrite it"
+        )
