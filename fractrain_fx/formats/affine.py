@@ -55,7 +55,7 @@ class AffineFormat:
     ) -> Float[Tensor, "batch options"]:
         return affine_gains(x, g, bits, lo, span, inside)
 
-    def weight_range(self, w: Float[Tensor, "*dims"], *, dim: int) -> tuple[Tensor, Tensor]:
+    def weight_range(self, w: Float[Tensor, "*dims"], *, dim: int | None) -> tuple[Tensor, Tensor]:
         return measure(w, dim)
 
     def weight(
@@ -63,7 +63,7 @@ class AffineFormat:
         w: Float[Tensor, "*dims"],
         bits: Bits,
         *,
-        dim: int,
+        dim: int | None,
         ends: tuple[Tensor, Tensor] | None = None,
         out: Tensor | None = None,
     ) -> Float[Tensor, "*dims"]:

@@ -71,8 +71,11 @@ class Format(Protocol):
         """For each of several bits (none of them 0 or 32), the sum of ``g * (Q(x) - x)`` over each sample."""
         ...
 
-    def weight_range(self, w: Float[Tensor, "*dims"], *, dim: int) -> tuple[Tensor, Tensor]:
-        """What :meth:`weight` needs to know of ``w``, whose output channels lie along ``dim``: two small tensors."""
+    def weight_range(self, w: Float[Tensor, "*dims"], *, dim: int | None) -> tuple[Tensor, Tensor]:
+        """What :meth:`weight` needs to know of ``w``, whose output channels lie along ``dim``: two small tensors.
+
+        All of ``w`` belongs to one channel where ``dim`` is ``None``.
+        """
         ...
 
     def weight(
@@ -80,7 +83,7 @@ class Format(Protocol):
         w: Float[Tensor, "*dims"],
         bits: Bits,
         *,
-        dim: int,
+        dim: int | None,
         ends: tuple[Tensor, Tensor] | None = None,
         out: Tensor | None = None,
     ) -> Float[Tensor, "*dims"]:

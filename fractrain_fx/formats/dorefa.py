@@ -62,7 +62,7 @@ class DoReFaFormat:
         errors = (self.activation(x, each, lo=lo, span=span).to(dtype).sub_(x) for each in bits)
         return torch.stack([(error * g).sum(1) for error in errors], dim=1)
 
-    def weight_range(self, w: Float[Tensor, "*dims"], *, dim: int) -> tuple[Tensor, Tensor]:
+    def weight_range(self, w: Float[Tensor, "*dims"], *, dim: int | None) -> tuple[Tensor, Tensor]:
         """0 and the largest ``|tanh w|`` of the whole weight (1 where that is 0)."""
         largest = w.to(work_dtype(w)).tanh().abs().amax() if w.numel() else w.new_ones((), dtype=work_dtype(w))
         return torch.zeros_like(largest), _or_one(largest)
@@ -72,7 +72,7 @@ class DoReFaFormat:
         w: Float[Tensor, "*dims"],
         bits: Bits,
         *,
-        dim: int,
+        dim: int | None,
         ends: tuple[Tensor, Tensor] | None = None,
         out: Tensor | None = None,
     ) -> Float[Tensor, "*dims"]:

@@ -105,27 +105,28 @@ class FusedOp(nn.Module):
 
 @dataclass(frozen=True)
 class _How:
-    """How one factor is rounded."""
+    """How one factor is rounded: a weight by ``channel``, an activation by the rest."""
 
     fmt: Format
     widths: tuple[int, ...]
     axis: BatchAxis
     inside: bool
+    weight: bool = False
     channel: int | None = None
 
     def stays(self, x: Tensor) -> bool:
         """Whether the rounded factor is kept for backward."""
-        return self.channel is not None and x.numel() <= _SMALL
+        return self.weight and x.numel() <= _SMALL
 
     def round(self, x: Tensor, bits: Tensor, lo: Tensor, span: Tensor, slot: int) -> Tensor:
         """The rounded factor, for the time of one product unless it stays."""
-        if self.channel is not None:
+        if self.weight:
             out = None if self.stays(x) else scratch(x, slot)
             return self.fmt.weight(x, bits, dim=self.channel, ends=(lo, span), out=out)
         return self.fmt.activation(x, bits, lo=lo, span=span, inside=self.inside, out=scratch(x, slot))
 
     def gradient(self, x: Tensor, g: Tensor, bits: Tensor) -> Tensor:
-        if self.channel is not None:
+        if self.weight:
             return self.fmt.weight_gradient(x, g, bits)
         return self.fmt.activation_gradient(x, g, bits)
 
@@ -135,7 +136,7 @@ class _How:
 
 def _how(quantizer: Quantizer, training: bool) -> _How:
     if isinstance(quantizer, WeightQuantizer):
-        return _How(quantizer.fmt, (), BatchAxis(), True, quantizer.dim)
+        return _How(quantizer.fmt, (), BatchAxis(), True, weight=True, channel=quantizer.dim)
     return _How(quantizer.fmt, quantizer.widths, quantizer.axis, training)
 
 

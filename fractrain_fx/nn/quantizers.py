@@ -103,10 +103,10 @@ class WeightQuantizer(nn.Module):
 
     Args:
         fmt: the number format.
-        dim: the dimension of the weight that holds the output channels.
+        dim: the dimension of the weight that holds the output channels; ``None`` for a vector, which is one channel.
     """
 
-    def __init__(self, fmt: Format, dim: int) -> None:
+    def __init__(self, fmt: Format, dim: int | None) -> None:
         super().__init__()
         self.fmt = fmt
         self.dim = dim

@@ -7,7 +7,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from fractrain_fx.errors import PassError
-from fractrain_fx.passes.contractions import OPAQUE_KINDS, contraction, operand
+from fractrain_fx.passes.contractions import OPAQUE_KINDS, UNSPLIT_KINDS, contraction, operand
 from fractrain_fx.passes.facts import Block, Op, facts, ops_of
 from fractrain_fx.passes.graph import unique
 from fractrain_fx.passes.residual import Residual, residuals
@@ -55,7 +55,7 @@ class Blocks(PassBase):
 
 def _can_choose(op: Op) -> bool:
     """Whether the bits of both operands can be chosen: not where a module recorded as a whole multiplies inside."""
-    return op.macs is not None and op.kind not in OPAQUE_KINDS
+    return op.macs is not None and op.kind not in (*OPAQUE_KINDS, *UNSPLIT_KINDS)
 
 
 def _add_residual(residual: Residual, inside: list[Found], name: str) -> None:

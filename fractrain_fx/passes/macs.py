@@ -7,8 +7,9 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from fractrain_fx.errors import ModelError, PassError
-from fractrain_fx.passes.contractions import Contraction, contraction, operand, recurrent_macs, uncounted_kind
+from fractrain_fx.passes.contractions import Contraction, contraction, operand, uncounted_kind, unsplit
 from fractrain_fx.passes.facts import Op, facts, ops_of
+from fractrain_fx.passes.formulas import recurrent_macs
 from fractrain_fx.passes.graph import module_path, owner_module, unique, varying
 
 __all__ = ["Macs"]
@@ -73,15 +74,22 @@ def _op(graph_module: GraphModule, node: Node, moving: set[Node], names: set[str
 
 
 def _whole(node: Node, owner: nn.Module | None, names: set[str]) -> Op | None:
-    """A module recorded as a whole that multiplies inside, or a function without a formula."""
-    kind = uncounted_kind(node, owner)
+    """A module recorded as a whole that multiplies inside, or a function that has no two operands of a product."""
+    counted = unsplit(node) if owner is None else None
+    kind = counted[0] if counted is not None else uncounted_kind(node, owner)
     if kind is None:
         return None
-    op = Op(unique(module_path(node) or node.name, names), kind, module_path(node), None)
-    read = facts(node.args[0]) if node.args and isinstance(node.args[0], Node) else None
-    if isinstance(owner, nn.RNNBase | nn.RNNCellBase) and read is not None and read.shape is not None:
-        op.macs = recurrent_macs(owner, read.shape) // (read.samples or 1)
-        op.input_gradient = read.requires_grad
+    path = module_path(node)
+    label = path if owner is not None else f"{path}.{kind}" if path else kind
+    op = Op(unique(label, names), kind, path, None)
+    read = [facts(each) for each in node.all_input_nodes if facts(each).shape is not None]
+    if counted is not None:
+        op.macs = counted[1] // (facts(node).samples or 1)
+        op.input_gradient = read[0].requires_grad
+        op.weight_gradient = any(each.requires_grad for each in read[1:])
+    elif isinstance(owner, nn.RNNBase | nn.RNNCellBase) and read:
+        op.macs = recurrent_macs(owner, read[0].shape or ()) // (read[0].samples or 1)
+        op.input_gradient = read[0].requires_grad
         op.weight_gradient = any(parameter.requires_grad for parameter in owner.parameters())
     return op
 

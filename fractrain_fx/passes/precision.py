@@ -10,7 +10,7 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from fractrain_fx.config import FracConfig, Pin
 from fractrain_fx.errors import ModelError, PassError, RuleError, near
-from fractrain_fx.passes.contractions import OPAQUE_KINDS, contraction, operand
+from fractrain_fx.passes.contractions import OPAQUE_KINDS, UNSPLIT_KINDS, contraction, operand
 from fractrain_fx.passes.facts import Decision, Op, blocks_of, facts, fixed_batch, ops_of
 from fractrain_fx.passes.graph import varying
 
@@ -70,7 +70,7 @@ class DecidePrecision(PassBase):
                 op.name
                 for op in ops
                 if op.macs is not None
-                and op.kind not in OPAQUE_KINDS
+                and op.kind not in (*OPAQUE_KINDS, *UNSPLIT_KINDS)
                 and (
                     pin.pattern == op.kind
                     or pin.pattern in labels.get(op.name, ())
@@ -97,6 +97,8 @@ class DecidePrecision(PassBase):
             return Decision("uncounted", f"no formula for {op.kind}")
         if self.config.method == "float":
             return Decision("float", "method float")
+        if op.kind in UNSPLIT_KINDS:
+            return Decision("float", "one call multiplies more than two tensors")
         if pin is not None:
             return Decision("pinned", f"rule {pin.pattern!r}", pin.precision)
         reasons = {"first": "first contraction", "last": "last contraction", "depthwise": "depthwise convolution"}

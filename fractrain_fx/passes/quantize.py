@@ -22,7 +22,7 @@ from fractrain_fx.nn.quantizers import (
     MixedGradientQuantizer,
     WeightQuantizer,
 )
-from fractrain_fx.passes.contractions import OPAQUE_KINDS, Contraction, contraction, operand, set_operand
+from fractrain_fx.passes.contractions import OPAQUE_KINDS, contraction, operand, set_operand
 from fractrain_fx.passes.facts import Op, facts, ops_of
 from fractrain_fx.passes.gates import choices_of
 from fractrain_fx.passes.graph import NAMESPACE, call, identifier, insert_module, read, varying
@@ -111,7 +111,8 @@ class _Writer:
             if source in self._moving:
                 replaced = self._activation(node, op, source, bits, side)
             else:
-                replaced = self._weight(node, op, source, bits, family)
+                channel = family.channel if side == "other" else family.first_channel
+                replaced = self._weight(node, op, source, bits, channel)
             set_operand(node, place, replaced)
         self._gradient(node, op, bits)
 
@@ -181,14 +182,14 @@ class _Writer:
     def _options(self, op: Op) -> tuple[Precision, ...]:
         return self._config.projection_options if op.skip_path else self._config.gate_options
 
-    def _weight(self, node: Node, op: Op, source: Node, bits: _Bits, family: Contraction) -> Node:
+    def _weight(self, node: Node, op: Op, source: Node, bits: _Bits, channel: int) -> Node:
         ndim = len(facts(source).shape or ())
-        channel = family.channel % ndim
+        dim = channel % ndim if ndim > 1 else None
         return self._once(
-            ("weight", source.target if source.op == "get_attr" else source, bits.weight, channel),
+            ("weight", source.target if source.op == "get_attr" else source, bits.weight, dim),
             node,
             f"quant.{identifier(op.name)}.weight",
-            lambda: WeightQuantizer(self._format, channel),
+            lambda: WeightQuantizer(self._format, dim),
             [source, bits.weight],
             op,
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,9 +11,10 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from fractrain_fx import FracConfig, FracModel, fractrainify
+from fractrain_fx import FracConfig, FracModel, fractrainify, plan
+from fractrain_fx.nn.quantizers import WeightQuantizer
 from fractrain_fx.passes import facts, ops_of
-from fractrain_fx.passes.contractions import recurrent_macs
+from fractrain_fx.passes.formulas import recurrent_macs
 from tests.models import HOME_MADE, HUGGING_FACE, TIMM, Case, build
 
 
@@ -66,6 +69,145 @@ def test_every_family_has_its_closed_form() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    "name", ["resnet18", "vit_tiny_patch16_224", "densenet121", "bert", "gpt2", "t5", "if_on_shape"]
+)
+def test_all_three_products_of_training_are_half_of_torchs_flops(name: str) -> None:
+    """Without groups and with attention in plain products torch's counter is right in the backward pass, too."""
+    case = build(name)
+    ops = list(ops_of(rewritten(case).graph))
+    case.model.train()
+    counter = FlopCounterMode(display=False)
+    with counter, sdpa_kernel(SDPBackend.MATH):
+        output = case.model(*case.args, **case.keywords)
+        (output if isinstance(output, Tensor) else output.loss).sum().backward()
+    batch = 2
+    total = sum(sum(op.training_macs) * (1 if facts(node).batch is None else batch) for node, op in ops)
+    assert total == counter.get_total_flops() // 2
+
+
+def test_where_torchs_counter_is_wrong_the_formula_is_the_hands() -> None:
+    """What docs/macs.md says of the counter, so that a change of torch's is noticed."""
+    x = torch.randn(1, 8, 6, 6)
+    conv = nn.Conv2d(8, 12, 3, padding=1, groups=4, bias=False)
+    with FlopCounterMode(display=False) as counter:
+        conv(x.requires_grad_()).sum().backward()
+    macs = 12 * 36 * (8 // 4) * 9
+    assert counter.get_total_flops() // 2 != 3 * macs
+
+    q = torch.randn(1, 2, 16, 8, requires_grad=True)
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        F.scaled_dot_product_attention(q, q, q).sum().backward()
+    macs = 2 * 16 * 16 * (8 + 8)
+    assert counter.get_total_flops() // 2 == macs * (1 + 2.5)  # the scores are computed again
+
+    lstm = nn.LSTM(4, 8)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        lstm(torch.randn(5, 2, 4))
+    assert counter.get_total_flops() == 0
+
+
+def test_grouped_convolutions_cost_the_same_in_each_direction() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 12, 3, padding=1, groups=4))
+    ops = {
+        op.name: op
+        for op in rewritten(Case(model.append(nn.Flatten()).append(nn.Linear(432, 2)), (torch.randn(2, 4, 6, 6),))).ops
+    }
+    assert ops["2"].training_macs == (12 * 36 * (8 // 4) * 9,) * 3
+    assert ops["0"].training_macs == (8 * 36 * 4 * 9, 0, 8 * 36 * 4 * 9)
+
+
+class Calls(nn.Module):
+    """One call between two layers."""
+
+    def __init__(self, call: Callable[..., Tensor], *shapes: tuple[int, ...]) -> None:
+        super().__init__()
+        self.call = call
+        self.stem, self.middle, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(1, 1)
+        self.weights = nn.ParameterList(torch.randn(shape) for shape in shapes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.call(self.middle(self.stem(x).relu()), *self.weights)
+        return self.head(y.reshape(len(x) if y.numel() % len(x) == 0 else 1, -1).mean(1, keepdim=True))
+
+
+def heads(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """4 query heads of width 2, and 2 of keys and values."""
+    return (
+        x.unflatten(-1, (-1, 2)).transpose(1, 2).repeat(1, 2, 1, 1),
+        *(x.unflatten(-1, (-1, 2)).transpose(1, 2),) * 2,
+    )
+
+
+T, I = 5, 4  # positions and width of a sample
+CALLS: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...], int]] = {
+    "mv": (lambda x, v: torch.mv(x[:, 0], v), ((4,),), I),
+    "addmv": (lambda x, v: torch.addmv(x[:, 0, 0], x[:, 0], v), ((4,),), I),
+    "inner": (lambda x, w: torch.inner(x, w), ((6, 4),), T * I * 6),
+    "outer": (lambda x, v: torch.outer(x[:, 0, 0], v), ((7,),), 7),
+    "tensordot": (lambda x, w: torch.tensordot(x, w, dims=([2], [0])), ((4, 6),), T * I * 6),
+    "tensordot of two": (lambda x, w: torch.tensordot(x, w, dims=2), ((5, 4, 6),), T * I * 6),
+    "einsum of lists": (lambda x, w: torch.einsum(x, [0, 1, 2], w, [2, 3], [0, 1, 3]), ((4, 6),), T * I * 6),
+    "einsum without output": (lambda x, w: torch.einsum("bti,ij", x, w), ((4, 6),), T * I * 6),
+    "einsum that sums first": (lambda x, w: torch.einsum("bti,jk->bk", x, w), ((4, 6),), 6),
+    "einsum with dots": (lambda x, w: torch.einsum("...i,oi->...o", x, w), ((6, 4),), T * I * 6),
+    "weight first": (lambda x, w: w @ x.transpose(1, 2), ((6, 4),), T * I * 6),
+    "bilinear": (lambda x, w: F.bilinear(x, x, w), ((7, 4, 4),), T * 7 * I * (I + 1)),
+    "einsum of three": (lambda x, w, u: torch.einsum("bti,ij,jk->btk", x, w, u), ((4, 6), (6, 7)), T * (I * 6 + 6 * 7)),
+    "multi_dot": (lambda x, w, u: torch.linalg.multi_dot([x[:, 0], w, u]), ((4, 6), (6, 7)), I * 6 + 6 * 7),
+    # Masked positions are computed, and each of the 4 query heads meets its keys and values.
+    "causal": (lambda x: F.scaled_dot_product_attention(*(x[:, None],) * 3, is_causal=True), (), T * T * (I + I)),
+    "grouped heads": (lambda x: F.scaled_dot_product_attention(*heads(x), enable_gqa=True), (), 4 * T * T * (2 + 2)),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_other_products_have_their_closed_form(name: str) -> None:
+    call, shapes, macs = CALLS[name]
+    case = Case(Calls(call, *shapes), (torch.randn(3, T, I),))
+    for method in ("float", "pfq"):
+        model = fractrainify(case.model, config=FracConfig(method=method), example_inputs=case.args)  # type: ignore[arg-type]
+        inside = [op for op in model.ops if op.name not in ("stem", "middle", "head")]
+        assert sum(op.macs or 0 for op in inside) == macs
+        assert {op.precision.mode for op in inside} <= {"scheduled", "float"}
+        model(*case.args).sum().backward()
+        assert all(p.grad is not None for p in case.model.parameters())
+
+
+def test_addbmm_adds_up_one_product_for_each_matrix() -> None:
+    call = Calls(lambda x: torch.addbmm(torch.zeros(T, T), x, x.transpose(1, 2)))
+    ops = {
+        op.name: op for op in plan(call, config=FracConfig(method="pfq"), example_inputs=(torch.randn(3, T, I),)).ops
+    }
+    assert ops["addbmm"].macs == 3 * T * I * T
+
+
+def test_a_weight_that_stands_first_is_rounded_by_its_own_rows_and_a_vector_as_a_whole() -> None:
+    def dims(call: Callable[..., Tensor], shape: tuple[int, ...]) -> set[int | None]:
+        model = fractrainify(
+            Calls(call, shape), config=FracConfig(method="pfq"), example_inputs=(torch.randn(3, T, I),)
+        )
+        return {module.dim for module in model.modules() if isinstance(module, WeightQuantizer)} - {0}
+
+    assert dims(lambda x, v: x @ v, (4,)) == {None}
+    assert dims(lambda x, w: x @ w, (4, 6)) == {1}
+    assert dims(lambda x, w: w @ x.transpose(1, 2), (6, 4)) == set()
+
+
+class Bag(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag, self.one, self.two = nn.EmbeddingBag(9, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.two(self.one(self.bag(tokens)).relu())
+
+
+def test_looking_up_multiplies_nothing() -> None:
+    ops = plan(Bag(), config=FracConfig(method="pfq"), example_inputs=(torch.randint(9, (2, 3)),)).ops
+    assert [op.name for op in ops] == ["one", "two"]
+
+
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -95,8 +237,12 @@ def test_recurrent_layers_meet_each_matrix_at_every_step() -> None:
         (nn.RNN(4, 8), 7 * 8 * (4 + 8)),
     ],
 )
-def test_recurrent_families_by_hand(layer: nn.Module, macs: int) -> None:
+def test_recurrent_families_by_hand_and_by_torchs_counter(layer: nn.Module, macs: int) -> None:
     assert recurrent_macs(layer, (7, 1, 4)) == macs
+    # With oneDNN a recurrent layer is one operator, of which the counter knows nothing.
+    with torch.backends.mkldnn.flags(enabled=False), FlopCounterMode(display=False) as counter, torch.no_grad():
+        layer(torch.randn(7, 1, 4))
+    assert counter.get_total_flops() // 2 == macs
 
 
 def test_expert_products_count_each_token_as_often_as_it_is_routed() -> None:
