@@ -1,10 +1,18 @@
-"""What rewriting costs: against a training step of the model, and for each node as models get deeper."""
+"""What rewriting costs: against a training step, for each node as models get deeper, and without room for the model.
+
+``--scale`` measures the last only: LLaMA-7B on the meta device, each run in a process of its own.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
+import resource
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import timm
 import torch
@@ -12,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from fractrain_fx import FracModel, fractrainify
+from fractrain_fx import FracModel, fractrainify, plan
 
 
 def seconds(work: Callable[[], object]) -> float:
@@ -52,8 +60,57 @@ def for_each_node(depth: int, rounds: int = 3) -> tuple[int, float, float]:
     return nodes, 1000 * statistics.median(bare) / nodes, 1000 * statistics.median(checked) / nodes
 
 
-def main() -> None:
+def without_data(layers: int, width: int = 4096) -> dict[str, float]:
+    """Plan and rewrite a LLaMA of 7B's proportions on the meta device: seconds, nodes, this process's peak memory."""
+    import transformers
+
+    sizes = {"hidden_size": width, "intermediate_size": width * 11008 // 4096, "num_attention_heads": width // 128}
+    config = transformers.LlamaConfig(num_hidden_layers=layers, **sizes)
+    with torch.device("meta"):
+        model = transformers.LlamaForCausalLM(config)
+    made: list[FracModel] = []
+    planning = seconds(lambda: plan(model))
+    rewriting = seconds(lambda: made.append(fractrainify(model)))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return {
+        "layers": layers,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "nodes": len(made[0].graph.nodes),
+        "plan_s": planning,
+        "rewrite_s": rewriting,
+        "peak_gib": peak,
+    }
+
+
+def scale(console: Console) -> None:
+    table = Table(title="LLaMA of 7B proportions on the meta device")
+    for column in ("layers", "parameters", "nodes", "plan, s", "rewrite, s", "rewrite, ms a node", "peak memory, GiB"):
+        table.add_column(column, justify="right")
+    for layers in (8, 16, 32, 64, 128):
+        # A process of its own: peak memory is that of all that a process ever did.
+        run = [sys.executable, "-m", "benchmarks.rewrite", "--layers", str(layers)]
+        row = json.loads(subprocess.run(run, capture_output=True, text=True, check=True).stdout)
+        each = f"{1000 * row['rewrite_s'] / row['nodes']:.2f}"
+        numbers = (f"{row['plan_s']:.2f}", f"{row['rewrite_s']:.2f}", each, f"{row['peak_gib']:.2f}")
+        table.add_row(str(layers), f"{row['parameters'] / 1e9:.2f}e9", str(row["nodes"]), *numbers)
+    console.print(table)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.rewrite", description=__doc__)
+    parser.add_argument("--scale", action="store_true", help="only the models without data")
+    parser.add_argument("--layers", type=int, help="only one such model of that depth, as JSON")
+    options = parser.parse_args(argv)
     console = Console()
+    if options.layers:
+        print(json.dumps(without_data(options.layers)))
+        return
+    if not options.scale:
+        with_data(console)
+    scale(console)
+
+
+def with_data(console: Console) -> None:
     table = Table(title="fractrainify, self-check included, against forward + backward at batch 2 (224 pixels)")
     for column in ("model", "step, s", "rewrite, s", "rewrite / step", "5 steps + 1 s"):
         table.add_column(column, justify="left" if column == "model" else "right")

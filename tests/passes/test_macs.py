@@ -133,30 +133,28 @@ class Calls(nn.Module):
 
 def heads(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """4 query heads of width 2, and 2 of keys and values."""
-    return (
-        x.unflatten(-1, (-1, 2)).transpose(1, 2).repeat(1, 2, 1, 1),
-        *(x.unflatten(-1, (-1, 2)).transpose(1, 2),) * 2,
-    )
+    few = x.unflatten(-1, (-1, 2)).transpose(1, 2)
+    return few.repeat(1, 2, 1, 1), few, few
 
 
-T, I = 5, 4  # positions and width of a sample
+T, W = 5, 4  # positions and width of a sample
 CALLS: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...], int]] = {
-    "mv": (lambda x, v: torch.mv(x[:, 0], v), ((4,),), I),
-    "addmv": (lambda x, v: torch.addmv(x[:, 0, 0], x[:, 0], v), ((4,),), I),
-    "inner": (lambda x, w: torch.inner(x, w), ((6, 4),), T * I * 6),
+    "mv": (lambda x, v: torch.mv(x[:, 0], v), ((4,),), W),
+    "addmv": (lambda x, v: torch.addmv(x[:, 0, 0], x[:, 0], v), ((4,),), W),
+    "inner": (lambda x, w: torch.inner(x, w), ((6, 4),), T * W * 6),
     "outer": (lambda x, v: torch.outer(x[:, 0, 0], v), ((7,),), 7),
-    "tensordot": (lambda x, w: torch.tensordot(x, w, dims=([2], [0])), ((4, 6),), T * I * 6),
-    "tensordot of two": (lambda x, w: torch.tensordot(x, w, dims=2), ((5, 4, 6),), T * I * 6),
-    "einsum of lists": (lambda x, w: torch.einsum(x, [0, 1, 2], w, [2, 3], [0, 1, 3]), ((4, 6),), T * I * 6),
-    "einsum without output": (lambda x, w: torch.einsum("bti,ij", x, w), ((4, 6),), T * I * 6),
+    "tensordot": (lambda x, w: torch.tensordot(x, w, dims=([2], [0])), ((4, 6),), T * W * 6),
+    "tensordot of two": (lambda x, w: torch.tensordot(x, w, dims=2), ((5, 4, 6),), T * W * 6),
+    "einsum of lists": (lambda x, w: torch.einsum(x, [0, 1, 2], w, [2, 3], [0, 1, 3]), ((4, 6),), T * W * 6),
+    "einsum without output": (lambda x, w: torch.einsum("bti,ij", x, w), ((4, 6),), T * W * 6),
     "einsum that sums first": (lambda x, w: torch.einsum("bti,jk->bk", x, w), ((4, 6),), 6),
-    "einsum with dots": (lambda x, w: torch.einsum("...i,oi->...o", x, w), ((6, 4),), T * I * 6),
-    "weight first": (lambda x, w: w @ x.transpose(1, 2), ((6, 4),), T * I * 6),
-    "bilinear": (lambda x, w: F.bilinear(x, x, w), ((7, 4, 4),), T * 7 * I * (I + 1)),
-    "einsum of three": (lambda x, w, u: torch.einsum("bti,ij,jk->btk", x, w, u), ((4, 6), (6, 7)), T * (I * 6 + 6 * 7)),
-    "multi_dot": (lambda x, w, u: torch.linalg.multi_dot([x[:, 0], w, u]), ((4, 6), (6, 7)), I * 6 + 6 * 7),
+    "einsum with dots": (lambda x, w: torch.einsum("...i,oi->...o", x, w), ((6, 4),), T * W * 6),
+    "weight first": (lambda x, w: w @ x.transpose(1, 2), ((6, 4),), T * W * 6),
+    "bilinear": (lambda x, w: F.bilinear(x, x, w), ((7, 4, 4),), T * 7 * W * (W + 1)),
+    "einsum of three": (lambda x, w, u: torch.einsum("bti,ij,jk->btk", x, w, u), ((4, 6), (6, 7)), T * (W * 6 + 6 * 7)),
+    "multi_dot": (lambda x, w, u: torch.linalg.multi_dot([x[:, 0], w, u]), ((4, 6), (6, 7)), W * 6 + 6 * 7),
     # Masked positions are computed, and each of the 4 query heads meets its keys and values.
-    "causal": (lambda x: F.scaled_dot_product_attention(*(x[:, None],) * 3, is_causal=True), (), T * T * (I + I)),
+    "causal": (lambda x: F.scaled_dot_product_attention(*(x[:, None],) * 3, is_causal=True), (), T * T * (W + W)),
     "grouped heads": (lambda x: F.scaled_dot_product_attention(*heads(x), enable_gqa=True), (), 4 * T * T * (2 + 2)),
 }
 
@@ -164,7 +162,7 @@ CALLS: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...], int]]
 @pytest.mark.parametrize("name", CALLS)
 def test_other_products_have_their_closed_form(name: str) -> None:
     call, shapes, macs = CALLS[name]
-    case = Case(Calls(call, *shapes), (torch.randn(3, T, I),))
+    case = Case(Calls(call, *shapes), (torch.randn(3, T, W),))
     for method in ("float", "pfq"):
         model = fractrainify(case.model, config=FracConfig(method=method), example_inputs=case.args)  # type: ignore[arg-type]
         inside = [op for op in model.ops if op.name not in ("stem", "middle", "head")]
@@ -177,15 +175,15 @@ def test_other_products_have_their_closed_form(name: str) -> None:
 def test_addbmm_adds_up_one_product_for_each_matrix() -> None:
     call = Calls(lambda x: torch.addbmm(torch.zeros(T, T), x, x.transpose(1, 2)))
     ops = {
-        op.name: op for op in plan(call, config=FracConfig(method="pfq"), example_inputs=(torch.randn(3, T, I),)).ops
+        op.name: op for op in plan(call, config=FracConfig(method="pfq"), example_inputs=(torch.randn(3, T, W),)).ops
     }
-    assert ops["addbmm"].macs == 3 * T * I * T
+    assert ops["addbmm"].macs == 3 * T * W * T
 
 
 def test_a_weight_that_stands_first_is_rounded_by_its_own_rows_and_a_vector_as_a_whole() -> None:
     def dims(call: Callable[..., Tensor], shape: tuple[int, ...]) -> set[int | None]:
         model = fractrainify(
-            Calls(call, shape), config=FracConfig(method="pfq"), example_inputs=(torch.randn(3, T, I),)
+            Calls(call, shape), config=FracConfig(method="pfq"), example_inputs=(torch.randn(3, T, W),)
         )
         return {module.dim for module in model.modules() if isinstance(module, WeightQuantizer)} - {0}
 
