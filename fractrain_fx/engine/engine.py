@@ -72,13 +72,21 @@ class Engine:
         model: the model, also inside ``torch.compile`` or ``DistributedDataParallel``.
         accumulate: batches whose gradients make one optimizer step, if the loop divides each loss by that number.
         schedule: replaces the one that the configuration names.
+        epochs: length of the run, for the ``manual`` and ``cyclic`` schedules; by default the configuration's.
     """
 
-    def __init__(self, model: SteeredModel, *, accumulate: int = 1, schedule: StageSchedule | None = None) -> None:
+    def __init__(
+        self,
+        model: SteeredModel,
+        *,
+        accumulate: int = 1,
+        schedule: StageSchedule | None = None,
+        epochs: int | None = None,
+    ) -> None:
         if accumulate < 1:
             raise ConfigError(f"accumulate={accumulate} must be at least 1 batch for an optimizer step")
         self.model = _unwrap(model)
-        config = self.model.config
+        config = self.model.config if epochs is None else self.model.config.replace(epochs=epochs)
         levels = _levels(self.model)
         self._plan = StagePlan(levels, schedule) if schedule is not None else plan_stages(config, levels)
         self._controller = CostController(

@@ -16,7 +16,14 @@ __all__ = ["add_flags", "given_flags"]
 
 # Fields whose text form is not that of their type. The rest are read as the type that their annotation begins with;
 # what is allowed is the dataclasses' business.
-_LISTS: dict[str, type] = {"options": str, "targets": float, "pins": str, "dims": int}
+_LISTS: dict[str, type] = {
+    "options": str,
+    "targets": float,
+    "pins": str,
+    "dims": int,
+    "milestones": float,
+    "betas": float,
+}
 _EXAMPLES = {"pins": "PATTERN=FW-8/BW-16", "options": "FW-3/BW-6", "targets": "PER_CENT", "stages": "FW(3,8)/BW(6,8)"}
 _TYPES: dict[str, type] = {"int": int, "float": float}
 
@@ -90,6 +97,6 @@ def _attributes(cls: type) -> Iterator[tuple[str, str]]:
 
 
 def _text(value: Any) -> str:
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return " ".join(map(str, value)) or "none"
     return "automatic" if value is None else str(value)

@@ -12,7 +12,8 @@ from fractrain_fx.errors import ConfigError, near
 
 __all__ = ["RunSettings", "TrainSettings"]
 
-Optimizer = Literal["sgd", "adamw"]
+Optimizer = Literal["sgd", "adam", "adamw"]
+LrSchedule = Literal["cosine", "steps", "inverse-sqrt", "constant"]
 MixedPrecision = Literal["no", "fp16", "bf16"]
 Device = Literal["auto", "cpu", "cuda", "mps"]
 
@@ -22,11 +23,19 @@ class TrainSettings:
     """The loop.
 
     Attributes:
-        epochs: length of the run.
+        epochs: length of the run; not read where ``iterations`` is given.
+        iterations: length of the run in optimizer steps; the last epoch may be cut short.
         batch_size: samples of a batch in one process.
-        optimizer: ``sgd`` (momentum 0.9) or ``adamw``; by default the first for classification, else the second.
-        lr: peak learning rate, reached after the first epoch and lowered along a cosine; by default 0.1 for ``sgd``
-            and 0.003 for ``adamw``.
+        optimizer: ``sgd`` (momentum 0.9), ``adam`` or ``adamw``; by default ``sgd`` for classification, else ``adamw``.
+        lr: peak learning rate; by default 0.1 for ``sgd`` and 0.003 for the others.
+        lr_schedule: what follows the warm-up: ``cosine`` down to nearly 0, ``steps`` at the milestones,
+            ``inverse-sqrt`` (of the step, from the warm-up's end) or ``constant``.
+        milestones: shares of the run after which ``steps`` multiplies the rate by ``lr_decay``; the paper's epochs 80
+            and 120 of 160 are 0.5 and 0.75, whatever the length of the run.
+        lr_decay: factor of ``steps`` at each milestone.
+        warm_up: share of the run over which the rate rises linearly; by default one epoch for ``cosine``, else none.
+        betas: averaging factors of ``adam`` and ``adamw``.
+        eps: what ``adam`` and ``adamw`` add to the denominator.
         weight_decay: 1e-4 as in the paper.
         accumulate: batches whose gradients make one optimizer step.
         seed: of weights, order of samples and rounding noise.
@@ -36,9 +45,16 @@ class TrainSettings:
     """
 
     epochs: int = 30
+    iterations: int | None = None
     batch_size: int = 64
     optimizer: Optimizer | None = None
     lr: float | None = None
+    lr_schedule: LrSchedule = "cosine"
+    milestones: tuple[float, ...] = (0.5, 0.75)
+    lr_decay: float = 0.1
+    warm_up: float | None = None
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
     weight_decay: float = 1e-4
     accumulate: int = 1
     seed: int = 0
@@ -47,15 +63,36 @@ class TrainSettings:
     compile: bool = False
 
     def __post_init__(self) -> None:
-        for name, known in (("device", Device), ("mixed_precision", MixedPrecision), ("optimizer", Optimizer)):
+        for name in ("milestones", "betas"):
+            object.__setattr__(self, name, tuple(float(each) for each in getattr(self, name)))
+        choices = {"device": Device, "mixed_precision": MixedPrecision, "optimizer": Optimizer}
+        for name, known in (choices | {"lr_schedule": LrSchedule}).items():
             value = getattr(self, name)
             if value not in get_args(known) and not (name == "optimizer" and value is None):
                 raise ConfigError(f"{name}={value!r} is unknown: write one of {', '.join(get_args(known))}")
-        for name in ("epochs", "batch_size", "accumulate"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)} must be at least 1")
+        for name in ("epochs", "iterations", "batch_size", "accumulate"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name}={value} must be at least 1")
+        self._check_rates()
+
+    def _check_rates(self) -> None:
         if (self.lr is not None and not self.lr > 0) or not self.weight_decay >= 0:
             raise ConfigError(f"lr={self.lr} must be above 0 and weight_decay={self.weight_decay} at least 0")
+        if not self.lr_decay > 0:
+            raise ConfigError(f"lr_decay={self.lr_decay} must be above 0: the paper's is 0.1")
+        rising = all(a < b for a, b in zip((0.0, *self.milestones), (*self.milestones, 1.0), strict=True))
+        if not rising:
+            raise ConfigError(
+                f"milestones={self.milestones} must be shares of the run, each larger than the one before and all "
+                "between 0 and 1: epochs 80 and 120 of 160 are 0.5 0.75"
+            )
+        if self.warm_up is not None and not 0 <= self.warm_up < 1:
+            raise ConfigError(f"warm_up={self.warm_up} must be a share of the run, from 0 to below 1")
+        if self.lr_schedule == "inverse-sqrt" and not self.warm_up:
+            raise ConfigError("lr_schedule='inverse-sqrt' falls from where the warm-up ends: give warm_up, e.g. 0.08")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas) or not self.eps > 0:
+            raise ConfigError(f"betas={self.betas} must be two numbers from 0 to below 1, and eps={self.eps} above 0")
 
 
 @dataclass(frozen=True)
@@ -89,6 +126,7 @@ class RunSettings:
         """One flat mapping with the names of the command's flags."""
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("train", "frac")}
         train = {f.name: getattr(self.train, f.name) for f in fields(self.train)}
+        train |= {"milestones": list(self.train.milestones), "betas": list(self.train.betas)}
         return own | self.frac.to_dict() | train
 
     @classmethod

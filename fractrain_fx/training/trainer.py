@@ -6,12 +6,13 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
@@ -21,6 +22,7 @@ from fractrain_fx.training.checkpoint import Checkpoint, load_checkpoint, save_c
 from fractrain_fx.training.data import DataSet
 from fractrain_fx.training.log import RunLog
 from fractrain_fx.training.objective import Objective
+from fractrain_fx.training.optim import epochs_of_run, lr_factor, make_optimizer, steps_of_run
 from fractrain_fx.training.results import RunResult
 from fractrain_fx.training.settings import TrainSettings
 
@@ -71,8 +73,8 @@ class Trainer:
         self._input_name = input_name
         self._console = console
         self._accelerator = _accelerator(self.settings)
-        self.engine = Engine(model, accumulate=self.settings.accumulate)
         self._set_up()
+        self.engine = Engine(model, accumulate=self.settings.accumulate, epochs=self.epochs)
         self._epoch = 0
         self._seconds = 0.0
         self._best: dict[str, float] = {}
@@ -81,12 +83,13 @@ class Trainer:
     def fit(self) -> RunResult:
         """Train all epochs (the remaining ones, after :meth:`resume`), evaluating after each."""
         main = self.is_main
-        steps, done = len(self._train) * self.settings.epochs, len(self._train) * self._epoch
-        with RunLog(self.out, steps, done=done, epoch=self._epoch, active=main, console=self._console) as log:
+        batches = sum(self._batches(epoch) for epoch in range(self.epochs))
+        done = sum(self._batches(epoch) for epoch in range(self._epoch))
+        with RunLog(self.out, batches, done=done, epoch=self._epoch, active=main, console=self._console) as log:
             log.say(self._announcement())
             if self._epoch == 0:
                 self._save()  # so that a run interrupted at once can go on too
-            while self._epoch < self.settings.epochs:
+            while self._epoch < self.epochs:
                 self._train_epoch(log)
         result = self.result()
         if self.out is not None and main:
@@ -128,6 +131,11 @@ class Trainer:
         return float(torch.stack(losses).sum()) / len(self.data.test), self.objective.read(meter)
 
     @property
+    def epochs(self) -> int:
+        """Epochs of the whole run; the last may be cut short by ``iterations``."""
+        return epochs_of_run(self.settings, self._steps_an_epoch)
+
+    @property
     def is_main(self) -> bool:
         """Whether this process is the one that reports and writes."""
         return bool(self._accelerator.is_main_process)
@@ -162,21 +170,27 @@ class Trainer:
         )
         test = DataLoader(self.data.test, settings.batch_size, collate_fn=self.data.collate)
         module = torch.compile(self.model) if settings.compile else self.model
-        optimizer = _optimizer(self.model, settings, self.data)
+        optimizer = make_optimizer(self.model, settings, self.data.task)
         self._wrapped, self._optimizer, self._train, self._test = accelerator.prepare(module, optimizer, train, test)
         if len(self._train) == 0:
             raise DataError(
                 f"{self.data.name} has too few samples for batches of {settings.batch_size}: make them smaller"
             )
-        steps = math.ceil(len(self._train) / settings.accumulate)
-        self._scheduler = LambdaLR(optimizer, lambda step: _warm_up_then_cosine(step, steps, settings.epochs))
+        self._steps_an_epoch = steps = math.ceil(len(self._train) / settings.accumulate)
+        self._scheduler = LambdaLR(optimizer, lambda step: lr_factor(settings, step, steps))
+
+    def _batches(self, epoch: int) -> int:
+        """Batches of an epoch, counted from 0."""
+        steps = steps_of_run(self.settings, self._steps_an_epoch) - epoch * self._steps_an_epoch
+        return min(len(self._train), steps * self.settings.accumulate)
 
     def _train_epoch(self, log: RunLog) -> None:
         started = time.perf_counter()
         self._wrapped.train()
         self._train.set_epoch(self._epoch)
         rate = float(self._scheduler.get_last_lr()[0])
-        for index, (inputs, targets) in enumerate(self._train):
+        batches = self._batches(self._epoch)
+        for index, (inputs, targets) in enumerate(islice(self._train, batches)):
             with self._accelerator.accumulate(self._wrapped):
                 loss = self.objective.loss(self._forward(inputs), targets)
                 self._accelerator.backward(self.engine.loss(loss))
@@ -207,7 +221,7 @@ class Trainer:
             self.engine.check_finite()
         cp = 100 * float(self.model.cost.cp.detach())
         return (
-            f"epoch {self._epoch + 1}/{self.settings.epochs} stage {self.engine.stage + 1}/{len(self.engine.levels)} "
+            f"epoch {self._epoch + 1}/{self.epochs} stage {self.engine.stage + 1}/{len(self.engine.levels)} "
             f"loss {float(loss.detach()):.3f} cp {cp:.2f} %"
         )
 
@@ -267,22 +281,6 @@ def _accelerator(settings: TrainSettings) -> Accelerator:
     if settings.device not in ("auto", accelerator.device.type):
         raise ConfigError(f"device={settings.device!r} is not there; accelerate finds {accelerator.device.type!r}")
     return accelerator
-
-
-def _optimizer(model: nn.Module, settings: TrainSettings, data: DataSet) -> torch.optim.Optimizer:
-    name = settings.optimizer or ("sgd" if data.task == "classification" else "adamw")
-    if name == "sgd":
-        lr = 0.1 if settings.lr is None else settings.lr
-        return torch.optim.SGD(model.parameters(), lr, momentum=0.9, weight_decay=settings.weight_decay)
-    lr = 3e-3 if settings.lr is None else settings.lr
-    return torch.optim.AdamW(model.parameters(), lr, weight_decay=settings.weight_decay)
-
-
-def _warm_up_then_cosine(step: int, steps_an_epoch: int, epochs: int) -> float:
-    """Factor of the learning rate: linear over the first epoch, then a cosine to nearly 0."""
-    if step < steps_an_epoch and epochs > 1:
-        return (step + 1) / steps_an_epoch
-    return (1 + math.cos(math.pi * step / (steps_an_epoch * epochs))) / 2
 
 
 def _random_state() -> dict[str, Any]:

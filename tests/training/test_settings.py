@@ -11,7 +11,9 @@ from fractrain_fx.training.settings import RunSettings, TrainSettings
 
 def test_settings_survive_yaml(tmp_path: Path) -> None:
     frac = FracConfig(method="dfq", targets=(2.5,), pins=(Pin("depthwise", Precision(8, 16)),))
-    settings = RunSettings(data="pydoc", train=TrainSettings(epochs=7, lr=0.5), frac=frac)
+    settings = RunSettings(
+        data="pydoc", train=TrainSettings(epochs=7, lr=0.5, milestones=(0.3,), betas=(0.9, 0.98)), frac=frac
+    )
     settings.to_yaml(tmp_path / "run.yaml")
     assert RunSettings.from_yaml(tmp_path / "run.yaml") == settings
 
@@ -30,7 +32,15 @@ def test_the_method_knows_the_length_of_the_run() -> None:
         ({"batch_size": -1}, "batch_size"),
         ({"lr": 0.0}, "lr"),
         ({"device": "tpu"}, "device"),
-        ({"optimizer": "adam"}, "adamw"),
+        ({"optimizer": "lion"}, "adamw"),
+        ({"iterations": 0}, "iterations=0"),
+        ({"lr_schedule": "step"}, "steps"),
+        ({"milestones": [80, 120]}, "shares of the run"),
+        ({"milestones": [0.5, 0.5]}, "larger"),
+        ({"lr_schedule": "inverse-sqrt"}, "warm_up"),
+        ({"warm_up": 1.0}, "warm_up=1.0"),
+        ({"betas": [0.9]}, "betas"),
+        ({"eps": 0.0}, "eps"),
         ({"mixed_precision": "fp8"}, "bf16"),
         ({"limit": 1}, "limit"),
         ({"gate": {"betta": 1}}, "'beta'"),
