@@ -122,10 +122,10 @@ def _train(arguments: dict[str, Any]) -> int:
 
 
 def _interrupted(out: Path | None) -> int:
-    from fractrain_fx.training.checkpoint import latest_checkpoint
+    from fractrain_fx.training.run import can_resume
 
     print("interrupted", file=sys.stderr, end="")
-    if out is not None and latest_checkpoint(out) is not None:
+    if out is not None and can_resume(out):
         print(f"; go on with: fractrain train --resume {out}", file=sys.stderr, end="")
     print(file=sys.stderr)
     return _INTERRUPTED

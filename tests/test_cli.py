@@ -11,13 +11,15 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from fractrain_fx.cli import main
 from fractrain_fx.errors import FracTrainError, ModelError
+from fractrain_fx.training import resume_run
 
 ROOT = Path(__file__).parents[1]
 TINY = ROOT / "tests" / "training" / "tiny.py"
-QUICK = ["--model", f"{TINY}:net", "--image-size", "8", "--limit", "64", "--batch-size", "32", "--device", "cpu"]
+QUICK = ["--model", f"{TINY}:net", "--image-size", "8", "--subset", "64", "--batch-size", "32", "--device", "cpu"]
 
 
 def test_training_ends_with_a_table_and_a_run_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,7 +111,7 @@ def test_the_zoo_lists_its_models(capsys: pytest.CaptureFixture[str]) -> None:
     assert "zoo:resnet38" in capsys.readouterr().out
 
 
-def test_interrupting_leaves_a_run_that_resumes(tmp_path: Path) -> None:
+def test_interrupting_leaves_a_run_that_resumes_as_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
     command = [sys.executable, "-m", "fractrain_fx", "train"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -125,10 +127,11 @@ def test_interrupting_leaves_a_run_that_resumes(tmp_path: Path) -> None:
     assert run.returncode == 130
     assert f"--resume {out}" in errors and "Traceback" not in errors
     # The signal may fall between writing a checkpoint and removing the one before it; resuming takes the newest.
-    checkpoint = max(out.glob("checkpoint-[0-9]*"))
-    assert int(checkpoint.name[-4:]) >= 2
+    done = max(int(folder.name[-4:]) for folder in out.glob("checkpoint-[0-9]*"))
+    resumed = resume_run(out, Console(quiet=True))
+    assert done >= 2 and resumed.result().epochs == done
+
     settings = (out / "config.yaml").read_text()
-    done = int(checkpoint.name[-4:]) + 1
-    (out / "config.yaml").write_text(settings.replace("epochs: 400", f"epochs: {done}"))
-    assert main(["train", "--resume", str(out)]) == 0
-    assert json.loads((out / "result.json").read_text())["epochs"] == done
+    (out / "config.yaml").write_text(settings.replace("epochs: 400", "epochs: 3"))
+    assert main(["train", "--resume", str(out)]) == 2  # a shorter run would have had other learning rates
+    assert "epochs was 400 and is 3" in capsys.readouterr().err

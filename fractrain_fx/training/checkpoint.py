@@ -1,7 +1,8 @@
-"""Checkpoints of a run: one folder an epoch, whole or not there at all."""
+"""Checkpoints of a run: one folder an epoch, whole or not there at all, and read without unpickling anything."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Mapping
@@ -15,10 +16,12 @@ from safetensors.torch import load_model, save_model
 from torch import nn
 
 from fractrain_fx.errors import RunError
+from fractrain_fx.training.durable import sync
 
 __all__ = ["Checkpoint", "latest_checkpoint", "load_checkpoint", "save_checkpoint"]
 
 _PREFIX = "checkpoint-"
+_MODEL, _TENSORS, _STATE, _SUMS = "model.safetensors", "training.pt", "state.json", "sha256.json"
 
 
 @dataclass(frozen=True)
@@ -27,11 +30,13 @@ class Checkpoint:
 
     Attributes:
         epoch: epochs completed.
+        config: settings that decide the run's numbers; a run with others may not go on from here.
         state: plain values (JSON): the engine and what the trainer remembers.
         tensors: optimizer, learning rate and random number generators: plain containers of tensors and numbers.
     """
 
     epoch: int
+    config: Mapping[str, Any]
     state: Mapping[str, Any]
     tensors: Mapping[str, Any]
 
@@ -39,45 +44,85 @@ class Checkpoint:
 def save_checkpoint(out: Path, model: nn.Module, checkpoint: Checkpoint) -> Path:
     """Write a checkpoint, then drop the older ones.
 
-    Everything is written under another name and renamed at the end, so that an interrupted run keeps the one before.
+    Everything is written under another name, brought to disk and renamed at the end: whoever is killed or loses power
+    at any moment keeps the one before.
+
+    Raises:
+        RunError: the run already has a checkpoint of this epoch.
     """
     target = out / f"{_PREFIX}{checkpoint.epoch:04d}"
+    if target.exists():
+        raise RunError(f"{target} is there already: resume that run, or write to another folder")
     draft = out / f".{target.name}.draft"
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
-    save_model(model, str(draft / "model.safetensors"))
-    torch.save(dict(checkpoint.tensors), draft / "training.pt")
-    state = {"epoch": checkpoint.epoch, **checkpoint.state}
-    (draft / "state.json").write_text(json.dumps(state, allow_nan=False), encoding="utf-8")
-    shutil.rmtree(target, ignore_errors=True)
+    save_model(model, str(draft / _MODEL))
+    torch.save(dict(checkpoint.tensors), draft / _TENSORS)
+    state = {"epoch": checkpoint.epoch, "config": dict(checkpoint.config), "state": dict(checkpoint.state)}
+    (draft / _STATE).write_text(json.dumps(state, allow_nan=False), encoding="utf-8")
+    sums = {name: _digest(draft / name) for name in (_MODEL, _TENSORS, _STATE)}
+    (draft / _SUMS).write_text(json.dumps(sums), encoding="utf-8")
+    for path in (*draft.iterdir(), draft):
+        sync(path)
     draft.rename(target)
-    for other in out.glob(f"{_PREFIX}*"):
-        if other != target:
-            shutil.rmtree(other)
+    sync(out)
+    for other in _checkpoints(out)[:-1]:
+        shutil.rmtree(other)
     return target
 
 
 def latest_checkpoint(out: Path) -> Path | None:
     """The folder of the newest checkpoint of a run, if it has one."""
-    return max(out.glob(f"{_PREFIX}*"), default=None)
+    found = _checkpoints(out)
+    return found[-1] if found else None
 
 
-def load_checkpoint(out: Path, model: nn.Module) -> Checkpoint:
+def load_checkpoint(out: Path, model: nn.Module, config: Mapping[str, Any]) -> Checkpoint:
     """Load the newest checkpoint of a run: weights into ``model``, the rest is returned.
 
+    Args:
+        out: the run's folder.
+        model: gets the weights, once all the rest has been found to fit.
+        config: of the run that wants to go on.
+
     Raises:
-        RunError: there is none, it is damaged, or it belongs to another model.
+        RunError: there is none, it is damaged, or it belongs to another configuration or model.
     """
     folder = latest_checkpoint(out)
     if folder is None:
         raise RunError(f"{out} holds no checkpoint: give the folder of a run that fractrain train has started")
     try:
-        state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-        tensors = torch.load(folder / "training.pt", map_location="cpu", weights_only=True)
-    except (OSError, EOFError, ValueError, RuntimeError, UnpicklingError) as error:
-        raise RunError(f"{folder} is damaged ({error}): start the run again") from error
+        for name, digest in json.loads((folder / _SUMS).read_text(encoding="utf-8")).items():
+            if _digest(folder / name) != digest:
+                raise ValueError(f"{name} is not as it was written")
+        state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
+        tensors = torch.load(folder / _TENSORS, map_location="cpu", weights_only=True)
+        checkpoint = Checkpoint(int(state["epoch"]), state["config"], state["state"], tensors)
+    except (OSError, EOFError, KeyError, AttributeError, ValueError, RuntimeError, UnpicklingError) as error:
+        raise RunError(f"{folder} is damaged ({error}): restore it from a copy, or start the run again") from error
+    _refuse_other_config(folder, checkpoint.config, json.loads(json.dumps(dict(config))))
     try:
-        load_model(model, str(folder / "model.safetensors"))
+        load_model(model, str(folder / _MODEL))
     except (OSError, RuntimeError) as error:
         raise RunError(f"{folder} does not fit this model: resume with the model it was made with. {error}") from error
-    return Checkpoint(epoch=int(state.pop("epoch")), state=state, tensors=tensors)
+    return checkpoint
+
+
+def _refuse_other_config(folder: Path, made: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    differ = [key for key in sorted({*made, *now}) if made.get(key) != now.get(key)]
+    if differ:
+        told = "; ".join(f"{key} was {made.get(key)!r} and is {now.get(key)!r}" for key in differ)
+        raise RunError(
+            f"{folder} was made with another configuration: {told}. Put it back, or start a new run in another folder"
+        )
+
+
+def _checkpoints(out: Path) -> list[Path]:
+    """Folders of checkpoints, oldest first."""
+    found = [path for path in out.glob(f"{_PREFIX}*") if path.name.removeprefix(_PREFIX).isdecimal()]
+    return sorted(found, key=lambda path: int(path.name.removeprefix(_PREFIX)))
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

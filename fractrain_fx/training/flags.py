@@ -25,6 +25,7 @@ _LISTS: dict[str, type] = {
     "betas": float,
 }
 _EXAMPLES = {"pins": "PATTERN=FW-8/BW-16", "options": "FW-3/BW-6", "targets": "PER_CENT", "stages": "FW(3,8)/BW(6,8)"}
+_ONLY_TRAINING = {"model", "subset", "test_subset", "setting", "pretrain_epochs", "split_seed", "augment"}
 _TYPES: dict[str, type] = {"int": int, "float": float}
 
 
@@ -43,7 +44,11 @@ def add_flags(parser: Any, *, loop: bool = True) -> None:
     ]
     if loop:
         groups.insert(1, ("the loop", TrainSettings, ""))
-    seen = {"train", "frac", "gate"} if loop else {"train", "frac", "gate", "model", "limit"}
+    seen = (
+        {"train", "frac", "gate"}
+        if loop
+        else {"train", "frac", "gate", "model", "subset", "test_subset", "setting", "pretrain_epochs", "split_seed"}
+    )
     for title, cls, prefix in groups:
         group = parser.add_argument_group(title)
         help_texts = dict(_attributes(cls))

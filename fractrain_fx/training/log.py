@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fractrain_fx.training.durable import write_text
 
 __all__ = ["RunLog", "new_console"]
 
@@ -87,7 +90,7 @@ class RunLog:
         """Write one epoch's values: all to metrics.jsonl, the numbers to TensorBoard."""
         if self._metrics is not None:
             with self._metrics.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(values) + "\n")
+                file.write(json.dumps({name: _plain(value) for name, value in values.items()}) + "\n")
         if self._board is not None:
             for name, value in values.items():
                 if isinstance(value, int | float) and name != "epoch":
@@ -103,8 +106,13 @@ class RunLog:
         return SummaryWriter(str(out / "tensorboard"), purge_step=epoch + 1)
 
 
+def _plain(value: Any) -> Any:
+    """JSON has no NaN and no infinity."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def _keep_epochs(path: Path, epoch: int) -> None:
     """Drop what was written after the checkpoint that a run goes on from."""
     if path.exists():
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)[:epoch]
-        path.write_text("".join(lines), encoding="utf-8")
+        write_text(path, "".join(lines))

@@ -17,7 +17,6 @@ from fractrain_fx.training.data import DataSet, stand_in
 __all__ = ["BuiltModel", "build_model", "zoo_models"]
 
 _FORMS = "write timm:NAME, hf:TYPE, zoo:NAME or FILE.py:FUNCTION"
-_SIDE = 32  # of images, for models that take any
 _CLASSES = 10  # or tokens, where neither the data nor the model says
 # A transformer small enough for a laptop; names as Hugging Face's configurations share them.
 _SMALL = {
@@ -61,7 +60,8 @@ def build_model(name: str, data: DataSet | None = None, *, image_size: int | Non
             a module; the function is given those of ``num_classes``, ``vocab_size`` and ``image_size`` that it names.
         data: decides the task, the number of classes or tokens, and the length of sequences. Without it the model
             keeps its own, as far as it has any.
-        image_size: side of the images; by default 32, or what the model insists on (without ``data``: prefers).
+        image_size: side of the images; by default the data set's (32, ImageNet: 224), or what the model insists on
+            (without ``data``: prefers).
 
     Raises:
         ModelError: nothing of that name, or it does not fit the task; near names are offered.
@@ -94,7 +94,7 @@ def _from_timm(name: str, data: DataSet | None, image_size: int | None) -> Built
     except TypeError as error:
         raise ModelError(f"timm:{name} does not take images of side {image_size}: leave out the image size") from error
     channels, side, _ = model.pretrained_cfg["input_size"]
-    side = image_size or (side if fixed or data is None else _SIDE)
+    side = image_size or (side if fixed or data is None else data.side)
     return BuiltModel(model, (data or stand_in("classification", model.num_classes)).sized(channels, side))
 
 
@@ -113,10 +113,10 @@ def _from_hugging_face(name: str, data: DataSet | None, image_size: int | None) 
             f"hf:{name} has no model for {data.task}, which {data.name!r} needs; among those that do are "
             f"{', '.join(fitting[:8])}.{near(name, fitting)}"
         )
-    side = image_size or _SIDE
+    side = image_size or data.side
     wanted = _SMALL | {"vocab_size": data.classes} if data.task == "language" else _SMALL | {"image_size": side}
     if data.task == "language":
-        wanted |= {"max_position_embeddings": data.train.tensors[0].shape[1], "is_decoder": True}
+        wanted |= {"max_position_embeddings": data.example().shape[1], "is_decoder": True}
     default = CONFIG_MAPPING[name]()
     known = default.to_dict().keys() | default.attribute_map.keys()
     changes: dict[str, Any] = {
@@ -164,7 +164,7 @@ def _called(build: Any, name: str, data: DataSet | None, image_size: int | None)
     parameters = inspect.signature(build).parameters
     if data is None:
         data = stand_in("language" if "vocab_size" in parameters else "classification", _CLASSES)
-    side = image_size or _SIDE
+    side = image_size or data.side
     offered = {"image_size": side, "num_classes" if data.task == "classification" else "vocab_size": data.classes}
     _fits(parameters, name, data)
     model = build(**{key: value for key, value in offered.items() if key in parameters})

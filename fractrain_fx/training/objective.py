@@ -46,15 +46,14 @@ class Objective:
         return F.cross_entropy(logits.flatten(0, -2).float(), targets.flatten())
 
     def meter(self) -> Metric:
-        """A fresh measure; feed it logits and targets, already gathered from all processes."""
+        """A fresh measure; each process feeds it its own logits and targets, and reads the measure over all."""
         if self.metric == "accuracy":
             from torchmetrics.classification import MulticlassAccuracy
 
-            return MulticlassAccuracy(self.classes, average="micro", sync_on_compute=False)
+            return MulticlassAccuracy(self.classes, average="micro")
         from torchmetrics.text import Perplexity
 
-        alone: dict[str, Any] = {"sync_on_compute": False}
-        return Perplexity(**alone)
+        return Perplexity()
 
     def read(self, meter: Metric) -> float:
         """The measure's value: per cent for accuracy."""

@@ -11,6 +11,8 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from fractrain_fx.training.durable import write_text
+
 __all__ = ["RunResult", "results_table"]
 
 
@@ -50,7 +52,7 @@ class RunResult:
 
     def to_json(self, path: Path) -> None:
         """Write as JSON."""
-        path.write_text(json.dumps(self.to_dict(), indent=2), encoding="utf-8")
+        write_text(path, json.dumps(self.to_dict(), indent=2))
 
 
 def results_table(results: Sequence[RunResult], title: str | None = None) -> Table:

@@ -2,37 +2,53 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
+from torch import Tensor
 
+from fractrain_fx.config import FracConfig
 from fractrain_fx.errors import RunError
 from fractrain_fx.training.checkpoint import latest_checkpoint
-from fractrain_fx.training.data import load_dataset
+from fractrain_fx.training.data import DataSet, draw_subset, load_dataset, phases_of
 from fractrain_fx.training.models import BuiltModel, build_model
 from fractrain_fx.training.settings import RunSettings
 from fractrain_fx.training.trainer import Trainer
 
-__all__ = ["build", "build_trainer", "free_folder", "new_run", "resume_run"]
+__all__ = ["build", "build_trainer", "can_resume", "free_folder", "new_run", "resume_run"]
 
 _SETTINGS = "config.yaml"
+_PRETRAINING = "pretrain"
 
 
-def build(settings: RunSettings, *, own_sizes: bool = False) -> BuiltModel:
+def build(settings: RunSettings, *, own_sizes: bool = False, pretraining: bool = False) -> BuiltModel:
     """The data set and the model of ``settings``, with weights from its seed.
 
     Args:
         settings: of the run.
         own_sizes: leave the data set aside and keep the model's own classes and image size.
+        pretraining: take the samples of the first phase of a setting that has two.
 
     Raises:
         FracTrainError: a name is unknown, or the model does not fit the data.
     """
     from accelerate.utils import set_seed
 
+    data = None if own_sizes else _load(settings, pretraining)
     set_seed(settings.train.seed)
-    data = None if own_sizes else load_dataset(settings.data, block_length=settings.block_length)
     return build_model(settings.model, data, image_size=settings.image_size)
+
+
+def _load(settings: RunSettings, pretraining: bool) -> DataSet:
+    data = load_dataset(settings.data, data_dir=settings.data_dir, block_length=settings.block_length)
+    data = data.augmented(settings.augment)
+    test = settings.subset if settings.test_subset is None else settings.test_subset
+    data = draw_subset(data, settings.subset, test, settings.split_seed)
+    if settings.setting == "standard":
+        return data
+    first, second = phases_of(data, settings.setting, settings.split_seed)
+    return first if pretraining else second
 
 
 def build_trainer(
@@ -40,16 +56,58 @@ def build_trainer(
 ) -> Trainer:
     """Data set, model, ``fractrainify`` and Trainer for ``settings``.
 
+    Where the setting has a phase of pre-training, that is done first (or finished, if ``out`` holds a part of it), and
+    the Trainer starts from its weights.
+
     Raises:
         FracTrainError: a name is unknown, or a part does not fit the others.
     """
+    weights = None if settings.setting == "standard" else _pretrained(settings, out, console)
+    return _trainer(settings, out, label, console, weights=weights)
+
+
+def _trainer(
+    settings: RunSettings,
+    out: Path | None,
+    label: str | None,
+    console: Console | None,
+    *,
+    weights: dict[str, Tensor] | None = None,
+    pretraining: bool = False,
+) -> Trainer:
     from fractrain_fx.api import fractrainify
 
-    built = build(settings)
-    data = built.data if settings.limit is None else built.data.limited(settings.limit)
+    built = build(settings, pretraining=pretraining)
+    if weights is not None:
+        built.model.load_state_dict(weights)
     args, kwargs = built.examples()
     model = fractrainify(built.model, config=settings.frac, example_inputs=args, example_kwargs=kwargs)
-    return Trainer(model, data, settings.train, out=out, label=label, input_name=built.input_name, console=console)
+    return Trainer(
+        model,
+        built.data,
+        settings.train,
+        out=out,
+        label=label,
+        input_name=built.input_name,
+        console=console,
+        config=settings.to_dict(),
+    )
+
+
+def _pretrained(settings: RunSettings, out: Path | None, console: Console | None) -> dict[str, Tensor]:
+    """The weights after the float pre-training on the first part of the data (supplement, section 5)."""
+    loop = settings.train
+    if settings.pretrain_epochs is not None:
+        loop = replace(loop, epochs=settings.pretrain_epochs, iterations=None)
+    first = replace(settings, train=loop, frac=FracConfig(method="float", batch_axis=settings.frac.batch_axis))
+    folder = None if out is None else out / _PRETRAINING
+    trainer = _trainer(first, folder, "pre-training in float", console, pretraining=True)
+    if out is not None and folder is not None:
+        _keep_settings(trainer, settings, out)
+        if latest_checkpoint(folder) is not None:
+            trainer.resume()
+    trainer.fit()
+    return {name: value.detach().cpu().clone() for name, value in trainer.model.restore().state_dict().items()}
 
 
 def new_run(settings: RunSettings, out: Path, console: Console | None = None) -> Trainer:
@@ -58,26 +116,40 @@ def new_run(settings: RunSettings, out: Path, console: Console | None = None) ->
     Raises:
         RunError: ``out`` already holds a run.
     """
-    if latest_checkpoint(out) is not None:
+    if any(latest_checkpoint(folder) is not None for folder in (out, out / _PRETRAINING)):
         raise RunError(f"{out} already holds a run: go on with --resume {out}, or write to another folder")
     trainer = build_trainer(settings, out=out, console=console)
-    if trainer.is_main:
-        out.mkdir(parents=True, exist_ok=True)
-        settings.to_yaml(out / _SETTINGS)
+    _keep_settings(trainer, settings, out)
     return trainer
 
 
 def resume_run(out: Path, console: Console | None = None) -> Trainer:
     """A Trainer that goes on where the run in ``out`` was after its last whole epoch.
 
+    A run that was stopped before its first checkpoint starts from its beginning.
+
     Raises:
-        RunError: there is no run, or its checkpoint is damaged.
+        RunError: there is no run, or its checkpoint is damaged or another configuration's.
     """
-    if not (out / _SETTINGS).is_file():
+    if not can_resume(out):
         raise RunError(f"{out} holds no run (no {_SETTINGS}): give the folder that fractrain train wrote to")
-    trainer = build_trainer(RunSettings.from_yaml(out / _SETTINGS), out=out, console=console)
+    settings = RunSettings.from_yaml(out / _SETTINGS)
+    if latest_checkpoint(out) is None:
+        return build_trainer(settings, out=out, console=console)
+    trainer = _trainer(settings, out, None, console)
     trainer.resume()
     return trainer
+
+
+def can_resume(out: Path) -> bool:
+    """Whether ``out`` is the folder of a run."""
+    return (out / _SETTINGS).is_file()
+
+
+def _keep_settings(trainer: Trainer, settings: RunSettings, out: Path) -> None:
+    if trainer.is_main:
+        out.mkdir(parents=True, exist_ok=True)
+        settings.to_yaml(out / _SETTINGS)
 
 
 def free_folder(settings: RunSettings, parent: Path = Path("runs")) -> Path:

@@ -9,6 +9,9 @@ from typing import Any, Literal, get_args
 
 from fractrain_fx.config import FracConfig
 from fractrain_fx.errors import ConfigError, near
+from fractrain_fx.training.data.dataset import Augmentation
+from fractrain_fx.training.data.splits import Setting
+from fractrain_fx.training.durable import write_text
 
 __all__ = ["RunSettings", "TrainSettings"]
 
@@ -25,6 +28,8 @@ class TrainSettings:
     Attributes:
         epochs: length of the run; not read where ``iterations`` is given.
         iterations: length of the run in optimizer steps; the last epoch may be cut short.
+        epoch_steps: optimizer steps after which an epoch ends, with its evaluation, checkpoint and maybe another stage;
+            by default a pass over the training samples.
         batch_size: samples of a batch in one process.
         optimizer: ``sgd`` (momentum 0.9), ``adam`` or ``adamw``; by default ``sgd`` for classification, else ``adamw``.
         lr: peak learning rate; by default 0.1 for ``sgd`` and 0.003 for the others.
@@ -42,10 +47,12 @@ class TrainSettings:
         device: ``auto`` (what accelerate finds), ``cpu``, ``cuda`` or ``mps``.
         mixed_precision: ``no``, ``fp16`` or ``bf16``, for what is not quantized.
         compile: use ``torch.compile``.
+        workers: processes that read image files; what is held in memory needs none.
     """
 
     epochs: int = 30
     iterations: int | None = None
+    epoch_steps: int | None = None
     batch_size: int = 64
     optimizer: Optimizer | None = None
     lr: float | None = None
@@ -61,6 +68,7 @@ class TrainSettings:
     device: Device = "auto"
     mixed_precision: MixedPrecision = "no"
     compile: bool = False
+    workers: int = 4
 
     def __post_init__(self) -> None:
         for name in ("milestones", "betas"):
@@ -70,10 +78,12 @@ class TrainSettings:
             value = getattr(self, name)
             if value not in get_args(known) and not (name == "optimizer" and value is None):
                 raise ConfigError(f"{name}={value!r} is unknown: write one of {', '.join(get_args(known))}")
-        for name in ("epochs", "iterations", "batch_size", "accumulate"):
+        for name in ("epochs", "iterations", "epoch_steps", "batch_size", "accumulate"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name}={value} must be at least 1")
+        if self.workers < 0:
+            raise ConfigError(f"workers={self.workers} must be at least 0")
         self._check_rates()
 
     def _check_rates(self) -> None:
@@ -101,26 +111,51 @@ class RunSettings:
 
     Attributes:
         model: ``timm:NAME``, ``hf:TYPE``, ``zoo:NAME`` or ``FILE.py:FUNCTION``.
-        data: ``digits`` or ``pydoc``.
+        data: ``digits``, ``pydoc``, ``cifar10``, ``cifar100``, ``imagenet``, ``wikitext103`` or ``text``.
+        data_dir: folder of the data set's files; ``cifar10``, ``cifar100`` and ``wikitext103`` are downloaded without.
         image_size: side of the images; by default what suits the model.
-        block_length: characters in a sample of text.
-        limit: at most this many training and test samples.
+        block_length: characters (``pydoc``) or words in a sample of text.
+        augment: what is done to training images: ``crop-flip`` (CIFAR's default), ``timm`` (ImageNet's) or ``none``.
+        subset: at most this many training and test samples, with the same share of each class.
+        test_subset: the same for test samples alone.
+        setting: ``standard``; ``adaptation``: pre-train in float on one half of the classes, then train on the other;
+            ``fine-tuning``: pre-train in float on one half of the training samples, then train on the other.
+        pretrain_epochs: length of that pre-training; by default that of the loop.
+        split_seed: decides which samples a subset has, and which classes and samples a half.
         train: the loop.
         frac: the method; its ``epochs`` are those of the loop.
     """
 
     model: str = "timm:resnet10t"
     data: str = "digits"
+    data_dir: str | None = None
     image_size: int | None = None
     block_length: int = 64
-    limit: int | None = None
+    augment: Augmentation | None = None
+    subset: int | None = None
+    test_subset: int | None = None
+    setting: Setting = "standard"
+    pretrain_epochs: int | None = None
+    split_seed: int = 0
     train: TrainSettings = field(default_factory=TrainSettings)
     frac: FracConfig = field(default_factory=FracConfig)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "frac", self.frac.replace(epochs=self.train.epochs))
-        if self.limit is not None and self.limit < 2:
-            raise ConfigError(f"limit={self.limit} leaves too few samples: write 2 or more")
+        for name in ("subset", "test_subset"):
+            if (getattr(self, name) or 2) < 2:
+                raise ConfigError(f"{name}={getattr(self, name)} leaves too few samples: write 2 or more")
+        for name, known in (("setting", get_args(Setting)), ("augment", (None, *get_args(Augmentation)))):
+            if getattr(self, name) not in known:
+                raise ConfigError(
+                    f"{name}={getattr(self, name)!r} is unknown: write one of {', '.join(filter(None, known))}"
+                )
+        if self.pretrain_epochs is not None and (self.setting == "standard" or self.pretrain_epochs < 1):
+            raise ConfigError(
+                f"pretrain_epochs={self.pretrain_epochs}: write 1 or more, with setting adaptation or fine-tuning"
+            )
+        if self.split_seed < 0 or self.train.seed < 0:
+            raise ConfigError(f"split_seed={self.split_seed} and seed={self.train.seed} must be at least 0")
 
     def to_dict(self) -> dict[str, Any]:
         """One flat mapping with the names of the command's flags."""
@@ -148,7 +183,7 @@ class RunSettings:
         """Write as YAML, which ``fractrain train --config`` reads."""
         import yaml
 
-        path.write_text(yaml.safe_dump(self.to_dict(), sort_keys=False), encoding="utf-8")
+        write_text(path, yaml.safe_dump(self.to_dict(), sort_keys=False))
 
     @classmethod
     def from_yaml(cls, path: Path) -> RunSettings:

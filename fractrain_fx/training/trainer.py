@@ -5,39 +5,45 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import asdict
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import DataLoader
 
 from fractrain_fx.engine import Engine
-from fractrain_fx.errors import ConfigError, DataError
-from fractrain_fx.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from fractrain_fx.training.data import DataSet
+from fractrain_fx.engine.distributed import sum_over_ranks
+from fractrain_fx.errors import ConfigError, NonFiniteLossError
+from fractrain_fx.training.checkpoint import Checkpoint, latest_checkpoint, load_checkpoint, save_checkpoint
+from fractrain_fx.training.data import DataSet, make_loader
+from fractrain_fx.training.data.loader import Share
 from fractrain_fx.training.log import RunLog
+from fractrain_fx.training.messages import announcement, epoch_line, step_line
 from fractrain_fx.training.objective import Objective
 from fractrain_fx.training.optim import epochs_of_run, lr_factor, make_optimizer, steps_of_run
+from fractrain_fx.training.processes import make_accelerator, random_state, set_random_state, share_buffers
 from fractrain_fx.training.results import RunResult
 from fractrain_fx.training.settings import TrainSettings
 
 if TYPE_CHECKING:
-    from accelerate import Accelerator
-
     from fractrain_fx.model import FracModel
 
 __all__ = ["Trainer"]
 
 _STEPS_BETWEEN_LOOKS = 10  # at the loss: each look waits for the device
+_NO_MATTER = ("device", "workers", "data_dir")  # a run may go on with other values of these
 
 
 class Trainer:
     """Trains a ``FracModel`` on a data set and says what it cost.
+
+    A checkpoint is written before the first epoch and after each one, so a run that was stopped goes on from the end
+    of its last whole epoch, with the same numbers as if it had not been stopped (bit for bit on a CPU).
 
     Args:
         model: what ``fractrainify`` made.
@@ -47,10 +53,11 @@ class Trainer:
         label: how tables call this run; by default the method.
         input_name: keyword of the model's input; ``None``: its first positional argument.
         console: where to report.
+        config: what a checkpoint must agree with; by default the loop's settings and the model's configuration.
 
     Raises:
         ConfigError: the device is not there, or accelerate already runs with other settings in this process.
-        DataError: there are fewer training samples than processes need for one batch.
+        DataError: there are fewer training samples than processes.
     """
 
     def __init__(
@@ -63,6 +70,7 @@ class Trainer:
         label: str | None = None,
         input_name: str | None = None,
         console: Console | None = None,
+        config: Mapping[str, Any] | None = None,
     ) -> None:
         self.model = model
         self.data = data
@@ -72,27 +80,36 @@ class Trainer:
         self.objective = Objective.of(data)
         self._input_name = input_name
         self._console = console
-        self._accelerator = _accelerator(self.settings)
+        self._accelerator = make_accelerator(self.settings)
+        self._config = config or asdict(self.settings) | model.config.to_dict()
         self._set_up()
         self.engine = Engine(model, accumulate=self.settings.accumulate, epochs=self.epochs)
+        self._resumed = False
         self._epoch = 0
         self._seconds = 0.0
         self._best: dict[str, float] = {}
         self._value = math.nan
 
     def fit(self) -> RunResult:
-        """Train all epochs (the remaining ones, after :meth:`resume`), evaluating after each."""
-        main = self.is_main
+        """Train all epochs (the remaining ones, after :meth:`resume`), evaluating after each.
+
+        Raises:
+            NonFiniteLossError: a loss or a weight was NaN or infinite; the message names the last good checkpoint.
+            RunError: ``out`` holds another run's checkpoint.
+        """
         batches = sum(self._batches(epoch) for epoch in range(self.epochs))
         done = sum(self._batches(epoch) for epoch in range(self._epoch))
-        with RunLog(self.out, batches, done=done, epoch=self._epoch, active=main, console=self._console) as log:
+        with RunLog(self.out, batches, done=done, epoch=self._epoch, active=self.is_main, console=self._console) as log:
             log.say(self._announcement())
-            if self._epoch == 0:
+            if self._epoch == 0 and not self._resumed:
                 self._save()  # so that a run interrupted at once can go on too
-            while self._epoch < self.epochs:
-                self._train_epoch(log)
+            try:
+                while self._epoch < self.epochs:
+                    self._train_epoch(log)
+            except NonFiniteLossError as error:
+                raise NonFiniteLossError(f"{error}. {self._last_good()}") from error
         result = self.result()
-        if self.out is not None and main:
+        if self.out is not None and self.is_main:
             result.to_json(self.out / "result.json")
         return result
 
@@ -100,35 +117,37 @@ class Trainer:
         """Go on from the newest checkpoint of ``out``.
 
         Raises:
-            RunError: there is none, or it does not fit.
+            RunError: there is none, it is damaged, or another configuration made it.
         """
         if self.out is None:
             raise ConfigError("a Trainer without a folder has nothing to resume from: give out=...")
-        checkpoint = load_checkpoint(self.out, self.model)
+        checkpoint = load_checkpoint(self.out, self.model, self._identity())
         self._optimizer.load_state_dict(checkpoint.tensors["optimizer"])
         self._scheduler.load_state_dict(checkpoint.tensors["scheduler"])
         if self._accelerator.scaler is not None:
             self._accelerator.scaler.load_state_dict(checkpoint.tensors["scaler"])
         self.engine.load_state_dict(checkpoint.state["engine"])
+        self._resumed = True
         self._epoch = checkpoint.epoch
         self._seconds = checkpoint.state["seconds"]
         self._best = dict(checkpoint.state["best"])
         self._value = math.nan if checkpoint.state["value"] is None else checkpoint.state["value"]
-        states = checkpoint.tensors["random"]
-        _set_random_state(states[self._accelerator.process_index % len(states)])
+        set_random_state(checkpoint.tensors["random"][self._accelerator.process_index], self._accelerator.device)
 
     def evaluate(self) -> tuple[float, float]:
-        """Mean test loss and the objective's measure on the test samples."""
-        self._wrapped.eval()
+        """Mean test loss and the objective's measure over the test samples of all processes."""
+        share_buffers(self.model)
+        # Past DDP, whose forward waits for the other processes: they may have a batch more or less.
+        inner = self._wrapped.module if isinstance(self._wrapped, DistributedDataParallel) else self._wrapped
+        inner.eval()
         meter = self.objective.meter().to(self._accelerator.device)
-        losses: list[Tensor] = []
+        loss = torch.zeros((), device=self._accelerator.device)
         with torch.no_grad():
-            for inputs, targets in self._test:
-                logits = self._forward(inputs)
-                logits, targets = self._accelerator.gather_for_metrics((logits, targets))
-                losses.append(self.objective.loss(logits, targets) * len(targets))
+            for inputs, targets in self._loader.test():
+                logits = self._forward(inner, inputs)
+                loss += self.objective.loss(logits, targets) * len(targets)
                 meter.update(logits, targets)
-        return float(torch.stack(losses).sum()) / len(self.data.test), self.objective.read(meter)
+        return float(sum_over_ranks(loss)) / len(self.data.test), self.objective.read(meter)
 
     @property
     def epochs(self) -> int:
@@ -161,44 +180,33 @@ class Trainer:
 
     def _set_up(self) -> None:
         settings, accelerator = self.settings, self._accelerator
-        train = DataLoader(
-            self.data.train,
+        share = Share(
             settings.batch_size,
-            shuffle=True,
-            collate_fn=self.data.collate,
-            drop_last=len(self.data.train) >= settings.batch_size,  # batch norm fails on a last batch of one
+            settings.seed,
+            accelerator.device,
+            accelerator.process_index,
+            accelerator.num_processes,
+            settings.workers,
         )
-        test = DataLoader(self.data.test, settings.batch_size, collate_fn=self.data.collate)
+        self._loader = make_loader(self.data, share)
         module = torch.compile(self.model) if settings.compile else self.model
         optimizer = make_optimizer(self.model, settings, self.data.task)
-        self._wrapped, self._optimizer, self._train, self._test = accelerator.prepare(module, optimizer, train, test)
-        if len(self._train) == 0:
-            raise DataError(
-                f"{self.data.name} has too few samples for batches of {settings.batch_size}: make them smaller"
-            )
-        self._steps_an_epoch = steps = math.ceil(len(self._train) / settings.accumulate)
+        self._wrapped, self._optimizer = accelerator.prepare(module, optimizer)
+        steps = settings.epoch_steps or math.ceil(self._loader.steps / settings.accumulate)
+        self._steps_an_epoch = steps
+        self._batches_an_epoch = steps * settings.accumulate if settings.epoch_steps else self._loader.steps
         self._scheduler = LambdaLR(optimizer, lambda step: lr_factor(settings, step, steps))
 
     def _batches(self, epoch: int) -> int:
         """Batches of an epoch, counted from 0."""
         steps = steps_of_run(self.settings, self._steps_an_epoch) - epoch * self._steps_an_epoch
-        return min(len(self._train), steps * self.settings.accumulate)
+        return min(self._batches_an_epoch, steps * self.settings.accumulate)
 
     def _train_epoch(self, log: RunLog) -> None:
         started = time.perf_counter()
         self._wrapped.train()
-        self._train.set_epoch(self._epoch)
         rate = float(self._scheduler.get_last_lr()[0])
-        batches = self._batches(self._epoch)
-        for index, (inputs, targets) in enumerate(islice(self._train, batches)):
-            with self._accelerator.accumulate(self._wrapped):
-                loss = self.objective.loss(self._forward(inputs), targets)
-                self._accelerator.backward(self.engine.loss(loss))
-                self._optimizer.step()
-                if self._accelerator.sync_gradients:
-                    self._scheduler.step()
-                self._optimizer.zero_grad()
-            log.step(1, self._glance(loss) if index % _STEPS_BETWEEN_LOOKS == 0 else None)
+        self._train_batches(log)
         change = self.engine.end_epoch()
         self._epoch += 1
         test_loss, self._value = self.evaluate()
@@ -206,51 +214,60 @@ class Trainer:
             macs = self.engine.ledger.total_macs
             self._best = {"value": self._value, "epoch": self._epoch, "macs": macs}
         self._seconds += time.perf_counter() - started
-        self._report(log, test_loss, rate)
+        row, metric = self.engine.ledger.rows[-1], self.objective.metric
+        log.say(epoch_line(row, metric, self._value))
+        spent = {"lr": rate, "total_macs": self.engine.ledger.total_macs, "seconds": self._seconds}
+        log.epoch(asdict(row) | {"test_loss": test_loss, f"test_{metric}": self._value} | spent)
         if change is not None:
             log.say(f"  {change}")
         self._save()
 
-    def _forward(self, inputs: Tensor) -> Tensor:
+    def _train_batches(self, log: RunLog) -> None:
+        accumulate, batches = self.settings.accumulate, self._batches(self._epoch)
+        loader = self._loader.train(self._epoch * self._batches_an_epoch, batches)
+        for number, (inputs, targets) in enumerate(loader, start=1):
+            step_ends = number % accumulate == 0 or number == batches
+            with nullcontext() if step_ends else self._accelerator.no_sync(self._wrapped):
+                loss = self.objective.loss(self._forward(self._wrapped, inputs), targets)
+                self._accelerator.backward(self.engine.loss(loss))
+            if step_ends:
+                self._optimizer.step()
+                self._scheduler.step()
+                self._optimizer.zero_grad()
+            log.step(1, self._glance(loss) if number % _STEPS_BETWEEN_LOOKS == 1 else None)
+
+    def _forward(self, module: Any, inputs: Tensor) -> Tensor:
         named = {} if self._input_name is None else {self._input_name: inputs}
-        return self.objective.logits(self._wrapped(**named) if named else self._wrapped(inputs))
+        return self.objective.logits(module(**named) if named else module(inputs))
 
     def _glance(self, loss: Tensor) -> str:
         """A line for the progress bar; stops a run that diverged (alone: others would wait for this process)."""
         if self._accelerator.num_processes == 1:
             self.engine.check_finite()
-        cp = 100 * float(self.model.cost.cp.detach())
-        return (
-            f"epoch {self._epoch + 1}/{self.epochs} stage {self.engine.stage + 1}/{len(self.engine.levels)} "
-            f"loss {float(loss.detach()):.3f} cp {cp:.2f} %"
-        )
+        cp = float(self.model.cost.cp.detach())
+        return step_line(self._epoch + 1, self.epochs, self.engine, float(loss.detach()), cp)
 
     def _announcement(self) -> str:
-        levels = " / ".join(str(level) for level in self.engine.levels)
-        stages = f"stages {levels}{'' if self.model.config.scheduled else ' % cp'}"
-        return (
-            f"{self.label}: {type(self.model.restore()).__name__}, {self.model.macs:,} forward MACs a sample, on "
-            f"{self.data.name}; {stages if self.model.config.method != 'float' else 'float'}; "
-            f"{self._accelerator.device}" + (f"; run folder {self.out}" if self.out is not None else "")
-        )
+        text = announcement(self.label, self.model, self.data.name, self.engine)
+        return f"{text}; {self._accelerator.device}" + (f"; run folder {self.out}" if self.out is not None else "")
 
-    def _report(self, log: RunLog, test_loss: float, rate: float) -> None:
-        row = self.engine.ledger.rows[-1]
-        metric = self.objective.metric
-        log.say(
-            f"epoch {row.epoch:3d}  stage {row.stage + 1} ({row.level})  loss {row.loss:.4f}  "
-            f"cp {100 * row.cp:.2f} %  cp_total {100 * row.cp_total:.2f} %  test {metric} {self._value:.2f}"
-        )
-        spent = {"lr": rate, "total_macs": self.engine.ledger.total_macs, "seconds": self._seconds}
-        log.epoch(asdict(row) | {"test_loss": test_loss, f"test_{metric}": self._value} | spent)
+    def _identity(self) -> dict[str, Any]:
+        """What decides this run's numbers."""
+        config = {key: value for key, value in self._config.items() if key not in _NO_MATTER}
+        return config | {"processes": self._accelerator.num_processes}
+
+    def _last_good(self) -> str:
+        folder = None if self.out is None else latest_checkpoint(self.out)
+        return "This run keeps no checkpoints" if folder is None else f"The last good checkpoint is {folder}"
 
     def _save(self) -> None:
         from accelerate.utils import gather_object
 
         if self.out is None:
             return
-        random = gather_object([_random_state()])  # each process draws its own noise
-        if not self._accelerator.is_main_process:
+        self._refuse_bad_weights()
+        random = gather_object([random_state(self._accelerator.device)])  # each process draws its own noise
+        if not self.is_main:
             return
         scaler = self._accelerator.scaler
         tensors = {
@@ -261,33 +278,12 @@ class Trainer:
         }
         value = self._value if math.isfinite(self._value) else None
         state = {"engine": self.engine.state_dict(), "seconds": self._seconds, "best": self._best, "value": value}
-        save_checkpoint(self.out, self.model, Checkpoint(self._epoch, state, tensors))
+        save_checkpoint(self.out, self.model, Checkpoint(self._epoch, self._identity(), state, tensors))
 
-
-def _accelerator(settings: TrainSettings) -> Accelerator:
-    from accelerate import Accelerator
-    from accelerate.utils import DataLoaderConfiguration, set_seed
-
-    set_seed(settings.seed)
-    try:
-        accelerator = Accelerator(
-            cpu=settings.device == "cpu",
-            mixed_precision=settings.mixed_precision,
-            gradient_accumulation_steps=settings.accumulate,
-            dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True, data_seed=settings.seed),
-        )
-    except ValueError as error:
-        raise ConfigError(f"accelerate refuses mixed_precision={settings.mixed_precision!r}: {error}") from error
-    if settings.device not in ("auto", accelerator.device.type):
-        raise ConfigError(f"device={settings.device!r} is not there; accelerate finds {accelerator.device.type!r}")
-    return accelerator
-
-
-def _random_state() -> dict[str, Any]:
-    return {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []}
-
-
-def _set_random_state(state: Mapping[str, Any]) -> None:
-    torch.set_rng_state(state["cpu"])
-    if len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(state["cuda"])
+    def _refuse_bad_weights(self) -> None:
+        """Losses look at the weights of the step before; the last step of an epoch may have spoilt them."""
+        for name, parameter in self.model.named_parameters():
+            if not torch.isfinite(parameter).all():
+                raise NonFiniteLossError(
+                    f"after epoch {self._epoch} the weight {name} is NaN or infinite: lower the learning rate"
+                )

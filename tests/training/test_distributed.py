@@ -15,7 +15,7 @@ from fractrain_fx.cli import main
 ROOT = Path(__file__).parents[2]
 
 
-RUN = ["train", "--model", f"{ROOT}/tests/training/tiny.py:net", "--image-size", "8", "--limit", "128"]
+RUN = ["train", "--model", f"{ROOT}/tests/training/tiny.py:net", "--image-size", "8", "--subset", "128"]
 LOOP = ["--epochs", "2", "--schedule", "manual", "--device", "cpu"]
 
 

@@ -61,7 +61,7 @@ def test_the_optimizer_is_the_one_asked_for_or_the_usual_one(name: str | None, t
 
 def test_training_stops_in_the_middle_of_an_epoch_and_the_stages_know_how_long_the_run_is() -> None:
     settings = RunSettings.from_dict(
-        {"model": f"{TINY}:net", "limit": 64, "image_size": 8, "iterations": 7, "batch_size": 16, "device": "cpu"}
+        {"model": f"{TINY}:net", "subset": 64, "image_size": 8, "iterations": 7, "batch_size": 16, "device": "cpu"}
         | {"lr_schedule": "steps", "method": "pfq", "schedule": "manual", "stages": "FW(4,8)/BW(6,8)"}
     )
     trainer = build_trainer(settings)

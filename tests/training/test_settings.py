@@ -42,7 +42,7 @@ def test_the_method_knows_the_length_of_the_run() -> None:
         ({"betas": [0.9]}, "betas"),
         ({"eps": 0.0}, "eps"),
         ({"mixed_precision": "fp8"}, "bf16"),
-        ({"limit": 1}, "limit"),
+        ({"subset": 1}, "subset"),
         ({"gate": {"betta": 1}}, "'beta'"),
     ],
 )

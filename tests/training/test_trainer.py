@@ -21,7 +21,7 @@ TINY = Path(__file__).with_name("tiny.py")
 def settings(method: str = "fractrain", function: str = "net", epochs: int = 2, **train: object) -> RunSettings:
     frac = FracConfig(method=method, schedule="manual", epochs=epochs)  # type: ignore[arg-type]
     loop = TrainSettings(**{"epochs": epochs, "batch_size": 32, "lr": 0.05, "device": "cpu"} | train)  # type: ignore[arg-type]
-    return RunSettings(f"{TINY}:{function}", image_size=8, limit=96, train=loop, frac=frac)
+    return RunSettings(f"{TINY}:{function}", image_size=8, subset=96, train=loop, frac=frac)
 
 
 def quiet() -> Console:
@@ -132,7 +132,7 @@ def test_evaluation_sees_every_test_sample() -> None:
     trainer = build_trainer(settings("float", epochs=1), console=quiet())
     trainer.fit()
     model, data = trainer.model.eval(), trainer.data
-    inputs, targets = data.collate([data.test[index] for index in range(len(data.test))])
+    inputs, targets = data.prepare(data.test.tensors[0]), data.test.tensors[1]
     with torch.no_grad():
         right = (model(inputs).argmax(1) == targets).float().mean()
     loss, accuracy = trainer.evaluate()
@@ -141,7 +141,7 @@ def test_evaluation_sees_every_test_sample() -> None:
 
 def test_text_is_trained_by_perplexity() -> None:
     run = RunSettings(
-        "hf:gpt2", "pydoc", block_length=16, limit=64, train=TrainSettings(epochs=2, batch_size=16, device="cpu")
+        "hf:gpt2", "pydoc", block_length=16, subset=64, train=TrainSettings(epochs=2, batch_size=16, device="cpu")
     )
     result = build_trainer(run, console=quiet()).fit()
     assert result.metric == "perplexity" and 1 < result.value < 200

@@ -1,7 +1,7 @@
-"""The paper's models that timm does not have, in plain PyTorch."""
+"""Models for 32x32 images, and a language model, in plain PyTorch."""
 
 from fractrain_fx.zoo.models.mobilenet import MobileNetV2, mobilenetv2
-from fractrain_fx.zoo.models.resnet import ResNet, resnet38, resnet74, resnet110, resnet164
+from fractrain_fx.zoo.models.resnet import ResNet, resnet20, resnet38, resnet74, resnet110, resnet164
 from fractrain_fx.zoo.models.transformer import TransformerLM, transformer_base
 
 __all__ = [
@@ -9,6 +9,7 @@ __all__ = [
     "ResNet",
     "TransformerLM",
     "mobilenetv2",
+    "resnet20",
     "resnet38",
     "resnet74",
     "resnet110",

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["BasicBlock", "Bottleneck", "ResNet", "resnet38", "resnet74", "resnet110", "resnet164"]
+__all__ = ["BasicBlock", "Bottleneck", "ResNet", "resnet20", "resnet38", "resnet74", "resnet110", "resnet164"]
 
 STAGE_WIDTHS = (16, 32, 64)
 
@@ -111,6 +111,11 @@ class ResNet(nn.Module):
         x = self.layer3(self.layer2(self.layer1(x)))
         logits: Tensor = self.fc(x.mean((2, 3)))
         return logits
+
+
+def resnet20(num_classes: int = 10) -> ResNet:
+    """Three basic blocks a stage; not in the paper, for trials on a small machine."""
+    return ResNet(BasicBlock, 3, num_classes)
 
 
 def resnet38(num_classes: int = 10) -> ResNet:

@@ -1,9 +1,11 @@
 """The embedded data sets: fixed splits, shapes, and clear refusals."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
-from fractrain_fx.errors import DataError
+from fractrain_fx.errors import ConfigError, DataError
 from fractrain_fx.training.data import load_dataset
 
 
@@ -25,10 +27,11 @@ def test_digits_are_normalised_by_the_training_part() -> None:
 
 def test_images_are_enlarged_when_a_batch_is_made() -> None:
     data = load_dataset("digits").sized(3, 32)
-    inputs, targets = data.collate([data.train[index] for index in range(4)])
-    assert inputs.shape == (4, 3, 32, 32) and targets.shape == (4,)
+    small = data.train.tensors[0][:4]
+    inputs = data.prepare(small)
+    assert inputs.shape == (4, 3, 32, 32)
     assert torch.equal(inputs[:, 0], inputs[:, 2])
-    assert torch.allclose(inputs.mean(), torch.stack([data.train[i][0] for i in range(4)]).mean(), atol=1e-5)
+    assert torch.allclose(inputs.mean(), small.mean(), atol=1e-5)
 
 
 def test_text_targets_are_the_inputs_one_character_later() -> None:
@@ -44,14 +47,21 @@ def test_text_is_split_without_overlap_four_to_one() -> None:
     assert 3.8 < len(data.train) / len(data.test) < 4.2
 
 
-def test_a_limit_keeps_the_first_samples() -> None:
-    data = load_dataset("digits").limited(10)
-    assert len(data.train) == len(data.test) == 10
-
-
 def test_an_unknown_name_offers_near_ones() -> None:
     with pytest.raises(DataError, match="'digits'"):
         load_dataset("digit")
+
+
+def test_a_folder_must_be_one_and_make_sense(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is no folder"):
+        load_dataset("cifar10", data_dir=tmp_path / "nowhere")
+    with pytest.raises(DataError, match="leave out data_dir"):
+        load_dataset("digits", data_dir=tmp_path)
+
+
+def test_an_augmentation_must_suit_the_data() -> None:
+    with pytest.raises(ConfigError, match="write none"):
+        load_dataset("digits").augmented("crop-flip")
 
 
 @pytest.mark.parametrize("length", [0, 10**7])

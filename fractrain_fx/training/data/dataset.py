@@ -1,0 +1,115 @@
+"""What a data set is: two sets of samples and what a batch of them needs before a model reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from fractrain_fx.errors import ConfigError
+
+__all__ = ["Augmentation", "DataSet", "ImageFiles", "Samples", "Task", "targets_of"]
+
+Task = Literal["classification", "language"]
+Augmentation = Literal["crop-flip", "timm", "none"]
+
+
+@dataclass(frozen=True)
+class ImageFiles:
+    """Images that stay on disk until a batch needs them.
+
+    Attributes:
+        paths: of the files.
+        targets: class number of each.
+        transform: makes, from the side of the images and whether they are for training with augmentation, the function
+            from an opened image to a normalised tensor.
+    """
+
+    paths: tuple[str, ...]
+    targets: Int[Tensor, " n"]
+    transform: Callable[[int, bool], Callable[[Any], Tensor]]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+
+Samples: TypeAlias = TensorDataset | ImageFiles
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """Training and test samples of one task.
+
+    Attributes:
+        name: what ``load_dataset`` was asked for.
+        task: ``classification`` (images and class numbers) or ``language`` (tokens and the token after each).
+        classes: number of classes, or of tokens in the vocabulary.
+        train, test: inputs and targets.
+        pixels: mean and standard deviation (0..1) of each channel, by which images in bytes are normalised; ``None``
+            for inputs that are used as they are.
+        augmentations: what may be done to training images; the first is the default.
+        side: of the images that a model which takes any size is given.
+        shape: channels, height and width that images are enlarged to; ``None`` leaves inputs as they are.
+    """
+
+    name: str
+    task: Task
+    classes: int
+    train: Samples
+    test: Samples
+    pixels: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    augmentations: tuple[Augmentation, ...] = ("none",)
+    side: int = 32
+    shape: tuple[int, int, int] | None = None
+
+    def sized(self, channels: int, side: int) -> DataSet:
+        """The same images, enlarged (bilinear) to what a model reads whenever a batch is made."""
+        return replace(self, shape=(channels, side, side))
+
+    def augmented(self, augment: Augmentation | None) -> DataSet:
+        """The same samples with another augmentation; ``None`` keeps the default.
+
+        Raises:
+            ConfigError: it does not suit this data.
+        """
+        if augment is None:
+            return self
+        if augment not in self.augmentations:
+            raise ConfigError(f"augment={augment!r} does not suit {self.name}: write {' or '.join(self.augmentations)}")
+        return replace(self, augmentations=(augment,))
+
+    def prepare(self, inputs: Shaped[Tensor, batch * dims]) -> Tensor:
+        """Stacked samples as a model reads them: bytes normalised, images enlarged, tokens as they are."""
+        if self.task == "language":
+            return inputs.to(torch.int64)
+        if self.pixels is not None:
+            mean, std = (torch.tensor(each, device=inputs.device).view(-1, 1, 1) for each in self.pixels)
+            inputs = inputs.float().div_(255).sub_(mean).div_(std)
+        if self.shape is not None:
+            channels, *size = self.shape
+            if list(inputs.shape[2:]) != size:
+                inputs = F.interpolate(inputs, size=size, mode="bilinear", align_corners=False)
+            inputs = inputs.expand(-1, channels, -1, -1).contiguous()
+        return inputs
+
+    def example(self, samples: int = 2) -> Tensor:
+        """Inputs of a small batch, to record a model with."""
+        if isinstance(self.train, TensorDataset):
+            return self.prepare(self.train.tensors[0][:samples])
+        channels, height, width = self.shape or (3, self.side, self.side)
+        generator = torch.Generator().manual_seed(0)
+        images: Float[Tensor, "samples channels height width"] = torch.randn(
+            samples, channels, height, width, generator=generator
+        )
+        return images
+
+
+def targets_of(samples: Samples) -> Int[Tensor, n * positions]:
+    """The target of each sample."""
+    return samples.tensors[1] if isinstance(samples, TensorDataset) else samples.targets

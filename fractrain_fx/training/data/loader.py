@@ -1,0 +1,153 @@
+"""Batches for one process: from memory, on the model's device and without a loop over samples, or from image files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from fractrain_fx.training.data.augment import CropFlip
+from fractrain_fx.training.data.dataset import DataSet
+from fractrain_fx.training.data.files import read_batches
+from fractrain_fx.training.data.order import Order, generator_for
+
+__all__ = ["Loader", "Share", "make_loader"]
+
+_ON_DEVICE = 1 << 30  # bytes of samples that may lie on the model's device
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one of several processes takes.
+
+    Attributes:
+        batch: samples of a step in this process.
+        seed: of order and augmentation.
+        device: where batches are needed.
+        rank, ranks: this process and how many share the work.
+        workers: processes that read image files.
+    """
+
+    batch: int
+    seed: int
+    device: torch.device
+    rank: int = 0
+    ranks: int = 1
+    workers: int = 0
+
+
+class Loader(Protocol):
+    """Batches of inputs and targets on the model's device."""
+
+    @property
+    def steps(self) -> int:
+        """Training steps of a pass over the samples."""
+        ...
+
+    def train(self, first: int, count: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Training batches ``first`` to ``first + count`` (over all passes), the same ones whenever asked."""
+        ...
+
+    def test(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """This process's part of the test samples; all parts together hold each sample once."""
+        ...
+
+
+def make_loader(data: DataSet, share: Share) -> Loader:
+    """The loader that suits a data set; training images are augmented by its first augmentation.
+
+    Raises:
+        DataError: fewer samples than processes.
+    """
+    return TensorLoader(data, share) if isinstance(data.train, TensorDataset) else FileLoader(data, share)
+
+
+class TensorLoader:
+    """Batches of samples that are held in memory."""
+
+    def __init__(self, data: DataSet, share: Share) -> None:
+        self._data, self._share = data, share
+        self._order = Order(len(data.train), share.batch, share.seed, share.rank, share.ranks)
+        self._train, self._test = (_near(part, share.device) for part in (data.train, data.test))
+        self._draw = lru_cache(maxsize=1)(self._drawn)
+
+    @property
+    def steps(self) -> int:
+        return self._order.steps
+
+    def train(self, first: int, count: int) -> Iterator[tuple[Tensor, Tensor]]:
+        for number in range(first, first + count):
+            turn, rows = self._order.step(number)
+            inputs, targets = self._pick(self._train, rows)
+            if self._data.augmentations[0] == "crop-flip":
+                # By sample and not by place in a batch, so that the number of processes makes no difference.
+                inputs = self._draw(turn)(inputs, rows.to(inputs.device))
+            yield self._ready(inputs, targets)
+
+    def test(self) -> Iterator[tuple[Tensor, Tensor]]:
+        mine = torch.arange(self._share.rank, len(self._data.test), self._share.ranks)
+        for first in range(0, len(mine), self._share.batch):
+            rows = mine[first : first + self._share.batch]
+            yield self._ready(*self._pick(self._test, rows))
+
+    @staticmethod
+    def _pick(held: tuple[Tensor, Tensor], rows: Tensor) -> tuple[Tensor, Tensor]:
+        rows = rows.to(held[0].device)
+        return held[0][rows], held[1][rows]
+
+    def _ready(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        device = self._share.device
+        return self._data.prepare(inputs.to(device)), targets.to(device, torch.int64)
+
+    def _drawn(self, turn: int) -> CropFlip:
+        return CropFlip.draw(len(self._data.train), generator_for(self._share.seed, turn, 1)).to(self._train[0].device)
+
+
+class FileLoader:
+    """Batches of images that are read, transformed and stacked by worker processes."""
+
+    def __init__(self, data: DataSet, share: Share) -> None:
+        self._data, self._share = data, share
+        self._order = Order(len(data.train), share.batch, share.seed, share.rank, share.ranks)
+
+    @property
+    def steps(self) -> int:
+        return self._order.steps
+
+    def train(self, first: int, count: int) -> Iterator[tuple[Tensor, Tensor]]:
+        batches = []
+        for number in range(first, first + count):
+            turn, rows = self._order.step(number)
+            start = (self._share.seed * 1_000_003 + turn) * len(self._data.train)
+            batches.append([(row, start + row) for row in rows.tolist()])
+        return self._read(train=True, batches=batches)
+
+    def test(self) -> Iterator[tuple[Tensor, Tensor]]:
+        mine = range(self._share.rank, len(self._data.test), self._share.ranks)
+        rows = [(row, 0) for row in mine]
+        batches = [rows[at : at + self._share.batch] for at in range(0, len(rows), self._share.batch)]
+        return self._read(train=False, batches=batches)
+
+    def _read(self, *, train: bool, batches: list[list[tuple[int, int]]]) -> Iterator[tuple[Tensor, Tensor]]:
+        side = self._data.shape[1] if self._data.shape is not None else self._data.side
+        files = self._data.train if train else self._data.test
+        if isinstance(files, TensorDataset):
+            raise TypeError("a FileLoader reads ImageFiles")
+        transform = files.transform(side, train and self._data.augmentations[0] == "timm")
+        for inputs, targets in read_batches(files, transform, batches, self._share.workers):
+            yield inputs.to(self._share.device), targets.to(self._share.device)
+
+
+def _near(samples: object, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Inputs and targets, on the device if they are few enough to stay there beside a model."""
+    if not isinstance(samples, TensorDataset):
+        raise TypeError("a TensorLoader holds samples in memory")
+    inputs, targets = samples.tensors
+    if inputs.nbytes + targets.nbytes > _ON_DEVICE:
+        return inputs, targets
+    return inputs.to(device), targets.to(device)

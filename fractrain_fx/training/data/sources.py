@@ -1,0 +1,45 @@
+"""Data sets by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fractrain_fx.errors import DataError, near
+from fractrain_fx.training.data.cifar import load_cifar
+from fractrain_fx.training.data.dataset import DataSet
+from fractrain_fx.training.data.embedded import load_digits, load_pydoc, stand_in
+from fractrain_fx.training.data.imagenet import load_image_folder
+from fractrain_fx.training.data.text import load_text
+
+__all__ = ["DATA_SETS", "load_dataset", "stand_in"]
+
+DATA_SETS = ("digits", "pydoc", "cifar10", "cifar100", "imagenet", "wikitext103", "text")
+
+
+def load_dataset(name: str, *, data_dir: str | Path | None = None, block_length: int = 64) -> DataSet:
+    """Load a data set.
+
+    Args:
+        name: ``digits`` and ``pydoc`` come with the package; ``cifar10``, ``cifar100`` and ``wikitext103`` are read
+            from ``data_dir``, or downloaded where none is given; ``imagenet`` (any folder in its layout) and ``text``
+            (any two text files) are read from ``data_dir``.
+        data_dir: folder of the files.
+        block_length: characters (``pydoc``) or words in a sample of text.
+
+    Raises:
+        DataError: the name is unknown, files are missing or damaged, or a block is longer than the text allows.
+    """
+    folder = None if data_dir is None else Path(data_dir).expanduser()
+    if folder is not None and not folder.is_dir():
+        raise DataError(f"data_dir={str(data_dir)!r} is no folder: give the one that holds {name}")
+    if name in ("digits", "pydoc"):
+        if folder is not None:
+            raise DataError(f"{name} comes with the package: leave out data_dir={str(data_dir)!r}")
+        return load_digits() if name == "digits" else load_pydoc(block_length)
+    if name in ("cifar10", "cifar100"):
+        return load_cifar(name, folder)
+    if name == "imagenet":
+        return load_image_folder(name, folder)
+    if name in ("wikitext103", "text"):
+        return load_text(name, folder, block_length)
+    raise DataError(f"data set {name!r} is unknown: write one of {', '.join(DATA_SETS)}.{near(name, DATA_SETS)}")

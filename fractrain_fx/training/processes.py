@@ -1,0 +1,72 @@
+"""Devices, processes and their random numbers: what accelerate is asked for, and what a checkpoint must keep of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from fractrain_fx.engine.distributed import world_size
+from fractrain_fx.errors import ConfigError
+from fractrain_fx.training.settings import TrainSettings
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+__all__ = ["make_accelerator", "random_state", "set_random_state", "share_buffers"]
+
+
+def make_accelerator(settings: TrainSettings) -> Accelerator:
+    """The accelerator for ``settings``; seeds this process, each one differently.
+
+    Raises:
+        ConfigError: the device is not there, or accelerate already runs with other settings in this process.
+    """
+    from accelerate import Accelerator
+    from accelerate.utils import set_seed
+
+    try:
+        accelerator = Accelerator(
+            cpu=settings.device == "cpu",
+            mixed_precision=settings.mixed_precision,
+            gradient_accumulation_steps=settings.accumulate,
+        )
+    except ValueError as error:
+        raise ConfigError(f"accelerate refuses mixed_precision={settings.mixed_precision!r}: {error}") from error
+    if settings.device not in ("auto", accelerator.device.type):
+        raise ConfigError(f"device={settings.device!r} is not there; accelerate finds {accelerator.device.type!r}")
+    set_seed(settings.seed + accelerator.process_index)  # the same noise in each process would not average out
+    return accelerator
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """The state of every generator that this process draws from, as tensors, numbers and text."""
+    kind, keys, *rest = np.random.get_state()
+    return {
+        "torch": torch.get_rng_state(),
+        "device": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+        "python": random.getstate(),
+        "numpy": (kind, torch.from_numpy(np.asarray(keys).astype(np.int64)), *rest),
+    }
+
+
+def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
+    """Go on drawing where ``random_state`` was taken."""
+    torch.set_rng_state(state["torch"])
+    if device.type == "cuda" and state["device"] is not None:
+        torch.cuda.set_rng_state(state["device"], device)
+    random.setstate(state["python"])
+    kind, keys, *rest = state["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), *rest))
+
+
+def share_buffers(model: nn.Module) -> None:
+    """Give each process the running statistics and ranges of the first, which are those that a checkpoint keeps."""
+    if world_size() > 1:
+        for buffer in model.buffers():
+            dist.broadcast(buffer, 0)
