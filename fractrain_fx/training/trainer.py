@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from fractrain_fx.engine import Engine
 from fractrain_fx.engine.distributed import sum_over_ranks
-from fractrain_fx.errors import ConfigError, NonFiniteLossError
+from fractrain_fx.errors import ConfigError, NonFiniteLossError, RunError
 from fractrain_fx.training.checkpoint import Checkpoint, latest_checkpoint, load_checkpoint, save_checkpoint
 from fractrain_fx.training.data import DataSet, make_loader
 from fractrain_fx.training.data.loader import Share
@@ -97,6 +97,8 @@ class Trainer:
             NonFiniteLossError: a loss or a weight was NaN or infinite; the message names the last good checkpoint.
             RunError: ``out`` holds another run's checkpoint.
         """
+        if self.out is not None and self._epoch == 0 and not self._resumed and latest_checkpoint(self.out) is not None:
+            raise RunError(f"{self.out} holds a run: call resume() first, or write to another folder")
         batches = sum(self._batches(epoch) for epoch in range(self.epochs))
         done = sum(self._batches(epoch) for epoch in range(self._epoch))
         with RunLog(self.out, batches, done=done, epoch=self._epoch, active=self.is_main, console=self._console) as log:

@@ -103,11 +103,74 @@ def test_resuming_needs_a_run(tmp_path: Path) -> None:
         resume_run(tmp_path, quiet())
 
 
-def test_a_diverging_run_stops_and_keeps_the_checkpoint_before(tmp_path: Path) -> None:
+def test_a_diverging_run_stops_and_names_the_checkpoint_before(tmp_path: Path) -> None:
     trainer = new_run(settings("static", "diverging"), tmp_path, quiet())
-    with pytest.raises(NonFiniteLossError, match="epoch 1"):
+    with pytest.raises(NonFiniteLossError, match=r"epoch 1.*last good checkpoint is .*checkpoint-0000$"):
         trainer.fit()
     assert (tmp_path / "checkpoint-0000" / "model.safetensors").exists()
+    with pytest.raises(NonFiniteLossError, match="keeps no checkpoints"):
+        build_trainer(settings("static", "diverging"), console=quiet()).fit()
+
+
+def test_weights_spoilt_by_the_last_step_of_an_epoch_are_not_kept(tmp_path: Path) -> None:
+    # Three batches an epoch; fractrainify, which calls the model too, is through before the hook counts.
+    trainer = new_run(settings("float", "spoilt", epochs=4), tmp_path, quiet())
+    trainer.model.restore().calls = 0
+    with pytest.raises(NonFiniteLossError, match=r"after epoch 2 the weight head\.weight .*checkpoint-0001$"):
+        trainer.fit()
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-0001"]
+
+
+def test_resuming_under_another_configuration_is_refused(tmp_path: Path) -> None:
+    new_run(settings(), tmp_path, quiet()).fit()
+    config = tmp_path / "config.yaml"
+    text = config.read_text()
+    config.write_text(text.replace("weight_bits: 6", "weight_bits: 4").replace("seed: 0\n", "seed: 1\n"))
+    with pytest.raises(RunError, match=r"seed was 0 and is 1.*weight_bits was 6 and is 4"):
+        resume_run(tmp_path, quiet())
+    config.write_text(text.replace("workers: 4", "workers: 0"))  # decides nothing
+    assert resume_run(tmp_path, quiet()).result().epochs == 2
+
+
+def test_a_trainer_does_not_write_over_another_ones_run(tmp_path: Path) -> None:
+    new_run(settings(), tmp_path, quiet()).fit()
+    first = build_trainer(settings(epochs=1), console=quiet())
+    with pytest.raises(RunError, match="holds a run"):
+        Trainer(first.model, first.data, first.settings, out=tmp_path, console=quiet()).fit()
+
+
+def test_a_run_stopped_before_its_first_checkpoint_starts_over(tmp_path: Path) -> None:
+    new_run(settings(), tmp_path, quiet())
+    assert not list(tmp_path.glob("checkpoint-*"))
+    assert resume_run(tmp_path, quiet()).fit().epochs == 2
+
+
+def test_a_killed_process_leaves_no_half_line_in_the_metrics(tmp_path: Path) -> None:
+    trainer = new_run(settings(epochs=3), tmp_path, quiet())
+    interrupt_in_epoch(trainer, 3)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"epoch": 3, "los')
+    resume_run(tmp_path, quiet()).fit()
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["epoch"] for row in rows] == [1, 2, 3]
+
+
+def test_an_epoch_can_be_shorter_or_longer_than_a_pass(tmp_path: Path) -> None:
+    # 3 batches of 32 a pass; an optimizer step takes 2.
+    long = build_trainer(settings("pfq", epochs=3, epoch_steps=4, accumulate=2), console=quiet())
+    assert [row.samples for row in (long.fit(), long.engine.ledger.rows)[1]] == [256] * 3
+    short = new_run(settings("pfq", epochs=4, epoch_steps=1), tmp_path / "short", quiet())
+    short.fit()
+    assert [row.samples for row in short.engine.ledger.rows] == [32] * 4
+    parts = new_run(settings("pfq", epochs=4, epoch_steps=1), tmp_path / "parts", quiet())
+    interrupt_in_epoch(parts, 3)
+    with pytest.raises(KeyboardInterrupt):
+        parts.fit()
+    resumed = resume_run(tmp_path / "parts", quiet())
+    resumed.fit()
+    assert resumed.engine.state_dict() == short.engine.state_dict()
 
 
 def test_the_seed_decides_the_run() -> None:

@@ -1,0 +1,102 @@
+"""The paper's settings: one call pre-trains in float on one part and trains on the other, and goes on after a stop."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+
+from fractrain_fx.config import FracConfig
+from fractrain_fx.errors import ConfigError, RunError
+from fractrain_fx.training import RunSettings, TrainSettings, build_trainer, new_run, resume_run
+from fractrain_fx.training.trainer import Trainer
+
+TINY = Path(__file__).with_name("tiny.py")
+
+
+def settings(setting: str, **changes: object) -> RunSettings:
+    loop = TrainSettings(epochs=2, batch_size=32, lr=0.05, device="cpu")
+    run = RunSettings(f"{TINY}:net", image_size=8, subset=200, setting=setting, train=loop, frac=FracConfig())  # type: ignore[arg-type]
+    return replace(run, **changes)  # type: ignore[arg-type]
+
+
+def quiet() -> Console:
+    return Console(quiet=True)
+
+
+def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in trainer.model.state_dict().items()}
+
+
+@pytest.mark.parametrize(("setting", "classes"), [("adaptation", 5), ("fine-tuning", 10)])
+def test_a_model_is_pre_trained_in_float_and_goes_on_with_its_weights(
+    setting: str, classes: int, tmp_path: Path
+) -> None:
+    run = settings(setting, pretrain_epochs=3)
+    trainer = new_run(run, tmp_path, quiet())
+    first = json.loads((tmp_path / "pretrain" / "result.json").read_text())
+    assert first["epochs"] == 3 and first["mean_cp_total"] == 1
+    assert trainer.data.classes == classes == trainer.model.head.out_features
+    assert len(trainer.data.train) == 100
+    checkpoint = load_file(tmp_path / "pretrain" / "checkpoint-0003" / "model.safetensors")
+    now = weights(trainer)
+    assert all(torch.equal(now[name], value) for name, value in checkpoint.items() if not name.startswith("frac."))
+    result = trainer.fit()
+    assert result.epochs == 2 and result.mean_cp_total < 0.5
+    assert {"pretrain", "result.json", "metrics.jsonl"} <= {path.name for path in tmp_path.iterdir()}
+
+
+def test_without_a_folder_both_phases_run_too() -> None:
+    assert build_trainer(settings("fine-tuning"), console=quiet()).fit().epochs == 2
+
+
+def test_a_stop_in_either_phase_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = settings("fine-tuning", pretrain_epochs=2)
+    whole = new_run(run, tmp_path / "whole", quiet())
+    whole.fit()
+
+    saves = 0
+    save = Trainer._save
+
+    def stopping(self: Trainer) -> None:
+        nonlocal saves
+        saves += 1
+        if saves in (2, 4):  # in the first phase; between the two
+            raise KeyboardInterrupt
+        save(self)
+
+    out = tmp_path / "stopped"
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_save", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            new_run(run, out, quiet())
+        with pytest.raises(RunError, match="--resume"):
+            new_run(run, out, quiet())
+        with pytest.raises(KeyboardInterrupt):
+            resume_run(out, quiet()).fit()
+    resumed = resume_run(out, quiet())
+    resumed.fit()
+    ours, theirs = weights(resumed), weights(whole)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"setting": "adaption"}, "adaptation"),
+        ({"setting": "standard", "pretrain_epochs": 2}, "pretrain_epochs"),
+        ({"pretrain_epochs": 0}, "pretrain_epochs"),
+        ({"augment": "mixup"}, "crop-flip"),
+        ({"augment": "crop-flip"}, "digits"),
+        ({"split_seed": -1}, "split_seed"),
+        ({"test_subset": 1}, "test_subset"),
+    ],
+)
+def test_settings_without_meaning_are_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_trainer(settings(**{"setting": "adaptation"} | changes), console=quiet())  # type: ignore[arg-type]
