@@ -26,7 +26,7 @@ demo: $(READY)  ## train a ResNet on the digits as float, static FW-8/BW-8 and F
 test: $(READY)  ## all tests but the documentation's
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --ignore=tests/test_readme.py
 
-slow: $(READY)  ## the long tests: every model of tests/models.py compiled whole
+slow: $(READY)  ## the long tests: every model of tests/models.py compiled whole, training killed twenty times
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 readme: $(READY)  ## run the code blocks of README.md and docs/
