@@ -89,7 +89,7 @@ class FracConfig:
 
     Attributes:
         method: ``float``, ``static``, ``pfq``, ``dfq``, ``fractrain`` or ``slu``.
-        format: the number format; ``affine`` is SBM's (ALGORITHM 2).
+        format: the number format: ``affine`` is SBM's (ALGORITHM 2); ``dorefa`` and ``wageubn``.
         precision: the precision of ``static``.
         stages: the precisions of ``pfq``.
         options: what the gates of ``dfq`` and ``fractrain`` choose from; ``slu`` has 0/0 and 32/32.

@@ -6,8 +6,9 @@ from fractrain_fx.errors import ConfigError, near
 from fractrain_fx.formats.affine import AffineFormat
 from fractrain_fx.formats.base import Format
 from fractrain_fx.formats.dorefa import DoReFaFormat
+from fractrain_fx.formats.wageubn import WageubnFormat
 
-__all__ = ["AffineFormat", "DoReFaFormat", "Format", "get_format"]
+__all__ = ["AffineFormat", "DoReFaFormat", "Format", "WageubnFormat", "get_format"]
 
 
 def get_format(name: str) -> Format:
@@ -16,7 +17,7 @@ def get_format(name: str) -> Format:
     Raises:
         ConfigError: no format has this name; the message offers those that exist.
     """
-    formats: dict[str, Format] = {fmt.name: fmt for fmt in (AffineFormat(), DoReFaFormat())}
+    formats: dict[str, Format] = {fmt.name: fmt for fmt in (AffineFormat(), DoReFaFormat(), WageubnFormat())}
     if name not in formats:
         raise ConfigError(f"format={name!r} is unknown: write one of {', '.join(formats)}.{near(name, formats)}")
     return formats[name]

@@ -11,7 +11,7 @@ from fractrain_fx.errors import ConfigError
 from fractrain_fx.formats import get_format
 from fractrain_fx.nn.axis import BatchAxis
 
-NAMES = ("affine", "dorefa")
+NAMES = ("affine", "dorefa", "wageubn")
 
 
 def test_an_unknown_name_is_answered_with_near_ones() -> None:

@@ -1,0 +1,146 @@
+"""The WAGEUBN format: fixed-point numbers, scaled by powers of two where they are scaled at all (arXiv 1909.02384).
+
+Its letters: W and A are *directly* quantized (rounded to a fixed grid), E, the error at an op's output, by *shift*
+quantization (scaled by a power of two first), and G, the gradient of a weight, by *constant* quantization (brought to
+one size, whatever it was). U, the update, has 24 bits there; the master weights of this package are float32, whose
+significand has as many. BN stays float (paper 4.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from fractrain_fx.formats.base import SampleAxis
+from fractrain_fx.formats.bits import as_bits, is_rounded, unrounded, work_dtype
+from fractrain_fx.formats.noise import add_dither
+
+__all__ = ["WageubnFormat"]
+
+# Constant quantization of a weight's gradient: integers below 2^7 in size (8 bits), in units of 2^-14 (k_GC = 15).
+_GRADIENT_LEVELS = 2.0**7
+_GRADIENT_UNIT = 2.0**-14
+
+# Powers of two that scale a tensor: their quotients by 2^31 are still normal float32 numbers.
+_SMALLEST_EXPONENT, _LARGEST_EXPONENT = -95, 127
+
+
+class WageubnFormat:
+    """Activations and weights on the grid of step ``2^(1 - bits)``, gradients on one that a power of two scales.
+
+    Weights saturate at one step below 1. Activations, as published, do not saturate: the grid is fixed and what lies
+    above 1 keeps its integer part, which the number of bits does not count. Below the first step, errors have a
+    second grid that is ``2^(bits - 1)`` times finer, marked by a flag bit that is not counted either.
+    """
+
+    name = "wageubn"
+
+    def activation_range(self, x: Float[Tensor, "*dims"]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+        """Always -1..1, the grid's own unit: this format measures nothing."""
+        return torch.full((), -1.0, device=x.device), torch.full((), 2.0, device=x.device)
+
+    def activation(
+        self,
+        x: Float[Tensor, "*dims"],
+        bits: int | Int[Tensor, "*bits"],
+        *,
+        lo: Float[Tensor, ""],
+        span: Float[Tensor, ""],
+    ) -> Float[Tensor, "*dims"]:
+        """``round(x 2^(bits - 1)) / 2^(bits - 1)``; the grid is fixed, so ``lo`` and ``span`` are not read."""
+        rounded: Tensor = _Direct.apply(x, as_bits(bits, x))
+        return rounded
+
+    def activation_errors(
+        self, x: Float[Tensor, "*dims"], bits: Sequence[int], *, lo: Float[Tensor, ""], span: Float[Tensor, ""]
+    ) -> Iterator[Float[Tensor, "*dims"]]:
+        for each in bits:
+            yield self.activation(x, each, lo=lo, span=span).to(work_dtype(x)) - x.to(work_dtype(x))
+
+    def weight(
+        self, w: Float[Tensor, "*dims"], bits: int | Int[Tensor, "*bits"], *, dim: int
+    ) -> Float[Tensor, "*dims"]:
+        """Direct quantization, clipped to one step below 1; the gradient that comes back is constantly quantized."""
+        rounded: Tensor = _Weight.apply(w, as_bits(bits, w))
+        return rounded
+
+    def gradient(
+        self, g: Float[Tensor, "*dims"], bits: int | Int[Tensor, "*bits"], *, axis: SampleAxis
+    ) -> Float[Tensor, "*dims"]:
+        """Shift quantization with a flag (the paper's Q_E2), scaled by the largest value of the whole tensor."""
+        if g.numel() == 0:
+            return g
+        bits = as_bits(bits, g)
+        steps = _steps_to_one(bits, work_dtype(g))
+        unit = _power_of_two_near(g) / steps
+        q = g.to(unit.dtype) / unit
+        fine = (q * steps).round_().div_(steps)
+        coarse = q.round().clamp_(min=1 - steps).clamp_(max=steps - 1)
+        rounded = torch.where(q.abs() < 1, fine, coarse).mul_(unit).add_(g, alpha=0)
+        return unrounded(bits, g, rounded.to(g.dtype))
+
+
+class _Direct(torch.autograd.Function):
+    """Direct quantization, with the identity as its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bits: Tensor) -> Tensor:
+        return _direct(x, bits)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return grads[0], None
+
+
+class _Weight(torch.autograd.Function):
+    """Direct quantization of a weight, and constant quantization of its gradient (where the weight is rounded)."""
+
+    @staticmethod
+    def forward(ctx: Any, w: Tensor, bits: Tensor) -> Tensor:
+        ctx.save_for_backward(bits)
+        largest = 1 - 1 / _steps_to_one(bits, work_dtype(w))
+        clipped = _direct(w, bits, largest)
+        return clipped
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (bits,) = ctx.saved_tensors
+        return torch.where(is_rounded(bits), _constant(grads[0]), grads[0]), None
+
+
+def _direct(x: Tensor, bits: Tensor, largest: Tensor | None = None) -> Tensor:
+    """``x`` on the grid of step ``2^(1 - bits)``; beyond ``largest``, where it is given, at ``largest``."""
+    dtype = work_dtype(x)
+    steps = _steps_to_one(bits, dtype)
+    value = x.to(dtype)
+    if largest is not None:
+        value = value.minimum(largest).maximum(-largest)
+    # From 1 / eps on every number is an integer, so on the grid already, and the product below could overflow.
+    rounded = torch.where(value.abs() < 1 / torch.finfo(dtype).eps, (value * steps).round_() / steps, value)
+    rounded = rounded + 0 * x  # the clipping hides an infinite value; 0 * inf is NaN
+    return torch.where(is_rounded(bits), rounded.to(x.dtype), x)
+
+
+def _constant(g: Tensor) -> Tensor:
+    """The gradient of a weight, brought to the size that ``_GRADIENT_LEVELS`` has and stochastically rounded there."""
+    if g.numel() == 0:
+        return g
+    q = g.to(work_dtype(g)) / _power_of_two_near(g) * _GRADIENT_LEVELS
+    add_dither(q).round_().clamp_(1 - _GRADIENT_LEVELS, _GRADIENT_LEVELS - 1)
+    return (q.mul_(_GRADIENT_UNIT) + 0 * g).to(g.dtype)
+
+
+def _steps_to_one(bits: Tensor, dtype: torch.dtype) -> Tensor:
+    """``2^(bits - 1)``; 1 for 0 bits, whose result is replaced."""
+    return (1 << (bits.long() - 1).clamp(min=0)).to(dtype)
+
+
+def _power_of_two_near(x: Tensor) -> Tensor:
+    """``R(x)``: the power of two nearest, on a logarithmic scale, to the largest |x|; the smallest usable one for 0."""
+    largest = x.abs().amax().to(work_dtype(x))
+    exponent = largest.log2().round_().clamp(_SMALLEST_EXPONENT, _LARGEST_EXPONENT)
+    return torch.where(largest == 0, 2.0**_SMALLEST_EXPONENT, exponent.exp2())
