@@ -7,8 +7,19 @@ from torch.fx.passes.infra.pass_base import PassBase
 from fractrain_fx.config import FracConfig
 from fractrain_fx.passes.attention import OpenAttention
 from fractrain_fx.passes.blocks import Blocks
-from fractrain_fx.passes.cost import MeterCost, reachable
-from fractrain_fx.passes.facts import FIXED_BATCH, Block, Decision, Facts, Op, blocks_of, facts, fixed_batch, ops_of
+from fractrain_fx.passes.cost import MeterCost, costed, reachable
+from fractrain_fx.passes.facts import (
+    FIXED_BATCH,
+    Block,
+    Decision,
+    Facts,
+    Op,
+    Product,
+    blocks_of,
+    facts,
+    fixed_batch,
+    ops_of,
+)
 from fractrain_fx.passes.fuse import Fuse, unfused
 from fractrain_fx.passes.gates import InsertGates
 from fractrain_fx.passes.macs import Macs
@@ -29,10 +40,12 @@ __all__ = [
     "MeterCost",
     "Op",
     "OpenAttention",
+    "Product",
     "Quantize",
     "Shapes",
     "analysis_passes",
     "blocks_of",
+    "costed",
     "default_passes",
     "facts",
     "fixed_batch",

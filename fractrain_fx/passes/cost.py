@@ -16,7 +16,7 @@ from fractrain_fx.passes.gates import choices_of
 from fractrain_fx.passes.graph import call, insert_module, unique, varying
 from fractrain_fx.precision import FULL
 
-__all__ = ["MeterCost", "op_cost", "reachable"]
+__all__ = ["MeterCost", "costed", "op_cost", "reachable"]
 
 Paths = tuple[float, float, float]
 
@@ -52,7 +52,7 @@ class MeterCost(PassBase):
     def _meter(self, graph_module: GraphModule, gated_blocks: list[str]) -> CostMeter:
         tables = _tables(graph_module, self.config)
         scheduled, fixed, steered, total = ([0.0, 0.0, 0.0] for _ in range(4))
-        for op, cost in _costed(graph_module):
+        for op, cost in costed(graph_module):
             mode = op.precision.mode
             _accumulate(total, cost.macs)
             if mode in ("gated", "scheduled"):
@@ -80,7 +80,7 @@ def op_cost(node: Node, op: Op, moving: set[Node]) -> OpCost:
 
 def reachable(graph_module: GraphModule, config: FracConfig) -> tuple[float, float]:
     """The lowest and highest cp, in per cent, that the gates of a graph can choose."""
-    full = sum(sum(cost.macs) for op, cost in _costed(graph_module) if op.precision.mode == "gated")
+    full = sum(sum(cost.macs) for op, cost in costed(graph_module) if op.precision.mode == "gated")
     low = high = 0.0
     skippable = {block.name for block in blocks_of(graph_module.graph) if block.skip is not None}
     for name, table in _tables(graph_module, config).items():
@@ -96,7 +96,7 @@ def reachable(graph_module: GraphModule, config: FracConfig) -> tuple[float, flo
 def _tables(graph_module: GraphModule, config: FracConfig) -> dict[str, list[Paths]]:
     """For each gated block, the MACs spent on FW, EB and GC under each option."""
     tables: dict[str, list[list[float]]] = {}
-    for op, cost in _costed(graph_module):
+    for op, cost in costed(graph_module):
         if op.precision.mode == "gated":
             rows = tables.setdefault(op.block or "", [[0.0, 0.0, 0.0] for _ in config.gate_options])
             options = config.projection_options if op.skip_path else config.gate_options
@@ -105,7 +105,8 @@ def _tables(graph_module: GraphModule, config: FracConfig) -> dict[str, list[Pat
     return {name: [(row[0], row[1], row[2]) for row in rows] for name, rows in tables.items()}
 
 
-def _costed(graph_module: GraphModule) -> list[tuple[Op, OpCost]]:
+def costed(graph_module: GraphModule) -> list[tuple[Op, OpCost]]:
+    """Every counted contraction of a graph, rewritten or not, with what its products cost."""
     moving = varying(graph_module.graph)
     return [(op, op_cost(node, op, moving)) for node, op in ops_of(graph_module.graph) if op.macs is not None]
 

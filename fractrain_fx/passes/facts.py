@@ -12,7 +12,7 @@ from torch.fx import Graph, GraphModule, Node
 from fractrain_fx.nn.axis import BatchAxis
 from fractrain_fx.precision import Precision
 
-__all__ = ["FIXED_BATCH", "Block", "Decision", "Facts", "Op", "blocks_of", "facts", "fixed_batch", "ops_of"]
+__all__ = ["FIXED_BATCH", "Block", "Decision", "Facts", "Op", "Product", "blocks_of", "facts", "fixed_batch", "ops_of"]
 
 FIXED_BATCH = "fixed_batch"
 """Key of ``graph_module.meta``: whether the graph runs at the batch size of its example only."""
@@ -41,6 +41,36 @@ class Decision:
         return f"{self.mode}{bits}: {self.reason}"
 
 
+@dataclass(frozen=True)
+class Product:
+    """An op of one sample as equal convolutions on square sides; a matrix product has sides of 1.
+
+    Attributes:
+        kernel, output, input: sides of the kernel, the output and the input.
+        stride: of the kernel.
+        inputs, outputs: channels of one of the convolutions.
+        rows: outputs that share the weight besides the ``output ** 2`` positions.
+        repeats: number of these convolutions, each with a weight of its own (groups, heads).
+        shared: whether all samples use the same weight, so that a batch is one convolution of more rows.
+    """
+
+    kernel: int
+    output: int
+    input: int
+    stride: int
+    inputs: int
+    outputs: int
+    rows: int = 1
+    repeats: int = 1
+    shared: bool = True
+
+    @property
+    def macs(self) -> int:
+        """Forward multiply-accumulates."""
+        each = self.kernel**2 * self.inputs * self.outputs * self.output**2
+        return each * self.rows * self.repeats
+
+
 @dataclass
 class Op:
     """One contraction of the model.
@@ -54,6 +84,7 @@ class Op:
         skip_path: whether it lies on the projection that carries the samples which skip its block, so that it always
             runs: where they choose FW-0/BW-0 it takes the cheapest option that computes.
         input_gradient, weight_gradient: whether the backward pass computes EB and GC for it.
+        product: the op as a machine model prices it; ``None`` where it cannot be put so.
         block: name of its block, or ``None``.
         precision: the decision of the precision pass.
     """
@@ -66,6 +97,7 @@ class Op:
     skip_path: bool = False
     input_gradient: bool = True
     weight_gradient: bool = True
+    product: Product | None = None
     block: str | None = None
     precision: Decision = field(default_factory=lambda: Decision("float", "not yet decided"))
 

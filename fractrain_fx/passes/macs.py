@@ -11,6 +11,7 @@ from fractrain_fx.passes.contractions import Contraction, contraction, operand, 
 from fractrain_fx.passes.facts import Op, facts, ops_of
 from fractrain_fx.passes.formulas import recurrent_macs
 from fractrain_fx.passes.graph import module_path, owner_module, unique, varying
+from fractrain_fx.passes.products import product_of
 
 __all__ = ["Macs"]
 
@@ -62,11 +63,13 @@ def _op(graph_module: GraphModule, node: Node, moving: set[Node], names: set[str
     a, b, out = facts(first), facts(second), facts(node)
     if a.shape is None or b.shape is None or out.shape is None:
         return None
+    macs = family.macs(a.shape, b.shape, out.shape) // (out.samples or 1)
     return Op(
         name=unique(_name(node, family, second, moving), names),
         kind=family.kind,
         module=module_path(node),
-        macs=family.macs(a.shape, b.shape, out.shape) // (out.samples or 1),
+        macs=macs,
+        product=product_of(node, family, macs, shared=second not in moving),
         depthwise=family.kind == "conv" and b.shape[1] == 1 and b.shape[0] >= a.shape[1] > 1,
         input_gradient=a.requires_grad,
         weight_gradient=b.requires_grad,

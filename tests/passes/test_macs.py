@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fractrain_fx import FracConfig, FracModel, fractrainify, plan
 from fractrain_fx.nn.quantizers import WeightQuantizer
-from fractrain_fx.passes import facts, ops_of
+from fractrain_fx.passes import Product, facts, ops_of
 from fractrain_fx.passes.formulas import recurrent_macs
 from tests.models import HOME_MADE, HUGGING_FACE, TIMM, Case, build
 
@@ -267,3 +267,21 @@ def test_what_has_no_formula_is_listed_as_uncounted_and_not_as_nothing() -> None
     assert ops["cdist"].macs is None
     assert ops["cdist"].precision.mode == "uncounted"
     assert ops["stem"].macs == 5 * 4 * 4
+
+
+@pytest.mark.parametrize("name", ["swin_tiny_patch4_window7_224", "levit_128s", "mobilenetv2_100", "gpt2", "t5"])
+def test_every_op_is_equal_convolutions_with_the_same_macs(name: str) -> None:
+    model = rewritten(build(name))
+    assert [op.name for op in model.ops if op.macs and op.product is None] == []
+    for op in model.ops:
+        assert op.product is None or op.product.macs == op.macs
+        # A batch shares the weights of a model, and nothing else.
+        assert op.product is None or op.product.shared == (op.kind in ("conv", "linear", "addmm"))
+
+
+def test_convolutions_on_squares_stay_convolutions_and_the_rest_becomes_matrix_products() -> None:
+    products = {op.name: op.product for op in rewritten(Case(Everything(), (torch.randn(3, 4, 6, 6),))).ops}
+    assert products["grouped"] == Product(3, 6, 6, 1, 2, 4, repeats=2)
+    assert products["dilated"] == Product(1, 1, 1, 1, 72, 8, rows=36)
+    assert products["up"] == Product(1, 1, 1, 1, 4, 8, rows=36, repeats=2)
+    assert products["one"] == Product(1, 1, 1, 1, 20, 6, rows=140)

@@ -1,0 +1,203 @@
+"""What a run costs on BitFusion, and in bit operations: from the options really chosen, epoch by epoch.
+
+Three quantities are summed alike: *MACs* (bit operations as the paper counts them, a 32 x 32 bit product being one),
+*cycles* and *energy*. BitFusion has no floating point: what stays float is priced as integers of 32 bits, 16 passes
+of the array a product, as the MACs count it. Comparisons with the paper, which counts every layer at the stated bits,
+are those of the ops that the method steers: ``RunCost.steered``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fractrain_fx.errors import ConfigError
+from fractrain_fx.hardware.bitfusion import FREQUENCY, training_step
+from fractrain_fx.nn.cost import OpCost
+from fractrain_fx.passes import Op, costed
+from fractrain_fx.precision import FULL, Precision
+
+if TYPE_CHECKING:
+    from fractrain_fx.engine.ledger import EpochRow
+    from fractrain_fx.model import FracModel
+
+__all__ = ["Amount", "Entry", "Key", "RunCost", "StepPrices", "run_cost"]
+
+Key = Literal["stage", "block", "op", "path"]
+Sums = NDArray[np.float64]  # [FW, EB, GC] x [MACs, cycles, nJ]
+PATHS = ("FW", "EB", "GC")
+
+
+class Amount(NamedTuple):
+    """MACs at 32 bits, seconds at 500 MHz and joules (dynamic)."""
+
+    macs: float
+    seconds: float
+    joules: float
+
+
+class Entry(NamedTuple):
+    """What one op spent in one stage.
+
+    ``steered`` tells gated and scheduled ops from float and pinned ones; ``sums`` are over all samples.
+    """
+
+    stage: str
+    block: str
+    op: str
+    steered: bool
+    sums: Sums
+
+
+@dataclass(frozen=True)
+class RunCost:
+    """Sums over a run, by path, op, block and stage.
+
+    Attributes:
+        entries: one for each op and stage.
+        samples: training samples.
+        unpriced: ops that BitFusion has no price for (recurrent layers, say): their MACs are counted where there is a
+            formula, their cycles and energy are not.
+    """
+
+    entries: tuple[Entry, ...]
+    samples: int
+    unpriced: tuple[str, ...] = ()
+
+    @property
+    def total(self) -> Amount:
+        """Over every op."""
+        return _amount(_sum(entry.sums for entry in self.entries))
+
+    @property
+    def steered(self) -> Amount:
+        """Over the ops whose precision the method steers: what the paper's numbers compare with."""
+        return _amount(_sum(entry.sums for entry in self.entries if entry.steered))
+
+    def by(self, key: Key) -> dict[str, Amount]:
+        """The total, split by ``stage``, ``block``, ``op`` or ``path``."""
+        if key == "path":
+            sums = _sum(entry.sums for entry in self.entries)
+            return {path: _amount(sums[index : index + 1]) for index, path in enumerate(PATHS)}
+        groups: dict[str, list[Sums]] = {}
+        for entry in self.entries:
+            groups.setdefault(getattr(entry, key), []).append(entry.sums)
+        return {name: _amount(_sum(parts)) for name, parts in groups.items()}
+
+    def to_dict(self) -> dict[str, object]:
+        """Plain values: the two totals and every split."""
+        splits: dict[str, Key] = {"by_path": "path", "by_stage": "stage", "by_block": "block", "by_op": "op"}
+        return {
+            "total": self.total._asdict(),
+            "steered": self.steered._asdict(),
+            **{name: {k: v._asdict() for k, v in self.by(key).items()} for name, key in splits.items()},
+            "samples": self.samples,
+            "unpriced": list(self.unpriced),
+        }
+
+
+class StepPrices:
+    """Prices of a model's ops for one sample, at any bits.
+
+    Args:
+        model: what ``fractrainify`` made.
+        batch: samples of a training step, which share the weights that it reads. A batch whose samples take several
+            options is priced as if each option had all of it.
+
+    Attributes:
+        ops: every counted op with what its three products cost.
+        unpriced: names of ops that the machine model has no answer for, as far as they have been asked for.
+    """
+
+    def __init__(self, model: FracModel, batch: int) -> None:
+        if batch < 1:
+            raise ConfigError(f"batch={batch} must be at least 1 sample")
+        self.model = model
+        self.batch = batch
+        self.ops: list[tuple[Op, OpCost]] = costed(model.graph_module)
+        self.unpriced = {op.name for op in model.ops if op.macs is None or (op.macs and op.product is None)}
+        self._sums: dict[tuple[str, Precision, int], Sums] = {}
+
+    def of(self, op: Op, cost: OpCost, precision: Precision, weight_bits: int | None = None) -> Sums:
+        """What FW, EB and GC of one sample cost; ``weight_bits`` defaults to the forward bits."""
+        weight = precision.fw if weight_bits is None or not cost.weight else weight_bits
+        key = (op.name, precision, weight)
+        if key not in self._sums:
+            self._sums[key] = self._price(op, cost, precision, weight)
+        return self._sums[key]
+
+    def _price(self, op: Op, cost: OpCost, precision: Precision, weight_bits: int) -> Sums:
+        sums = np.zeros((len(PATHS), 3))
+        if precision.skips:
+            return sums
+        sums[:, 0] = cost.spent(precision, weight_bits)
+        product = op.product
+        if product is None:
+            return sums
+        # Samples that share the weight are rows of one convolution; others have a convolution each.
+        together, alone = (self.batch, 1) if product.shared else (1, self.batch)
+        try:
+            step = training_step(
+                product.kernel,
+                product.output,
+                product.stride,
+                product.inputs,
+                product.outputs,
+                product.rows * together,
+                a_bits=precision.fw,
+                w_bits=weight_bits,
+                g_bits=precision.bw,
+                I=product.input,
+            )
+        except ConfigError:  # no tile of it fits the SRAMs
+            self.unpriced.add(op.name)
+            return sums
+        for path, run in enumerate((step.fw, step.eb, step.gc)):
+            if run is not None and cost.macs[path]:
+                sums[path, 1:] = np.array((run.cycles, run.energy_nj)) * product.repeats * alone / self.batch
+        return sums
+
+
+def run_cost(prices: StepPrices, rows: Iterable[EpochRow]) -> RunCost:
+    """What the epochs of a ledger cost, each at the precisions that it was trained in."""
+    entries: dict[tuple[str, str], Entry] = {}
+    samples = 0
+    for row in rows:
+        samples += row.samples
+        for op, steered, sums in _spent(prices, row):
+            stage = f"{row.stage + 1}: {row.level}"
+            empty = Entry(stage, op.block or "", op.name, steered, np.zeros_like(sums))
+            entry = entries.setdefault((stage, op.name), empty)
+            entries[stage, op.name] = entry._replace(sums=entry.sums + row.samples * sums)
+    return RunCost(tuple(entries.values()), samples, tuple(sorted(prices.unpriced)))
+
+
+def _spent(prices: StepPrices, row: EpochRow) -> Iterator[tuple[Op, bool, Sums]]:
+    """What each op spends on a mean sample of an epoch."""
+    config = prices.model.config
+    for op, cost in prices.ops:
+        mode = op.precision.mode
+        if mode == "gated":
+            options = config.projection_options if op.skip_path else config.gate_options
+            chosen = zip(options, row.options[op.block or ""], strict=True)
+            sums = _sum(
+                share * prices.of(op, cost, option, config.gate_weight_bits) for option, share in chosen if share
+            )
+        elif mode == "scheduled":
+            sums = prices.of(op, cost, Precision.parse(row.level))
+        else:
+            sums = prices.of(op, cost, op.precision.precision or FULL)
+        yield op, mode in ("gated", "scheduled"), sums
+
+
+def _sum(parts: Iterable[Sums]) -> Sums:
+    return sum(parts, start=np.zeros((len(PATHS), 3)))
+
+
+def _amount(sums: Sums) -> Amount:
+    macs, cycles, nanojoules = sums.sum(axis=0).tolist()
+    return Amount(macs, cycles / FREQUENCY, nanojoules / 1e9)

@@ -1,0 +1,140 @@
+"""What a run cost: the options really chosen, summed by stage, block, op and path."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from fractrain_fx import Engine, FracConfig, FracModel, fractrainify
+from fractrain_fx.engine import EpochRow
+from fractrain_fx.hardware.bitfusion import convolution, training_step
+from fractrain_fx.hardware.run_cost import RunCost, StepPrices, run_cost
+from fractrain_fx.zoo.models import resnet74
+from tests.training.tiny import TinyNet
+
+BATCH = 16
+
+
+def trained(method: str, **fields: object) -> tuple[FracModel, Engine]:
+    x = torch.rand(BATCH, 3, 8, 8)
+    model = fractrainify(TinyNet(4), config=FracConfig.from_dict({"method": method} | fields), example_inputs=(x,))
+    engine = Engine(model)
+    for _ in range(3):
+        engine.loss(model(x + torch.rand_like(x)).square().mean()).backward()
+        engine.end_epoch()
+    return model, engine
+
+
+def cost(model: FracModel, engine: Engine) -> RunCost:
+    return run_cost(StepPrices(model, BATCH), engine.ledger.rows)
+
+
+METHODS = [
+    ("float", {}),
+    ("static", {"precision": "FW-8/BW-16"}),
+    ("pfq", {"schedule": "manual", "epochs": 3, "stages": "FW(3,4,8)/BW(6,6,8)"}),
+    ("dfq", {}),
+    ("slu", {"pins": [{"pattern": "head", "precision": "8/8"}]}),
+]
+
+
+@pytest.mark.parametrize(("method", "fields"), METHODS, ids=[name for name, _ in METHODS])
+def test_bit_operations_are_those_of_the_engines_ledger(method: str, fields: dict[str, object]) -> None:
+    model, engine = trained(method, **fields)
+    spent = cost(model, engine)
+    full = sum(sum(op.training_macs) for op in model.ops)
+    # 1e-5: the ledger's shares were summed in float32 on the way
+    assert spent.total.macs == pytest.approx(engine.ledger.mean_cp_total * full * engine.ledger.samples, rel=1e-5)
+    assert spent.samples == engine.ledger.samples
+    for key in ("stage", "block", "op", "path"):
+        parts = spent.by(key).values()  # type: ignore[arg-type]
+        for name in ("macs", "seconds", "joules"):
+            assert sum(getattr(part, name) for part in parts) == pytest.approx(getattr(spent.total, name))
+    steered = sum(sum(op.training_macs) for op in model.ops if op.precision.mode in ("gated", "scheduled"))
+    assert spent.steered.macs == pytest.approx(engine.ledger.mean_cp * steered * spent.samples, rel=1e-5)
+
+
+def test_static_layers_are_priced_as_the_three_convolutions_of_a_batch() -> None:
+    model, engine = trained("static", precision="FW-4/BW-8", pins=[{"pattern": "first", "precision": "8/8"}])
+    spent = cost(model, engine)
+    inner = training_step(3, 8, 1, 8, 8, BATCH, a_bits=4, w_bits=4, g_bits=8)
+    stem = training_step(3, 8, 1, 3, 8, BATCH, a_bits=8, w_bits=8, g_bits=8, first=True)
+    head = training_step(1, 1, 1, 8, 4, BATCH, a_bits=32, w_bits=32, g_bits=32)
+    for name, step in (("block.0", inner), ("stem", stem), ("head", head)):
+        assert spent.by("op")[name].seconds == pytest.approx(3 * step.seconds)
+        assert spent.by("op")[name].joules == pytest.approx(3 * step.energy_nj / 1e9)
+    assert head.fw.passes == 16
+    assert spent.steered.seconds == pytest.approx(spent.by("op")["block.0"].seconds + spent.by("op")["block.3"].seconds)
+
+
+def test_a_pfq_run_is_split_by_its_stages_and_an_earlier_one_is_cheaper() -> None:
+    model, engine = trained("pfq", schedule="manual", epochs=3, stages="FW(3,4,8)/BW(6,6,8)")
+    stages = cost(model, engine).by("stage")
+    assert list(stages) == ["1: FW-3/BW-6", "2: FW-4/BW-6", "3: FW-8/BW-8"]
+    macs = [stage.macs for stage in stages.values()]
+    assert macs == sorted(macs)
+
+
+def test_samples_that_skip_cost_nothing_and_the_rest_by_their_options() -> None:
+    model, _ = trained("dfq")
+    prices = StepPrices(model, BATCH)
+
+    (name,) = (block.name for block in model.blocks if block.gated)
+
+    def of(shares: tuple[float, ...]) -> RunCost:
+        row = EpochRow(1, 0, "cp 3 %", 1.0, 0.03, 0.03, 0.03, 0.03, 0.03, 100, {name: shares})
+        return run_cost(prices, [row])
+
+    options = len(model.config.options)
+    only = [of(tuple(float(index == chosen) for index in range(options))).steered for chosen in range(options)]
+    assert only[0] == (0, 0, 0)
+    half = of((0.5, 0.5) + (0.0,) * (options - 2)).steered
+    assert half.macs == pytest.approx(only[1].macs / 2) and half.joules == pytest.approx(only[1].joules / 2)
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.qkv, self.last = nn.Linear(16, 16), nn.Linear(16, 48), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        q, k, v = self.qkv(x).chunk(3, -1)
+        x = (q @ k.transpose(1, 2)).softmax(-1) @ v + x
+        return self.last(x)
+
+
+def test_a_batch_shares_weights_but_no_products_of_two_activations() -> None:
+    x = torch.rand(4, 6, 16)
+    model = fractrainify(Attention(), config=FracConfig(method="static"), example_inputs=(x,))
+    prices = StepPrices(model, 4)
+    costs = {op.name: prices.of(op, cost, model.config.precision) for op, cost in prices.ops}
+    assert costs["qkv"][0, 1] == convolution(1, 1, 1, 16, 48, 24, 8, 8).cycles / 4
+    assert costs["matmul"][0, 1] == convolution(1, 1, 1, 16, 6, 6, 8, 8).cycles
+
+
+def test_what_has_no_price_is_named() -> None:
+    model = fractrainify(
+        nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 400, padding=199), nn.Conv2d(4, 4, 1)),
+        config=FracConfig(method="static"),
+        example_inputs=(torch.rand(2, 3, 8, 8),),
+    )
+    row = EpochRow(1, 0, "FW-8/BW-8", 1.0, 1, 1, 1, 1, 1, 2, {})
+    spent = run_cost(StepPrices(model, 2), [row])
+    assert spent.unpriced == ("1",)
+    assert spent.by("op")["1"].macs > 0 == spent.by("op")["1"].joules
+
+
+def test_all_layers_and_options_of_resnet74_take_seconds() -> None:
+    model = fractrainify(
+        resnet74(), config=FracConfig(method="dfq", weight_bits=4), example_inputs=(torch.rand(2, 3, 32, 32),)
+    )
+    start = time.perf_counter()
+    prices = StepPrices(model, 128)
+    for op, cost in prices.ops:
+        for option in model.config.options:
+            prices.of(op, cost, option, 4)
+    assert time.perf_counter() - start < 10
