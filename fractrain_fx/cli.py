@@ -65,9 +65,17 @@ def _parser() -> ArgumentParser:
         add_flags(command, loop=False)
         commands.add_subcommand("plan" if command is plan else "inspect", command, help=text)
 
-    zoo = _new_parser("List the models that this package brings along.")
-    zoo.add_argument("action", choices=["list"], type=str, help="what to do")
-    commands.add_subcommand("zoo", zoo, help="the paper's models")
+    zoo = _new_parser(
+        "The paper's models and runs: list them all, show a run's settings and numbers, or compare a table with ours."
+    )
+    zoo.add_argument("action", choices=["list", "show", "table"], type=str, help="what to do")
+    zoo.add_argument(
+        "name", nargs="?", metavar="NAME", type=str, help="run to show, or table: 1 to 5, supplement-1, figure-3, ..."
+    )
+    zoo.add_argument("--runs", metavar="DIR", nargs="+", type=str, help="folders of runs to put beside a table's rows")
+    zoo.add_argument("--json", action="store_true", default=None, help="print JSON")
+    zoo.add_argument("--into", metavar="FILE", type=str, help="renew the table in this Markdown file instead")
+    commands.add_subcommand("zoo", zoo, help="the paper's models, runs and tables")
     for each in (train, plan, inspect, zoo):
         each.add_argument("--debug", action="store_true", default=None, help="show the traceback of an error")
     return parser
@@ -80,16 +88,24 @@ def _new_parser(description: str) -> ArgumentParser:
 
 
 def _settings(arguments: dict[str, Any]) -> RunSettings:
-    """Settings from ``--config`` and the flags, which win."""
+    """Settings from ``--config`` or ``--recipe`` and the flags, which win."""
     from fractrain_fx.training.flags import given_flags
     from fractrain_fx.training.settings import RunSettings
+    from fractrain_fx.zoo.recipes import load_recipe
 
     given = given_flags(arguments)
-    if arguments.get("config") is None:
+    if arguments.get("config") is not None:
+        if "recipe" in given:
+            raise ConfigError("--config and --recipe both say where the settings start from: leave one out")
+        start = RunSettings.from_yaml(Path(arguments["config"])).to_dict()
+    elif "recipe" in given:
+        start = load_recipe(given["recipe"]).settings.to_dict()
+    else:
         return RunSettings.from_dict(given)
-    from_file = RunSettings.from_yaml(Path(arguments["config"])).to_dict()
-    given["gate"] = from_file["gate"] | given.get("gate", {})
-    return RunSettings.from_dict(from_file | given)
+    given["gate"] = start["gate"] | given.get("gate", {})
+    if "epochs" in given:
+        start["iterations"] = None  # which would win over them
+    return RunSettings.from_dict(start | given)
 
 
 def _train(arguments: dict[str, Any]) -> int:
@@ -163,8 +179,17 @@ def _show(arguments: dict[str, Any], *, rewrite: bool) -> int:
 
 
 def _zoo(arguments: dict[str, Any]) -> int:
-    from fractrain_fx.training.models import zoo_models
+    from fractrain_fx.zoo.command import list_zoo, show_recipe, show_table
 
-    for name in zoo_models():
-        print(f"zoo:{name}")
+    name = arguments["name"]
+    if arguments["action"] == "list":
+        list_zoo(as_json=bool(arguments["json"]))
+        return 0
+    if name is None:
+        raise ConfigError(f"fractrain zoo {arguments['action']} needs a name: 'fractrain zoo list' has them all")
+    if arguments["action"] == "show":
+        show_recipe(name, as_json=bool(arguments["json"]))
+        return 0
+    runs, into = [Path(folder) for folder in arguments["runs"] or ()], arguments["into"]
+    show_table(name, runs, as_json=bool(arguments["json"]), into=None if into is None else Path(into))
     return 0

@@ -44,11 +44,9 @@ def add_flags(parser: Any, *, loop: bool = True) -> None:
     ]
     if loop:
         groups.insert(1, ("the loop", TrainSettings, ""))
-    seen = (
-        {"train", "frac", "gate"}
-        if loop
-        else {"train", "frac", "gate", "model", "subset", "test_subset", "setting", "pretrain_epochs", "split_seed"}
-    )
+    seen = {"train", "frac", "gate"}
+    if not loop:
+        seen |= {"model", "subset", "test_subset", "setting", "pretrain_epochs", "split_seed", "recipe"}
     for title, cls, prefix in groups:
         group = parser.add_argument_group(title)
         help_texts = dict(_attributes(cls))

@@ -32,6 +32,8 @@ class RunResult:
         seconds: wall time of training, evaluation included.
         turning_points: epochs after which another stage began.
         epochs: epochs trained.
+        hardware: cost to the ``end`` and to the ``best`` evaluation in bit operations and on BitFusion, by path, stage,
+            block and op (:class:`fractrain_fx.hardware.run_cost.RunCost`).
     """
 
     label: str
@@ -46,6 +48,17 @@ class RunResult:
     seconds: float
     turning_points: tuple[int, ...]
     epochs: int
+    hardware: dict[str, Any]
+
+    @property
+    def energy(self) -> float:
+        """Joules of the whole training on BitFusion."""
+        return float(self.hardware["end"]["total"]["joules"])
+
+    @property
+    def latency(self) -> float:
+        """Seconds of the whole training on BitFusion."""
+        return float(self.hardware["end"]["total"]["seconds"])
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -63,10 +76,20 @@ def results_table(results: Sequence[RunResult], title: str | None = None) -> Tab
         title=title,
         box=SIMPLE_HEAD,
         caption="cp: gated or scheduled contractions, cp_total: all of them, as shares of\n"
-        "full-precision training; MACs: the whole training, counted at 32 bits",
+        "full-precision training; MACs: the whole training, counted at 32 bits;\n"
+        "energy and latency: of all that on BitFusion (docs/bitfusion.md)",
     )
     table.add_column("\nrun", no_wrap=True)
-    for heading in (f"test\n{metric}{unit}", "\nbest", "mean\ncp %", "\ncp_total %", "training\nMACs", "time\ns"):
+    for heading in (
+        f"test\n{metric}{unit}",
+        "\nbest",
+        "mean\ncp %",
+        "\ncp_total %",
+        "training\nMACs",
+        "energy\nJ",
+        "latency\ns",
+        "time\ns",
+    ):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("turning\npoints", justify="right")
     for result in results:
@@ -77,6 +100,8 @@ def results_table(results: Sequence[RunResult], title: str | None = None) -> Tab
             f"{100 * result.mean_cp:.2f}",
             f"{100 * result.mean_cp_total:.2f}",
             f"{result.total_macs:.3e}",
+            f"{result.energy:.3g}",
+            f"{result.latency:.3g}",
             f"{result.seconds:.0f}",
             ", ".join(map(str, result.turning_points)) or "-",
         )

@@ -122,6 +122,7 @@ class RunSettings:
             ``fine-tuning``: pre-train in float on one half of the training samples, then train on the other.
         pretrain_epochs: length of that pre-training; by default that of the loop.
         split_seed: decides which samples a subset has, and which classes and samples a half.
+        recipe: name of the paper's run that the settings start from (``fractrain zoo list``).
         train: the loop.
         frac: the method; its ``epochs`` are those of the loop.
     """
@@ -137,6 +138,7 @@ class RunSettings:
     setting: Setting = "standard"
     pretrain_epochs: int | None = None
     split_seed: int = 0
+    recipe: str | None = None
     train: TrainSettings = field(default_factory=TrainSettings)
     frac: FracConfig = field(default_factory=FracConfig)
 

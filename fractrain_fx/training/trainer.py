@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from fractrain_fx.engine import Engine
 from fractrain_fx.engine.distributed import sum_over_ranks
 from fractrain_fx.errors import ConfigError, NonFiniteLossError, RunError
+from fractrain_fx.hardware.run_cost import StepPrices, run_cost
 from fractrain_fx.training.checkpoint import Checkpoint, latest_checkpoint, load_checkpoint, save_checkpoint
 from fractrain_fx.training.data import DataSet, make_loader
 from fractrain_fx.training.data.loader import Share
@@ -178,7 +179,13 @@ class Trainer:
             seconds=self._seconds,
             turning_points=ledger.turning_points,
             epochs=self._epoch,
+            hardware=self._hardware(int(best["epoch"])),
         )
+
+    def _hardware(self, best_epoch: int) -> dict[str, Any]:
+        """Cost to the end and to the best evaluation, in bit operations and on BitFusion."""
+        prices, rows = StepPrices(self.model, self.settings.batch_size), self.engine.ledger.rows
+        return {"end": run_cost(prices, rows).to_dict(), "best": run_cost(prices, rows[:best_epoch]).to_dict()}
 
     def _set_up(self) -> None:
         settings, accelerator = self.settings, self._accelerator

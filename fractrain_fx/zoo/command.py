@@ -1,0 +1,97 @@
+"""What ``fractrain zoo`` prints."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from fractrain_fx.errors import ConfigError
+from fractrain_fx.training.log import new_console
+from fractrain_fx.training.models import zoo_models
+from fractrain_fx.zoo.comparison import compare
+from fractrain_fx.zoo.recipes import TABLES, load_recipe, load_recipes
+from fractrain_fx.zoo.tables import comparison_table, markdown_table, notes_of
+
+__all__ = ["list_zoo", "show_recipe", "show_table"]
+
+_WIDTH = 170  # of a comparison, where no terminal says otherwise
+
+
+def list_zoo(*, as_json: bool = False) -> None:
+    """All models, tables and recipes."""
+    recipes = load_recipes()
+    models = [f"zoo:{name}" for name in zoo_models()]
+    if as_json:
+        names = {recipe.name: {"row": recipe.row, "tables": list(recipe.tables)} for recipe in recipes}
+        print(json.dumps({"models": models, "tables": TABLES, "recipes": names}))
+        return
+    console = new_console()
+    for heading, rows in (
+        ("models", [(name, "") for name in models]),
+        ("tables", list(TABLES.items())),
+        ("runs (fractrain train --recipe NAME)", [(recipe.name, recipe.row) for recipe in recipes]),
+    ):
+        table = Table(box=SIMPLE_HEAD, show_edge=False)
+        table.add_column(heading, no_wrap=True)
+        table.add_column("")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+
+
+def show_recipe(name: str, *, as_json: bool = False) -> None:
+    """One recipe with all of its settings, as YAML or JSON.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    values = load_recipe(name).to_dict()
+    print(json.dumps(values) if as_json else yaml.safe_dump(values, sort_keys=False, width=_WIDTH), end="")
+    if as_json:
+        print()
+
+
+def show_table(name: str, runs: Sequence[Path] = (), *, as_json: bool = False, into: Path | None = None) -> None:
+    """A table of the paper beside what was computed and measured.
+
+    Args:
+        name: a key of ``TABLES``.
+        runs: folders of finished runs.
+        as_json: print JSON.
+        into: a Markdown file, in which the text between ``<!-- table NAME -->`` and ``<!-- end -->`` is replaced.
+
+    Raises:
+        FracTrainError: no such table, a folder that holds no run of a recipe, a file without those marks.
+    """
+    rows = compare(name, runs)
+    if as_json:
+        print(json.dumps([row.to_dict() for row in rows]))
+    elif into is None:
+        console = new_console()
+        wide = console if console.is_terminal else Console(width=_WIDTH)
+        wide.print(comparison_table(name, rows))
+        for note in notes_of(rows):
+            wide.print(f"- {note}", highlight=False)
+    else:
+        _renew(into, name, markdown_table(rows))
+
+
+def _renew(file: Path, name: str, table: str) -> None:
+    marks = f"<!-- table {name} -->", "<!-- end -->"
+    text = file.read_text(encoding="utf-8") if file.is_file() else ""
+    renewed, count = re.subn(
+        f"({re.escape(marks[0])}\n).*?({re.escape(marks[1])})",
+        lambda found: f"{found[1]}\n{table}\n{found[2]}",
+        text,
+        flags=re.DOTALL,
+    )
+    if not count:
+        raise ConfigError(f"{file} has no place for table {name}: put {marks[0]} and {marks[1]} on lines of their own")
+    file.write_text(renewed, encoding="utf-8")

@@ -1,0 +1,163 @@
+"""A recipe's numbers side by side: the paper's, those computed from its settings, those of runs that were made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fractrain_fx.errors import RunError
+from fractrain_fx.training.settings import RunSettings
+from fractrain_fx.zoo.expected import Expected, expected
+from fractrain_fx.zoo.recipes import Recipe, load_recipe, recipes_of
+
+__all__ = ["Comparison", "Measured", "compare", "read_run"]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a run of a recipe came to. Costs are those of the ops that the method steers.
+
+    Attributes:
+        folder: of the run.
+        epochs: epochs trained; ``best_epoch`` the one with the best measure.
+        measure: the best accuracy in per cent, or perplexity.
+        macs, seconds, joules: up to the best evaluation; ``end_...`` to the end of the run.
+    """
+
+    folder: str
+    epochs: int
+    best_epoch: int
+    measure: float
+    macs: float
+    seconds: float
+    joules: float
+    end_macs: float
+    end_seconds: float
+    end_joules: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One row of a table.
+
+    Attributes:
+        recipe: the run.
+        baseline: the row that the paper compares it with.
+        runs: runs of this recipe.
+    """
+
+    recipe: Recipe
+    baseline: Comparison | None = None
+    runs: tuple[Measured, ...] = ()
+
+    @cached_property
+    def expected(self) -> Expected:
+        """Costs computed from the settings."""
+        return expected(self.recipe.settings)
+
+    @property
+    def samples(self) -> float | None:
+        """Training samples that the paper's printed MACs pay for."""
+        macs = self.recipe.paper.macs
+        return None if macs is None else self.expected.samples_of(macs)
+
+    @property
+    def part(self) -> float | None:
+        """The same as a share of the whole run."""
+        return None if self.samples is None else self.samples / self.expected.samples
+
+    @property
+    def energy_kj(self) -> float | None:
+        """Computed energy of the samples that the paper's MACs pay for."""
+        return None if self.samples is None else self.expected.joules * self.samples / 1e3
+
+    @property
+    def latency_min(self) -> float | None:
+        """Computed latency of the same."""
+        return None if self.samples is None else self.expected.seconds * self.samples / 60
+
+    @property
+    def saving(self) -> float | None:
+        """Per cent of the baseline's MACs saved over whole runs, computed."""
+        return None if self.baseline is None else 100 * (1 - self.expected.macs / self.baseline.expected.macs)
+
+    @property
+    def printed_saving(self) -> float | None:
+        """The same as the paper prints it, or as its MACs have it."""
+        paper, base = self.recipe.paper, self.baseline
+        if paper.saving is not None or base is None or paper.macs is None or base.recipe.paper.macs is None:
+            return paper.saving
+        return 100 * (1 - paper.macs / base.recipe.paper.macs)
+
+    def ratios(self, name: str) -> tuple[float, float] | None:
+        """The paper's and the computed ratio to the baseline; ``name`` is ``energy_kj`` or ``latency_min``."""
+        if self.baseline is None:
+            return None
+        paper, base = getattr(self.recipe.paper, name), getattr(self.baseline.recipe.paper, name)
+        ours, base_ours = getattr(self, name), getattr(self.baseline, name)
+        return None if None in (paper, base, ours, base_ours) else (paper / base, ours / base_ours)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values: the recipe with what was computed and measured."""
+        computed = {
+            **asdict(self.expected),
+            "macs": self.expected.macs,
+            "part_of_run": self.part,
+            "energy_kj": self.energy_kj,
+            "latency_min": self.latency_min,
+            "saving": self.saving,
+            "energy_ratio": self.ratios("energy_kj"),
+            "latency_ratio": self.ratios("latency_min"),
+        }
+        return self.recipe.to_dict() | {"computed": computed, "measured": [asdict(run) for run in self.runs]}
+
+
+def compare(table: str, runs: Iterable[Path] = ()) -> list[Comparison]:
+    """The rows of a table, with the runs that belong to them.
+
+    Raises:
+        ConfigError: no such table.
+        RunError: a folder that holds no finished run of a recipe.
+    """
+    measured: dict[str, list[Measured]] = {}
+    for folder in runs:
+        name, run = read_run(folder)
+        measured.setdefault(name, []).append(run)
+    made: dict[str, Comparison] = {}
+
+    def row(recipe: Recipe) -> Comparison:
+        if recipe.name not in made:
+            base = None if recipe.baseline is None else row(load_recipe(recipe.baseline))
+            made[recipe.name] = Comparison(recipe, base, tuple(measured.get(recipe.name, ())))
+        return made[recipe.name]
+
+    return [row(recipe) for recipe in recipes_of(table)]
+
+
+def read_run(folder: Path) -> tuple[str, Measured]:
+    """The name of the recipe that a run follows, and what it came to.
+
+    Raises:
+        RunError: the folder holds no finished run, or one that no recipe began.
+    """
+    try:
+        settings = RunSettings.from_yaml(folder / "config.yaml")
+        result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(f"{folder} holds no finished run of fractrain train: {error}") from error
+    if settings.recipe is None:
+        raise RunError(f"the run in {folder} follows no recipe: start it with fractrain train --recipe NAME")
+    best, end = result["hardware"]["best"]["steered"], result["hardware"]["end"]["steered"]
+    run = Measured(
+        folder=str(folder),
+        epochs=result["epochs"],
+        best_epoch=result["best_epoch"],
+        measure=result["best"],
+        **{key: best[key] for key in ("macs", "seconds", "joules")},
+        **{f"end_{key}": end[key] for key in ("macs", "seconds", "joules")},
+    )
+    return settings.recipe, run

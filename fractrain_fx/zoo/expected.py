@@ -1,0 +1,209 @@
+"""What a run of the paper should cost, computed from its settings alone, the way the paper counts.
+
+The paper counts every layer at the stated bits, stem and head too, and three equally large products a layer. Where
+the length of a stage or the mix of options only shows in a run, this assumes stages of equal length, and of the
+options the two whose costs enclose the target (of those that BitFusion multiplies in one pass, if they suffice).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from fractrain_fx.config import FracConfig, Pin
+from fractrain_fx.engine.schedules import plan_stages
+from fractrain_fx.errors import ConfigError
+from fractrain_fx.hardware.bitfusion import FREQUENCY, NATIVE_BITS
+from fractrain_fx.hardware.run_cost import StepPrices, Sums
+from fractrain_fx.nn.cost import OpCost
+from fractrain_fx.passes import Op
+from fractrain_fx.precision import Precision
+from fractrain_fx.training.data import Task, stand_in
+from fractrain_fx.training.models import build_model
+from fractrain_fx.training.settings import RunSettings
+
+__all__ = ["Expected", "expected", "mix_of"]
+
+Mix = list[tuple[float, Precision]]
+
+# Task, outputs of the head and training samples of the paper's data sets. CIFAR-100 is counted with ten classes, as
+# the M of ALGORITHM 7 are (the others are 0.007 % of ResNet-38); a language model's head does not count at all.
+_DATA: dict[str, tuple[Task, int, int | None]] = {
+    "cifar10": ("classification", 10, 50_000),
+    "cifar100": ("classification", 10, 50_000),
+    "imagenet": ("classification", 1000, 1_281_167),
+    "wikitext103": ("language", 1000, None),
+}
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Computed costs of a run.
+
+    Attributes:
+        forward_macs: M, forward MACs of one sample that the paper counts.
+        cp: share 0..1 of full-precision training, every layer at its stated bits.
+        samples: training samples of the whole run.
+        seconds, joules: on BitFusion, for one sample.
+    """
+
+    forward_macs: int
+    cp: float
+    samples: int
+    seconds: float
+    joules: float
+
+    @property
+    def macs(self) -> float:
+        """Cost of the whole run in full-precision MACs: ``3 M cp`` a sample (ALGORITHM 7)."""
+        return self.macs_of(self.samples)
+
+    def macs_of(self, samples: float) -> float:
+        """Cost of so many samples."""
+        return 3 * self.forward_macs * self.cp * samples
+
+    def samples_of(self, macs: float) -> float:
+        """Samples that so many MACs train on: those up to the paper's best evaluation, for its printed cost."""
+        return macs / self.macs_of(1)
+
+
+def expected(settings: RunSettings) -> Expected:
+    """What a run of these settings costs.
+
+    Raises:
+        ConfigError: a data set whose size is not known beforehand, or a target that no mix of options reaches.
+    """
+    if settings.data not in _DATA:
+        raise ConfigError(f"data={settings.data!r} is not one of the paper's: {', '.join(_DATA)}")
+    task, classes, _ = _DATA[settings.data]
+    prices = _prices(
+        settings.model,
+        task,
+        classes,
+        settings.image_size,
+        settings.block_length,
+        settings.frac.pins,
+        settings.train.batch_size,
+    )
+    samples = training_samples(settings)
+    # Language: only the linear layers of the trunk count, neither attention's products nor the head.
+    counted = [
+        (op, cost)
+        for op, cost in prices.ops
+        if task == "classification" or (op.kind == "linear" and op.precision.mode != "float")
+    ]
+    skippable = {block.name for block in prices.model.blocks if block.skip is not None}
+    sums = np.zeros((3, 3))
+    for share, mix, weight_bits in _levels(settings):
+        for op, cost in counted:
+            sums += share * _spent(prices, op, cost, mix, weight_bits, op.block in skippable)
+    full = sum(sum(cost.macs) for _, cost in counted)
+    macs, cycles, nanojoules = sums.sum(axis=0).tolist()
+    return Expected(sum(op.macs or 0 for op, _ in counted), macs / full, samples, cycles / FREQUENCY, nanojoules / 1e9)
+
+
+def training_samples(settings: RunSettings) -> int:
+    """Samples that the loop sees: whole batches of each epoch, or of each iteration."""
+    loop = settings.train
+    if loop.iterations is not None:
+        return loop.iterations * loop.batch_size * loop.accumulate
+    size = _DATA[settings.data][2]
+    if size is None:
+        raise ConfigError(f"the number of samples of {settings.data} depends on its files: give iterations")
+    return loop.epochs * (size // loop.batch_size) * loop.batch_size
+
+
+def mix_of(target: float, options: Sequence[Precision], weight_bits: int) -> Mix:
+    """Shares of the two options whose costs enclose a target cp (per cent) most closely, so that they average it.
+
+    Options that BitFusion multiplies natively come first: wider ones are used only where those cost too little.
+
+    Raises:
+        ConfigError: the target lies outside the options.
+    """
+    one = OpCost((1, 1, 1))
+    costs = {option: 100 * sum(one.spent(option, weight_bits)) / 3 for option in options}
+    native = [option for option in options if max(option.fw, option.bw) <= NATIVE_BITS]
+    for usable in (native, list(options)):
+        below = [option for option in usable if costs[option] <= target]
+        above = [option for option in usable if costs[option] >= target]
+        if below and above:
+            low, high = max(below, key=costs.__getitem__), min(above, key=costs.__getitem__)
+            gap = costs[high] - costs[low]
+            share = (target - costs[low]) / gap if gap else 0.0
+            return [(1 - share, low), (share, high)]
+    raise ConfigError(f"no mix of {', '.join(map(str, options))} costs {target:g} % with {weight_bits}-bit weights")
+
+
+def _levels(settings: RunSettings) -> list[tuple[float, Mix, int | None]]:
+    """Shares of the run's samples, with the options that each is trained in and the bits of its weights."""
+    config = settings.frac
+    if config.method == "float":
+        raise ConfigError("a float run has no precision to compute a cost from")
+    if config.scheduled:
+        stages = _stages(config.precision_stages, settings)
+        return [(share, [(1.0, level)], None) for share, level in stages if isinstance(level, Precision)]
+    if config.targets is None:
+        raise ConfigError(f"method={config.method!r} needs targets for its cost to be computed beforehand")
+    targets = config.targets.per_cent if config.method == "fractrain" else config.targets.per_cent[-1:]
+    options, bits = config.gate_options, config.gate_weight_bits
+    return [
+        (share, mix_of(target, options, bits), bits)
+        for share, target in _stages(targets, settings)
+        if isinstance(target, float)
+    ]
+
+
+def _stages(
+    levels: tuple[Precision, ...] | tuple[float, ...], settings: RunSettings
+) -> list[tuple[float, Precision | float]]:
+    """Each level with its share of the run; those of an automatic schedule are taken as equally long."""
+    epochs = _epochs(settings)
+    plan = plan_stages(settings.frac.replace(epochs=epochs), levels)
+    if settings.frac.schedule not in ("manual", "cyclic"):
+        return [(1 / len(plan.levels), level) for level in plan.levels]
+    stages = [0, *(plan.schedule.update(0.0) for _ in range(epochs - 1))]
+    return [(stages.count(stage) / epochs, level) for stage, level in enumerate(plan.levels)]
+
+
+def _epochs(settings: RunSettings) -> int:
+    size = _DATA[settings.data][2]
+    if settings.train.iterations is None or size is None:
+        return settings.train.epochs
+    return math.ceil(training_samples(settings) / size)
+
+
+def _spent(prices: StepPrices, op: Op, cost: OpCost, mix: Mix, weight_bits: int | None, skippable: bool) -> Sums:
+    if op.precision.mode == "pinned" and op.precision.precision is not None:
+        return prices.of(op, cost, op.precision.precision)
+    computing = [option for _, option in mix if not option.skips]
+    sums = np.zeros((3, 3))
+    for share, option in mix:
+        # What cannot be skipped takes the cheapest option that computes (docs/architecture.md).
+        taken = option if (skippable and not op.skip_path) or not option.skips else computing[0]
+        sums += share * prices.of(op, cost, taken, weight_bits)
+    return sums
+
+
+@lru_cache(maxsize=16)
+def _prices(
+    name: str,
+    task: Task,
+    classes: int,
+    image_size: int | None,
+    block_length: int,
+    pins: tuple[Pin, ...],
+    batch: int,
+) -> StepPrices:
+    """Prices of a model, recorded once for all of its recipes: what it multiplies does not depend on the method."""
+    from fractrain_fx.api import fractrainify
+
+    built = build_model(name, stand_in(task, classes, block_length=block_length), image_size=image_size)
+    args, kwargs = built.examples()
+    config = FracConfig(method="static", pins=pins)
+    model = fractrainify(built.model, config=config, example_inputs=args, example_kwargs=kwargs, check=False)
+    return StepPrices(model, batch)

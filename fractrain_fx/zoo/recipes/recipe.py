@@ -1,0 +1,165 @@
+"""Recipes: the settings of a run of the paper with the numbers that the paper prints for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from importlib.resources import files
+from typing import Any
+
+from fractrain_fx.errors import ConfigError, near
+from fractrain_fx.training.settings import RunSettings
+
+__all__ = ["TABLES", "PaperNumbers", "Recipe", "load_recipe", "load_recipes", "recipes_of"]
+
+# What a recipe's ``tables`` may name, and what it shows.
+TABLES = {
+    "1": "PFQ on MobileNetV2 and CIFAR-10/100",
+    "2": "PFQ on ResNet-18 / ImageNet and Transformer-base / WikiText-103",
+    "3": "FracTrain and DFQ against SBM, WAGEUBN and DoReFa on ResNet-38/74 and CIFAR-10/100",
+    "4": "FracTrain against SBM on ImageNet",
+    "5": "adaptation and fine-tuning of ResNet-38 on CIFAR-100",
+    "supplement-1": "FracTrain on ResNet-110/164 and CIFAR-10/100",
+    "figure-1": "the example of PFQ",
+    "figure-3": "PFQ against SBM: the points stated in sections 3.1 and 4.2",
+    "figure-5": "DFQ over its range of cp, and SLU (section 4.3, supplement 6)",
+    "figure-6": "training trajectories: runs of table 3",
+    "ablation": "manual, two-stage and four-stage PFQ (supplement 1)",
+}
+
+
+# Rows of one model stand in the paper's order.
+_ORDER = ("wageubn", "dorefa", "affine", "pfq", "slu", "dfq", "fractrain")
+
+
+@dataclass(frozen=True)
+class PaperNumbers:
+    """What the paper prints for a run; ``None`` where it prints nothing.
+
+    Attributes:
+        accuracy: best test accuracy in per cent.
+        perplexity: best test perplexity.
+        delta: difference of the measure to that of the row compared with, as the paper prints it.
+        macs: training cost up to the best evaluation, in full-precision MACs.
+        saving: per cent of the MACs of the row compared with.
+        energy_kj: training energy in kilojoules.
+        latency_min: training latency in minutes.
+        cost_of_dfq: MACs, as a multiple of those of DFQ.
+        delta_range, saving_range: lowest and highest over a group of runs, where only those are printed.
+    """
+
+    accuracy: float | None = None
+    perplexity: float | None = None
+    delta: float | None = None
+    macs: float | None = None
+    saving: float | None = None
+    energy_kj: float | None = None
+    latency_min: float | None = None
+    cost_of_dfq: float | None = None
+    delta_range: tuple[float, float] | None = None
+    saving_range: tuple[float, float] | None = None
+
+    @property
+    def measure(self) -> float | None:
+        """Accuracy or perplexity, whichever is printed."""
+        return self.perplexity if self.accuracy is None else self.accuracy
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A run of the paper.
+
+    Attributes:
+        name: of its file.
+        tables: tables and figures that it belongs to, keys of ``TABLES``.
+        row: what the paper calls it.
+        paper: the paper's numbers.
+        baseline: name of the recipe that the paper compares it with.
+        note: what to know of the numbers.
+        values: the settings as the file has them.
+    """
+
+    name: str
+    tables: tuple[str, ...]
+    row: str
+    paper: PaperNumbers
+    values: Mapping[str, Any]
+    baseline: str | None = None
+    note: str | None = None
+
+    @cached_property
+    def settings(self) -> RunSettings:
+        """The whole run, as ``fractrain train --recipe`` starts it."""
+        return RunSettings.from_dict(dict(self.values) | {"recipe": self.name})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, with every setting."""
+        printed = {f.name: getattr(self.paper, f.name) for f in fields(self.paper)}
+        return {
+            "name": self.name,
+            "tables": list(self.tables),
+            "row": self.row,
+            "baseline": self.baseline,
+            "note": self.note,
+            "paper": {key: value for key, value in printed.items() if value is not None},
+            "settings": self.settings.to_dict(),
+        }
+
+
+def load_recipe(name: str) -> Recipe:
+    """The recipe of that name.
+
+    Raises:
+        ConfigError: there is none; near names are offered.
+    """
+    import yaml
+
+    file = files(__package__) / f"{name}.yaml"
+    if not file.is_file():
+        raise ConfigError(f"recipe {name!r} is unknown.{near(name, _names())} 'fractrain zoo list' names them all")
+    values = yaml.safe_load(file.read_text(encoding="utf-8"))
+    pairs = ("delta_range", "saving_range")
+    paper: dict[str, Any] = {key: tuple(value) if key in pairs else value for key, value in values["paper"].items()}
+    return Recipe(
+        name=name,
+        tables=tuple(values["tables"]),
+        row=values["row"],
+        paper=PaperNumbers(**paper),
+        values=values["settings"],
+        baseline=values.get("baseline"),
+        note=values.get("note"),
+    )
+
+
+def load_recipes() -> list[Recipe]:
+    """All of them, by name."""
+    return [load_recipe(name) for name in _names()]
+
+
+def recipes_of(table: str) -> list[Recipe]:
+    """The rows of a table or figure: model by model, baselines before what is compared with them.
+
+    Raises:
+        ConfigError: no recipe belongs to it.
+    """
+    if table not in TABLES:
+        raise ConfigError(f"table {table!r} is unknown: write one of {', '.join(TABLES)}.{near(table, TABLES)}")
+    rows = [recipe for recipe in load_recipes() if table in recipe.tables]
+    return sorted(rows, key=_place)
+
+
+def _place(recipe: Recipe) -> tuple[str, str, int, str]:
+    kind = recipe.values["format"] if recipe.values["method"] == "static" else recipe.values["method"]
+    schedules = ("manual", "two-stage", "auto")
+    return (
+        recipe.row.partition(",")[0],
+        recipe.baseline or recipe.name,
+        _ORDER.index(kind),
+        str(schedules.index(recipe.values.get("schedule", "auto"))) + recipe.name,
+    )
+
+
+def _names() -> list[str]:
+    found = (file.name for file in files(__package__).iterdir())
+    return sorted(name.removesuffix(".yaml") for name in found if name.endswith(".yaml"))
