@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
@@ -97,7 +98,7 @@ def _cells(row: Comparison) -> Iterator[tuple[str, ...]]:
     for run in row.runs:
         whole = f"{100 * run.macs / run.end_macs:.0f} %" if run.end_macs else ""
         yield (
-            f"  measured: {run.folder}, {run.epochs} epochs",
+            f"  measured: {Path(run.folder).name}, epoch {run.best_epoch} of {run.epochs}",
             f"{run.measure:.2f}",
             "",
             f"{run.macs:.2e}",
