@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 
-.PHONY: help install demo test slow readme coverage bench lint format typecheck check clean
+.PHONY: help install demo test slow readme coverage bench paper lint format typecheck check clean
 
 help:  ## what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -43,6 +43,11 @@ coverage: $(READY)  ## put timm, Hugging Face and torchvision through every chec
 # Minutes, so only two models and the main methods; docs/performance.md has the command behind each of its tables.
 bench: $(READY)  ## time and saved memory of a training step against float32 (short form)
 	$(BIN)/python -W ignore -m benchmarks.step --models resnet38 transformer-base --methods float pfq dfq --rounds 5
+
+paper: $(READY)  ## compute the tables of docs/paper.md anew
+	for table in 1 2 3 4 5 supplement-1 figure-3 figure-5 ablation; do \
+		$(BIN)/fractrain zoo table $$table --into docs/paper.md || exit 1; \
+	done
 
 lint: $(READY)  ## ruff: rules and format
 	$(BIN)/ruff check .

@@ -19,7 +19,7 @@ from fractrain_fx.training.durable import write_text
 __all__ = ["RunLog", "new_console"]
 
 # Wide enough for the closing table; a terminal decides for itself.
-_FILE_WIDTH = 100
+_FILE_WIDTH = 112
 
 
 def new_console() -> Console:

@@ -68,6 +68,15 @@ def test_a_table_is_renewed_in_its_page(tmp_path: Path, capsys: pytest.CaptureFi
     assert "<!-- table 3 -->" in capsys.readouterr().err
 
 
+def test_the_tables_of_the_documentation_are_what_the_command_writes(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "paper.md").read_text()
+    page = tmp_path / "paper.md"
+    page.write_text(text)
+    for table in ("3", "5"):
+        assert main(["zoo", "table", table, "--into", str(page)]) == 0
+    assert page.read_text() == text
+
+
 def test_the_list_names_models_tables_and_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["zoo", "list"]) == 0
     printed = capsys.readouterr().out
