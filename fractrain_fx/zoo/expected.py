@@ -109,8 +109,10 @@ def expected(settings: RunSettings) -> Expected:
 def training_samples(settings: RunSettings) -> int:
     """Samples that the loop sees: whole batches of each epoch, or of each iteration."""
     loop = settings.train
-    if loop.iterations is not None:
-        return loop.iterations * loop.batch_size * loop.accumulate
+    steps = loop.epoch_steps and loop.epochs * loop.epoch_steps
+    steps = steps if loop.iterations is None else loop.iterations
+    if steps is not None:
+        return steps * loop.batch_size * loop.accumulate
     size = _DATA[settings.data][2]
     if size is None:
         raise ConfigError(f"the number of samples of {settings.data} depends on its files: give iterations")

@@ -93,7 +93,12 @@ def test_progressive_runs_are_computed_with_stages_of_equal_length() -> None:
 def test_the_number_of_samples_is_that_of_the_loop() -> None:
     assert training_samples(load_recipe("table3-resnet38-cifar10-sbm").settings) == 8_192_000
     # whole batches only: 5,004 of 256 in each of 90 epochs
-    assert training_samples(load_recipe("table4-resnet18-imagenet-sbm").settings) == 90 * 5_004 * 256
+    imagenet = load_recipe("table4-resnet18-imagenet-sbm")
+    assert training_samples(imagenet.settings) == 90 * 5_004 * 256
+    assert training_samples(RunSettings.from_dict(dict(imagenet.values) | {"epoch_steps": 100})) == 90 * 100 * 256
+    # Half a pass, but 50 epochs for the indicator.
+    text = load_recipe("table2-transformer-wikitext103-pfq").settings.train
+    assert (text.iterations, text.epoch_steps) == (50_000, 1_000)
 
 
 def test_what_cannot_be_computed_says_why() -> None:
