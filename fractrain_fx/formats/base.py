@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-__all__ = ["Bits", "Format", "SampleAxis"]
+from fractrain_fx.formats.bits import work_dtype
+
+__all__ = ["Bits", "Format", "SampleAxis", "gains"]
 
 Bits = int | Int[Tensor, "*bits"]
 
@@ -110,3 +113,12 @@ class Format(Protocol):
         ``seed`` fixes the noise; without it, it is drawn from torch's default generator.
         """
         ...
+
+
+def gains(
+    fmt: Format, x: Float[Tensor, "batch rest"], g: Tensor, bits: Sequence[int], lo: Tensor, span: Tensor
+) -> Float[Tensor, "batch options"]:
+    """:meth:`Format.activation_gains` of any format, by rounding to each of the bits."""
+    dtype = work_dtype(x)
+    errors = (fmt.activation(x, each, lo=lo, span=span).to(dtype) - x for each in bits)
+    return torch.stack([(error * g).sum(1) for error in errors], dim=1)

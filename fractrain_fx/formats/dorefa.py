@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fractrain_fx.formats.base import Bits, SampleAxis
+from fractrain_fx.formats.base import Bits, SampleAxis, gains
 from fractrain_fx.formats.bits import as_bits, highest_level, is_rounded, unrounded, work_dtype
 from fractrain_fx.formats.noise import dither
 
@@ -58,9 +58,7 @@ class DoReFaFormat:
         span: Float[Tensor, ""],
         inside: bool = False,
     ) -> Float[Tensor, "batch options"]:
-        dtype = work_dtype(x)
-        errors = (self.activation(x, each, lo=lo, span=span).to(dtype).sub_(x) for each in bits)
-        return torch.stack([(error * g).sum(1) for error in errors], dim=1)
+        return gains(self, x, g, bits, lo, span)
 
     def weight_range(self, w: Float[Tensor, "*dims"], *, dim: int | None) -> tuple[Tensor, Tensor]:
         """0 and the largest ``|tanh w|`` of the whole weight (1 where that is 0)."""

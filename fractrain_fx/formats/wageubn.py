@@ -8,16 +8,15 @@ significand has as many. BN stays float (paper 4.1).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fractrain_fx.formats.base import SampleAxis
+from fractrain_fx.formats.base import Bits, SampleAxis, gains
 from fractrain_fx.formats.bits import as_bits, is_rounded, unrounded, work_dtype
-from fractrain_fx.formats.noise import add_dither
+from fractrain_fx.formats.noise import dither
 
 __all__ = ["WageubnFormat"]
 
@@ -46,30 +45,64 @@ class WageubnFormat:
     def activation(
         self,
         x: Float[Tensor, "*dims"],
-        bits: int | Int[Tensor, "*bits"],
+        bits: Bits,
         *,
         lo: Float[Tensor, ""],
         span: Float[Tensor, ""],
+        inside: bool = False,
+        out: Tensor | None = None,
     ) -> Float[Tensor, "*dims"]:
-        """``round(x 2^(bits - 1)) / 2^(bits - 1)``; the grid is fixed, so ``lo`` and ``span`` are not read."""
-        rounded: Tensor = _Direct.apply(x, as_bits(bits, x))
-        return rounded
+        """``round(x 2^(bits - 1)) / 2^(bits - 1)``; the grid is fixed, so no range is read."""
+        return _direct(x, as_bits(bits, x))
 
-    def activation_errors(
-        self, x: Float[Tensor, "*dims"], bits: Sequence[int], *, lo: Float[Tensor, ""], span: Float[Tensor, ""]
-    ) -> Iterator[Float[Tensor, "*dims"]]:
-        for each in bits:
-            yield self.activation(x, each, lo=lo, span=span).to(work_dtype(x)) - x.to(work_dtype(x))
+    def activation_gradient(
+        self, x: Float[Tensor, "*dims"], g: Float[Tensor, "*dims"], bits: Bits
+    ) -> Float[Tensor, "*dims"]:
+        return g
+
+    def activation_gains(
+        self,
+        x: Float[Tensor, "batch rest"],
+        g: Float[Tensor, "batch rest"],
+        bits: Sequence[int],
+        *,
+        lo: Float[Tensor, ""],
+        span: Float[Tensor, ""],
+        inside: bool = False,
+    ) -> Float[Tensor, "batch options"]:
+        return gains(self, x, g, bits, lo, span)
+
+    def weight_range(self, w: Float[Tensor, "*dims"], *, dim: int | None) -> tuple[Tensor, Tensor]:
+        """Always -1..1: this format measures nothing."""
+        return self.activation_range(w)
 
     def weight(
-        self, w: Float[Tensor, "*dims"], bits: int | Int[Tensor, "*bits"], *, dim: int
+        self,
+        w: Float[Tensor, "*dims"],
+        bits: Bits,
+        *,
+        dim: int | None,
+        ends: tuple[Tensor, Tensor] | None = None,
+        out: Tensor | None = None,
     ) -> Float[Tensor, "*dims"]:
-        """Direct quantization, clipped to one step below 1; the gradient that comes back is constantly quantized."""
-        rounded: Tensor = _Weight.apply(w, as_bits(bits, w))
-        return rounded
+        """Direct quantization, clipped to one step below 1."""
+        bits = as_bits(bits, w)
+        return _direct(w, bits, 1 - 1 / _steps_to_one(bits, work_dtype(w)))
+
+    def weight_gradient(
+        self, w: Float[Tensor, "*dims"], g: Float[Tensor, "*dims"], bits: Bits
+    ) -> Float[Tensor, "*dims"]:
+        """Constant quantization (where the weight is rounded)."""
+        return torch.where(is_rounded(as_bits(bits, w)), _constant(g), g)
 
     def gradient(
-        self, g: Float[Tensor, "*dims"], bits: int | Int[Tensor, "*bits"], *, axis: SampleAxis
+        self,
+        g: Float[Tensor, "*dims"],
+        bits: Bits,
+        *,
+        axis: SampleAxis,
+        seed: Int[Tensor, ""] | None = None,
+        out: Tensor | None = None,
     ) -> Float[Tensor, "*dims"]:
         """Shift quantization with a flag (the paper's Q_E2), scaled by the largest value of the whole tensor."""
         if g.numel() == 0:
@@ -82,34 +115,6 @@ class WageubnFormat:
         coarse = q.round().clamp_(min=1 - steps).clamp_(max=steps - 1)
         rounded = torch.where(q.abs() < 1, fine, coarse).mul_(unit).add_(g, alpha=0)
         return unrounded(bits, g, rounded.to(g.dtype))
-
-
-class _Direct(torch.autograd.Function):
-    """Direct quantization, with the identity as its gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, bits: Tensor) -> Tensor:
-        return _direct(x, bits)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return grads[0], None
-
-
-class _Weight(torch.autograd.Function):
-    """Direct quantization of a weight, and constant quantization of its gradient (where the weight is rounded)."""
-
-    @staticmethod
-    def forward(ctx: Any, w: Tensor, bits: Tensor) -> Tensor:
-        ctx.save_for_backward(bits)
-        largest = 1 - 1 / _steps_to_one(bits, work_dtype(w))
-        clipped = _direct(w, bits, largest)
-        return clipped
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (bits,) = ctx.saved_tensors
-        return torch.where(is_rounded(bits), _constant(grads[0]), grads[0]), None
 
 
 def _direct(x: Tensor, bits: Tensor, largest: Tensor | None = None) -> Tensor:
@@ -130,7 +135,7 @@ def _constant(g: Tensor) -> Tensor:
     if g.numel() == 0:
         return g
     q = g.to(work_dtype(g)) / _power_of_two_near(g) * _GRADIENT_LEVELS
-    add_dither(q).round_().clamp_(1 - _GRADIENT_LEVELS, _GRADIENT_LEVELS - 1)
+    q.add_(dither(q)).round_().clamp_(1 - _GRADIENT_LEVELS, _GRADIENT_LEVELS - 1)
     return (q.mul_(_GRADIENT_UNIT) + 0 * g).to(g.dtype)
 
 
