@@ -56,7 +56,7 @@ def fractrainify(
     config, model = config or FracConfig(), unwrapped(model)
     recording = _record(model, config, example_inputs, example_kwargs, check)
     chain = default_passes(config) if passes is None else list(passes)
-    return _rewrite(model, recording, chain, config)
+    return rewrite(model, recording, chain, config)
 
 
 def plan(
@@ -73,7 +73,7 @@ def plan(
     """
     config, model = config or FracConfig(), unwrapped(model)
     recording = _record(model, config, example_inputs, example_kwargs, check=True)
-    return summarize(_rewrite(model, recording, analysis_passes(config), config))
+    return summarize(rewrite(model, recording, analysis_passes(config), config))
 
 
 def _record(
@@ -92,10 +92,9 @@ def _record(
     return record(model, args, kwargs, batch_axis=config.batch_axis, check=check)
 
 
-def _rewrite(model: nn.Module, recording: Recording, passes: Sequence[PassBase], config: FracConfig) -> FracModel:
+def rewrite(model: nn.Module, recording: Recording, passes: Sequence[PassBase], config: FracConfig) -> FracModel:
     """Run a chain over the graph of each mode, and put the model's face on the result."""
-    graphs = [recording.train] if recording.eval is recording.train else [recording.train, recording.eval]
-    for graph_module in graphs:
+    for graph_module in recording.graphs:
         _run(graph_module, recording, passes)
     place = next((p.device for p in model.parameters()), None)
     if place is not None and place.type != "meta":
@@ -115,7 +114,8 @@ def _run(graph_module: RecordedModule, recording: Recording, passes: Sequence[Pa
         node.meta["example"] = value
     graph_module.meta[FIXED_BATCH] = recording.fixed_batch
     try:
-        PassManager(passes=list(passes))(graph_module)
+        with graph_module.edited():
+            PassManager(passes=list(passes))(graph_module)
     except Exception as error:
         # torch's manager wraps whatever a pass raises; users get the error itself.
         if isinstance(error.__cause__, FracTrainError):
@@ -123,4 +123,3 @@ def _run(graph_module: RecordedModule, recording: Recording, passes: Sequence[Pa
         raise
     for node in placeholders:
         node.meta.pop("example", None)
-    graph_module.recompile()

@@ -107,7 +107,8 @@ class FracModel(nn.Module):
     def train(self, mode: bool = True) -> Self:
         """Switch all modules; switching to evaluation looks once whether the activation ranges were seen."""
         super().train(mode)
-        for graph_module in self._graphs():
+        inside = self._inside
+        for graph_module in (*inside.recording.graphs, *(each.current() for each in inside.running.values())):
             graph_module.training = mode
         if not mode:
             self._look_for_ranges()
@@ -121,11 +122,6 @@ class FracModel(nn.Module):
     def _ranges(self) -> list[RunningRange]:
         inserted = self._modules.get(NAMESPACE)
         return [module for module in inserted.modules() if isinstance(module, RunningRange)] if inserted else []
-
-    def _graphs(self) -> list[RecordedModule]:
-        inside = self._inside
-        shown = [inside.recording.train, inside.recording.eval]
-        return shown + [inside.running[mode].current() for mode in (True, False)]
 
     def calibrate(self, batches: Iterable[Any]) -> None:
         """Fill the activation ranges from batches, in evaluation mode, without training anything.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import resource
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,12 +21,24 @@ __all__ = ["Limits", "run"]
 _FORK = multiprocessing.get_context("fork")
 
 
+# Seconds: how often the processes are looked at, and what counts of the time between two looks at most. More passes
+# where this process stood still, too: a machine that slept, a sweep that was paused.
+_PULSE, _PAUSE = 0.2, 2.0
+
+
 @dataclass(frozen=True)
 class Limits:
-    """What one model may use: seconds of wall time, and GiB of memory beyond what the parent holds."""
+    """What one model may use.
+
+    Attributes:
+        seconds: of processor time.
+        gib: of memory, beyond what the parent holds.
+        patience: how many times ``seconds`` may pass before a process that waits for something else is ended.
+    """
 
     seconds: float
     gib: float
+    patience: float = 20.0
 
 
 @dataclass
@@ -32,7 +46,7 @@ class _Running:
     case: Case
     process: ForkProcess
     pipe: Connection
-    deadline: float
+    patience: float
     last: Row
 
 
@@ -40,11 +54,14 @@ def run(cases: Sequence[Case], build: Callable[[Case], Ready], limits: Limits, j
     """Examine every case, ``jobs`` at a time; yields each with its row as it ends."""
     waiting = list(reversed(cases))
     running: list[_Running] = []
+    before = time.monotonic()
     while waiting or running:
         while waiting and len(running) < jobs:
             running.append(_start(waiting.pop(), build, limits))
-        wait([each.pipe for each in running], timeout=0.2)
+        wait([each.pipe for each in running], timeout=_PULSE)
+        passed, before = time.monotonic() - before, time.monotonic()
         for each in list(running):
+            each.patience -= min(passed, _PAUSE)
             row = _finished(each, limits)
             if row is not None:
                 running.remove(each)
@@ -56,23 +73,25 @@ def _start(case: Case, build: Callable[[Case], Ready], limits: Limits) -> _Runni
     process = _FORK.Process(target=_child, args=(case, build, limits, sender), daemon=True)
     process.start()
     sender.close()
-    return _Running(case, process, receiver, time.monotonic() + limits.seconds, {"checks": {}, "at": "build"})
+    return _Running(case, process, receiver, limits.patience * limits.seconds, {"checks": {}, "at": "build"})
 
 
 def _finished(each: _Running, limits: Limits) -> Row | None:
-    """The row of a model whose process has ended (or is ended here, at its deadline)."""
+    """The row of a model whose process has ended (or is ended here, where it stands still)."""
     try:
         while each.pipe.poll():
             each.last = each.pipe.recv()
     except EOFError:
         each.process.join()
         cause = f"the process died (exit code {each.process.exitcode})"
+        if each.process.exitcode == -signal.SIGXCPU:
+            cause = f"not done after {limits.seconds:.0f} s of processor time"
     else:
-        if time.monotonic() < each.deadline:
+        if each.patience > 0:
             return None
         each.process.kill()
         each.process.join()
-        cause = f"not done after {limits.seconds:.0f} s"
+        cause = f"it stands still: not done after {limits.patience * limits.seconds:.0f} s"
     each.pipe.close()
     row = each.last
     at = row.pop("at", None)
@@ -90,8 +109,9 @@ def _child(case: Case, build: Callable[[Case], Ready], limits: Limits, pipe: Con
     pages = int(open("/proc/self/statm").read().split()[0])  # noqa: SIM115
     limit = pages * resource.getpagesize() + int(limits.gib * 2**30)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    start = time.perf_counter()
+    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(limits.seconds), resource.RLIM_INFINITY))
+    start = time.process_time()
     row = examine(lambda: build(case), pipe.send)
-    row["seconds"]["all"] = round(time.perf_counter() - start, 1)
+    row["seconds"]["all"] = round(time.process_time() - start, 1)
     row["peak_gib"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2)
     pipe.send(row)

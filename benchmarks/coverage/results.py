@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import subprocess
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -29,6 +30,7 @@ class Results:
         self.rows: dict[str, Row] = held.get("models", {})
         self.known: dict[str, int] = held.get("known", {})
         packages = ("torch", "timm", "transformers", "torchvision")
+        self._commit = _commit()
         self.made_with: dict[str, str] = {"python": platform.python_version()} | {p: version(p) for p in packages}
 
     def open(self, key: str, retry: bool) -> bool:
@@ -37,8 +39,17 @@ class Results:
 
     def add(self, case: Case, row: Row) -> None:
         """Keep a row, and write the file as a whole or not at all."""
-        self.rows[case.key] = asdict(case) | row
+        self.rows[case.key] = asdict(case) | row | {"commit": self._commit}
         part = self._path.with_suffix(".part")
         held = {"made_with": self.made_with, "known": self.known, "models": self.rows}
         part.write_text(json.dumps(held, indent=1), encoding="utf-8")
         os.replace(part, self._path)
+
+
+def _commit() -> str:
+    """The state of the code that makes the rows; ``+`` marks changes that are in no commit."""
+    git = ("git", "-C", str(Path(__file__).parent), "describe", "--always", "--exclude=*", "--dirty=+")
+    try:
+        return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"

@@ -1,4 +1,4 @@
-"""Every architecture of timm, with drop rates on, at a small image size and, where it is large, at less depth."""
+"""Every architecture of timm, with drop rates on, at a small image size and cut in depth and width."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 from torch import nn
 
 from benchmarks.coverage.cases import Case, NotBuiltError, Ready
+from benchmarks.coverage.timm_shrink import Cut, cutting
 from fractrain_fx.capture.state import Snapshot
 
 __all__ = ["build", "cases"]
 
 _SIDES = (64, 96, 128, 160, 192, 224, 256)
-_DROP = {"drop_rate": 0.1, "drop_path_rate": 0.1}
-_DEPTHS = ("depth", "depths", "layers", "num_blocks", "num_layers", "block_depths")
-_LARGE = 12_000_000
+_OPTIONS = {"drop_rate": 0.1, "drop_path_rate": 0.1}
+_CUTS = (Cut(True, True), Cut(True, False), Cut(False, False))
 _SMALL_WORDS = ("test", "atto", "femto", "pico", "nano", "micro", "zepto", "tiny", "mini", "xxs", "xs", "small", "lite")
 
 
@@ -27,11 +27,13 @@ def cases(sample: bool) -> list[Case]:
 
     found: list[Case] = []
     for module in timm.list_modules():
-        names = timm.list_models(module=module)
-        if sample:
-            names = sorted(names, key=_promise)[:2]
-        found += [Case("timm", name, module) for name in names]
-    return found
+        names = sorted(timm.list_models(module=module), key=_promise)
+        found += [Case("timm", name, module) for name in (names[:2] if sample else names)]
+    # In turn, not module by module: what is known after an hour is then known of every module.
+    places: dict[str, int] = {}
+    for case in found:
+        places[case.name] = sum(other.group == case.group for other in found[: found.index(case)])
+    return sorted(found, key=lambda case: places[case.name])
 
 
 def _promise(name: str) -> tuple[int, int, str]:
@@ -42,36 +44,38 @@ def _promise(name: str) -> tuple[int, int, str]:
 
 
 def build(case: Case) -> Ready:
-    """The model at the smallest side that it takes.
+    """The model cut as far as it can be, at the smallest side that it takes.
 
     Raises:
         NotBuiltError: timm cannot make it, or it rejects every size.
     """
-    options, depth = _accepted(case.name, dict(_DROP)), {}
-    meta = _on_meta(case.name, options)
-    if _count(meta) > _LARGE:
-        depth = _shallower(case.name, meta, options)
-    native = tuple(getattr(meta, "pretrained_cfg", {}).get("input_size", (3, 224, 224)))
-    errors: list[str] = []
-    for side in dict.fromkeys((*(s for s in _SIDES if s < native[-1]), native[-1])):
-        for sized in ({"img_size": side}, {}):
-            made = {**options, **depth, **sized}
-            try:
-                model = _create(case.name, made)
-                x = torch.randn(2, native[0], side, side)
-                _runs(model, x)
-            except Exception as error:  # this size is not for this model; the next one may be
-                errors.append(f"{side}: {type(error).__name__}: {str(error)[:150]}")
-                continue
-            how = {"image": side, **{k: list(v) if isinstance(v, tuple) else v for k, v in made.items()}}
-            return Ready(model, lambda made=made: _create(case.name, made), (x,), {}, how)  # type: ignore[misc]
-    raise NotBuiltError(f"it takes no image side from {_SIDES[0]} to {native[-1]}: {errors[-1]}")
-
-
-def _create(name: str, options: Mapping[str, Any]) -> nn.Module:
     import timm
 
-    model: nn.Module = timm.create_model(name, pretrained=False, num_classes=10, **options)
+    channels, _, native = timm.get_pretrained_cfg(case.name).input_size  # type: ignore[union-attr]
+    error: Exception | None = None
+    for cut in _CUTS:
+        options = _accepted(case.name, {**_OPTIONS, "img_size": native}, cut)
+        for side in dict.fromkeys((*(s for s in _SIDES if s < native), native)):
+            made = options | ({"img_size": side} if "img_size" in options else {})
+            try:
+                model = _create(case.name, made, cut)
+                x = torch.randn(2, channels, side, side)
+                _runs(model, x)
+            except Exception as rejected:  # this size is not for this model; the next one may be
+                error = rejected
+                if "img_size" not in made and isinstance(rejected, TypeError):
+                    break
+                continue
+            how = {"image": side, "cut": cut.names, **made}
+            return Ready(model, lambda made=made, cut=cut: _create(case.name, made, cut), (x,), {}, how)  # type: ignore[misc]
+    raise NotBuiltError(f"it takes no image side up to {native}: {type(error).__name__}: {str(error)[:200]}")
+
+
+def _create(name: str, options: Mapping[str, Any], cut: Cut) -> nn.Module:
+    import timm
+
+    with cutting(cut):
+        model: nn.Module = timm.create_model(name, pretrained=False, num_classes=10, **options)
     return model
 
 
@@ -82,60 +86,18 @@ def _runs(model: nn.Module, x: torch.Tensor) -> None:
         model.eval()(x)
 
 
-def _on_meta(name: str, options: Mapping[str, Any]) -> nn.Module:
-    try:
-        with torch.device("meta"):
-            return _create(name, options)
-    except Exception:  # it reads values while it is made
-        return _create(name, options)
-
-
-def _count(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())
-
-
-def _accepted(name: str, options: dict[str, Any]) -> dict[str, Any]:
+def _accepted(name: str, options: dict[str, Any], cut: Cut) -> dict[str, Any]:
     """The options without those that this architecture does not know."""
     while options:
         try:
             with torch.device("meta"):
-                _create(name, options)
+                _create(name, options, cut)
             return options
         except TypeError as error:
-            unknown = re.search(r"argument '(\w+)'", str(error))
-            if unknown is None or unknown[1] not in options:
+            unknown = options.keys() & set(re.findall(r"'(\w+)'", str(error)))
+            if not unknown:
                 return options
-            del options[unknown[1]]
-        except Exception:  # the meta device is not for this one
+            options = {name: value for name, value in options.items() if name not in unknown}
+        except Exception:  # the meta device is not for this one, or the size is not
             return options
     return options
-
-
-def _shallower(name: str, meta: nn.Module, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments that cut the depth of an architecture: what its class was given, at most two blocks a stage."""
-    kind, given = type(meta), {}
-    init = kind.__init__
-
-    def spy(self: nn.Module, *args: Any, **kwargs: Any) -> None:
-        given.update(kwargs)
-        init(self, *args, **kwargs)
-
-    kind.__init__ = spy  # type: ignore[method-assign]
-    try:
-        _on_meta(name, options)
-    finally:
-        kind.__init__ = init  # type: ignore[method-assign]
-    for field in _DEPTHS:
-        value = given.get(field)
-        if isinstance(value, int) and not isinstance(value, bool):
-            cut: Any = min(value, 2)
-        elif isinstance(value, tuple | list) and all(isinstance(each, int) for each in value):
-            cut = type(value)(min(each, 2) for each in value)
-        else:
-            continue
-        try:
-            if _count(_on_meta(name, {**options, field: cut})) < _count(meta):
-                return {field: cut}
-        except Exception:  # the entry function sets it by itself
-            continue
-    return {}

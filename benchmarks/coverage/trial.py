@@ -17,9 +17,11 @@ from torch import nn
 from benchmarks.coverage.cases import NotBuiltError, Ready
 from benchmarks.coverage.checks import Step, difference, evaluate, objective, step
 from fractrain_fx import Engine, FracConfig, FracModel, fractrainify, summarize
+from fractrain_fx.api import rewrite
 from fractrain_fx.capture import Recording, record, resize_batch
 from fractrain_fx.capture.patch import plain_paths
 from fractrain_fx.capture.state import Snapshot, seeded
+from fractrain_fx.passes import default_passes
 
 __all__ = ["CHECKS", "Row", "examine", "passed"]
 
@@ -56,10 +58,8 @@ class _Trial:
         self.row["seconds"][name] = round(time.perf_counter() - start, 3)
         return result
 
-    def _rewrite(self, method: str, check: bool) -> FracModel:
-        config = FracConfig(method=method)  # type: ignore[arg-type]
-        args, kwargs = self.ready.args, self.ready.kwargs
-        return fractrainify(self.model, config=config, example_inputs=args, example_kwargs=kwargs, check=check)
+    def _fractrain(self) -> FracModel:
+        return fractrainify(self.model, example_inputs=self.ready.args, example_kwargs=self.ready.kwargs)
 
     def build(self) -> None:
         """The model is made, without a download."""
@@ -91,7 +91,8 @@ class _Trial:
 
     def float_rewrite(self) -> None:
         """``method="float"`` rewrites it."""
-        self.plain = self._rewrite("float", check=False)
+        config = FracConfig(method="float")
+        self.plain = rewrite(self.model, self.recording, default_passes(config), config)
 
     def train_outputs(self) -> None:
         """Training outputs from the same seed are equal bit for bit."""
@@ -145,7 +146,7 @@ class _Trial:
     def rewrite(self) -> None:
         """``method="fractrain"`` rewrites it, self-check included."""
         with seeded():
-            self.rewritten = self._timed("rewrite", lambda: self._rewrite("fractrain", check=True))
+            self.rewritten = self._timed("rewrite", self._fractrain)
         summary = summarize(self.rewritten)
         self.row["contractions"] = len(summary.ops)
         self.row["macs"] = summary.macs

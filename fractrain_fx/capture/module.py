@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
@@ -39,6 +41,20 @@ class RecordedModule(GraphModule):
         )
         recorded.graph = graph
         return recorded
+
+    @contextlib.contextmanager
+    def edited(self) -> Iterator[None]:
+        """Make code once for all that is changed inside; torch's pass manager would after every pass."""
+        self.__dict__["_waits"] = True
+        try:
+            yield
+        finally:
+            del self.__dict__["_waits"]
+        self.recompile()
+
+    def recompile(self) -> Any:
+        """Make the graph's code, unless more changes follow."""
+        return None if self.__dict__.get("_waits") else super().recompile()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RecordedModule:
         """A copy with every child, container class, unused parameter and tie; modules in ``memo`` are reused."""

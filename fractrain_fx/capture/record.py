@@ -53,6 +53,11 @@ class Recording:
     fixed_batch: bool
     checked: bool
 
+    @property
+    def graphs(self) -> tuple[RecordedModule, ...]:
+        """The graph that serves both modes, or those of training and evaluation."""
+        return (self.train,) if self.eval is self.train else (self.train, self.eval)
+
 
 @dataclass(frozen=True)
 class _Pass:
@@ -133,12 +138,13 @@ def record(
             except _KeepWholeError as found:
                 leaves |= _checked(model, found.leaves, leaves)
     mode = model.training
-    for graph in (attempt.train, attempt.eval):
-        graph.__dict__["training"] = mode
-        graph.get_submodule("frac").train(mode)
-    return Recording(
+    found = Recording(
         attempt.train, attempt.eval, example.spec, leaves, tuple(args), dict(kwargs or {}), fixed, bool(trials)
     )
+    for graph in found.graphs:
+        graph.__dict__["training"] = mode
+        graph.get_submodule("frac").train(mode)
+    return found
 
 
 def _attempt(snapshot: Snapshot, example: Example, leaves: Mapping[str, str]) -> _Attempt:
