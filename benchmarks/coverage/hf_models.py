@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from benchmarks.coverage.checks import objective
 from benchmarks.coverage.hf_inputs import inputs_for
 from benchmarks.coverage.hf_shrink import PLANS, shrink
 from fractrain_fx.capture.state import Snapshot
+from fractrain_fx.errors import InputError
 
 __all__ = ["build", "cases"]
 
@@ -48,7 +49,7 @@ def build(case: Case) -> Ready:
     from transformers import CONFIG_MAPPING
 
     torch.set_default_dtype(torch.float32)
-    kind, errors = CONFIG_MAPPING[case.name], {}
+    kind, errors, hopeless = CONFIG_MAPPING[case.name], {}, set()
     for labels in (True, False):
         for plan in PLANS:
             try:
@@ -57,12 +58,25 @@ def build(case: Case) -> Ready:
                 errors[str(plan)] = _words(error)
                 continue
             for auto in _heads(config, labels):
+                where = f"{auto.__name__}, {'labels' if labels else 'no labels'}"
+                if where in hopeless:
+                    continue
                 try:
                     return _ready(config, auto, labels, plan)
+                except InputError as error:  # whatever its size
+                    hopeless.add(where)
+                    errors[where] = _words(error)
                 except Exception as error:  # this head or these sizes are not for this type
-                    where = f"{auto.__name__}, {'labels' if labels else 'no labels'}, {plan}"
-                    errors = {key: why for key, why in errors.items() if key != where} | {where: _words(error)}
-    raise NotBuiltError("; ".join(f"{where}: {why}" for where, why in list(errors.items())[-3:]) or "no class")
+                    errors[f"{where}, {plan}"] = _words(error)
+    raise NotBuiltError(_told(errors) or "no class")
+
+
+def _told(errors: Mapping[str, str]) -> str:
+    """Each error once, the last ones first: with the fewest changes, so that they are least likely to be ours."""
+    seen: dict[str, str] = {}
+    for where, why in reversed(errors.items()):
+        seen.setdefault(why, where)
+    return "; ".join(f"{where}: {why}" for why, where in list(seen.items())[:3])
 
 
 def _heads(config: Any, labels: bool) -> Iterator[type[Any]]:

@@ -15,7 +15,7 @@ from fractrain_fx.capture.state import Snapshot
 
 __all__ = ["build", "cases"]
 
-_SIDES = (64, 96, 128, 160, 192, 224, 256)
+_SIDES = (64, 96, 120, 160, 192, 224, 256)
 _OPTIONS = {"drop_rate": 0.1, "drop_path_rate": 0.1}
 _CUTS = (Cut(True, True), Cut(True, False), Cut(False, False))
 _SMALL_WORDS = ("test", "atto", "femto", "pico", "nano", "micro", "zepto", "tiny", "mini", "xxs", "xs", "small", "lite")

@@ -15,7 +15,7 @@ __all__ = ["Cut", "cutting"]
 # Fields of keyword arguments and of timm's configuration classes that hold numbers of blocks.
 _DEPTHS = frozenset(
     {"depth", "depths", "layers", "num_blocks", "num_layers", "block_depths", "levels", "stage_blocks", "repeats"}
-    | {"block_repeats", "num_repeats", "d"}
+    | {"block_repeats", "num_repeats", "block_config", "num_blocks_list", "d"}
 )
 _HEADS = frozenset({"num_heads", "heads", "num_kv_heads"})
 _WIDTHS = frozenset(
@@ -30,7 +30,7 @@ class Cut:
     """What to make smaller.
 
     Attributes:
-        depth: at most two blocks in the first and the last stage, and one in those between.
+        depth: at most two blocks in the last stage, and one in those before.
         width: dimensions and heads divided by one number.
     """
 
@@ -130,18 +130,18 @@ def _fewer(value: Any) -> Any:
     if _is_int(value):
         return min(value, _BLOCKS)
     if isinstance(value, tuple | list) and value and all(map(_is_int, value)):
-        ends = (0, len(value) - 1)
-        return type(value)(min(each, _BLOCKS if i in ends else 1) for i, each in enumerate(value))
+        return type(value)(min(each, _BLOCKS if i + 1 == len(value) else 1) for i, each in enumerate(value))
+    if isinstance(value, tuple | list):
+        return type(value)(_each(part, lambda each: min(each, 1)) for part in value)
     return value
 
 
 def _fewer_entries(stages: Any) -> Any:
-    """At most two blocks in the first stage that has as many, and in the last one; one in the others."""
+    """At most two blocks in the last stage that has as many; one in the others."""
     if not isinstance(stages, list) or not all(isinstance(stage, list) for stage in stages):
         return stages
     several = [i for i, stage in enumerate(stages) if len(stage) >= _BLOCKS]
-    ends = {*several[:1], *several[-1:]}
-    return [stage[: _BLOCKS if i in ends else 1] for i, stage in enumerate(stages)]
+    return [stage[: _BLOCKS if [i] == several[-1:] else 1] for i, stage in enumerate(stages)]
 
 
 def _factor(options: Any, config: Any) -> int:

@@ -8,6 +8,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ from torch import nn
 
 from benchmarks.coverage.cases import NotBuiltError, Ready
 from benchmarks.coverage.checks import Step, difference, evaluate, objective, step
-from fractrain_fx import Engine, FracConfig, FracModel, fractrainify, summarize
+from fractrain_fx import Engine, FracConfig, FracModel, summarize
 from fractrain_fx.api import rewrite
 from fractrain_fx.capture import Recording, record, resize_batch
 from fractrain_fx.capture.patch import plain_paths
 from fractrain_fx.capture.state import Snapshot, seeded
+from fractrain_fx.config import Method
 from fractrain_fx.passes import default_passes
 
 __all__ = ["CHECKS", "Row", "examine", "passed"]
@@ -43,6 +45,7 @@ class _Trial:
 
     ready: Ready
     before: Step
+    snapshot: Snapshot
     recording: Recording
     plain: FracModel
     rewritten: FracModel
@@ -58,8 +61,9 @@ class _Trial:
         self.row["seconds"][name] = round(time.perf_counter() - start, 3)
         return result
 
-    def _fractrain(self) -> FracModel:
-        return fractrainify(self.model, example_inputs=self.ready.args, example_kwargs=self.ready.kwargs)
+    def _rewrite(self, recording: Recording, method: Method) -> FracModel:
+        config = FracConfig(method=method)
+        return rewrite(self.model, recording, default_passes(config), config)
 
     def build(self) -> None:
         """The model is made, without a download."""
@@ -70,7 +74,8 @@ class _Trial:
 
     def forward(self) -> None:
         """The model itself trains on its inputs: gradients and a finite loss."""
-        with Snapshot(self.model).kept():
+        self.snapshot = Snapshot(self.model)
+        with self.snapshot.kept():
             self.before = self._timed("step", lambda: step(self.model, self.ready.args, self.ready.kwargs, 7))
         self.model.zero_grad(set_to_none=True)
         if not self.before.gradients:
@@ -89,14 +94,20 @@ class _Trial:
         if not recording.checked:
             raise _FailedError("the recording was not compared with the model")
 
+    def _second(self) -> Recording:
+        """The recording once more, on the model's own modules and tensors: what ``record`` would give again."""
+        model = self.model
+        memo = {id(each): each for each in (*model.modules(), *model.parameters(), *model.buffers())}
+        train = copy.deepcopy(self.recording.train, memo)
+        return replace(self.recording, train=train, eval=copy.deepcopy(self.recording.eval, memo))
+
     def float_rewrite(self) -> None:
         """``method="float"`` rewrites it."""
-        config = FracConfig(method="float")
-        self.plain = rewrite(self.model, self.recording, default_passes(config), config)
+        self.plain = self._rewrite(self._second(), "float")
 
     def train_outputs(self) -> None:
         """Training outputs from the same seed are equal bit for bit."""
-        with Snapshot(self.model).kept():
+        with self.snapshot.kept():
             self.after = step(self.plain, self.ready.args, self.ready.kwargs, 7)
         self._require_same("outputs", self.before.outputs, self.after.outputs)
 
@@ -114,12 +125,12 @@ class _Trial:
             return
         # A model that is told not to look at values may take another path to the same result: capture follows that one
         # and has compared it with the usual one up to rounding. See fractrain_fx/capture/check.py.
-        with Snapshot(self.model).kept(), plain_paths(value_free=True):
+        with self.snapshot.kept(), plain_paths(value_free=True):
             other = step(self.model, self.ready.args, self.ready.kwargs, 7)
         if difference(getattr(other, what), mine, what) is None:
             self.row["notes"].append(f"{what} equal those of the model's path that reads no values")
             return
-        with Snapshot(self.model).kept():
+        with self.snapshot.kept():
             again = step(self.model, self.ready.args, self.ready.kwargs, 7)
         if difference(theirs, getattr(again, what), what) is not None:
             words += "; the model itself differs between two runs of one seed"
@@ -130,23 +141,24 @@ class _Trial:
         inputs = {"args": self.ready.args, "kwargs": self.ready.kwargs}
         if not self.recording.fixed_batch:
             inputs = resize_batch(inputs, _LARGER)
-        with Snapshot(self.model).kept():
+        with self.snapshot.kept():
             theirs = evaluate(self.model, **inputs)
-        with Snapshot(self.model).kept():
+        with self.snapshot.kept():
             mine = evaluate(self.plain, **inputs)
         words = difference(theirs, mine, "outputs")
         if words is None:
             return
-        with Snapshot(self.model).kept(), plain_paths(value_free=True):
+        with self.snapshot.kept(), plain_paths(value_free=True):
             other = evaluate(self.model, **inputs)
         if difference(other, mine, "outputs") is not None:
             raise _FailedError(words)
         self.row["notes"].append("evaluation equals the model's path that reads no values")
 
     def rewrite(self) -> None:
-        """``method="fractrain"`` rewrites it, self-check included."""
+        """``method="fractrain"`` rewrites it; the time is that of ``fractrainify``, which records and checks first."""
         with seeded():
-            self.rewritten = self._timed("rewrite", self._fractrain)
+            self.rewritten = self._timed("rewrite", lambda: self._rewrite(self.recording, "fractrain"))
+        self.row["seconds"]["rewrite"] = round(sum(self.row["seconds"][name] for name in ("capture", "rewrite")), 3)
         summary = summarize(self.rewritten)
         self.row["contractions"] = len(summary.ops)
         self.row["macs"] = summary.macs
@@ -230,7 +242,7 @@ class _Trial:
         self._require_expected(twin)
 
     def save_and_load(self) -> None:
-        """What ``save_pretrained`` writes, ``from_pretrained`` rebuilds on a fresh model."""
+        """What ``save_pretrained`` writes, ``from_pretrained`` (by ``fractrainify``) rebuilds on a fresh model."""
         with tempfile.TemporaryDirectory() as directory:
             self.rewritten.save_pretrained(Path(directory))
             with seeded():

@@ -11,11 +11,14 @@ from fractrain_fx.capture.state import Snapshot
 __all__ = ["fill_caches"]
 
 
-def fill_caches(model: nn.Module, example: Example) -> None:
+def fill_caches(model: nn.Module, example: Example) -> Snapshot:
     """Let ``model`` make such tables now (relative positions for an image size, say), and keep nothing else of the run.
 
     A graph reads a buffer where the model would first replace it by one of another shape, so that has to have happened.
     A model that rejects the example is left alone: whoever runs it next says so.
+
+    Returns:
+        The model as it is then.
     """
     found: list[tuple[nn.Module, str, torch.Tensor]] = []
     snapshot = Snapshot(model)
@@ -27,9 +30,10 @@ def fill_caches(model: nn.Module, example: Example) -> None:
             for module in model.modules():
                 found += [(module, name, x) for name, x in _caches(module) if shapes.get((module, name)) != x.shape]
     except Exception:  # whatever a model says to inputs that it does not take
-        return
+        return snapshot
     for module, name, x in found:
         module.register_buffer(name, x, persistent=False)
+    return Snapshot(model) if found else snapshot
 
 
 def _caches(module: nn.Module) -> list[tuple[str, torch.Tensor]]:

@@ -124,9 +124,7 @@ def record(
         args, kwargs = without_data((tuple(args), kwargs or {}))
     example = describe_call(model, tuple(args), kwargs or {})
     leaves = {path: reason for path, module in model.named_modules() if path and (reason := opaque_reason(module))}
-    if real:
-        fill_caches(model, example)
-    snapshot = Snapshot(model)
+    snapshot = fill_caches(model, example) if real else Snapshot(model)
     with snapshot.kept(), torch.enable_grad():
         trials, fixed = trials_of(snapshot, example, batch_axis) if check and real else ([], False)
         while True:
@@ -138,13 +136,13 @@ def record(
             except _KeepWholeError as found:
                 leaves |= _checked(model, found.leaves, leaves)
     mode = model.training
-    found = Recording(
+    recorded = Recording(
         attempt.train, attempt.eval, example.spec, leaves, tuple(args), dict(kwargs or {}), fixed, bool(trials)
     )
-    for graph in found.graphs:
+    for graph in recorded.graphs:
         graph.__dict__["training"] = mode
         graph.get_submodule("frac").train(mode)
-    return found
+    return recorded
 
 
 def _attempt(snapshot: Snapshot, example: Example, leaves: Mapping[str, str]) -> _Attempt:

@@ -43,11 +43,12 @@ class Snapshot:
     def _restore(self) -> None:
         for module, saved in self._attributes:
             attributes = vars(module)
-            for name in [name for name in attributes if name not in saved]:
+            for name in attributes.keys() - saved.keys():
                 del attributes[name]
             for name, (value, contents) in saved.items():
-                attributes[name] = value
-                if contents is not None and not _same_items(value, contents):
+                if attributes.get(name) is not value:
+                    attributes[name] = value
+                if contents is not None and (value or contents) and not _same_items(value, contents):
                     value.clear()
                     value.extend(contents) if isinstance(value, list) else value.update(contents)
         with torch.no_grad():

@@ -116,10 +116,12 @@ def _growing(shape: Sequence[int], grown: Sequence[int], size: int) -> tuple[int
 def _annotate(node: Node, value: Any) -> None:
     record = facts(node)
     record.batch = record.samples = None
-    tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
-    record.tensors, record.flows = bool(tensors), any(tensor.requires_grad for tensor in tensors)
     if isinstance(value, Tensor):
+        record.tensors, record.flows = True, value.requires_grad
         record.shape, record.dtype = tuple(value.shape), value.dtype
+    else:
+        tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+        record.tensors, record.flows = bool(tensors), any(tensor.requires_grad for tensor in tensors)
 
 
 def _tracked(inputs: list[Any]) -> list[Any]:
