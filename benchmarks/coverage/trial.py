@@ -74,8 +74,7 @@ class _Trial:
 
     def forward(self) -> None:
         """The model itself trains on its inputs: gradients and a finite loss."""
-        self.snapshot = Snapshot(self.model)
-        with self.snapshot.kept():
+        with Snapshot(self.model).kept():
             self.before = self._timed("step", lambda: step(self.model, self.ready.args, self.ready.kwargs, 7))
         self.model.zero_grad(set_to_none=True)
         if not self.before.gradients:
@@ -86,6 +85,7 @@ class _Trial:
     def capture(self) -> None:
         """The model is recorded, and the recording agrees with it."""
         self.recording = self._timed("capture", lambda: record(self.model, self.ready.args, self.ready.kwargs))
+        self.snapshot = Snapshot(self.model)  # with the tables that recording made it fill
         recording = self.recording
         self.row["nodes"] = len(recording.train.graph.nodes)
         self.row["graphs"] = 1 if recording.eval is recording.train else 2

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils import checkpoint
 
 from fractrain_fx.capture import targets
+from fractrain_fx.capture.foreign import foreign_functions
 from fractrain_fx.capture.leaves import Depth, depth_of
 from fractrain_fx.capture.recorder import Recorder
 from fractrain_fx.capture.sizes import plain
@@ -141,6 +142,7 @@ def recording(recorder: Recorder, calls: Calls) -> Iterator[None]:
         return leave(self, *error)
 
     with (
+        contextlib.ExitStack() as stack,
         plain_paths(),
         _replaced(nn.Module, "__call__", call),
         _replaced(nn.Module, "_apply", convert),
@@ -151,6 +153,8 @@ def recording(recorder: Recorder, calls: Calls) -> Iterator[None]:
         _replaced(builtins, "len", length),
         recorder,
     ):
+        for place in foreign_functions(recorder):
+            stack.enter_context(_replaced(*place))
         yield
 
 

@@ -121,12 +121,15 @@ class Recorder(TorchFunctionMode):
         kwargs: Mapping[str, Any],
         result: Any,
         watched: Watch,
+        random: bool = False,
     ) -> Any:
         """Add the node of a call that was made and map its results (see :meth:`Writer.results`).
 
-        A call that returns no tensor and changes none leaves no node.
+        A call that returns no tensor and changes none leaves no node. ``random``: it draws numbers elsewhere than in
+        torch.
         """
         changed, drawn = self._effects.since(watched)
+        drawn = drawn or random
         if not holds_tensor(result) and not changed:
             return result
         writer = self.writer

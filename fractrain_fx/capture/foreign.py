@@ -1,0 +1,48 @@
+"""Functions of libraries that compute outside torch, each written down as one call that is made again at every run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fractrain_fx.capture.recorder import Recorder
+from fractrain_fx.capture.sizes import plain
+from fractrain_fx.capture.targets import function_node
+
+__all__ = ["foreign_functions"]
+
+# SpecAugment of transformers' speech models: draws from numpy which frames to mask, and returns an array.
+_ARRAYS = ("_compute_mask_indices",)
+
+
+def foreign_functions(recorder: Recorder) -> Iterator[tuple[ModuleType, str, Callable[..., Any]]]:
+    """Owner, name and what to put in the place of each such function that is loaded.
+
+    A graph that kept the array of one run as a constant would mask the same frames of every batch.
+    """
+    for module_name, module in list(sys.modules.items()):
+        if module_name.startswith("transformers.models."):
+            for name in _ARRAYS:
+                if name in vars(module):
+                    yield module, name, _written(recorder, vars(module)[name], name)
+
+
+def _written(recorder: Recorder, real: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def compute(*args: Any, **kwargs: Any) -> Tensor:
+        return torch.from_numpy(real(*args, **kwargs))
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if recorder.paused:
+            return real(*args, **kwargs)
+        watched = recorder.watch(args, kwargs)
+        with recorder.pause():
+            result = compute(*plain(args), **plain(kwargs))
+            target = function_node(compute, name.strip("_"))
+            return recorder.write("call_function", target, args, kwargs, result, watched, random=True)
+
+    return call
