@@ -100,9 +100,23 @@ class FracModel(nn.Module):
                 "load a trained checkpoint, or call model.calibrate(loader) with a few batches"
             )
         values = inside.recording.call.bind(args, kwargs)
-        output, inside.cost = inside.running[self.training].current()(*values)
         inside.batch = _samples(values, inside.config.batch_axis)
+        if inside.recording.fixed_batch:
+            self._require_recorded_batch()
+        output, inside.cost = inside.running[self.training].current()(*values)
         return output
+
+    def _require_recorded_batch(self) -> None:
+        inside = self._inside
+        recording = inside.recording
+        values = recording.call.bind(recording.args, recording.kwargs)
+        recorded = _samples(values, inside.config.batch_axis)
+        if inside.batch != recorded:
+            raise InputError(
+                f"a batch of {inside.batch}, but {type(inside.original).__name__} was recorded on one of {recorded}, and "
+                "its code counts its samples: pass example inputs of the batch size that you train with, and "
+                "drop_last=True to the loader"
+            )
 
     def train(self, mode: bool = True) -> Self:
         """Switch all modules; switching to evaluation looks once whether the activation ranges were seen."""

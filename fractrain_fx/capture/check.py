@@ -55,18 +55,18 @@ class Mismatch:
     names: tuple[str, ...] = ()
 
 
-def trials_of(snapshot: Snapshot, example: Example, axis: int) -> tuple[list[Trial], bool]:
+def trials_of(snapshot: Snapshot, example: Example, axis: int, grow: bool = True) -> tuple[list[Trial], bool]:
     """Runs to compare with, in eval and in train mode, and whether the batch size is fixed.
 
-    They have one sample more than the example, or as many where the model does not run with more.
+    They have one sample more than the example, or as many where the model does not run with more (or without ``grow``).
 
     Raises:
         InputError: the model fails on the example.
     """
     inputs = (example.args, example.kwargs)
     size = batch_size(inputs, axis)
-    fixed = size is None
-    if size is not None:
+    fixed = size is None or not grow
+    if size is not None and grow:
         resized = resize_batch(inputs, size + 1, axis)
         grown = example.on(*resized)
         try:

@@ -1,4 +1,4 @@
-"""Modules that capture adds under ``frac``: tensors that belong to no module, and values that follow the mode."""
+"""Modules that capture adds under ``frac``: tensors that belong to no module, values that follow the mode, methods."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from fractrain_fx.capture.callees import Callee, Method
 
 __all__ = ["Additions", "ModeSwitch"]
 
@@ -31,13 +33,15 @@ class Additions:
     """The ``frac`` child of a recording, filled while recording.
 
     Attributes:
-        root: the module that becomes ``frac``; ``constants`` and ``mode`` appear in it when first needed.
+        root: the module that becomes ``frac``; ``constants``, ``mode`` and ``methods`` appear in it when first
+            needed.
     """
 
     def __init__(self) -> None:
         self.root = nn.Module()
         self._constants: dict[int, str] = {}
         self._switches: list[tuple[Any, Any, str]] = []
+        self._methods: dict[Callee, str] = {}
 
     def constant(self, value: Tensor) -> str:
         """Keep a tensor that belongs to no module as a non-persistent buffer; its qualified name."""
@@ -57,6 +61,14 @@ class Additions:
         self._child("mode").add_module(name, ModeSwitch(train_value, eval_value))
         self._switches.append((train_value, eval_value, f"frac.mode.{name}"))
         return f"frac.mode.{name}"
+
+    def method(self, callee: Callee, owner: nn.Module) -> str:
+        """A module that calls a method of another one; its qualified name."""
+        if callee not in self._methods:
+            name = str(len(self._methods))
+            self._child("methods").add_module(name, Method(owner, callee.name))
+            self._methods[callee] = f"frac.methods.{name}"
+        return self._methods[callee]
 
     def same(self, a: str, b: str) -> bool:
         """Whether two ``get_attr`` targets are the same parameter, or constants with the same content."""

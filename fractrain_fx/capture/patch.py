@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils import checkpoint
 
 from fractrain_fx.capture import targets
+from fractrain_fx.capture.callees import Callee, only_constants, placed
 from fractrain_fx.capture.foreign import foreign_functions
 from fractrain_fx.capture.leaves import Depth, depth_of
 from fractrain_fx.capture.recorder import Recorder
@@ -29,26 +30,54 @@ class Calls:
         model: the module that is recorded.
         recorder: where calls are written.
         leaves: paths of modules that must stay one node.
+
+    Attributes:
+        weighted: how many calls were made to modules that hold parameters.
     """
 
     def __init__(self, model: nn.Module, recorder: Recorder, leaves: Mapping[str, str]) -> None:
         self._recorder = recorder
         self._leaves = leaves
         self._root = model
-        self._paths: dict[int, str] = {}
-        for path, module in model.named_modules():
-            self._paths.setdefault(id(module), path)
+        self.weighted = 0
 
     def call(self, forward: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Stand in for ``nn.Module.__call__``, which is passed as ``forward``."""
         recorder = self._recorder
-        path = self._paths.get(id(module))
+        path = recorder.paths.get(id(module))
+        self.weighted += any(p is not None for p in module._parameters.values())
         if recorder.paused or path is None or module is self._root:
             return forward(module, *args, **kwargs)
         depth = Depth.LEAF if path in self._leaves else depth_of(module)
         result = self._one_node(depth, path, forward, module, args, kwargs)
         recorder.returned(path, result)
         return result
+
+    def kept(self, callee: Callee) -> tuple[Any, str, Callable[..., Any]]:
+        """Owner, name and what to put in the place of a function or method that is to be one call.
+
+        It is refused if a gradient flows through it, weights are used in it or it returns anything but tensors.
+        """
+        recorder = self._recorder
+        owner, real = placed(callee, self._root)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if recorder.paused:
+                return real(*args, **kwargs)
+            watched, weighted = recorder.watch(args, kwargs), self.weighted
+            with recorder.pause():
+                result = real(*plain(args), **plain(kwargs))
+                if weighted == self.weighted and only_constants(result):
+                    with contextlib.suppress(UnrepresentableError):
+                        if callee.method:
+                            path = recorder.writer.additions.method(callee, owner)
+                            return recorder.write("call_module", path, args, kwargs, result, watched)
+                        function = targets.function_node(real, callee.name.strip("_"))
+                        return recorder.write("call_function", function, args, kwargs, result, watched)
+                recorder.refused.add(callee)
+                return result
+
+        return owner, callee.name, call
 
     def _one_node(
         self,
@@ -94,8 +123,14 @@ class Calls:
 
 
 @contextlib.contextmanager
-def recording(recorder: Recorder, calls: Calls) -> Iterator[None]:
-    """Send module calls, autograd functions and autocast regions to ``recorder`` while the mode is active."""
+def recording(recorder: Recorder, calls: Calls, kept: Iterable[Callee]) -> Iterator[None]:
+    """Send module calls, autograd functions and autocast regions to ``recorder`` while the mode is active.
+
+    Args:
+        recorder: where calls are written.
+        calls: what happens at module calls.
+        kept: functions and methods to write as one call each.
+    """
     forward = nn.Module.__call__
     apply = torch.autograd.Function.__dict__["apply"]
     enter: Callable[..., Any] = torch.autocast.__enter__
@@ -155,6 +190,8 @@ def recording(recorder: Recorder, calls: Calls) -> Iterator[None]:
     ):
         for place in foreign_functions(recorder):
             stack.enter_context(_replaced(*place))
+        for callee in kept:
+            stack.enter_context(_replaced(*calls.kept(callee)))
         yield
 
 

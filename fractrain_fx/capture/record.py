@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch.fx import Graph
 
 from fractrain_fx.capture.caches import fill_caches
 from fractrain_fx.capture.call import CallSpec, Example, describe_call
+from fractrain_fx.capture.callees import Callee
 from fractrain_fx.capture.check import Trial, find_mismatch, rejection, trials_of
 from fractrain_fx.capture.cleanup import join_whole_lists, remove_dead
 from fractrain_fx.capture.constants import Additions
@@ -23,7 +24,7 @@ from fractrain_fx.capture.module import RecordedModule
 from fractrain_fx.capture.patch import Calls, recording
 from fractrain_fx.capture.recorder import Recorder, Return
 from fractrain_fx.capture.state import Snapshot
-from fractrain_fx.capture.writer import UnrepresentableError
+from fractrain_fx.capture.writer import Obstacle, UnrepresentableError
 from fractrain_fx.errors import CaptureError
 
 __all__ = ["Recording", "record"]
@@ -40,7 +41,7 @@ class Recording:
         leaves: path and reason of each module kept as one node although it holds more than a leaf does.
         args: positional example inputs.
         kwargs: keyword example inputs.
-        fixed_batch: whether the model was not seen to run at another batch size than the example's.
+        fixed_batch: whether the graph holds for the example's batch size alone.
         checked: whether the graph was compared with the model; tensors without data (meta) cannot be.
     """
 
@@ -76,12 +77,47 @@ class _Attempt:
     returns: Mapping[bool, list[Return]]
 
 
-class _KeepWholeError(Exception):
-    """Modules that must stay one node, with reasons; the model is recorded again."""
+@dataclass
+class _Whole:
+    """What stays one node: modules by path, functions and methods, each with the reason; and what cannot be one."""
 
-    def __init__(self, leaves: Mapping[str, str]) -> None:
+    modules: dict[str, str]
+    callees: dict[Callee, str] = field(default_factory=dict)
+    refused: set[Callee] = field(default_factory=set)
+
+    def add(self, obstacles: Iterable[Obstacle], refused: Iterable[Callee]) -> dict[str, str]:
+        """Take in what one recording met.
+
+        Returns:
+            The modules that are to be kept whole next, by path with the reason.
+        """
+        self.refused |= set(refused)
+        for each in refused:
+            self.callees.pop(each, None)
+        modules: dict[str, str] = {}
+        for obstacle in obstacles:
+            callee = next((each for each in obstacle.callees if each not in self.refused), None)
+            if callee is None:
+                modules[obstacle.module] = obstacle.cause
+            else:
+                self.callees[callee] = obstacle.cause
+        return modules
+
+
+class _KeepWholeError(Exception):
+    """Something must stay one node; the model is recorded again.
+
+    Attributes:
+        obstacles: modules, functions and methods, with reasons.
+        refused: functions and methods that cannot be one node.
+        compared: whether this came out in a run with more samples than the example has.
+    """
+
+    def __init__(self, obstacles: Iterable[Obstacle], refused: Iterable[Callee] = (), compared: bool = False) -> None:
         super().__init__()
-        self.leaves = leaves
+        self.obstacles = tuple(obstacles)
+        self.refused = frozenset(refused)
+        self.compared = compared
 
 
 def record(
@@ -123,21 +159,33 @@ def record(
     if not real:
         args, kwargs = without_data((tuple(args), kwargs or {}))
     example = describe_call(model, tuple(args), kwargs or {})
-    leaves = {path: reason for path, module in model.named_modules() if path and (reason := opaque_reason(module))}
+    closed = {path: reason for path, module in model.named_modules() if path and (reason := opaque_reason(module))}
+    whole = _Whole(dict(closed))
     snapshot = fill_caches(model, example) if real else Snapshot(model)
     with snapshot.kept(), torch.enable_grad():
         trials, fixed = trials_of(snapshot, example, batch_axis) if check and real else ([], False)
         while True:
             try:
-                attempt = _attempt(snapshot, example, leaves)
+                attempt = _attempt(snapshot, example, whole)
                 for trial in trials:
-                    _compare(snapshot, attempt, trial)
+                    _compare(snapshot, attempt, trial, fixed)
                 break
             except _KeepWholeError as found:
-                leaves |= _checked(model, found.leaves, leaves)
+                known = set(whole.callees), set(whole.refused)
+                new = whole.add(found.obstacles, found.refused)
+                if not new and known != (set(whole.callees), set(whole.refused)):
+                    continue
+                try:
+                    whole.modules |= _checked(model, new, whole.modules)
+                except CaptureError:
+                    if not found.compared or fixed:
+                        raise
+                    # The model's own code counts its samples: the graph holds for as many as the example has.
+                    whole = _Whole(dict(closed))
+                    (trials, fixed) = trials_of(snapshot, example, batch_axis, grow=False)
     mode = model.training
     recorded = Recording(
-        attempt.train, attempt.eval, example.spec, leaves, tuple(args), dict(kwargs or {}), fixed, bool(trials)
+        attempt.train, attempt.eval, example.spec, whole.modules, tuple(args), dict(kwargs or {}), fixed, bool(trials)
     )
     for graph in recorded.graphs:
         graph.__dict__["training"] = mode
@@ -145,9 +193,9 @@ def record(
     return recorded
 
 
-def _attempt(snapshot: Snapshot, example: Example, leaves: Mapping[str, str]) -> _Attempt:
+def _attempt(snapshot: Snapshot, example: Example, whole: _Whole) -> _Attempt:
     model, additions = snapshot.model, Additions()
-    passes = {train: _run(snapshot, example, leaves, additions, train) for train in (True, False)}
+    passes = {train: _run(snapshot, example, whole, additions, train) for train in (True, False)}
     one = merge_modes(passes[True].graph, passes[False].graph, additions)
     modules = {**model._modules, "frac": additions.root}
     train = RecordedModule.over(model, modules, passes[True].graph)
@@ -159,7 +207,7 @@ def _attempt(snapshot: Snapshot, example: Example, leaves: Mapping[str, str]) ->
     return _Attempt(train, evaluation, {mode: passes[mode or one].returns for mode in (True, False)})
 
 
-def _run(snapshot: Snapshot, example: Example, leaves: Mapping[str, str], additions: Additions, train: bool) -> _Pass:
+def _run(snapshot: Snapshot, example: Example, whole: _Whole, additions: Additions, train: bool) -> _Pass:
     model = snapshot.model
     recorder = Recorder(model, additions)
     writer = recorder.writer
@@ -167,7 +215,8 @@ def _run(snapshot: Snapshot, example: Example, leaves: Mapping[str, str], additi
     for name, value in call.tensors.items():
         writer.results(value, writer.placeholder(name), set(), set())
     try:
-        with snapshot.kept(), recording(recorder, Calls(model, recorder, leaves)):
+        calls = Calls(model, recorder, whole.modules)
+        with snapshot.kept(), recording(recorder, calls, whole.callees):
             model.train(train)
             output = model(*call.args, **call.kwargs)
         writer.create("output", "output", (writer.argument(output),))
@@ -178,14 +227,16 @@ def _run(snapshot: Snapshot, example: Example, leaves: Mapping[str, str], additi
         ) from error
     except Exception as error:
         raise (rejection(model, error) if has_data(model) else needs_data(model, recorder.failed, error)) from error
+    if recorder.refused:  # what else was met may come from that
+        raise _KeepWholeError((), recorder.refused)
     if writer.obstacles:
-        raise _KeepWholeError({obstacle.module: obstacle.cause for obstacle in writer.obstacles})
+        raise _KeepWholeError(writer.obstacles)
     join_whole_lists(writer.graph)
     remove_dead(writer.graph)
     return _Pass(writer.graph, recorder.returns)
 
 
-def _compare(snapshot: Snapshot, attempt: _Attempt, trial: Trial) -> None:
+def _compare(snapshot: Snapshot, attempt: _Attempt, trial: Trial, fixed: bool) -> None:
     recorded = attempt.train if trial.train else attempt.eval
     model = snapshot.model
     mismatch = find_mismatch(snapshot, recorded, trial)
@@ -196,8 +247,11 @@ def _compare(snapshot: Snapshot, attempt: _Attempt, trial: Trial) -> None:
     # What one module of a class does, the others of that class do too: found together, not one a recording.
     kind = type(model.get_submodule(path))
     alike = [name for name, module in model.named_modules() if name and type(module) is kind] if path else [path]
-    cause = f"in {mode} mode, run on more samples than it was recorded with, {mismatch.cause}"
-    raise _KeepWholeError(dict.fromkeys(alike, cause))
+    samples = "as many" if fixed else "more"
+    cause = (
+        f"in {mode} mode, run on {samples} samples {'as' if fixed else 'than'} it was recorded with, {mismatch.cause}"
+    )
+    raise _KeepWholeError([Obstacle(name, cause) for name in alike], compared=True)
 
 
 def _checked(model: nn.Module, found: Mapping[str, str], leaves: Mapping[str, str]) -> dict[str, str]:

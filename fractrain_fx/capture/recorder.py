@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from fractrain_fx.capture import targets
 from fractrain_fx.capture.branches import guards_an_error, tests_for_overflow
+from fractrain_fx.capture.callees import Callee, callees
 from fractrain_fx.capture.constants import Additions
 from fractrain_fx.capture.effects import Effects, Watch
 from fractrain_fx.capture.sizes import plain, symbolic_shape
@@ -52,6 +53,8 @@ class Recorder(TorchFunctionMode):
         contractions: how many contractions were written through which a gradient flows.
         paused: whether calls are made without being written.
         failed: path of the innermost module in whose forward an error was raised.
+        paths: path of each module of the model, by identity.
+        refused: functions and methods that were to be kept as one call, and cannot be.
     """
 
     def __init__(self, model: nn.Module, additions: Additions) -> None:
@@ -61,6 +64,10 @@ class Recorder(TorchFunctionMode):
         self.contractions = 0
         self.paused = False
         self.failed = ""
+        self.paths: dict[int, str] = {}
+        for path, module in model.named_modules():
+            self.paths.setdefault(id(module), path)
+        self.refused: set[Callee] = set()
         self._effects = Effects()
 
     @contextlib.contextmanager
@@ -237,7 +244,8 @@ class Recorder(TorchFunctionMode):
                 cause = f"what it computes depends on values ({call})"
                 if self.writer.depends(x, Source.RANDOM) and not self.writer.depends(x, Source.INPUT):
                     cause = "random numbers decide what it computes (set its rate of dropped layers to 0)"
-                self.writer.block(cause)
+                # Two calls lie between here and the code that asked.
+                self.writer.block(cause, tuple(callees(sys._getframe(2), self.paths)))
 
     def _is_guard(self, name: str, x: Tensor, value: bool) -> bool:
         # Three calls lie between here and the code that asked.

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
+from fractrain_fx.capture.callees import Callee
 from fractrain_fx.capture.constants import Additions
 from fractrain_fx.capture.sizes import SymbolicFloat, SymbolicInt, plain
 from fractrain_fx.capture.targets import function_node
@@ -34,10 +35,17 @@ class UnrepresentableError(Exception):
 
 @dataclass(frozen=True)
 class Obstacle:
-    """What makes a graph wrong for other data, unless ``module`` (a path) is kept as one node, and why."""
+    """What makes a graph wrong for other data, and why.
+
+    Attributes:
+        module: path of the module to keep as one node.
+        cause: why, in words.
+        callees: what to try first: one of the functions and methods that ran, innermost first.
+    """
 
     module: str
     cause: str
+    callees: tuple[Callee, ...] = ()
 
 
 class Source(Enum):
@@ -55,13 +63,14 @@ class Writer:
         graph: what was written so far.
         stack: the modules whose forward runs, outermost first, as fx notes them on nodes.
         obstacles: what was met that the graph cannot hold.
+        additions: what goes under ``frac``.
     """
 
     def __init__(self, model: nn.Module, additions: Additions) -> None:
         self.graph = Graph()
         self.stack: ModuleStack = OrderedDict({"": ("", type(model))})
         self.obstacles: list[Obstacle] = []
-        self._additions = additions
+        self.additions = additions
         self._home: tuple[Node, torch.device] | None = None
         self._alive: list[Any] = []
         self._nodes: dict[int, Node] = {}
@@ -78,9 +87,9 @@ class Writer:
         """Path of the module whose forward runs."""
         return next(reversed(self.stack))
 
-    def block(self, cause: str) -> None:
+    def block(self, cause: str, callees: tuple[Callee, ...] = ()) -> None:
         """Note that the module that runs cannot be written down as it is."""
-        self.obstacles.append(Obstacle(self.path, cause))
+        self.obstacles.append(Obstacle(self.path, cause, callees))
 
     def require_known(self, result: Any) -> None:
         """Note if the module that runs returns what no recorded call computed."""
@@ -137,7 +146,7 @@ class Writer:
             return self._attribute((own or names)[0])
         self._require_shown(value)
         self._alive.append(value)
-        return self._attribute(self._additions.constant(value))
+        return self._attribute(self.additions.constant(value))
 
     def depends(self, value: Tensor, source: Source) -> bool:
         """Whether a tensor depends on ``source``."""

@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fractrain_fx import FracConfig, fractrainify
 from fractrain_fx.capture import record
 from fractrain_fx.capture.sizes import SymbolicFloat, SymbolicInt, plain, symbolic_shape
+from fractrain_fx.errors import InputError
 
 
 def test_arithmetic_stays_symbolic_and_comparison_is_concrete() -> None:
@@ -68,3 +70,24 @@ def test_a_model_made_for_one_batch_size_is_recorded_and_says_so() -> None:
     recording = record(Fixed(), (torch.randn(2, 4),))
     assert recording.fixed_batch
     assert recording.checked
+
+
+class CountsItsSamples(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.body, self.head = nn.Linear(4, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = [self.stem(x[i] * (i + 1)) for i in range(len(x))]
+        x = torch.stack(rows)
+        return self.head(x + self.body(x))  # type: ignore[no-any-return]
+
+
+def test_a_model_that_counts_its_samples_is_recorded_for_that_many_and_refuses_others() -> None:
+    model = CountsItsSamples()
+    assert record(model, (torch.randn(3, 4),)).fixed_batch
+    rewritten = fractrainify(model, config=FracConfig(method="float"), example_inputs=(torch.randn(3, 4),))
+    x = torch.randn(3, 4)
+    assert torch.equal(rewritten(x), model(x))
+    with pytest.raises(InputError, match=r"batch of 2.*recorded on one of 3.*drop_last"):
+        rewritten(torch.randn(2, 4))

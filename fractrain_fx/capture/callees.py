@@ -1,0 +1,102 @@
+"""Functions and methods kept as one call each: values decide what happens inside, and no gradient flows through them.
+
+Positions computed from the sizes of images are of this kind: their loops over values fit no graph, but what they
+return can be computed again at every run, and the module that calls them need not stay one node.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from torch import Tensor, nn
+
+from fractrain_fx.capture.trees import map_tree, tensors_in
+
+__all__ = ["Callee", "Method", "callees", "only_constants", "placed"]
+
+
+@dataclass(frozen=True)
+class Callee:
+    """What a module's forward calls by name.
+
+    Attributes:
+        owner: path of the module whose method it is, or the name of the Python module that calls the function.
+        name: of the method or function.
+        method: which of the two.
+    """
+
+    owner: str
+    name: str
+    method: bool
+
+    def __str__(self) -> str:
+        return f"{self.owner}.{self.name}()".lstrip(".")
+
+
+class Method(nn.Module):
+    """Calls a method of another module, which is held but not registered: its parameters keep their one name."""
+
+    _owner: tuple[nn.Module]
+
+    def __init__(self, owner: nn.Module, name: str) -> None:
+        super().__init__()
+        self.name = name
+        self._owner = (owner,)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the method returns."""
+        return getattr(self._owner[0], self.name)(*args, **kwargs)
+
+    def extra_repr(self) -> str:
+        """Whose method it is."""
+        return f"{type(self._owner[0]).__name__}.{self.name}"
+
+
+def callees(frame: FrameType | None, paths: dict[int, str]) -> Iterator[Callee]:
+    """Functions and methods that run, innermost first, up to the forward of the innermost module.
+
+    Args:
+        frame: the code that asked torch for something.
+        paths: path of each module of the model, by identity.
+    """
+    while frame is not None and frame.f_code.co_name != "forward":
+        code, caller = frame.f_code, frame.f_back
+        if caller is None or str(caller.f_globals.get("__name__", "")).startswith("torch.nn.modules"):
+            return
+        first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+        if isinstance(first, nn.Module):
+            if id(first) in paths and _is_function(getattr(type(first), code.co_name, None), code):
+                yield Callee(paths[id(first)], code.co_name, method=True)
+        else:
+            # By the name under which the caller's file knows it: that is the one to replace.
+            for name, value in list(caller.f_globals.items()):
+                if _is_function(value, code) and name in caller.f_code.co_names:
+                    yield Callee(str(caller.f_globals["__name__"]), name, method=False)
+        frame = caller
+
+
+def _is_function(value: Any, code: Any) -> bool:
+    while value is not None:
+        if getattr(value, "__code__", None) is code:
+            return True
+        value = getattr(value, "__wrapped__", None)
+    return False
+
+
+def only_constants(result: Any) -> bool:
+    """Whether all that a call returned are tensors without a gradient (or nothing)."""
+    parts: list[Any] = []
+    map_tree(result, parts.append)
+    return all(part is None or isinstance(part, Tensor) for part in parts) and not any(
+        x.requires_grad for x in tensors_in(result)
+    )
+
+
+def placed(callee: Callee, model: nn.Module) -> tuple[Any, Callable[..., Any]]:
+    """Where a callee is looked up when it is called, and what is found there."""
+    owner: Any = model.get_submodule(callee.owner) if callee.method else sys.modules[callee.owner]
+    return owner, getattr(owner, callee.name)
