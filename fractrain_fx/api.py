@@ -13,9 +13,10 @@ from fractrain_fx.capture import RecordedModule, Recording, record
 from fractrain_fx.capture.examples import example_inputs as find_examples
 from fractrain_fx.capture.wrappers import unwrapped
 from fractrain_fx.config import FracConfig
-from fractrain_fx.errors import ConfigError, FracTrainError
+from fractrain_fx.errors import ConfigError, FracTrainError, ModelError
 from fractrain_fx.model import FracModel
 from fractrain_fx.passes import FIXED_BATCH, analysis_passes, default_passes, reachable
+from fractrain_fx.passes.graph import NAMESPACE
 from fractrain_fx.summary import Summary, summarize
 from fractrain_fx.targets import resolve_targets
 
@@ -94,17 +95,32 @@ def _record(
 
 def rewrite(model: nn.Module, recording: Recording, passes: Sequence[PassBase], config: FracConfig) -> FracModel:
     """Run a chain over the graph of each mode, and put the model's face on the result."""
-    for graph_module in recording.graphs:
-        _run(graph_module, recording, passes)
+    try:
+        for graph_module in recording.graphs:
+            _run(graph_module, recording, passes)
+    except ModelError as error:
+        if not recording.leaves:
+            raise
+        raise ModelError(f"{error}. Kept as one node each, so that nothing in them can be chosen: {_told(recording)}")
     place = next((p.device for p in model.parameters()), None)
-    if place is not None and place.type != "meta":
-        recording.train.get_submodule("frac").to(place)
+    inserted = recording.train._modules.get(NAMESPACE)
+    if inserted is not None and place is not None and place.type != "meta":
+        inserted.to(place)
     rewritten = FracModel(model, recording, config)
     if config.gated:
         low, high = reachable(recording.train, config)
         rewritten._inside.reachable = low, high
         rewritten._inside.targets = resolve_targets(config, low, high)
     return rewritten
+
+
+def _told(recording: Recording) -> str:
+    """The modules that were kept whole, the largest first, with reasons."""
+    held = {path: sum(p.numel() for p in recording.train.get_submodule(path).parameters()) for path in recording.leaves}
+    largest = sorted(held, key=lambda path: -held[path])[:3]
+    rest = len(held) - len(largest)
+    told = "; ".join(f"{path!r} ({recording.leaves[path]})" for path in largest)
+    return told + (f"; and {rest} more" if rest else "")
 
 
 def _run(graph_module: RecordedModule, recording: Recording, passes: Sequence[PassBase]) -> None:

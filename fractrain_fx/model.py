@@ -113,8 +113,8 @@ class FracModel(nn.Module):
         recorded = _samples(values, inside.config.batch_axis)
         if inside.batch != recorded:
             raise InputError(
-                f"a batch of {inside.batch}, but {type(inside.original).__name__} was recorded on one of {recorded}, and "
-                "its code counts its samples: pass example inputs of the batch size that you train with, and "
+                f"a batch of {inside.batch}, but {type(inside.original).__name__} was recorded on one of {recorded}, "
+                "and its code counts its samples: pass example inputs of the batch size that you train with, and "
                 "drop_last=True to the loader"
             )
 
