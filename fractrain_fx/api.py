@@ -101,7 +101,8 @@ def rewrite(model: nn.Module, recording: Recording, passes: Sequence[PassBase], 
     except ModelError as error:
         if not recording.leaves:
             raise
-        raise ModelError(f"{error}. Kept as one node each, so that nothing in them can be chosen: {_told(recording)}")
+        told = f"{error}. Kept as one node each, so that nothing in them can be chosen: {_told(recording)}"
+        raise ModelError(told) from None
     place = next((p.device for p in model.parameters()), None)
     inserted = recording.train._modules.get(NAMESPACE)
     if inserted is not None and place is not None and place.type != "meta":
