@@ -20,6 +20,7 @@ from benchmarks.coverage.checks import Step, difference, evaluate, objective, st
 from fractrain_fx import Engine, FracConfig, FracModel, summarize
 from fractrain_fx.api import rewrite
 from fractrain_fx.capture import Recording, record, resize_batch
+from fractrain_fx.capture.check import Batching
 from fractrain_fx.capture.patch import plain_paths
 from fractrain_fx.capture.state import Snapshot, seeded
 from fractrain_fx.config import Method
@@ -140,7 +141,7 @@ class _Trial:
         """Evaluation at another batch size is equal bit for bit."""
         inputs = {"args": self.ready.args, "kwargs": self.ready.kwargs}
         if not self.recording.fixed_batch:
-            inputs = resize_batch(inputs, _LARGER)
+            inputs = resize_batch(inputs, _LARGER, packed=self.recording.batching is Batching.PACKED)
         with self.snapshot.kept():
             theirs = evaluate(self.model, **inputs)
         with self.snapshot.kept():

@@ -13,10 +13,13 @@ from types import FrameType
 from typing import Any
 
 from torch import Tensor, nn
+from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from fractrain_fx.capture.trees import map_tree, tensors_in
 
-__all__ = ["Callee", "Method", "callees", "only_constants", "placed"]
+__all__ = ["Callee", "Method", "callees", "only_constants", "own_containers", "placed"]
+
+_CONTAINERS = (tuple, list, dict, immutable_list, immutable_dict)
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class Method(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the method returns."""
-        return getattr(self._owner[0], self.name)(*args, **kwargs)
+        return getattr(self._owner[0], self.name)(*_own(args), **_own(kwargs))
 
     def extra_repr(self) -> str:
         """Whose method it is."""
@@ -94,6 +97,23 @@ def only_constants(result: Any) -> bool:
     return all(part is None or isinstance(part, Tensor) for part in parts) and not any(
         x.requires_grad for x in tensors_in(result)
     )
+
+
+def own_containers(real: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, which may change the lists and dictionaries that it is given: those of a graph are frozen."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return real(*_own(args), **_own(kwargs))
+
+    return call
+
+
+def _own(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _own(part) for key, part in value.items()} if type(value) in _CONTAINERS else value
+    if isinstance(value, (list, tuple)) and type(value) in _CONTAINERS:
+        return tuple(map(_own, value)) if isinstance(value, tuple) else [_own(part) for part in value]
+    return value
 
 
 def placed(callee: Callee, model: nn.Module) -> tuple[Any, Callable[..., Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import torch
@@ -17,11 +18,19 @@ from fractrain_fx.capture.state import Snapshot, seeded
 from fractrain_fx.capture.trees import tensors_in
 from fractrain_fx.errors import InputError
 
-__all__ = ["Mismatch", "Trial", "find_mismatch", "rejection", "trials_of"]
+__all__ = ["Batching", "Mismatch", "Trial", "find_mismatch", "rejection", "trials_of"]
 
 # A model told that values must not be read may take another path to the same result (an attention mask that masks
 # nothing, rather than none). The graph follows that path bit for bit, and the usual one up to rounding. Relative.
 _ROUNDING = 1e-4
+
+
+class Batching(Enum):
+    """How inputs with more samples look."""
+
+    ROWS = "a row more in every tensor that has one for each sample"
+    PACKED = "as many rows more as a sample has, one sample after the other"
+    FIXED = "no other batch size than the example's runs"
 
 
 @dataclass(frozen=True)
@@ -55,8 +64,8 @@ class Mismatch:
     names: tuple[str, ...] = ()
 
 
-def trials_of(snapshot: Snapshot, example: Example, axis: int, grow: bool = True) -> tuple[list[Trial], bool]:
-    """Runs to compare with, in eval and in train mode, and whether the batch size is fixed.
+def trials_of(snapshot: Snapshot, example: Example, axis: int, grow: bool = True) -> tuple[list[Trial], Batching]:
+    """Runs to compare with, in eval and in train mode, and how a batch can grow.
 
     They have one sample more than the example, or as many where the model does not run with more (or without ``grow``).
 
@@ -64,19 +73,22 @@ def trials_of(snapshot: Snapshot, example: Example, axis: int, grow: bool = True
         InputError: the model fails on the example.
     """
     inputs = (example.args, example.kwargs)
-    size = batch_size(inputs, axis)
-    fixed = size is None or not grow
-    if size is not None and grow:
-        resized = resize_batch(inputs, size + 1, axis)
-        grown = example.on(*resized)
+    for batching in (Batching.ROWS, Batching.PACKED) if grow else ():
+        packed = batching is Batching.PACKED
+        size = batch_size(inputs, axis, packed=packed)
+        if not size:
+            continue
+        grown = example.on(*resize_batch(inputs, size + 1, axis, packed=packed))
         try:
-            return [Trial(train, grown, _run(snapshot, snapshot.model, train, grown)) for train in (False, True)], False
+            runs = [Trial(train, grown, _run(snapshot, snapshot.model, train, grown)) for train in (False, True)]
         except Exception:  # whatever a model says to a batch size that it does not take
-            fixed = True
+            continue
+        return runs, batching
     try:
-        return [Trial(train, example, _run(snapshot, snapshot.model, train, example)) for train in (False, True)], fixed
+        runs = [Trial(train, example, _run(snapshot, snapshot.model, train, example)) for train in (False, True)]
     except Exception as error:  # whatever a model says to inputs that it does not take
         raise rejection(snapshot.model, error) from error
+    return runs, Batching.FIXED
 
 
 def rejection(model: nn.Module, error: Exception) -> InputError:

@@ -14,6 +14,7 @@ __all__ = ["has_effect", "join_whole_lists", "remove_dead"]
 
 _JOINS = (torch.cat, torch.concat, torch.stack)
 _UNBINDS = ("unbind", torch.unbind)
+_SPLITS = ("split", torch.split)
 _AUTOCAST = (torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast)
 
 
@@ -32,7 +33,7 @@ def remove_dead(graph: Graph) -> bool:
 
 
 def join_whole_lists(graph: Graph) -> None:
-    """Let ``cat`` and ``stack`` take all that ``unbind`` gives, however many samples that is.
+    """Let ``cat`` and ``stack`` take all that ``unbind`` or ``split`` gives, however many samples that is.
 
     Models that keep their images in a list and put them together again would otherwise be fixed to one batch size. To
     be called before anything is erased: as long as each part still has its node, it shows whether a list holds all.
@@ -42,8 +43,15 @@ def join_whole_lists(graph: Graph) -> None:
         if not isinstance(parts, list | tuple) or not parts or not isinstance(parts[0], Node):
             continue
         source = parts[0].args[0] if parts[0].target is operator.getitem else None
-        if isinstance(source, Node) and source.target in _UNBINDS and list(source.users) == list(parts):
+        if not isinstance(source, Node) or list(source.users) != list(parts):
+            continue
+        joined = source.target in _SPLITS and node.target is not torch.stack and _dim(node, 1) == _dim(source, 2)
+        if joined or source.target in _UNBINDS:
             node.update_arg(0, source)
+
+
+def _dim(node: Node, place: int) -> object:
+    return node.args[place] if len(node.args) > place else node.kwargs.get("dim", 0)
 
 
 def has_effect(node: Node) -> bool:

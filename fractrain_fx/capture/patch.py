@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils import checkpoint
 
 from fractrain_fx.capture import targets
-from fractrain_fx.capture.callees import Callee, only_constants, placed
+from fractrain_fx.capture.callees import Callee, only_constants, own_containers, placed
 from fractrain_fx.capture.foreign import foreign_functions
 from fractrain_fx.capture.leaves import Depth, depth_of
 from fractrain_fx.capture.recorder import Recorder
@@ -72,7 +72,7 @@ class Calls:
                         if callee.method:
                             path = recorder.writer.additions.method(callee, owner)
                             return recorder.write("call_module", path, args, kwargs, result, watched)
-                        function = targets.function_node(real, callee.name.strip("_"))
+                        function = targets.function_node(own_containers(real), callee.name.strip("_"))
                         return recorder.write("call_function", function, args, kwargs, result, watched)
                 recorder.refused.add(callee)
                 return result

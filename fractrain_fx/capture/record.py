@@ -13,7 +13,7 @@ from torch.fx import Graph
 from fractrain_fx.capture.caches import fill_caches
 from fractrain_fx.capture.call import CallSpec, Example, describe_call
 from fractrain_fx.capture.callees import Callee
-from fractrain_fx.capture.check import Trial, find_mismatch, rejection, trials_of
+from fractrain_fx.capture.check import Batching, Trial, find_mismatch, rejection, trials_of
 from fractrain_fx.capture.cleanup import join_whole_lists, remove_dead
 from fractrain_fx.capture.constants import Additions
 from fractrain_fx.capture.data import has_data, needs_data, without_data
@@ -41,7 +41,7 @@ class Recording:
         leaves: path and reason of each module kept as one node although it holds more than a leaf does.
         args: positional example inputs.
         kwargs: keyword example inputs.
-        fixed_batch: whether the graph holds for the example's batch size alone.
+        batching: how inputs with more samples look; ``FIXED``: the graph holds for the example's batch size alone.
         checked: whether the graph was compared with the model; tensors without data (meta) cannot be.
     """
 
@@ -51,8 +51,13 @@ class Recording:
     leaves: Mapping[str, str]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    fixed_batch: bool
+    batching: Batching
     checked: bool
+
+    @property
+    def fixed_batch(self) -> bool:
+        """Whether the graph holds for the example's batch size alone."""
+        return self.batching is Batching.FIXED
 
     @property
     def graphs(self) -> tuple[RecordedModule, ...]:
@@ -163,12 +168,12 @@ def record(
     whole = _Whole(dict(closed))
     snapshot = fill_caches(model, example) if real else Snapshot(model)
     with snapshot.kept(), torch.enable_grad():
-        trials, fixed = trials_of(snapshot, example, batch_axis) if check and real else ([], False)
+        trials, batching = trials_of(snapshot, example, batch_axis) if check and real else ([], Batching.ROWS)
         while True:
             try:
                 attempt = _attempt(snapshot, example, whole)
                 for trial in trials:
-                    _compare(snapshot, attempt, trial, fixed)
+                    _compare(snapshot, attempt, trial, batching)
                 break
             except _KeepWholeError as found:
                 known = set(whole.callees), set(whole.refused)
@@ -178,14 +183,21 @@ def record(
                 try:
                     whole.modules |= _checked(model, new, whole.modules)
                 except CaptureError:
-                    if not found.compared or fixed:
+                    if not found.compared or batching is Batching.FIXED:
                         raise
                     # The model's own code counts its samples: the graph holds for as many as the example has.
                     whole = _Whole(dict(closed))
-                    (trials, fixed) = trials_of(snapshot, example, batch_axis, grow=False)
+                    trials, batching = trials_of(snapshot, example, batch_axis, grow=False)
     mode = model.training
     recorded = Recording(
-        attempt.train, attempt.eval, example.spec, whole.modules, tuple(args), dict(kwargs or {}), fixed, bool(trials)
+        train=attempt.train,
+        eval=attempt.eval,
+        call=example.spec,
+        leaves=whole.modules,
+        args=tuple(args),
+        kwargs=dict(kwargs or {}),
+        batching=batching,
+        checked=bool(trials),
     )
     for graph in recorded.graphs:
         graph.__dict__["training"] = mode
@@ -236,21 +248,22 @@ def _run(snapshot: Snapshot, example: Example, whole: _Whole, additions: Additio
     return _Pass(writer.graph, recorder.returns)
 
 
-def _compare(snapshot: Snapshot, attempt: _Attempt, trial: Trial, fixed: bool) -> None:
+def _compare(snapshot: Snapshot, attempt: _Attempt, trial: Trial, batching: Batching) -> None:
     recorded = attempt.train if trial.train else attempt.eval
     model = snapshot.model
     mismatch = find_mismatch(snapshot, recorded, trial)
     if mismatch is None:
         return
     path = locate(snapshot, recorded, attempt.returns[trial.train], mismatch)
+    # Torch's own modules do the same for every batch: what they were given is at fault.
+    while path and type(model.get_submodule(path)).__module__.startswith("torch.nn."):
+        path = path.rpartition(".")[0]
     mode = "train" if trial.train else "eval"
     # What one module of a class does, the others of that class do too: found together, not one a recording.
     kind = type(model.get_submodule(path))
     alike = [name for name, module in model.named_modules() if name and type(module) is kind] if path else [path]
-    samples = "as many" if fixed else "more"
-    cause = (
-        f"in {mode} mode, run on {samples} samples {'as' if fixed else 'than'} it was recorded with, {mismatch.cause}"
-    )
+    samples = "as many samples as" if batching is Batching.FIXED else "more samples than"
+    cause = f"in {mode} mode, run on {samples} it was recorded with, {mismatch.cause}"
     raise _KeepWholeError([Obstacle(name, cause) for name in alike], compared=True)
 
 

@@ -7,6 +7,8 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from types import FrameType
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ from fractrain_fx.capture.constants import Additions
 from fractrain_fx.capture.effects import Effects, Watch
 from fractrain_fx.capture.sizes import plain, symbolic_shape
 from fractrain_fx.capture.trees import has_mask, holds_tensor, map_tree, tensors_in
+from fractrain_fx.capture.values import ValueList, is_sizes
 from fractrain_fx.capture.writer import Source, UnrepresentableError, Writer
 
 __all__ = ["Mark", "Recorder", "Return"]
@@ -187,6 +190,8 @@ class Recorder(TorchFunctionMode):
             return self.size(name, args, kwargs)
         watched = self.watch(args, kwargs)
         result = func(*plain(args), **plain(dict(kwargs)))
+        if name == "tolist" and is_sizes(args[0]) and self.writer.depends(args[0], Source.DATA):
+            return ValueList(result, args[0], partial(self._looked, args[0]))
         self._check_data(name, args, result)
         if name in targets.CONTRACTIONS and any(x.requires_grad for x in tensors_in(result)):
             self.contractions += 1
@@ -240,12 +245,19 @@ class Recorder(TorchFunctionMode):
                 if isinstance(result, bool) and self._is_guard(name, x, result):
                     self._assert_as_recorded(x, result)
                     continue
-                call = "indexing with a boolean mask" if masked else f"{name}()"
-                cause = f"what it computes depends on values ({call})"
-                if self.writer.depends(x, Source.RANDOM) and not self.writer.depends(x, Source.INPUT):
-                    cause = "random numbers decide what it computes (set its rate of dropped layers to 0)"
                 # Two calls lie between here and the code that asked.
-                self.writer.block(cause, tuple(callees(sys._getframe(2), self.paths)))
+                self._block(x, "indexing with a boolean mask" if masked else f"{name}()", sys._getframe(2))
+
+    def _looked(self, x: Tensor, frame: FrameType) -> None:
+        """Python code looks into what ``x.tolist()`` gave."""
+        if not self.paused:
+            self._block(x, "tolist()", frame)
+
+    def _block(self, x: Tensor, call: str, frame: FrameType) -> None:
+        cause = f"what it computes depends on values ({call})"
+        if self.writer.depends(x, Source.RANDOM) and not self.writer.depends(x, Source.INPUT):
+            cause = "random numbers decide what it computes (set its rate of dropped layers to 0)"
+        self.writer.block(cause, tuple(callees(frame, self.paths)))
 
     def _is_guard(self, name: str, x: Tensor, value: bool) -> bool:
         # Three calls lie between here and the code that asked.

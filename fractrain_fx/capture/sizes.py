@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fractrain_fx.capture.values import ValueList
+
 __all__ = ["SymbolicFloat", "SymbolicInt", "has_symbols", "plain", "symbolic_shape"]
 
 
@@ -119,6 +121,8 @@ def plain(value: Any) -> Any:
         return int.__int__(value)
     if isinstance(value, SymbolicFloat):
         return float.__float__(value)
+    if isinstance(value, ValueList):
+        return value.unread()
     if not has_symbols(value):
         return value
     if isinstance(value, torch.Size):
@@ -135,7 +139,7 @@ def plain(value: Any) -> Any:
 
 def has_symbols(value: Any) -> bool:
     """Whether a symbol lies in ``value`` or in the plain containers that make it up."""
-    if isinstance(value, _Symbol):
+    if isinstance(value, (_Symbol, ValueList)):
         return True
     if isinstance(value, (tuple, list)):
         return any(map(has_symbols, value))

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fractrain_fx.capture.values import ValueList
+
 __all__ = ["fields_of", "has_mask", "holds_tensor", "map_tree", "tensors_in"]
 
 
@@ -15,6 +17,8 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     """Tensors in lists, tuples, mappings, slices and dataclasses, in order."""
     if isinstance(value, Tensor):
         yield value
+    elif isinstance(value, ValueList):
+        return
     elif isinstance(value, (tuple, list)):
         for part in value:
             yield from tensors_in(part)
@@ -42,7 +46,7 @@ def fields_of(value: Any) -> Iterator[tuple[str, Any]]:
 
 def map_tree(value: Any, change: Callable[[Any], Any]) -> Any:
     """Apply ``change`` to everything in ``value`` that is no list, tuple, slice or plain dictionary."""
-    if isinstance(value, (tuple, list)):
+    if isinstance(value, (tuple, list)) and not isinstance(value, ValueList):
         parts = [map_tree(part, change) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if isinstance(value, slice):
@@ -56,4 +60,6 @@ def has_mask(index: Any) -> bool:
     """Whether an index picks by a boolean mask, so that the result's size depends on values."""
     if isinstance(index, Tensor):
         return index.dtype in (torch.bool, torch.uint8) and index.ndim > 0
+    if isinstance(index, ValueList):
+        return False
     return isinstance(index, (tuple, list)) and any(map(has_mask, index))

@@ -21,6 +21,7 @@ from fractrain_fx.capture.constants import Additions
 from fractrain_fx.capture.sizes import SymbolicFloat, SymbolicInt, plain
 from fractrain_fx.capture.targets import function_node
 from fractrain_fx.capture.trees import fields_of, holds_tensor, tensors_in
+from fractrain_fx.capture.values import ValueList
 
 __all__ = ["Obstacle", "Source", "UnrepresentableError", "Writer"]
 
@@ -171,6 +172,9 @@ class Writer:
             return self.detached(node) if cut and value.requires_grad else node
         if isinstance(value, (SymbolicInt, SymbolicFloat)):
             return self._symbol(value)
+        if isinstance(value, ValueList):
+            node = self.node_of(value.source)
+            return self._once(("tolist", node), lambda: self.create("call_method", "tolist", (node,)))
         if isinstance(value, np.generic):
             return value.item()
         if isinstance(value, torch.device):

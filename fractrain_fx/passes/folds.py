@@ -34,7 +34,13 @@ _MOVES = frozenset(
 
 
 def folds_by_change(
-    graph_module: GraphModule, batch: list[Any], size: int, batch_axis: int, folded: Mapping[Node, Fold]
+    graph_module: GraphModule,
+    batch: list[Any],
+    size: int,
+    batch_axis: int,
+    folded: Mapping[Node, Fold],
+    *,
+    packed: bool = False,
 ) -> dict[Node, BatchAxis | None]:
     """Change one sample and see which rows are its own.
 
@@ -44,13 +50,14 @@ def folds_by_change(
         size: their number of samples.
         batch_axis: the dimension of the inputs that holds them.
         folded: the nodes in question.
+        packed: whether a sample may have several rows of an input.
 
     Returns:
         For each node where its samples lie, or ``None`` where their rows are mixed in another order.
     """
     with torch.no_grad():
         before = _values(graph_module, batch, folded)
-        after = _values(graph_module, _perturb_first(batch, size, batch_axis), folded)
+        after = _values(graph_module, _perturb_first(batch, size, batch_axis, packed), folded)
     return {node: _compare(before[node], after[node], *fold, size) for node, fold in folded.items()}
 
 
@@ -169,12 +176,16 @@ def _changed(differs: Tensor, axis: int, factor: int, size: int) -> BatchAxis | 
     return None
 
 
-def _perturb_first(batch: list[Any], size: int, batch_axis: int) -> list[Any]:
+def _perturb_first(batch: list[Any], size: int, batch_axis: int, packed: bool) -> list[Any]:
     def change(value: Any) -> Any:
-        if not isinstance(value, Tensor) or value.ndim <= max(batch_axis, 1) or value.shape[batch_axis] != size:
+        if not isinstance(value, Tensor) or value.ndim <= max(batch_axis, 1) or value.shape[batch_axis] % size:
+            return value
+        rows = value.shape[batch_axis] // size
+        # Beside packed rows whole numbers say how many there are for each sample.
+        if not rows or (packed and not value.is_floating_point()) or (rows > 1 and not packed):
             return value
         value = value.clone()
-        sample = value.select(batch_axis, 0)
+        sample = value.narrow(batch_axis, 0, rows)
         sample.copy_(sample.roll(1, dims=-1).clone())
         if value.is_floating_point():
             sample.mul_(0.9)

@@ -51,18 +51,17 @@ class Shapes(PassBase):
         return PassResult(graph_module, True)
 
     def _measure(self, graph_module: GraphModule, examples: list[Any]) -> None:
-        given = batch_size(examples, self.batch_axis)
-        size = max(given or 0, 2)
-        grown = {} if given is None or fixed_batch(graph_module) else self._grown(graph_module, examples, size + 1)
+        packed, grown = self._kind(graph_module, examples)
         if not grown:
             # No axis is known, and nothing is per sample: what the call costs is shared out evenly.
             graph_module.meta[FIXED_BATCH] = True
             Watch(graph_module, _annotate).run(*_tracked(examples))
             for node in varying(graph_module.graph):
-                facts(node).samples = given
+                facts(node).samples = batch_size(examples, self.batch_axis)
             return
         graph_module.meta[FIXED_BATCH] = False
-        batch = resize_batch(examples, size, self.batch_axis)
+        size = self._samples(examples, packed)
+        batch = resize_batch(examples, size, self.batch_axis, packed=packed)
         Watch(graph_module, _annotate).run(*_tracked(batch))
         folded: dict[Node, Fold] = {}
         for node, other in grown.items():
@@ -77,12 +76,15 @@ class Shapes(PassBase):
         if any(leaf.is_meta for leaf in tree_leaves(examples) if isinstance(leaf, Tensor)):
             places = folds_by_origin(graph_module, batch, size, folded)
         else:
-            places = folds_by_change(graph_module, batch, size, self.batch_axis, folded)
+            places = folds_by_change(graph_module, batch, size, self.batch_axis, folded, packed=packed)
         for node, axis in places.items():
             facts(node).batch = axis
 
-    def _grown(self, graph_module: GraphModule, examples: list[Any], size: int) -> dict[Node, tuple[int, ...]]:
-        """Shapes at another batch size; none where the graph holds one size only."""
+    def _grown(self, graph_module: GraphModule, examples: list[Any], packed: bool) -> dict[Node, tuple[int, ...]]:
+        """Shapes with one sample more; none where the graph does not run so."""
+        if not batch_size(examples, self.batch_axis, packed=packed):
+            return {}
+        grown = resize_batch(examples, self._samples(examples, packed) + 1, self.batch_axis, packed=packed)
         shapes: dict[Node, tuple[int, ...]] = {}
 
         def measure(node: Node, value: Any) -> None:
@@ -91,10 +93,22 @@ class Shapes(PassBase):
 
         try:
             with torch.no_grad():
-                Watch(graph_module, measure).run(*resize_batch(examples, size, self.batch_axis))
+                Watch(graph_module, measure).run(*grown)
         except (RuntimeError, ValueError, TypeError, IndexError, AssertionError):
             return {}
         return shapes
+
+    def _kind(self, graph_module: GraphModule, examples: list[Any]) -> tuple[bool, dict[Node, tuple[int, ...]]]:
+        """Whether samples lie packed in rows, and the shapes at one sample more; no shapes if one size only runs."""
+        if not fixed_batch(graph_module):
+            for packed in (False, True):
+                if shapes := self._grown(graph_module, examples, packed):
+                    return packed, shapes
+        return False, {}
+
+    def _samples(self, examples: list[Any], packed: bool) -> int:
+        """How many samples to run with: those of the example, at least two."""
+        return max(batch_size(examples, self.batch_axis, packed=packed) or 0, 2)
 
     def ensures(self, graph_module: GraphModule) -> None:
         if not any(facts(node).shape is not None for node in graph_module.graph.nodes):
