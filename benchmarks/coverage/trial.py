@@ -20,6 +20,7 @@ from benchmarks.coverage.checks import Step, difference, evaluate, objective, st
 from fractrain_fx import Engine, FracConfig, FracModel, summarize
 from fractrain_fx.api import rewrite
 from fractrain_fx.capture import Recording, record, resize_batch
+from fractrain_fx.capture.call import describe_call
 from fractrain_fx.capture.check import Batching
 from fractrain_fx.capture.patch import plain_paths
 from fractrain_fx.capture.state import Snapshot, seeded
@@ -46,6 +47,7 @@ class _Trial:
 
     ready: Ready
     before: Step
+    asked: dict[str, Any]
     snapshot: Snapshot
     recording: Recording
     plain: FracModel
@@ -70,13 +72,15 @@ class _Trial:
         """The model is made, without a download."""
         with seeded():
             self.ready = self._timed("build", self._build)
+        # What the recording stands for: a call without caches, which are for generating text.
+        self.asked = describe_call(self.model, self.ready.args, self.ready.kwargs).kwargs
         self.row["how"] = self.ready.how
         self.row["parameters"] = sum(p.numel() for p in self.model.parameters())
 
     def forward(self) -> None:
         """The model itself trains on its inputs: gradients and a finite loss."""
         with Snapshot(self.model).kept():
-            self.before = self._timed("step", lambda: step(self.model, self.ready.args, self.ready.kwargs, 7))
+            self.before = self._timed("step", lambda: step(self.model, self.ready.args, self.asked, 7))
         self.model.zero_grad(set_to_none=True)
         if not self.before.gradients:
             raise _FailedError("no parameter of the model itself gets a gradient")
@@ -127,30 +131,32 @@ class _Trial:
         # A model that is told not to look at values may take another path to the same result: capture follows that one
         # and has compared it with the usual one up to rounding. See fractrain_fx/capture/check.py.
         with self.snapshot.kept(), plain_paths(value_free=True):
-            other = step(self.model, self.ready.args, self.ready.kwargs, 7)
+            other = step(self.model, self.ready.args, self.asked, 7)
         if difference(getattr(other, what), mine, what) is None:
             self.row["notes"].append(f"{what} equal those of the model's path that reads no values")
             return
         with self.snapshot.kept():
-            again = step(self.model, self.ready.args, self.ready.kwargs, 7)
+            again = step(self.model, self.ready.args, self.asked, 7)
         if difference(theirs, getattr(again, what), what) is not None:
             words += "; the model itself differs between two runs of one seed"
         raise _FailedError(words)
 
     def eval_outputs(self) -> None:
         """Evaluation at another batch size is equal bit for bit."""
-        inputs = {"args": self.ready.args, "kwargs": self.ready.kwargs}
+        batches = [{"args": self.ready.args, "kwargs": kwargs} for kwargs in (self.asked, self.ready.kwargs)]
         if not self.recording.fixed_batch:
-            inputs = resize_batch(inputs, _LARGER, packed=self.recording.batching is Batching.PACKED)
+            packed = self.recording.batching is Batching.PACKED
+            batches = [resize_batch(batch, _LARGER, packed=packed) for batch in batches]
+        asked, given = batches
         with self.snapshot.kept():
-            theirs = evaluate(self.model, **inputs)
+            theirs = evaluate(self.model, **asked)
         with self.snapshot.kept():
-            mine = evaluate(self.plain, **inputs)
+            mine = evaluate(self.plain, **given)
         words = difference(theirs, mine, "outputs")
         if words is None:
             return
         with self.snapshot.kept(), plain_paths(value_free=True):
-            other = evaluate(self.model, **inputs)
+            other = evaluate(self.model, **asked)
         if difference(other, mine, "outputs") is not None:
             raise _FailedError(words)
         self.row["notes"].append("evaluation equals the model's path that reads no values")

@@ -208,7 +208,12 @@ def record(
 def _attempt(snapshot: Snapshot, example: Example, whole: _Whole) -> _Attempt:
     model, additions = snapshot.model, Additions()
     passes = {train: _run(snapshot, example, whole, additions, train) for train in (True, False)}
-    one = merge_modes(passes[True].graph, passes[False].graph, additions)
+    graphs = passes[True].graph, passes[False].graph
+    # Before dead nodes go: a branch that nobody uses stays in training if it draws random numbers, and only there.
+    one = merge_modes(*graphs, additions)
+    for graph in graphs:
+        remove_dead(graph)
+    one = one or merge_modes(*graphs, additions)
     modules = {**model._modules, "frac": additions.root}
     train = RecordedModule.over(model, modules, passes[True].graph)
     evaluation = train if one else RecordedModule.over(model, modules, passes[False].graph)
@@ -244,7 +249,6 @@ def _run(snapshot: Snapshot, example: Example, whole: _Whole, additions: Additio
     if writer.obstacles:
         raise _KeepWholeError(writer.obstacles)
     join_whole_lists(writer.graph)
-    remove_dead(writer.graph)
     return _Pass(writer.graph, recorder.returns)
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torchvision
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fractrain_fx.capture import Recording, record, resize_batch
 from fractrain_fx.errors import CaptureError, InputError
@@ -338,3 +339,19 @@ def test_more_samples_come_from_the_first_ones() -> None:
     grown = resize_batch((torch.zeros(2, 1), inputs), 3)
     assert grown[1]["x"].tolist() == [1, 2, 1]
     assert grown[1]["table"].shape == (5, 3)
+
+
+class UnusedBranch(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.body, self.side, self.head = (nn.Linear(4, 4) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        F.dropout(self.side(x), 0.5, self.training)
+        return self.head(x + self.body(x))  # type: ignore[no-any-return]
+
+
+def test_a_branch_without_use_is_in_the_one_graph_of_both_modes() -> None:
+    recording = record(UnusedBranch(), (torch.randn(2, 4),))
+    assert recording.graphs == (recording.train,)
