@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +12,6 @@ from torch.fx import Graph
 
 from fractrain_fx.capture.caches import fill_caches
 from fractrain_fx.capture.call import CallSpec, Example, describe_call
-from fractrain_fx.capture.callees import Callee
 from fractrain_fx.capture.check import Batching, Trial, find_mismatch, rejection, trials_of
 from fractrain_fx.capture.cleanup import join_whole_lists, remove_dead
 from fractrain_fx.capture.constants import Additions
@@ -24,6 +23,7 @@ from fractrain_fx.capture.module import RecordedModule
 from fractrain_fx.capture.patch import Calls, recording
 from fractrain_fx.capture.recorder import Recorder, Return
 from fractrain_fx.capture.state import Snapshot
+from fractrain_fx.capture.whole import KeepWholeError, Whole
 from fractrain_fx.capture.writer import Obstacle, UnrepresentableError
 from fractrain_fx.errors import CaptureError
 
@@ -82,49 +82,6 @@ class _Attempt:
     returns: Mapping[bool, list[Return]]
 
 
-@dataclass
-class _Whole:
-    """What stays one node: modules by path, functions and methods, each with the reason; and what cannot be one."""
-
-    modules: dict[str, str]
-    callees: dict[Callee, str] = field(default_factory=dict)
-    refused: set[Callee] = field(default_factory=set)
-
-    def add(self, obstacles: Iterable[Obstacle], refused: Iterable[Callee]) -> dict[str, str]:
-        """Take in what one recording met.
-
-        Returns:
-            The modules that are to be kept whole next, by path with the reason.
-        """
-        self.refused |= set(refused)
-        for each in refused:
-            self.callees.pop(each, None)
-        modules: dict[str, str] = {}
-        for obstacle in obstacles:
-            callee = next((each for each in obstacle.callees if each not in self.refused), None)
-            if callee is None:
-                modules[obstacle.module] = obstacle.cause
-            else:
-                self.callees[callee] = obstacle.cause
-        return modules
-
-
-class _KeepWholeError(Exception):
-    """Something must stay one node; the model is recorded again.
-
-    Attributes:
-        obstacles: modules, functions and methods, with reasons.
-        refused: functions and methods that cannot be one node.
-        compared: whether this came out in a run with more samples than the example has.
-    """
-
-    def __init__(self, obstacles: Iterable[Obstacle], refused: Iterable[Callee] = (), compared: bool = False) -> None:
-        super().__init__()
-        self.obstacles = tuple(obstacles)
-        self.refused = frozenset(refused)
-        self.compared = compared
-
-
 def record(
     model: nn.Module,
     args: tuple[Any, ...],
@@ -165,7 +122,7 @@ def record(
         args, kwargs = without_data((tuple(args), kwargs or {}))
     example = describe_call(model, tuple(args), kwargs or {})
     closed = {path: reason for path, module in model.named_modules() if path and (reason := opaque_reason(module))}
-    whole = _Whole(dict(closed))
+    whole = Whole(dict(closed))
     snapshot = fill_caches(model, example) if real else Snapshot(model)
     with snapshot.kept(), torch.enable_grad():
         trials, batching = trials_of(snapshot, example, batch_axis) if check and real else ([], Batching.ROWS)
@@ -175,7 +132,7 @@ def record(
                 for trial in trials:
                     _compare(snapshot, attempt, trial, batching)
                 break
-            except _KeepWholeError as found:
+            except KeepWholeError as found:
                 known = set(whole.callees), set(whole.refused)
                 new = whole.add(found.obstacles, found.refused)
                 if not new and known != (set(whole.callees), set(whole.refused)):
@@ -186,7 +143,7 @@ def record(
                     if not found.compared or batching is Batching.FIXED:
                         raise
                     # The model's own code counts its samples: the graph holds for as many as the example has.
-                    whole = _Whole(dict(closed))
+                    whole = Whole(dict(closed))
                     trials, batching = trials_of(snapshot, example, batch_axis, grow=False)
     mode = model.training
     recorded = Recording(
@@ -205,7 +162,7 @@ def record(
     return recorded
 
 
-def _attempt(snapshot: Snapshot, example: Example, whole: _Whole) -> _Attempt:
+def _attempt(snapshot: Snapshot, example: Example, whole: Whole) -> _Attempt:
     model, additions = snapshot.model, Additions()
     passes = {train: _run(snapshot, example, whole, additions, train) for train in (True, False)}
     graphs = passes[True].graph, passes[False].graph
@@ -224,7 +181,7 @@ def _attempt(snapshot: Snapshot, example: Example, whole: _Whole) -> _Attempt:
     return _Attempt(train, evaluation, {mode: passes[mode or one].returns for mode in (True, False)})
 
 
-def _run(snapshot: Snapshot, example: Example, whole: _Whole, additions: Additions, train: bool) -> _Pass:
+def _run(snapshot: Snapshot, example: Example, whole: Whole, additions: Additions, train: bool) -> _Pass:
     model = snapshot.model
     recorder = Recorder(model, additions)
     writer = recorder.writer
@@ -245,9 +202,9 @@ def _run(snapshot: Snapshot, example: Example, whole: _Whole, additions: Additio
     except Exception as error:
         raise (rejection(model, error) if has_data(model) else needs_data(model, recorder.failed, error)) from error
     if recorder.refused:  # what else was met may come from that
-        raise _KeepWholeError((), recorder.refused)
+        raise KeepWholeError((), recorder.refused)
     if writer.obstacles:
-        raise _KeepWholeError(writer.obstacles)
+        raise KeepWholeError(writer.obstacles)
     join_whole_lists(writer.graph)
     return _Pass(writer.graph, recorder.returns)
 
@@ -268,7 +225,7 @@ def _compare(snapshot: Snapshot, attempt: _Attempt, trial: Trial, batching: Batc
     alike = [name for name, module in model.named_modules() if name and type(module) is kind] if path else [path]
     samples = "as many samples as" if batching is Batching.FIXED else "more samples than"
     cause = f"in {mode} mode, run on {samples} it was recorded with, {mismatch.cause}"
-    raise _KeepWholeError([Obstacle(name, cause) for name in alike], compared=True)
+    raise KeepWholeError([Obstacle(name, cause) for name in alike], compared=True)
 
 
 def _checked(model: nn.Module, found: Mapping[str, str], leaves: Mapping[str, str]) -> dict[str, str]:
