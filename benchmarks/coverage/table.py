@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from benchmarks.coverage.results import Results
@@ -30,6 +31,7 @@ def markdown(results: Results) -> str:
             [_summary(suite, str(results.known.get(suite, "")), _of(rows.values(), suite)) for suite in suites],
         )
     )
+    parts.append(_states(rows.values(), suites))
     for suite in suites:
         failed = [row for row in _of(rows.values(), suite) if not passed(row)]
         if failed:
@@ -38,6 +40,15 @@ def markdown(results: Results) -> str:
         good = [row for row in _of(rows.values(), suite) if passed(row)]
         parts += [f"## {suite}: what passes", _table(_MODEL, map(_model, good))]
     return "\n\n".join(parts) + "\n"
+
+
+def _states(rows: Iterable[Row], suites: Sequence[str]) -> str:
+    """By which states of the code the rows were made."""
+    counts = {suite: Counter(row.get("commit", "unknown") for row in _of(rows, suite)) for suite in suites}
+    told = [
+        f"{suite}: " + ", ".join(f"{n} at {commit}" for commit, n in counts[suite].most_common()) for suite in suites
+    ]
+    return "Rows by the commit that made them: " + "; ".join(told) + "."
 
 
 def _of(rows: Iterable[Row], suite: str) -> list[Row]:
