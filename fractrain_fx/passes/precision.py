@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from fnmatch import fnmatchcase
 
 import torch
@@ -59,7 +60,11 @@ class DecidePrecision(PassBase):
         if self._fixed:
             left = f"the model runs at one batch size only, so no sample can be told from another, and {left}"
         if self.config.gated and not any(op.precision.mode == "gated" for op in ops):
-            raise ModelError(f"method {self.config.method!r} finds no block to gate: {left}; 'pfq' works without gates")
+            reasons = Counter(op.precision.reason for op in ops).most_common(3)
+            why = ", ".join(f"{count} ({reason})" for reason, count in reasons)
+            raise ModelError(
+                f"method {self.config.method!r} finds no block to gate: {left}; 'pfq' works without gates. Why: {why}"
+            )
         if self.config.scheduled and all(op.precision.mode == "float" and op.kind not in OPAQUE_KINDS for op in ops):
             raise ModelError(f"method {self.config.method!r} finds nothing to quantize: {left}")
 
