@@ -28,8 +28,8 @@ PAGE = Path("docs/results.md")
 COMMON: dict[str, Any] = {
     "model": "zoo:resnet38",
     "data": "cifar10",
-    "subset": 2000,
-    "test_subset": 500,
+    "subset": 1024,
+    "test_subset": 200,
     "epochs": 8,
     "batch_size": 64,
     "lr": 0.1,
@@ -100,7 +100,7 @@ def page() -> str:
         "epochs of batch 128), one seed, no GPU. Stages change at fixed epochs (`--schedule manual`), because"
         " Algorithm 1 needs",
         "five epochs to compare. These runs show that the methods train, hold their cost and are counted; they do not",
-        "compare accuracies: one test image is 0.2 %, and no run is near its end. Learning rate 0.1, divided by ten",
+        "compare accuracies: one test image is half a per cent, and no run is near its end. Learning rate 0.1, divided by ten",
         "after half and three quarters of the run.",
         "",
         "| run | test accuracy, % | best, % | mean cp, % | cp_total, % | MACs (32 bit) | of SBM's | CPU time, s |",

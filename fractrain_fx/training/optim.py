@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
 
+from fractrain_fx.passes.graph import NAMESPACE
 from fractrain_fx.training.settings import TrainSettings
 
-__all__ = ["epochs_of_run", "lr_factor", "make_optimizer", "steps_of_run"]
+__all__ = ["epochs_of_run", "lr_factor", "make_optimizer", "make_scheduler", "steps_of_run"]
 
 _PEAK = {"sgd": 0.1, "adam": 3e-3, "adamw": 3e-3}
 
@@ -18,10 +22,35 @@ def make_optimizer(model: nn.Module, settings: TrainSettings, task: str) -> torc
     """The optimizer that ``settings`` names, or the usual one for a task (``classification`` or ``language``)."""
     name = settings.optimizer or ("sgd" if task == "classification" else "adamw")
     lr = _PEAK[name] if settings.lr is None else settings.lr
+    parameters = _groups(model)
     if name == "sgd":
-        return torch.optim.SGD(model.parameters(), lr, momentum=0.9, weight_decay=settings.weight_decay)
+        return torch.optim.SGD(parameters, lr, momentum=0.9, weight_decay=settings.weight_decay)
     kind = torch.optim.Adam if name == "adam" else torch.optim.AdamW
-    return kind(model.parameters(), lr, settings.betas, settings.eps, weight_decay=settings.weight_decay)
+    return kind(parameters, lr, settings.betas, settings.eps, weight_decay=settings.weight_decay)
+
+
+def make_scheduler(optimizer: torch.optim.Optimizer, settings: TrainSettings, steps_an_epoch: int) -> LambdaLR:
+    """The course of the learning rate: :func:`lr_factor` for the model, the peak throughout for the gates.
+
+    The gates follow a target that a new stage moves, and the cost term moves them by the learning rate times a
+    constant: at the model's rate they would come too slowly, or not at all, to a target that is set late in the run.
+    """
+
+    def model_factor(step: int) -> float:
+        return lr_factor(settings, step, steps_an_epoch)
+
+    def gate_factor(step: int) -> float:
+        return 1.0
+
+    factors: list[Callable[[int], float]] = [model_factor, gate_factor]
+    return LambdaLR(optimizer, factors[: len(optimizer.param_groups)])
+
+
+def _groups(model: nn.Module) -> list[dict[str, Any]]:
+    """The parameters of the model, and those of its gates if it has any."""
+    inserted = {name: name.startswith(f"{NAMESPACE}.") for name, _ in model.named_parameters()}
+    groups = [[p for name, p in model.named_parameters() if inserted[name] is gates] for gates in (False, True)]
+    return [{"params": group} for group in groups if group]
 
 
 def steps_of_run(settings: TrainSettings, steps_an_epoch: int) -> int:

@@ -14,7 +14,6 @@ import torch
 from rich.console import Console
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.lr_scheduler import LambdaLR
 
 from fractrain_fx.engine import Engine
 from fractrain_fx.engine.distributed import sum_over_ranks
@@ -26,7 +25,7 @@ from fractrain_fx.training.data.loader import Share
 from fractrain_fx.training.log import RunLog
 from fractrain_fx.training.messages import announcement, epoch_line, step_line
 from fractrain_fx.training.objective import Objective
-from fractrain_fx.training.optim import epochs_of_run, lr_factor, make_optimizer, steps_of_run
+from fractrain_fx.training.optim import epochs_of_run, make_optimizer, make_scheduler, steps_of_run
 from fractrain_fx.training.processes import make_accelerator, random_state, set_random_state, share_buffers
 from fractrain_fx.training.results import RunResult
 from fractrain_fx.training.settings import TrainSettings
@@ -204,7 +203,7 @@ class Trainer:
         steps = settings.epoch_steps or math.ceil(self._loader.steps / settings.accumulate)
         self._steps_an_epoch = steps
         self._batches_an_epoch = steps * settings.accumulate if settings.epoch_steps else self._loader.steps
-        self._scheduler = LambdaLR(optimizer, lambda step: lr_factor(settings, step, steps))
+        self._scheduler = make_scheduler(optimizer, settings, steps)
 
     def _batches(self, epoch: int) -> int:
         """Batches of an epoch, counted from 0."""

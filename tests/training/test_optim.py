@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from fractrain_fx import FracConfig, fractrainify
 from fractrain_fx.training import RunSettings, TrainSettings, build_trainer
-from fractrain_fx.training.optim import epochs_of_run, lr_factor, make_optimizer, steps_of_run
+from fractrain_fx.training.optim import epochs_of_run, lr_factor, make_optimizer, make_scheduler, steps_of_run
+from tests.training.tiny import net
 
 TINY = Path(__file__).parent / "tiny.py"
 
@@ -69,3 +71,22 @@ def test_training_stops_in_the_middle_of_an_epoch_and_the_stages_know_how_long_t
     assert (trainer.epochs, result.epochs) == (2, 2)
     assert [row.samples for row in trainer.engine.ledger.rows] == [64, 48]
     assert [row.level for row in trainer.engine.ledger.rows] == ["FW-4/BW-6", "FW-8/BW-8"]
+
+
+def test_the_gates_keep_their_rate_when_the_models_falls() -> None:
+    settings = TrainSettings(epochs=4, lr=0.2, lr_schedule="steps", weight_decay=0.5)
+    model = fractrainify(net(10), config=FracConfig(), example_inputs=(torch.randn(2, 3, 8, 8),))
+    optimizer = make_optimizer(model, settings, "classification")
+    scheduler = make_scheduler(optimizer, settings, 10)
+    grouped = [{id(p) for p in group["params"]} for group in optimizer.param_groups]
+    assert grouped[0] == {id(p) for p in model.restore().parameters()}
+    assert grouped[1] and grouped[0] | grouped[1] == {id(p) for p in model.parameters()}
+    rates = []
+    for _ in range(40):
+        rates.append([group["lr"] for group in optimizer.param_groups])
+        optimizer.step()
+        scheduler.step()
+    assert rates[0] == [0.2, 0.2] and rates[-1] == pytest.approx([0.002, 0.2])
+    # A model without gates has one course.
+    plain = make_optimizer(net(10), settings, "classification")
+    assert len(make_scheduler(plain, settings, 10).lr_lambdas) == len(plain.param_groups) == 1
