@@ -133,7 +133,7 @@ def page() -> str:
         "",
     ]
     for key in done:
-        lines += [f"- [`results/{key}.jsonl`](results/{key}.jsonl)", "", "  ```bash", f"  {command(key)}", "  ```", ""]
+        lines += [f"[`results/{key}.jsonl`](results/{key}.jsonl):", "", "```bash", command(key), "```", ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
