@@ -171,6 +171,11 @@ def _rounding_of(
     return (None if choice is None else quantizer.choice_of(choice)), quantizer.bits_of(control, x.ndim), *ends
 
 
+def _cast(x: Any, dtype: torch.dtype) -> Any:
+    """What autocast does to an argument of a product."""
+    return x.to(dtype) if isinstance(x, Tensor) and x.dtype != torch.float64 else x
+
+
 class _Fused(torch.autograd.Function):
     """Inputs: both factors, what is added; of each factor choice, bits, lo, span; bits and seed of the gradient."""
 
@@ -194,11 +199,16 @@ class _Fused(torch.autograd.Function):
     ) -> Tensor:
         ctx.plan = plan
         ctx.choices = tuple(None if each is None else each.dtype for each in (a_choice, b_choice))
+        given = added
         first = plan.first.round(a, a_bits, a_lo, a_span, _FIRST)
         second = plan.second.round(b, b_bits, b_lo, b_span, _SECOND)
         kept = second if plan.second.stays(b) else None
-        ctx.save_for_backward(a, b, added, a_bits, a_lo, a_span, b_bits, b_lo, b_span, bits, seed, kept)
-        return plan.arithmetic.forward(Bound(first, second, added, plan.static))
+        if torch.is_autocast_enabled(a.device.type):
+            dtype = torch.get_autocast_dtype(a.device.type)
+            first, second, added = _cast(first, dtype), _cast(second, dtype), _cast(added, dtype)
+        ctx.save_for_backward(a, b, given, a_bits, a_lo, a_span, b_bits, b_lo, b_span, bits, seed, kept)
+        with torch.autocast(a.device.type, enabled=False):
+            return plan.arithmetic.forward(Bound(first, second, added, plan.static))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

@@ -1,0 +1,201 @@
+"""The graph that runs gives the numbers of the graph that is shown, and keeps less."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fractrain_fx import FracConfig, FracModel, Precision, fractrainify
+from fractrain_fx.passes import facts, unfused
+from tests.models import build
+from tests.test_invariants import objective
+
+
+class Everything(nn.Module):
+    """One op of each family that is fused, and one that is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(8, 8)
+        self.conv = nn.Conv1d(8, 8, 3, padding="same", groups=2)
+        self.plane = nn.Conv2d(1, 2, 3, padding=1, stride=2)
+        self.up = nn.ConvTranspose1d(8, 8, 2, stride=2)
+        self.weight = nn.Parameter(torch.randn(8, 8) / 3)
+        self.bias = nn.Parameter(torch.zeros(8))
+        self.even = nn.Conv1d(8, 8, 2, padding="same")
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        x = x + self.conv(x.mT).mT
+        y = self.up(x.mT).mT.tanh()
+        y = y @ self.weight
+        scores = torch.einsum("bqc,bkc->bqk", y, y) / 4
+        y = torch.bmm(scores.softmax(-1), y).relu()
+        y = torch.addmm(self.bias, y.flatten(0, 1), self.weight, beta=0.5, alpha=2.0).view_as(y).relu()
+        y = torch.baddbmm(y, scores.softmax(-1), y, alpha=0.5).relu()
+        y = y + self.plane(y[:, None]).mean() + self.even(y.mT).mT
+        return self.head(y.relu().mean(1))
+
+
+def rewritten(method: str, **changes: object) -> tuple[FracModel, Tensor]:
+    x = torch.randn(4, 6, 8)
+    config = FracConfig(method=method, **changes)  # type: ignore[arg-type]
+    return fractrainify(Everything(), config=config, example_inputs=(x,)), x
+
+
+def step(model: FracModel, x: Tensor, *, shown: bool) -> dict[str, Tensor]:
+    """Output, gradients and buffers after one training step from the same state and seed."""
+    twin = copy.deepcopy(model)
+    torch.manual_seed(3)
+    x = x.clone().requires_grad_()
+    out = twin.graph_module(x)[0] if shown else twin(x)
+    cost = twin.graph_module(x)[1].cp if shown else twin.cost.cp
+    (out.square().sum() + (0 if shown else 0 * cost)).backward()
+    found = {"out": out.detach(), "x": x.grad}
+    return found | {n: p.grad for n, p in twin.named_parameters() if p.grad is not None} | dict(twin.named_buffers())
+
+
+@pytest.mark.parametrize("method", ["static", "pfq"])
+@pytest.mark.parametrize("fmt", ["affine", "dorefa"])
+def test_scheduled_ops_give_the_same_bits_noise_included(method: str, fmt: str) -> None:
+    model, x = rewritten(method, format=fmt)
+    torch.manual_seed(3)
+    shown, run = step(model, x, shown=True), step(model, x, shown=False)
+    assert shown.keys() == run.keys()
+    ranges = [name for name in shown if name.endswith((".lo", ".span"))]
+    assert ranges or fmt == "dorefa"
+    for name in shown.keys() - set(ranges):  # the shown graph ran twice above, and moved its running ranges twice
+        if name == "weight":  # two ops read it: their gradients are added in another order
+            torch.testing.assert_close(shown[name], run[name], rtol=1e-5, atol=1e-5)
+        else:
+            assert torch.equal(shown[name], run[name]), name
+
+
+def test_gated_ops_give_the_same_numbers_and_the_gates_the_same_gradients() -> None:
+    case = build("vit_tiny_patch16_224")
+    model = fractrainify(case.model, config=FracConfig(method="dfq"), example_inputs=case.args)
+    results = []
+    for shown in (True, False):
+        twin = copy.deepcopy(model).train()
+        torch.manual_seed(5)
+        out = twin.graph_module(*case.args)[0] if shown else twin(*case.args)
+        objective(out).backward()
+        gradients = {n: p.grad for n, p in twin.named_parameters() if p.grad is not None}
+        assert any(n.startswith("frac.controller") for n in gradients)
+        results.append((out.detach(), gradients))
+    assert torch.equal(results[0][0], results[1][0])
+    for name, expected in results[0][1].items():
+        # A tensor that several ops read gets its gradients in another order.
+        torch.testing.assert_close(
+            results[1][1][name], expected, rtol=1e-4, atol=1e-6 * float(expected.abs().max() + 1)
+        )
+
+
+def test_every_family_is_fused_and_what_is_not_says_why() -> None:
+    model, _ = rewritten("static")
+    running = model._inside.running[True].current()
+    fused = {facts(node).op.name for node in running.graph.nodes if facts(node).role == "fused"}  # type: ignore[union-attr]
+    left = unfused(model.graph_module)
+    assert left == {"even": "pads its two sides differently"}
+    quantized = {op.name for op in model.ops if op.precision.mode != "float"}
+    assert fused == quantized - left.keys() and len(fused) >= 8
+
+
+def test_the_graph_shown_keeps_its_quantize_nodes_and_a_change_of_it_takes_effect() -> None:
+    model, x = rewritten("static")
+    assert sum(facts(node).role == "gradient" for node in model.graph.nodes) >= 8
+    before = model(x)
+    (output,) = model.graph.find_nodes(op="output")
+    result, cost = output.args[0]
+    with model.graph.inserting_before(output):
+        output.args = ((model.graph.call_function(torch.zeros_like, (result,)), cost),)
+    assert model(x).any() and before.any()
+    model.graph_module.recompile()
+    assert not model(x).any()
+
+
+def test_only_the_operands_are_kept_for_backward() -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.ReLU(), nn.Conv2d(32, 4, 3))
+    x = torch.randn(8, 3, 16, 16)
+
+    def kept(model: nn.Module) -> int:
+        storages = {}
+
+        def pack(saved: Tensor) -> Tensor:
+            storages[saved.untyped_storage().data_ptr()] = saved.untyped_storage().nbytes()
+            return saved
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
+            out = model(x)
+        out.sum().backward()
+        return sum(storages.values())
+
+    before = kept(plain)
+    model = fractrainify(plain, config=FracConfig(method="pfq"), example_inputs=(x[:2],))
+    assert kept(model) <= 1.1 * before
+
+
+def test_float_precision_is_the_model_itself() -> None:
+    model, x = rewritten("static", precision=Precision(32, 32))
+    expected = model.restore()(x)
+    assert torch.equal(model(x), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_under_autocast_products_are_half_and_gradients_come_in_the_types_of_the_parameters(dtype: torch.dtype) -> None:
+    model, x = rewritten("dfq")
+    with torch.autocast("cpu", dtype=dtype):
+        out = model(x)
+    assert out.dtype == dtype
+    out.float().square().sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None and parameter.grad.dtype == parameter.dtype, name
+        assert parameter.grad.isfinite().all()
+
+
+def test_a_forward_computed_again_rounds_alike() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    model, x = rewritten("pfq")
+    grads = []
+    for again in (False, True):
+        twin = copy.deepcopy(model)
+        torch.manual_seed(1)
+        out = checkpoint(twin, x, use_reentrant=False) if again else twin(x)
+        out.square().sum().backward()
+        grads.append({n: p.grad for n, p in twin.named_parameters() if p.grad is not None})
+    for name, expected in grads[0].items():
+        assert torch.equal(grads[1][name], expected), name
+
+
+def test_steps_round_differently_and_a_seed_fixes_them() -> None:
+    model, x = rewritten("static")
+
+    def gradient(seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        model.zero_grad()
+        model(x).square().sum().backward()
+        assert model.conv.weight.grad is not None
+        return model.conv.weight.grad.clone()
+
+    assert torch.equal(gradient(1), gradient(1)) and not torch.equal(gradient(1), gradient(2))
+    torch.manual_seed(1)
+    model.zero_grad()
+    first, second = (F.mse_loss(model(x), torch.zeros(4, 3)) for _ in range(2))
+    a, b = (torch.autograd.grad(loss, model.conv.weight)[0] for loss in (first, second))
+    assert not torch.equal(a, b)
+
+
+def test_channels_last_stays() -> None:
+    convolution = nn.Sequential(nn.Conv2d(4, 8, 3), nn.Conv2d(8, 8, 3), nn.Conv2d(8, 4, 3))
+    x = torch.randn(2, 4, 12, 12).contiguous(memory_format=torch.channels_last)
+    model = fractrainify(
+        convolution.to(memory_format=torch.channels_last), config=FracConfig("static"), example_inputs=(x,)
+    )
+    assert model(x).is_contiguous(memory_format=torch.channels_last)
