@@ -18,9 +18,10 @@ from fractrain_fx.errors import CalibrationError, ConfigError, InputError
 from fractrain_fx.nn.bits import StageBits
 from fractrain_fx.nn.cost import Cost
 from fractrain_fx.nn.ranges import RunningRange
-from fractrain_fx.passes import Block, Fuse, Op, blocks_of, ops_of
+from fractrain_fx.passes import Block, Op, blocks_of, ops_of
 from fractrain_fx.passes.graph import NAMESPACE
 from fractrain_fx.precision import Precision
+from fractrain_fx.running import Running
 
 __all__ = ["FracModel"]
 
@@ -40,27 +41,7 @@ class _Inside:
         self.cost: Cost | None = None
         self.batch: int | None = None
         self.calibrated = False
-        self.running = {mode: _Running(shown) for mode, shown in ((True, recording.train), (False, recording.eval))}
-
-
-class _Running:
-    """The copy of a graph that runs: its quantized ops fused, its modules and parameters those of the graph shown."""
-
-    def __init__(self, shown: RecordedModule) -> None:
-        self._shown = shown
-        self._code = ""
-        self.graph_module = shown
-        self.current()
-
-    def current(self) -> RecordedModule:
-        """The copy, made anew where the graph shown was changed and recompiled since."""
-        if not torch.compiler.is_compiling() and self._code is not self._shown._code:
-            copied = RecordedModule.over(self._shown, self._shown._modules, copy.deepcopy(self._shown.graph))
-            Fuse()(copied)
-            self.graph_module = copied
-            self.graph_module.training = self._shown.training
-            self._code = self._shown._code
-        return self.graph_module
+        self.running = {mode: Running(shown) for mode, shown in ((True, recording.train), (False, recording.eval))}
 
 
 class FracModel(nn.Module):
