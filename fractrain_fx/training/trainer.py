@@ -22,6 +22,7 @@ from fractrain_fx.hardware.run_cost import StepPrices, run_cost
 from fractrain_fx.training.checkpoint import Checkpoint, latest_checkpoint, load_checkpoint, save_checkpoint
 from fractrain_fx.training.data import DataSet, make_loader
 from fractrain_fx.training.data.loader import Share
+from fractrain_fx.training.interrupt import Interrupt
 from fractrain_fx.training.log import RunLog
 from fractrain_fx.training.messages import announcement, epoch_line, step_line
 from fractrain_fx.training.objective import Objective
@@ -85,6 +86,7 @@ class Trainer:
         self._set_up()
         self.engine = Engine(model, accumulate=self.settings.accumulate, epochs=self.epochs)
         self._resumed = False
+        self._interrupt = Interrupt()
         self._epoch = 0
         self._seconds = 0.0
         self._best: dict[str, float] = {}
@@ -106,8 +108,9 @@ class Trainer:
             if self._epoch == 0 and not self._resumed:
                 self._save()  # so that a run interrupted at once can go on too
             try:
-                while self._epoch < self.epochs:
-                    self._train_epoch(log)
+                with self._interrupt:
+                    while self._epoch < self.epochs:
+                        self._train_epoch(log)
             except NonFiniteLossError as error:
                 raise NonFiniteLossError(f"{error}. {self._last_good()}") from error
         result = self.result()
@@ -234,6 +237,7 @@ class Trainer:
         accumulate, batches = self.settings.accumulate, self._batches(self._epoch)
         loader = self._loader.train(self._epoch * self._batches_an_epoch, batches)
         for number, (inputs, targets) in enumerate(loader, start=1):
+            self._interrupt.check()
             step_ends = number % accumulate == 0 or number == batches
             with nullcontext() if step_ends else self._accelerator.no_sync(self._wrapped):
                 loss = self.objective.loss(self._forward(self._wrapped, inputs), targets)

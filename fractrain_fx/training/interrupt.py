@@ -1,0 +1,45 @@
+"""An interrupt that is not lost."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+__all__ = ["Interrupt"]
+
+
+class Interrupt:
+    """In this context Ctrl-C raises ``KeyboardInterrupt`` at once, and again at the next :meth:`check`.
+
+    Python drops an exception that a signal raises inside a finalizer or a weak reference's callback; a run would go on
+    as if nothing had been asked. Signals that do not raise ``KeyboardInterrupt`` stay as they are, and so do all of
+    them outside the main thread.
+    """
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Interrupt:
+        if threading.current_thread() is threading.main_thread():
+            for each in (signal.SIGINT, signal.SIGTERM):
+                if signal.getsignal(each) is signal.default_int_handler:
+                    self._before[each] = signal.signal(each, self._ask)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for each, handler in self._before.items():
+            signal.signal(each, handler)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self._asked = True
+        raise KeyboardInterrupt
+
+    def check(self) -> None:
+        """Raise ``KeyboardInterrupt`` if it was asked for and got lost."""
+        if self._asked:
+            raise KeyboardInterrupt
