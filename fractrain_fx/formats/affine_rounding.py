@@ -113,7 +113,7 @@ def _on_a_cpu(
     if not shifted:
         q = torch.div(work, scale, out=out)
     elif stochastic and scale.ndim == 0 and abs(float(lo)) < wide:
-        return _with_noise(work, lo, float(scale), tops[0], dither(work, seed), out).to(x.dtype)
+        return _with_noise(work, lo, scale, tops[0], dither(work, seed), out).to(x.dtype)
     else:
         q = torch.sub(work, lo, out=out).div_(scale)
     if stochastic:
@@ -132,8 +132,7 @@ def _on_a_cpu(
     return q if len(widths) == 1 else unrounded(bits, x, q)
 
 
-def _with_noise(x: Tensor, lo: Tensor, scale: float, top: float, noise: Tensor, out: Tensor | None) -> Tensor:
+def _with_noise(x: Tensor, lo: Tensor, scale: Tensor, top: float, noise: Tensor, out: Tensor | None) -> Tensor:
     """Stochastic rounding in its own range, in fewer passes: what these round differently is far below the noise."""
-    shift = torch.tensor(-float(lo) / scale, dtype=lo.dtype)
-    q = torch.add(noise, x, alpha=1 / scale, out=out).add_(shift).clamp_(max=top).round_()
-    return q.mul_(torch.tensor(scale, dtype=lo.dtype)).add_(lo)
+    q = torch.add(noise, x, alpha=1 / float(scale), out=out).sub_(lo / scale).clamp_(max=top).round_()
+    return q.mul_(scale).add_(lo)
