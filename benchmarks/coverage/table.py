@@ -16,6 +16,9 @@ Each model is built from its name or a configuration with random weights, never 
 checks in a process of its own: {checks}. A model passes if every one of them was made and held; a check behind one that
 failed is "not reached", which is no pass. What the checks are stands in
 [`benchmarks/coverage/trial.py`](../benchmarks/coverage/trial.py); `make coverage` makes this page.
+
+Times are processor seconds of one thread, the libraries loaded: "capture" is both modes written down as a graph,
+"rewrite" all that `fractrainify` does: capture, the comparison with the model, every pass.
 """
 
 
