@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -97,42 +99,79 @@ def _on_a_cpu(
     An op on one number costs as much as one on thousands. Division of two float32 numbers in float64, then rounded to
     float32, is that in float32.
     """
-    widths = bits.flatten().tolist()
-    if all(width in (0, FLOAT_BITS) for width in widths):
+    grid = _Grid.of(bits, lo, span, inside)
+    if grid is None:
         return x
-    wide = _widest(span)
-    tops = [2.0**width - 1 if width else 1.0 for width in widths]
-    if lo.numel() == 1:
-        scales = [max(wide / top, SMALLEST_SCALE) for top in tops]
-        scale = torch.tensor(scales[0] if bits.ndim == 0 else scales, dtype=lo.dtype).view(bits.shape)
-        shifted = float(lo) != 0
-    else:
-        scale = (span / (tops[0] if len(tops) == 1 else highest_level(bits, lo.dtype))).clamp_(min=SMALLEST_SCALE)
-        shifted = True
     work, out = (x, out) if x.dtype == lo.dtype else (copied := x.to(lo.dtype), copied)
-    if not shifted:
-        q = torch.div(work, scale, out=out)
-    elif stochastic and scale.ndim == 0 and abs(float(lo)) < wide:
-        return _with_noise(work, lo, scale, tops[0], dither(work, seed), out).to(x.dtype)
-    else:
-        q = torch.sub(work, lo, out=out).div_(scale)
-    if stochastic:
-        q.add_(dither(q, seed))
-    sure = inside and wide < _WIDE and all(width <= _SURE_BITS or width == FLOAT_BITS for width in widths)
-    if not sure:
-        q.clamp_(min=0)
-    if stochastic or not sure:
-        q.clamp_(max=tops[0] if len(tops) == 1 else highest_level(bits, lo.dtype))
-    q.round_().mul_(scale)
-    if shifted:
-        q.add_(lo)
+    q = grid.levels(work, dither(work, seed) if stochastic else None, out)
+    q = grid.values(q, out=q)
     if not inside:
         q.add_(x, alpha=0)
     q = q if q.dtype == x.dtype else q.to(x.dtype)
-    return q if len(widths) == 1 else unrounded(bits, x, q)
+    return q if len(grid.tops) == 1 else unrounded(bits, x, q)
 
 
-def _with_noise(x: Tensor, lo: Tensor, scale: Tensor, top: float, noise: Tensor, out: Tensor | None) -> Tensor:
-    """Stochastic rounding in its own range, in fewer passes: what these round differently is far below the noise."""
-    q = torch.add(noise, x, alpha=1 / float(scale), out=out).sub_(lo / scale).clamp_(max=top).round_()
-    return q.mul_(scale).add_(lo)
+@dataclass(frozen=True)
+class _Grid:
+    """The levels of a rounding on a CPU.
+
+    Attributes:
+        lo: the lowest level.
+        scale: distance between levels.
+        tops: number of the highest level, for each width.
+        highest: those as they broadcast against the values.
+        start: the lowest level as a number, where it is one.
+        sure: nothing lies outside and no level number loses its fraction in float32.
+        near: one scale for all, and the lowest level is no further from 0 than the range is wide.
+    """
+
+    lo: Tensor
+    scale: Tensor
+    tops: tuple[float, ...]
+    highest: Tensor | float
+    start: float | None
+    sure: bool
+    near: bool
+
+    @classmethod
+    def of(cls, bits: Tensor, lo: Tensor, span: Tensor, inside: bool) -> _Grid | None:
+        """The grid of some bits in a range; ``None`` where none of them rounds anything."""
+        widths = bits.flatten().tolist()
+        if all(width in (0, FLOAT_BITS) for width in widths):
+            return None
+        wide = _widest(span)
+        tops = tuple(2.0**width - 1 if width else 1.0 for width in widths)
+        highest = tops[0] if len(tops) == 1 else highest_level(bits, lo.dtype)
+        sure = inside and wide < _WIDE and all(width <= _SURE_BITS or width == FLOAT_BITS for width in widths)
+        if lo.numel() > 1:
+            return cls(lo, (span / highest).clamp_(min=SMALLEST_SCALE), tops, highest, None, sure, False)
+        scales = [max(wide / top, SMALLEST_SCALE) for top in tops]
+        scale = torch.tensor(scales[0] if bits.ndim == 0 else scales, dtype=lo.dtype).view(bits.shape)
+        start = float(lo)
+        return cls(lo, scale, tops, highest, start, sure, bits.ndim == 0 and sure and abs(start) < wide)
+
+    def levels(self, x: Tensor, noise: Tensor | None, out: Tensor | None) -> Tensor:
+        """Number of the nearest level to ``x``, or to ``x`` with noise."""
+        if self.start == 0:
+            q = torch.div(x, self.scale, out=out)
+        elif noise is not None and self.near:
+            # In fewer passes: what these round differently is far below the noise.
+            q = torch.add(noise, x, alpha=1 / float(self.scale), out=out).sub_(self.lo / self.scale)
+            return self._inside(q, noise)
+        else:
+            q = torch.sub(x, self.lo, out=out).div_(self.scale)
+        return self._inside(q if noise is None else q.add_(noise), noise)
+
+    def _inside(self, q: Tensor, noise: Tensor | None) -> Tensor:
+        """Whole numbers of the grid, in place; noise is what can lead beyond its ends."""
+        if not self.sure or noise is not None:
+            if isinstance(self.highest, float):
+                q.clamp_(0, self.highest)
+            else:
+                q.clamp_(min=0).clamp_(max=self.highest)
+        return q.round_()
+
+    def values(self, q: Tensor, out: Tensor | None = None) -> Tensor:
+        """The values of levels."""
+        x = torch.mul(q, self.scale, out=out)
+        return x if self.start == 0 else x.add_(self.lo)

@@ -25,21 +25,31 @@ class _Kept(threading.local):
 _kept = _Kept()
 
 
-def scratch(like: Tensor, slot: int) -> Tensor | None:
-    """Uninitialised memory of the shape and strides of ``like``, in float32 or wider; ``None`` where none is kept.
+def scratch(like: Tensor, slot: int, *, matrices: bool = False) -> Tensor | None:
+    """Uninitialised memory of the shape of ``like``, in float32 or wider; ``None`` where none is kept.
 
     Fresh memory costs a CPU more than all passes of a rounding over it. The content lasts until the next call with the
     same ``slot`` in this thread, so that it must never be saved or returned to a caller. Devices with an allocator that
     keeps memory, and compiled graphs, which plan theirs, need none.
+
+    Args:
+        like: the values that will lie there.
+        slot: which of the kept pieces of memory.
+        matrices: one matrix of the last two dimensions behind the other, as a product wants them; otherwise the order
+            of dimensions in memory is that of ``like``.
     """
     size = like.numel()
-    if not readable(like) or not 0 < size <= _LARGEST or not _dense(like):
+    if not readable(like) or not 0 < size <= _LARGEST or not (matrices or _dense(like)):
         return None
     key = slot, work_dtype(like)
     buffer = _kept.buffers.get(key)
     if buffer is None or buffer.numel() < size:
         buffer = _kept.buffers[key] = torch.empty(size, dtype=key[1])
-    return buffer.as_strided(like.shape, like.stride())
+    if not matrices or like.is_contiguous():
+        return buffer.as_strided(like.shape, like.stride())
+    upright = like.ndim < 2 or like.stride(-1) <= like.stride(-2)
+    flat = buffer[:size]
+    return flat.view(like.shape) if upright else flat.view(like.mT.shape).mT
 
 
 def _dense(x: Tensor) -> bool:

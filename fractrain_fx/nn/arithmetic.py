@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -29,7 +29,13 @@ class Bound(NamedTuple):
 
 
 class Arithmetic(Protocol):
-    """One family of contractions."""
+    """One family of contractions.
+
+    Attributes:
+        matrices: whether it multiplies matrices of the last two dimensions, quickest where each lies in one piece.
+    """
+
+    matrices: ClassVar[bool]
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Bound:
         """Take a call of the original function apart, however its arguments were given."""
@@ -53,6 +59,7 @@ class Convolution:
         transposed: whether it is a transposed convolution.
     """
 
+    matrices: ClassVar[bool] = False
     kernel: tuple[int, ...]
     transposed: bool = False
 
@@ -93,6 +100,8 @@ class Convolution:
 class Linear:
     """``a @ b.T + added``."""
 
+    matrices: ClassVar[bool] = True
+
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Bound:
         given = dict(zip(("input", "weight", "bias"), args, strict=False)) | dict(kwargs)
         return Bound(given["input"], given["weight"], given.get("bias"))
@@ -116,6 +125,7 @@ class MatMul:
         swapped: whether the second argument is the first factor (``__rmatmul__``).
     """
 
+    matrices: ClassVar[bool] = True
     names: tuple[str, str] = ("input", "other")
     swapped: bool = False
 
@@ -139,6 +149,7 @@ class AddMatMul:
         names: keywords of what is added and of the two factors.
     """
 
+    matrices: ClassVar[bool] = True
     names: tuple[str, str, str]
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Bound:
@@ -169,6 +180,7 @@ class Einsum:
         equation: with an explicit result.
     """
 
+    matrices: ClassVar[bool] = False
     equation: str
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Bound:

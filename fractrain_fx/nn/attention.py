@@ -9,6 +9,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from fractrain_fx.formats.bits import readable
+
 __all__ = ["attention_probabilities", "repeat_heads"]
 
 
@@ -29,15 +31,18 @@ def attention_probabilities(
 
     A row whose keys are all masked gives zeros, as in torch.
     """
-    scores = scores * (scale if scale is not None else 1 / math.sqrt(query.shape[-1]))
-    masked = attn_mask is not None or is_causal
-    if is_causal:
-        future = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-        scores = scores.masked_fill(future, -math.inf)
-    if attn_mask is not None:
-        scores = scores.masked_fill(~attn_mask, -math.inf) if attn_mask.dtype == torch.bool else scores + attn_mask
-    probabilities = F.softmax(scores, dim=-1)
-    if masked:
-        empty = (scores == -math.inf).all(dim=-1, keepdim=True)
-        probabilities = probabilities.masked_fill(empty, 0.0)
+    scale = scale if scale is not None else 1 / math.sqrt(query.shape[-1])
+    # Masks are added, not filled in: what is small before it is spread over heads then takes no pass over the scores.
+    mask: Tensor | None = None
+    if is_causal:  # torch takes no other mask beside it
+        mask = scores.new_full(scores.shape[-2:], -math.inf).triu(1)
+    elif attn_mask is not None:
+        mask = attn_mask
+        if mask.dtype == torch.bool:
+            mask = torch.zeros_like(mask, dtype=scores.dtype).masked_fill(~mask, -math.inf)
+    probabilities = F.softmax(scores * scale if mask is None else torch.add(mask, scores, alpha=scale), dim=-1)
+    if attn_mask is not None and mask is not None:
+        empty = (mask == -math.inf).all(dim=-1, keepdim=True)
+        if not readable(empty) or empty.any():
+            probabilities = probabilities.masked_fill(empty, 0.0)
     return F.dropout(probabilities, p=dropout_p)

@@ -60,8 +60,16 @@ class FusedOp(nn.Module):
         self.training = gradient.training
         # In a tuple, which torch does not register as children: their state must not get a second name.
         self._quantizers = (first, second, gradient)
+        matrices = arithmetic.matrices
         self._plans = {
-            mode: _Plan(arithmetic, static, _how(first, mode), _how(second, mode), gradient.fmt, gradient.axis)
+            mode: _Plan(
+                arithmetic,
+                static,
+                _how(first, mode, matrices),
+                _how(second, mode, matrices),
+                gradient.fmt,
+                gradient.axis,
+            )
             for mode in (True, False)
         }
 
@@ -111,6 +119,7 @@ class _How:
     widths: tuple[int, ...]
     axis: BatchAxis
     inside: bool
+    matrices: bool
     weight: bool = False
     channel: int | None = None
 
@@ -121,9 +130,11 @@ class _How:
     def round(self, x: Tensor, bits: Tensor, lo: Tensor, span: Tensor, slot: int) -> Tensor:
         """The rounded factor, for the time of one product unless it stays."""
         if self.weight:
-            out = None if self.stays(x) else scratch(x, slot)
+            out = None if self.stays(x) else scratch(x, slot, matrices=self.matrices)
             return self.fmt.weight(x, bits, dim=self.channel, ends=(lo, span), out=out)
-        return self.fmt.activation(x, bits, lo=lo, span=span, inside=self.inside, out=scratch(x, slot))
+        return self.fmt.activation(
+            x, bits, lo=lo, span=span, inside=self.inside, out=scratch(x, slot, matrices=self.matrices)
+        )
 
     def gradient(self, x: Tensor, g: Tensor, bits: Tensor) -> Tensor:
         if self.weight:
@@ -134,10 +145,10 @@ class _How:
         return gate_gradient(self.fmt, x, g, self.widths, self.axis, lo, span, self.inside)
 
 
-def _how(quantizer: Quantizer, training: bool) -> _How:
+def _how(quantizer: Quantizer, training: bool, matrices: bool) -> _How:
     if isinstance(quantizer, WeightQuantizer):
-        return _How(quantizer.fmt, (), BatchAxis(), True, weight=True, channel=quantizer.dim)
-    return _How(quantizer.fmt, quantizer.widths, quantizer.axis, training)
+        return _How(quantizer.fmt, (), BatchAxis(), True, matrices, weight=True, channel=quantizer.dim)
+    return _How(quantizer.fmt, quantizer.widths, quantizer.axis, training, matrices)
 
 
 @dataclass(frozen=True)
@@ -216,7 +227,9 @@ class _Fused(torch.autograd.Function):
         plan: _Plan = ctx.plan
         (g,) = grads
         if bits is not None:
-            g = rounded_gradient(plan.fmt, g, bits, plan.axis, seed, scratch(g, _GRADIENT))
+            g = rounded_gradient(
+                plan.fmt, g, bits, plan.axis, seed, scratch(g, _GRADIENT, matrices=plan.arithmetic.matrices)
+            )
         # Under autocast the product was taken in a half type, and so are its gradients.
         first = plan.first.round(a, a_bits, a_lo, a_span, _FIRST).to(g.dtype)
         second = (plan.second.round(b, b_bits, b_lo, b_span, _SECOND) if kept is None else kept).to(g.dtype)
