@@ -167,7 +167,10 @@ def _notes(model: FracModel) -> Iterator[str]:
     if not model.checked:
         yield "the recording was not compared with the model: check=False, or tensors without data (meta)"
     if fixed_batch(model.graph_module):
-        yield "runs at one batch size only: the MACs of a sample are those of the recorded call over its batch size"
+        yield (
+            "runs at one batch size only: the MACs of a sample are those of the recorded call over its batch size"
+            + (", and the gates choose once for the whole batch" if model.config.gated else "")
+        )
 
 
 def _modes(ops: list[Op]) -> str:

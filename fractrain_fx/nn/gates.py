@@ -35,7 +35,8 @@ class BlockEmbedding(nn.Module):
 
     def forward(self, x: Tensor) -> Float[Tensor, "batch dims"]:
         """Embed the entry: any shape with one feature and one batch dimension, to one row a sample."""
-        positions = [dim for dim in range(x.ndim) if dim not in (self.feature_axis % x.ndim, self.batch.axis)]
+        kept = {self.feature_axis % x.ndim} if self.batch.whole else {self.feature_axis % x.ndim, self.batch.axis}
+        positions = [dim for dim in range(x.ndim) if dim not in kept]
         x = x.mean(dim=positions, keepdim=True) if positions else x
         pooled = self.batch.samples_first(x.to(self.hidden.weight.dtype))
         if self.batch.factor != 1:

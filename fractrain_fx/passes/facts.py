@@ -171,7 +171,7 @@ def facts(node: Node) -> Facts:
 
 
 def fixed_batch(graph_module: GraphModule) -> bool:
-    """Whether the graph is known to run at one batch size only, so that no sample can be told from another."""
+    """Whether the graph is known to run at one batch size only: samples are then not told apart."""
     return bool(graph_module.meta.get(FIXED_BATCH))
 
 

@@ -12,7 +12,7 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from fractrain_fx.config import FracConfig, Pin
 from fractrain_fx.errors import ModelError, PassError, RuleError, near
 from fractrain_fx.passes.contractions import OPAQUE_KINDS, UNSPLIT_KINDS, contraction, operand
-from fractrain_fx.passes.facts import Decision, Op, blocks_of, facts, fixed_batch, ops_of
+from fractrain_fx.passes.facts import Decision, Op, blocks_of, facts, ops_of
 from fractrain_fx.passes.graph import varying
 
 __all__ = ["DecidePrecision"]
@@ -34,14 +34,12 @@ class DecidePrecision(PassBase):
     def __init__(self, config: FracConfig) -> None:
         super().__init__()
         self.config = config
-        self._fixed = False
 
     def requires(self, graph_module: GraphModule) -> None:
         if not blocks_of(graph_module.graph):
             raise PassError("the graph has no blocks yet: run the Blocks pass before DecidePrecision")
 
     def call(self, graph_module: GraphModule) -> PassResult:
-        self._fixed = fixed_batch(graph_module)
         ops = list(ops_of(graph_module.graph))
         labels = _labels(graph_module, ops)
         pins = self._pins([op for _, op in ops], labels)
@@ -57,8 +55,6 @@ class DecidePrecision(PassBase):
     def _refuse_nothing(self, ops: list[Op]) -> None:
         """A method that would change nothing is an error."""
         left = "every contraction stays float. plan(model, config=FracConfig(method='float')) lists them"
-        if self._fixed:
-            left = f"the model runs at one batch size only, so no sample can be told from another, and {left}"
         if self.config.gated and not any(op.precision.mode == "gated" for op in ops):
             reasons = Counter(op.precision.reason for op in ops).most_common(3)
             why = ", ".join(f"{count} ({reason})" for reason, count in reasons)
@@ -114,8 +110,6 @@ class DecidePrecision(PassBase):
             return Decision("float", "no gradient passes and no weight is read")
         if self.config.scheduled:
             return Decision("scheduled", "stage precision")
-        if self._fixed:
-            return Decision("float", "the model runs at one batch size only, so no sample can be told from another")
         if facts(node).batch is None and facts(node).samples is not None:
             return Decision("float", "the samples lie in mixed order, so no choice for each")
         if facts(node).batch is None:

@@ -29,7 +29,8 @@ class Shapes(PassBase):
 
     The batch axis is the one dimension that grows in proportion when the batch does. Where several rows belong to a
     sample (windows or heads folded into the batch), one sample is changed to see which rows are its own. A graph that
-    runs at one batch size only (``graph_module.meta["fixed_batch"]``, else found out here) has no batch axis at all.
+    runs at one batch size only (``graph_module.meta["fixed_batch"]``, else found out here) has no such dimension: its
+    whole batch counts as one sample.
 
     Requires: ``node.meta["example"]`` on every placeholder. Ensures: a record on every node whose value is a tensor.
     """
@@ -53,11 +54,11 @@ class Shapes(PassBase):
     def _measure(self, graph_module: GraphModule, examples: list[Any]) -> None:
         packed, grown = self._kind(graph_module, examples)
         if not grown:
-            # No axis is known, and nothing is per sample: what the call costs is shared out evenly.
+            # Nothing tells samples apart: gates choose once for all, and what the call costs is shared out evenly.
             graph_module.meta[FIXED_BATCH] = True
             Watch(graph_module, _annotate).run(*_tracked(examples))
             for node in varying(graph_module.graph):
-                facts(node).samples = batch_size(examples, self.batch_axis)
+                facts(node).samples, facts(node).batch = batch_size(examples, self.batch_axis), BatchAxis(whole=True)
             return
         graph_module.meta[FIXED_BATCH] = False
         size = self._samples(examples, packed)

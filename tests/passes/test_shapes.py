@@ -1,4 +1,4 @@
-"""Where samples lie: the same with and without data, and nowhere where the model holds one batch size."""
+"""Where samples lie: the same with and without data; the batch as a whole where a model holds one batch size."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from fractrain_fx import FracConfig, fractrainify, plan, summarize
+from fractrain_fx import Engine, FracConfig, fractrainify, plan, summarize
 from fractrain_fx.capture import record
 from fractrain_fx.capture.examples import example_inputs
-from fractrain_fx.errors import ModelError
 from fractrain_fx.nn.axis import BatchAxis
 from fractrain_fx.passes import Shapes, facts
 from tests.models import HUGGING_FACE
@@ -88,5 +87,18 @@ def test_one_batch_size_is_the_reason_given(check: bool) -> None:
     model = fractrainify(OneSize(), config=FracConfig(method="pfq"), example_inputs=(x,), check=check)
     assert {op.name: op.macs for op in model.ops} == dict.fromkeys(("stem", "body", "head"), 16)
     assert "runs at one batch size only" in str(summarize(model))
-    with pytest.raises(ModelError, match="one batch size only, so no sample can be told from another"):
-        fractrainify(OneSize(), example_inputs=(x,), check=check)
+
+
+def test_gates_of_a_model_with_one_batch_size_choose_once_for_the_batch() -> None:
+    x = torch.randn(2, 4)
+    model = fractrainify(OneSize(), example_inputs=(x,))
+    engine = Engine(model)
+    engine.loss(model(x).square().mean()).backward()
+    ((block, choice),) = model.cost.choice.items()
+    assert block == "model" and choice.shape == (1, len(model.config.gate_options)) and choice.sum() == 1
+    assert "the gates choose once for the whole batch" in " ".join(str(summarize(model)).split())
+    gates = {name: p for name, p in model.named_parameters() if name.startswith("frac.")}
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for n, p in gates.items() if "gates" in n and "bias" in n)
+    meter = model.get_submodule("frac.cost")
+    spent = (choice @ meter.table[0].sum(1)).item()
+    assert model.cost.cp.item() == pytest.approx(spent / meter.full.sum().item())
