@@ -36,6 +36,7 @@ __all__ = [
 
 Method = Literal["float", "static", "pfq", "dfq", "fractrain", "slu"]
 Schedule = Literal["auto", "two-stage", "manual", "cyclic", "constant"]
+Mixing = Literal["inputs", "outputs"]
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,8 @@ class FracConfig:
         targets: cp of each stage of ``fractrain``; ``dfq`` and ``slu`` hold the last one. ``None``: the paper's
             1.5/2/2.5/3, moved up for a model whose blocks cannot all be skipped until the lowest can be reached
             (3 per cent for ``dfq``; 50 per cent for ``slu``).
+        mixing: ``inputs``: each op runs once, every sample's operands rounded at its own option. ``outputs``: each
+            gated block runs once for every option and the results are mixed, as in the original code; slow, to compare.
         pins: rules that fix the precision of some contractions.
         gate: sizes and strength of the gates.
         schedule: what moves the stage: ``auto`` is Algorithm 1.
@@ -114,6 +117,7 @@ class FracConfig:
     options: tuple[Precision, ...] = DFQ_OPTIONS
     weight_bits: int = 6
     targets: CostTargets | None = None
+    mixing: Mixing = "inputs"
     pins: tuple[Pin, ...] = ()
     gate: GateConfig = field(default_factory=GateConfig)
     schedule: Schedule = "auto"
@@ -125,8 +129,8 @@ class FracConfig:
     batch_axis: int = 0
 
     def __post_init__(self) -> None:
-        for name, known in (("method", get_args(Method)), ("schedule", get_args(Schedule))):
-            value = getattr(self, name)
+        for name, kind in (("method", Method), ("schedule", Schedule), ("mixing", Mixing)):
+            value, known = getattr(self, name), get_args(kind)
             if value not in known:
                 raise ConfigError(
                     f"{name}={value!r} is unknown: write one of {', '.join(known)}.{near(str(value), known)}"

@@ -2,7 +2,8 @@
 
 from fractrain_fx.capture.batch import batch_size, resize_batch
 from fractrain_fx.capture.call import CallSpec
+from fractrain_fx.capture.cleanup import changes_operands
 from fractrain_fx.capture.module import RecordedModule
 from fractrain_fx.capture.record import Recording, record
 
-__all__ = ["CallSpec", "RecordedModule", "Recording", "batch_size", "record", "resize_batch"]
+__all__ = ["CallSpec", "RecordedModule", "Recording", "batch_size", "changes_operands", "record", "resize_batch"]

@@ -10,7 +10,7 @@ from torch.fx import Graph, Node
 
 from fractrain_fx.capture.targets import IN_PLACE_OPERATORS
 
-__all__ = ["has_effect", "join_whole_lists", "remove_dead"]
+__all__ = ["changes_operands", "has_effect", "join_whole_lists", "remove_dead"]
 
 _JOINS = (torch.cat, torch.concat, torch.stack)
 _UNBINDS = ("unbind", torch.unbind)
@@ -58,10 +58,13 @@ def has_effect(node: Node) -> bool:
     """Whether a node matters even if its result is unused.
 
     It does if it changed a tensor or drew random numbers when it was recorded, or if it is written in a way that
-    changes its operands: ``setitem``, methods that end in ``_``, ``out=``, ``inplace=True``.
+    changes its operands.
     """
-    if node.op in ("placeholder", "output") or node.meta.get("effect"):
-        return True
+    return node.op in ("placeholder", "output") or bool(node.meta.get("effect")) or changes_operands(node)
+
+
+def changes_operands(node: Node) -> bool:
+    """Whether a node is ``setitem``, a method that ends in ``_``, or called with ``out=`` or ``inplace=True``."""
     if node.op == "call_method":
         name = str(node.target)
         return name.endswith("_") and not name.endswith("__")

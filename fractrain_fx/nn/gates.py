@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fractrain_fx.config import GateConfig
 from fractrain_fx.nn.axis import BatchAxis
 
-__all__ = ["BlockEmbedding", "Controller", "Skip"]
+__all__ = ["BlockEmbedding", "Controller", "Mix", "Skip", "every", "takers"]
 
 State = tuple[Tensor, Tensor]
 
@@ -102,3 +103,36 @@ class Skip(nn.Module):
         """Mask the branch; same shape and dtype."""
         keep = (1 - choice[:, 0]).to(branch.dtype)
         return branch * self.batch.expand(keep, branch.ndim)
+
+
+class Mix(nn.Module):
+    """Sum what a block gave at several options, each sample's by its choice (ALGORITHM 3, "mixing outputs").
+
+    Args:
+        batch: where the samples of the results lie.
+        options: the number of each result's option.
+    """
+
+    def __init__(self, batch: BatchAxis, options: Sequence[int]) -> None:
+        super().__init__()
+        self.batch = batch
+        self.options = tuple(options)
+
+    def forward(self, choice: Float[Tensor, "batch options"], *results: Tensor) -> Tensor:
+        """``sum_k choice_k * result_k``; the shape and type of a result."""
+        parts = zip(self.options, results, strict=True)
+        mixed = [self.batch.expand(choice[:, k].to(x.dtype), x.ndim) * x for k, x in parts]
+        total = mixed[0]
+        for each in mixed[1:]:
+            total = total + each
+        return total
+
+
+def every(choice: Float[Tensor, "batch options"], option: int) -> Int[Tensor, " batch"]:
+    """The same option for all samples."""
+    return torch.full((len(choice),), option, device=choice.device)
+
+
+def takers(choice: Float[Tensor, "batch options"], option: int) -> Int[Tensor, " batch"]:
+    """1 for the samples that picked an option, 0 for the others."""
+    return (choice.detach().argmax(1) == option).long()

@@ -23,6 +23,7 @@ from fractrain_fx.passes.facts import (
 from fractrain_fx.passes.fuse import Fuse, unfused
 from fractrain_fx.passes.gates import InsertGates
 from fractrain_fx.passes.macs import Macs
+from fractrain_fx.passes.outputs import MixOutputs
 from fractrain_fx.passes.precision import DecidePrecision
 from fractrain_fx.passes.quantize import Quantize
 from fractrain_fx.passes.shapes import Shapes
@@ -38,6 +39,7 @@ __all__ = [
     "InsertGates",
     "Macs",
     "MeterCost",
+    "MixOutputs",
     "Op",
     "OpenAttention",
     "Product",
@@ -63,4 +65,5 @@ def analysis_passes(config: FracConfig) -> list[PassBase]:
 
 def default_passes(config: FracConfig) -> list[PassBase]:
     """All passes in order, as a plain list: add, drop or reorder at will."""
-    return [*analysis_passes(config), InsertGates(config), Quantize(config), MeterCost(config)]
+    mixing: list[PassBase] = [MixOutputs(config)] if config.gated and config.mixing == "outputs" else []
+    return [*analysis_passes(config), InsertGates(config), Quantize(config), *mixing, MeterCost(config)]
