@@ -20,6 +20,7 @@ from fractrain_fx.precision import (
 )
 
 __all__ = [
+    "CODE_BITS",
     "COMPACT_OPTIONS",
     "DFQ_OPTIONS",
     "FULL",
@@ -28,15 +29,21 @@ __all__ = [
     "FracConfig",
     "GateConfig",
     "Method",
+    "Mixing",
     "Pin",
     "Precision",
     "PrecisionStages",
+    "Saved",
     "Schedule",
 ]
 
 Method = Literal["float", "static", "pfq", "dfq", "fractrain", "slu"]
 Schedule = Literal["auto", "two-stage", "manual", "cyclic", "constant"]
 Mixing = Literal["inputs", "outputs"]
+Saved = Literal["operands", "rounded", "codes"]
+
+# What a kept code, one byte, can tell apart.
+CODE_BITS = 8
 
 
 @dataclass(frozen=True)
@@ -100,6 +107,9 @@ class FracConfig:
             (3 per cent for ``dfq``; 50 per cent for ``slu``).
         mixing: ``inputs``: each op runs once, every sample's operands rounded at its own option. ``outputs``: each
             gated block runs once for every option and the results are mixed, as in the original code; slow, to compare.
+        saved: what quantized ops keep of activations between forward and backward. ``operands``: the activation as it
+            came, to be rounded again. ``rounded``: the rounded copy; quicker, more memory. ``codes``: one byte a value,
+            less memory where nothing else holds the activation (``static`` and ``pfq`` at up to 8 forward bits).
         pins: rules that fix the precision of some contractions.
         gate: sizes and strength of the gates.
         schedule: what moves the stage: ``auto`` is Algorithm 1.
@@ -118,6 +128,7 @@ class FracConfig:
     weight_bits: int = 6
     targets: CostTargets | None = None
     mixing: Mixing = "inputs"
+    saved: Saved = "operands"
     pins: tuple[Pin, ...] = ()
     gate: GateConfig = field(default_factory=GateConfig)
     schedule: Schedule = "auto"
@@ -129,7 +140,7 @@ class FracConfig:
     batch_axis: int = 0
 
     def __post_init__(self) -> None:
-        for name, kind in (("method", Method), ("schedule", Schedule), ("mixing", Mixing)):
+        for name, kind in (("method", Method), ("schedule", Schedule), ("mixing", Mixing), ("saved", Saved)):
             value, known = getattr(self, name), get_args(kind)
             if value not in known:
                 raise ConfigError(
@@ -137,6 +148,7 @@ class FracConfig:
                 )
         self._normalise()
         self._check_options()
+        self._check_codes()
         for name, low, high in (("epsilon", 0, None), ("alpha", 0, 1), ("keep", 0, 1)):
             value = getattr(self, name)
             if not (value >= low and (high is None or value <= high)):
@@ -168,6 +180,20 @@ class FracConfig:
             raise ConfigError("options need at least one precision besides FW-0/BW-0")
         if self.precision.skips:
             raise ConfigError("static precision FW-0/BW-0 would remove the model: write 2 bits or more")
+
+    def _check_codes(self) -> None:
+        if self.saved != "codes":
+            return
+        if not self.scheduled:
+            raise ConfigError(
+                f"saved='codes' goes with method 'static' or 'pfq', not {self.method!r}: the gradient of gates needs "
+                "the activations themselves"
+            )
+        if self.format != "affine":
+            raise ConfigError(f"saved='codes' needs the levels of format 'affine', not {self.format!r}")
+        wide = [str(each) for each in self.precision_stages if each.fw > CODE_BITS]
+        if wide:
+            raise ConfigError(f"saved='codes' holds up to {CODE_BITS} forward bits, not {', '.join(wide)}")
 
     @property
     def gated(self) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.fx import Graph
 
 from fractrain_fx.capture import RecordedModule, Recording
-from fractrain_fx.config import FracConfig
+from fractrain_fx.config import CODE_BITS, FracConfig
 from fractrain_fx.errors import CalibrationError, ConfigError, InputError
 from fractrain_fx.nn.bits import StageBits
 from fractrain_fx.nn.cost import Cost
@@ -41,7 +41,9 @@ class _Inside:
         self.cost: Cost | None = None
         self.batch: int | None = None
         self.calibrated = False
-        self.running = {mode: Running(shown) for mode, shown in ((True, recording.train), (False, recording.eval))}
+        self.running = {
+            mode: Running(shown, config.saved) for mode, shown in ((True, recording.train), (False, recording.eval))
+        }
 
 
 class FracModel(nn.Module):
@@ -221,11 +223,15 @@ class FracModel(nn.Module):
         """Give all scheduled ops a precision, now, without touching the graph (``static`` and ``pfq``).
 
         Raises:
-            ConfigError: the method has no scheduled ops.
+            ConfigError: the method has no scheduled ops, or they keep codes, which hold fewer bits.
         """
         if not self.config.scheduled:
             raise ConfigError(
                 f"method {self.config.method!r} has no stage precision to set: 'static' and 'pfq' have one"
+            )
+        if self.config.saved == "codes" and precision.fw > CODE_BITS:
+            raise ConfigError(
+                f"saved='codes' holds up to {CODE_BITS} forward bits, not {precision}: write saved='operands'"
             )
         for module in self.modules():
             if isinstance(module, StageBits):

@@ -7,6 +7,7 @@ import copy
 import torch
 
 from fractrain_fx.capture import RecordedModule
+from fractrain_fx.config import Saved
 from fractrain_fx.passes import Fuse
 
 __all__ = ["Running"]
@@ -17,10 +18,11 @@ class Running:
 
     Args:
         shown: the rewritten graph, with its quantize nodes.
+        saved: what fused ops keep of activations between forward and backward.
     """
 
-    def __init__(self, shown: RecordedModule) -> None:
-        self._shown = shown
+    def __init__(self, shown: RecordedModule, saved: Saved) -> None:
+        self._shown, self._saved = shown, saved
         self._code = ""
         self.graph_module = shown
         self.current()
@@ -29,7 +31,7 @@ class Running:
         """The copy, made anew where the graph shown was changed and recompiled since."""
         if not torch.compiler.is_compiling() and self._code is not self._shown._code:
             copied = RecordedModule.over(self._shown, self._shown._modules, copy.deepcopy(self._shown.graph))
-            Fuse()(copied)
+            Fuse(self._saved)(copied)
             self.graph_module = copied
             self.graph_module.training = self._shown.training
             self._code = self._shown._code

@@ -9,23 +9,21 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.step import peers
-from benchmarks.step.peers import NotAvailableError
 from fractrain_fx import Engine, FracConfig, FracModel, Precision, fractrainify
-from fractrain_fx.config import DFQ_OPTIONS
+from fractrain_fx.config import DFQ_OPTIONS, Mixing, Saved
 from fractrain_fx.nn.gates import Controller
 
 __all__ = ["OWN", "Method", "Step", "default_methods", "parse", "prepare"]
 
 FIVE_OPTIONS = tuple(Precision.parse(option) for option in ("FW-0/BW-0", "FW-3/BW-6", "FW-4/BW-6", "6/8", "6/12"))
-OWN = ("float", "static", "pfq", "dfq", "dfq5", "dfq-outputs")
+OWN = ("float", "static", "pfq", "pfq-rounded", "pfq-codes", "dfq", "dfq-rounded", "dfq5", "dfq-outputs")
 MODES = ("bf16", "tf32", "compiled")
 
 
@@ -106,7 +104,7 @@ def prepare(method: Method, model: nn.Module, x: Tensor, y: Tensor, loss: Callab
     called = torch.compile(trained, fullgraph=True) if "compiled" in method.modes else trained
     if isinstance(trained, FracModel):
         finish = Engine(called).loss  # type: ignore[arg-type]
-        if method.base == "pfq":
+        if method.base.startswith("pfq"):
             trained.set_precision(Precision(4, 8))  # the middle stage
     autocast = torch.autocast(x.device.type, torch.bfloat16, enabled="bf16" in method.modes)
 
@@ -124,21 +122,16 @@ def prepare(method: Method, model: nn.Module, x: Tensor, y: Tensor, loss: Callab
 
 
 def config_of(base: str) -> FracConfig:
-    """The configuration of one of the package's methods.
-
-    Raises:
-        NotAvailableError: this version has no such feature.
-    """
+    """The configuration of one of the package's methods."""
     if base == "static":
         return FracConfig(method="static", precision=Precision(8, 8))
-    if base == "pfq":
-        return FracConfig(method="pfq")
-    settings: dict[str, Any] = {"options": FIVE_OPTIONS if base == "dfq5" else DFQ_OPTIONS}
-    if base == "dfq-outputs":
-        if "mixing" not in {field.name for field in fields(FracConfig)}:
-            raise NotAvailableError("this version of fractrain_fx only mixes inputs")
-        settings["mixing"] = "outputs"
-    return FracConfig(method="dfq", **settings)
+    name, _, kind = base.partition("-")
+    saved: Saved = "rounded" if kind == "rounded" else "codes" if kind == "codes" else "operands"
+    if name == "pfq":
+        return FracConfig(method="pfq", saved=saved)
+    mixing: Mixing = "outputs" if kind == "outputs" else "inputs"
+    options = FIVE_OPTIONS if name == "dfq5" else DFQ_OPTIONS
+    return FracConfig(method="dfq", options=options, mixing=mixing, saved=saved)
 
 
 def spread_choices(model: nn.Module, batch: int) -> None:

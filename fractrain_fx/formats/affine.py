@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fractrain_fx.errors import InputError
 from fractrain_fx.formats.affine_gains import affine_gains
-from fractrain_fx.formats.affine_rounding import modest, round_affine
+from fractrain_fx.formats.affine_rounding import decode_affine, encode_affine, modest, round_affine
 from fractrain_fx.formats.base import Bits, SampleAxis
 from fractrain_fx.formats.bits import as_bits, work_dtype
 
@@ -22,6 +22,7 @@ class AffineFormat:
     """Activations over the whole tensor, weights over each output channel, gradients rounded stochastically."""
 
     name = "affine"
+    straight = True
 
     def activation_range(self, x: Float[Tensor, "*dims"]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
         return measure(x)
@@ -37,6 +38,29 @@ class AffineFormat:
         out: Tensor | None = None,
     ) -> Float[Tensor, "*dims"]:
         return round_affine(x, as_bits(bits, x), lo, span, inside=inside, out=out) if x.numel() else x
+
+    def activation_codes(
+        self,
+        x: Float[Tensor, "*dims"],
+        bits: Int[Tensor, ""],
+        *,
+        lo: Float[Tensor, ""],
+        span: Float[Tensor, ""],
+        inside: bool = False,
+        out: Tensor | None = None,
+    ) -> tuple[Int[Tensor, "*dims"], Float[Tensor, "*dims"]]:
+        return encode_affine(x, bits, lo, span, inside=inside, out=out)
+
+    def activation_values(
+        self,
+        codes: Int[Tensor, "*dims"],
+        bits: Int[Tensor, ""],
+        *,
+        lo: Float[Tensor, ""],
+        span: Float[Tensor, ""],
+        out: Tensor | None = None,
+    ) -> Float[Tensor, "*dims"]:
+        return decode_affine(codes, bits, lo, span, out=out)
 
     def activation_gradient(
         self, x: Float[Tensor, "*dims"], g: Float[Tensor, "*dims"], bits: Bits

@@ -11,7 +11,7 @@ from fractrain_fx.formats.bits import highest_level, readable, unrounded
 from fractrain_fx.formats.noise import dither
 from fractrain_fx.precision import FLOAT_BITS
 
-__all__ = ["SMALLEST_SCALE", "modest", "round_affine"]
+__all__ = ["SMALLEST_SCALE", "decode_affine", "encode_affine", "modest", "round_affine"]
 
 # Levels lie at least this far apart, so that a constant tensor has a grid too.
 SMALLEST_SCALE = 1e-8
@@ -51,6 +51,32 @@ def round_affine(
     """
     form = _on_a_cpu if readable(x) else _anywhere
     return form(x, bits, lo, span, stochastic, seed, inside, out)
+
+
+def encode_affine(
+    x: Tensor, bits: Tensor, lo: Tensor, span: Tensor, *, inside: bool = False, out: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """What :func:`round_affine` gives at one width of 1 to 8 bits, with the numbers of the levels (uint8) before it."""
+    grid = _Grid.of(bits, lo, span, inside) if readable(x) else None
+    if grid is None:
+        scale = (span / highest_level(bits, lo.dtype)).clamp(min=SMALLEST_SCALE)
+        rounded = _anywhere(x, bits, lo, span, False, None, inside, None)
+        return ((rounded.to(lo.dtype) - lo) / scale).round().to(torch.uint8), rounded
+    work, out = (x, out) if x.dtype == lo.dtype else (copied := x.to(lo.dtype), copied)
+    q = grid.levels(work, None, out)
+    codes = q.to(torch.uint8)
+    q = grid.values(q, out=q)
+    if not inside:
+        q.add_(x, alpha=0)
+    return codes, q.to(x.dtype)
+
+
+def decode_affine(codes: Tensor, bits: Tensor, lo: Tensor, span: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """The values of levels, in the type of ``lo``: those that were rounded to them, bit for bit."""
+    grid = _Grid.of(bits, lo, span, True) if readable(codes) else None
+    if grid is None:
+        return codes.to(lo.dtype) * (span / highest_level(bits, lo.dtype)).clamp(min=SMALLEST_SCALE) + lo
+    return grid.values(codes, out=out)
 
 
 def modest(span: Tensor) -> bool:

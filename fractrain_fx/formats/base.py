@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fractrain_fx.formats.bits import work_dtype
 
-__all__ = ["Bits", "Format", "SampleAxis", "gains"]
+__all__ = ["Bits", "CodedFormat", "Format", "SampleAxis", "gains"]
 
 Bits = int | Int[Tensor, "*bits"]
 
@@ -34,9 +34,14 @@ class Format(Protocol):
 
     The derivative of each rounding is a function of its own, so that a fused op can apply it without having recorded
     the rounding.
+
+    Attributes:
+        name: what a configuration calls it.
+        straight: whether the gradient of an activation is that of the rounded one, whatever the values.
     """
 
     name: str
+    straight: bool
 
     def activation_range(self, x: Float[Tensor, "*dims"]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
         """``lo`` and ``span`` of a batch, in float32 or wider: what evaluation averages."""
@@ -112,6 +117,36 @@ class Format(Protocol):
 
         ``seed`` fixes the noise; without it, it is drawn from torch's default generator.
         """
+        ...
+
+
+@runtime_checkable
+class CodedFormat(Format, Protocol):
+    """A format whose activations at up to 8 bits fit one byte each."""
+
+    def activation_codes(
+        self,
+        x: Float[Tensor, "*dims"],
+        bits: Int[Tensor, ""],
+        *,
+        lo: Float[Tensor, ""],
+        span: Float[Tensor, ""],
+        inside: bool = False,
+        out: Tensor | None = None,
+    ) -> tuple[Int[Tensor, "*dims"], Float[Tensor, "*dims"]]:
+        """Level numbers (uint8) and what :meth:`activation` gives, at one width of 1 to 8 bits."""
+        ...
+
+    def activation_values(
+        self,
+        codes: Int[Tensor, "*dims"],
+        bits: Int[Tensor, ""],
+        *,
+        lo: Float[Tensor, ""],
+        span: Float[Tensor, ""],
+        out: Tensor | None = None,
+    ) -> Float[Tensor, "*dims"]:
+        """The rounded activation from its level numbers, bit for bit, in float32 or wider."""
         ...
 
 

@@ -22,6 +22,7 @@ class DoReFaFormat:
     """
 
     name = "dorefa"
+    straight = False
 
     def activation_range(self, x: Float[Tensor, "*dims"]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
         """Always 0..1: this format measures nothing."""

@@ -37,6 +37,7 @@ class WageubnFormat:
     """
 
     name = "wageubn"
+    straight = True
 
     def activation_range(self, x: Float[Tensor, "*dims"]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
         """Always -1..1, the grid's own unit: this format measures nothing."""

@@ -1,7 +1,7 @@
 """Quantize, contract, quantize the gradient: one op of the graph as one autograd Function.
 
-It keeps the operands as they came, which the model holds anyway, and rounds them again in backward; the rounded copies
-live only while they are multiplied.
+By default it keeps the operands as they came, which the model holds anyway, and rounds them again in backward; the
+rounded copies live only while they are multiplied.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from fractrain_fx.config import Saved
 from fractrain_fx.formats import Format
 from fractrain_fx.formats.scratch import scratch
 from fractrain_fx.nn.arithmetic import Arithmetic, Bound
 from fractrain_fx.nn.axis import BatchAxis
+from fractrain_fx.nn.factor import Factor, factor
 from fractrain_fx.nn.quantizers import ActivationQuantizer, GradientQuantizer, WeightQuantizer
-from fractrain_fx.nn.rounding import gate_gradient, rounded_gradient
+from fractrain_fx.nn.rounding import rounded_gradient
 
 __all__ = ["FusedOp"]
 
@@ -27,9 +29,6 @@ Quantizer = ActivationQuantizer | WeightQuantizer
 
 # Where the rounded operands of the op at work lie.
 _FIRST, _SECOND, _GRADIENT = range(3)
-
-# A weight of at most so many values is kept rounded: that is little memory, and rounding it again is all small ops.
-_SMALL = 1 << 16
 
 
 class FusedOp(nn.Module):
@@ -44,6 +43,7 @@ class FusedOp(nn.Module):
         first: quantizer of the first factor.
         second: quantizer of the second: a weight's or an activation's.
         gradient: quantizer of the output's gradient.
+        saved: what is kept of activations between forward and backward.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class FusedOp(nn.Module):
         first: Quantizer,
         second: Quantizer,
         gradient: GradientQuantizer,
+        saved: Saved = "operands",
     ) -> None:
         super().__init__()
         self.ndim = ndim
@@ -65,8 +66,8 @@ class FusedOp(nn.Module):
             mode: _Plan(
                 arithmetic,
                 static,
-                _how(first, mode, matrices),
-                _how(second, mode, matrices),
+                factor(first, mode, matrices, saved),
+                factor(second, mode, matrices, saved),
                 gradient.fmt,
                 gradient.axis,
             )
@@ -112,53 +113,13 @@ class FusedOp(nn.Module):
 
 
 @dataclass(frozen=True)
-class _How:
-    """How one factor is rounded: a weight by ``channel``, an activation by the rest."""
-
-    fmt: Format
-    widths: tuple[int, ...]
-    axis: BatchAxis
-    inside: bool
-    matrices: bool
-    weight: bool = False
-    channel: int | None = None
-
-    def stays(self, x: Tensor) -> bool:
-        """Whether the rounded factor is kept for backward."""
-        return self.weight and x.numel() <= _SMALL
-
-    def round(self, x: Tensor, bits: Tensor, lo: Tensor, span: Tensor, slot: int) -> Tensor:
-        """The rounded factor, for the time of one product unless it stays."""
-        if self.weight:
-            out = None if self.stays(x) else scratch(x, slot, matrices=self.matrices)
-            return self.fmt.weight(x, bits, dim=self.channel, ends=(lo, span), out=out)
-        return self.fmt.activation(
-            x, bits, lo=lo, span=span, inside=self.inside, out=scratch(x, slot, matrices=self.matrices)
-        )
-
-    def gradient(self, x: Tensor, g: Tensor, bits: Tensor) -> Tensor:
-        if self.weight:
-            return self.fmt.weight_gradient(x, g, bits)
-        return self.fmt.activation_gradient(x, g, bits)
-
-    def of_choice(self, x: Tensor, g: Tensor, lo: Tensor, span: Tensor) -> Tensor:
-        return gate_gradient(self.fmt, x, g, self.widths, self.axis, lo, span, self.inside)
-
-
-def _how(quantizer: Quantizer, training: bool, matrices: bool) -> _How:
-    if isinstance(quantizer, WeightQuantizer):
-        return _How(quantizer.fmt, (), BatchAxis(), True, matrices, weight=True, channel=quantizer.dim)
-    return _How(quantizer.fmt, quantizer.widths, quantizer.axis, training, matrices)
-
-
-@dataclass(frozen=True)
 class _Plan:
     """Everything about a fused op that is no tensor."""
 
     arithmetic: Arithmetic
     static: tuple[Any, ...]
-    first: _How
-    second: _How
+    first: Factor
+    second: Factor
     fmt: Format
     axis: BatchAxis
 
@@ -211,19 +172,25 @@ class _Fused(torch.autograd.Function):
         ctx.plan = plan
         ctx.choices = tuple(None if each is None else each.dtype for each in (a_choice, b_choice))
         given = added
-        first = plan.first.round(a, a_bits, a_lo, a_span, _FIRST)
-        second = plan.second.round(b, b_bits, b_lo, b_span, _SECOND)
-        kept = second if plan.second.stays(b) else None
+        first, of_first = plan.first.take(a, a_bits, a_lo, a_span, _FIRST)
+        second, of_second = plan.second.take(b, b_bits, b_lo, b_span, _SECOND)
+        ctx.types = a.dtype, b.dtype
         if torch.is_autocast_enabled(a.device.type):
             dtype = torch.get_autocast_dtype(a.device.type)
             first, second, added = _cast(first, dtype), _cast(second, dtype), _cast(added, dtype)
-        ctx.save_for_backward(a, b, given, a_bits, a_lo, a_span, b_bits, b_lo, b_span, bits, seed, kept)
+        operands = (
+            a if plan.first.needed(of_first, a_choice is not None) else None,
+            b if plan.second.needed(of_second, b_choice is not None) else None,
+            given,
+        )
+        ranges = (a_bits, a_lo, a_span, b_bits, b_lo, b_span)
+        ctx.save_for_backward(*operands, *ranges, bits, seed, of_first, of_second)
         with torch.autocast(a.device.type, enabled=False):
             return plan.arithmetic.forward(Bound(first, second, added, plan.static))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        a, b, added, a_bits, a_lo, a_span, b_bits, b_lo, b_span, bits, seed, kept = ctx.saved_tensors
+        a, b, added, a_bits, a_lo, a_span, b_bits, b_lo, b_span, bits, seed, of_first, of_second = ctx.saved_tensors
         plan: _Plan = ctx.plan
         (g,) = grads
         if bits is not None:
@@ -231,8 +198,8 @@ class _Fused(torch.autograd.Function):
                 plan.fmt, g, bits, plan.axis, seed, scratch(g, _GRADIENT, matrices=plan.arithmetic.matrices)
             )
         # Under autocast the product was taken in a half type, and so are its gradients.
-        first = plan.first.round(a, a_bits, a_lo, a_span, _FIRST).to(g.dtype)
-        second = (plan.second.round(b, b_bits, b_lo, b_span, _SECOND) if kept is None else kept).to(g.dtype)
+        first = plan.first.again(a, of_first, a_bits, a_lo, a_span, _FIRST).to(g.dtype)
+        second = plan.second.again(b, of_second, b_bits, b_lo, b_span, _SECOND).to(g.dtype)
         needs = tuple(ctx.needs_input_grad[:3])
         needs = (needs[0] or ctx.choices[0] is not None, needs[1] or ctx.choices[1] is not None, needs[2])
         found = plan.arithmetic.backward(g, Bound(first, second, added, plan.static), needs)
@@ -243,8 +210,8 @@ class _Fused(torch.autograd.Function):
         if ctx.choices[1] is not None and of_b is not None:
             choices[1] = plan.second.of_choice(b, of_b, b_lo, b_span).to(ctx.choices[1])
         return (
-            None if of_a is None else plan.first.gradient(a, of_a.to(a.dtype), a_bits),
-            None if of_b is None else plan.second.gradient(b, of_b.to(b.dtype), b_bits),
+            None if of_a is None else plan.first.gradient(a, of_a.to(ctx.types[0]), a_bits),
+            None if of_b is None else plan.second.gradient(b, of_b.to(ctx.types[1]), b_bits),
             None if of_added is None or added is None else of_added.to(added.dtype),
             choices[0],
             *(None, None, None),

@@ -9,6 +9,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
+from fractrain_fx.config import CODE_BITS, Saved
 from fractrain_fx.errors import PassError
 from fractrain_fx.nn.arithmetic import AddMatMul, Arithmetic, Bound, Convolution, Einsum, Linear, MatMul
 from fractrain_fx.nn.fused import FusedOp
@@ -28,7 +29,15 @@ class Fuse(PassBase):
 
     Requires: a graph that the quantize pass has been over. Ensures: the numbers are the same; no fused op is left with
     a quantize node beside it.
+
+    Args:
+        saved: what fused ops keep of activations: ``operands``, ``rounded`` or ``codes`` (``FracConfig.saved``). An op
+            pinned to more bits than a code has keeps its operands.
     """
+
+    def __init__(self, saved: Saved = "operands") -> None:
+        super().__init__()
+        self._saved = saved
 
     def call(self, graph_module: GraphModule) -> PassResult:
         groups = [node for node in graph_module.graph.nodes if _group(node) is not None]
@@ -36,7 +45,7 @@ class Fuse(PassBase):
         shared = _Shared(graph_module)
         for node in groups:
             if node not in kept:
-                _fuse(graph_module, node, shared)
+                _fuse(graph_module, node, shared, self._saved)
         graph_module.graph.lint()
         graph_module.recompile()
         return PassResult(graph_module, len(kept) < len(groups))
@@ -169,7 +178,7 @@ class _Shared:
         return self._picked[choice]
 
 
-def _fuse(graph_module: GraphModule, node: Node, shared: _Shared) -> None:
+def _fuse(graph_module: GraphModule, node: Node, shared: _Shared, saved: Saved) -> None:
     graph = graph_module.graph
     group, arithmetic, op = _group(node), arithmetic_of(node), facts(node).op
     assert group is not None and op is not None and not isinstance(arithmetic, str)
@@ -180,7 +189,9 @@ def _fuse(graph_module: GraphModule, node: Node, shared: _Shared) -> None:
     path = f"fused.{str(gradient.target).split('.')[-2]}"
     ndim = len(facts(node).shape or ())
     bound = arithmetic.bind(node.args, node.kwargs)
-    insert_module(graph_module, path, lambda: FusedOp(arithmetic, bound.static, ndim, *quantizers))
+    if saved == "codes" and op.precision.precision is not None and op.precision.precision.fw > CODE_BITS:
+        saved = "operands"
+    insert_module(graph_module, path, lambda: FusedOp(arithmetic, bound.static, ndim, *quantizers, saved))
     given = [each.args[1] for each in (*factors, gradient)]
     choice = next((each for each in given if isinstance(each, Node) and facts(each).role == "choice"), None)
     controls = tuple(shared.picked(each) if choice is not None and each is choice else each for each in given)
