@@ -41,9 +41,8 @@ class _Inside:
         self.cost: Cost | None = None
         self.batch: int | None = None
         self.calibrated = False
-        self.running = {
-            mode: Running(shown, config.saved) for mode, shown in ((True, recording.train), (False, recording.eval))
-        }
+        running = [Running(shown, config.saved) for shown in recording.graphs]
+        self.running = {True: running[0], False: running[-1]}
 
 
 class FracModel(nn.Module):
