@@ -13,8 +13,11 @@ from fractrain_fx.capture.trees import fields_of
 __all__ = ["difference", "same_tensor"]
 
 
-def same_tensor(a: Tensor | None, b: Tensor | None, tolerance: float = 0.0) -> bool:
-    """Equal shape, dtype and values, NaN equal to NaN; ``tolerance`` is relative to the largest value."""
+def same_tensor(a: Tensor | None, b: Tensor | None, tolerance: float = 0.0, floor: float = 0.0) -> bool:
+    """Equal shape, dtype and values, NaN equal to NaN.
+
+    ``tolerance`` is relative to the largest value; differences up to ``floor`` count as none.
+    """
     if a is None or b is None:
         return a is b
     if a.shape != b.shape or a.dtype != b.dtype:
@@ -24,7 +27,7 @@ def same_tensor(a: Tensor | None, b: Tensor | None, tolerance: float = 0.0) -> b
     if not a.is_floating_point():
         return a.is_complex() and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
     scale = float(a[a.isfinite()].abs().max()) if a.isfinite().any() else 0.0
-    return torch.allclose(a, b, rtol=0, atol=tolerance * scale, equal_nan=True)
+    return torch.allclose(a, b, rtol=0, atol=max(tolerance * scale, floor), equal_nan=True)
 
 
 def difference(a: Any, b: Any, where: str = "output", tolerance: float = 0.0) -> str | None:
