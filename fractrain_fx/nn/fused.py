@@ -186,7 +186,8 @@ class _Fused(torch.autograd.Function):
         ranges = (a_bits, a_lo, a_span, b_bits, b_lo, b_span)
         ctx.save_for_backward(*operands, *ranges, bits, seed, of_first, of_second)
         with torch.autocast(a.device.type, enabled=False):
-            return plan.arithmetic.forward(Bound(first, second, added, plan.static))
+            # Detached, as some products are views of their own memory, which autograd lets no op in place follow.
+            return plan.arithmetic.forward(Bound(first, second, added, plan.static)).detach()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

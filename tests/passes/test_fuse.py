@@ -97,6 +97,27 @@ def test_gated_ops_give_the_same_numbers_and_the_gates_the_same_gradients() -> N
         )
 
 
+class Written(nn.Module):
+    """Writes into a part of what a product gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+        self.weight = nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.einsum("bpc,dc->bdp", self.stem(x), self.weight)
+        y[:, 0].mul_(2)
+        return self.head(y.mT + x)
+
+
+def test_an_op_in_place_may_follow_any_product() -> None:
+    x = torch.randn(2, 3, 4)
+    model = fractrainify(Written(), config=FracConfig(method="static"), example_inputs=(x,))
+    shown, run = step(model, x, shown=True), step(model, x, shown=False)
+    assert torch.equal(shown["weight"], run["weight"]) and run["weight"].any()
+
+
 def test_every_family_is_fused_and_what_is_not_says_why() -> None:
     model, _ = rewritten("static")
     running = model._inside.running[True].current()
