@@ -40,9 +40,14 @@ def attention_probabilities(
         mask = attn_mask
         if mask.dtype == torch.bool:
             mask = torch.zeros_like(mask, dtype=scores.dtype).masked_fill(~mask, -math.inf)
-    probabilities = F.softmax(scores * scale if mask is None else torch.add(mask, scores, alpha=scale), dim=-1)
+    empty: Tensor | None = None
     if attn_mask is not None and mask is not None:
         empty = (mask == -math.inf).all(dim=-1, keepdim=True)
-        if not readable(empty) or empty.any():
-            probabilities = probabilities.masked_fill(empty, 0.0)
+        if readable(empty) and not empty.any():
+            empty = None
+        else:  # softmax of nothing is NaN, and so is its gradient
+            mask = mask.masked_fill(empty, 0.0)
+    probabilities = F.softmax(scores * scale if mask is None else torch.add(mask, scores, alpha=scale), dim=-1)
+    if empty is not None:
+        probabilities = probabilities.masked_fill(empty, 0.0)
     return F.dropout(probabilities, p=dropout_p)
