@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from fractrain_fx.capture.state import seeded
 from fractrain_fx.nn.axis import BatchAxis
 from fractrain_fx.passes.contractions import function_name
 from fractrain_fx.passes.facts import facts
@@ -201,5 +202,6 @@ def _values(graph_module: GraphModule, inputs: list[Any], wanted: Collection[Nod
         if node in wanted:
             values[node] = value.clone()
 
-    Watch(graph_module, keep).run(*inputs)
+    with seeded():  # what a model draws is no change of a sample
+        Watch(graph_module, keep).run(*inputs)
     return values

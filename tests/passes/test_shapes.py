@@ -102,3 +102,22 @@ def test_gates_of_a_model_with_one_batch_size_choose_once_for_the_batch() -> Non
     meter = model.get_submodule("frac.cost")
     spent = (choice @ meter.table[0].sum(1)).item()
     assert model.cost.cp.item() == pytest.approx(spent / meter.full.sum().item())
+
+
+class Sampling(nn.Module):
+    """Folds heads into the batch and adds what it draws, in evaluation too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(8, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.stem(x).view(-1, 3, 2, 4).transpose(1, 2).reshape(-1, 3, 4)
+        y = y + 0.1 * torch.bmm(y, y.mT) @ torch.rand_like(y)
+        return self.head(y.view(-1, 2, 3, 4).transpose(1, 2).reshape(-1, 3, 8))
+
+
+def test_what_a_model_draws_is_not_taken_for_another_sample() -> None:
+    model = fractrainify(Sampling(), example_inputs=(torch.randn(2, 3, 8),))
+    (bmm,) = (node for node in model.graph.nodes if facts(node).op is not None and facts(node).op.kind == "bmm")
+    assert facts(bmm).batch == BatchAxis(0, 2)
