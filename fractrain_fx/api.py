@@ -15,7 +15,7 @@ from fractrain_fx.capture.wrappers import unwrapped
 from fractrain_fx.config import FracConfig
 from fractrain_fx.errors import ConfigError, FracTrainError, ModelError
 from fractrain_fx.model import FracModel
-from fractrain_fx.passes import FIXED_BATCH, analysis_passes, default_passes, reachable
+from fractrain_fx.passes import FIXED_BATCH, TRAINED, analysis_passes, default_passes, reachable
 from fractrain_fx.passes.graph import NAMESPACE
 from fractrain_fx.summary import Summary, summarize
 from fractrain_fx.targets import resolve_targets
@@ -97,7 +97,10 @@ def rewrite(model: nn.Module, recording: Recording, passes: Sequence[PassBase], 
     """Run a chain over the graph of each mode, and put the model's face on the result."""
     try:
         for graph_module in recording.graphs:
+            if graph_module is not recording.train:
+                graph_module.meta[TRAINED] = recording.train
             _run(graph_module, recording, passes)
+        recording.eval.meta.pop(TRAINED, None)
     except ModelError as error:
         if not recording.leaves:
             raise

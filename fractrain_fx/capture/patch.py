@@ -233,7 +233,7 @@ def _broadcast_mask(mask: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     def over(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         indices = (batch[:, None, None, None], head[:, None, None], query[:, None], key)
-        return mask(*indices).expand(len(batch), -1, len(query), len(key))
+        return mask(*indices).expand(len(batch), len(head), len(query), len(key))
 
     return over
 

@@ -10,6 +10,7 @@ from fractrain_fx.passes.blocks import Blocks
 from fractrain_fx.passes.cost import MeterCost, costed, reachable
 from fractrain_fx.passes.facts import (
     FIXED_BATCH,
+    TRAINED,
     Block,
     Decision,
     Facts,
@@ -30,6 +31,7 @@ from fractrain_fx.passes.shapes import Shapes
 
 __all__ = [
     "FIXED_BATCH",
+    "TRAINED",
     "Block",
     "Blocks",
     "DecidePrecision",

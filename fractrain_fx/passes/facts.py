@@ -12,7 +12,22 @@ from torch.fx import Graph, GraphModule, Node
 from fractrain_fx.nn.axis import BatchAxis
 from fractrain_fx.precision import Precision
 
-__all__ = ["FIXED_BATCH", "Block", "Decision", "Facts", "Op", "Product", "blocks_of", "facts", "fixed_batch", "ops_of"]
+__all__ = [
+    "FIXED_BATCH",
+    "TRAINED",
+    "Block",
+    "Decision",
+    "Facts",
+    "Op",
+    "Product",
+    "blocks_of",
+    "facts",
+    "fixed_batch",
+    "ops_of",
+]
+
+TRAINED = "trained"
+"""Key of ``graph_module.meta`` of a graph of evaluation: the graph of training, which learns the gates of both."""
 
 FIXED_BATCH = "fixed_batch"
 """Key of ``graph_module.meta``: whether the graph runs at the batch size of its example only."""

@@ -12,8 +12,8 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from fractrain_fx.config import FracConfig, Pin
 from fractrain_fx.errors import ModelError, PassError, RuleError, near
 from fractrain_fx.passes.contractions import OPAQUE_KINDS, UNSPLIT_KINDS, contraction, operand
-from fractrain_fx.passes.facts import Decision, Op, blocks_of, facts, ops_of
-from fractrain_fx.passes.graph import varying
+from fractrain_fx.passes.facts import TRAINED, Decision, Op, blocks_of, facts, ops_of
+from fractrain_fx.passes.graph import unique, varying
 
 __all__ = ["DecidePrecision"]
 
@@ -40,12 +40,14 @@ class DecidePrecision(PassBase):
             raise PassError("the graph has no blocks yet: run the Blocks pass before DecidePrecision")
 
     def call(self, graph_module: GraphModule) -> PassResult:
+        _name_as_in_training(graph_module)
         ops = list(ops_of(graph_module.graph))
         labels = _labels(graph_module, ops)
         pins = self._pins([op for _, op in ops], labels)
         readable = _readable_blocks(graph_module)
         for node, op in ops:
             op.precision = self._decide(node, op, labels.get(op.name, ()), pins.get(op.name), op.block in readable)
+        _follow_training(graph_module, [op for _, op in ops])
         gated = {op.block for _, op in ops if op.precision.mode == "gated"}
         for block in blocks_of(graph_module.graph):
             block.gated = block.name in gated
@@ -122,6 +124,38 @@ class DecidePrecision(PassBase):
         for _, op in ops_of(graph_module.graph):
             if op.precision.reason == "not yet decided":
                 raise PassError(f"contraction {op.name!r} was left undecided")
+
+
+def _name_as_in_training(graph_module: GraphModule) -> None:
+    """Give blocks of a graph of evaluation the names that the same ops have in training: gates go by them."""
+    training = graph_module.meta.get(TRAINED)
+    if training is None:
+        return
+    blocks, ops = blocks_of(graph_module.graph), {op.name: op for _, op in ops_of(graph_module.graph)}
+    theirs = {block.ops: block.name for block in blocks_of(training.graph)}
+    taken = set(theirs.values())
+    for block in blocks:
+        same = theirs.get(block.ops)
+        block.name = unique(block.name, taken) if same is None else same
+        taken.add(block.name)
+        for name in block.ops:
+            ops[name].block = block.name
+
+
+def _follow_training(graph_module: GraphModule, ops: list[Op]) -> None:
+    """In a graph of evaluation, gate what is gated in training: other gates would never have been trained."""
+    training = graph_module.meta.get(TRAINED)
+    if training is None:
+        return
+    trained = {op.name: op for _, op in ops_of(training.graph)}
+    for op in ops:
+        known = trained.get(op.name)
+        if op.precision.mode != "gated":
+            continue
+        if known is not None and known.precision.mode != "gated":
+            op.precision = known.precision
+        elif known is None or known.block != op.block:
+            op.precision = Decision("float", "training has no gate of this block")
 
 
 def _readable_blocks(graph_module: GraphModule) -> set[str | None]:
