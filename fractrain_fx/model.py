@@ -15,6 +15,7 @@ from torch.fx import Graph
 from fractrain_fx.capture import RecordedModule, Recording
 from fractrain_fx.config import CODE_BITS, FracConfig
 from fractrain_fx.errors import CalibrationError, ConfigError, InputError
+from fractrain_fx.groups import param_groups
 from fractrain_fx.nn.bits import StageBits
 from fractrain_fx.nn.cost import Cost
 from fractrain_fx.nn.ranges import RunningRange
@@ -236,32 +237,68 @@ class FracModel(nn.Module):
             if isinstance(module, StageBits):
                 module.set(precision)
 
+    def param_groups(
+        self, *, gates: Mapping[str, Any] | None = None, decay_norms_and_biases: bool = True
+    ) -> list[dict[str, Any]]:
+        """Parameter groups for any optimizer, as :func:`fractrain_fx.groups.param_groups` makes them."""
+        return param_groups(self, gates=gates, decay_norms_and_biases=decay_norms_and_biases)
+
     def restore(self) -> nn.Module:
         """The original module: its own class and names, the present weights (shared, not copied)."""
         original = self._inside.original
         original.training = self.training
         return original
 
-    def save_pretrained(self, directory: str | Path) -> None:
-        """Write recipe (``config.json``), example inputs and weights (safetensors) into a directory."""
+    def save_pretrained(self, directory: str | Path, *, push_to_hub: bool = False, **hub: Any) -> None:
+        """Write recipe (``config.json``), example inputs and weights (safetensors) into a directory.
+
+        Args:
+            directory: where to; made if it is not there.
+            push_to_hub: also upload, as :meth:`push_to_hub` does, to ``repo_id`` or the directory's name.
+            hub: ``repo_id`` and what else ``push_to_hub`` takes.
+        """
         from fractrain_fx.saving import save
 
-        save(self, self._inside.recording, Path(directory))
+        directory = Path(directory)
+        if hub and not push_to_hub:
+            raise ConfigError(f"{', '.join(hub)} mean(s) nothing without an upload: add push_to_hub=True")
+        save(self, self._inside.recording, directory)
+        if push_to_hub:
+            self.push_to_hub(hub.pop("repo_id", directory.name), **hub)
+
+    def push_to_hub(self, repo_id: str, **options: Any) -> Any:
+        """Upload what ``save_pretrained`` writes, and a model card, through huggingface_hub's ``ModelHubMixin``.
+
+        Args:
+            repo_id: repository, such as ``"user/model"``; made if it is not there.
+            options: those of ``ModelHubMixin.push_to_hub``: ``private``, ``token``, ``branch``, ``commit_message``, ...
+
+        Returns:
+            What ``HfApi.upload_folder`` says of the commit.
+        """
+        from fractrain_fx.hub import push
+
+        return push(self, repo_id, **options)
 
     @classmethod
-    def from_pretrained(cls, directory: str | Path, *, model: nn.Module) -> FracModel:
+    def from_pretrained(cls, directory: str | Path, *, model: nn.Module, **hub: Any) -> FracModel:
         """Rebuild what ``save_pretrained`` wrote.
 
         Args:
-            directory: the directory it wrote.
+            directory: the directory it wrote, or a repository on the Hub.
             model: a fresh model of the original's architecture; its weights are replaced.
+            hub: for a repository, options of huggingface_hub's ``snapshot_download``: ``revision``, ``token``, ...
 
         Raises:
-            RunError: the directory is missing, damaged, or belongs to another architecture.
+            RunError: the directory is missing, damaged, belongs to another architecture, or cannot be downloaded.
         """
         from fractrain_fx.saving import load
 
-        return load(Path(directory), model)
+        if Path(directory).is_dir():
+            return load(Path(directory), model)
+        from fractrain_fx.hub import fetch
+
+        return load(fetch(str(directory), **hub), model)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load a checkpoint: a FracModel's, or the original's (which has no ``frac.`` keys) as it is."""

@@ -16,9 +16,10 @@ from fractrain_fx.errors import InputError, RunError
 if TYPE_CHECKING:
     from fractrain_fx.model import FracModel
 
-__all__ = ["load", "save"]
+__all__ = ["FILES", "load", "save"]
 
 _RECIPE, _EXAMPLES, _WEIGHTS = "config.json", "example_inputs.safetensors", "model.safetensors"
+FILES = (_RECIPE, _EXAMPLES, _WEIGHTS)
 _FORMAT = 1
 
 

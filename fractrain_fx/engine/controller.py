@@ -14,7 +14,7 @@ so that choosing the mean option instead of none, for one sample in one block of
 
 ``N`` counts the samples of an *optimizer step*. Accumulating gradients over ``A`` batches divides each loss by ``A``,
 and DDP averages gradients over ``W`` processes; the term of one batch is therefore multiplied by ``A * W``, and the
-step equals that of one process which sees all the samples at once.
+step equals that of one process which sees all the samples at once. A loop that divides otherwise says by what.
 """
 
 from __future__ import annotations
@@ -52,13 +52,15 @@ class CostController:
         self, beta: float, width: float, options: Sequence[Precision], weight_bits: int, accumulate: int = 1
     ) -> None:
         shares = [option_share(option, weight_bits) for option in options if not option.skips]
-        self._strength = beta * accumulate * len(shares) / sum(shares)
+        self._strength = beta * len(shares) / sum(shares)
         self._width = width / 100
-        self._accumulate = accumulate
+        self.accumulate = accumulate
         self._batches = 0
         self._seen: Tensor | None = None
 
-    def term(self, cp: Float[Tensor, ""], target: float, samples: int, blocks: int) -> Float[Tensor, ""]:
+    def term(
+        self, cp: Float[Tensor, ""], target: float, samples: int, blocks: int, weight: float | None = None
+    ) -> Float[Tensor, ""]:
         """The signed cost term of one batch, to be added to its mean task loss.
 
         The sign is -1 while cp is below ``target`` (spend more), 0 inside the dead band and +1 from there on. It is
@@ -70,9 +72,11 @@ class CostController:
             target: cost to hold, in per cent.
             samples: samples of the batch in this process.
             blocks: gated blocks of the model.
+            weight: by what the loop will divide the loss; ``accumulate`` by default.
         """
+        weight = self.accumulate if weight is None else weight
         sign = self._sign(cp.detach().float(), target / 100, samples)
-        return sign * (self._strength * world_size() * samples * blocks) * cp
+        return sign * (self._strength * weight * world_size() * samples * blocks) * cp
 
     def start_step(self) -> None:
         """Forget the batches seen since the last optimizer step."""
@@ -84,6 +88,6 @@ class CostController:
         self._seen = seen if self._seen is None else self._seen + seen
         mean = self._seen[0] / self._seen[1]
         self._batches += 1
-        if self._batches == self._accumulate:
+        if self._batches >= self.accumulate:
             self.start_step()
         return (mean >= target + self._width).to(cp.dtype) - (mean < target).to(cp.dtype)

@@ -5,12 +5,17 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["sum_over_ranks", "world_size"]
+__all__ = ["is_first", "sum_over_ranks", "world_size"]
 
 
 def world_size() -> int:
     """Processes that train together."""
     return dist.get_world_size() if _together() else 1
+
+
+def is_first() -> bool:
+    """Whether this process is the first of those that train together."""
+    return not _together() or dist.get_rank() == 0
 
 
 def sum_over_ranks(values: Tensor) -> Tensor:

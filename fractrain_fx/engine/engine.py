@@ -83,19 +83,35 @@ class Engine:
         schedule: StageSchedule | None = None,
         epochs: int | None = None,
     ) -> None:
-        if accumulate < 1:
-            raise ConfigError(f"accumulate={accumulate} must be at least 1 batch for an optimizer step")
         self.model = _unwrap(model)
         config = self.model.config if epochs is None else self.model.config.replace(epochs=epochs)
         levels = _levels(self.model)
         self._plan = StagePlan(levels, schedule) if schedule is not None else plan_stages(config, levels)
         self._controller = CostController(
-            config.gate.beta, config.gate.width, config.gate_options, config.gate_weight_bits, accumulate
+            config.gate.beta, config.gate.width, config.gate_options, config.gate_weight_bits
         )
+        self.accumulate = accumulate
         self._stage = 0
         self._meter = EpochMeter()
+        self._unpaid = 0
         self.ledger = Ledger(self.model.macs)
         self._apply_level()
+
+    @property
+    def accumulate(self) -> int:
+        """Batches whose gradients make one optimizer step."""
+        return self._controller.accumulate
+
+    @accumulate.setter
+    def accumulate(self, batches: int) -> None:
+        if batches < 1:
+            raise ConfigError(f"accumulate={batches} must be at least 1 batch for an optimizer step")
+        self._controller.accumulate = batches
+
+    @property
+    def steps(self) -> int:
+        """Batches that this process gave to :meth:`loss` since the epoch began."""
+        return self._meter.steps
 
     @property
     def stage(self) -> int:
@@ -112,8 +128,20 @@ class Engine:
         """What each stage holds."""
         return self._plan.levels
 
-    def loss(self, task_loss: Float[Tensor, ""]) -> Float[Tensor, ""]:
+    def loss(
+        self,
+        task_loss: Float[Tensor, ""],
+        *,
+        mean: Float[Tensor, ""] | None = None,
+        weight: float | None = None,
+    ) -> Float[Tensor, ""]:
         """The loss to call ``backward`` on: the mean task loss of the batch, plus the cost term where gates choose.
+
+        Args:
+            task_loss: what the loop minimises.
+            mean: the mean task loss of the batch, for ledger and indicator, where ``task_loss`` is scaled otherwise.
+            weight: by what the loop still divides the loss before the gradients are added up; ``accumulate`` by
+                default, 1 where ``task_loss`` is already the batch's share of the step's loss.
 
         Raises:
             InputError: the loss is not one number, or the model has not run yet.
@@ -125,10 +153,40 @@ class Engine:
             )
         task_loss = task_loss.reshape(())
         cost, samples = self.model.cost, self.model.batch
-        self._meter.add(task_loss, cost, samples)
+        self._meter.add(task_loss if mean is None else mean.reshape(()), cost, samples)
         if not self.model.config.gated:
             return task_loss
-        return task_loss + self._controller.term(cost.cp, self._target, samples, len(cost.choice))
+        term = self._controller.term(cost.cp, self._target, samples, len(cost.choice), weight)
+        if term.requires_grad:
+            self._unpaid += 1
+            term.register_hook(self._pay)
+        return task_loss + term
+
+    def start_step(self) -> None:
+        """Begin an optimizer step: the cost term's sign is taken from the batches since then.
+
+        For loops whose steps do not always have ``accumulate`` batches; others need not call it.
+        """
+        self._controller.start_step()
+
+    def require_backward(self, culprit: str) -> None:
+        """Check that every cost term handed out so far was part of what ``backward`` was called on.
+
+        Args:
+            culprit: what took the losses, for the message.
+
+        Raises:
+            RunError: it was not; the gates would never learn what they cost.
+        """
+        unpaid, self._unpaid = self._unpaid, 0
+        if unpaid:
+            raise RunError(
+                f"{culprit} dropped the cost term: backward was called on something else than what engine.loss "
+                f"returned, for {unpaid} batch(es). Call backward on engine.loss(task_loss), or on a sum that holds it"
+            )
+
+    def _pay(self, gradient: Tensor) -> None:
+        self._unpaid -= 1
 
     def check_finite(self) -> None:
         """Look for losses that were not finite in this epoch so far. Waits for the device.
@@ -170,8 +228,12 @@ class Engine:
         return self._move_to(self._plan.schedule.update(seen), row.epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values (JSON) that continue this engine elsewhere; taken between epochs."""
-        return {"stage": self._stage, "schedule": self._plan.schedule.state_dict(), "ledger": self.ledger.to_dict()}
+        """Plain values (JSON) that continue this engine elsewhere, taken between optimizer steps.
+
+        Within an epoch this is a collective: the sums of the open epoch are those of all processes.
+        """
+        state = {"stage": self._stage, "schedule": self._plan.schedule.state_dict(), "ledger": self.ledger.to_dict()}
+        return state if self._meter.steps == 0 else state | {"open_epoch": self._meter.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what ``state_dict`` gave, and set the model's precision accordingly.
@@ -187,6 +249,9 @@ class Engine:
             )
         self._plan.schedule.load_state_dict(state["schedule"])
         self.ledger.load_dict(state["ledger"])
+        self._meter = EpochMeter()
+        if "open_epoch" in state:
+            self._meter.load_state_dict(state["open_epoch"])
         self._stage = stage
         self._apply_level()
 

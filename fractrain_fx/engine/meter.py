@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fractrain_fx.engine.distributed import sum_over_ranks
+from fractrain_fx.engine.distributed import is_first, sum_over_ranks
 
 __all__ = ["EpochMeter", "EpochSums", "StepCost"]
 
@@ -69,13 +71,39 @@ class EpochMeter:
         dtype = torch.float32 if loss.device.type == "mps" else torch.float64  # MPS has no doubles
         values = [loss, *(getattr(cost, name).detach() for name in _SHARES), torch.ones_like(loss)]
         sums = samples * torch.stack([value.to(loss.device, dtype) for value in values])
-        self._sums = sums if self._sums is None else self._sums + sums
+        self._sums = sums if self._sums is None else self._sums.to(sums) + sums
         bad = (~torch.isfinite(loss)).to(torch.int64) * self.steps
-        self._bad_step = bad if self._bad_step is None else torch.where(self._bad_step > 0, self._bad_step, bad)
+        self._bad_step = bad if self._bad_step is None else torch.where(self._bad_step.to(bad) > 0, self._bad_step.to(bad), bad)
         if cost.choice:
             chosen = torch.cat([choice.detach() for choice in cost.choice.values()], dim=1).sum(0).to(dtype)
-            self._choices = chosen if self._choices is None else self._choices + chosen
+            self._choices = chosen if self._choices is None else self._choices.to(chosen) + chosen
             self._widths = {block: choice.shape[1] for block, choice in cost.choice.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values (JSON) that continue this epoch: sums over all processes, so a collective."""
+        if self._sums is None:
+            raise ValueError("an epoch without steps has no state")
+        choices = None if self._choices is None else sum_over_ranks(self._choices.clone()).tolist()
+        # JSON has no NaN: the bad step says that the loss was not finite.
+        sums = [value if math.isfinite(value) else None for value in sum_over_ranks(self._sums.clone()).tolist()]
+        return {
+            "steps": self.steps,
+            "sums": sums,
+            "bad_step": self.bad_step(),
+            "choices": choices,
+            "widths": self._widths,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue an epoch; the first process holds what was summed over all."""
+        mine = float(is_first())
+        self.steps = int(state["steps"])
+        sums = [math.nan if value is None else mine * value for value in state["sums"]]
+        self._sums = torch.tensor(sums, dtype=torch.float64)
+        self._bad_step = torch.tensor(int(state["bad_step"]))
+        self._widths = {block: int(width) for block, width in state["widths"].items()}
+        if state["choices"] is not None:
+            self._choices = torch.tensor(state["choices"], dtype=torch.float64) * mine
 
     def bad_step(self) -> int:
         """The first step of this process with a loss that is not finite, or 0. Waits for the device."""

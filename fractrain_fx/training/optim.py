@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from fractrain_fx.passes.graph import NAMESPACE
+from fractrain_fx.groups import param_groups
 from fractrain_fx.training.settings import TrainSettings
 
 __all__ = ["epochs_of_run", "lr_factor", "make_optimizer", "make_scheduler", "steps_of_run"]
@@ -22,7 +21,8 @@ def make_optimizer(model: nn.Module, settings: TrainSettings, task: str) -> torc
     """The optimizer that ``settings`` names, or the usual one for a task (``classification`` or ``language``)."""
     name = settings.optimizer or ("sgd" if task == "classification" else "adamw")
     lr = _PEAK[name] if settings.lr is None else settings.lr
-    parameters = _groups(model)
+    # The gates' group is there for its learning rate (make_scheduler).
+    parameters = param_groups(model, gates={"weight_decay": settings.weight_decay})
     if name == "sgd":
         return torch.optim.SGD(parameters, lr, momentum=0.9, weight_decay=settings.weight_decay)
     kind = torch.optim.Adam if name == "adam" else torch.optim.AdamW
@@ -44,13 +44,6 @@ def make_scheduler(optimizer: torch.optim.Optimizer, settings: TrainSettings, st
 
     factors: list[Callable[[int], float]] = [model_factor, gate_factor]
     return LambdaLR(optimizer, factors[: len(optimizer.param_groups)])
-
-
-def _groups(model: nn.Module) -> list[dict[str, Any]]:
-    """The parameters of the model, and those of its gates if it has any."""
-    inserted = {name: name.startswith(f"{NAMESPACE}.") for name, _ in model.named_parameters()}
-    groups = [[p for name, p in model.named_parameters() if inserted[name] is gates] for gates in (False, True)]
-    return [{"params": group} for group in groups if group]
 
 
 def steps_of_run(settings: TrainSettings, steps_an_epoch: int) -> int:

@@ -1,0 +1,150 @@
+"""A rewritten model with the face that transformers' Trainer looks at: the original's class, signature and config.
+
+Trainer reads what a model is from its class (labels, accepted columns, whether it can be saved) and writes to its
+``config``. ``FracModel.config`` is FracTrain's, so Trainer gets a model of a subclass of the original's class, made on
+the spot, that holds the very parameters of the rewritten one and runs it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from transformers import Trainer
+
+from fractrain_fx.errors import ConfigError
+from fractrain_fx.model import FracModel
+
+__all__ = ["Share", "face_of", "share_of"]
+
+_SHARED = ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set")
+# Whether this version of transformers leaves the first token of a causal model out when it counts labels.
+_SHIFTS = "_loss_shifts_labels" in Trainer.__init__.__code__.co_names
+Share = Callable[[Tensor, Tensor, bool], Tensor]
+
+
+class _Face:
+    """What is put in front of the original's class. Its methods see the rewritten model as ``_frac_model``."""
+
+    # The loss below is scaled by num_items_in_batch, whatever the model does.
+    accepts_loss_kwargs = True
+
+    def forward(self, *args: Any, num_items_in_batch: Any = None, **kwargs: Any) -> Any:
+        """Run the rewritten graph. With ``num_items_in_batch`` the loss is this batch's share of the step's loss.
+
+        Trainer asks for the sum over the labels divided by the number of labels of the whole optimizer step; what was
+        recorded gives the mean.
+        """
+        model: FracModel = self.__dict__["_frac_model"]
+        output = model(*args, **kwargs)
+        loss = _loss_of(output)
+        if loss is None:
+            return output
+        share = share_of(model.restore(), kwargs, num_items_in_batch)
+        scaled = loss if share is None else loss * share
+        if model.training and self.__dict__["_add_cost"] is not None:
+            scaled = self.__dict__["_add_cost"](scaled, loss, share is not None)
+        return output if scaled is loss else _with_loss(output, scaled)
+
+    def train(self, mode: bool = True) -> Self:
+        self.__dict__["_frac_model"].train(mode)
+        self.training = mode
+        return self
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load weights in which tied parameters stand once, as safetensors keeps them."""
+        model: FracModel = self.__dict__["_frac_model"]
+        given = {tensor.data_ptr(): state_dict[name] for name, tensor in _stored(model).items() if name in state_dict}
+        tied = {name: given[t.data_ptr()] for name, t in _stored(model).items() if t.data_ptr() in given}
+        return model.load_state_dict({**tied, **state_dict}, strict=strict, assign=assign)
+
+    def save_pretrained(self, save_directory: Any, *, is_main_process: bool = True, **_: Any) -> None:
+        """As ``FracModel.save_pretrained``, on the process that writes."""
+        if is_main_process:
+            self.__dict__["_frac_model"].save_pretrained(Path(save_directory))
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """Generate with the original class and the present weights."""
+        return self.__dict__["_frac_model"].restore().generate(*args, **kwargs)
+
+    def activation_checkpointing_enable(self, *_: Any, **__: Any) -> None:
+        """Refuse.
+
+        Raises:
+            ConfigError: always: layers are no modules of the recorded graph that could be run again.
+        """
+        raise ConfigError(
+            "a rewritten model runs as one recorded graph, in which single layers cannot be checkpointed: set "
+            "gradient_checkpointing=False and activation_checkpointing=False in TrainingArguments (a rewritten model "
+            "keeps no more for backward than the original)"
+        )
+
+    gradient_checkpointing_enable = activation_checkpointing_enable
+
+
+def face_of(model: FracModel, add_cost: Callable[[Tensor, Tensor, bool], Tensor] | None = None) -> nn.Module:
+    """The model to hand to ``Trainer``; parameters, names and checkpoints are those of ``model``.
+
+    Args:
+        model: what ``fractrainify`` made.
+        add_cost: called in training with the loss to return, the mean loss of the batch and whether the former is
+            already the batch's share of the step's loss; gives the loss to return.
+    """
+    original = model.restore()
+    kind = type(original)
+
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return _Face.forward(self, *args, **kwargs)
+
+    forward.__signature__ = inspect.signature(kind.forward)  # type: ignore[attr-defined]
+    body = {"forward": forward, "__module__": kind.__module__, "__doc__": kind.__doc__}
+    face: nn.Module = object.__new__(type(kind.__name__, (_Face, kind), body))
+    nn.Module.__init__(face)
+    own = nn.Module().__dict__.keys()
+    face.__dict__.update({name: value for name, value in original.__dict__.items() if name not in own})
+    face.__dict__.update({name: model.__dict__[name] for name in _SHARED})
+    face.__dict__.update(_frac_model=model, _add_cost=add_cost, training=model.training)
+    return face
+
+
+def share_of(original: nn.Module, inputs: Mapping[str, Any], num_items_in_batch: Any) -> Tensor | None:
+    """The labels of a batch as a share of those of the optimizer step, as Trainer counts them; ``None``: not counted."""
+    labels = inputs.get("shift_labels", inputs.get("labels"))
+    if num_items_in_batch is None or not isinstance(labels, Tensor):
+        return None
+    if "shift_labels" not in inputs and _shifts(original):
+        labels = labels[..., 1:]
+    return labels.ne(-100).sum() / torch.as_tensor(num_items_in_batch, device=labels.device).clamp(min=1)
+
+
+def _shifts(original: nn.Module) -> bool:
+    from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
+
+    causal = LOSS_MAPPING.get(getattr(original, "loss_type", None)) is ForCausalLMLoss
+    return _SHIFTS and causal and not getattr(getattr(original, "config", None), "is_encoder_decoder", False)
+
+
+def _stored(model: FracModel) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in model.state_dict().items() if tensor.numel()}
+
+
+def _loss_of(output: Any) -> Tensor | None:
+    """The loss where Trainer looks for it."""
+    if isinstance(output, Mapping):
+        loss = output.get("loss")
+    elif isinstance(output, tuple):
+        loss = output[0]
+    else:
+        return None
+    return loss if isinstance(loss, Tensor) and loss.numel() == 1 else None
+
+
+def _with_loss(output: Any, loss: Tensor) -> Any:
+    if isinstance(output, tuple):
+        return (loss, *output[1:])
+    output["loss"] = loss
+    return output
