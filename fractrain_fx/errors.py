@@ -4,6 +4,7 @@ __all__ = [
     "CalibrationError",
     "CaptureError",
     "ConfigError",
+    "CostTermError",
     "DataError",
     "FracTrainError",
     "InputError",
@@ -54,6 +55,10 @@ class ModelError(FracTrainError, ValueError):
 
 class CalibrationError(FracTrainError, RuntimeError):
     """A model was evaluated before its activation ranges were seen."""
+
+
+class CostTermError(FracTrainError, RuntimeError):
+    """A training loop leaves the cost term out of the loss, so that the gates never learn what they cost."""
 
 
 class DataError(FracTrainError, ValueError):

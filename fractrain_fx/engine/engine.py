@@ -16,7 +16,7 @@ from fractrain_fx.engine.distributed import sum_over_ranks, world_size
 from fractrain_fx.engine.ledger import Ledger
 from fractrain_fx.engine.meter import EpochMeter, StepCost
 from fractrain_fx.engine.schedules import Level, StagePlan, StageSchedule, plan_stages
-from fractrain_fx.errors import ConfigError, InputError, NonFiniteLossError, RunError
+from fractrain_fx.errors import ConfigError, CostTermError, InputError, NonFiniteLossError, RunError
 from fractrain_fx.precision import FULL, Precision
 
 __all__ = ["Engine", "StageChange", "SteeredModel"]
@@ -159,7 +159,7 @@ class Engine:
         term = self._controller.term(cost.cp, self._target, samples, len(cost.choice), weight)
         if term.requires_grad:
             self._unpaid += 1
-            term.register_hook(self._pay)
+            term.register_hook(self._pay)  # type: ignore[no-untyped-call]
         return task_loss + term
 
     def start_step(self) -> None:
@@ -176,11 +176,11 @@ class Engine:
             culprit: what took the losses, for the message.
 
         Raises:
-            RunError: it was not; the gates would never learn what they cost.
+            CostTermError: it was not.
         """
         unpaid, self._unpaid = self._unpaid, 0
         if unpaid:
-            raise RunError(
+            raise CostTermError(
                 f"{culprit} dropped the cost term: backward was called on something else than what engine.loss "
                 f"returned, for {unpaid} batch(es). Call backward on engine.loss(task_loss), or on a sum that holds it"
             )

@@ -73,7 +73,9 @@ class EpochMeter:
         sums = samples * torch.stack([value.to(loss.device, dtype) for value in values])
         self._sums = sums if self._sums is None else self._sums.to(sums) + sums
         bad = (~torch.isfinite(loss)).to(torch.int64) * self.steps
-        self._bad_step = bad if self._bad_step is None else torch.where(self._bad_step.to(bad) > 0, self._bad_step.to(bad), bad)
+        self._bad_step = (
+            bad if self._bad_step is None else torch.where(self._bad_step.to(bad) > 0, self._bad_step.to(bad), bad)
+        )
         if cost.choice:
             chosen = torch.cat([choice.detach() for choice in cost.choice.values()], dim=1).sum(0).to(dtype)
             self._choices = chosen if self._choices is None else self._choices.to(chosen) + chosen

@@ -16,15 +16,15 @@ import torch
 from torch import Tensor, nn
 from transformers import Trainer
 
-from fractrain_fx.errors import ConfigError
+from fractrain_fx.errors import ConfigError, RunError
 from fractrain_fx.model import FracModel
+from fractrain_fx.passes.graph import NAMESPACE
 
-__all__ = ["Share", "face_of", "share_of"]
+__all__ = ["face_of", "share_of"]
 
 _SHARED = ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set")
 # Whether this version of transformers leaves the first token of a causal model out when it counts labels.
 _SHIFTS = "_loss_shifts_labels" in Trainer.__init__.__code__.co_names
-Share = Callable[[Tensor, Tensor, bool], Tensor]
 
 
 class _Face:
@@ -56,8 +56,17 @@ class _Face:
         return self
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load weights in which tied parameters stand once, as safetensors keeps them."""
+        """Load a checkpoint of Trainer, in which tied parameters stand once, as safetensors keeps them.
+
+        Raises:
+            RunError: it is one of a model that was not rewritten, whose optimizer knows no gates.
+        """
         model: FracModel = self.__dict__["_frac_model"]
+        if not any(name.startswith(f"{NAMESPACE}.") for name in state_dict) and NAMESPACE in model._modules:
+            raise RunError(
+                "the checkpoint is of a model that was not rewritten, so it holds no state of FracTrain: load its "
+                "weights with model.load_state_dict(...) and start anew"
+            )
         given = {tensor.data_ptr(): state_dict[name] for name, tensor in _stored(model).items() if name in state_dict}
         tied = {name: given[t.data_ptr()] for name, t in _stored(model).items() if t.data_ptr() in given}
         return model.load_state_dict({**tied, **state_dict}, strict=strict, assign=assign)
@@ -79,8 +88,7 @@ class _Face:
         """
         raise ConfigError(
             "a rewritten model runs as one recorded graph, in which single layers cannot be checkpointed: set "
-            "gradient_checkpointing=False and activation_checkpointing=False in TrainingArguments (a rewritten model "
-            "keeps no more for backward than the original)"
+            "gradient_checkpointing=False and activation_checkpointing=False in TrainingArguments"
         )
 
     gradient_checkpointing_enable = activation_checkpointing_enable
@@ -112,7 +120,7 @@ def face_of(model: FracModel, add_cost: Callable[[Tensor, Tensor, bool], Tensor]
 
 
 def share_of(original: nn.Module, inputs: Mapping[str, Any], num_items_in_batch: Any) -> Tensor | None:
-    """The labels of a batch as a share of those of the optimizer step, as Trainer counts them; ``None``: not counted."""
+    """Labels of a batch as a share of those of the optimizer step, counted as Trainer does; ``None``: it did not."""
     labels = inputs.get("shift_labels", inputs.get("labels"))
     if num_items_in_batch is None or not isinstance(labels, Tensor):
         return None
@@ -124,7 +132,7 @@ def share_of(original: nn.Module, inputs: Mapping[str, Any], num_items_in_batch:
 def _shifts(original: nn.Module) -> bool:
     from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
 
-    causal = LOSS_MAPPING.get(getattr(original, "loss_type", None)) is ForCausalLMLoss
+    causal = LOSS_MAPPING.get(str(getattr(original, "loss_type", None))) is ForCausalLMLoss
     return _SHIFTS and causal and not getattr(getattr(original, "config", None), "is_encoder_decoder", False)
 
 

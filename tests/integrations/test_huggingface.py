@@ -1,0 +1,309 @@
+"""Transformers' own Trainer on real text: costs, stages, accumulation, checkpoints, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from fractrain_fx import FracConfig, FracModel, fractrainify
+from fractrain_fx.errors import ConfigError, CostTermError, NonFiniteLossError, RunError
+from fractrain_fx.integrations.huggingface import FracTrainCallback, FracTrainMixin
+from tests.integrations.stdlib_text import LENGTH, VOCABULARY, NextWord, WhichModule, batch
+
+TWO_STAGES = FracConfig(targets=(1.0, 3.0), schedule="manual", epochs=2)
+
+
+class Tuner(FracTrainMixin, Trainer):
+    pass
+
+
+def bert() -> nn.Module:
+    torch.manual_seed(3)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config = transformers.BertConfig(**sizes, vocab_size=VOCABULARY, max_position_embeddings=LENGTH)
+    return transformers.BertForSequenceClassification(config)
+
+
+def gpt2() -> nn.Module:
+    torch.manual_seed(3)
+    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32, "vocab_size": VOCABULARY}
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=1, eos_token_id=2))
+
+
+def llama() -> nn.Module:
+    torch.manual_seed(3)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, vocab_size=VOCABULARY))
+
+
+def rewritten(model: nn.Module, rows: Any, config: FracConfig = TWO_STAGES, labels: bool = True) -> FracModel:
+    example = batch(rows)
+    if not labels:
+        del example["labels"]
+    return fractrainify(model, config=config, example_kwargs=example)
+
+
+def arguments(out: Path, **changes: Any) -> TrainingArguments:
+    usual = {"num_train_epochs": 2, "per_device_train_batch_size": 8, "learning_rate": 1e-2, "logging_steps": 1}
+    quiet = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "save_strategy": "no"}
+    return TrainingArguments(str(out), **(usual | quiet | changes))
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
+    assert left.keys() == right.keys()
+    assert [name for name in left if not torch.equal(left[name], right[name])] == []
+
+
+def trainer_of(kind: str, model: FracModel, args: TrainingArguments, rows: Any, **options: Any) -> tuple[Trainer, Any]:
+    """A Trainer with the mixin or with the callback, and the engine that it drives."""
+    if kind == "mixin":
+        trainer: Any = Tuner(model, args, train_dataset=rows, eval_dataset=rows, **options)
+        return trainer, trainer.engine
+    callback = FracTrainCallback(model, **options)
+    trainer = Trainer(callback.model, args, train_dataset=rows, eval_dataset=rows, callbacks=[callback])
+    return trainer, callback.engine
+
+
+@pytest.mark.parametrize("kind", ["mixin", "callback"])
+def test_bert_learns_in_two_epochs_and_a_resumed_run_equals_one_that_was_left_alone(kind: str, tmp_path: Path) -> None:
+    rows = WhichModule(20)  # 5 batches: steps of 2, 2 and 1
+    args = arguments(tmp_path, gradient_accumulation_steps=2, save_strategy="steps", save_steps=1)
+    model = rewritten(bert(), rows)
+    trainer, engine = trainer_of(kind, model, args, rows)
+    model.calibrate([batch(rows, 8)])
+    before = trainer.evaluate()["eval_loss"]
+    trainer.train()  # with no evaluation in between: after one, Trainer itself resumes with other random numbers
+
+    logs = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert [entry["stage"] for entry in logs] == [0, 0, 0, 1, 1, 1]
+    for entry in logs:
+        assert entry["loss"] == pytest.approx(entry["task_loss"] + entry["cost_loss"], rel=1e-4)
+        assert 0 <= entry["cp"] <= entry["cp_total"] <= 1
+    assert [(row.samples, row.level) for row in engine.ledger.rows] == [(40, "cp 1 %"), (40, "cp 3 %")]
+    assert trainer.evaluate()["eval_loss"] < before
+
+    for step in (2, 3):  # in the middle of an epoch, and at its end
+        again = rewritten(bert(), rows)
+        other, resumed = trainer_of(kind, again, args, rows)
+        other.train(resume_from_checkpoint=f"{tmp_path}/checkpoint-{step}")
+        assert_same(weights(again), weights(model))
+        assert resumed.ledger.to_dict() == engine.ledger.to_dict()
+        assert [entry["loss"] for entry in other.state.log_history if "loss" in entry] == [e["loss"] for e in logs]
+
+
+def test_stages_may_change_every_n_steps(tmp_path: Path) -> None:
+    rows = WhichModule(20)
+    config = FracConfig(method="pfq", schedule="manual", epochs=3, stages="FW(4,6,8)/BW(6,6,8)")
+    trainer, engine = trainer_of("mixin", rewritten(bert(), rows, config), arguments(tmp_path), rows, stage_steps=4)
+    trainer.train()
+    assert [row.samples for row in engine.ledger.rows] == [32, 32, 16]
+    assert [row.level for row in engine.ledger.rows] == ["FW-4/BW-6", "FW-6/BW-6", "FW-8/BW-8"]
+    with pytest.raises(ConfigError, match="stage_steps"):
+        FracTrainCallback(rewritten(bert(), rows), stage_steps=0)
+
+
+class Watched(Tuner):
+    """Notes with what gradient each batch arrives at the choices of the gates."""
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        loss = super().compute_loss(*args, **kwargs)
+        choices = self.engine.model.cost.choice.values()  # type: ignore[attr-defined]
+        for choice in choices:
+            choice.retain_grad()
+        self.seen = [*getattr(self, "seen", []), choices]
+        return loss
+
+    def pushes(self) -> Tensor:
+        return torch.cat([torch.stack([choice.grad for choice in choices], dim=1) for choices in self.seen])
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_the_cost_term_is_as_strong_under_accumulation(scaled: bool, tmp_path: Path) -> None:
+    rows = WhichModule(10)
+    config = TWO_STAGES.replace(targets=(0.02, 0.03))  # above it throughout: one sign
+
+    def pushes(batch_size: int, accumulate: int) -> Tensor:
+        args = arguments(
+            tmp_path, per_device_train_batch_size=batch_size, gradient_accumulation_steps=accumulate, max_steps=2
+        )
+        none = lambda outputs, labels, num_items_in_batch: 0 * outputs["logits"].sum()  # noqa: E731
+        model = rewritten(bert(), rows, config, labels=False)
+        trainer = Watched(model, args, train_dataset=rows, compute_loss_func=none)
+        trainer.loss_is_scaled_for_ga = scaled
+        trainer.train()
+        return trainer.pushes()
+
+    whole, parts = pushes(16, 1), pushes(4, 4)  # the second step has four samples left
+    assert len(whole) == len(parts) == 20
+    expected = whole[0].expand_as(whole)
+    torch.testing.assert_close(whole, expected)
+    torch.testing.assert_close(parts, expected)
+
+
+def test_a_float_llama_trains_as_under_the_plain_trainer_with_losses_weighted_by_their_labels(tmp_path: Path) -> None:
+    rows = NextWord(20)
+    args = arguments(tmp_path, gradient_accumulation_steps=2, eval_strategy="epoch", optim="sgd", max_grad_norm=0.0)
+    plain = Trainer(llama(), args, train_dataset=rows, eval_dataset=rows)
+    plain.train()
+    frac = rewritten(llama(), rows, FracConfig(method="float"))
+    trainer, engine = trainer_of("mixin", frac, args, rows)
+    trainer.train()
+    for ours, theirs in zip(trainer.state.log_history, plain.state.log_history, strict=True):
+        for name in theirs.keys() & {"loss", "eval_loss", "grad_norm"}:
+            # A mean times a share of the labels is not quite a sum over their number.
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-4)
+    logs = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert all(entry["cost_loss"] == 0 and entry["cp_total"] == 1 for entry in logs)
+    # Of the ledger's loss the mean is over samples, of Trainer's over labels.
+    assert engine.ledger.rows[0].loss == pytest.approx(sum(e["loss"] for e in logs[:3]) / 3, rel=0.02)
+
+
+def test_tied_weights_are_saved_and_loaded_and_the_checkpoint_is_a_saved_model(tmp_path: Path, caplog: Any) -> None:
+    rows = NextWord(8)
+    model = rewritten(gpt2(), rows)
+    args = arguments(tmp_path, num_train_epochs=1, save_strategy="epoch")
+    trainer, _ = trainer_of("callback", model, args, rows)
+    trainer.train()
+    checkpoint = tmp_path / "checkpoint-2"
+    loaded = FracModel.from_pretrained(checkpoint, model=gpt2())
+    assert_same(weights(loaded), weights(model))
+    again = rewritten(gpt2(), rows)
+    other, _ = trainer_of("mixin", again, arguments(tmp_path, num_train_epochs=2), rows)
+    transformers.utils.logging.enable_propagation()
+    other.train(resume_from_checkpoint=True)
+    transformers.utils.logging.disable_propagation()
+    assert "missing keys" not in caplog.text and "unexpected keys" not in caplog.text
+    assert again.restore().lm_head.weight is again.restore().transformer.wte.weight
+    other.save_model(str(tmp_path / "saved"))
+    assert_same(weights(FracModel.from_pretrained(tmp_path / "saved", model=gpt2())), weights(again))
+
+
+def test_label_smoothing_model_init_and_half_precision_go_with_the_mixin(tmp_path: Path) -> None:
+    rows = WhichModule(8)
+    args = arguments(tmp_path, label_smoothing_factor=0.1, bf16=True, gradient_accumulation_steps=2, num_train_epochs=1)
+    make = lambda: rewritten(bert(), rows, labels=False)  # noqa: E731
+    trainer = Tuner(None, args, train_dataset=rows, model_init=make)
+    trainer.train()
+    (entry,) = (entry for entry in trainer.state.log_history if "loss" in entry)
+    assert entry["loss"] == pytest.approx(entry["task_loss"] + entry["cost_loss"], rel=1e-4)
+    assert entry["task_loss"] == pytest.approx(0.69, abs=0.1)  # log 2: two classes, before anything was learnt
+    assert trainer.engine.ledger.samples == 16
+
+
+def test_generation_and_pipelines_go_through_the_original_class(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    rows = WhichModule(8)
+    model = rewritten(bert(), rows)
+    trainer, _ = trainer_of("mixin", model, arguments(tmp_path, num_train_epochs=1), rows)
+    trainer.train()
+    core = Tokenizer(models.WordLevel({"[PAD]": 0, "[UNK]": 1, "mean": 3, "archive": 4}, unk_token="[UNK]"))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=core, pad_token="[PAD]", unk_token="[UNK]")
+    plain = model.restore().eval()
+    classify = transformers.pipeline("text-classification", model=plain, tokenizer=tokenizer)
+    (answer,) = classify("mean archive")
+    logits = plain(torch.tensor([[3, 4]]), torch.ones(1, 2)).logits.softmax(1)
+    assert answer["score"] == pytest.approx(logits.max().item(), rel=1e-5)
+
+    words = NextWord(4)
+    writer = rewritten(gpt2(), words)
+    trainer, _ = trainer_of("mixin", writer, arguments(tmp_path), words)
+    prompt = torch.tensor([[5, 6]])
+    settings = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
+    writer.eval()
+    made = trainer.model.generate(prompt, **settings)
+    assert torch.equal(made, writer.restore().generate(prompt, **settings)) and made.shape[0] == 1
+
+
+def test_bases_in_the_wrong_order_and_plain_models_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"FracTrainMixin, Trainer\)"):
+        type("Wrong", (Trainer, FracTrainMixin), {})
+    rows = WhichModule(4)
+    with pytest.raises(ConfigError, match="fractrainify"):
+        Tuner(bert(), arguments(tmp_path), train_dataset=rows)
+    callback = FracTrainCallback(rewritten(bert(), rows))
+    trainer = Trainer(bert(), arguments(tmp_path), train_dataset=rows, callbacks=[callback])
+    with pytest.raises(ConfigError, match=r"callback\.model"):
+        trainer.train()
+    with pytest.raises(ConfigError, match="gradient_checkpointing"):
+        args = arguments(tmp_path, gradient_checkpointing=True)
+        Tuner(rewritten(bert(), rows), args, train_dataset=rows).train()
+
+
+def test_a_trainer_that_drops_the_cost_term_is_told_what_to_write(tmp_path: Path) -> None:
+    rows = WhichModule(4)
+
+    class Own(Tuner):
+        """Its own loss, and no cost."""
+
+        def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:
+            return F.cross_entropy(model(**inputs)["logits"], inputs["labels"])
+
+    class Forgets(Tuner):
+        """Lets the cost term be added, and trains on something else."""
+
+        def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:
+            _, outputs = super().compute_loss(model, inputs, return_outputs=True)
+            return F.cross_entropy(outputs["logits"], inputs["labels"])
+
+    class Adds(Own):
+        """Its own loss, with the cost."""
+
+        def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+            return self.engine.loss(super().compute_loss(*args, **kwargs))
+
+    args = arguments(tmp_path, max_steps=1)
+    for kind, words in ((Own, r"self\.engine\.loss\(loss\)"), (Forgets, "dropped the cost term")):
+        with pytest.raises(CostTermError, match=words):
+            kind(rewritten(bert(), rows), args, train_dataset=rows).train()
+    Adds(rewritten(bert(), rows), args, train_dataset=rows).train()
+
+    callback = FracTrainCallback(rewritten(bert(), rows, labels=False))
+    smoothing = arguments(tmp_path, max_steps=1, label_smoothing_factor=0.1)
+    with pytest.raises(CostTermError, match="FracTrainMixin"):
+        Trainer(callback.model, smoothing, train_dataset=rows, callbacks=[callback]).train()
+
+
+def test_checkpoints_of_another_trainer_and_bad_losses_are_errors(tmp_path: Path) -> None:
+    rows = WhichModule(4)
+    args = arguments(tmp_path, num_train_epochs=1, save_strategy="epoch")
+    Trainer(bert(), args, train_dataset=rows).train()
+    with pytest.raises(RunError, match="no state of FracTrain"):
+        Tuner(rewritten(bert(), rows), arguments(tmp_path), train_dataset=rows).train(resume_from_checkpoint=True)
+    spoilt = bert()
+    with torch.no_grad():
+        spoilt.classifier.bias.fill_(float("nan"))  # type: ignore[union-attr, operator]
+    model = copy.deepcopy(rewritten(bert(), rows))
+    model.load_state_dict(spoilt.state_dict())
+    with pytest.raises(NonFiniteLossError, match="step 1 of epoch 1"):
+        Tuner(model, arguments(tmp_path), train_dataset=rows).train()
+
+
+def test_a_checkpoint_that_a_later_callback_asks_for_is_whole(tmp_path: Path) -> None:
+    class SaveNow(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            control.should_save = state.global_step == 1
+
+    rows = WhichModule(8)
+    model = rewritten(bert(), rows)
+    trainer, engine = trainer_of("mixin", model, arguments(tmp_path), rows)
+    trainer.add_callback(SaveNow())
+    trainer.train()
+    again = rewritten(bert(), rows)
+    other, resumed = trainer_of("mixin", again, arguments(tmp_path), rows)
+    other.train(resume_from_checkpoint=f"{tmp_path}/checkpoint-1")
+    assert_same(weights(again), weights(model))
+    assert resumed.ledger.to_dict() == engine.ledger.to_dict()
