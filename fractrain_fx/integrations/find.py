@@ -1,0 +1,23 @@
+"""The rewritten model inside somebody else's module."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from fractrain_fx.errors import ConfigError
+from fractrain_fx.model import FracModel
+
+__all__ = ["model_in"]
+
+
+def model_in(module: nn.Module) -> FracModel:
+    """The one ``FracModel`` that a module holds, at any depth.
+
+    Raises:
+        ConfigError: it holds none, or several.
+    """
+    found = [each for each in module.modules() if isinstance(each, FracModel)]
+    if len(found) == 1:
+        return found[0]
+    advice = "give it fractrainify(model)" if not found else "say which one, with its engine"
+    raise ConfigError(f"{type(module).__name__} holds {len(found)} rewritten models, and one is steered: {advice}")

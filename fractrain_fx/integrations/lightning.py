@@ -1,0 +1,150 @@
+"""FracTrain inside Lightning: a callback that adds the cost term to what ``training_step`` returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+from torch.optim import Optimizer
+
+from fractrain_fx.engine import Engine
+from fractrain_fx.errors import ConfigError, CostTermError
+from fractrain_fx.integrations.find import model_in
+
+__all__ = ["FracTrainCallback"]
+
+
+class FracTrainCallback(Callback):
+    """Adds the cost term, moves the stage, logs costs, and keeps the engine's state in Lightning's checkpoints.
+
+    The module needs no change where ``training_step`` returns its loss (a tensor, or a mapping with ``"loss"``). A
+    module with an engine of its own calls ``engine.loss`` in its loss line, and hands the engine to this callback;
+    with manual optimization it has to.
+
+    Logged are ``cp``, ``cp_total`` (shares 0..1), ``task_loss``, ``cost_loss`` (where this callback added the term) and
+    ``stage``.
+
+    Args:
+        engine: the engine that the module's loss line uses; by default one is made for the module's ``FracModel``.
+        stage_steps: optimizer steps after which the stage may change; ``None``: at each epoch.
+
+    Raises:
+        ConfigError: when training starts, if the module holds no ``FracModel``, or several.
+        CostTermError: while training, if a batch was trained without the cost term.
+    """
+
+    def __init__(self, engine: Engine | None = None, *, stage_steps: int | None = None) -> None:
+        if stage_steps is not None and stage_steps < 1:
+            raise ConfigError(f"stage_steps={stage_steps} must be at least 1 optimizer step, or None for epochs")
+        self._engine = engine
+        self._stage_steps = stage_steps
+        self._state: Mapping[str, Any] | None = None
+        self._step = 0
+        self._restore: Callable[[], None] | None = None
+        self._values: dict[str, Any] = {}
+
+    @property
+    def engine(self) -> Engine:
+        """The engine; where none was given, there is one once ``fit`` has begun."""
+        if self._engine is None:
+            raise ConfigError("the engine is made when trainer.fit begins: read it after that, or pass one")
+        return self._engine
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        if self._engine is None:
+            self._engine = Engine(model_in(pl_module))
+        if self._state is not None:
+            self.engine.load_state_dict(self._state)
+            self._state = None
+        self.engine.accumulate = trainer.accumulate_grad_batches
+        self._wrap(pl_module)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if self._restore is not None:
+            self._restore()
+            self._restore = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._step = trainer.global_step
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self.engine.accumulate = trainer.accumulate_grad_batches  # a scheduler may have changed it
+        if batch_idx % trainer.accumulate_grad_batches == 0:
+            self.engine.start_step()
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        self.engine.require_backward(f"{type(pl_module).__name__}.training_step")
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self._values:
+            pl_module.log_dict(self._values, batch_size=self.engine.model.batch)
+        stepped, self._step = trainer.global_step != self._step, trainer.global_step
+        if self._stage_steps is not None:
+            if stepped and not trainer.global_step % self._stage_steps:
+                self.engine.end_epoch()
+        elif trainer.is_last_batch and self.engine.steps:
+            # Not in on_train_epoch_end: a checkpoint that validation makes comes before that.
+            self.engine.end_epoch()
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._stage_steps is None and self.engine.steps:  # cut short
+            self.engine.end_epoch()
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.engine.steps:
+            self.engine.end_epoch()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self._engine is None else {"engine": self._engine.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if self._engine is None:
+            self._state = state_dict.get("engine")
+        elif "engine" in state_dict:
+            self._engine.load_state_dict(state_dict["engine"])
+
+    def _wrap(self, module: LightningModule) -> None:
+        """Put ``training_step`` of this module (not of its class) behind one that looks at its loss."""
+        step = module.training_step
+        own = "training_step" in vars(module)
+
+        def training_step(*args: Any, **kwargs: Any) -> Any:
+            before = self.engine.steps
+            output = step(*args, **kwargs)
+            added = self.engine.steps - before
+            self._values = {}
+            if not added:
+                output = self._add_cost(module, output)
+            cost = self.engine.model.cost
+            self._values |= {"cp": cost.cp.detach(), "cp_total": cost.cp_total.detach(), "stage": self.engine.stage}
+            self._values = {name: float(value) if name == "stage" else value for name, value in self._values.items()}
+            return output
+
+        def restore() -> None:
+            if own:
+                module.training_step = step  # type: ignore[method-assign]
+            else:
+                del module.training_step
+
+        module.training_step = training_step  # type: ignore[method-assign]
+        self._restore = restore
+
+    def _add_cost(self, module: LightningModule, output: Any) -> Any:
+        name = type(module).__name__
+        task = output.get("loss") if isinstance(output, Mapping) else output
+        if not module.automatic_optimization or not isinstance(task, Tensor):
+            raise CostTermError(
+                f"{name}.training_step neither returned its loss nor called engine.loss, so the cost term cannot be "
+                "added: return the loss (a tensor, or a dict with 'loss'), or write self.engine = Engine(self.model) "
+                "and loss = self.engine.loss(loss) before its backward, and pass FracTrainCallback(module.engine)"
+            )
+        loss = self.engine.loss(task)
+        share = (loss - task).detach() / self.engine.accumulate
+        self._values = {"task_loss": task.detach(), "cost_loss": share}
+        return {**output, "loss": loss} if isinstance(output, Mapping) else loss

@@ -1,0 +1,186 @@
+"""Lightning's own Trainer on scikit-learn's digits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+from fractrain_fx import Engine, FracConfig, FracModel, fractrainify
+from fractrain_fx.errors import ConfigError, CostTermError
+from fractrain_fx.integrations.lightning import FracTrainCallback
+from tests.integrations.digits import digits
+from tests.training.tiny import TinyNet
+
+TWO_STAGES = FracConfig(targets=(1.0, 3.0), schedule="manual", epochs=2)
+
+
+def rewritten(config: FracConfig = TWO_STAGES) -> FracModel:
+    torch.manual_seed(3)
+    return fractrainify(TinyNet(), config=config, example_inputs=(torch.rand(2, 3, 8, 8),))
+
+
+class Digits(lightning.LightningModule):
+    """As anybody would write it: nothing in here knows of FracTrain."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.losses: list[float] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return {"loss": F.cross_entropy(self.model(batch[0]), batch[1])}
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("accuracy", (self.model(batch[0]).argmax(1) == batch[1]).float().mean())
+
+    def on_train_batch_end(self, outputs: Any, *_: Any) -> None:
+        self.losses.append(float(outputs["loss"]))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters(), lr=0.02)
+
+
+def trainer_of(callback: Any, out: Path, epochs: int = 2, **options: Any) -> lightning.Trainer:
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False, "accelerator": "cpu"}
+    usual = {"max_epochs": epochs, "default_root_dir": out, "num_sanity_val_steps": 0, "enable_checkpointing": False}
+    callbacks = [callback, *options.pop("callbacks", [])]
+    return lightning.Trainer(callbacks=callbacks, **(quiet | usual | options))
+
+
+def loaders(count: int = 80) -> tuple[Any, Any]:
+    return DataLoader(digits(count), batch_size=16), DataLoader(digits(200, offset=1000), batch_size=100)
+
+
+class Seeded(Digits):
+    """Lightning keeps no random state, so every batch brings its own."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        torch.manual_seed(100 * self.current_epoch + batch_idx)
+
+
+@pytest.mark.parametrize("step", [3, 5])
+def test_digits_in_two_epochs_and_a_resumed_run_equals_one_that_was_left_alone(step: int, tmp_path: Path) -> None:
+    # Five batches an epoch: optimizer steps of 2, 2 and 1. Step 3 ends the first epoch; after step 5 one batch is left,
+    # for which Lightning begins the data again, so that there only the counts are the same.
+    by_step = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1, save_top_k=-1)
+    module, callback = Seeded(rewritten()), FracTrainCallback()
+    options = {"accumulate_grad_batches": 2}
+    whole = trainer_of(callback, tmp_path, callbacks=[by_step], enable_checkpointing=True, **options)
+    whole.fit(module, loaders()[0])
+    rows = callback.engine.ledger.rows
+    assert [(row.stage, row.samples) for row in rows] == [(0, 80), (1, 80)]
+
+    again, resumed = Seeded(rewritten()), FracTrainCallback()
+    other = trainer_of(resumed, tmp_path, **options)
+    other.fit(again, loaders()[0], ckpt_path=f"{tmp_path}/step={step}.ckpt", weights_only=False)
+    assert [(row.stage, row.samples) for row in resumed.engine.ledger.rows] == [(0, 80), (1, 80)]
+    if step == 3:
+        assert again.losses == module.losses[5:]
+        assert resumed.engine.ledger.to_dict() == callback.engine.ledger.to_dict()
+        mine, theirs = again.state_dict(), module.state_dict()
+        assert [name for name in theirs if not torch.equal(mine[name], theirs[name])] == []
+
+
+def test_a_checkpoint_made_by_validation_has_the_epoch_closed(tmp_path: Path) -> None:
+    kept = ModelCheckpoint(tmp_path, "{epoch}", monitor="accuracy", save_top_k=-1)
+    module, callback = Digits(rewritten()), FracTrainCallback()
+    trainer_of(callback, tmp_path, callbacks=[kept], enable_checkpointing=True).fit(module, *loaders())
+    saved = torch.load(tmp_path / "epoch=0.ckpt", weights_only=False)["callbacks"]
+    (state,) = (each["engine"] for name, each in saved.items() if "FracTrain" in name)
+    assert state["stage"] == 1 and len(state["ledger"]["epochs"]) == 1
+    again, resumed = Digits(rewritten()), FracTrainCallback()
+    other = trainer_of(resumed, tmp_path)
+    other.fit(again, *loaders(), ckpt_path=f"{tmp_path}/epoch=0.ckpt", weights_only=False)
+    assert [(row.stage, row.samples) for row in resumed.engine.ledger.rows] == [(0, 80), (1, 80)]
+
+
+def test_the_loss_holds_the_cost_and_the_digits_are_learnt(tmp_path: Path) -> None:
+    module, callback = Digits(rewritten()), FracTrainCallback()
+    trainer = trainer_of(callback, tmp_path, epochs=8)
+    trainer.fit(module, DataLoader(digits(320), batch_size=16), loaders()[1])
+    shown = {name: float(value) for name, value in trainer.logged_metrics.items()}
+    assert module.losses[-1] == pytest.approx(shown["task_loss"] + shown["cost_loss"], rel=1e-4)
+    assert 0 < shown["cp"] < shown["cp_total"] < 1 and shown["stage"] == 1
+    assert shown["accuracy"] > 0.5  # chance is 0.1
+    assert "training_step" not in vars(module)  # the wrapper is gone
+
+
+def test_a_loss_line_of_the_modules_own_is_not_added_to(tmp_path: Path) -> None:
+    class Own(Digits):
+        def __init__(self, model: FracModel) -> None:
+            super().__init__(model)
+            self.engine = Engine(model)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return {"loss": self.engine.loss(super().training_step(batch, batch_idx)["loss"])}
+
+    modules = Digits(rewritten()), Own(rewritten())
+    for module in modules:
+        engine = getattr(module, "engine", None)
+        torch.manual_seed(0)
+        trainer_of(FracTrainCallback(engine), tmp_path, accumulate_grad_batches=2).fit(module, loaders()[0])
+    assert modules[0].losses == modules[1].losses
+
+
+def test_manual_optimization_needs_the_loss_line(tmp_path: Path) -> None:
+    class Manual(Digits):
+        line = True
+
+        def __init__(self, model: FracModel) -> None:
+            super().__init__(model)
+            self.automatic_optimization = False
+            self.engine = Engine(model)
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            loss = F.cross_entropy(self.model(batch[0]), batch[1])
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(self.engine.loss(loss) if self.line else loss)
+            optimizer.step()
+
+        def on_train_batch_end(self, *_: Any) -> None: ...
+
+    module = Manual(rewritten())
+    trainer_of(FracTrainCallback(module.engine), tmp_path).fit(module, loaders()[0])
+    assert [row.samples for row in module.engine.ledger.rows] == [80, 80]
+    module.line = False
+    with pytest.raises(CostTermError, match=r"Manual\.training_step.*self\.engine\.loss"):
+        trainer_of(FracTrainCallback(module.engine), tmp_path).fit(module, loaders()[0])
+
+
+def test_what_drops_the_cost_term_is_told_what_to_write(tmp_path: Path) -> None:
+    class Forgets(Digits):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = F.cross_entropy(self.model(batch[0]), batch[1])
+            self.trainer.callbacks[0].engine.loss(loss)
+            return loss
+
+    with pytest.raises(CostTermError, match=r"Forgets\.training_step dropped the cost term"):
+        trainer_of(FracTrainCallback(), tmp_path).fit(Forgets(rewritten()), loaders()[0])
+
+    class Nothing(Digits):
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            self.model(batch[0])
+
+    with pytest.raises(CostTermError, match="return the loss"):
+        trainer_of(FracTrainCallback(), tmp_path).fit(Nothing(rewritten()), loaders()[0])
+    with pytest.raises(ConfigError, match="holds 0 rewritten models"):
+        trainer_of(FracTrainCallback(), tmp_path).fit(Digits(TinyNet()), loaders()[0])
+
+
+def test_stages_may_change_every_n_steps(tmp_path: Path) -> None:
+    config = FracConfig(method="pfq", schedule="manual", epochs=3, stages="FW(4,6,8)/BW(6,6,8)")
+    callback = FracTrainCallback(stage_steps=4)
+    trainer_of(callback, tmp_path).fit(Digits(rewritten(config)), loaders()[0])
+    assert [row.samples for row in callback.engine.ledger.rows] == [64, 64, 32]
+    assert [row.level for row in callback.engine.ledger.rows] == ["FW-4/BW-6", "FW-6/BW-6", "FW-8/BW-8"]
+    with pytest.raises(ConfigError, match="stage_steps"):
+        FracTrainCallback(stage_steps=0)
