@@ -190,3 +190,35 @@ def test_misuse_is_explained() -> None:
         engine.end_epoch()
     with pytest.raises(ConfigError, match="accumulate"):
         Engine(model, accumulate=0)
+
+
+def test_a_state_taken_within_an_epoch_continues_it() -> None:
+    whole, model = Engine(FakeModel()), FakeModel()
+    engine = Engine(model)
+    for one in (engine, whole):
+        for loss, k in ((1.0, 1), (math.inf, 2)):
+            one.model(4, k=k)  # type: ignore[operator]
+            one.loss(torch.tensor(loss))
+    other = Engine(FakeModel())
+    other.load_state_dict(json.loads(json.dumps(engine.state_dict())))
+    assert other.steps == 2
+    for one in (other, whole):
+        one.model(8, k=3)  # type: ignore[operator]
+        one.loss(torch.tensor(2.0))
+        with pytest.raises(NonFiniteLossError, match="step 2 of epoch 1"):
+            one.end_epoch()
+    assert other.ledger.to_dict() == whole.ledger.to_dict()
+    assert "open_epoch" not in other.state_dict()
+
+
+def test_a_loop_that_scales_its_losses_says_how() -> None:
+    model = FakeModel(FracConfig(targets=(0.1,)))
+    engine = Engine(model, accumulate=4)
+    terms = []
+    for scaled, weight in ((1.0, None), (0.25, 1), (1.0, 4)):
+        engine.start_step()
+        model(4)
+        terms.append(float(engine.loss(torch.tensor(scaled), mean=torch.tensor(1.0), weight=weight).detach()) - scaled)
+    assert terms[0] == pytest.approx(terms[2]) and terms[1] == pytest.approx(terms[0] / 4)
+    engine.end_epoch()
+    assert engine.ledger.rows[0].loss == pytest.approx(1.0)
