@@ -1,0 +1,36 @@
+"""The example scripts run, and what FracTrain takes in a plain script is what the README says."""
+
+from __future__ import annotations
+
+import difflib
+import runpy
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+EXAMPLES = ROOT / "examples"
+
+
+def changes() -> list[str]:
+    """Lines that differ between the two scripts, below their docstrings; blank ones apart."""
+    plain, fractrain = ((EXAMPLES / name).read_text().splitlines()[1:] for name in ("plain.py", "plain_fractrain.py"))
+    marked = difflib.ndiff(plain, fractrain)
+    return [line for line in marked if line[0] in "+-" and line[1:].strip()]
+
+
+def test_a_plain_script_needs_one_line_changed_and_four_new_ones_and_the_readme_shows_them() -> None:
+    removed = [line[2:] for line in changes() if line[0] == "-"]
+    added = [line[2:] for line in changes() if line[0] == "+"]
+    assert (len(removed), len(added)) == (1, 5)
+    readme = (ROOT / "README.md").read_text()
+    for mark, lines in (("-", removed), ("+", added)):
+        for line in lines:
+            assert f"\n{mark}{line}\n" in readme
+
+
+@pytest.mark.parametrize("name", ["plain", "plain_fractrain"])
+def test_both_scripts_learn(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("epoch 2: test accuracy") and float(last.split()[-1].rstrip("%")) > 20  # chance is 10
