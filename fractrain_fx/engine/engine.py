@@ -5,40 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
 
-from fractrain_fx.config import FracConfig
 from fractrain_fx.engine.controller import CostController
 from fractrain_fx.engine.distributed import sum_over_ranks, world_size
 from fractrain_fx.engine.ledger import Ledger
-from fractrain_fx.engine.meter import EpochMeter, StepCost
+from fractrain_fx.engine.meter import EpochMeter
 from fractrain_fx.engine.schedules import Level, StagePlan, StageSchedule, plan_stages
+from fractrain_fx.engine.steered import SteeredModel, levels_of, show_level, steered_model
 from fractrain_fx.errors import ConfigError, CostTermError, InputError, NonFiniteLossError, RunError
-from fractrain_fx.precision import FULL, Precision
+from fractrain_fx.precision import Precision
 
-__all__ = ["Engine", "StageChange", "SteeredModel"]
-
-
-class SteeredModel(Protocol):
-    """What the engine needs of a model; ``FracModel`` has it.
-
-    ``cost`` and ``batch`` (samples) are those of the last forward; ``targets`` are in per cent, one for each stage.
-    """
-
-    @property
-    def config(self) -> FracConfig: ...
-    @property
-    def cost(self) -> StepCost: ...
-    @property
-    def batch(self) -> int: ...
-    @property
-    def macs(self) -> int: ...
-    @property
-    def targets(self) -> tuple[float, ...]: ...
-    def set_precision(self, precision: Precision, /) -> object: ...
+__all__ = ["Engine", "StageChange"]
 
 
 @dataclass(frozen=True)
@@ -57,7 +38,7 @@ class StageChange:
     def __str__(self) -> str:
         return (
             f"epoch {self.epoch}: stage {self.old + 1} -> {self.new + 1}, "
-            f"{_show(self.old_level)} -> {_show(self.new_level)}"
+            f"{show_level(self.old_level)} -> {show_level(self.new_level)}"
         )
 
 
@@ -83,9 +64,9 @@ class Engine:
         schedule: StageSchedule | None = None,
         epochs: int | None = None,
     ) -> None:
-        self.model = _unwrap(model)
+        self.model = steered_model(model)
         config = self.model.config if epochs is None else self.model.config.replace(epochs=epochs)
-        levels = _levels(self.model)
+        levels = levels_of(self.model)
         self._plan = StagePlan(levels, schedule) if schedule is not None else plan_stages(config, levels)
         self._controller = CostController(
             config.gate.beta, config.gate.width, config.gate_options, config.gate_weight_bits
@@ -215,7 +196,7 @@ class Engine:
         sums, steps = self._meter.read(), self._meter.steps
         self._meter = EpochMeter()
         self._controller.start_step()
-        row = self.ledger.close_epoch(sums, self._stage, _show(self.level))
+        row = self.ledger.close_epoch(sums, self._stage, show_level(self.level))
         _refuse_bad_step(sums.bad_step, row.epoch, steps)
         if row.loss is None:  # finite here, so that every process stops together
             raise NonFiniteLossError(f"a task loss of epoch {row.epoch} was NaN or infinite in another process")
@@ -278,36 +259,6 @@ class Engine:
     def _apply_level(self) -> None:
         if self.model.config.scheduled and isinstance(self.level, Precision):
             self.model.set_precision(self.level)
-
-
-def _levels(model: SteeredModel) -> tuple[Level, ...]:
-    """What the stages of the model's method hold."""
-    config = model.config
-    if config.scheduled:
-        return config.precision_stages
-    if not config.gated:
-        return (FULL,)
-    return model.targets if config.method == "fractrain" else model.targets[-1:]
-
-
-def _show(level: Level) -> str:
-    if isinstance(level, Precision):
-        return "float" if level.is_float else str(level)
-    return f"cp {level:g} %"
-
-
-def _unwrap(model: Any) -> SteeredModel:
-    """The model itself, out of ``torch.compile`` (``_orig_mod``) and data-parallel (``module``) wrappers."""
-    while not hasattr(type(model), "set_precision"):
-        inner = getattr(model, "_orig_mod", None) or getattr(model, "module", None)
-        if inner is None:
-            raise InputError(
-                f"Engine needs a model made by fractrainify, got {type(model).__name__}: "
-                "write Engine(fractrainify(model))"
-            )
-        model = inner
-    steered: SteeredModel = model
-    return steered
 
 
 def _refuse_bad_step(step: int, epoch: int, steps: int) -> None:

@@ -8,158 +8,19 @@ indicator see the mean.
 
 from __future__ import annotations
 
-import logging
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor, nn
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
 
 from fractrain_fx.engine import Engine
-from fractrain_fx.engine.distributed import sum_over_ranks, world_size
-from fractrain_fx.engine.meter import EpochMeter
-from fractrain_fx.errors import ConfigError, CostTermError, InputError, RunError
+from fractrain_fx.engine.distributed import world_size
+from fractrain_fx.errors import ConfigError, CostTermError
 from fractrain_fx.integrations.hf_face import face_of, share_of
+from fractrain_fx.integrations.hf_steering import Steering
 from fractrain_fx.model import FracModel
 
 __all__ = ["FracTrainCallback", "FracTrainMixin"]
-
-_KEY = "fractrain_fx"  # of the engine's state in trainer_state.json
-_log = logging.getLogger(__name__)
-
-
-class _Steering(TrainerCallback):
-    """Stages, state and what the logs show of one engine."""
-
-    def __init__(self, stage_steps: int | None) -> None:
-        if stage_steps is not None and stage_steps < 1:
-            raise ConfigError(f"stage_steps={stage_steps} must be at least 1 optimizer step, or None for epochs")
-        self.stage_steps = stage_steps
-        self.culprit = "this Trainer"
-        self._engine: Engine | None = None
-        self._cost: Tensor | None = None
-        self._batches = self._stage = 0
-        self._open_window()
-
-    @property
-    def engine(self) -> Engine:
-        """The engine that this Trainer drives."""
-        if self._engine is None:
-            raise InputError("there is no model yet: Trainer makes it with model_init when it is built")
-        return self._engine
-
-    def steer(self, model: Any) -> FracModel:
-        """Take a rewritten model, with an engine of its own."""
-        if not isinstance(model, FracModel):
-            raise ConfigError(
-                f"Trainer got a {type(model).__name__}, which has no fractional precision to train: "
-                "pass fractrainify(model, example_kwargs=one batch with its labels)"
-            )
-        self._engine = Engine(model)
-        return model
-
-    def add_cost(self, loss: Tensor, mean: Tensor, weight: float) -> Tensor:
-        """The loss with the cost term, of which the optimizer step feels one ``weight``-th."""
-        total = self.engine.loss(loss, mean=mean, weight=weight)
-        model = self.engine.model
-        self._window.add(mean, model.cost, model.batch)
-        self._stage = self.engine.stage
-        term = (total.detach() - loss.detach()) / weight
-        self._cost = term if self._cost is None else self._cost + term
-        return total
-
-    def read(self) -> dict[str, float]:
-        """Means since the last call: task loss, cost loss, shares of cost, and the last step's stage; collective."""
-        if self._cost is None:
-            return {}
-        means = self._window.read()
-        cost = float(sum_over_ranks(self._cost)) / world_size() / max(self._steps, 1)
-        self._open_window()
-        shares = {name: means.shares[name] for name in ("cp", "cp_total")}
-        return {"task_loss": means.loss, "cost_loss": cost, **shares, "stage": self._stage}
-
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if args.n_gpu > 1:
-            raise ConfigError(
-                f"Trainer would spread the batch over {args.n_gpu} GPUs of one process, which a recorded graph cannot "
-                "follow: start one process a GPU (accelerate launch, torchrun), or show it one (CUDA_VISIBLE_DEVICES)"
-            )
-        self.engine.accumulate = args.gradient_accumulation_steps
-        if state.global_step == 0:
-            return
-        kept = _kept(state).get(_KEY)
-        if kept is None or kept["step"] != state.global_step:
-            raise RunError(
-                f"the checkpoint of step {state.global_step} holds no state of FracTrain (stage, ledger): it was "
-                "written without it, or cut short. Resume from an earlier one, or start anew"
-            )
-        self.engine.load_state_dict(kept["engine"])
-
-    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self.engine.start_step()
-        self._batches = self.engine.steps
-
-    def on_substep_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._require_cost()
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._require_cost()
-        self.engine.require_backward(self.culprit)
-        self._steps += 1
-        # At the last step and not in on_epoch_end, so that a checkpoint of this step has the epoch closed.
-        ends = state.epoch == int(state.epoch) if self.stage_steps is None else not state.global_step % self.stage_steps
-        if ends:
-            self._end_epoch()
-        self._keep(state, control)
-
-    def on_epoch_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if self.stage_steps is None and self.engine.steps:  # cut short, or of unknown length
-            self._end_epoch()
-        self._keep(state, control)
-
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Mend a checkpoint that another callback asked for after this one had looked."""
-        kept = _kept(state).get(_KEY)
-        if kept is not None and kept["step"] == state.global_step:
-            return
-        self._take(state)
-        path = f"{args.output_dir}/checkpoint-{state.global_step}/trainer_state.json"
-        if args.should_save and not state.is_hyper_param_search:  # trials have other folders, and are not resumed
-            state.save_to_json(path)
-
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if self.engine.steps:
-            self._end_epoch()
-
-    def _end_epoch(self) -> None:
-        change = self.engine.end_epoch()
-        if change is not None:
-            _log.info("%s", change)
-
-    def _keep(self, state: TrainerState, control: TrainerControl) -> None:
-        if control.should_save or control.should_evaluate:  # an evaluation may find the best model, which is saved
-            self._take(state)
-
-    def _take(self, state: TrainerState) -> None:
-        _kept(state)[_KEY] = {"step": state.global_step, "engine": self.engine.state_dict()}
-
-    def _require_cost(self) -> None:
-        if self.engine.steps == self._batches:
-            raise CostTermError(
-                f"{self.culprit} trained a batch without the cost term: return super().compute_loss(...) from "
-                "compute_loss, or self.engine.loss(loss), with FracTrainMixin before Trainer among the bases"
-            )
-        self._batches = self.engine.steps
-
-    def _open_window(self) -> None:
-        self._window = EpochMeter()
-        self._cost = None
-        self._steps = 0
-
-
-def _kept(state: TrainerState) -> dict[str, Any]:
-    """What trainer_state.json keeps of callbacks: plain values by name, whatever the annotation says."""
-    kept: Any = state.stateful_callbacks
-    return cast(dict[str, Any], kept)
 
 
 class FracTrainMixin:
@@ -190,7 +51,7 @@ class FracTrainMixin:
             )
 
     def __init__(self, model: Any = None, *args: Any, stage_steps: int | None = None, **kwargs: Any) -> None:
-        self._steering = _Steering(stage_steps)
+        self._steering = Steering(stage_steps)
         self._steering.culprit = type(self).__name__
         face = None if model is None else face_of(self._steering.steer(model))
         super().__init__(face, *args, **kwargs)  # type: ignore[call-arg]
@@ -249,7 +110,7 @@ class FracTrainMixin:
         return 1
 
 
-class FracTrainCallback(_Steering):
+class FracTrainCallback(Steering):
     """For a ``Trainer`` that cannot be subclassed: ``Trainer(model=callback.model, callbacks=[callback])``.
 
     ``callback.model`` is the rewritten model behind the original's class; in training its own loss holds the cost

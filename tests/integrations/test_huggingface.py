@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import Trainer, TrainerCallback, TrainingArguments
@@ -23,6 +25,13 @@ TWO_STAGES = FracConfig(targets=(1.0, 3.0), schedule="manual", epochs=2)
 
 class Tuner(FracTrainMixin, Trainer):
     pass
+
+
+@pytest.fixture(autouse=True)
+def _own_accelerator() -> Iterator[None]:
+    """Leave no mixed precision to the next Accelerator of this process."""
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def bert() -> nn.Module:

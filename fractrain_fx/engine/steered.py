@@ -1,0 +1,63 @@
+"""The model as the engine sees it, and what the stages of its method hold."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from fractrain_fx.config import FracConfig
+from fractrain_fx.engine.meter import StepCost
+from fractrain_fx.engine.schedules import Level
+from fractrain_fx.errors import InputError
+from fractrain_fx.precision import FULL, Precision
+
+__all__ = ["SteeredModel", "levels_of", "show_level", "steered_model"]
+
+
+class SteeredModel(Protocol):
+    """What the engine needs of a model; ``FracModel`` has it.
+
+    ``cost`` and ``batch`` (samples) are those of the last forward; ``targets`` are in per cent, one for each stage.
+    """
+
+    @property
+    def config(self) -> FracConfig: ...
+    @property
+    def cost(self) -> StepCost: ...
+    @property
+    def batch(self) -> int: ...
+    @property
+    def macs(self) -> int: ...
+    @property
+    def targets(self) -> tuple[float, ...]: ...
+    def set_precision(self, precision: Precision, /) -> object: ...
+
+
+def levels_of(model: SteeredModel) -> tuple[Level, ...]:
+    """What the stages of the model's method hold."""
+    config = model.config
+    if config.scheduled:
+        return config.precision_stages
+    if not config.gated:
+        return (FULL,)
+    return model.targets if config.method == "fractrain" else model.targets[-1:]
+
+
+def show_level(level: Level) -> str:
+    """A level as tables show it: ``FW-3/BW-6``, ``float``, ``cp 1.5 %``."""
+    if isinstance(level, Precision):
+        return "float" if level.is_float else str(level)
+    return f"cp {level:g} %"
+
+
+def steered_model(model: Any) -> SteeredModel:
+    """The model itself, out of ``torch.compile`` (``_orig_mod``) and data-parallel (``module``) wrappers."""
+    while not hasattr(type(model), "set_precision"):
+        inner = getattr(model, "_orig_mod", None) or getattr(model, "module", None)
+        if inner is None:
+            raise InputError(
+                f"Engine needs a model made by fractrainify, got {type(model).__name__}: "
+                "write Engine(fractrainify(model))"
+            )
+        model = inner
+    steered: SteeredModel = model
+    return steered
