@@ -84,13 +84,29 @@ def _record(
     example_kwargs: Mapping[str, Any] | None,
     check: bool,
 ) -> Recording:
-    if isinstance(model, FracModel):
-        raise ConfigError("this model was rewritten already: call fractrainify on model.restore() with another config")
+    _refuse_rewritten(model)
     if example_inputs is None and example_kwargs is None:
         args, kwargs = find_examples(model)
     else:
         args, kwargs = tuple(example_inputs or ()), dict(example_kwargs or {})
     return record(model, args, kwargs, batch_axis=config.batch_axis, check=check)
+
+
+def _refuse_rewritten(model: nn.Module) -> None:
+    if isinstance(model, FracModel):
+        raise ConfigError("this model was rewritten already: call fractrainify on model.restore() with another config")
+    for path, module in model.named_modules():
+        if isinstance(module, FracModel):
+            raise ConfigError(
+                f"{path!r} inside this {type(model).__name__} was rewritten already: put {path}.restore() in its place "
+                "and rewrite the whole, or train the whole with Engine(that part)"
+            )
+    if NAMESPACE in model._modules:
+        raise ConfigError(
+            f"this {type(model).__name__} has a part named {NAMESPACE!r}, under which a rewritten model keeps what was "
+            "inserted: if it was rewritten already (as trainer.model), call fractrainify on what restore() gives; "
+            "otherwise rename that part"
+        )
 
 
 def rewrite(model: nn.Module, recording: Recording, passes: Sequence[PassBase], config: FracConfig) -> FracModel:

@@ -135,6 +135,13 @@ def test_evaluating_before_any_range_was_seen_names_calibrate() -> None:
 def test_a_rewritten_model_is_not_rewritten_again() -> None:
     with pytest.raises(ConfigError, match="restore"):
         fractrainify(residual_net())
+    tokens = torch.randint(0, 32, (2, 6))
+    with pytest.raises(ConfigError, match=r"'0' inside this Sequential was rewritten already.*0\.restore\(\)"):
+        fractrainify(nn.Sequential(residual_net(), nn.Linear(32, 2)), example_inputs=(tokens,))
+    taken = nn.Sequential()
+    taken.add_module("frac", nn.Linear(4, 4))
+    with pytest.raises(ConfigError, match="named 'frac'"):
+        fractrainify(taken, example_inputs=(torch.rand(2, 4),))
 
 
 def test_calls_that_do_not_fit_the_recording_are_refused() -> None:

@@ -244,6 +244,8 @@ def test_bases_in_the_wrong_order_and_plain_models_are_refused(tmp_path: Path) -
     with pytest.raises(ConfigError, match="fractrainify"):
         Tuner(bert(), arguments(tmp_path), train_dataset=rows)
     callback = FracTrainCallback(rewritten(bert(), rows))
+    with pytest.raises(ConfigError, match="restore"):
+        fractrainify(callback.model, example_kwargs=batch(rows))
     trainer = Trainer(bert(), arguments(tmp_path), train_dataset=rows, callbacks=[callback])
     with pytest.raises(ConfigError, match=r"callback\.model"):
         trainer.train()
