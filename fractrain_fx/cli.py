@@ -1,4 +1,4 @@
-"""The ``fractrain`` command: train, plan, inspect, zoo.
+"""The ``fractrain`` command: train, plan, inspect, zoo, report.
 
 Everything heavy is imported by the command that needs it, so that ``fractrain --help`` answers at once.
 """
@@ -28,9 +28,11 @@ _INTERRUPTED = 130  # what shells report for a command ended by Ctrl-C
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line ``argv``; give the exit code: 0, 2 for bad input, 130 when interrupted."""
-    arguments = _parser().parse_args(argv).as_dict()
+    given = list(sys.argv[1:] if argv is None else argv)
+    arguments = _parser().parse_args(given).as_dict()
     chosen: dict[str, Any] = arguments[arguments["command"]]
-    commands = {"train": _train, "plan": _plan, "inspect": _inspect, "zoo": _zoo}
+    chosen["given"] = given
+    commands = {"train": _train, "plan": _plan, "inspect": _inspect, "zoo": _zoo, "report": _report}
     try:
         return commands[arguments["command"]](chosen)
     except FracTrainError as error:
@@ -76,7 +78,16 @@ def _parser() -> ArgumentParser:
     zoo.add_argument("--json", action="store_true", default=None, help="print JSON")
     zoo.add_argument("--into", metavar="FILE", type=str, help="renew the table in this Markdown file instead")
     commands.add_subcommand("zoo", zoo, help="the paper's models, runs and tables")
-    for each in (train, plan, inspect, zoo):
+
+    report = _new_parser("Write one HTML file about runs, side by side: it needs no network and no other file.")
+    report.add_argument(
+        "runs", metavar="[NAME=]RUN", nargs="+", type=str, help="folder of a run, or its metrics file; maybe a name"
+    )
+    report.add_argument("--out", metavar="FILE", default="report.html", type=str, help="the file (default: %(default)s)")
+    report.add_argument("--plots", metavar="DIR", type=str, help="write every plot as SVG and PNG too")
+    report.add_argument("--epochs", metavar="N", nargs="+", type=int, help="epochs of the bit allocation plots")
+    commands.add_subcommand("report", report, help="trajectories, stages, bits and cost of runs, as one HTML file")
+    for each in (train, plan, inspect, zoo, report):
         each.add_argument("--debug", action="store_true", default=None, help="show the traceback of an error")
     return parser
 
@@ -111,6 +122,7 @@ def _settings(arguments: dict[str, Any]) -> RunSettings:
 def _train(arguments: dict[str, Any]) -> int:
     from fractrain_fx.training.flags import given_flags
     from fractrain_fx.training.log import new_console
+    from fractrain_fx.training.records import keep_start
     from fractrain_fx.training.results import results_table
     from fractrain_fx.training.run import free_folder, new_run, resume_run
 
@@ -128,6 +140,8 @@ def _train(arguments: dict[str, Any]) -> int:
             settings = _settings(arguments)
             out = free_folder(settings) if arguments["out"] is None else Path(arguments["out"])
             trainer = new_run(settings, out, console)
+        if trainer.is_main:
+            keep_start(out, trainer.start(arguments["given"]))
         result = trainer.fit()
     except KeyboardInterrupt:
         return _interrupted(out)
@@ -192,4 +206,12 @@ def _zoo(arguments: dict[str, Any]) -> int:
         return 0
     runs, into = [Path(folder) for folder in arguments["runs"] or ()], arguments["into"]
     show_table(name, runs, as_json=bool(arguments["json"]), into=None if into is None else Path(into))
+    return 0
+
+
+def _report(arguments: dict[str, Any]) -> int:
+    from fractrain_fx.report.command import write_report
+
+    plots = None if arguments["plots"] is None else Path(arguments["plots"])
+    write_report(arguments["runs"], Path(arguments["out"]), plots=plots, epochs=arguments["epochs"] or ())
     return 0

@@ -82,19 +82,29 @@ class RunCost:
         """The total, split by ``stage``, ``block``, ``op`` or ``path``."""
         if key == "path":
             sums = _sum(entry.sums for entry in self.entries)
-            return {path: _amount(sums[index : index + 1]) for index, path in enumerate(PATHS)}
+            return _by_path(sums)
+        return {name: _amount(sums) for name, sums in self._groups(key).items()}
+
+    def _groups(self, key: Key) -> dict[str, Sums]:
         groups: dict[str, list[Sums]] = {}
         for entry in self.entries:
             groups.setdefault(getattr(entry, key), []).append(entry.sums)
-        return {name: _amount(_sum(parts)) for name, parts in groups.items()}
+        return {name: _sum(parts) for name, parts in groups.items()}
 
     def to_dict(self) -> dict[str, object]:
-        """Plain values: the two totals and every split."""
-        splits: dict[str, Key] = {"by_path": "path", "by_stage": "stage", "by_block": "block", "by_op": "op"}
+        """Plain values: the two totals and every split, those by stage, block and op with their ``paths``."""
+        splits: dict[str, Key] = {"by_stage": "stage", "by_block": "block", "by_op": "op"}
         return {
             "total": self.total._asdict(),
             "steered": self.steered._asdict(),
-            **{name: {k: v._asdict() for k, v in self.by(key).items()} for name, key in splits.items()},
+            "by_path": _plain_paths(self.by("path")),
+            **{
+                split: {
+                    name: _amount(sums)._asdict() | {"paths": _plain_paths(_by_path(sums))}
+                    for name, sums in self._groups(key).items()
+                }
+                for split, key in splits.items()
+            },
             "samples": self.samples,
             "unpriced": list(self.unpriced),
         }
@@ -201,3 +211,11 @@ def _sum(parts: Iterable[Sums]) -> Sums:
 def _amount(sums: Sums) -> Amount:
     macs, cycles, nanojoules = sums.sum(axis=0).tolist()
     return Amount(macs, cycles / FREQUENCY, nanojoules / 1e9)
+
+
+def _by_path(sums: Sums) -> dict[str, Amount]:
+    return {path: _amount(sums[index : index + 1]) for index, path in enumerate(PATHS)}
+
+
+def _plain_paths(paths: dict[str, Amount]) -> dict[str, dict[str, float]]:
+    return {path: amount._asdict() for path, amount in paths.items()}

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fractrain_fx.training.durable import write_text
+from fractrain_fx.training.records import METRICS
 
 __all__ = ["RunLog", "new_console"]
 
@@ -50,7 +51,7 @@ class RunLog:
         console: Console | None = None,
     ) -> None:
         self._active = active
-        self._metrics = out / "metrics.jsonl" if out is not None and active else None
+        self._metrics = out / METRICS if out is not None and active else None
         self._board: Any = None
         self._progress = Progress(
             TextColumn("{task.description}"),

@@ -11,6 +11,7 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from fractrain_fx.errors import RunError
 from fractrain_fx.training.durable import write_text
 
 __all__ = ["RunResult", "results_table"]
@@ -62,6 +63,21 @@ class RunResult:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    @classmethod
+    def from_json(cls, path: Path) -> RunResult:
+        """Read what ``to_json`` wrote.
+
+        Raises:
+            RunError: it is not there, or holds something else.
+        """
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            return cls(**values | {"turning_points": tuple(values["turning_points"])})
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RunError(
+                f"{path} holds no result of a run ({error}): fractrain train --resume {path.parent} writes it anew"
+            ) from error
 
     def to_json(self, path: Path) -> None:
         """Write as JSON."""

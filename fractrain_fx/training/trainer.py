@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ from fractrain_fx.training.messages import announcement, epoch_line, step_line
 from fractrain_fx.training.objective import Objective
 from fractrain_fx.training.optim import epochs_of_run, make_optimizer, make_scheduler, steps_of_run
 from fractrain_fx.training.processes import make_accelerator, random_state, set_random_state, share_buffers
+from fractrain_fx.training.records import EpochRecord, Start
 from fractrain_fx.training.results import RunResult
 from fractrain_fx.training.settings import TrainSettings
 
@@ -164,6 +166,11 @@ class Trainer:
         """Whether this process is the one that reports and writes."""
         return bool(self._accelerator.is_main_process)
 
+    def start(self, arguments: Sequence[str]) -> Start:
+        """How the command line ``arguments`` started or continued this run."""
+        device, processes = self._accelerator.device, self._accelerator.num_processes
+        return Start.now(arguments, epoch=self._epoch, device=str(device), processes=processes)
+
     def result(self) -> RunResult:
         """What the run has come to so far."""
         ledger = self.engine.ledger
@@ -186,8 +193,15 @@ class Trainer:
 
     def _hardware(self, best_epoch: int) -> dict[str, Any]:
         """Cost to the end and to the best evaluation, in bit operations and on BitFusion."""
-        prices, rows = StepPrices(self.model, self.settings.batch_size), self.engine.ledger.rows
-        return {"end": run_cost(prices, rows).to_dict(), "best": run_cost(prices, rows[:best_epoch]).to_dict()}
+        rows = self.engine.ledger.rows
+        return {
+            "end": run_cost(self._prices, rows).to_dict(),
+            "best": run_cost(self._prices, rows[:best_epoch]).to_dict(),
+        }
+
+    @cached_property
+    def _prices(self) -> StepPrices:
+        return StepPrices(self.model, self.settings.batch_size)
 
     def _set_up(self) -> None:
         settings, accelerator = self.settings, self._accelerator
@@ -217,8 +231,10 @@ class Trainer:
         started = time.perf_counter()
         self._wrapped.train()
         rate = float(self._scheduler.get_last_lr()[0])
+        steps = math.ceil(self._batches(self._epoch) / self.settings.accumulate)
         self._train_batches(log)
-        change = self.engine.end_epoch()
+        change = self.engine.end_epoch()  # which waits for the device
+        train_seconds = time.perf_counter() - started
         self._epoch += 1
         test_loss, self._value = self.evaluate()
         if self.objective.better(self._value, self._best.get("value")):
@@ -227,8 +243,21 @@ class Trainer:
         self._seconds += time.perf_counter() - started
         row, metric = self.engine.ledger.rows[-1], self.objective.metric
         log.say(epoch_line(row, metric, self._value))
-        spent = {"lr": rate, "total_macs": self.engine.ledger.total_macs, "seconds": self._seconds}
-        log.epoch(asdict(row) | {"test_loss": test_loss, f"test_{metric}": self._value} | spent)
+        hardware = run_cost(self._prices, [row]).total
+        record = EpochRecord(
+            row,
+            metric,
+            self._value,
+            test_loss,
+            lr=rate,
+            total_macs=self.engine.ledger.total_macs,
+            seconds=self._seconds,
+            steps=steps,
+            train_seconds=train_seconds,
+            bitfusion_joules=hardware.joules,
+            bitfusion_seconds=hardware.seconds,
+        )
+        log.epoch(record.to_dict())
         if change is not None:
             log.say(f"  {change}")
         self._save()
