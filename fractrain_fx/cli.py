@@ -83,7 +83,9 @@ def _parser() -> ArgumentParser:
     report.add_argument(
         "runs", metavar="[NAME=]RUN", nargs="+", type=str, help="folder of a run, or its metrics file; maybe a name"
     )
-    report.add_argument("--out", metavar="FILE", default="report.html", type=str, help="the file (default: %(default)s)")
+    report.add_argument(
+        "--out", metavar="FILE", default="report.html", type=str, help="the file (default: %(default)s)"
+    )
     report.add_argument("--plots", metavar="DIR", type=str, help="write every plot as SVG and PNG too")
     report.add_argument("--epochs", metavar="N", nargs="+", type=int, help="epochs of the bit allocation plots")
     commands.add_subcommand("report", report, help="trajectories, stages, bits and cost of runs, as one HTML file")

@@ -1,0 +1,51 @@
+"""``fractrain report``: read runs, lay out what there is to see, write the page and maybe the plots."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fractrain_fx.errors import RunError
+
+__all__ = ["write_report"]
+
+_LIBRARIES = {"altair": "altair", "jinja2": "jinja2", "vl_convert": "vl-convert-python"}
+
+
+def write_report(runs: Sequence[str], out: Path, *, plots: Path | None = None, epochs: Sequence[int] = ()) -> None:
+    """Write the report of some runs, and say where it is.
+
+    Args:
+        runs: folders of runs, or ``NAME=FOLDER``.
+        out: the HTML file.
+        plots: folder for the same plots as SVG and PNG.
+        epochs: which bit allocations to draw; by default those at the end of each stage.
+
+    Raises:
+        RunError: a library is missing, a run cannot be read, or a file cannot be written.
+    """
+    missing = [name for module, name in _LIBRARIES.items() if importlib.util.find_spec(module) is None]
+    if missing:
+        raise RunError(f"{' and '.join(missing)} must be installed: pip install 'fractrain_fx[report]'")
+    from fractrain_fx.report.page import render_page
+    from fractrain_fx.report.panels import build_sheet
+    from fractrain_fx.report.plots import write_plots
+    from fractrain_fx.report.runs import read_runs
+    from fractrain_fx.training.durable import write_text
+
+    found = read_runs(runs)
+    for run in found:
+        for note in run.notes:
+            print(f"{run.name}: {note}", file=sys.stderr)
+    sheet = build_sheet(found, epochs)
+    page = render_page(found, sheet)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_text(out, page)
+    except OSError as error:
+        raise RunError(f"the report could not be written to {out} ({error}): give another --out") from error
+    print(f"report: {out} ({len(page.encode()) / 1e6:.1f} MB)")
+    if plots is not None:
+        print(f"plots: {len(write_plots(sheet, plots))} files in {plots}")

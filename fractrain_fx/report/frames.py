@@ -1,0 +1,188 @@
+"""The tables behind the plots: each plot reads one of these, and the page shows the same rows as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from fractrain_fx.precision import Precision
+from fractrain_fx.report.runs import Run
+from fractrain_fx.training.records import EpochRecord
+
+__all__ = [
+    "ALL_PATHS",
+    "PATHS",
+    "QUANTITIES",
+    "Row",
+    "Scope",
+    "allocation_rows",
+    "bits_rows",
+    "block_rows",
+    "epoch_rows",
+    "path_rows",
+    "segment_rows",
+    "stage_rows",
+]
+
+Row = dict[str, Any]
+Scope = str  # "end" or "best": up to which evaluation cost is summed
+
+PATHS = {"FW": "forward (FW)", "EB": "error backward (EB)", "GC": "weight gradient (GC)"}
+ALL_PATHS = "all paths"  # of runs that kept no paths for their blocks
+QUANTITIES = ("macs", "joules", "seconds")
+
+
+def epoch_rows(runs: Iterable[Run]) -> list[Row]:
+    """A row for each epoch: measures as in ``metrics.jsonl``, shares of cost in per cent, BitFusion's sums so far."""
+    return [row for run in runs for row in _epochs_of(run)]
+
+
+def _epochs_of(run: Run) -> list[Row]:
+    rows: list[Row] = []
+    targets = {record.row.epoch: stage.target for stage in run.stages for record in stage.records}
+    joules: float | None = 0.0
+    seconds: float | None = 0.0
+    for record in run.records:
+        row = record.row
+        joules, seconds = _plus(joules, record.bitfusion_joules), _plus(seconds, record.bitfusion_seconds)
+        rows.append(
+            {
+                "run": run.name,
+                "epoch": row.epoch,
+                "stage": row.stage + 1,
+                "level": row.level,
+                "loss": row.loss,
+                "value": record.value,
+                "test_loss": record.test_loss,
+                "cp": 100 * row.cp,
+                "target": targets[row.epoch],
+                "cp_total": 100 * row.cp_total,
+                "macs": record.total_macs,
+                "joules": joules,
+                "bitfusion_seconds": seconds,
+                "hours": record.seconds / 3600,
+                "turning": row.epoch in run.turning_points,
+            }
+        )
+    return rows
+
+
+def segment_rows(run: Run) -> list[Row]:
+    """A row for each time that a stage held."""
+    return [
+        {
+            "run": run.name,
+            "stage": stage.name,
+            "stage_index": index,
+            "first": stage.first,
+            "last": stage.last,
+            "target": stage.target,
+        }
+        for index, stage in enumerate(run.stages)
+    ]
+
+
+def stage_rows(runs: Iterable[Run]) -> list[Row]:
+    """A row for each stage of each run: simulated cost, BitFusion's estimate and the time that was measured."""
+    rows: list[Row] = []
+    for run in runs:
+        grouped: dict[str, list[EpochRecord]] = {}
+        for stage in run.stages:
+            grouped.setdefault(stage.name, []).extend(stage.records)
+        seconds = _epoch_seconds(run)
+        for name, records in sorted(grouped.items(), key=lambda item: item[1][0].row.stage):
+            samples = sum(record.row.samples for record in records)
+            steps = _sum(record.steps for record in records)
+            bitfusion = _sum(record.bitfusion_seconds for record in records)
+            measured = _sum(record.train_seconds for record in records)
+            joules = _sum(record.bitfusion_joules for record in records)
+            rows.append(
+                {
+                    "key": f"{run.name}\n{name}",
+                    "run": run.name,
+                    "stage": name,
+                    "epochs": len(records),
+                    "cp": 100 * sum(record.row.cp * record.row.samples for record in records) / samples,
+                    "cp_total": 100 * sum(record.row.cp_total * record.row.samples for record in records) / samples,
+                    "joules_step": _ratio(joules, steps),
+                    "bitfusion_step": _ratio(bitfusion, steps, 1e3),
+                    "measured_step": _ratio(measured, steps, 1e3),
+                    "epoch_seconds": sum(seconds[record.row.epoch] for record in records) / len(records),
+                }
+            )
+    return rows
+
+
+def allocation_rows(run: Run, epochs: Iterable[int] | None = None) -> list[Row]:
+    """For each block and option the share of samples that chose it, at some epochs or all; for gated runs."""
+    wanted = None if epochs is None else set(epochs)
+    bits = [None if name.startswith("option") else Precision.parse(name).fw for name in run.options]
+    return [
+        {
+            "epoch": record.row.epoch,
+            "block": block,
+            "option": option,
+            "order": order,
+            "bits": bits[order],
+            "share": 100 * share,
+        }
+        for record in run.records
+        if wanted is None or record.row.epoch in wanted
+        for block, shares in record.row.options.items()
+        for order, (option, share) in enumerate(zip(run.options, shares, strict=True))
+    ]
+
+
+def bits_rows(run: Run) -> list[Row]:
+    """Mean bits of each block's forward pass at each epoch, a skipped block counting as 0; for gated runs."""
+    rows: list[Row] = []
+    for part in allocation_rows(run):
+        if part["order"] == 0:
+            rows.append({"epoch": part["epoch"], "block": part["block"], "bits": 0.0})
+        rows[-1]["bits"] += part["share"] / 100 * part["bits"]
+    return rows
+
+
+def path_rows(runs: Iterable[Run], scope: Scope) -> list[Row]:
+    """What forward, error backward and weight gradient cost, over whole runs; for finished ones."""
+    return [
+        {"run": run.name, "path": PATHS[path], "path_order": order, **amount}
+        for run in runs
+        if run.result is not None
+        for order, (path, amount) in enumerate(run.result.hardware[scope]["by_path"].items())
+    ]
+
+
+def block_rows(run: Run, scope: Scope) -> list[Row]:
+    """What each block cost, by path where the run has kept that; for a finished run."""
+    if run.result is None:
+        return []
+    rows: list[Row] = []
+    for block, amount in run.result.hardware[scope]["by_block"].items():
+        parts: Mapping[str, Mapping[str, float]] = amount.get("paths", {"all": amount})
+        for order, (path, part) in enumerate(parts.items()):
+            own = {quantity: part[quantity] for quantity in QUANTITIES}
+            names = {"block": block or "(no block)", "path": PATHS.get(path, ALL_PATHS), "path_order": order}
+            rows.append(names | own)
+    return rows
+
+
+def _epoch_seconds(run: Run) -> dict[int, float]:
+    """Wall time of each epoch, evaluation included."""
+    ends: Sequence[float] = [0.0, *(record.seconds for record in run.records)]
+    return {record.row.epoch: ends[index + 1] - ends[index] for index, record in enumerate(run.records)}
+
+
+def _plus(total: float | None, more: float | None) -> float | None:
+    return None if total is None or more is None else total + more
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    total: float | None = 0.0
+    for value in values:
+        total = _plus(total, value)
+    return total
+
+
+def _ratio(value: float | None, by: float | None, factor: float = 1.0) -> float | None:
+    return None if value is None or not by else factor * value / by

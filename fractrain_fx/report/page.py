@@ -1,0 +1,203 @@
+"""The HTML file: a template filled with the runs' summary, settings and plots, and everything it needs inside it."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import math
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import altair
+import jinja2
+import vl_convert
+from markupsafe import Markup
+
+from fractrain_fx.report.frames import Row
+from fractrain_fx.report.runs import Run
+from fractrain_fx.report.sheet import Figure, Panel, Sheet
+from fractrain_fx.report.theme import THEMES, vega_config
+
+__all__ = ["VEGA_LITE", "render_page"]
+
+# Of the Vega-Lite that altair writes for, in the form that vl_convert asks for: "6.4".
+VEGA_LITE = ".".join(altair.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
+_TEMPLATE = Path(__file__).with_name("template")
+_NONE = "-"
+_CANVAS_ROWS = 2000  # beyond, a browser is quicker with one picture than with an element for each mark
+
+
+def render_page(runs: Sequence[Run], sheet: Sheet, title: str = "FracTrain report") -> str:
+    """The whole page as text; it needs no other file and no network."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATE), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    library = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed; window.vega = vega;", vl_version=VEGA_LITE)
+    return environment.get_template("page.html.j2").render(
+        title=title,
+        subtitle=_subtitle(runs),
+        version=version("fractrain_fx"),
+        summary=_summary(runs),
+        panels=sheet.panels,
+        commands=[{"name": run.name, "commands": _commands(run)} for run in runs],
+        settings=_settings(runs),
+        data=_embed(json.dumps(_data(sheet), separators=(",", ":"), allow_nan=False)),
+        style=Markup((_TEMPLATE / "page.css").read_text(encoding="utf-8")),
+        script=Markup((_TEMPLATE / "page.js").read_text(encoding="utf-8")),
+        library=Markup(library.replace("</script", "<\\/script")),
+    )
+
+
+def _data(sheet: Sheet) -> dict[str, Any]:
+    return {
+        "tables": {name: _pack(rows) for name, rows in sheet.tables.items()},
+        "figures": {figure.key: _figure(figure, panel, sheet) for panel in sheet.panels for figure in panel.figures},
+        "themes": {
+            name: {"series": colours["series"], "config": vega_config(name)} for name, colours in THEMES.items()
+        },
+    }
+
+
+def _figure(figure: Figure, panel: Panel, sheet: Sheet) -> dict[str, Any]:
+    by_epoch = figure.pivot is not None and figure.pivot[1] == "option"
+    table = sheet.tables[next(iter(figure.variants.values())).data[0]]
+    return {
+        "variants": {
+            key: {"spec": each.spec, "data": each.data, "title": each.title}
+            for key, each in figure.variants.items()
+            if not by_epoch or not key  # the page moves between epochs by itself
+        },
+        "columns": [vars(column) for column in figure.columns],
+        "where": figure.where,
+        "pivot": figure.pivot,
+        "last": max(row["epoch"] for row in table) if by_epoch else None,
+        "canvas": not by_epoch and figure.pivot is not None and len(table) > _CANVAS_ROWS,
+    }
+
+
+def _pack(rows: Sequence[Row]) -> str:
+    """Rows as columns, gzipped; the same text whenever it is made from the same rows."""
+    names = list(rows[0]) if rows else []
+    columns = {name: [row[name] for row in rows] for name in names}
+    text = json.dumps(columns, separators=(",", ":"), allow_nan=False)
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+
+
+def _embed(text: str) -> Markup:
+    """JSON that cannot end the script element it stands in."""
+    return Markup(text.replace("<", "\\u003c"))
+
+
+def _subtitle(runs: Sequence[Run]) -> str:
+    told = dict.fromkeys(f"{run.settings.model} on {run.settings.data}" for run in runs if run.settings is not None)
+    return "; ".join(told) or f"{len(runs)} run{'s' if len(runs) > 1 else ''}"
+
+
+def _summary(runs: Sequence[Run]) -> dict[str, Any]:
+    """One row for each run, from its epochs; energy and latency as in its result, or summed over its epochs."""
+    metrics = list(dict.fromkeys(run.metric for run in runs))
+    measure = f"test {metrics[0]}" if len(metrics) == 1 else "test measure"
+    unit = "%" if metrics == ["accuracy"] else ""
+    headings = [
+        ("run", ""),
+        ("epochs", ""),
+        (measure, unit),
+        ("best", "and its epoch"),
+        ("mean cp", "%"),
+        ("mean cp_total", "%"),
+        ("training MACs", "32 bit"),
+        ("energy", "BitFusion, J"),
+        ("latency", "BitFusion, s"),
+        ("measured", "s"),
+        ("turning points", "epoch"),
+    ]
+    return {
+        "headings": [{"name": name, "unit": unit} for name, unit in headings],
+        "rows": [{"name": run.name, "what": _what(run), "cells": _cells(run, len(metrics) > 1)} for run in runs],
+        "notes": [f"{run.name}: {note}" for run in runs for note in run.notes],
+    }
+
+
+def _what(run: Run) -> str:
+    if run.settings is None:
+        return "metrics only"
+    frac = run.settings.frac
+    method = f"{frac.method} {frac.precision}" if frac.method == "static" else frac.method
+    return method if run.result is not None else f"{method}, not through"
+
+
+def _cells(run: Run, name_metric: bool) -> list[str]:
+    last, best = run.records[-1], run.best
+    energy, latency = _hardware(run)
+    return [
+        f"{len(run.records)}",
+        _number(last.value, ".2f") + (f" {run.metric}" if name_metric else ""),
+        _NONE if best is None else f"{best.value:.2f} ({best.row.epoch})",
+        f"{100 * run.mean('cp'):.2f}",
+        f"{100 * run.mean('cp_total'):.2f}",
+        f"{last.total_macs:.3e}",
+        _number(energy, ".3g"),
+        _number(latency, ".3g"),
+        f"{last.seconds:.0f}",
+        ", ".join(map(str, run.turning_points)) or _NONE,
+    ]
+
+
+def _hardware(run: Run) -> tuple[float | None, float | None]:
+    if run.result is not None:
+        return run.result.energy, run.result.latency
+    sums = [0.0, 0.0]
+    for record in run.records:
+        if record.bitfusion_joules is None or record.bitfusion_seconds is None:
+            return None, None
+        sums[0] += record.bitfusion_joules
+        sums[1] += record.bitfusion_seconds
+    return sums[0], sums[1]
+
+
+def _number(value: float | None, form: str) -> str:
+    return _NONE if value is None or not math.isfinite(value) else format(value, form)
+
+
+def _commands(run: Run) -> list[dict[str, str]]:
+    made = [
+        {
+            "text": start.command,
+            "about": f"{'started' if start.epoch == 0 else f'continued after epoch {start.epoch}'} on {start.device}, "
+            f"{start.processes} process{'es' if start.processes > 1 else ''}; "
+            + ", ".join(f"{name} {number}" for name, number in start.versions.items()),
+        }
+        for start in run.starts
+    ]
+    if not made and run.settings is not None:
+        again = f"fractrain train --config {run.path / 'config.yaml'}"
+        made.append({"text": again, "about": "How it was started was not kept; this repeats it with its settings."})
+    return made
+
+
+def _settings(runs: Sequence[Run]) -> dict[str, Any]:
+    """All settings of the runs that have them, those first in which the runs differ."""
+    known = [(run.name, _flat(run.settings.to_dict())) for run in runs if run.settings is not None]
+    names = list(dict.fromkeys(name for _, values in known for name in values))
+    rows = []
+    for name in names:
+        values = [_text(values.get(name)) for _, values in known]
+        rows.append({"name": name, "values": values, "same": len(set(values)) == 1 and len(known) > 1})
+    rows.sort(key=lambda row: bool(row["same"]))
+    return {"runs": [name for name, _ in known], "rows": rows}
+
+
+def _flat(values: dict[str, Any]) -> dict[str, Any]:
+    gate = {f"gate.{name}": value for name, value in values["gate"].items()}
+    return {name: value for name, value in values.items() if name != "gate"} | gate
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(_text(each) for each in value) or "none"
+    if isinstance(value, dict):
+        return "=".join(map(str, value.values()))
+    return "automatic" if value is None else str(value)

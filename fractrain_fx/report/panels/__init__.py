@@ -1,0 +1,57 @@
+"""From runs to panels: which figures a report has, in which order, and what each says in words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from fractrain_fx.errors import ConfigError
+from fractrain_fx.report import frames
+from fractrain_fx.report.panels.bits import allocations
+from fractrain_fx.report.panels.cost import costs
+from fractrain_fx.report.panels.stages import stages
+from fractrain_fx.report.panels.trajectory import trajectories
+from fractrain_fx.report.runs import Run
+from fractrain_fx.report.sheet import Sheet
+
+__all__ = ["build_sheet"]
+
+
+def build_sheet(runs: Sequence[Run], epochs: Iterable[int] = ()) -> Sheet:
+    """Everything that is drawn about some runs.
+
+    Args:
+        runs: at least one.
+        epochs: which bit allocations to draw; by default those at the end of each stage.
+
+    Raises:
+        ConfigError: no run with gates has one of the epochs.
+    """
+    slugs = _slugs(runs)
+    tables = {
+        "epochs": frames.epoch_rows(runs),
+        "segments": [row for run in runs for row in frames.segment_rows(run)],
+        "stages": frames.stage_rows(runs),
+    }
+    made = [trajectories(runs), stages(runs, tables["stages"], slugs)]
+    gated = [run for run in runs if run.options]
+    if gated:
+        made.append(allocations(gated, tables, tuple(epochs), slugs))
+    elif tuple(epochs):
+        raise ConfigError("epochs are those of bit allocations, and none of these runs has gates: leave them out")
+    finished = [run for run in runs if run.result is not None]
+    if finished:
+        made.append(costs(finished, tables, slugs))
+    return Sheet(tuple(made), tables)
+
+
+def _slugs(runs: Sequence[Run]) -> dict[str, str]:
+    """Names as parts of file names and of the page's elements, all different."""
+    found: dict[str, str] = {}
+    for run in runs:
+        slug = base = re.sub(r"[^A-Za-z0-9_]+", "-", run.name).strip("-") or "run"
+        number = 2
+        while slug in found.values():
+            slug, number = f"{base}-{number}", number + 1
+        found[run.name] = slug
+    return found

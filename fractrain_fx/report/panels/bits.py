@@ -1,0 +1,91 @@
+"""Which precision each block took at which epoch (supplement, figure 2)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from fractrain_fx.errors import ConfigError
+from fractrain_fx.report import charts, frames
+from fractrain_fx.report.runs import Run
+from fractrain_fx.report.sheet import Column, Control, Figure, Panel, Variant
+
+__all__ = ["allocations"]
+
+
+def allocations(
+    gated: Sequence[Run], tables: dict[str, list[frames.Row]], asked: tuple[int, ...], slugs: Mapping[str, str]
+) -> Panel:
+    """The panel; adds the tables that its figures name.
+
+    Raises:
+        ConfigError: ``asked`` has an epoch that no run has.
+    """
+    epochs = _epochs(gated, asked)
+    named = [run for run in gated if run.settings is not None]  # without settings, options have no names
+    tables |= {f"bits-{slugs[run.name]}": frames.bits_rows(run) for run in named}
+    tables |= {f"allocation-{slugs[run.name]}": frames.allocation_rows(run) for run in gated}
+    top = max((row["bits"] for run in named for row in tables[f"bits-{slugs[run.name]}"]), default=0.0)
+    figures = []
+    for run in gated:
+        figures.append(_allocation(run, f"allocation-{slugs[run.name]}", epochs))
+        if run in named:
+            figures.append(_map(run, f"bits-{slugs[run.name]}", top))
+    longest = max(len(run.records) for run in gated)
+    control = Control(
+        "epoch", "Epoch", {str(epoch): f"epoch {epoch}" for epoch in epochs}, kind="epoch", first=1, last=longest
+    )
+    return Panel(
+        "bits",
+        "Bits",
+        "Which precision each block took for how many of its samples, FW for activations and BW for gradients "
+        "(figure 2 of the supplement). FW-0/BW-0 skips the block.",
+        tuple(figures),
+        (control,),
+    )
+
+
+def _epochs(gated: Sequence[Run], asked: tuple[int, ...]) -> tuple[int, ...]:
+    longest = max(len(run.records) for run in gated)
+    for epoch in asked:
+        if not 1 <= epoch <= longest:
+            raise ConfigError(f"epoch {epoch} is in none of these runs: write some of 1 to {longest}")
+    ends = {stage.last for run in gated for stage in run.stages}
+    return tuple(sorted(set(asked))) or (
+        tuple(sorted(ends)) if len(ends) <= 8 else (1, math.ceil(longest / 2), longest)
+    )
+
+
+def _allocation(run: Run, table: str, epochs: Sequence[int]) -> Figure:
+    def at(epoch: int) -> Variant:
+        return Variant(charts.allocation(table, run.options, epoch), (table,), f"{run.name}: options chosen")
+
+    last = len(run.records)
+    plots = {str(epoch): at(epoch) for epoch in epochs if epoch <= last}
+    summary = (
+        f"Stacked bars: for each of {_blocks(run)} blocks, the share of samples that took each of {len(run.options)} "
+        "precision options, at the chosen epoch."
+    )
+    return Figure(
+        key=table,
+        summary=summary,
+        columns=(Column("share", "samples, %", ".1f"),),
+        variants={"": at(last)} | plots,
+        pivot=("block", "option", "share"),
+        plots=tuple(plots),
+    )
+
+
+def _map(run: Run, table: str, top: float) -> Figure:
+    variant = Variant(charts.bits(table, _blocks(run), top), (table,), f"{run.name}: mean forward bits, all epochs")
+    return Figure(
+        key=table,
+        summary=f"A map of {_blocks(run)} blocks by {len(run.records)} epochs: mean bits of the forward pass.",
+        columns=(Column("bits", "bits", ".2f"),),
+        variants={"": variant},
+        pivot=("block", "epoch", "bits"),
+    )
+
+
+def _blocks(run: Run) -> int:
+    return len(run.records[0].row.options)

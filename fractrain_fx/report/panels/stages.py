@@ -1,0 +1,94 @@
+"""cp against its target over the epochs, turning points, and the stages' cost and time side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fractrain_fx.report import charts, frames
+from fractrain_fx.report.runs import Run
+from fractrain_fx.report.sheet import Column, Figure, Panel, Variant, width_of
+
+__all__ = ["stages"]
+
+
+def stages(runs: Sequence[Run], rows: Sequence[frames.Row], slugs: Mapping[str, str]) -> Panel:
+    """The panel; ``rows`` are those of the stages' table."""
+    columns = (
+        Column("epoch", "epoch", "d"),
+        Column("level", "stage"),
+        Column("cp", "cp, %", ".4~g"),
+        Column("target", "target, %", ".4~g"),
+        Column("cp_total", "cp_total, %", ".4~g"),
+        Column("loss", "training loss", ".6~g"),
+    )
+    highest = max(100 * record.row.cp_total for run in runs for record in run.records)
+    top = max([highest, *(stage.target or 0.0 for run in runs for stage in run.stages)]) * 1.18
+    figures = [
+        Figure(
+            key=f"cost-{slugs[run.name]}",
+            summary=_stage_story(run),
+            columns=columns,
+            variants={"": Variant(_cost_chart(run, top), ("epochs", "segments"), f"{run.name}: cost of each epoch")},
+            where={"run": [run.name]},
+            width=width_of(len(runs)),
+        )
+        for run in runs
+    ]
+    shown = [
+        ("cp_total", "Simulated cost by stage", "cp_total, % of full precision"),
+        ("bitfusion_step", "BitFusion estimate by stage", "ms a step"),
+    ]
+    timed = any(row["measured_step"] is not None for row in rows)
+    measured = ("measured_step", "ms a step") if timed else ("epoch_seconds", "s an epoch, evaluation included")
+    shown.append((measured[0], "Measured time by stage", measured[1]))
+    names = [run.name for run in runs]
+    stage_columns = (
+        Column("run", "run"),
+        Column("stage", "stage"),
+        Column("epochs", "epochs", "d"),
+        Column("cp", "cp, %", ".4~g"),
+        Column("cp_total", "cp_total, %", ".4~g"),
+        Column("bitfusion_step", "BitFusion, ms a step", ".4~g"),
+        Column("joules_step", "BitFusion, J a step", ".4~g"),
+        Column("measured_step", "measured, ms a step", ".4~g"),
+        Column("epoch_seconds", "measured, s an epoch with evaluation", ".4~g"),
+    )
+    for field, heading, title in shown:
+        if any(row[field] is not None for row in rows):
+            told = ", ".join(f"{row['run']} {row['stage']}: {row[field]:.4g}" for row in rows if row[field] is not None)
+            bars = sum(row[field] is not None for row in rows)
+            variant = Variant(charts.stages(field, title, names, bars), ("stages",), heading)
+            key = f"stages-{field.replace('_', '-')}"
+            figures.append(Figure(key, f"Bars: {title}. {told}.", stage_columns, {"": variant}, width="third"))
+    notes = []
+    if not timed:
+        notes.append("The time of steps was not kept by these runs: epochs are shown, with their evaluation.")
+    notes.append(
+        "Low precision is simulated in float here: its measured time says what training in fractrain_fx takes, "
+        "not what it would take on hardware with these bits."
+    )
+    return Panel(
+        "stages",
+        "Stages",
+        "What each epoch cost beside its target, and when the stage changed. cp is over the contractions that the "
+        "method steers, cp_total over all of them.",
+        tuple(figures),
+        notes=tuple(notes),
+    )
+
+
+def _cost_chart(run: Run, top: float) -> dict[str, Any]:
+    steered = any(stage.target is not None for stage in run.stages)
+    return charts.cost(run.name, top, stages=len(run.stages), steered=steered)
+
+
+def _stage_story(run: Run) -> str:
+    parts = [
+        f"{stage.name}, epochs {stage.first} to {stage.last}, cp at the end {100 * stage.records[-1].row.cp:.4g} %"
+        for stage in run.stages
+    ]
+    turning = ", ".join(map(str, run.turning_points)) or "none"
+    return (
+        f"cp and cp_total of each epoch over the stages of {run.name}. {'; '.join(parts)}. Turning points: {turning}."
+    )

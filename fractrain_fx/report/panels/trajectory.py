@@ -1,0 +1,85 @@
+"""Test measure and training loss against what training had cost by then (paper, figure 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fractrain_fx.report import charts
+from fractrain_fx.report.runs import Run
+from fractrain_fx.report.sheet import Column, Control, Figure, Panel, Variant
+
+__all__ = ["trajectories"]
+
+
+def trajectories(runs: Sequence[Run]) -> Panel:
+    """The panel; each figure can be drawn against several kinds of cost."""
+    names = [run.name for run in runs]
+    metrics = list(dict.fromkeys(run.metric for run in runs))
+    old = [run.name for run in runs if run.records[-1].bitfusion_joules is None]
+    known = len(old) < len(names)
+    bitfusion = {"joules": "BitFusion energy", "bitfusion_seconds": "BitFusion latency"} if known else {}
+    axes = {"macs": "full-precision MACs"} | bitfusion | {"hours": "measured time", "epoch": "epochs"}
+    figures = []
+    for measure, title, members in [
+        *(("value", _unit(f"test {metric}", metric), [r for r in runs if r.metric == metric]) for metric in metrics),
+        ("loss", "training loss", list(runs)),
+    ]:
+        own = [run.name for run in members]
+        heading = title.partition(",")[0]
+        variants = {
+            axis: Variant(
+                charts.trajectory(measure, title, axis, names),
+                ("epochs",),
+                f"{heading[0].upper()}{heading[1:]} against {charts.AXES[axis].partition(',')[0]}",
+            )
+            for axis in axes
+        }
+        if own != names:  # several measures: each figure has the runs of its own
+            for variant in variants.values():
+                variant.spec["transform"] = [{"filter": {"field": "run", "oneOf": own}}]
+        columns = (
+            Column("run", "run"),
+            Column("epoch", "epoch", "d"),
+            Column("level", "stage"),
+            Column(measure, title, ".6~g"),
+            Column("cp", "cp, %", ".4~g"),
+            Column("cp_total", "cp_total, %", ".4~g"),
+            Column("macs", "MACs so far", ".5~s"),
+            Column("joules", "energy so far, J", ".4~g"),
+            Column("bitfusion_seconds", "latency so far, s", ".4~g"),
+            Column("hours", "measured, h", ".4~g"),
+        )
+        told = " ".join(_ending(run, measure, title) for run in members)
+        figures.append(
+            Figure(
+                key="trajectory-" + (members[0].metric if measure == "value" else "loss"),
+                summary=f"A line for each run; its marks are turning points. {told}",
+                columns=columns,
+                variants=variants,
+                where={"run": own},
+                plots=("macs", "epoch"),
+            )
+        )
+    notes = []
+    if old and known:
+        notes.append(f"Missing against BitFusion energy and latency: {', '.join(old)}, which kept none by epoch.")
+    return Panel(
+        "trajectory",
+        "Trajectory",
+        "Where each run stood when it had cost this much (figure 6 of the paper). Lower cost is further left; a mark "
+        "is a turning point, after which the next stage began.",
+        tuple(figures),
+        (Control("axis", "Cost axis", axes),),
+        tuple(notes),
+    )
+
+
+def _ending(run: Run, measure: str, title: str) -> str:
+    record = run.records[-1]
+    value = record.value if measure == "value" else record.row.loss
+    shown = "no finite value" if value is None else f"{value:.4g}"
+    return f"{run.name}: {title} {shown} after {record.row.epoch} epochs and {record.total_macs:.4g} MACs."
+
+
+def _unit(name: str, metric: str) -> str:
+    return f"{name}, %" if metric == "accuracy" else name

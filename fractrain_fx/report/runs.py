@@ -1,0 +1,239 @@
+"""Folders of runs as typed records: what the report knows, and what it says about runs that it cannot read."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from fractrain_fx.errors import RunError
+from fractrain_fx.precision import Precision
+from fractrain_fx.training.records import METRICS, STARTS, EpochRecord, Start
+from fractrain_fx.training.results import RunResult
+from fractrain_fx.training.settings import RunSettings
+
+__all__ = ["Run", "Stage", "read_run", "read_runs"]
+
+_SETTINGS, _RESULT = "config.yaml", "result.json"
+_TARGET = re.compile(r"cp (\S+) %")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Epochs in a row that one stage held for.
+
+    Attributes:
+        name: number (from 1) and level, as ``result.json`` calls it.
+        target: target cp in per cent, where gates are steered.
+        precision: where one precision holds for all scheduled ops.
+        records: the epochs.
+    """
+
+    name: str
+    target: float | None
+    precision: Precision | None
+    records: tuple[EpochRecord, ...]
+
+    @property
+    def first(self) -> int:
+        """Its first epoch."""
+        return self.records[0].row.epoch
+
+    @property
+    def last(self) -> int:
+        """Its last epoch."""
+        return self.records[-1].row.epoch
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, as far as it went.
+
+    Attributes:
+        name: how the report calls it.
+        path: its folder, or its metrics file.
+        records: an entry for each epoch, at least one.
+        settings: the configuration; ``None`` for a metrics file alone.
+        result: the outcome with the cost by path and block; ``None`` until the run is through.
+        starts: the commands that started and continued it.
+        notes: what is missing, and how to get it.
+    """
+
+    name: str
+    path: Path
+    records: tuple[EpochRecord, ...]
+    settings: RunSettings | None
+    result: RunResult | None
+    starts: tuple[Start, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def metric(self) -> str:
+        """The test measure."""
+        return self.records[0].metric
+
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages in the order in which they held; a cyclic schedule comes back to earlier ones."""
+        groups: list[list[EpochRecord]] = []
+        for record in self.records:
+            if not groups or groups[-1][0].row.stage != record.row.stage:
+                groups.append([])
+            groups[-1].append(record)
+        return tuple(_stage(group) for group in groups)
+
+    @property
+    def turning_points(self) -> tuple[int, ...]:
+        """Epochs after which another stage began."""
+        return tuple(stage.last for stage in self.stages[:-1])
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """What the gates choose from; empty where there are none."""
+        width = max((len(shares) for shares in self.records[0].row.options.values()), default=0)
+        if self.settings is not None and width:
+            return tuple(str(option) for option in self.settings.frac.gate_options)
+        return tuple(f"option {number}" for number in range(1, width + 1))
+
+    @cached_property
+    def best(self) -> EpochRecord | None:
+        """The epoch with the best measure: the highest accuracy, or the lowest of anything else."""
+        finite = [record for record in self.records if record.value is not None]
+        sign = 1 if self.metric == "accuracy" else -1
+        return max(finite, key=lambda record: sign * (record.value or 0.0), default=None)
+
+    def mean(self, name: str) -> float:
+        """Mean over samples of a cost of the ledger's rows, 0..1."""
+        rows = [record.row for record in self.records]
+        return sum(float(getattr(row, name)) * row.samples for row in rows) / sum(row.samples for row in rows)
+
+
+def read_runs(arguments: Sequence[str]) -> list[Run]:
+    """Runs as the command line names them: ``RUN`` or ``NAME=RUN``.
+
+    Raises:
+        RunError: one cannot be read, or two have the same name.
+    """
+    named = [_named(argument) for argument in arguments]
+    for index, (name, path) in enumerate(named):
+        for other, before in named[:index]:
+            if before.resolve() == path.resolve():
+                raise RunError(f"{path} is given twice: leave one out")
+            if other == name:
+                raise RunError(
+                    f"{before} and {path} are both called {name!r}: name them, for example first={before} second={path}"
+                )
+    return [read_run(path, name) for name, path in named]
+
+
+def read_run(path: Path, name: str | None = None) -> Run:
+    """What a run's folder holds, or a metrics file alone.
+
+    Raises:
+        RunError: there is no run, or it has no whole epoch, or one of its files is damaged.
+    """
+    metrics = path / METRICS if path.is_dir() else path
+    if not metrics.is_file():
+        raise RunError(_nothing_there(path))
+    records, notes = _read_records(metrics, path)
+    settings, result = None, None
+    starts: tuple[Start, ...] = ()
+    if path.is_dir():
+        if (path / _SETTINGS).is_file():
+            settings = RunSettings.from_yaml(path / _SETTINGS)
+        if (path / STARTS).is_file():
+            starts = tuple(Start(**json.loads(line)) for line in _lines(path / STARTS))
+        if (path / _RESULT).is_file():
+            result = RunResult.from_json(path / _RESULT)
+    if result is not None and result.epochs != len(records):
+        raise RunError(
+            f"{path / _RESULT} is about {result.epochs} epochs and {metrics} holds {len(records)}: they belong to "
+            f"different runs, or lines were lost. Restore {metrics}, or remove {path / _RESULT}"
+        )
+    if result is None and path.is_dir():
+        notes.append(
+            "The run is not through, so its cost by path and block is not known yet. "
+            f"Go on with: fractrain train --resume {path}"
+        )
+    if not path.is_dir():
+        notes.append("Only its metrics were given: settings, command and the cost by path and block are in the folder.")
+    if settings is not None:
+        _refuse_other_options(records[0], settings, path)
+    own = path.resolve().name if path.is_dir() else path.stem
+    return Run(name or own, path, tuple(records), settings, result, starts, tuple(notes))
+
+
+def _refuse_other_options(record: EpochRecord, settings: RunSettings, path: Path) -> None:
+    known = len(settings.frac.gate_options)
+    for block, shares in record.row.options.items():
+        if len(shares) != known:
+            raise RunError(
+                f"{path / METRICS} has {len(shares)} options for {block}, and {path / _SETTINGS} names {known}: they "
+                "belong to different runs. Restore the one that was changed"
+            )
+
+
+def _named(argument: str) -> tuple[str, Path]:
+    name, equals, rest = argument.partition("=")
+    if equals and name and rest and not Path(argument).exists():
+        return name, Path(rest)
+    path = Path(argument)
+    return (path.stem if path.is_file() else path.resolve().name), path
+
+
+def _nothing_there(path: Path) -> str:
+    if not path.exists():
+        return f"{path} does not exist: give the folder that fractrain train wrote to (its last line names it)"
+    if (path / _SETTINGS).is_file():
+        return (
+            f"the run in {path} has not finished its first epoch, so there is nothing to report yet: wait for it, or "
+            f"go on with fractrain train --resume {path}"
+        )
+    inside = sorted(str(found.parent) for found in path.glob(f"*/{METRICS}"))
+    if inside:
+        return f"{path} is not a run but holds some: fractrain report {' '.join(inside)}"
+    return f"{path} holds no run (no {METRICS}): give the folder that fractrain train wrote to"
+
+
+def _read_records(metrics: Path, path: Path) -> tuple[list[EpochRecord], list[str]]:
+    again = f"fractrain train --resume {path} writes it anew" if path.is_dir() else "restore it from the run's folder"
+    lines = _lines(metrics)
+    records: list[EpochRecord] = []
+    notes: list[str] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            records.append(EpochRecord.from_dict(json.loads(line)))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if number == len(lines) and not metrics.read_text(encoding="utf-8").endswith("\n"):
+                notes.append(f"The last line of {metrics} is cut off, so epoch {number} is left out: {again}.")
+                break
+            raise RunError(
+                f"line {number} of {metrics} is no epoch of a run ({type(error).__name__}: {error}): "
+                f"restore the file from a copy, or remove this line and what follows: {again}"
+            ) from error
+        if records[-1].row.epoch != number:
+            raise RunError(
+                f"line {number} of {metrics} is epoch {records[-1].row.epoch}: lines are missing or doubled. "
+                "Restore the file from a copy"
+            )
+    if not records:
+        raise RunError(f"{metrics} holds no whole epoch: wait for the run's first one, or start it again")
+    return records, notes
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunError(f"{path} could not be read ({error}): restore it from a copy") from error
+
+
+def _stage(records: Iterable[EpochRecord]) -> Stage:
+    records = tuple(records)
+    row = records[0].row
+    target = _TARGET.fullmatch(row.level)
+    precision = Precision.parse(row.level) if row.level.startswith("FW-") else None
+    return Stage(f"{row.stage + 1}: {row.level}", None if target is None else float(target[1]), precision, records)
