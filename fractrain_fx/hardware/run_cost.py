@@ -8,8 +8,8 @@ are those of the ops that the method steers: ``RunCost.steered``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -174,16 +174,30 @@ class StepPrices:
 
 def run_cost(prices: StepPrices, rows: Iterable[EpochRow]) -> RunCost:
     """What the epochs of a ledger cost, each at the precisions that it was trained in."""
-    entries: dict[tuple[str, str], Entry] = {}
-    samples = 0
+    stages: dict[str, list[EpochRow]] = {}
     for row in rows:
-        samples += row.samples
-        for op, steered, sums in _spent(prices, row):
-            stage = f"{row.stage + 1}: {row.level}"
-            empty = Entry(stage, op.block or "", op.name, steered, np.zeros_like(sums))
-            entry = entries.setdefault((stage, op.name), empty)
-            entries[stage, op.name] = entry._replace(sums=entry.sums + row.samples * sums)
-    return RunCost(tuple(entries.values()), samples, tuple(sorted(prices.unpriced)))
+        stages.setdefault(f"{row.stage + 1}: {row.level}", []).append(row)
+    entries: list[Entry] = []
+    for stage, members in stages.items():
+        row = _together(members)
+        entries += [
+            Entry(stage, op.block or "", op.name, steered, row.samples * sums)
+            for op, steered, sums in _spent(prices, row)
+        ]
+    samples = sum(row.samples for members in stages.values() for row in members)
+    return RunCost(tuple(entries), samples, tuple(sorted(prices.unpriced)))
+
+
+def _together(rows: Sequence[EpochRow]) -> EpochRow:
+    """One row for all epochs of a stage: cost is linear in how often each option was chosen."""
+    samples = sum(row.samples for row in rows)
+    options = {
+        block: tuple(
+            sum(row.samples * row.options[block][index] for row in rows) / samples for index in range(len(own))
+        )
+        for block, own in rows[0].options.items()
+    }
+    return replace(rows[0], samples=samples, options=options)
 
 
 def _spent(prices: StepPrices, row: EpochRow) -> Iterator[tuple[Op, bool, Sums]]:

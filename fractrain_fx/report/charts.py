@@ -23,7 +23,7 @@ AXES = {
     "epoch": "epoch",
 }
 MEASURES = {"macs": "training MACs (32 bit)", "joules": "BitFusion energy, J", "seconds": "BitFusion latency, s"}
-_MANY_STAGES = 8  # more have no room for their names
+_MANY_STAGES = 6  # more have no room for their names
 _BAR, _ROW = 18, 15  # heights of a bar, in pixels
 
 
@@ -72,8 +72,9 @@ def cost(run: str, top: float, *, stages: int, steered: bool) -> Spec:
     bands = segments.mark_rect(stroke=None).encode(
         x=x, x2="end:Q", opacity=alt.condition("datum.stage_index % 2 === 1", alt.value(0.13), alt.value(0.04))
     )
-    kinds = ["cp", "target cp", "cp_total"] if steered else ["cp", "cp_total"]
-    colour = alt.Color("measure:N", title=None, scale=alt.Scale(domain=kinds))
+    kinds = ["cp", "target cp", "cp_total"]
+    legend = alt.Legend(values=[kind for kind in kinds if steered or kind != "target cp"])
+    colour = alt.Color("measure:N", title=None, scale=alt.Scale(domain=kinds), legend=legend)
     targets = (
         segments.transform_filter("isValid(datum.target)")
         .mark_rule(strokeDash=[6, 4], strokeWidth=2)
@@ -100,7 +101,7 @@ def cost(run: str, top: float, *, stages: int, steered: bool) -> Spec:
     layers: list[Any] = [bands, lines, *([targets] if steered else [])]
     if stages <= _MANY_STAGES:
         names = segments.mark_text(align="left", baseline="top", dx=5, dy=4, fontSize=11)
-        layers.append(names.encode(x=x, y=alt.value(0), text="stage:N"))
+        layers.append(names.encode(x=x, y=alt.value(0), text="level:N"))
     return _plain(alt.layer(*layers), height=260)
 
 

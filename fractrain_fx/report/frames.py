@@ -72,7 +72,7 @@ def segment_rows(run: Run) -> list[Row]:
     return [
         {
             "run": run.name,
-            "stage": stage.name,
+            "level": stage.records[0].row.level,
             "stage_index": index,
             "first": stage.first,
             "last": stage.last,

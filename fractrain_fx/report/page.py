@@ -7,11 +7,11 @@ import gzip
 import json
 import math
 from collections.abc import Sequence
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import altair
 import jinja2
 import vl_convert
 from markupsafe import Markup
@@ -21,10 +21,8 @@ from fractrain_fx.report.runs import Run
 from fractrain_fx.report.sheet import Figure, Panel, Sheet
 from fractrain_fx.report.theme import THEMES, vega_config
 
-__all__ = ["VEGA_LITE", "render_page"]
+__all__ = ["render_page"]
 
-# Of the Vega-Lite that altair writes for, in the form that vl_convert asks for: "6.4".
-VEGA_LITE = ".".join(altair.SCHEMA_VERSION.removeprefix("v").split(".")[:2])
 _TEMPLATE = Path(__file__).with_name("template")
 _NONE = "-"
 _CANVAS_ROWS = 2000  # beyond, a browser is quicker with one picture than with an element for each mark
@@ -35,7 +33,6 @@ def render_page(runs: Sequence[Run], sheet: Sheet, title: str = "FracTrain repor
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATE), autoescape=True, undefined=jinja2.StrictUndefined
     )
-    library = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed; window.vega = vega;", vl_version=VEGA_LITE)
     return environment.get_template("page.html.j2").render(
         title=title,
         subtitle=_subtitle(runs),
@@ -47,8 +44,15 @@ def render_page(runs: Sequence[Run], sheet: Sheet, title: str = "FracTrain repor
         data=_embed(json.dumps(_data(sheet), separators=(",", ":"), allow_nan=False)),
         style=Markup((_TEMPLATE / "page.css").read_text(encoding="utf-8")),
         script=Markup((_TEMPLATE / "page.js").read_text(encoding="utf-8")),
-        library=Markup(library.replace("</script", "<\\/script")),
+        library=_library(),
     )
+
+
+@cache
+def _library() -> Markup:
+    """Vega, Vega-Lite and Vega-Embed as one script."""
+    script = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    return Markup(script.replace("</script", "<\\/script"))
 
 
 def _data(sheet: Sheet) -> dict[str, Any]:

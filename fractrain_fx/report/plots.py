@@ -9,7 +9,6 @@ from typing import Any
 import vl_convert
 
 from fractrain_fx.errors import RunError
-from fractrain_fx.report.page import VEGA_LITE
 from fractrain_fx.report.sheet import Figure, Sheet
 from fractrain_fx.report.theme import vega_config
 
@@ -34,8 +33,8 @@ def write_plots(sheet: Sheet, folder: Path) -> list[Path]:
                 spec = _whole(figure, key, sheet)
                 svg, png = folder / f"{name}.svg", folder / f"{name}.png"
                 config = vega_config("light")
-                svg.write_text(vl_convert.vegalite_to_svg(spec, vl_version=VEGA_LITE, config=config), encoding="utf-8")
-                png.write_bytes(vl_convert.vegalite_to_png(spec, vl_version=VEGA_LITE, scale=_SCALE, config=config))
+                svg.write_text(vl_convert.vegalite_to_svg(spec, config=config), encoding="utf-8")
+                png.write_bytes(vl_convert.vegalite_to_png(spec, scale=_SCALE, config=config))
                 written += [svg, png]
     except OSError as error:
         raise RunError(f"the plots could not be written to {folder} ({error}): give another folder") from error

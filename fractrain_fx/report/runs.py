@@ -145,7 +145,7 @@ def read_run(path: Path, name: str | None = None) -> Run:
         if (path / _SETTINGS).is_file():
             settings = RunSettings.from_yaml(path / _SETTINGS)
         if (path / STARTS).is_file():
-            starts = tuple(Start(**json.loads(line)) for line in _lines(path / STARTS))
+            starts = _read_starts(path / STARTS)
         if (path / _RESULT).is_file():
             result = RunResult.from_json(path / _RESULT)
     if result is not None and result.epochs != len(records):
@@ -222,6 +222,13 @@ def _read_records(metrics: Path, path: Path) -> tuple[list[EpochRecord], list[st
     if not records:
         raise RunError(f"{metrics} holds no whole epoch: wait for the run's first one, or start it again")
     return records, notes
+
+
+def _read_starts(path: Path) -> tuple[Start, ...]:
+    try:
+        return tuple(Start(**json.loads(line)) for line in _lines(path))
+    except (ValueError, TypeError) as error:
+        raise RunError(f"{path} holds no commands of a run ({error}): remove it, or restore it from a copy") from error
 
 
 def _lines(path: Path) -> list[str]:

@@ -16,7 +16,11 @@ Width = Literal["whole", "half", "third"]
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the table behind a plot; ``format`` is d3's, empty for text."""
+    """A column of the table behind a plot.
+
+    ``format``: ``g6`` six significant digits, ``e4`` a power of ten with four decimals, ``f1`` one decimal, ``d`` a
+    whole number, empty for text.
+    """
 
     field: str
     title: str

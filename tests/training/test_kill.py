@@ -85,8 +85,9 @@ def outcome(out: Path) -> dict[str, Any]:
     files = {str(path.relative_to(out)): path for path in sorted(out.rglob("*")) if path.is_file()}
     found: dict[str, Any] = {}
     for name, path in files.items():
-        if name.endswith(".jsonl"):
-            found[name] = [json.loads(line) | {"seconds": 0} for line in path.read_text().splitlines()]
+        if name.endswith("metrics.jsonl"):
+            timeless = {"seconds": 0, "train_seconds": 0}
+            found[name] = [json.loads(line) | timeless for line in path.read_text().splitlines()]
         elif name.endswith("result.json"):
             found[name] = json.loads(path.read_text()) | {"seconds": 0}
         elif name.endswith("state.json"):

@@ -69,7 +69,7 @@ def _allocation(run: Run, table: str, epochs: Sequence[int]) -> Figure:
     return Figure(
         key=table,
         summary=summary,
-        columns=(Column("share", "samples, %", ".1f"),),
+        columns=(Column("share", "samples, %", "f1"),),
         variants={"": at(last)} | plots,
         pivot=("block", "option", "share"),
         plots=tuple(plots),
@@ -81,7 +81,7 @@ def _map(run: Run, table: str, top: float) -> Figure:
     return Figure(
         key=table,
         summary=f"A map of {_blocks(run)} blocks by {len(run.records)} epochs: mean bits of the forward pass.",
-        columns=(Column("bits", "bits", ".2f"),),
+        columns=(Column("bits", "bits", "f2"),),
         variants={"": variant},
         pivot=("block", "epoch", "bits"),
     )

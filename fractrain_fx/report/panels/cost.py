@@ -20,9 +20,7 @@ def costs(finished: Sequence[Run], tables: dict[str, list[frames.Row]], slugs: M
         for run in finished:
             tables[f"blocks-{scope}-{slugs[run.name]}"] = frames.block_rows(run, scope)
     plots = tuple(f"{quantity}-end" for quantity in frames.QUANTITIES)
-    numbers = tuple(
-        Column(name, title, ".4~s" if name == "macs" else ".4~g") for name, title in charts.MEASURES.items()
-    )
+    numbers = tuple(Column(name, title, "e3" if name == "macs" else "g4") for name, title in charts.MEASURES.items())
     totals = []
     for run in finished:
         if run.result is not None:

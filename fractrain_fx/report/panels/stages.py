@@ -17,10 +17,10 @@ def stages(runs: Sequence[Run], rows: Sequence[frames.Row], slugs: Mapping[str, 
     columns = (
         Column("epoch", "epoch", "d"),
         Column("level", "stage"),
-        Column("cp", "cp, %", ".4~g"),
-        Column("target", "target, %", ".4~g"),
-        Column("cp_total", "cp_total, %", ".4~g"),
-        Column("loss", "training loss", ".6~g"),
+        Column("cp", "cp, %", "g4"),
+        Column("target", "target, %", "g4"),
+        Column("cp_total", "cp_total, %", "g4"),
+        Column("loss", "training loss", "g6"),
     )
     highest = max(100 * record.row.cp_total for run in runs for record in run.records)
     top = max([highest, *(stage.target or 0.0 for run in runs for stage in run.stages)]) * 1.18
@@ -47,12 +47,12 @@ def stages(runs: Sequence[Run], rows: Sequence[frames.Row], slugs: Mapping[str, 
         Column("run", "run"),
         Column("stage", "stage"),
         Column("epochs", "epochs", "d"),
-        Column("cp", "cp, %", ".4~g"),
-        Column("cp_total", "cp_total, %", ".4~g"),
-        Column("bitfusion_step", "BitFusion, ms a step", ".4~g"),
-        Column("joules_step", "BitFusion, J a step", ".4~g"),
-        Column("measured_step", "measured, ms a step", ".4~g"),
-        Column("epoch_seconds", "measured, s an epoch with evaluation", ".4~g"),
+        Column("cp", "cp, %", "g4"),
+        Column("cp_total", "cp_total, %", "g4"),
+        Column("bitfusion_step", "BitFusion, ms a step", "g4"),
+        Column("joules_step", "BitFusion, J a step", "g4"),
+        Column("measured_step", "measured, ms a step", "g4"),
+        Column("epoch_seconds", "measured, s an epoch with evaluation", "g4"),
     )
     for field, heading, title in shown:
         if any(row[field] is not None for row in rows):

@@ -41,13 +41,13 @@ def trajectories(runs: Sequence[Run]) -> Panel:
             Column("run", "run"),
             Column("epoch", "epoch", "d"),
             Column("level", "stage"),
-            Column(measure, title, ".6~g"),
-            Column("cp", "cp, %", ".4~g"),
-            Column("cp_total", "cp_total, %", ".4~g"),
-            Column("macs", "MACs so far", ".5~s"),
-            Column("joules", "energy so far, J", ".4~g"),
-            Column("bitfusion_seconds", "latency so far, s", ".4~g"),
-            Column("hours", "measured, h", ".4~g"),
+            Column(measure, title, "g6"),
+            Column("cp", "cp, %", "g4"),
+            Column("cp_total", "cp_total, %", "g4"),
+            Column("macs", "MACs so far", "e4"),
+            Column("joules", "energy so far, J", "g4"),
+            Column("bitfusion_seconds", "latency so far, s", "g4"),
+            Column("hours", "measured, h", "g4"),
         )
         told = " ".join(_ending(run, measure, title) for run in members)
         figures.append(

@@ -107,7 +107,17 @@
   }
   function written(value, format) {
     if (value === null || value === undefined) return "-";
-    return format ? vega.format(format)(value) : String(value);
+    const digits = Number(format.slice(1));
+    switch (format[0]) {
+      case "g":
+        return String(Number(value.toPrecision(digits)));
+      case "e":
+        return value.toExponential(digits);
+      case "f":
+        return value.toFixed(digits);
+      default:
+        return String(value);
+    }
   }
   async function fill(element) {
     const { columns, rows: found } = await textOf(element);

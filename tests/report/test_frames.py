@@ -1,0 +1,81 @@
+"""The tables behind the plots against what the run wrote."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fractrain_fx.report import frames
+from fractrain_fx.report.runs import Run, read_run, read_runs
+
+
+@pytest.fixture(scope="module")
+def runs(trained: Path) -> list[Run]:
+    return read_runs([str(trained / name) for name in ("fractrain", "pfq", "static")])
+
+
+def test_epochs_are_those_of_the_metrics(runs: list[Run]) -> None:
+    rows = frames.epoch_rows(runs)
+    written = [json.loads(line) for run in runs for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    assert len(rows) == len(written) == 12
+    for row, line in zip(rows, written, strict=True):
+        assert (row["epoch"], row["loss"], row["value"]) == (line["epoch"], line["loss"], line["test_accuracy"])
+        assert (row["macs"], row["cp"], row["cp_total"]) == (
+            line["total_macs"],
+            100 * line["cp"],
+            100 * line["cp_total"],
+        )
+    assert [row["target"] for row in rows if row["run"] == "pfq"] == [None] * 4
+
+
+def test_bitfusion_cost_of_the_epochs_adds_up_to_the_results(runs: list[Run]) -> None:
+    for run in runs:
+        assert run.result is not None
+        last = frames.epoch_rows([run])[-1]
+        assert last["joules"] == pytest.approx(run.result.energy)
+        assert last["bitfusion_seconds"] == pytest.approx(run.result.latency)
+
+
+def test_blocks_and_paths_add_up_to_the_total(runs: list[Run]) -> None:
+    for run in runs:
+        assert run.result is not None
+        total = run.result.hardware["end"]["total"]
+        for rows in (frames.path_rows([run], "end"), frames.block_rows(run, "end")):
+            assert {row["path"] for row in rows} == set(frames.PATHS.values())
+            for quantity in frames.QUANTITIES:
+                assert sum(row[quantity] for row in rows) == pytest.approx(total[quantity])
+
+
+def test_stages_are_measured_by_their_steps(runs: list[Run]) -> None:
+    rows = frames.stage_rows(runs)
+    assert next(row["stage"] for row in rows if row["run"] == "pfq") == "1: FW-3/BW-6"
+    for run in runs:
+        mine = [row for row in rows if row["run"] == run.name]
+        train = sum(record.train_seconds or 0.0 for record in run.records)
+        assert sum(row["measured_step"] * row["epochs"] * 2 for row in mine) == pytest.approx(1e3 * train)  # 2 steps
+        assert sum(row["epochs"] * row["epoch_seconds"] for row in mine) == pytest.approx(run.records[-1].seconds)
+        assert train < run.records[-1].seconds
+
+
+def test_allocations_are_the_options_of_the_metrics(long: Path) -> None:
+    run = read_run(long)
+    rows = frames.allocation_rows(run, [45])
+    assert len({row["block"] for row in rows}) == 36 and {row["epoch"] for row in rows} == {45}
+    shares = run.records[44].row.options["layer2.3"]
+    assert [row["share"] for row in rows if row["block"] == "layer2.3"] == [100 * share for share in shares]
+    bits = [row["bits"] for row in frames.bits_rows(run) if row["epoch"] == 45 and row["block"] == "layer2.3"]
+    assert bits == [pytest.approx(sum(b * s for b, s in zip((0, 2, 3, 4, 4, 6, 6), shares, strict=True)))]
+
+
+def test_runs_of_before_are_shown_without_what_they_did_not_keep(trained: Path, tmp_path: Path) -> None:
+    kept = ("steps", "train_seconds", "bitfusion_joules", "bitfusion_seconds")
+    old = tmp_path / "old.jsonl"
+    with old.open("w") as file:
+        for line in (trained / "pfq" / "metrics.jsonl").read_text().splitlines():
+            file.write(json.dumps({name: value for name, value in json.loads(line).items() if name not in kept}) + "\n")
+    run = read_run(old)
+    assert {row["joules"] for row in frames.epoch_rows([run])} == {None}
+    assert {row["measured_step"] for row in frames.stage_rows([run])} == {None}
+    assert all(row["epoch_seconds"] > 0 for row in frames.stage_rows([run]))

@@ -1,0 +1,141 @@
+"""The written files: one page that needs nothing else, and the plots beside it; what is said when that fails."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from fractrain_fx.cli import main
+
+
+def report(*arguments: object) -> int:
+    return main(["report", *map(str, arguments)])
+
+
+class Links(HTMLParser):
+    """What a browser would fetch, the labels that elements refer to, and the elements' own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fetched: list[str] = []
+        self.named: list[str] = []
+        self.ids: list[str] = []
+        self.tags: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        for name, value in attrs:
+            if name in ("src", "href", "action", "data", "poster", "srcset"):
+                self.fetched.append(value or "")
+            elif name in ("aria-labelledby", "aria-describedby", "aria-controls", "for"):
+                self.named += (value or "").split()
+            elif name == "id":
+                self.ids.append(value or "")
+
+
+@pytest.fixture(scope="module")
+def page(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    out = tmp_path_factory.mktemp("page") / "new folder" / "report.html"
+    assert report(*(trained / name for name in ("fractrain", "pfq", "static")), "--out", out) == 0
+    return out.read_text(encoding="utf-8")
+
+
+def test_the_page_refers_to_nothing_outside_itself(page: str) -> None:
+    found = Links()
+    found.feed(page)
+    assert [link for link in found.fetched if not link.startswith(("#", "data:"))] == []
+    assert "default-src 'none'" in page and "url(" not in page.split("</style>")[0] and "@import" not in page
+
+
+def test_everything_that_a_label_names_is_there_once(page: str) -> None:
+    found = Links()
+    found.feed(page)
+    assert set(found.named) <= set(found.ids) and len(found.ids) == len(set(found.ids))
+    assert found.tags.count("h1") == 1 and found.tags.count("figure") == page.count('role="img"') > 5
+
+
+def test_the_summary_has_the_results_numbers(page: str, trained: Path) -> None:
+    rows = re.findall(r'<tr><th scope="row">.*?</tr>', page, re.DOTALL)
+    for name, row in zip(("fractrain", "pfq", "static"), rows, strict=False):
+        result = json.loads((trained / name / "result.json").read_text())
+        cells = re.findall(r'<td class="number">(.*?)</td>', row)
+        assert cells[:6] == [
+            "4",
+            f"{result['value']:.2f}",
+            f"{result['best']:.2f} ({result['best_epoch']})",
+            f"{100 * result['mean_cp']:.2f}",
+            f"{100 * result['mean_cp_total']:.2f}",
+            f"{result['total_macs']:.3e}",
+        ]
+        assert cells[6] == f"{result['hardware']['end']['total']['joules']:.3g}"
+        assert cells[9] == (", ".join(map(str, result["turning_points"])) or "-")
+
+
+def test_settings_and_commands_are_those_of_the_runs(page: str) -> None:
+    assert re.search(r"<code>method</code></th><td>fractrain</td><td>pfq</td><td>static</td>", page)
+    assert re.search(r"<tr data-same><th scope=\"row\"><code>batch_size</code></th><td>32</td>", page)
+    assert page.count("<code>fractrain train --model") == 3
+
+
+def test_a_runs_name_is_text_wherever_it_stands(trained: Path, tmp_path: Path) -> None:
+    name = "</script><b>a'b\\"
+    assert report(f"{name}={trained / 'fractrain'}", "--out", tmp_path / "page.html") == 0
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    found = Links()
+    found.feed(page)
+    assert "b" not in found.tags
+    assert page.count("</script>") == page.count("<script")
+
+
+def test_plots_are_written_as_svg_and_png(trained: Path, tmp_path: Path) -> None:
+    plots = tmp_path / "plots"
+    assert report(trained / "fractrain", "--out", tmp_path / "page.html", "--plots", plots, "--epochs", 2, 4) == 0
+    names = {path.stem for path in plots.glob("*.svg")}
+    assert names == {path.stem for path in plots.glob("*.png")}
+    assert {"trajectory-accuracy-macs", "trajectory-loss-epoch", "cost-fractrain", "stages-measured-step"} <= names
+    assert {"allocation-fractrain-2", "allocation-fractrain-4", "bits-fractrain", "paths-joules-end"} <= names
+    assert "blocks-fractrain-macs-end" in names and "allocation-fractrain-3" not in names
+    for path in plots.glob("*.svg"):
+        assert len([*ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}path")]) > 5, path.name
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in plots.glob("*.png"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["fractrain", "--epochs", "9"], "epoch 9 is in none of these runs: write some of 1 to 4"),
+        (["static", "--epochs", "2"], "none of these runs has gates"),
+        (["static", "--out", "static/result.json/page.html"], "give another --out"),
+        (["static", "--plots", "static/result.json"], "give another folder"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(
+    arguments: list[str],
+    message: str,
+    trained: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("fractrain", "static"):
+        shutil.copytree(trained / name, tmp_path / name, ignore=shutil.ignore_patterns("checkpoint-*"))
+    monkeypatch.chdir(tmp_path)
+    assert report(*arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_without_its_libraries_the_command_says_what_to_install(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in ("altair", "jinja2") else find(name))
+    assert report(trained / "static") == 2
+    told = capsys.readouterr().err
+    assert "altair and jinja2 must be installed: pip install 'fractrain_fx[report]'" in told
