@@ -27,16 +27,29 @@ _MANY_STAGES = 6  # more have no room for their names
 _BAR, _ROW = 18, 15  # heights of a bar, in pixels
 
 
-def trajectory(measure: str, title: str, axis: str, runs: Sequence[str]) -> Spec:
-    """A measure of each run against what it had cost by then (paper, figure 6); marks are turning points."""
+def trajectory(
+    measure: str, title: str, axis: str, runs: Sequence[str], shown: Sequence[str], *, turning: bool
+) -> Spec:
+    """A measure of each run against what it had cost by then (paper, figure 6); marks are turning points.
+
+    Args:
+        measure: field of the epochs' table.
+        title: what an axis calls it.
+        axis: one of ``AXES``.
+        runs: of the whole report, so that each has its colour.
+        shown: those that have this measure and this cost.
+        turning: whether one of them has turning points.
+    """
     focus = alt.selection_point(name="focus", fields=["run"], bind="legend")
+    domain, legend = alt.Scale(domain=list(runs)), alt.Legend(values=list(shown))
     base = (
         alt.Chart(alt.NamedData(name="epochs"))
+        .transform_filter(alt.FieldOneOfPredicate(field="run", oneOf=list(shown)))
         .transform_filter(f"isValid(datum['{measure}']) && isValid(datum['{axis}'])")
         .encode(
             x=alt.X(f"{axis}:Q", title=AXES[axis], axis=alt.Axis(format=_format(axis), tickCount=8), scale=_fit(axis)),
             y=alt.Y(f"{measure}:Q", title=title, scale=alt.Scale(zero=False)),
-            color=alt.Color("run:N", title=None, scale=alt.Scale(domain=list(runs))),
+            color=alt.Color("run:N", title=None, scale=domain, legend=legend),
             opacity=alt.condition(focus, alt.value(1), alt.value(0.12)),
         )
     )
@@ -50,10 +63,10 @@ def trajectory(measure: str, title: str, axis: str, runs: Sequence[str]) -> Spec
     ]
     near = alt.selection_point(name="near", nearest=True, on="pointerover", clear="pointerout", empty=False)
     line = base.mark_line(strokeWidth=2, strokeJoin="round")
-    turning = base.transform_filter("datum.turning").mark_point(filled=True, size=90, opacity=1)
-    turning = turning.encode(shape=alt.Shape("run:N", title=None, scale=alt.Scale(domain=list(runs))))
+    points = base.transform_filter("datum.turning").mark_point(filled=True, size=90, opacity=1)
+    points = points.encode(shape=alt.Shape("run:N", title=None, scale=domain, legend=legend))
     hover = base.mark_circle(size=110).encode(opacity=alt.condition(near, alt.value(1), alt.value(0)), tooltip=told)
-    return _plain(alt.layer(line, turning, hover.add_params(near)).add_params(focus), height=340)
+    return _plain(alt.layer(line, *([points] if turning else []), hover.add_params(near)).add_params(focus), height=340)
 
 
 def cost(run: str, top: float, *, stages: int, steered: bool) -> Spec:

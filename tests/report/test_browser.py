@@ -203,3 +203,25 @@ def test_a_plot_and_its_data_can_be_saved(opened: Opened, kind: str, tmp_path: P
     download.value.save_as(tmp_path / "saved")
     start = (tmp_path / "saved").read_bytes()[:60]
     assert start.startswith({"svg": b"<svg", "png": b"\x89PNG", "csv": b"run,epoch,stage,training loss,"}[kind])
+
+
+def test_runs_of_another_measure_and_without_stages_or_gates_are_drawn_too(
+    browser: Any, trained: Path, tmp_path: Path
+) -> None:
+    text = tmp_path / "text.jsonl"
+    kept = {"steps", "train_seconds", "bitfusion_joules", "bitfusion_seconds"}  # not by runs of before
+    rows = [{name: value for name, value in row.items() if name not in kept} for row in rows_of(trained / "pfq")]
+    text.write_text("".join(json.dumps(row).replace("test_accuracy", "test_perplexity") + "\n" for row in rows))
+    out = tmp_path / "report.html"
+    assert main(["report", str(text), str(trained / "static"), "--out", str(out)]) == 0
+    opened = Opened(browser, out.as_uri())
+    assert opened.marks("trajectory-perplexity") > 5 < opened.marks("trajectory-accuracy")
+    opened.page.select_option("#trajectory-axis", "joules")
+    opened.page.wait_for_selector("#figure-trajectory-perplexity >> text=None of these runs kept this.")
+    opened.page.select_option("#trajectory-axis", "epoch")
+    opened.page.wait_for_selector("#figure-trajectory-perplexity .plot svg")
+    for panel in ("stages", "cost", "settings"):
+        opened.open(panel)
+    assert opened.page.locator("#tab-bits").count() == 0
+    assert (opened.printed, opened.requests) == ([], [out.as_uri()])
+    opened.page.close()

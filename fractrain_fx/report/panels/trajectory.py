@@ -15,7 +15,7 @@ def trajectories(runs: Sequence[Run]) -> Panel:
     """The panel; each figure can be drawn against several kinds of cost."""
     names = [run.name for run in runs]
     metrics = list(dict.fromkeys(run.metric for run in runs))
-    old = [run.name for run in runs if run.records[-1].bitfusion_joules is None]
+    old = [run.name for run in runs if any(record.bitfusion_joules is None for record in run.records)]
     known = len(old) < len(names)
     bitfusion = {"joules": "BitFusion energy", "bitfusion_seconds": "BitFusion latency"} if known else {}
     axes = {"macs": "full-precision MACs"} | bitfusion | {"hours": "measured time", "epoch": "epochs"}
@@ -26,17 +26,15 @@ def trajectories(runs: Sequence[Run]) -> Panel:
     ]:
         own = [run.name for run in members]
         heading = title.partition(",")[0]
-        variants = {
-            axis: Variant(
-                charts.trajectory(measure, title, axis, names),
-                ("epochs",),
-                f"{heading[0].upper()}{heading[1:]} against {charts.AXES[axis].partition(',')[0]}",
-            )
-            for axis in axes
-        }
-        if own != names:  # several measures: each figure has the runs of its own
-            for variant in variants.values():
-                variant.spec["transform"] = [{"filter": {"field": "run", "oneOf": own}}]
+        variants = {}
+        for axis in axes:
+            shown = [run for run in members if run.name not in old or axis not in bitfusion]
+            if not shown:
+                continue
+            turning = any(run.turning_points for run in shown)
+            spec = charts.trajectory(measure, title, axis, names, [run.name for run in shown], turning=turning)
+            against = charts.AXES[axis].partition(",")[0]
+            variants[axis] = Variant(spec, ("epochs",), f"{heading[0].upper()}{heading[1:]} against {against}")
         columns = (
             Column("run", "run"),
             Column("epoch", "epoch", "d"),

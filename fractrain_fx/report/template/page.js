@@ -57,6 +57,7 @@
     const key = element.dataset.figure;
     const figure = report.figures[key];
     const variant = variantOf(figure, panel);
+    if (!variant) return leaveOut(element);
     const epoch = epochOf(figure, panel);
     const shown = epoch === null ? "" : `, epoch ${epoch}`;
     element.querySelector("h3").textContent = variant.title + shown;
@@ -78,9 +79,18 @@
       drawn.set(key, result);
       if (epoch !== null) await result.view.signal("epoch", epoch).runAsync();
     }
+    element.querySelector(".tools").hidden = false;
     const details = element.querySelector("details");
     if (details.open) await fill(element);
     else details.querySelector(".scroll").replaceChildren();
+  }
+
+  function leaveOut(element) {
+    const key = element.dataset.figure;
+    drawn.get(key)?.finalize();
+    drawn.delete(key);
+    element.querySelector(".plot").textContent = "None of these runs kept this.";
+    element.querySelector(".tools").hidden = true;
   }
 
   // The same rows as text.
@@ -201,7 +211,7 @@
     }
     if (focus) tab.focus();
     const panel = document.getElementById(tab.getAttribute("aria-controls"));
-    history.replaceState(null, "", `#${panel.id}`);
+    history.replaceState(null, "", `#show=${panel.id}`);
     return draw(panel);
   }
   tabs.forEach((tab, at) => {
@@ -237,6 +247,6 @@
   }
 
   paint();
-  const asked = tabs.find((tab) => `#${tab.getAttribute("aria-controls")}` === location.hash);
+  const asked = tabs.find((tab) => `#show=${tab.getAttribute("aria-controls")}` === location.hash);
   if (asked) open(asked);
 })();
