@@ -113,8 +113,10 @@ def cost(run: str, top: float, *, stages: int, steered: bool) -> Spec:
     )
     layers: list[Any] = [bands, lines, *([targets] if steered else [])]
     if stages <= _MANY_STAGES:
-        names = segments.mark_text(align="left", baseline="top", dx=5, dy=4, fontSize=11)
-        layers.append(names.encode(x=x, y=alt.value(0), text="level:N"))
+        for odd in range(min(stages, 2)):  # on two lines, as a short stage is narrower than its name
+            names = segments.transform_filter(f"datum.stage_index % 2 === {odd}")
+            names = names.mark_text(align="left", baseline="top", dx=5, dy=4 + 14 * odd, fontSize=11)
+            layers.append(names.encode(x=x, y=alt.value(0), text="level:N"))
     return _plain(alt.layer(*layers), height=260)
 
 

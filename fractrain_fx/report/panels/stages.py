@@ -23,7 +23,7 @@ def stages(runs: Sequence[Run], rows: Sequence[frames.Row], slugs: Mapping[str, 
         Column("loss", "training loss", "g6"),
     )
     highest = max(100 * record.row.cp_total for run in runs for record in run.records)
-    top = max([highest, *(stage.target or 0.0 for run in runs for stage in run.stages)]) * 1.18
+    top = max([highest, *(stage.target or 0.0 for run in runs for stage in run.stages)]) * 1.2
     figures = [
         Figure(
             key=f"cost-{slugs[run.name]}",
