@@ -30,11 +30,10 @@ def write_plots(sheet: Sheet, folder: Path) -> list[Path]:
         for figure in sheet.figures():
             for key in figure.plots:
                 name = f"{figure.key}-{key}" if key else figure.key
-                spec = _whole(figure, key, sheet)
+                drawn = vl_convert.vegalite_to_svg(_whole(figure, key, sheet), config=vega_config("light"))
                 svg, png = folder / f"{name}.svg", folder / f"{name}.png"
-                config = vega_config("light")
-                svg.write_text(vl_convert.vegalite_to_svg(spec, config=config), encoding="utf-8")
-                png.write_bytes(vl_convert.vegalite_to_png(spec, scale=_SCALE, config=config))
+                svg.write_text(drawn, encoding="utf-8")
+                png.write_bytes(vl_convert.svg_to_png(drawn, scale=_SCALE))
                 written += [svg, png]
     except OSError as error:
         raise RunError(f"the plots could not be written to {folder} ({error}): give another folder") from error
