@@ -332,6 +332,13 @@ class FracModel(nn.Module):
         memo[id(self)] = copied
         return copied
 
+    def _replicate_for_data_parallel(self) -> FracModel:
+        """Refuse what ``nn.DataParallel`` calls for each GPU: all of them would run one graph and keep one cost."""
+        raise ConfigError(
+            "nn.DataParallel cannot run a rewritten model on several GPUs of one process: start one process a GPU "
+            "(torchrun, accelerate launch) with DistributedDataParallel"
+        )
+
     def extra_repr(self) -> str:
         """What was rewritten, in one line."""
         return f"method={self.config.method}, ops={len(self.ops)}, blocks={len(self.blocks)}, macs={self.macs:,}"

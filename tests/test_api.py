@@ -192,3 +192,10 @@ def test_what_is_frozen_costs_no_gradient_and_still_has_its_blocks() -> None:
     assert [block.skip for block in model.blocks[:2]] == ["identity", "identity"]
     assert one.training_macs == (48, 0, 0)
     assert two.training_macs == (48, 0, 48)
+
+
+def test_several_gpus_of_one_process_are_refused() -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    model = fractrainify(net, example_inputs=(torch.randn(2, 4),))
+    with pytest.raises(ConfigError, match="start one process a GPU"):
+        model._replicate_for_data_parallel()  # what nn.DataParallel calls
