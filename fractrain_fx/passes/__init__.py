@@ -22,6 +22,7 @@ from fractrain_fx.passes.facts import (
     ops_of,
 )
 from fractrain_fx.passes.fuse import Fuse, unfused
+from fractrain_fx.passes.gate_size import GateSize, controller_size, gate_sizes
 from fractrain_fx.passes.gates import InsertGates
 from fractrain_fx.passes.macs import Macs
 from fractrain_fx.passes.outputs import MixOutputs
@@ -38,6 +39,7 @@ __all__ = [
     "Decision",
     "Facts",
     "Fuse",
+    "GateSize",
     "InsertGates",
     "Macs",
     "MeterCost",
@@ -49,10 +51,12 @@ __all__ = [
     "Shapes",
     "analysis_passes",
     "blocks_of",
+    "controller_size",
     "costed",
     "default_passes",
     "facts",
     "fixed_batch",
+    "gate_sizes",
     "ops_of",
     "reachable",
     "unfused",

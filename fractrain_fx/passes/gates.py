@@ -16,7 +16,7 @@ from fractrain_fx.passes.contractions import function_name
 from fractrain_fx.passes.facts import Block, blocks_of, facts, ops_of
 from fractrain_fx.passes.graph import call, identifier, insert_module, owner_module
 
-__all__ = ["InsertGates", "choices_of"]
+__all__ = ["InsertGates", "block_embedding", "choices_of"]
 
 
 class InsertGates(PassBase):
@@ -56,7 +56,7 @@ class InsertGates(PassBase):
         graph = graph_module.graph
         skippable = block.skip is not None or not self.config.gate_options[0].skips
         path = f"gates.{identifier(block.name)}"
-        insert_module(graph_module, path, lambda: self._embedding(graph_module, block, entry))
+        insert_module(graph_module, path, lambda: block_embedding(graph_module, block, entry, self.config))
         with graph.inserting_after(after):
             embedded = call(graph, path, [entry], role="gate", owner=block.name)
         with graph.inserting_after(embedded):
@@ -68,13 +68,6 @@ class InsertGates(PassBase):
         facts(choice).role, facts(choice).owner = "choice", block.name
         facts(state).role, facts(state).owner = "gate", block.name
         return choice, state
-
-    def _embedding(self, graph_module: GraphModule, block: Block, entry: Node) -> nn.Module:
-        record = facts(entry)
-        if record.shape is None or record.batch is None:
-            raise PassError(f"the entry {entry.name!r} of block {block.name!r} has no row for each sample")
-        axis = _feature_axis(graph_module, entry, block)
-        return BlockEmbedding(record.shape[axis], axis, record.batch, self.config.gate.dims)
 
     def _skip(self, graph_module: GraphModule, block: Block, nodes: dict[str, Node], choice: Node) -> None:
         add = nodes[block.exit]
@@ -97,6 +90,15 @@ class InsertGates(PassBase):
             if op.precision.mode == "gated" and position[choices[op.block or ""]] > position[node]:
                 raise PassError(f"op {op.name!r} runs before the gate of its block {op.block!r} has chosen")
         graph_module.graph.lint()
+
+
+def block_embedding(graph_module: GraphModule, block: Block, entry: Node, config: FracConfig) -> BlockEmbedding:
+    """The embedding of a block's entry, of the size that the entry asks for."""
+    record = facts(entry)
+    if record.shape is None or record.batch is None:
+        raise PassError(f"the entry {entry.name!r} of block {block.name!r} has no row for each sample")
+    axis = _feature_axis(graph_module, entry, block)
+    return BlockEmbedding(record.shape[axis], axis, record.batch, config.gate.dims)
 
 
 def choices_of(graph: Graph) -> dict[str, Node]:

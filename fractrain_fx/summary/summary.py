@@ -1,17 +1,19 @@
-"""The table that says what each block and op costs, and why it has its precision."""
+"""What a rewritten model consists of, and what it costs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fractrain_fx.model import FracModel
-from fractrain_fx.passes import Block, Op, fixed_batch
+from fractrain_fx.passes import Block, GateSize, Op, controller_size, fixed_batch, gate_sizes
+from fractrain_fx.passes.graph import NAMESPACE
+from fractrain_fx.summary import notebook, text
+from fractrain_fx.summary.rows import Row, tree
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
-    from rich.table import Table
 
 __all__ = ["Summary", "summarize"]
 
@@ -31,7 +33,8 @@ class Summary:
         targets: cp of each stage in per cent (gated methods).
         reachable: lowest and highest cp in per cent (gated methods).
         notes: what to know of the recording besides: values that could not be compared, a batch size that is fixed.
-        parameters, gate_parameters: counts, of the original and of what gates add.
+        parameters, gate_parameters: counts, of the original and of what gates add (the controller's included).
+        gates: size of each gated block's gate, by the block's name.
         show_ops: whether printing lists every op.
     """
 
@@ -46,6 +49,7 @@ class Summary:
     reachable: tuple[float, float] | None
     parameters: int
     gate_parameters: int
+    gates: dict[str, GateSize] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     show_ops: bool = False
 
@@ -61,7 +65,11 @@ class Summary:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for programs."""
         plain = asdict(self)
+        gates = plain.pop("gates")
         del plain["show_ops"]
+        for block in plain["blocks"]:
+            block["share"] = block["macs"] / max(self.macs, 1)
+            block["gate"] = gates.get(block["name"])
         for op, given in zip(plain["ops"], self.ops, strict=True):
             decision = given.precision
             op["precision"] = {
@@ -72,6 +80,10 @@ class Summary:
         plain["shares"] = {mode: self.share(mode) for mode in ("gated", "scheduled", "pinned", "float")}
         return plain
 
+    def rows(self) -> list[Row]:
+        """Blocks, and ops if they are to be shown, nested by module path."""
+        return tree(self.blocks, self.ops, self.gates, self.options, show_ops=self.show_ops)
+
     def __str__(self) -> str:
         from rich.console import Console
 
@@ -81,40 +93,15 @@ class Summary:
         return capture.get()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield self._op_table() if self.show_ops else self._block_table()
+        yield text.table(self._title, self.rows())
         yield from self._notes()
 
-    def _block_table(self) -> Table:
-        from rich.table import Table
+    def _repr_html_(self) -> str:
+        return notebook.table(self._title, self.rows(), list(self._notes()))
 
-        table = Table(title=f"{self.model}, method {self.method}", title_justify="left")
-        for column, justify in (("block", "left"), ("skip", "left"), ("ops", "right"), ("MACs", "right")):
-            table.add_column(column, justify=justify)  # type: ignore[arg-type]
-        table.add_column("share", justify="right")
-        table.add_column("precision")
-        by_name = {op.name: op for op in self.ops}
-        for block in self.blocks:
-            modes = _modes([by_name[name] for name in block.ops])
-            macs, share = f"{block.macs:,}", self._part(block.macs)
-            table.add_row(block.name, block.skip or "-", str(len(block.ops)), macs, share, modes)
-        for op in self.uncounted:
-            table.add_row(op.name, "-", "1", "uncounted", "", str(op.precision))
-        return table
-
-    def _op_table(self) -> Table:
-        from rich.table import Table
-
-        table = Table(title=f"{self.model}, method {self.method}: every contraction", title_justify="left")
-        for column in ("op", "kind", "block", "MACs", "share", "precision"):
-            table.add_column(column, justify="right" if column in ("MACs", "share") else "left")
-        for op in self.ops:
-            macs = "uncounted" if op.macs is None else f"{op.macs:,}"
-            share = "" if op.macs is None else self._part(op.macs)
-            table.add_row(op.name, op.kind, op.block or "-", macs, share, str(op.precision))
-        return table
-
-    def _part(self, macs: int) -> str:
-        return f"{100 * macs / max(self.macs, 1):.1f} %"
+    @property
+    def _title(self) -> str:
+        return f"{self.model}, method {self.method}"
 
     def _notes(self) -> Iterator[str]:
         shares = ", ".join(
@@ -130,7 +117,9 @@ class Summary:
             targets = " / ".join(f"{target:.3g}" for target in self.targets)
             yield f"target cp: {targets} % (the gates reach {low:.2f} to {high:.2f} %)"
         if self.gate_parameters:
-            yield f"gates add {self.gate_parameters:,} parameters to {self.parameters:,}"
+            macs = sum(gate.macs for gate in self.gates.values())
+            more = f"{macs:,} MACs a sample ({100 * macs / max(self.macs, 1):.3f} %)"
+            yield f"gates add {self.gate_parameters:,} parameters to {self.parameters:,}, and {more}"
         for path, reason in self.leaves.items():
             yield f"recorded as a whole: {path}: {reason}"
         yield from self.notes
@@ -143,8 +132,8 @@ def summarize(model: FracModel, *, ops: bool = False) -> Summary:
         model: from ``fractrainify``.
         ops: whether printing lists every op instead of every block.
     """
-    gates = [p.numel() for name, p in model.named_parameters() if name.startswith("frac.")]
     config = model.config
+    gates = gate_sizes(model._inside.recording.train, config)
     options = config.gate_options if config.gated else config.precision_stages if config.scheduled else ()
     return Summary(
         model=type(model.restore()).__name__,
@@ -156,8 +145,9 @@ def summarize(model: FracModel, *, ops: bool = False) -> Summary:
         leaves=dict(model.leaves),
         targets=model.targets,
         reachable=model.reachable,
-        parameters=sum(p.numel() for p in model.parameters()) - sum(gates),
-        gate_parameters=sum(gates),
+        parameters=sum(p.numel() for name, p in model.named_parameters() if not name.startswith(f"{NAMESPACE}.")),
+        gate_parameters=controller_size(config).parameters + sum(g.parameters for g in gates.values()) if gates else 0,
+        gates=gates,
         notes=tuple(_notes(model)),
         show_ops=ops,
     )
@@ -171,14 +161,3 @@ def _notes(model: FracModel) -> Iterator[str]:
             "runs at one batch size only: the MACs of a sample are those of the recorded call over its batch size"
             + (", and the gates choose once for the whole batch" if model.config.gated else "")
         )
-
-
-def _modes(ops: list[Op]) -> str:
-    """The precisions within a block in words: one where all agree, counts where they differ."""
-    words: dict[str, int] = {}
-    for op in ops:
-        word = op.precision.mode if op.precision.mode in ("gated", "scheduled") else str(op.precision)
-        words[word] = words.get(word, 0) + 1
-    if len(words) == 1:
-        return next(iter(words))
-    return ", ".join(f"{count} {word}" for word, count in words.items())

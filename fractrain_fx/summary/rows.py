@@ -1,0 +1,140 @@
+"""Blocks and ops as a tree of rows, nested by module path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fractrain_fx.passes import Block, GateSize, Op
+
+__all__ = ["COLUMNS", "Row", "tree"]
+
+COLUMNS = ("block", "ops", "skip", "MACs", "share", "gate params", "gate MACs", "precision, and why")
+"""Headings of what ``Row.cells`` gives."""
+
+
+@dataclass
+class Row:
+    """One line of the table.
+
+    Attributes:
+        name: of a module or block, its path; of an op, its name without that of its block, and its kind.
+        kind: ``module`` (sums up what lies in it), ``block`` or ``op``.
+        ops: number of contractions.
+        macs: forward MACs of one sample; ``None`` where no formula is known.
+        total: MACs of the whole model, of which ``macs`` are a share.
+        skip, gate: of a block.
+        precision: in words; empty for a module.
+        below: rows inside this one.
+    """
+
+    name: str
+    kind: str
+    total: int
+    ops: int = 0
+    macs: int | None = 0
+    skip: str | None = None
+    gate: GateSize | None = None
+    precision: str = ""
+    below: list[Row] = field(default_factory=list)
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """What stands in ``COLUMNS``, as text."""
+        share = "" if self.macs is None else f"{100 * self.macs / max(self.total, 1):.1f} %"
+        return (
+            self.name,
+            "" if self.kind == "op" else str(self.ops),
+            (self.skip or "-") if self.kind == "block" else "",
+            "uncounted" if self.macs is None else f"{self.macs:,}",
+            share,
+            f"{self.gate.parameters:,}" if self.gate else "",
+            f"{self.gate.macs:,}" if self.gate else "",
+            self.precision,
+        )
+
+    def walk(self) -> Iterator[Row]:
+        """This row and all below it, in order."""
+        yield self
+        for row in self.below:
+            yield from row.walk()
+
+
+def tree(
+    blocks: Sequence[Block], ops: Sequence[Op], gates: Mapping[str, GateSize], options: Sequence[str], *, show_ops: bool
+) -> list[Row]:
+    """Rows for every block and for every op outside of blocks, in order; with ``show_ops`` for every op."""
+    total = sum(op.macs or 0 for op in ops)
+    inside = {block.name: [op for op in ops if op.block == block.name] for block in blocks}
+    order = {op.name: index for index, op in enumerate(ops)}
+    placed = [
+        (order[block.ops[0]], block.name, _block_row(block, inside[block.name], gates, options, total, show_ops))
+        for block in blocks
+    ]
+    placed += [(order[op.name], op.name, _op_row(op, op.name, total)) for op in ops if op.block is None]
+    top = Row("", "module", total)
+    for _, path, row in sorted(placed, key=lambda each: each[0]):
+        _hang(top, path, row)
+    _sum_up(top)
+    return _joined(top).below
+
+
+def _block_row(
+    block: Block, ops: list[Op], gates: Mapping[str, GateSize], options: Sequence[str], total: int, show_ops: bool
+) -> Row:
+    row = Row(block.name, "block", total, len(ops), block.macs, block.skip, gates.get(block.name))
+    row.precision = _precisions(block, ops, options)
+    if show_ops:
+        row.below = [_op_row(op, op.name.removeprefix(f"{block.name}."), total) for op in ops]
+    return row
+
+
+def _op_row(op: Op, name: str, total: int) -> Row:
+    precision = str(op.precision)
+    if op.precision.mode == "gated":  # the row above says by which gate
+        precision = "gated; on the skip path, so it always runs" if op.skip_path else "gated"
+    return Row(f"{name} ({op.kind})", "op", total, 1, op.macs, precision=precision)
+
+
+def _precisions(block: Block, ops: list[Op], options: Sequence[str]) -> str:
+    """The precisions within a block in words: one where all agree, counts where they differ."""
+    words: dict[str, int] = {}
+    for op in ops:
+        word = str(op.precision)
+        if op.precision.mode == "gated":
+            usable = [option for option in options if block.skip is not None or option != "FW-0/BW-0"]
+            word = f"gated: {len(usable)} options{'' if len(usable) == len(options) else ', cannot skip'}"
+        elif op.precision.mode == "scheduled":
+            word = f"scheduled: {len(options)} stage{'s' if len(options) != 1 else ''}"
+        words[word] = words.get(word, 0) + 1
+    if len(words) == 1:
+        return next(iter(words))
+    return "; ".join(f"{count} {word}" for word, count in words.items())
+
+
+def _hang(top: Row, path: str, row: Row) -> None:
+    """Put a row below the rows of the modules that its path names."""
+    modules = path.split(".")[:-1]
+    for depth in range(1, len(modules) + 1):
+        name = ".".join(modules[:depth])
+        found = next((each for each in top.below if each.name == name and each.kind == "module"), None)
+        if found is None:
+            found = Row(name, "module", top.total)
+            top.below.append(found)
+        top = found
+    top.below.append(row)
+
+
+def _sum_up(row: Row) -> None:
+    for each in row.below:
+        if each.kind == "module":
+            _sum_up(each)
+    row.macs = sum(each.macs or 0 for each in row.below)
+    row.ops = sum(each.ops for each in row.below)
+
+
+def _joined(row: Row) -> Row:
+    """Without the modules that hold one row only, and so say nothing of their own."""
+    below = [_joined(each) if each.kind == "module" else each for each in row.below]
+    row.below = [each.below[0] if each.kind == "module" and len(each.below) == 1 else each for each in below]
+    return row

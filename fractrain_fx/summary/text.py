@@ -1,0 +1,41 @@
+"""The tree of blocks on a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from fractrain_fx.summary.rows import COLUMNS, Row
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["table"]
+
+_NUMBERS = frozenset({"ops", "MACs", "share", "gate params", "gate MACs"})
+
+
+def table(title: str, rows: Sequence[Row]) -> Table:
+    """A rich table whose first column is a tree; columns in which nothing stands are left out."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    lines = [(guide + cells[0], cells) for guide, cells in _lines(rows, "")]
+    shown = [place for place in range(len(COLUMNS)) if any(cells[place] for _, cells in lines)]
+    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for place in shown:
+        heading = COLUMNS[place].replace("gate ", "gate\n")
+        right = COLUMNS[place] in _NUMBERS
+        made.add_column(heading, justify="right" if right else "left", no_wrap=place < len(COLUMNS) - 1, vertical="top")
+    for name, cells in lines:
+        made.add_row(*(Text(name if place == 0 else cells[place]) for place in shown))
+    return made
+
+
+def _lines(rows: Sequence[Row], indent: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Each row with the strokes that lead to it."""
+    for index, row in enumerate(rows):
+        last = index == len(rows) - 1
+        yield f"{indent}{'└── ' if last else '├── '}", row.cells
+        yield from _lines(row.below, indent + ("    " if last else "│   "))

@@ -1,0 +1,93 @@
+"""The tree of blocks: complete, adding up, and the same on a terminal, in JSON and in a notebook."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from fractrain_fx import FracConfig, FracModel, Pin, Precision, Summary, fractrainify, plan, summarize
+from fractrain_fx.summary.rows import Row
+from tests.models import build
+
+MODELS = ["resnet18", "mobilenetv2_100", "vit_tiny_patch16_224", "bert", "tied_weights"]
+
+
+def rewritten(name: str, **fields: object) -> FracModel:
+    case = build(name)
+    config = FracConfig(**fields)  # type: ignore[arg-type]
+    return fractrainify(case.model, config=config, example_inputs=case.args, example_kwargs=case.keywords)
+
+
+def walk(summary: Summary) -> list[Row]:
+    return [row for top in summary.rows() for row in top.walk()]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_block_and_op_is_one_row_and_modules_add_up(name: str) -> None:
+    summary = summarize(rewritten(name), ops=True)
+    rows = walk(summary)
+    assert [row.name for row in rows if row.kind == "block"] == [block.name for block in summary.blocks]
+    assert sum(row.kind == "op" for row in rows) == len(summary.ops)
+    assert sum(row.macs or 0 for row in summary.rows()) == summary.macs
+    for row in rows:
+        if row.kind == "module":
+            assert row.macs == sum(each.macs or 0 for each in row.below) and len(row.below) > 1
+            assert all(each.name.startswith(row.name) for each in row.below)
+
+
+@pytest.mark.parametrize("name", [*MODELS, "swin_tiny_patch4_window7_224"])
+def test_sizes_of_gates_are_those_of_the_modules(name: str) -> None:
+    model = rewritten(name)
+    summary = summarize(model)
+    inserted = {path: parameter for path, parameter in model.named_parameters() if path.startswith("frac.")}
+    assert summary.gate_parameters == sum(parameter.numel() for parameter in inserted.values())
+    assert summary.parameters == sum(parameter.numel() for parameter in model.restore().parameters())
+    controller = model.get_submodule("frac.controller")
+    for gate, size in zip(model.get_submodule("frac.gates").children(), summary.gates.values(), strict=True):
+        entry = [*[1] * gate.feature_axis, gate.hidden.in_features]
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            controller(gate(torch.zeros(entry)), None, True)
+        assert size.macs == counter.get_total_flops() // 2
+
+
+def test_a_plan_shows_what_inspecting_shows() -> None:
+    case = build("resnet18")
+    dry = plan(case.model, example_inputs=case.args)
+    wet = summarize(fractrainify(case.model, example_inputs=case.args))
+    assert str(dry) == str(wet)
+
+
+def test_the_text_names_precision_skip_and_reasons() -> None:
+    pins = (Pin("depthwise", Precision(8, 16)),)
+    text = str(summarize(rewritten("mobilenetv2_100", pins=pins)))
+    for words in ("gated: 7 options", "cannot skip", "rule 'depthwise'", "first contraction", "gates add", "└── "):
+        assert words in text
+    text = str(summarize(rewritten("resnet18", method="pfq"), ops=True))
+    assert "scheduled: 4 stages" in text and "downsample.0 (conv)" in text and "gate" not in text
+    assert "on the skip path" in str(summarize(rewritten("resnet18"), ops=True))
+
+
+def test_json_keeps_its_keys_and_has_shares_and_gates_of_blocks() -> None:
+    summary = summarize(rewritten("resnet18"))
+    plain = json.loads(json.dumps(summary.to_dict()))
+    assert {"model", "method", "options", "macs", "blocks", "ops", "leaves", "targets", "reachable"} <= plain.keys()
+    assert {"parameters", "gate_parameters", "notes", "shares"} <= plain.keys()
+    assert sum(block["share"] for block in plain["blocks"]) == pytest.approx(1)
+    gated = [block for block in plain["blocks"] if block["gated"]]
+    assert gated and all(block["gate"]["macs"] < 1e-3 * block["macs"] for block in gated)
+    assert all(op["precision"]["reason"] for op in plain["ops"])
+
+
+def test_notebook_html_is_well_formed_escaped_and_complete() -> None:
+    summary = replace(summarize(rewritten("vit_tiny_patch16_224"), ops=True), model="<script>&", notes=("a < b",))
+    html = summary._repr_html_()
+    page = ElementTree.fromstring(html)  # raises on anything left unescaped
+    assert page.find(".//script") is None
+    assert page.findtext(".//caption") == "<script>&, method fractrain"
+    assert [row.findtext("th") for row in page.findall(".//tbody/tr")] == [row.name for row in walk(summary)]
+    assert page.findall(".//li")[-1].text == "a < b"
