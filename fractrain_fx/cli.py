@@ -64,6 +64,11 @@ def _parser() -> ArgumentParser:
         command.add_argument("--config", metavar="FILE", type=str, help="YAML file with settings; flags win over it")
         command.add_argument("--ops", action="store_true", default=None, help="list every contraction")
         command.add_argument("--json", action="store_true", default=None, help="print JSON")
+        if command is inspect:
+            text_draw = (
+                "also draw it into FILE (.svg, .png, .pdf, .dot, .graphml, .json); with --ops, every contraction"
+            )
+            command.add_argument("--draw", metavar="FILE", type=str, help=text_draw)
         add_flags(command, loop=False)
         commands.add_subcommand("plan" if command is plan else "inspect", command, help=text)
 
@@ -185,6 +190,11 @@ def _show(arguments: dict[str, Any], *, rewrite: bool) -> int:
     if rewrite:
         model = fractrainify(built.model, config=settings.frac, example_inputs=args, example_kwargs=kwargs)
         summary = summarize(model)
+        if arguments["draw"] is not None:
+            from fractrain_fx.report import draw
+
+            files = draw(model, arguments["draw"], level="ops" if arguments["ops"] else "blocks")
+            print(f"drawn: {', '.join(map(str, files))}", file=sys.stderr)
     else:
         summary = plan(built.model, config=settings.frac, example_inputs=args, example_kwargs=kwargs)
     if arguments["json"]:

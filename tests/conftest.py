@@ -16,6 +16,10 @@ import torch
 torch.set_num_threads(1)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--regenerate", action="store_true", help="write the golden files anew instead of comparing")
+
+
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     random.seed(0)

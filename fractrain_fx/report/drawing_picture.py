@@ -1,0 +1,101 @@
+"""What a drawing shows: shapes and arrows, whatever format it is written in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+__all__ = ["Arrow", "ArrowKind", "Picture", "Shape", "ShapeKind"]
+
+ShapeKind = Literal[
+    "input", "output", "block", "op", "step", "add", "skip", "gate", "controller", "stage", "cost", "connector"
+]
+ArrowKind = Literal["data", "skip", "reads", "choice", "state", "cost"]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One thing in a drawing.
+
+    Attributes:
+        id: unique in its picture: kind and name.
+        kind: a contraction is an ``op``; ``step`` stands for one or several calls in a row that multiply nothing;
+            ``add`` is the end of a residual block, ``skip`` what drops its branch.
+            ``connector`` carries a letter where arrows go on in another column.
+        title: name of the block or op, or of the calls.
+        lines: what else stands on it, short.
+        module: path of the module that it comes from; "" for the model itself.
+        block: the block that it belongs to or serves.
+        mode: of a block or op: ``gated``, ``scheduled``, ``pinned``, ``float``, ``uncounted``, or ``mixed``.
+        reason: why it has this mode.
+        ops: number of contractions.
+        macs: forward MACs of one sample; ``None`` where nothing is multiplied or no formula is known.
+        share: of the model's MACs, 0..1.
+        forward, weight, backward: bits, lowest and highest (32: float); ``None`` where there are none.
+    """
+
+    id: str
+    kind: ShapeKind
+    title: str
+    lines: tuple[str, ...] = ()
+    module: str = ""
+    block: str | None = None
+    mode: str | None = None
+    reason: str = ""
+    ops: int = 0
+    macs: int | None = None
+    share: float | None = None
+    forward: tuple[int, int] | None = None
+    weight: tuple[int, int] | None = None
+    backward: tuple[int, int] | None = None
+
+    def facts(self) -> Iterator[tuple[str, str | int | float]]:
+        """What is known of it, by name; what is not known is left out."""
+        for name in ("kind", "title", "module", "block", "mode", "reason", "ops", "macs", "share"):
+            value = getattr(self, name)
+            if value not in (None, "", 0):
+                yield name, value
+        for name in ("forward", "weight", "backward"):
+            bits = getattr(self, name)
+            if bits is not None:
+                yield f"{name}_bits_low", bits[0]
+                yield f"{name}_bits_high", bits[1]
+
+
+@dataclass(frozen=True)
+class Arrow:
+    """What goes from one shape to another.
+
+    ``data``: activations; ``skip``: activations past a block; ``reads``: the entry that a gate averages; ``choice``: a
+    one-hot row for each sample; ``state``: the controller's LSTM state; ``cost``: choices that are summed.
+    """
+
+    source: str
+    target: str
+    kind: ArrowKind
+
+
+@dataclass
+class Picture:
+    """Shapes in the order in which they run, and the arrows between them, each once.
+
+    Attributes:
+        title: the model's class and the method.
+        blocks: name of each block that is drawn as a frame, with what stands on it.
+    """
+
+    title: str
+    shapes: dict[str, Shape] = field(default_factory=dict)
+    arrows: dict[Arrow, None] = field(default_factory=dict)
+    blocks: dict[str, Shape] = field(default_factory=dict)
+
+    def add(self, shape: Shape) -> str:
+        """Put a shape in; gives its id."""
+        self.shapes[shape.id] = shape
+        return shape.id
+
+    def join(self, source: str, target: str, kind: ArrowKind) -> None:
+        """Draw an arrow, unless it is there or leads back to where it starts."""
+        if source != target:
+            self.arrows[Arrow(source, target, kind)] = None
