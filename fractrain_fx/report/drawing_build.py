@@ -30,6 +30,9 @@ _VIEWS = frozenset(
     }
 )
 
+# What a choice acts on besides the bits of ops, by role.
+_CHOSEN = {"skip": ("keep or drop", "* (1 - choice 0)"), "mix": ("mix", "sum of choice k * result at option k")}
+
 
 def picture(model: FracModel, level: Level) -> Picture:
     """What ``model.graph_module`` consists of.
@@ -81,12 +84,9 @@ class _Builder:
                 return sources or self._inputs(node)
         if op is not None:
             return (self._joined(self._op(op), sources or self._inputs(node)),)
-        if facts(node).role == "skip" and block is not None:
-            return (
-                self._joined(
-                    self._shape("skip", block.name, "keep or drop", block, lines=("* (1 - choice 0)",)), sources
-                ),
-            )
+        if facts(node).role in _CHOSEN and block is not None:
+            title, line = _CHOSEN[str(facts(node).role)]
+            return (self._joined(self._shape("skip", node.name, title, block, (line,)), sources),)
         if self._is_view(node) and len(sources) == 1:
             return sources
         return (self._step(node, block, sources or self._inputs(node)),)
@@ -198,7 +198,8 @@ class _Builder:
         if self.level == "blocks":
             return [f"block {block.name}"]
         steered = [f"op {op.name}" for op in self._ops(block) if op.precision.mode == "gated"]
-        return [*steered, *(key for key in (f"skip {block.name}",) if key in self.picture.shapes)]
+        shapes = self.picture.shapes.values()
+        return [*steered, *(shape.id for shape in shapes if shape.kind == "skip" and shape.block == block.name)]
 
     def _output(self) -> None:
         output = self._shape("output", "", "output")

@@ -46,7 +46,7 @@ _LEGEND = {
     "gate": "gate: reads the entry, chooses",
     "controller": "controller: one LSTM for all gates",
     "stage": "stage: bits of all scheduled ops",
-    "skip": "drops the branch of samples that skip",
+    "skip": "acts on what a block gives",
     "cost": "cost of the step",
     "connector": "goes on at the same letter",
 }

@@ -209,6 +209,13 @@ def test_model_explorer_files_have_its_schema(level: Level, tmp_path: Path) -> N
     assert set(bits[graph["id"]]["results"]) <= set(ids)
 
 
+def test_mixed_outputs_show_every_copy_and_the_mix() -> None:
+    drawn = picture(small(mixing="outputs"), "ops")
+    (mix,) = [shape for shape in drawn.shapes.values() if shape.title == "mix" and shape.block == "1"]
+    assert sum(arrow.target == mix.id and arrow.kind == "data" for arrow in drawn.arrows) == 6  # options but 0/0
+    assert Arrow("gate 1", mix.id, "choice") in drawn.arrows and Arrow(mix.id, "add 1", "data") in drawn.arrows
+
+
 @pytest.mark.parametrize("method", ["float", "static", "slu"])
 def test_every_method_can_be_drawn(method: str, tmp_path: Path) -> None:
     for level in ("blocks", "ops"):
