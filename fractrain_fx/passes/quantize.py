@@ -11,7 +11,7 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from fractrain_fx.config import FracConfig
 from fractrain_fx.errors import PassError
-from fractrain_fx.formats import get_format
+from fractrain_fx.formats import Format, get_format
 from fractrain_fx.nn.bits import StageBits, WidthTable
 from fractrain_fx.nn.noise import NoiseSeed
 from fractrain_fx.nn.opaque import QuantizedLeaf
@@ -47,12 +47,17 @@ class Quantize(PassBase):
     Weights are quantized as graph values, so parameters keep their names. Ops that read one tensor at the same bits
     share its quantize node.
 
+    Args:
+        config: of the model.
+        fmt: a number format of one's own, in place of the one that the configuration names.
+
     Requires: decided precisions, and a choice node for each gated block. Ensures: no op keeps an operand as it was.
     """
 
-    def __init__(self, config: FracConfig) -> None:
+    def __init__(self, config: FracConfig, fmt: Format | None = None) -> None:
         super().__init__()
         self.config = config
+        self.fmt = fmt or get_format(config.format)
 
     def requires(self, graph_module: GraphModule) -> None:
         choices = choices_of(graph_module.graph)
@@ -68,7 +73,7 @@ class Quantize(PassBase):
         ]
         if not ops or self.config.method == "float":
             return PassResult(graph_module, False)
-        writer = _Writer(graph_module, self.config)
+        writer = _Writer(graph_module, self.config, self.fmt)
         for node, op in ops:
             if op.kind in OPAQUE_KINDS:
                 writer.quantize_inside(node, op)
@@ -90,11 +95,11 @@ class Quantize(PassBase):
 class _Writer:
     """Writes the quantize nodes of one graph."""
 
-    def __init__(self, graph_module: GraphModule, config: FracConfig) -> None:
+    def __init__(self, graph_module: GraphModule, config: FracConfig, fmt: Format) -> None:
         self._graph_module = graph_module
         self._graph: Graph = graph_module.graph
         self._config = config
-        self._format = get_format(config.format)
+        self._format = fmt
         self._choices = choices_of(self._graph)
         self._moving = varying(self._graph)
         self._widths: dict[str, Node] = {}

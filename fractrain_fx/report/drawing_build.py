@@ -177,8 +177,8 @@ class _Builder:
                 self.picture.join(stage, self._shape("cost", "", "cost", lines=("cp, cp_total",)), "cost")
             return
         sizes = gate_sizes(self.graph_module, config)
-        lines = (f"LSTM cell {config.gate.hidden}, head to {len(config.gate_options)} options",)
-        before = self._shape("controller", "", "controller", lines=(*lines, f"shared by {len(choices)} gates"))
+        sizes_of = (f"LSTM cell {config.gate.hidden}", f"head to {len(config.gate_options)} options")
+        before = self._shape("controller", "", "controller", lines=sizes_of)
         blocks = {block.name: block for block in self.flow.blocks}
         for name in choices:
             block = blocks[name]
