@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 
-.PHONY: help install demo test slow readme coverage bench paper lint format typecheck check clean
+.PHONY: help install demo test slow readme coverage bench paper docs lint format typecheck check clean
 
 help:  ## what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -49,6 +49,9 @@ paper: $(READY)  ## compute the tables of docs/paper.md anew
 		$(BIN)/fractrain zoo table $$table --into docs/paper.md || exit 1; \
 	done
 
+docs: $(READY)  ## the site of docs/ and README.md in build/site; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 lint: $(READY)  ## ruff: rules and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -60,7 +63,7 @@ format: $(READY)  ## let ruff rewrite what it can
 typecheck: $(READY)  ## mypy --strict on the package
 	$(BIN)/mypy --strict fractrain_fx
 
-check: test lint typecheck readme  ## everything that must pass
+check: test lint typecheck readme docs  ## everything that must pass
 
 clean:  ## remove caches and build leftovers, keep .venv and runs
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
