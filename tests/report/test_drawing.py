@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from collections import Counter
@@ -27,6 +28,7 @@ from fractrain_fx.report.drawing_picture import Arrow, Picture
 from tests.models import build
 
 GOLDEN = Path(__file__).parent / "golden"
+DOCS = Path(__file__).parents[2] / "docs"
 MODELS = ["resnet18", "vit_tiny_patch16_224", "llama", "t5", "multihead_attention"]
 needs_dot = pytest.mark.skipif(shutil.which("dot") is None, reason="Graphviz is not installed")
 
@@ -162,6 +164,20 @@ def test_graphviz_warns_of_nothing(tmp_path: Path) -> None:
     (file,) = draw(rewritten("t5"), tmp_path / "t5.dot", level="ops")
     run = subprocess.run(["dot", "-Tsvg", str(file)], capture_output=True, text=True, check=True)
     assert run.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("page", "file", "level"), [("concepts", "residual", "ops"), ("looking", "resnet10t-blocks", "blocks")]
+)
+def test_drawings_on_the_pages_show_what_the_pages_make(page: str, file: str, level: Level) -> None:
+    text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
+    first = re.search(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    assert first is not None
+    names: dict[str, Any] = {}
+    exec(first[1], names)
+    drawing = ElementTree.parse(DOCS / "drawings" / f"{file}.svg").getroot()
+    titles = {each.text for each in drawing.iter("{http://www.w3.org/2000/svg}title")}
+    assert set(picture(names["model"], level).shapes) <= titles, "draw it again"
 
 
 def test_without_graphviz_the_error_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
