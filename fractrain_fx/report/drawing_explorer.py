@@ -32,7 +32,7 @@ def graph_collection(picture: Picture) -> dict[str, Any]:
             "namespace": _namespace(picture, shape),
             "attrs": [{"key": key, "value": str(value)} for key, value in shape.facts()],
             "incomingEdges": incoming[shape.id],
-            "style": {"backgroundColor": COLOURS[shape.mode or shape.kind]},
+            "style": _style(shape),
         }
         for shape in picture.shapes.values()
     ]
@@ -52,6 +52,11 @@ def node_data(picture: Picture) -> dict[str, dict[str, Any]]:
         name: {_GRAPH: {"results": results, "gradient": _GRADIENT}}
         for name, results in (("macs", macs), ("bits", bits))
     }
+
+
+def _style(shape: Shape) -> dict[str, str]:
+    """Model Explorer writes in black, so what is dark keeps its own colours."""
+    return {} if shape.kind in ("input", "output") else {"backgroundColor": COLOURS[shape.mode or shape.kind]}
 
 
 def _namespace(picture: Picture, shape: Shape) -> str:

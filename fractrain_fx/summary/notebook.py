@@ -25,7 +25,7 @@ def table(title: str, rows: Sequence[Row], notes: Sequence[str]) -> str:
     told = "".join(f"<li>{escape(note)}</li>" for note in notes)
     return (
         '<div style="overflow-x:auto;color:inherit">'
-        f'<table style="border-collapse:collapse;font-variant-numeric:tabular-nums">'
+        f'<table style="color:inherit;border-collapse:collapse;font-variant-numeric:tabular-nums">'
         f'<caption style="text-align:left;font-weight:600;color:inherit">{escape(title)}</caption>'
         f"<thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table><ul>{told}</ul></div>"
     )
