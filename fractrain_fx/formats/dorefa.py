@@ -112,7 +112,7 @@ class DoReFaFormat:
         bits = as_bits(bits, g)
         dtype = work_dtype(g)
         highest = highest_level(bits, dtype)
-        largest = axis.expand(axis.samples_first(g.abs()).amax(1).to(dtype), g.ndim)
+        largest = axis.expand(axis.samples_first(g.abs()).amax(1).to(dtype), g.shape)
         # g / m before the halving: 2 m may overflow.
         q = (g.to(dtype) / _or_one(largest)).mul_(0.5).add_(0.5).mul_(highest)
         q.add_(dither(q, seed)).clamp_(min=0).clamp_(max=highest).round_()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from jaxtyping import Float
 from torch import Tensor
+
+from fractrain_fx.errors import InputError
 
 __all__ = ["BatchAxis"]
 
@@ -16,7 +19,8 @@ class BatchAxis:
 
     Attributes:
         axis: the dimension, counted from the front.
-        factor: rows of that dimension that belong to one sample (windows or heads folded into it).
+        factor: rows of that dimension that belong to one sample (windows, heads or positions folded into it), in the
+            call that was recorded; where it is above 1, calls with other sizes have other numbers.
         major: whether a sample's rows lie next to each other (``b f``) or are strided (``f b``).
         whole: no dimension does: all values count as one sample's, so that there is one choice for the batch.
     """
@@ -26,25 +30,41 @@ class BatchAxis:
     major: bool = True
     whole: bool = False
 
-    def expand(self, per_sample: Float[Tensor, " batch"], ndim: int) -> Tensor:
-        """Shape one value a sample so that it broadcasts over a tensor of ``ndim`` dimensions."""
+    def expand(self, per_sample: Float[Tensor, " batch"], shape: Sequence[int]) -> Tensor:
+        """Shape one value a sample so that it broadcasts over a tensor of a shape; a 0-dim value holds for all."""
+        if per_sample.ndim == 0:
+            return per_sample
         if self.whole:
-            return per_sample.view([1] * ndim)
+            return per_sample.view([1] * len(shape))
         if self.factor != 1:
-            if self.major:
-                per_sample = per_sample.repeat_interleave(self.factor)
-            else:
-                per_sample = per_sample.repeat(self.factor)
-        return per_sample.view([-1 if dim == self.axis else 1 for dim in range(ndim)])
+            rows = shape[self.axis] // max(len(per_sample), 1)
+            per_sample = per_sample.repeat_interleave(rows) if self.major else per_sample.repeat(rows)
+        return per_sample.view([-1 if dim == self.axis else 1 for dim in range(len(shape))])
 
-    def samples_first(self, x: Tensor) -> Float[Tensor, "batch rest"]:
-        """All values of each sample as one row."""
+    def at(self, shape: Sequence[int], samples: int) -> BatchAxis:
+        """The same in a tensor of so many samples, which may have other numbers of rows than were recorded."""
+        if self.whole or self.factor == 1 or not samples:
+            return self
+        return replace(self, factor=shape[self.axis] // samples)
+
+    def samples_first(self, x: Tensor, samples: int | None = None) -> Float[Tensor, "batch rest"]:
+        """All values of each sample as one row; without ``samples``, each has as many rows as were recorded.
+
+        Raises:
+            InputError: the rows cannot be shared out so.
+        """
         if self.whole:
             return x.reshape(1, -1)
         x = x.movedim(self.axis, 0)
         if self.factor == 1:
             return x.flatten(1) if x.ndim > 1 else x.unsqueeze(1)
+        if samples is None and x.shape[0] % self.factor:
+            raise InputError(
+                f"a tensor has {x.shape[0]} rows where a sample had {self.factor} when it was recorded: give inputs "
+                "of the length that the example inputs have"
+            )
+        samples = x.shape[0] // self.factor if samples is None else samples
         if self.major:
-            return x.reshape(x.shape[0] // self.factor, -1)
-        x = x.reshape(self.factor, x.shape[0] // self.factor, -1)
+            return x.reshape(samples, -1) if samples else x.reshape(0, 0)
+        x = x.reshape(x.shape[0] // max(samples, 1), samples, -1) if samples else x.reshape(0, 0, 0)
         return x.movedim(0, 1).flatten(1)

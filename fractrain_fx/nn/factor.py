@@ -78,11 +78,11 @@ class Factor:
             return g
         if self.weight:
             return self.fmt.weight_gradient(x, g, bits)
-        return self.fmt.activation_gradient(x, g, bits)
+        return self.fmt.activation_gradient(x, g, self.axis.expand(bits, x.shape))
 
-    def of_choice(self, x: Tensor, g: Tensor, lo: Tensor, span: Tensor) -> Tensor:
+    def of_choice(self, x: Tensor, g: Tensor, lo: Tensor, span: Tensor, samples: int) -> Tensor:
         """The gradient of every option of every sample."""
-        return gate_gradient(self.fmt, x, g, self.widths, self.axis, lo, span, self.inside)
+        return gate_gradient(self.fmt, x, g, self.widths, self.axis, lo, span, self.inside, samples)
 
     def _keeps(self, x: Tensor) -> bool:
         if self.weight:
@@ -92,6 +92,7 @@ class Factor:
     def _round(self, x: Tensor, bits: Tensor, lo: Tensor, span: Tensor, out: Tensor | None) -> Tensor:
         if self.weight:
             return self.fmt.weight(x, bits, dim=self.channel, ends=(lo, span), out=out)
+        bits = self.axis.expand(bits, x.shape)
         return self.fmt.activation(x, bits, lo=lo, span=span, inside=self.inside, out=out)
 
 

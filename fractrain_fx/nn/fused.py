@@ -39,7 +39,6 @@ class FusedOp(nn.Module):
     Args:
         arithmetic: the contraction.
         static: its arguments that are no tensors, as :meth:`Arithmetic.bind` gives them.
-        ndim: dimensions of its result.
         first: quantizer of the first factor.
         second: quantizer of the second: a weight's or an activation's.
         gradient: quantizer of the output's gradient.
@@ -50,14 +49,12 @@ class FusedOp(nn.Module):
         self,
         arithmetic: Arithmetic,
         static: tuple[Any, ...],
-        ndim: int,
         first: Quantizer,
         second: Quantizer,
         gradient: GradientQuantizer,
         saved: Saved = "operands",
     ) -> None:
         super().__init__()
-        self.ndim = ndim
         self.training = gradient.training
         # In a tuple, which torch does not register as children: their state must not get a second name.
         self._quantizers = (first, second, gradient)
@@ -96,7 +93,7 @@ class FusedOp(nn.Module):
             added: to the product.
         """
         first, second, gradient = self._quantizers
-        bits = gradient.bits_of(controls[2], self.ndim) if self.training else None
+        bits = gradient.bits_of(controls[2]) if self.training else None
         tensors = [
             a,
             b,
@@ -140,7 +137,7 @@ def _rounding_of(
     if isinstance(quantizer, WeightQuantizer):
         return None, control, *quantizer.fmt.weight_range(x.detach(), dim=quantizer.dim)
     assert ends is not None
-    return (None if choice is None else quantizer.choice_of(choice)), quantizer.bits_of(control, x.ndim), *ends
+    return (None if choice is None else quantizer.choice_of(choice)), quantizer.bits_of(control), *ends
 
 
 def _cast(x: Any, dtype: torch.dtype) -> Any:
@@ -207,9 +204,9 @@ class _Fused(torch.autograd.Function):
         of_a, of_b, of_added = found
         choices: list[Tensor | None] = [None, None]
         if ctx.choices[0] is not None and of_a is not None:
-            choices[0] = plan.first.of_choice(a, of_a, a_lo, a_span).to(ctx.choices[0])
+            choices[0] = plan.first.of_choice(a, of_a, a_lo, a_span, len(a_bits)).to(ctx.choices[0])
         if ctx.choices[1] is not None and of_b is not None:
-            choices[1] = plan.second.of_choice(b, of_b, b_lo, b_span).to(ctx.choices[1])
+            choices[1] = plan.second.of_choice(b, of_b, b_lo, b_span, len(b_bits)).to(ctx.choices[1])
         return (
             None if of_a is None else plan.first.gradient(a, of_a.to(ctx.types[0]), a_bits),
             None if of_b is None else plan.second.gradient(b, of_b.to(ctx.types[1]), b_bits),

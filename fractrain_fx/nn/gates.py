@@ -34,14 +34,18 @@ class BlockEmbedding(nn.Module):
         self.hidden = nn.Linear(features, dims[0])
         self.output = nn.Linear(dims[0], dims[1])
 
-    def forward(self, x: Tensor) -> Float[Tensor, "batch dims"]:
-        """Embed the entry: any shape with one feature and one batch dimension, to one row a sample."""
+    def forward(self, x: Tensor, samples: int | None = None) -> Float[Tensor, "batch dims"]:
+        """Embed the entry: any shape with one feature and one batch dimension, to one row a sample.
+
+        ``samples`` says how many there are where each has several rows.
+        """
         kept = {self.feature_axis % x.ndim} if self.batch.whole else {self.feature_axis % x.ndim, self.batch.axis}
         positions = [dim for dim in range(x.ndim) if dim not in kept]
         x = x.mean(dim=positions, keepdim=True) if positions else x
-        pooled = self.batch.samples_first(x.to(self.hidden.weight.dtype))
+        rows = x.shape[self.batch.axis]
+        pooled = self.batch.samples_first(x.to(self.hidden.weight.dtype), samples)
         if self.batch.factor != 1:
-            pooled = pooled.view(len(pooled), self.batch.factor, -1).mean(dim=1)
+            pooled = pooled.view(len(pooled), rows // max(len(pooled), 1), -1).mean(dim=1)
         embedded: Tensor = self.output(F.relu(self.hidden(pooled)))
         return embedded
 
@@ -102,7 +106,7 @@ class Skip(nn.Module):
     def forward(self, branch: Tensor, choice: Float[Tensor, "batch options"]) -> Tensor:
         """Mask the branch; same shape and dtype."""
         keep = (1 - choice[:, 0]).to(branch.dtype)
-        return branch * self.batch.expand(keep, branch.ndim)
+        return branch * self.batch.expand(keep, branch.shape)
 
 
 class Mix(nn.Module):
@@ -121,7 +125,7 @@ class Mix(nn.Module):
     def forward(self, choice: Float[Tensor, "batch options"], *results: Tensor) -> Tensor:
         """``sum_k choice_k * result_k``; the shape and type of a result."""
         parts = zip(self.options, results, strict=True)
-        mixed = [self.batch.expand(choice[:, k].to(x.dtype), x.ndim) * x for k, x in parts]
+        mixed = [self.batch.expand(choice[:, k].to(x.dtype), x.shape) * x for k, x in parts]
         total = mixed[0]
         for each in mixed[1:]:
             total = total + each

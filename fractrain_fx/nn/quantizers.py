@@ -48,7 +48,7 @@ class ActivationQuantizer(nn.Module):
         lo, span = self.range(x)
         rounded: Tensor = _RoundActivation.apply(
             x,
-            self.bits_of(bits, x.ndim),
+            self.bits_of(bits),
             self.choice_of(bits),
             lo,
             span,
@@ -59,8 +59,8 @@ class ActivationQuantizer(nn.Module):
         )
         return rounded
 
-    def bits_of(self, control: Tensor, ndim: int) -> Int[Tensor, "*bits"]:
-        """The bits of each value of an ``ndim``-dimensional activation.
+    def bits_of(self, control: Tensor) -> Int[Tensor, "*samples"]:
+        """The bits of all values, or those of each sample.
 
         ``control`` is a width here; for the gated ones it is a choice, or what :func:`picked` makes of it.
         """
@@ -91,8 +91,8 @@ class MixedActivationQuantizer(ActivationQuantizer):
         self.widths = tuple(options)
         self.register_buffer("options", torch.tensor(self.widths), persistent=False)
 
-    def bits_of(self, control: Tensor, ndim: int) -> Int[Tensor, "*bits"]:
-        return _bits_of_samples(self.options, control, self.axis, ndim)
+    def bits_of(self, control: Tensor) -> Int[Tensor, " batch"]:
+        return _bits_of_samples(self.options, control)
 
     def choice_of(self, control: Tensor) -> Float[Tensor, "batch options"] | None:
         return control if control.requires_grad and rounding(self.widths) else None
@@ -137,12 +137,12 @@ class GradientQuantizer(nn.Module):
         """``y``; ``seed`` fixes the noise (without one it is drawn in backward)."""
         if not self.training:
             return y
-        bits = self.bits_of(bits, y.ndim)
+        bits = self.bits_of(bits)
         same: Tensor = _RoundGradient.apply(y, bits, self.seed_of(seed), self.fmt, self.axis)
         return same
 
-    def bits_of(self, control: Tensor, ndim: int) -> Int[Tensor, "*bits"]:
-        """The bits of each value of an ``ndim``-dimensional gradient."""
+    def bits_of(self, control: Tensor) -> Int[Tensor, "*samples"]:
+        """The bits of all values, or those of each sample."""
         return control
 
     def seed_of(self, seed: Int[Tensor, ""] | None) -> Int[Tensor, ""] | None:
@@ -168,8 +168,8 @@ class MixedGradientQuantizer(GradientQuantizer):
         super().__init__(fmt, axis, stream)
         self.register_buffer("options", torch.tensor(tuple(options)), persistent=False)
 
-    def bits_of(self, control: Tensor, ndim: int) -> Int[Tensor, "*bits"]:
-        return _bits_of_samples(self.options, control, self.axis, ndim)
+    def bits_of(self, control: Tensor) -> Int[Tensor, " batch"]:
+        return _bits_of_samples(self.options, control)
 
 
 def picked(choice: Float[Tensor, "batch options"]) -> Int[Tensor, " batch"]:
@@ -177,8 +177,8 @@ def picked(choice: Float[Tensor, "batch options"]) -> Int[Tensor, " batch"]:
     return choice.detach().argmax(1)
 
 
-def _bits_of_samples(options: Tensor, control: Tensor, axis: BatchAxis, ndim: int) -> Int[Tensor, "*bits"]:
-    return axis.expand(options[control if control.ndim == 1 else picked(control)], ndim)
+def _bits_of_samples(options: Tensor, control: Tensor) -> Int[Tensor, " batch"]:
+    return options[control if control.ndim == 1 else picked(control)]
 
 
 class _RoundActivation(torch.autograd.Function):
@@ -200,7 +200,7 @@ class _RoundActivation(torch.autograd.Function):
         ctx.save_for_backward(x, bits, lo, span)
         ctx.fmt, ctx.widths, ctx.axis, ctx.inside = fmt, widths, axis, inside
         ctx.dtype = None if choice is None else choice.dtype
-        rounded = fmt.activation(x, bits, lo=lo, span=span, inside=inside)
+        rounded = fmt.activation(x, axis.expand(bits, x.shape), lo=lo, span=span, inside=inside)
         return x.clone() if rounded is x else rounded
 
     @staticmethod
@@ -208,8 +208,11 @@ class _RoundActivation(torch.autograd.Function):
         x, bits, lo, span = ctx.saved_tensors
         of_choice = None
         if ctx.dtype is not None:
-            of_choice = gate_gradient(ctx.fmt, x, grads[0], ctx.widths, ctx.axis, lo, span, ctx.inside).to(ctx.dtype)
-        return ctx.fmt.activation_gradient(x, grads[0], bits), None, of_choice, *[None] * 6
+            of_choice = gate_gradient(ctx.fmt, x, grads[0], ctx.widths, ctx.axis, lo, span, ctx.inside, len(bits)).to(
+                ctx.dtype
+            )
+        of_x = ctx.fmt.activation_gradient(x, grads[0], ctx.axis.expand(bits, x.shape))
+        return of_x, None, of_choice, *[None] * 6
 
 
 class _RoundWeight(torch.autograd.Function):

@@ -30,6 +30,7 @@ def gate_gradient(
     lo: Float[Tensor, ""],
     span: Float[Tensor, ""],
     inside: bool,
+    samples: int,
 ) -> Float[Tensor, "batch options"]:
     """The gradient of each option of each sample: ``<g, Q_k(x) - x>``, 0 for 0 and 32 bits (ALGORITHM 3).
 
@@ -42,9 +43,10 @@ def gate_gradient(
         lo: low end of the range it was rounded in.
         span: width of that range.
         inside: whether that is the range of ``x`` itself.
+        samples: how many samples ``x`` holds.
     """
     widths = sorted(rounding(options))
-    rows = axis.samples_first(x), axis.samples_first(g)
+    rows = axis.samples_first(x, samples), axis.samples_first(g, samples)
     gains = fmt.activation_gains(*rows, widths, lo=lo, span=span, inside=inside)
     by_bits = dict(zip(widths, gains.unbind(1), strict=True))
     none = torch.zeros_like(gains[:, 0])
@@ -61,8 +63,10 @@ def rounded_gradient(
 ) -> Float[Tensor, "*dims"]:
     """An output gradient at its bits; exactly zero, not noise, for samples at 0 bits, whose block is skipped.
 
-    ``out`` is memory that the result may use.
+    ``bits`` are one width, or that of each sample; ``out`` is memory that the result may use.
     """
+    axis = axis.at(g.shape, len(bits)) if bits.ndim else axis
+    bits = axis.expand(bits, g.shape)
     rounded = fmt.gradient(g, bits, axis=axis, seed=seed, out=out)
     if known_bits(bits) not in (None, 0):
         return rounded

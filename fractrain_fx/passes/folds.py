@@ -138,7 +138,7 @@ def _kept(
         batch = sources.pop() if len(sources) == 1 else None
     if batch is None:
         return None
-    rows = batch.expand(torch.arange(size, dtype=torch.uint8), value.ndim)
+    rows = batch.expand(torch.arange(size, dtype=torch.uint8), value.shape)
     return rows.expand(value.shape)
 
 

@@ -187,11 +187,10 @@ def _fuse(graph_module: GraphModule, node: Node, shared: _Shared, saved: Saved) 
     quantizers = _typed(modules)
     ends = [shared.range(each, op.name) if facts(each).role == "input" else None for each in factors]
     path = f"fused.{str(gradient.target).split('.')[-2]}"
-    ndim = len(facts(node).shape or ())
     bound = arithmetic.bind(node.args, node.kwargs)
     if saved == "codes" and op.precision.precision is not None and op.precision.precision.fw > CODE_BITS:
         saved = "operands"
-    insert_module(graph_module, path, lambda: FusedOp(arithmetic, bound.static, ndim, *quantizers, saved))
+    insert_module(graph_module, path, lambda: FusedOp(arithmetic, bound.static, *quantizers, saved))
     given = [each.args[1] for each in (*factors, gradient)]
     choice = next((each for each in given if isinstance(each, Node) and facts(each).role == "choice"), None)
     controls = tuple(shared.picked(each) if choice is not None and each is choice else each for each in given)

@@ -57,8 +57,9 @@ class InsertGates(PassBase):
         skippable = block.skip is not None or not self.config.gate_options[0].skips
         path = f"gates.{identifier(block.name)}"
         insert_module(graph_module, path, lambda: block_embedding(graph_module, block, entry, self.config))
+        samples = [self._samples(graph)] if _folded(entry) else []
         with graph.inserting_after(after):
-            embedded = call(graph, path, [entry], role="gate", owner=block.name)
+            embedded = call(graph, path, [entry, *samples], role="gate", owner=block.name)
         with graph.inserting_after(embedded):
             chosen = call(graph, "controller", [embedded, state, skippable], role="gate", owner=block.name)
         with graph.inserting_after(chosen):
@@ -68,6 +69,24 @@ class InsertGates(PassBase):
         facts(choice).role, facts(choice).owner = "choice", block.name
         facts(state).role, facts(state).owner = "gate", block.name
         return choice, state
+
+    def _samples(self, graph: Graph) -> Node | None:
+        """How many samples an input holds, for entries whose samples have several rows; ``None``: as recorded."""
+        inputs = graph.find_nodes(op="placeholder")
+        for node in inputs:
+            batch = facts(node).batch
+            if batch is None or batch.factor != 1 or batch.whole:
+                continue
+            known: list[Node] = [
+                u for u in node.users if u.op == "call_method" and u.target == "size" and facts(u).role == "bits"
+            ]
+            if known:
+                return known[0]
+            with graph.inserting_after(inputs[-1]):
+                size: Node = graph.call_method("size", (node, batch.axis))
+            facts(size).role, facts(size).owner = "bits", "samples"
+            return size
+        return None
 
     def _skip(self, graph_module: GraphModule, block: Block, nodes: dict[str, Node], choice: Node) -> None:
         add = nodes[block.exit]
@@ -99,6 +118,11 @@ def block_embedding(graph_module: GraphModule, block: Block, entry: Node, config
         raise PassError(f"the entry {entry.name!r} of block {block.name!r} has no row for each sample")
     axis = _feature_axis(graph_module, entry, block)
     return BlockEmbedding(record.shape[axis], axis, record.batch, config.gate.dims)
+
+
+def _folded(entry: Node) -> bool:
+    batch = facts(entry).batch
+    return batch is not None and batch.factor != 1 and not batch.whole
 
 
 def choices_of(graph: Graph) -> dict[str, Node]:

@@ -29,7 +29,7 @@ AXES = [BatchAxis(axis, factor, major) for axis in (0, 1, 2) for factor, major i
 @pytest.mark.parametrize("axis", AXES, ids=str)
 def test_expand_gives_each_value_that_of_its_sample(axis: BatchAxis) -> None:
     x, owner = folded(axis)
-    assert torch.equal(axis.expand(torch.arange(BATCH), x.ndim).expand_as(x), owner)
+    assert torch.equal(axis.expand(torch.arange(BATCH), x.shape).expand_as(x), owner)
 
 
 @pytest.mark.parametrize("axis", AXES, ids=str)
@@ -43,4 +43,13 @@ def test_samples_first_gathers_each_sample_in_a_row(axis: BatchAxis) -> None:
 
 def test_one_value_a_sample() -> None:
     assert BatchAxis().samples_first(torch.arange(3)).tolist() == [[0], [1], [2]]
-    assert BatchAxis().expand(torch.arange(3), 1).tolist() == [0, 1, 2]
+    assert BatchAxis().expand(torch.arange(3), (3,)).tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("major", [True, False])
+def test_a_call_may_have_more_rows_a_sample_than_were_recorded(major: bool) -> None:
+    recorded, x = BatchAxis(0, 2, major), torch.arange(12.0).view(12, 1)
+    owner = torch.arange(3).repeat_interleave(4) if major else torch.arange(3).repeat(4)
+    assert torch.equal(recorded.expand(torch.arange(3), x.shape)[:, 0], owner)
+    rows = recorded.samples_first(owner.view(12, 1), 3)
+    assert torch.equal(rows, torch.arange(3).view(-1, 1).expand(3, 4))

@@ -128,7 +128,7 @@ class TestMixedActivationQuantizer:
         errors = [fake_quantize(x.detach(), bits, lo=lo, span=span) - x.detach() for bits in FORWARD]
         naive = choice.detach().requires_grad_()
         mixed = x.detach() + sum(
-            axis.expand(naive[:, k], x.ndim) * error for k, error in enumerate(errors) if FORWARD[k] not in (0, 32)
+            axis.expand(naive[:, k], x.shape) * error for k, error in enumerate(errors) if FORWARD[k] not in (0, 32)
         )
         (expected,) = torch.autograd.grad(mixed, naive, upstream)
         torch.testing.assert_close(grads[1], expected, rtol=1e-5, atol=1e-5)
