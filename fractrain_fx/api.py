@@ -57,7 +57,10 @@ def fractrainify(
     config, model = config or FracConfig(), unwrapped(model)
     recording = _record(model, config, example_inputs, example_kwargs, check)
     chain = default_passes(config) if passes is None else list(passes)
-    return rewrite(model, recording, chain, config)
+    rewritten = rewrite(model, recording, chain, config)
+    if passes is not None:
+        rewritten._inside.chain = tuple(type(each).__name__ for each in chain)
+    return rewritten
 
 
 def plan(

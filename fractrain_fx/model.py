@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -11,6 +11,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 from torch.fx import Graph
+from torch.fx.passes.infra.pass_base import PassBase
 
 from fractrain_fx.capture import RecordedModule, Recording
 from fractrain_fx.config import CODE_BITS, FracConfig
@@ -42,6 +43,7 @@ class _Inside:
         self.cost: Cost | None = None
         self.batch: int | None = None
         self.calibrated = False
+        self.chain: tuple[str, ...] | None = None  # the classes of passes that are not the default ones
         running = [Running(shown, config.saved) for shown in recording.graphs]
         self.running = {True: running[0], False: running[-1]}
 
@@ -281,12 +283,15 @@ class FracModel(nn.Module):
         return push(self, repo_id, **options)
 
     @classmethod
-    def from_pretrained(cls, directory: str | Path, *, model: nn.Module, **hub: Any) -> FracModel:
+    def from_pretrained(
+        cls, directory: str | Path, *, model: nn.Module, passes: Sequence[PassBase] | None = None, **hub: Any
+    ) -> FracModel:
         """Rebuild what ``save_pretrained`` wrote.
 
         Args:
             directory: the directory it wrote, or a repository on the Hub.
             model: a fresh model of the original's architecture; its weights are replaced.
+            passes: the chain that rewrote it, where that was not the default one.
             hub: for a repository, options of huggingface_hub's ``snapshot_download``: ``revision``, ``token``, ...
 
         Raises:
@@ -295,10 +300,10 @@ class FracModel(nn.Module):
         from fractrain_fx.saving import load
 
         if Path(directory).is_dir():
-            return load(Path(directory), model)
+            return load(Path(directory), model, passes)
         from fractrain_fx.hub import fetch
 
-        return load(fetch(str(directory), **hub), model)
+        return load(fetch(str(directory), **hub), model, passes)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load a checkpoint: a FracModel's, or the original's (which has no ``frac.`` keys) as it is."""
@@ -327,7 +332,7 @@ class FracModel(nn.Module):
         recording = replace(inside.recording, train=train, eval=evaluate)
         copied = type(self)(original, recording, inside.config)
         copied._inside.targets, copied._inside.reachable = inside.targets, inside.reachable
-        copied._inside.calibrated = inside.calibrated
+        copied._inside.calibrated, copied._inside.chain = inside.calibrated, inside.chain
         copied.training = self.training
         memo[id(self)] = copied
         return copied

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
+from torch.fx.passes.infra.pass_base import PassBase
 
 from fractrain_fx.capture import Recording
 from fractrain_fx.capture.wrappers import unwrapped
@@ -34,6 +36,7 @@ def save(model: FracModel, recording: Recording, directory: Path) -> None:
         "architecture": type(model.restore()).__name__,
         "config": model.config.to_dict(),
         "example_inputs": call,
+        "passes": model._inside.chain,
     }
     directory.mkdir(parents=True, exist_ok=True)
     (directory / _RECIPE).write_text(json.dumps(recipe, indent=2) + "\n", encoding="utf-8")
@@ -41,11 +44,11 @@ def save(model: FracModel, recording: Recording, directory: Path) -> None:
     save_model(model, str(directory / _WEIGHTS))
 
 
-def load(directory: Path, model: nn.Module) -> FracModel:
+def load(directory: Path, model: nn.Module, passes: Sequence[PassBase] | None = None) -> FracModel:
     """Rewrite a fresh model as the recipe says and load the weights.
 
     Raises:
-        RunError: a file is missing or damaged, or the weights do not fit the model.
+        RunError: a file is missing or damaged, the weights do not fit the model, or another chain of passes wrote it.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file, load_model
@@ -64,7 +67,17 @@ def load(directory: Path, model: nn.Module) -> FracModel:
         raise RunError(f"{directory} holds a {recipe['architecture']}, but model= is a {type(model).__name__}")
     call = _unpack(recipe["example_inputs"], tensors)
     config = FracConfig.from_dict(recipe["config"])
-    rewritten = fractrainify(model, config=config, example_inputs=call["args"], example_kwargs=call["kwargs"])
+    chain = None if passes is None else [type(each).__name__ for each in passes]
+    if recipe.get("passes") != chain:
+        made = (
+            "the default passes"
+            if recipe.get("passes") is None
+            else f"a chain of its own ({', '.join(recipe['passes'])})"
+        )
+        raise RunError(f"the model in {directory} was rewritten by {made}: give from_pretrained the same, with passes=")
+    rewritten = fractrainify(
+        model, config=config, example_inputs=call["args"], example_kwargs=call["kwargs"], passes=passes
+    )
     try:
         load_model(rewritten, str(directory / _WEIGHTS))
     except (OSError, RuntimeError, SafetensorError) as error:

@@ -26,8 +26,10 @@ from fractrain_fx.errors import (
     InputError,
     ModelError,
     RuleError,
+    RunError,
     TargetError,
 )
+from fractrain_fx.passes import OpenAttention, default_passes
 from tests.models import build
 
 
@@ -199,3 +201,18 @@ def test_several_gpus_of_one_process_are_refused() -> None:
     model = fractrainify(net, example_inputs=(torch.randn(2, 4),))
     with pytest.raises(ConfigError, match="start one process a GPU"):
         model._replicate_for_data_parallel()  # what nn.DataParallel calls
+
+
+def test_a_chain_of_its_own_is_asked_for_when_a_saved_model_is_loaded(tmp_path: Any) -> None:
+    def net() -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+
+    config, x = FracConfig(method="static"), torch.randn(2, 4)
+    chain = [each for each in default_passes(config) if not isinstance(each, OpenAttention)]
+    fractrainify(net(), config=config, example_inputs=(x,), passes=chain).save_pretrained(tmp_path)
+    with pytest.raises(RunError, match=r"a chain of its own \(Shapes, Macs"):
+        FracModel.from_pretrained(tmp_path, model=net())
+    again = FracModel.from_pretrained(tmp_path, model=net(), passes=chain)
+    again.save_pretrained(tmp_path / "again")
+    with pytest.raises(RunError, match="a chain of its own"):
+        FracModel.from_pretrained(tmp_path / "again", model=net(), passes=default_passes(config))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -79,8 +80,13 @@ def _median(rows: Sequence[Row], name: str) -> str:
     return f"{statistics.median(row['seconds'][name] for row in rows):.2f}" if rows else ""
 
 
+# Where packages and temporary files lie is this machine's own affair.
+_FOLDERS = re.compile(r"/\S*?/site-packages/|/tmp/\S+?(?=[\s,;:]|$)")
+
+
 def _failure(row: Row) -> list[str]:
-    return [row["name"], row.get("failed_at", "").replace("_", " "), row.get("cause", "")[:300]]
+    cause = _FOLDERS.sub(lambda found: "" if found[0].endswith("/site-packages/") else "a folder", row.get("cause", ""))
+    return [row["name"], row.get("failed_at", "").replace("_", " "), cause[:300]]
 
 
 _MODEL = (
