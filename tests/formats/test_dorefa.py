@@ -49,9 +49,9 @@ def test_weights_have_the_gradient_of_the_formula_without_its_rounding() -> None
 
 @pytest.mark.parametrize("axis", [BatchAxis(0), BatchAxis(1), BatchAxis(0, 2), BatchAxis(0, 2, major=False)], ids=str)
 def test_gradients_are_scaled_by_each_sample_and_unbiased(axis: BatchAxis) -> None:
-    g = torch.randn(4, 4) * 10.0 ** axis.expand(torch.arange(4 // axis.factor), 2)
+    g = torch.randn(4, 4) * 10.0 ** axis.expand(torch.arange(4 // axis.factor), (4, 4))
     draws = torch.stack([DOREFA.gradient(g, 3, axis=axis) for _ in range(2000)])
-    largest = axis.expand(axis.samples_first(g.abs()).amax(1), 2)
+    largest = axis.expand(axis.samples_first(g.abs()).amax(1), g.shape)
     numbers = (draws / (2 * largest) + 0.5) * 7
     torch.testing.assert_close(numbers, numbers.round(), rtol=0, atol=1e-5)
     # Levels lie 2 m / 7 apart; at most half of that off in one draw, six standard deviations of the mean.
