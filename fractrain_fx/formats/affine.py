@@ -12,17 +12,16 @@ from torch import Tensor
 from fractrain_fx.errors import InputError
 from fractrain_fx.formats.affine_gains import affine_gains
 from fractrain_fx.formats.affine_rounding import decode_affine, encode_affine, modest, round_affine
-from fractrain_fx.formats.base import Bits, SampleAxis
+from fractrain_fx.formats.base import Bits, CodedFormat, SampleAxis
 from fractrain_fx.formats.bits import as_bits, work_dtype
 
 __all__ = ["AffineFormat", "fake_quantize", "measure"]
 
 
-class AffineFormat:
+class AffineFormat(CodedFormat):
     """Activations over the whole tensor, weights over each output channel, gradients rounded stochastically."""
 
     name = "affine"
-    straight = True
 
     def activation_range(self, x: Float[Tensor, "*dims"]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
         return measure(x)
@@ -62,11 +61,6 @@ class AffineFormat:
     ) -> Float[Tensor, "*dims"]:
         return decode_affine(codes, bits, lo, span, out=out)
 
-    def activation_gradient(
-        self, x: Float[Tensor, "*dims"], g: Float[Tensor, "*dims"], bits: Bits
-    ) -> Float[Tensor, "*dims"]:
-        return g
-
     def activation_gains(
         self,
         x: Float[Tensor, "batch rest"],
@@ -93,11 +87,6 @@ class AffineFormat:
     ) -> Float[Tensor, "*dims"]:
         lo, span = ends or measure(w, dim)
         return round_affine(w, as_bits(bits, w), lo, span, inside=True, out=out) if w.numel() else w
-
-    def weight_gradient(
-        self, w: Float[Tensor, "*dims"], g: Float[Tensor, "*dims"], bits: Bits
-    ) -> Float[Tensor, "*dims"]:
-        return g
 
     def gradient(
         self,

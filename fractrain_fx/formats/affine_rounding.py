@@ -57,26 +57,23 @@ def encode_affine(
     x: Tensor, bits: Tensor, lo: Tensor, span: Tensor, *, inside: bool = False, out: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """What :func:`round_affine` gives at one width of 1 to 8 bits, with the numbers of the levels (uint8) before it."""
-    grid = _Grid.of(bits, lo, span, inside) if readable(x) else None
-    if grid is None:
-        scale = (span / highest_level(bits, lo.dtype)).clamp(min=SMALLEST_SCALE)
-        rounded = _anywhere(x, bits, lo, span, False, None, inside, None)
-        return ((rounded.to(lo.dtype) - lo) / scale).round().to(torch.uint8), rounded
-    work, out = (x, out) if x.dtype == lo.dtype else (copied := x.to(lo.dtype), copied)
-    q = grid.levels(work, None, out)
-    codes = q.to(torch.uint8)
-    q = grid.values(q, out=q)
-    if not inside:
-        q.add_(x, alpha=0)
-    return codes, q.to(x.dtype)
+    if readable(x):
+        grid = _Grid.of(bits, lo, span, inside)
+        work, out = (x, out) if x.dtype == lo.dtype else (copied := x.to(lo.dtype), copied)
+        q = grid.levels(work, None, out)
+        codes = q.to(torch.uint8)
+        values = grid.values(q, out=q)
+    else:
+        codes = _levels(x, bits, lo, span).to(torch.uint8)
+        values = decode_affine(codes, bits, lo, span)
+    return codes, (values if inside else _with_bad_values(values, x)).to(x.dtype)
 
 
 def decode_affine(codes: Tensor, bits: Tensor, lo: Tensor, span: Tensor, *, out: Tensor | None = None) -> Tensor:
     """The values of levels, in the type of ``lo``: those that were rounded to them, bit for bit."""
-    grid = _Grid.of(bits, lo, span, True) if readable(codes) else None
-    if grid is None:
-        return codes.to(lo.dtype) * (span / highest_level(bits, lo.dtype)).clamp(min=SMALLEST_SCALE) + lo
-    return grid.values(codes, out=out)
+    if readable(codes):
+        return _Grid.of(bits, lo, span, True).values(codes, out=out)
+    return codes.to(lo.dtype) * _scale(bits, lo, span) + lo
 
 
 def modest(span: Tensor) -> bool:
@@ -98,16 +95,27 @@ def _anywhere(
     inside: bool,
     out: Tensor | None,
 ) -> Tensor:
-    highest = highest_level(bits, lo.dtype)
-    scale = (span / highest).clamp(min=SMALLEST_SCALE)
-    q = (x.to(lo.dtype) - lo) / scale
+    q = _levels(x, bits, lo, span, stochastic, seed) * _scale(bits, lo, span) + lo
+    return unrounded(bits, x, (q if inside else _with_bad_values(q, x)).to(x.dtype))
+
+
+def _levels(
+    x: Tensor, bits: Tensor, lo: Tensor, span: Tensor, stochastic: bool = False, seed: Tensor | None = None
+) -> Tensor:
+    q = (x.to(lo.dtype) - lo) / _scale(bits, lo, span)
     if stochastic:
         q = q + dither(q, seed)
-    q = q.clamp(min=torch.zeros_like(highest), max=highest).round() * scale + lo
-    if not inside:
-        # The clamp hides an infinite value; 0 * inf is NaN.
-        q = q + 0 * x
-    return unrounded(bits, x, q.to(x.dtype))
+    highest = highest_level(bits, lo.dtype)
+    return q.clamp(min=torch.zeros_like(highest), max=highest).round()
+
+
+def _scale(bits: Tensor, lo: Tensor, span: Tensor) -> Tensor:
+    return (span / highest_level(bits, lo.dtype)).clamp(min=SMALLEST_SCALE)
+
+
+def _with_bad_values(rounded: Tensor, x: Tensor) -> Tensor:
+    """NaN where ``x`` is infinite, which the clamp hides: 0 * inf is NaN."""
+    return rounded.add_(x, alpha=0) if readable(rounded) else rounded + 0 * x
 
 
 def _on_a_cpu(
@@ -125,16 +133,14 @@ def _on_a_cpu(
     An op on one number costs as much as one on thousands. Division of two float32 numbers in float64, then rounded to
     float32, is that in float32.
     """
-    grid = _Grid.of(bits, lo, span, inside)
-    if grid is None:
+    if all(width in (0, FLOAT_BITS) for width in bits.flatten().tolist()):
         return x
+    grid = _Grid.of(bits, lo, span, inside)
     work, out = (x, out) if x.dtype == lo.dtype else (copied := x.to(lo.dtype), copied)
     q = grid.levels(work, dither(work, seed) if stochastic else None, out)
     q = grid.values(q, out=q)
-    if not inside:
-        q.add_(x, alpha=0)
-    q = q if q.dtype == x.dtype else q.to(x.dtype)
-    return q if len(grid.tops) == 1 else unrounded(bits, x, q)
+    q = (q if inside else _with_bad_values(q, x)).to(x.dtype)
+    return q if bits.numel() == 1 else unrounded(bits, x, q)
 
 
 @dataclass(frozen=True)
@@ -144,8 +150,7 @@ class _Grid:
     Attributes:
         lo: the lowest level.
         scale: distance between levels.
-        tops: number of the highest level, for each width.
-        highest: those as they broadcast against the values.
+        highest: number of the highest level.
         start: the lowest level as a number, where it is one.
         sure: nothing lies outside and no level number loses its fraction in float32.
         near: one scale for all, and the lowest level is no further from 0 than the range is wide.
@@ -153,28 +158,25 @@ class _Grid:
 
     lo: Tensor
     scale: Tensor
-    tops: tuple[float, ...]
     highest: Tensor | float
     start: float | None
     sure: bool
     near: bool
 
     @classmethod
-    def of(cls, bits: Tensor, lo: Tensor, span: Tensor, inside: bool) -> _Grid | None:
-        """The grid of some bits in a range; ``None`` where none of them rounds anything."""
+    def of(cls, bits: Tensor, lo: Tensor, span: Tensor, inside: bool) -> _Grid:
+        """The grid of some bits in a range."""
         widths = bits.flatten().tolist()
-        if all(width in (0, FLOAT_BITS) for width in widths):
-            return None
         wide = _widest(span)
-        tops = tuple(2.0**width - 1 if width else 1.0 for width in widths)
+        tops = [2.0**width - 1 if width else 1.0 for width in widths]
         highest = tops[0] if len(tops) == 1 else highest_level(bits, lo.dtype)
         sure = inside and wide < _WIDE and all(width <= _SURE_BITS or width == FLOAT_BITS for width in widths)
         if lo.numel() > 1:
-            return cls(lo, (span / highest).clamp_(min=SMALLEST_SCALE), tops, highest, None, sure, False)
+            return cls(lo, (span / highest).clamp_(min=SMALLEST_SCALE), highest, None, sure, False)
         scales = [max(wide / top, SMALLEST_SCALE) for top in tops]
         scale = torch.tensor(scales[0] if bits.ndim == 0 else scales, dtype=lo.dtype).view(bits.shape)
         start = float(lo)
-        return cls(lo, scale, tops, highest, start, sure, bits.ndim == 0 and sure and abs(start) < wide)
+        return cls(lo, scale, highest, start, sure, bits.ndim == 0 and sure and abs(start) < wide)
 
     def levels(self, x: Tensor, noise: Tensor | None, out: Tensor | None) -> Tensor:
         """Number of the nearest level to ``x``, or to ``x`` with noise."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from fractrain_fx.formats.bits import work_dtype
 
-__all__ = ["Bits", "CodedFormat", "Format", "SampleAxis", "gains"]
+__all__ = ["Bits", "CodedFormat", "Format", "SampleAxis"]
 
 Bits = int | Int[Tensor, "*bits"]
 
@@ -33,7 +34,7 @@ class Format(Protocol):
     or lie in ``out``, where memory of the input's shape in the type that is computed in was given.
 
     The derivative of each rounding is a function of its own, so that a fused op can apply it without having recorded
-    the rounding.
+    the rounding. Gradients pass straight through unless a format says otherwise.
 
     Attributes:
         name: what a configuration calls it.
@@ -41,12 +42,14 @@ class Format(Protocol):
     """
 
     name: str
-    straight: bool
+    straight: bool = True
 
+    @abstractmethod
     def activation_range(self, x: Float[Tensor, "*dims"]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
         """``lo`` and ``span`` of a batch, in float32 or wider: what evaluation averages."""
         ...
 
+    @abstractmethod
     def activation(
         self,
         x: Float[Tensor, "*dims"],
@@ -64,7 +67,7 @@ class Format(Protocol):
         self, x: Float[Tensor, "*dims"], g: Float[Tensor, "*dims"], bits: Bits
     ) -> Float[Tensor, "*dims"]:
         """The gradient of ``x`` from ``g``, that of the rounded activation."""
-        ...
+        return g
 
     def activation_gains(
         self,
@@ -77,8 +80,11 @@ class Format(Protocol):
         inside: bool = False,
     ) -> Float[Tensor, "batch options"]:
         """For each of several bits (none of them 0 or 32), the sum of ``g * (Q(x) - x)`` over each sample."""
-        ...
+        dtype = work_dtype(x)
+        errors = (self.activation(x, each, lo=lo, span=span).to(dtype) - x for each in bits)
+        return torch.stack([(error * g).sum(1) for error in errors], dim=1)
 
+    @abstractmethod
     def weight_range(self, w: Float[Tensor, "*dims"], *, dim: int | None) -> tuple[Tensor, Tensor]:
         """What :meth:`weight` needs to know of ``w``, whose output channels lie along ``dim``: two small tensors.
 
@@ -86,6 +92,7 @@ class Format(Protocol):
         """
         ...
 
+    @abstractmethod
     def weight(
         self,
         w: Float[Tensor, "*dims"],
@@ -102,8 +109,9 @@ class Format(Protocol):
         self, w: Float[Tensor, "*dims"], g: Float[Tensor, "*dims"], bits: Bits
     ) -> Float[Tensor, "*dims"]:
         """The gradient of ``w`` from ``g``, that of the rounded weight."""
-        ...
+        return g
 
+    @abstractmethod
     def gradient(
         self,
         g: Float[Tensor, "*dims"],
@@ -124,6 +132,7 @@ class Format(Protocol):
 class CodedFormat(Format, Protocol):
     """A format whose activations at up to 8 bits fit one byte each."""
 
+    @abstractmethod
     def activation_codes(
         self,
         x: Float[Tensor, "*dims"],
@@ -137,6 +146,7 @@ class CodedFormat(Format, Protocol):
         """Level numbers (uint8) and what :meth:`activation` gives, at one width of 1 to 8 bits."""
         ...
 
+    @abstractmethod
     def activation_values(
         self,
         codes: Int[Tensor, "*dims"],
@@ -148,12 +158,3 @@ class CodedFormat(Format, Protocol):
     ) -> Float[Tensor, "*dims"]:
         """The rounded activation from its level numbers, bit for bit, in float32 or wider."""
         ...
-
-
-def gains(
-    fmt: Format, x: Float[Tensor, "batch rest"], g: Tensor, bits: Sequence[int], lo: Tensor, span: Tensor
-) -> Float[Tensor, "batch options"]:
-    """:meth:`Format.activation_gains` of any format, by rounding to each of the bits."""
-    dtype = work_dtype(x)
-    errors = (fmt.activation(x, each, lo=lo, span=span).to(dtype) - x for each in bits)
-    return torch.stack([(error * g).sum(1) for error in errors], dim=1)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fractrain_fx.formats.base import Bits, SampleAxis, gains
+from fractrain_fx.formats.base import Bits, Format, SampleAxis
 from fractrain_fx.formats.bits import as_bits, highest_level, is_rounded, unrounded, work_dtype
 from fractrain_fx.formats.noise import dither
 
 __all__ = ["DoReFaFormat"]
 
 
-class DoReFaFormat:
+class DoReFaFormat(Format):
     """Activations clipped to 0..1, weights through tanh to -1..1, gradients scaled and dithered sample by sample.
 
     Clip and tanh have their own derivatives; only the rounding between them passes gradients straight through.
@@ -48,18 +46,6 @@ class DoReFaFormat:
         """That of the clip: none for what was clipped."""
         clipped = ((x < 0) | (x > 1)) & is_rounded(as_bits(bits, x))
         return g.masked_fill(clipped, 0)
-
-    def activation_gains(
-        self,
-        x: Float[Tensor, "batch rest"],
-        g: Float[Tensor, "batch rest"],
-        bits: Sequence[int],
-        *,
-        lo: Float[Tensor, ""],
-        span: Float[Tensor, ""],
-        inside: bool = False,
-    ) -> Float[Tensor, "batch options"]:
-        return gains(self, x, g, bits, lo, span)
 
     def weight_range(self, w: Float[Tensor, "*dims"], *, dim: int | None) -> tuple[Tensor, Tensor]:
         """0 and the largest ``|tanh w|`` of the whole weight (1 where that is 0)."""

@@ -8,13 +8,11 @@ significand has as many. BN stays float (paper 4.1).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fractrain_fx.formats.base import Bits, SampleAxis, gains
+from fractrain_fx.formats.base import Bits, Format, SampleAxis
 from fractrain_fx.formats.bits import as_bits, is_rounded, unrounded, work_dtype
 from fractrain_fx.formats.noise import dither
 
@@ -28,7 +26,7 @@ _GRADIENT_UNIT = 2.0**-14
 _SMALLEST_EXPONENT, _LARGEST_EXPONENT = -95, 127
 
 
-class WageubnFormat:
+class WageubnFormat(Format):
     """Activations and weights on the grid of step ``2^(1 - bits)``, gradients on one that a power of two scales.
 
     Weights saturate at one step below 1. Activations, as published, do not saturate: the grid is fixed and what lies
@@ -37,7 +35,6 @@ class WageubnFormat:
     """
 
     name = "wageubn"
-    straight = True
 
     def activation_range(self, x: Float[Tensor, "*dims"]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
         """Always -1..1, the grid's own unit: this format measures nothing."""
@@ -55,23 +52,6 @@ class WageubnFormat:
     ) -> Float[Tensor, "*dims"]:
         """``round(x 2^(bits - 1)) / 2^(bits - 1)``; the grid is fixed, so no range is read."""
         return _direct(x, as_bits(bits, x))
-
-    def activation_gradient(
-        self, x: Float[Tensor, "*dims"], g: Float[Tensor, "*dims"], bits: Bits
-    ) -> Float[Tensor, "*dims"]:
-        return g
-
-    def activation_gains(
-        self,
-        x: Float[Tensor, "batch rest"],
-        g: Float[Tensor, "batch rest"],
-        bits: Sequence[int],
-        *,
-        lo: Float[Tensor, ""],
-        span: Float[Tensor, ""],
-        inside: bool = False,
-    ) -> Float[Tensor, "batch options"]:
-        return gains(self, x, g, bits, lo, span)
 
     def weight_range(self, w: Float[Tensor, "*dims"], *, dim: int | None) -> tuple[Tensor, Tensor]:
         """Always -1..1: this format measures nothing."""

@@ -30,20 +30,25 @@ class BatchAxis:
     major: bool = True
     whole: bool = False
 
+    @property
+    def folded(self) -> bool:
+        """Whether a sample has several rows of the dimension."""
+        return self.factor != 1 and not self.whole
+
     def expand(self, per_sample: Float[Tensor, " batch"], shape: Sequence[int]) -> Tensor:
         """Shape one value a sample so that it broadcasts over a tensor of a shape; a 0-dim value holds for all."""
         if per_sample.ndim == 0:
             return per_sample
         if self.whole:
             return per_sample.view([1] * len(shape))
-        if self.factor != 1:
+        if self.folded:
             rows = shape[self.axis] // max(len(per_sample), 1)
             per_sample = per_sample.repeat_interleave(rows) if self.major else per_sample.repeat(rows)
         return per_sample.view([-1 if dim == self.axis else 1 for dim in range(len(shape))])
 
     def at(self, shape: Sequence[int], samples: int) -> BatchAxis:
         """The same in a tensor of so many samples, which may have other numbers of rows than were recorded."""
-        if self.whole or self.factor == 1 or not samples:
+        if not (self.folded and samples):
             return self
         return replace(self, factor=shape[self.axis] // samples)
 
@@ -56,7 +61,7 @@ class BatchAxis:
         if self.whole:
             return x.reshape(1, -1)
         x = x.movedim(self.axis, 0)
-        if self.factor == 1:
+        if not self.folded:
             return x.flatten(1) if x.ndim > 1 else x.unsqueeze(1)
         if samples is None and x.shape[0] % self.factor:
             raise InputError(

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fractrain_fx.config import GateConfig
 from fractrain_fx.nn.axis import BatchAxis
 
-__all__ = ["BlockEmbedding", "Controller", "Mix", "Skip", "every", "takers"]
+__all__ = ["BlockEmbedding", "Controller", "Mix", "Skip"]
 
 State = tuple[Tensor, Tensor]
 
@@ -44,7 +44,7 @@ class BlockEmbedding(nn.Module):
         x = x.mean(dim=positions, keepdim=True) if positions else x
         rows = x.shape[self.batch.axis]
         pooled = self.batch.samples_first(x.to(self.hidden.weight.dtype), samples)
-        if self.batch.factor != 1:
+        if self.batch.folded:
             pooled = pooled.view(len(pooled), rows // max(len(pooled), 1), -1).mean(dim=1)
         embedded: Tensor = self.output(F.relu(self.hidden(pooled)))
         return embedded
@@ -130,13 +130,3 @@ class Mix(nn.Module):
         for each in mixed[1:]:
             total = total + each
         return total
-
-
-def every(choice: Float[Tensor, "batch options"], option: int) -> Int[Tensor, " batch"]:
-    """The same option for all samples."""
-    return torch.full((len(choice),), option, device=choice.device)
-
-
-def takers(choice: Float[Tensor, "batch options"], option: int) -> Int[Tensor, " batch"]:
-    """1 for the samples that picked an option, 0 for the others."""
-    return (choice.detach().argmax(1) == option).long()

@@ -33,7 +33,9 @@ FIXED_BATCH = "fixed_batch"
 """Key of ``graph_module.meta``: whether the graph runs at the batch size of its example only."""
 
 Mode = Literal["float", "pinned", "scheduled", "gated", "uncounted"]
-Role = Literal["gate", "choice", "skip", "input", "weight", "gradient", "bits", "seed", "range", "fused", "mix", "cost"]
+Role = Literal[
+    "gate", "choice", "skip", "input", "weight", "gradient", "bits", "seed", "samples", "range", "fused", "mix", "cost"
+]
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,8 @@ class InsertGates(PassBase):
         skippable = block.skip is not None or not self.config.gate_options[0].skips
         path = f"gates.{identifier(block.name)}"
         insert_module(graph_module, path, lambda: block_embedding(graph_module, block, entry, self.config))
-        samples = [self._samples(graph)] if _folded(entry) else []
+        batch = facts(entry).batch
+        samples = [self._samples(graph)] if batch is not None and batch.folded else []
         with graph.inserting_after(after):
             embedded = call(graph, path, [entry, *samples], role="gate", owner=block.name)
         with graph.inserting_after(embedded):
@@ -75,16 +76,16 @@ class InsertGates(PassBase):
         inputs = graph.find_nodes(op="placeholder")
         for node in inputs:
             batch = facts(node).batch
-            if batch is None or batch.factor != 1 or batch.whole:
+            if batch is None or batch.folded or batch.whole:
                 continue
             known: list[Node] = [
-                u for u in node.users if u.op == "call_method" and u.target == "size" and facts(u).role == "bits"
+                u for u in node.users if u.op == "call_method" and u.target == "size" and facts(u).role == "samples"
             ]
             if known:
                 return known[0]
             with graph.inserting_after(inputs[-1]):
                 size: Node = graph.call_method("size", (node, batch.axis))
-            facts(size).role, facts(size).owner = "bits", "samples"
+            facts(size).role, facts(size).owner = "samples", "model"
             return size
         return None
 
@@ -118,11 +119,6 @@ def block_embedding(graph_module: GraphModule, block: Block, entry: Node, config
         raise PassError(f"the entry {entry.name!r} of block {block.name!r} has no row for each sample")
     axis = _feature_axis(graph_module, entry, block)
     return BlockEmbedding(record.shape[axis], axis, record.batch, config.gate.dims)
-
-
-def _folded(entry: Node) -> bool:
-    batch = facts(entry).batch
-    return batch is not None and batch.factor != 1 and not batch.whole
 
 
 def choices_of(graph: Graph) -> dict[str, Node]:

@@ -14,8 +14,8 @@ from fractrain_fx.capture import changes_operands
 from fractrain_fx.config import FracConfig
 from fractrain_fx.errors import ModelError, PassError
 from fractrain_fx.nn.axis import BatchAxis
-from fractrain_fx.nn.gates import Mix, every, takers
-from fractrain_fx.nn.quantizers import MixedGradientQuantizer
+from fractrain_fx.nn.gates import Mix
+from fractrain_fx.nn.quantizers import MixedGradientQuantizer, every, takers
 from fractrain_fx.passes.facts import Block, blocks_of, facts
 from fractrain_fx.passes.gates import choices_of
 from fractrain_fx.passes.graph import NAMESPACE, call, insert_module, varying
