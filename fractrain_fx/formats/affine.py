@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fractrain_fx.errors import InputError
 from fractrain_fx.formats.affine_gains import affine_gains
-from fractrain_fx.formats.affine_rounding import decode_affine, encode_affine, modest, round_affine
+from fractrain_fx.formats.affine_grid import modest
+from fractrain_fx.formats.affine_rounding import decode_affine, encode_affine, round_affine
 from fractrain_fx.formats.base import Bits, CodedFormat, SampleAxis
 from fractrain_fx.formats.bits import as_bits, work_dtype
 
@@ -36,7 +37,7 @@ class AffineFormat(CodedFormat):
         inside: bool = False,
         out: Tensor | None = None,
     ) -> Float[Tensor, "*dims"]:
-        return round_affine(x, as_bits(bits, x), lo, span, inside=inside, out=out) if x.numel() else x
+        return round_affine(x, as_bits(bits, x), lo, span, inside=inside, quick=True, out=out) if x.numel() else x
 
     def activation_codes(
         self,
@@ -57,9 +58,10 @@ class AffineFormat(CodedFormat):
         *,
         lo: Float[Tensor, ""],
         span: Float[Tensor, ""],
+        inside: bool = False,
         out: Tensor | None = None,
     ) -> Float[Tensor, "*dims"]:
-        return decode_affine(codes, bits, lo, span, out=out)
+        return decode_affine(codes, bits, lo, span, inside=inside, out=out)
 
     def activation_gains(
         self,
@@ -86,7 +88,7 @@ class AffineFormat(CodedFormat):
         out: Tensor | None = None,
     ) -> Float[Tensor, "*dims"]:
         lo, span = ends or measure(w, dim)
-        return round_affine(w, as_bits(bits, w), lo, span, inside=True, out=out) if w.numel() else w
+        return round_affine(w, as_bits(bits, w), lo, span, inside=True, quick=True, out=out) if w.numel() else w
 
     def gradient(
         self,
@@ -100,7 +102,7 @@ class AffineFormat(CodedFormat):
         if not g.numel():
             return g
         lo, span = measure(g)
-        return round_affine(g, as_bits(bits, g), lo, span, stochastic=True, seed=seed, inside=True, out=out)
+        return round_affine(g, as_bits(bits, g), lo, span, stochastic=True, seed=seed, inside=True, quick=True, out=out)
 
 
 def fake_quantize(
@@ -161,14 +163,15 @@ def measure(x: Float[Tensor, "*dims"], dim: int | None = None) -> tuple[Float[Te
     Raises:
         InputError: ``x`` has no such ``dim``.
     """
-    shape = _range_shape(x, dim)
-    x = x.detach()
+    if x.requires_grad:
+        x = x.detach()
     if x.numel() == 0:
-        nan = x.new_full(shape, torch.nan, dtype=work_dtype(x))
+        nan = x.new_full(_range_shape(x, dim), torch.nan, dtype=work_dtype(x))
         return nan, nan
     if dim is None:
         lo, hi = torch.aminmax(x)
     else:
+        _range_shape(x, dim)
         others = [each for each in range(x.ndim) if each != dim % x.ndim]
         lo, hi = (x.amin(others, keepdim=True), x.amax(others, keepdim=True)) if others else (x, x)
     if x.dtype != work_dtype(x):

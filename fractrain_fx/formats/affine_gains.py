@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fractrain_fx.formats.affine_rounding import SMALLEST_SCALE
+from fractrain_fx.formats.affine_grid import SMALLEST_SCALE
 from fractrain_fx.formats.bits import readable
 from fractrain_fx.formats.scratch import scratch
 

@@ -154,6 +154,7 @@ class CodedFormat(Format, Protocol):
         *,
         lo: Float[Tensor, ""],
         span: Float[Tensor, ""],
+        inside: bool = False,
         out: Tensor | None = None,
     ) -> Float[Tensor, "*dims"]:
         """The rounded activation from its level numbers, bit for bit, in float32 or wider."""

@@ -39,13 +39,14 @@ def scratch(like: Tensor, slot: int, *, matrices: bool = False) -> Tensor | None
             of dimensions in memory is that of ``like``.
     """
     size = like.numel()
-    if not readable(like) or not 0 < size <= _LARGEST or not (matrices or _dense(like)):
+    contiguous = like.is_contiguous()
+    if not readable(like) or not 0 < size <= _LARGEST or not (contiguous or matrices or _dense(like)):
         return None
     key = slot, work_dtype(like)
     buffer = _kept.buffers.get(key)
     if buffer is None or buffer.numel() < size:
         buffer = _kept.buffers[key] = torch.empty(size, dtype=key[1])
-    if not matrices or like.is_contiguous():
+    if contiguous or not matrices:
         return buffer.as_strided(like.shape, like.stride())
     upright = like.ndim < 2 or like.stride(-1) <= like.stride(-2)
     flat = buffer[:size]
@@ -54,7 +55,5 @@ def scratch(like: Tensor, slot: int, *, matrices: bool = False) -> Tensor | None
 
 def _dense(x: Tensor) -> bool:
     """Whether the values fill their memory without gaps, in whatever order of dimensions."""
-    if x.is_contiguous():
-        return True
     order = sorted(range(x.ndim), key=lambda dim: (x.stride()[dim], x.shape[dim]), reverse=True)
     return x.permute(order).is_contiguous()

@@ -64,7 +64,7 @@ class Factor:
             return kept
         if kept is not None and isinstance(self.fmt, CodedFormat):
             out = scratch(kept, slot, matrices=self.matrices) if lo.dtype == torch.float32 else None
-            return self.fmt.activation_values(kept, bits, lo=lo, span=span, out=out)
+            return self.fmt.activation_values(kept, bits, lo=lo, span=span, inside=self.inside, out=out)
         assert x is not None
         return self._round(x, bits, lo, span, scratch(x, slot, matrices=self.matrices))
 

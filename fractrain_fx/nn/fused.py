@@ -6,6 +6,7 @@ rounded copies live only while they are multiplied.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,9 @@ from fractrain_fx.nn.quantizers import ActivationQuantizer, GradientQuantizer, W
 from fractrain_fx.nn.rounding import rounded_gradient
 
 __all__ = ["FusedOp"]
+
+# Entering torch.autocast costs as much as a small op.
+_AS_IT_IS = nullcontext()
 
 Range = tuple[Tensor, Tensor]
 Quantizer = ActivationQuantizer | WeightQuantizer
@@ -172,7 +176,8 @@ class _Fused(torch.autograd.Function):
         first, of_first = plan.first.take(a, a_bits, a_lo, a_span, _FIRST)
         second, of_second = plan.second.take(b, b_bits, b_lo, b_span, _SECOND)
         ctx.types = a.dtype, b.dtype
-        if torch.is_autocast_enabled(a.device.type):
+        halved = torch.is_autocast_enabled(a.device.type)
+        if halved:
             dtype = torch.get_autocast_dtype(a.device.type)
             first, second, added = _cast(first, dtype), _cast(second, dtype), _cast(added, dtype)
         operands = (
@@ -182,9 +187,10 @@ class _Fused(torch.autograd.Function):
         )
         ranges = (a_bits, a_lo, a_span, b_bits, b_lo, b_span)
         ctx.save_for_backward(*operands, *ranges, bits, seed, of_first, of_second)
-        with torch.autocast(a.device.type, enabled=False):
+        call = Bound(first, second, added, plan.static)
+        with torch.autocast(a.device.type, enabled=False) if halved else _AS_IT_IS:
             # Detached, as some products are views of their own memory, which autograd lets no op in place follow.
-            return plan.arithmetic.forward(Bound(first, second, added, plan.static)).detach()
+            return plan.arithmetic.forward(call).detach()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

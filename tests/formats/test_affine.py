@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from torch import Tensor
 
 from fractrain_fx.errors import InputError
-from fractrain_fx.formats.affine import fake_quantize, measure
+from fractrain_fx.formats.affine import AffineFormat, fake_quantize, measure
 
 quick = settings(max_examples=100, deadline=None)
 values = st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=40).map(torch.tensor)
@@ -30,6 +30,34 @@ def literal(x: Tensor, bits: int) -> Tensor:
 @given(values, some_bits)
 def test_equals_the_formula_term_by_term(x: Tensor, bits: int) -> None:
     assert torch.equal(fake_quantize(x, bits), literal(x, bits))
+
+
+@quick
+@given(st.integers(0, 2**32 - 1), st.floats(-3, 3), some_bits)
+def test_what_models_run_differs_from_the_formula_only_at_ties(seed: int, centre: float, bits: int) -> None:
+    x = torch.randn(500, generator=torch.Generator().manual_seed(seed)) + centre
+    lo, span = measure(x)
+    found = AffineFormat().activation(x, bits, lo=lo, span=span, inside=True)
+    place = (x.double() - lo.double()) / (span.double() / (2**bits - 1))
+    # Float32 holds numbers up to 2^8, and a low end as far away again, to 2^-14.
+    tie = ((place - place.floor()) - 0.5).abs() < 2.0**-14
+    by_formula = fake_quantize(x, bits)
+    assert ((found - by_formula).abs() <= 1e-6 * (span + lo.abs()))[~tie].all()
+    assert ((found - x).abs() <= span / (2**bits - 1) * (0.5 + 2.0**-13) + 1e-6 * lo.abs()).all()
+
+
+def test_large_samples_are_rounded_as_if_alone() -> None:
+    x = torch.randn(6, 2, 1 << 14)
+    bits = torch.tensor([2, 0, 4, 32, 8, 4]).view(-1, 1, 1)
+    lo, span = measure(x)
+    together = AffineFormat().activation(x, bits, lo=lo, span=span, inside=True)
+    for width, before, after in zip(bits.flatten().tolist(), x, together, strict=True):
+        assert torch.equal(after, AffineFormat().activation(before, width, lo=lo, span=span, inside=True))
+    outside = AffineFormat().activation(x, bits, lo=lo, span=span / 2)
+    for width, before, after in zip(bits.flatten().tolist(), x, outside, strict=True):
+        assert torch.equal(after, fake_quantize(before, width, lo=lo, span=span / 2))
+    x[0, 0, 0] = torch.inf
+    assert AffineFormat().activation(x, bits, lo=lo, span=span)[0, 0, 0].isnan()
 
 
 @pytest.mark.parametrize("bits", range(2, 9))

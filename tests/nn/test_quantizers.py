@@ -44,7 +44,8 @@ class TestActivationQuantizer:
         quantizer = ActivationQuantizer(AFFINE)
         for _ in range(2):
             x = torch.randn(4, 5)
-            assert torch.equal(quantizer(x, torch.tensor(3)), fake_quantize(x, 3))
+            # In fewer passes than the formula's terms: off by the last bit.
+            torch.testing.assert_close(quantizer(x, torch.tensor(3)), fake_quantize(x, 3), rtol=1e-6, atol=1e-6)
 
     def test_the_running_range_starts_from_the_first_batch_and_moves_by_keep(self) -> None:
         quantizer = ActivationQuantizer(AFFINE, keep=0.75)
@@ -205,7 +206,7 @@ class TestGradientQuantizer:
         quantizer = GradientQuantizer(AFFINE)
         lo, span = measure(upstream)
         draws = torch.stack([torch.autograd.grad(quantizer(y, torch.tensor(3)), y, upstream)[0] for _ in range(2000)])
-        assert torch.equal(draws, fake_quantize(draws, 3, lo=lo, span=span))
+        torch.testing.assert_close(draws, fake_quantize(draws, 3, lo=lo, span=span), rtol=1e-6, atol=1e-6)
         # As in tests/formats: at most half a step off in one draw, six standard deviations.
         assert (draws.mean(0) - upstream).abs().max() < 6 * (span / 7) / (2 * 2000**0.5)
 
