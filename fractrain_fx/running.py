@@ -8,7 +8,7 @@ import torch
 
 from fractrain_fx.capture import RecordedModule
 from fractrain_fx.config import Saved
-from fractrain_fx.passes import Fuse
+from fractrain_fx.passes import Fuse, FuseSkips
 
 __all__ = ["Running"]
 
@@ -32,6 +32,7 @@ class Running:
         if not torch.compiler.is_compiling() and self._code is not self._shown._code:
             copied = RecordedModule.over(self._shown, self._shown._modules, copy.deepcopy(self._shown.graph))
             Fuse(self._saved)(copied)
+            FuseSkips()(copied)
             self.graph_module = copied
             self.graph_module.training = self._shown.training
             self._code = self._shown._code

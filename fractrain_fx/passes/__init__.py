@@ -22,6 +22,7 @@ from fractrain_fx.passes.facts import (
     ops_of,
 )
 from fractrain_fx.passes.fuse import Fuse, unfused
+from fractrain_fx.passes.fuse_skips import FuseSkips
 from fractrain_fx.passes.gate_size import GateSize, controller_size, gate_sizes
 from fractrain_fx.passes.gates import InsertGates
 from fractrain_fx.passes.macs import Macs
@@ -39,6 +40,7 @@ __all__ = [
     "Decision",
     "Facts",
     "Fuse",
+    "FuseSkips",
     "GateSize",
     "InsertGates",
     "Macs",
