@@ -200,7 +200,7 @@ def _fuse(graph_module: GraphModule, node: Node, shared: _Shared, saved: Saved) 
     facts(fused).op = op
     gradient.replace_all_uses_with(fused)
     for spent in (gradient, node, *factors):
-        if not spent.users and spent in graph.nodes:
+        if not spent.users and not spent._erased:
             graph.erase_node(spent)
 
 

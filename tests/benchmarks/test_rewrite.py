@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
+import timm
 import torch
 import transformers
+from torch.fx.graph import _node_list
 
 from benchmarks.rewrite import without_data
-from fractrain_fx import plan
+from fractrain_fx import fractrainify, plan
 
 
 def measured(layers: int) -> dict[str, float]:
@@ -44,3 +47,21 @@ def test_two_layers_of_llama_7b_are_planned_without_data() -> None:
 def test_the_measurement_counts_nodes_in_proportion_to_layers() -> None:
     one, two, three = (without_data(layers, width=256)["nodes"] for layers in (1, 2, 3))
     assert three - two == two - one > 50
+
+
+def test_no_pass_walks_over_the_graph_for_each_of_its_ops(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, walks = _node_list.__iter__, []
+
+    def counted(nodes: _node_list) -> Iterator[torch.fx.Node]:
+        walks.append(nodes)
+        return real(nodes)
+
+    monkeypatch.setattr(_node_list, "__iter__", counted)
+    counts = []
+    for depth in (1, 3):
+        walks.clear()
+        with torch.device("meta"):
+            model = timm.create_model("vit_tiny_patch16_224", depth=depth)
+        fractrainify(model)
+        counts.append(len(walks))
+    assert counts[0] == counts[1] > 0
