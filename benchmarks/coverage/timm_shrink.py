@@ -137,11 +137,20 @@ def _fewer(value: Any) -> Any:
 
 
 def _fewer_entries(stages: Any) -> Any:
-    """At most two blocks in the last stage that has as many; one in the others."""
+    """Two blocks in the last stage that has as many, and its last one where that is of another type; one in the others.
+
+    MobileNetV5 does not read its features from a block of attention, with which none of its stages ends.
+    """
     if not isinstance(stages, list) or not all(isinstance(stage, list) for stage in stages):
         return stages
     several = [i for i, stage in enumerate(stages) if len(stage) >= _BLOCKS]
-    return [stage[: _BLOCKS if [i] == several[-1:] else 1] for i, stage in enumerate(stages)]
+    return [[*stage[:_BLOCKS], *_end(stage)] if [i] == several[-1:] else stage[:1] for i, stage in enumerate(stages)]
+
+
+def _end(stage: list[Any]) -> list[Any]:
+    second, last = stage[_BLOCKS - 1], stage[-1]
+    both = isinstance(second, dict) and isinstance(last, dict)
+    return [last] if both and second["block_type"] != last["block_type"] else []
 
 
 def _factor(options: Any, config: Any) -> int:

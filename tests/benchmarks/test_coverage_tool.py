@@ -146,7 +146,8 @@ def test_timm_models_are_built_with_drop_rates_and_at_a_small_side(name: str) ->
 
 
 @pytest.mark.parametrize(
-    "name", ["vit_small_patch16_224", "efficientnet_b0", "regnety_002", "swin_tiny_patch4_window7_224"]
+    "name",
+    ["vit_small_patch16_224", "efficientnet_b0", "regnety_002", "swin_tiny_patch4_window7_224", "mobilenetv5_300m"],
 )
 def test_timm_models_are_cut_and_keep_their_classes(name: str) -> None:
     with torch.device("meta"):
