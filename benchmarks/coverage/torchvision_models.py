@@ -1,4 +1,4 @@
-"""torchvision's classifiers, segmentation and detection models."""
+"""torchvision's classifiers, segmentation and detection models: whole, but for blocks repeated in the very largest."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from fractrain_fx.capture.examples import example_inputs
 __all__ = ["build", "cases"]
 
 _SIDES = (64, 96, 128, 224)
+# Parameters above which a model loses all but the first two blocks of each row that are alike.
+_LARGE, _ALIKE = 200_000_000, 2
 
 
 def cases(sample: bool) -> list[Case]:
@@ -36,10 +38,11 @@ def build(case: Case) -> Ready:
     Raises:
         NotBuiltError: it rejects every size.
     """
-    model = _create(case.name)
+    model, cut = _create(case.name)
+    how = {"cut": ["depth"]} if cut else {}
     if case.group.startswith("detection"):
         images, targets = _detection_batch()
-        return Ready(model, lambda: _create(case.name), (images, targets), {}, {"image": 128})
+        return Ready(model, lambda: _create(case.name)[0], (images, targets), {}, {"image": 128} | how)
     error: Exception | None = None
     for side in _sides(model):
         x = torch.randn(2, 3, side, side)
@@ -50,17 +53,30 @@ def build(case: Case) -> Ready:
         except Exception as rejected:  # too small for its poolings, or fixed by its positions
             error = rejected
             continue
-        return Ready(model, lambda: _create(case.name), (x,), {}, {"image": side})
+        return Ready(model, lambda: _create(case.name)[0], (x,), {}, {"image": side} | how)
     raise NotBuiltError(f"it takes no image of sides {_sides(model)}: {error}")
 
 
-def _create(name: str) -> nn.Module:
+def _create(name: str) -> tuple[nn.Module, bool]:
+    """The model, and whether blocks were taken out of it."""
     import torchvision.models as zoo
 
     accepted = inspect.signature(zoo.get_model_builder(name)).parameters
     options: dict[str, Any] = {"weights_backbone": None} if "weights_backbone" in accepted else {}
     model: nn.Module = zoo.get_model(name, weights=None, num_classes=10, **options)
-    return model
+    large = sum(p.numel() for p in model.parameters()) > _LARGE
+    if large:
+        _shorten(model)
+    return model, large
+
+
+def _shorten(model: nn.Module) -> None:
+    """Take out what a model repeats: modules of one class and one set of shapes, one after the other."""
+    for row in [module for module in model.modules() if isinstance(module, nn.Sequential)]:
+        kinds = [(type(m), [(n, p.shape) for n, p in m.named_parameters()]) for m in row]
+        for i, name in enumerate(list(row._modules)):
+            if i >= _ALIKE and kinds[i][1] and all(kind == kinds[i] for kind in kinds[i - _ALIKE : i]):
+                delattr(row, name)
 
 
 def _sides(model: nn.Module) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from benchmarks.coverage import hf_models, timm_models
+from benchmarks.coverage import hf_models, timm_models, torchvision_models
 from benchmarks.coverage.cases import Case, NotBuiltError, Ready
 from benchmarks.coverage.hf_shrink import PLANS, shrink
 from benchmarks.coverage.pool import Limits, run
@@ -157,6 +157,13 @@ def test_timm_models_are_cut_and_keep_their_classes(name: str) -> None:
     assert type(made.model) is type(whole)
     assert {type(m) for m in made.model.modules()} >= {type(m) for m in whole.modules()}
     assert len(list(made.model.modules())) < len(list(whole.modules()))
+
+
+def test_only_torchvision_models_too_large_to_run_lose_blocks() -> None:
+    large = torchvision_models.build(Case("torchvision", "vit_l_32", "vision_transformer"))
+    assert large.how["cut"] == ["depth"]
+    assert len(large.model.get_submodule("encoder.layers")) == 2
+    assert "cut" not in torchvision_models.build(Case("torchvision", "regnet_y_400mf", "regnet")).how
 
 
 def test_the_sample_has_two_of_each_timm_module() -> None:
