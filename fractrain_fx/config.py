@@ -25,6 +25,7 @@ __all__ = [
     "DFQ_OPTIONS",
     "FULL",
     "SKIP",
+    "Attention",
     "CostTargets",
     "FracConfig",
     "GateConfig",
@@ -41,6 +42,9 @@ Method = Literal["float", "static", "pfq", "dfq", "fractrain", "slu"]
 Schedule = Literal["auto", "two-stage", "manual", "cyclic", "constant"]
 Mixing = Literal["inputs", "outputs"]
 Saved = Literal["operands", "rounded", "codes"]
+Attention = Literal["quantized", "float"]
+
+_CHOICES = {"method": Method, "schedule": Schedule, "mixing": Mixing, "saved": Saved, "attention": Attention}
 
 # What a kept code, one byte, can tell apart.
 CODE_BITS = 8
@@ -110,6 +114,9 @@ class FracConfig:
         saved: what quantized ops keep of activations between forward and backward. ``operands``: the activation as it
             came, to be rounded again. ``rounded``: the rounded copy; quicker, more memory. ``codes``: one byte a value,
             less memory where nothing else holds the activation (``static`` and ``pfq`` at up to 8 forward bits).
+        attention: ``quantized``: fused attention (``scaled_dot_product_attention``) is opened into its two products,
+            which get precisions like all others. ``float``: it stays one fused call in float, as where only linear
+            layers count (the paper's Transformer); quicker, at a higher ``cp_total``.
         pins: rules that fix the precision of some contractions.
         gate: sizes and strength of the gates.
         schedule: what moves the stage: ``auto`` is Algorithm 1.
@@ -129,6 +136,7 @@ class FracConfig:
     targets: CostTargets | None = None
     mixing: Mixing = "inputs"
     saved: Saved = "operands"
+    attention: Attention = "quantized"
     pins: tuple[Pin, ...] = ()
     gate: GateConfig = field(default_factory=GateConfig)
     schedule: Schedule = "auto"
@@ -140,7 +148,7 @@ class FracConfig:
     batch_axis: int = 0
 
     def __post_init__(self) -> None:
-        for name, kind in (("method", Method), ("schedule", Schedule), ("mixing", Mixing), ("saved", Saved)):
+        for name, kind in _CHOICES.items():
             value, known = getattr(self, name), get_args(kind)
             if value not in known:
                 raise ConfigError(

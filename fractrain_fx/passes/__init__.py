@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch.fx.passes.infra.pass_base import PassBase
 
 from fractrain_fx.config import FracConfig
-from fractrain_fx.passes.attention import OpenAttention
+from fractrain_fx.passes.attention import KeepAttention, OpenAttention
 from fractrain_fx.passes.blocks import Blocks
 from fractrain_fx.passes.cost import MeterCost, costed, reachable
 from fractrain_fx.passes.facts import (
@@ -43,6 +43,7 @@ __all__ = [
     "FuseSkips",
     "GateSize",
     "InsertGates",
+    "KeepAttention",
     "Macs",
     "MeterCost",
     "MixOutputs",
@@ -67,8 +68,10 @@ __all__ = [
 
 def analysis_passes(config: FracConfig) -> list[PassBase]:
     """The passes that only look: shapes, MACs, blocks and the precision of each op."""
-    opening: list[PassBase] = [] if config.method == "float" else [OpenAttention()]
-    return [*opening, Shapes(config.batch_axis), Macs(), Blocks(), DecidePrecision(config)]
+    attention: list[PassBase] = []
+    if config.method != "float":
+        attention = [OpenAttention() if config.attention == "quantized" else KeepAttention()]
+    return [*attention, Shapes(config.batch_axis), Macs(), Blocks(), DecidePrecision(config)]
 
 
 def default_passes(config: FracConfig) -> list[PassBase]:

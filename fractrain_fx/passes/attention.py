@@ -8,11 +8,11 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from fractrain_fx.errors import PassError
+from fractrain_fx.errors import ModelError, PassError
 from fractrain_fx.nn.attention import attention_probabilities, repeat_heads
 from fractrain_fx.passes.contractions import function_name
 
-__all__ = ["OpenAttention"]
+__all__ = ["KeepAttention", "OpenAttention"]
 
 _ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale")
 
@@ -33,6 +33,24 @@ class OpenAttention(PassBase):
         for node in graph_module.graph.nodes:
             if _is_attention(node):
                 raise PassError(f"{node.name} is still one fused attention; its products would stay unquantized")
+
+
+class KeepAttention(PassBase):
+    """Leave fused attention as it is, for ``FracConfig(attention="float")``.
+
+    Requires: a graph that has some. Ensures: nothing changes.
+
+    Raises:
+        ModelError: there is none to leave.
+    """
+
+    def call(self, graph_module: GraphModule) -> PassResult:
+        if not any(_is_attention(node) for node in graph_module.graph.nodes):
+            raise ModelError(
+                "attention='float' would change nothing: this model calls no scaled_dot_product_attention. Where it "
+                "multiplies queries, keys and values itself, pin those products: Pin('matmul', Precision(32, 32))"
+            )
+        return PassResult(graph_module, False)
 
 
 def _is_attention(node: Node) -> bool:

@@ -101,7 +101,8 @@ class DecidePrecision(PassBase):
         if self.config.method == "float":
             return Decision("float", "method float")
         if op.kind in UNSPLIT_KINDS:
-            return Decision("float", "one call multiplies more than two tensors")
+            fused = op.kind == "scaled_dot_product_attention"
+            return Decision("float", "attention='float'" if fused else "one call multiplies more than two tensors")
         if pin is not None:
             return Decision("pinned", f"rule {pin.pattern!r}", pin.precision)
         reasons = {"first": "first contraction", "last": "last contraction", "depthwise": "depthwise convolution"}
