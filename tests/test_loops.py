@@ -13,7 +13,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
 from fractrain_fx import CostTargets, Engine, FracConfig, FracModel, fractrainify
-from fractrain_fx.errors import ConfigError, CostTermError
+from fractrain_fx.errors import CaptureError, ConfigError, CostTermError
 from tests.integrations.digits import digits
 from tests.training.tiny import Plain
 
@@ -148,3 +148,25 @@ def test_a_loop_that_leaves_the_cost_term_out_can_be_found_out() -> None:
     engine.require_backward("this loop")  # said once
     with pytest.raises(ConfigError, match="accumulate=0"):
         engine.accumulate = 0
+
+
+def test_a_detector_trains_with_its_backbone_rewritten() -> None:
+    import torchvision
+
+    torch.manual_seed(0)
+    detector = torchvision.models.detection.ssdlite320_mobilenet_v3_large(weights=None, weights_backbone=None)
+    images = [torch.rand(3, 64, 64), torch.rand(3, 48, 64)]
+    targets = [{"boxes": torch.tensor([[8.0, 8.0, 40.0, 40.0]]), "labels": torch.tensor([1])} for _ in images]
+    with pytest.raises(CaptureError, match=r"model.backbone = fractrainify\(model.backbone"):
+        fractrainify(detector, example_inputs=(images, targets))
+
+    backbone, names = detector.backbone, set(detector.state_dict())
+    detector.backbone = fractrainify(backbone, example_inputs=(torch.rand(2, 3, 128, 128),))
+    engine = Engine(detector.backbone)
+    losses = detector.train()(images, targets)
+    engine.loss(sum(losses.values())).backward()
+    assert all(bool(p.grad.isfinite().all()) for p in detector.backbone.parameters() if p.requires_grad)
+    assert {name for name in detector.state_dict() if ".frac." not in name} == names
+    detector.backbone = detector.backbone.restore()
+    assert detector.backbone is backbone
+    assert len(detector.eval()(images)) == 2

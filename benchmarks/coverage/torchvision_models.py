@@ -1,4 +1,8 @@
-"""torchvision's classifiers, segmentation and detection models: whole, but for blocks repeated in the very largest."""
+"""torchvision's classifiers, segmentation and detection models: whole, but for blocks repeated in the very largest.
+
+A detector is no graph, as values decide what it computes; so its backbone is a case of its own, which is what the error
+tells users to rewrite instead.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +14,18 @@ from torch import Tensor, nn
 
 from benchmarks.coverage.cases import Case, NotBuiltError, Ready
 from fractrain_fx.capture.examples import example_inputs
+from fractrain_fx.errors import InputError
 
 __all__ = ["build", "cases"]
 
 _SIDES = (64, 96, 128, 224)
 # Parameters above which a model loses all but the first two blocks of each row that are alike.
 _LARGE, _ALIKE = 200_000_000, 2
+_BACKBONE, _DETECTED = ".backbone", 128
 
 
 def cases(sample: bool) -> list[Case]:
-    """All models of the three tasks, or two of each module."""
+    """All models of the three tasks, and the backbones of detectors; or two of each module."""
     import torchvision.models as zoo
 
     found, counts = [], {}
@@ -28,7 +34,8 @@ def cases(sample: bool) -> list[Case]:
             group = inspect.getmodule(zoo.get_model_builder(name)).__name__.removeprefix("torchvision.models.")
             counts[group] = counts.get(group, 0) + 1
             if not sample or counts[group] <= 2:
-                found.append(Case("torchvision", name, group))
+                parts = (name, name + _BACKBONE) if module is zoo.detection else (name,)
+                found += [Case("torchvision", part, group) for part in parts]
     return found
 
 
@@ -40,9 +47,9 @@ def build(case: Case) -> Ready:
     """
     model, cut = _create(case.name)
     how = {"cut": ["depth"]} if cut else {}
-    if case.group.startswith("detection"):
+    if case.group.startswith("detection") and not case.name.endswith(_BACKBONE):
         images, targets = _detection_batch()
-        return Ready(model, lambda: _create(case.name)[0], (images, targets), {}, {"image": 128} | how)
+        return Ready(model, lambda: _create(case.name)[0], (images, targets), {}, {"image": _DETECTED} | how)
     error: Exception | None = None
     for side in _sides(model):
         x = torch.randn(2, 3, side, side)
@@ -61,9 +68,13 @@ def _create(name: str) -> tuple[nn.Module, bool]:
     """The model, and whether blocks were taken out of it."""
     import torchvision.models as zoo
 
-    accepted = inspect.signature(zoo.get_model_builder(name)).parameters
+    whole, part = name.removesuffix(_BACKBONE), name.endswith(_BACKBONE)
+    accepted = inspect.signature(zoo.get_model_builder(whole)).parameters
     options: dict[str, Any] = {"weights_backbone": None} if "weights_backbone" in accepted else {}
-    model: nn.Module = zoo.get_model(name, weights=None, num_classes=10, **options)
+    if "rcnn" in whole or "retinanet" in whole or "fcos" in whole:
+        options |= {"min_size": _DETECTED, "max_size": _DETECTED}
+    model: nn.Module = zoo.get_model(whole, weights=None, num_classes=10, **options)
+    model = model.get_submodule(_BACKBONE[1:]) if part else model
     large = sum(p.numel() for p in model.parameters()) > _LARGE
     if large:
         _shorten(model)
@@ -80,7 +91,10 @@ def _shorten(model: nn.Module) -> None:
 
 
 def _sides(model: nn.Module) -> tuple[int, ...]:
-    (x,), _ = example_inputs(model)
+    try:
+        (x,), _ = example_inputs(model)
+    except InputError:  # a backbone
+        return (*_SIDES[1:], 320)
     return (*(side for side in _SIDES if side < x.shape[-1]), x.shape[-1])
 
 
@@ -88,8 +102,8 @@ def _detection_batch() -> tuple[list[Tensor], list[dict[str, Tensor]]]:
     """Two images with two boxes each."""
     boxes = torch.tensor([[8.0, 8.0, 60.0, 60.0], [40.0, 30.0, 100.0, 110.0]])
     target = {"boxes": boxes, "labels": torch.tensor([1, 2])}
-    masks = torch.zeros(2, 128, 128, dtype=torch.uint8)
+    masks = torch.zeros(2, _DETECTED, _DETECTED, dtype=torch.uint8)
     masks[0, 8:60, 8:60], masks[1, 30:110, 40:100] = 1, 1
     keypoints = torch.rand(2, 17, 3) * torch.tensor([50.0, 50.0, 0.0]) + torch.tensor([8.0, 8.0, 1.0])
     targets = [{**target, "masks": masks, "keypoints": keypoints} for _ in range(2)]
-    return [torch.rand(3, 128, 128) for _ in range(2)], targets
+    return [torch.rand(3, _DETECTED, _DETECTED) for _ in range(2)], targets

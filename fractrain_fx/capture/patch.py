@@ -18,6 +18,7 @@ from fractrain_fx.capture.foreign import foreign_functions
 from fractrain_fx.capture.leaves import Depth, depth_of
 from fractrain_fx.capture.recorder import Recorder
 from fractrain_fx.capture.sizes import plain
+from fractrain_fx.capture.trees import tensors_in
 from fractrain_fx.capture.writer import UnrepresentableError
 
 __all__ = ["Calls", "plain_paths", "recording"]
@@ -95,7 +96,9 @@ class Calls:
         if depth is Depth.MAYBE:
             mark = recorder.mark()
             result = self._inside(path, forward, module, args, kwargs)
-            if recorder.contractions > mark.contractions or not recorder.writes((args, kwargs)):
+            # One that adds to a list which it was given is no node: its own result would be among its arguments.
+            same = [id(x) for x in watched.tensors] == [id(x) for x in tensors_in((args, kwargs))]
+            if recorder.contractions > mark.contractions or not same or not recorder.writes((args, kwargs)):
                 return result
             recorder.fold(mark)
         else:

@@ -138,7 +138,7 @@ def record(
                 if not new and known != (set(whole.callees), set(whole.refused)):
                     continue
                 try:
-                    whole.modules |= _checked(model, new, whole.modules)
+                    whole.keep(model, new)
                 except CaptureError:
                     if not found.compared or batching is Batching.FIXED:
                         raise
@@ -226,21 +226,3 @@ def _compare(snapshot: Snapshot, attempt: _Attempt, trial: Trial, batching: Batc
     samples = "as many samples as" if batching is Batching.FIXED else "more samples than"
     cause = f"in {mode} mode, run on {samples} it was recorded with, {mismatch.cause}"
     raise KeepWholeError([Obstacle(name, cause) for name in alike], compared=True)
-
-
-def _checked(model: nn.Module, found: Mapping[str, str], leaves: Mapping[str, str]) -> dict[str, str]:
-    """The modules to keep whole next.
-
-    Raises:
-        CaptureError: that is the model itself, or nothing new.
-    """
-    new = {path: cause for path, cause in found.items() if path not in leaves}
-    blamed = "" if "" in new else next(iter(found)) if not new else None
-    if blamed is not None:
-        kind = type(model.get_submodule(blamed)).__name__
-        where = f"module {blamed!r} ({kind})" if blamed else f"{kind} itself"
-        raise CaptureError(
-            f"{where} cannot be written as a graph: {found[blamed]}. Move that computation into a submodule of its "
-            "own, which is then kept as one node, or switch it off in the model's config or the example inputs"
-        )
-    return new

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from keyword import iskeyword
 from typing import Any
 
 import numpy as np
@@ -292,7 +293,9 @@ class Writer:
     def _object(self, value: Any, cut: bool) -> Any:
         """An instance that holds tensors, rebuilt by a call of its class."""
         if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-            return self._built(type(value), (), {key: self.argument(part, cut) for key, part in value.items()})
+            parts = {key: self.argument(part, cut) for key, part in value.items()}
+            names = all(key.isidentifier() and not iskeyword(key) for key in parts)
+            return self._built(type(value), (), parts) if names else self._built(type(value), (parts,), {})
         if holds_tensor(value) and not isinstance(value, Mapping):
             wanted = [field.name for field in dataclasses.fields(value) if field.init]
             return self._built(type(value), (), {name: self.argument(getattr(value, name), cut) for name in wanted})

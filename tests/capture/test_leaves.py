@@ -64,6 +64,25 @@ def test_a_module_without_weights_is_looked_into_only_for_a_trained_contraction(
     assert calls(recording) == ["linear", "transpose", "matmul"]
 
 
+def test_a_module_that_adds_to_a_list_it_is_given_is_looked_into() -> None:
+    class Pool(nn.Module):
+        def forward(self, levels: list[Tensor]) -> list[Tensor]:
+            levels.append(levels[-1].mean(1))
+            return levels
+
+    class Pyramid(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mix, self.pool = nn.Linear(4, 4), Pool()
+
+        def forward(self, x: Tensor) -> list[Tensor]:
+            return self.pool([self.mix(x)])
+
+    recording = record(Pyramid(), (torch.randn(2, 4),))
+    assert not recording.leaves
+    assert calls(recording) == ["linear", "mean"]
+
+
 def test_an_identity_does_not_re_route_the_skip_path() -> None:
     class Skip(nn.Module):
         def __init__(self) -> None:
@@ -104,6 +123,22 @@ def test_a_data_dependent_module_is_kept_whole_with_its_reason() -> None:
 def test_a_data_dependent_model_is_refused_with_a_way_out() -> None:
     with pytest.raises(CaptureError, match=r"Routed itself .* submodule of its own"):
         record(Routed(), (torch.randn(4, 4),))
+
+
+def test_a_model_that_is_no_graph_is_told_which_part_of_it_is_one() -> None:
+    class Detector(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Sequential(Routed(), nn.Linear(4, 400))
+            self.backbone = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.head(self.backbone(x))
+            return x if x.sum() > 0 else -x
+
+    way_out = r"rewrite its largest part alone: model.backbone = fractrainify\(model.backbone, example_inputs"
+    with pytest.raises(CaptureError, match=way_out):
+        record(Detector(), (torch.randn(4, 4),))
 
 
 def test_a_loop_over_samples_is_kept_whole_because_the_check_runs_more_samples() -> None:

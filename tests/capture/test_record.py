@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from typing import Any, NamedTuple
 
 import pytest
@@ -254,6 +255,21 @@ def test_nested_inputs_and_outputs_keep_their_structure() -> None:
     out = recording.train(*recording.call.bind((parts, more), {"scale": 0.5}))
     assert isinstance(out, Made)
     assert torch.equal(out.first, model(parts, more, scale=0.5).first)
+
+
+def test_a_pyramid_of_features_keeps_keys_that_are_no_names() -> None:
+    class Levels(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> OrderedDict[str, Tensor]:
+            return OrderedDict([("0", x := self.one(x)), ("class", self.two(x))])
+
+    recording = record(Levels(), (torch.randn(2, 4),))
+    out = recording.train(torch.randn(3, 4))
+    assert isinstance(out, OrderedDict)
+    assert {key: x.shape for key, x in out.items()} == {"0": (3, 4), "class": (3, 2)}
 
 
 def test_dropout_follows_the_mode_through_a_switch() -> None:
