@@ -47,11 +47,14 @@ class _Trial:
 
     ready: Ready
     before: Step
+    after: Step
+    had: set[str]
     asked: dict[str, Any]
     snapshot: Snapshot
     recording: Recording
     plain: FracModel
     rewritten: FracModel
+    found: dict[str, torch.Tensor]
     expected: list[torch.Tensor]
 
     @property
@@ -83,9 +86,10 @@ class _Trial:
         with Snapshot(self.model).kept():
             self.before = self._timed("step", lambda: step(self.model, self.ready.args, self.asked, 7))
         self.model.zero_grad(set_to_none=True)
+        self.had = {name for name, g in self.before.gradients.items() if bool(g.isfinite().all())}
         if not self.before.gradients:
             raise _FailedError("no parameter of the model itself gets a gradient")
-        if not any(bool(g.isfinite().all()) for g in self.before.gradients.values()):
+        if not self.had:
             raise _FailedError("every gradient of the model itself is infinite or NaN")
 
     def capture(self) -> None:
@@ -166,6 +170,7 @@ class _Trial:
 
     def rewrite(self) -> None:
         """``method="fractrain"`` rewrites it; the time is that of ``fractrainify``, which records and checks first."""
+        self.before = self.after = Step([], {}, {})  # compared already, and each as large as the model
         with seeded():
             self.rewritten = self._timed("rewrite", lambda: self._rewrite(self.recording, "fractrain"))
         self.row["seconds"]["rewrite"] = round(sum(self.row["seconds"][name] for name in ("checked", "rewrite")), 3)
@@ -222,11 +227,10 @@ class _Trial:
         with seeded(7):
             engine.loss(objective(model(*self.ready.args, **self.ready.kwargs))).backward()
         self.found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-        had = {name for name, g in self.before.gradients.items() if bool(g.isfinite().all())}
-        missing = sorted(had - self.found.keys())
+        missing = sorted(self.had - self.found.keys())
         if missing:
             raise _FailedError(f"no gradient any more: {len(missing)} parameters, first {missing[0]}")
-        wrong = sorted(name for name in had if not bool(self.found[name].isfinite().all()))
+        wrong = sorted(name for name in self.had if not bool(self.found[name].isfinite().all()))
         if wrong:
             raise _FailedError(f"infinite or NaN gradient: {len(wrong)} parameters, first {wrong[0]}")
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -241,6 +245,8 @@ class _Trial:
 
     def evaluation(self) -> None:
         """After a step the rewritten model evaluates."""
+        self.found = {}
+        self.rewritten.zero_grad(set_to_none=True)
         with Snapshot(self.model).kept():
             self.expected = evaluate(self.rewritten, self.ready.args, self.ready.kwargs)
 
