@@ -44,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 progress.console.print(f"{case.key}: {row.get('failed_at')}: {row.get('cause')}", markup=False)
             progress.advance(task)
     if options.table:
-        options.table.write_text(markdown(results), encoding="utf-8")
+        before = options.table.read_text(encoding="utf-8") if options.table.exists() else ""
+        options.table.write_text(markdown(results, before), encoding="utf-8")
     good = sum(passed(results.rows[case.key]) for case in wanted)
     console.print(f"{options.suite}: {good} of {len(wanted)} pass every check; {options.out}", markup=False)
 
@@ -53,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.coverage", description=__doc__)
     parser.add_argument("--suite", choices=tuple(_SUITES), required=True)
     parser.add_argument("--out", type=Path, required=True, help="JSON of all results; what it holds is not run again")
-    parser.add_argument("--table", type=Path, help="also write all results in --out as Markdown")
+    parser.add_argument("--table", type=Path, help="Markdown page: what --out holds of a library is its part")
     parser.add_argument("--sample", action="store_true", help="two of each timm or torchvision module, all HF types")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these models")
     parser.add_argument("--retry", action="store_true", help="run again what did not pass")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from benchmarks.coverage.results import Results
 from benchmarks.coverage.trial import CHECKS, Row, passed
@@ -13,50 +13,60 @@ from benchmarks.coverage.trial import CHECKS, Row, passed
 __all__ = ["markdown"]
 
 _HOW = """
+# Coverage
+
 Each model is built from its name or a configuration with random weights, never downloaded, and put through these
 checks in a process of its own: {checks}. A model passes if every one of them was made and held; a check behind one that
 failed is "not reached", which is no pass. What the checks are stands in
-[`benchmarks/coverage/trial.py`](../benchmarks/coverage/trial.py); `make coverage` makes this page.
+[`benchmarks/coverage/trial.py`](../benchmarks/coverage/trial.py); `make coverage` makes this page, and a sweep of one
+library only that library's part.
+
+Models are cut where their library lets them be: timm's in depth, width and image size, Hugging Face's by their
+configurations, torchvision's in image size, and in depth the few that do not fit into memory.
 
 Times are processor seconds of one thread, the libraries loaded: "capture" is both modes written down as a graph,
 "rewrite" all that `fractrainify` does: capture, the comparison with the model, every pass.
 """
+_HEADING = re.compile(r"^## (\w+)\n", re.MULTILINE)
 
 
-def markdown(results: Results) -> str:
-    """The whole page."""
-    rows = results.rows
-    suites = sorted({row["suite"] for row in rows.values()})
-    parts = ["# Coverage", _HOW.format(checks=", ".join(name.replace("_", " ") for name in CHECKS)).strip()]
-    parts.append("Made with " + ", ".join(f"{name} {version}" for name, version in results.made_with.items()) + ".")
-    parts.append(
-        _table(
-            _SUMMARY,
-            [_summary(suite, str(results.known.get(suite, "")), _of(rows.values(), suite)) for suite in suites],
-        )
-    )
-    parts.append(_states(rows.values(), suites))
+def markdown(results: Results, before: str = "") -> str:
+    """The whole page.
+
+    Args:
+        results: what they hold no model of stays as it stands.
+        before: the page as it was.
+    """
+    suites = {row["suite"] for row in results.rows.values()}
+    lines, sections = _kept(before)
     for suite in suites:
-        failed = [row for row in _of(rows.values(), suite) if not passed(row)]
-        if failed:
-            parts += [f"## {suite}: what does not pass", _table(("model", "check", "cause"), map(_failure, failed))]
-    for suite in suites:
-        good = [row for row in _of(rows.values(), suite) if passed(row)]
-        parts += [f"## {suite}: what passes", _table(_MODEL, map(_model, good))]
+        rows = [row for row in results.rows.values() if row["suite"] == suite]
+        lines[suite] = _line(_summary(suite, str(results.known.get(suite, "")), rows))
+        sections[suite] = _section(rows, results.made_with)
+    intro = _HOW.format(checks=", ".join(name.replace("_", " ") for name in CHECKS)).strip()
+    summary = "\n".join([_table(_SUMMARY, ()), *(lines[suite] for suite in sorted(lines))])
+    parts = [intro, summary, *(f"## {suite}\n\n{sections[suite]}" for suite in sorted(sections))]
     return "\n\n".join(parts) + "\n"
 
 
-def _states(rows: Iterable[Row], suites: Sequence[str]) -> str:
-    """By which states of the code the rows were made."""
-    counts = {suite: Counter(row.get("commit", "unknown") for row in _of(rows, suite)) for suite in suites}
-    told = [
-        f"{suite}: " + ", ".join(f"{n} at {commit}" for commit, n in counts[suite].most_common()) for suite in suites
-    ]
-    return "Rows by the commit that made them: " + "; ".join(told) + "."
+def _kept(page: str) -> tuple[dict[str, str], dict[str, str]]:
+    """The line of each library in the summary of a page, and its part of the page."""
+    intro, *parts = _HEADING.split(page)
+    sections = {suite: text.strip() for suite, text in zip(parts[::2], parts[1::2], strict=True)}
+    lines = {line.split("|")[1].strip(): line for line in intro.splitlines() if line.startswith("| ")}
+    return {suite: lines[suite] for suite in sections}, sections
 
 
-def _of(rows: Iterable[Row], suite: str) -> list[Row]:
-    return [row for row in rows if row["suite"] == suite]
+def _section(rows: Sequence[Row], made_with: Mapping[str, str]) -> str:
+    """Who made the rows, what does not pass and why, and what passes."""
+    counts = Counter(row.get("commit", "unknown") for row in rows)
+    states = ", ".join(f"{n} at {commit}" for commit, n in counts.most_common())
+    versions = ", ".join(f"{name} {version}" for name, version in made_with.items())
+    parts = [f"Made with {versions}. Rows by the commit that made them: {states}."]
+    failed = [row for row in rows if not passed(row)]
+    if failed:
+        parts += ["### What does not pass", _table(("model", "check", "cause"), map(_failure, failed))]
+    return "\n\n".join([*parts, "### What passes", _table(_MODEL, (_model(row) for row in rows if passed(row)))])
 
 
 _SUMMARY = ("suite", "known", "run", "built", "pass", "of those built", "capture, s (median)", "rewrite, s (median)")
@@ -113,7 +123,8 @@ def _model(row: Row) -> list[str]:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(
-        "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in line) + " |" for line in lines
-    )
+    return "\n".join(map(_line, [head, ["---"] * len(head), *rows]))
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"

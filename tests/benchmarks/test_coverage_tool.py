@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.coverage import hf_models, timm_models, torchvision_models
-from benchmarks.coverage.cases import Case, NotBuiltError, Ready
+from benchmarks.coverage.cases import Case, NotBuiltError, Ready, Suite
 from benchmarks.coverage.hf_shrink import PLANS, shrink
 from benchmarks.coverage.pool import Limits, run
 from benchmarks.coverage.results import Results
@@ -104,6 +104,24 @@ def test_each_model_has_its_process_with_limits(tmp_path: Path) -> None:
     page = markdown(again)
     assert "| timm |  | 4 | 1 | 1 | 100.0 % |" in page
     assert "| slow | build | not done after 4 s of processor time |" in page
+
+
+def test_a_sweep_of_one_library_leaves_the_others_in_the_page(tmp_path: Path) -> None:
+    def results(suite: Suite, *names: str) -> Results:
+        made = Results(tmp_path / f"{suite}.json")
+        for name in names:
+            made.add(Case(suite, name, ""), examine(lambda: ready(Residual)))
+        return made
+
+    one = markdown(results("timm", "first"), "")
+    both = markdown(results("hf", "second"), one)
+    assert both.index("## hf") < both.index("| second |") < both.index("## timm") < both.index("| first |")
+    assert one.partition("## timm")[2].strip() in both
+    assert "| hf |  | 1 | 1 | 1 | 100.0 % |" in both
+    again = markdown(results("timm", "third"), both)
+    assert "| timm |  | 2 | 2 | 2 | 100.0 % |" in again
+    assert again.count("| second |") == again.count("## hf") == again.count("| hf |") == 1
+    assert markdown(results("hf"), again) == again
 
 
 def test_a_process_that_stands_still_is_ended() -> None:
