@@ -23,10 +23,12 @@ __all__ = [
     "CODE_BITS",
     "COMPACT_OPTIONS",
     "DFQ_OPTIONS",
+    "DISPATCH_FROM",
     "FULL",
     "SKIP",
     "Attention",
     "CostTargets",
+    "Execution",
     "FracConfig",
     "GateConfig",
     "Method",
@@ -36,6 +38,7 @@ __all__ = [
     "PrecisionStages",
     "Saved",
     "Schedule",
+    "Skipping",
 ]
 
 Method = Literal["float", "static", "pfq", "dfq", "fractrain", "slu"]
@@ -43,11 +46,25 @@ Schedule = Literal["auto", "two-stage", "manual", "cyclic", "constant"]
 Mixing = Literal["inputs", "outputs"]
 Saved = Literal["operands", "rounded", "codes"]
 Attention = Literal["quantized", "float"]
-
-_CHOICES = {"method": Method, "schedule": Schedule, "mixing": Mixing, "saved": Saved, "attention": Attention}
+Execution = Literal["simulate", "auto"]
+Skipping = Literal["dispatched", "masked"]
 
 # What a kept code, one byte, can tell apart.
 CODE_BITS = 8
+
+# Where the gathered form of a block was measured to take less time than the masked one (docs/execution.md).
+DISPATCH_FROM = 0.25
+
+
+_CHOICES: dict[str, Any] = {
+    "method": Method,
+    "schedule": Schedule,
+    "mixing": Mixing,
+    "saved": Saved,
+    "attention": Attention,
+    "execution": Execution,
+    "skipping": Skipping,
+}
 
 
 @dataclass(frozen=True)
@@ -117,6 +134,14 @@ class FracConfig:
         attention: ``quantized``: fused attention (``scaled_dot_product_attention``) is opened into its two products,
             which get precisions like all others. ``float``: it stays one fused call in float, as where only linear
             layers count (the paper's Transformer); quicker, at a higher ``cp_total``.
+        execution: ``simulate``: every block runs for all samples, and the result of those that skip it is dropped.
+            ``auto``: they are left out where that saves time. All numbers are the same but these: batch norm and ranges
+            inside a block see the samples that run, and a sample that skips a block has no gradient through what the
+            block would have given it (docs/execution.md).
+        skipping: ``dispatched``: ``execution="auto"`` leaves samples that skip out; ``masked``: it does not, for models
+            whose batch norm has to see all samples.
+        skip_threshold: share (0..1) of a batch that has to skip a block for them to be left out; ``None``: the one
+            measured to pay.
         pins: rules that fix the precision of some contractions.
         gate: sizes and strength of the gates.
         schedule: what moves the stage: ``auto`` is Algorithm 1.
@@ -137,6 +162,9 @@ class FracConfig:
     mixing: Mixing = "inputs"
     saved: Saved = "operands"
     attention: Attention = "quantized"
+    execution: Execution = "simulate"
+    skipping: Skipping = "dispatched"
+    skip_threshold: float | None = None
     pins: tuple[Pin, ...] = ()
     gate: GateConfig = field(default_factory=GateConfig)
     schedule: Schedule = "auto"
@@ -157,6 +185,7 @@ class FracConfig:
         self._normalise()
         self._check_options()
         self._check_codes()
+        self._check_execution()
         for name, low, high in (("epsilon", 0, None), ("alpha", 0, 1), ("keep", 0, 1)):
             value = getattr(self, name)
             if not (value >= low and (high is None or value <= high)):
@@ -202,6 +231,38 @@ class FracConfig:
         wide = [str(each) for each in self.precision_stages if each.fw > CODE_BITS]
         if wide:
             raise ConfigError(f"saved='codes' holds up to {CODE_BITS} forward bits, not {', '.join(wide)}")
+
+    def _check_execution(self) -> None:
+        if self.skip_threshold is not None:
+            if not self.dispatches:
+                raise ConfigError(
+                    f"skip_threshold={self.skip_threshold} changes nothing with execution={self.execution!r} and "
+                    f"skipping={self.skipping!r}: it goes with 'auto' and 'dispatched'"
+                )
+            if not 0 <= self.skip_threshold <= 1:
+                raise ConfigError(f"skip_threshold={self.skip_threshold} must lie in 0..1, the share of a batch")
+        if self.execution == "simulate":
+            return
+        if not (self.gated and self.gate_options[0].skips):
+            raise ConfigError(
+                f"execution='auto' leaves out samples that skip a block, and with method {self.method!r} and these "
+                "options none does: write execution='simulate', or a gated method with the option FW-0/BW-0"
+            )
+        if self.mixing == "outputs":
+            raise ConfigError(
+                "execution='auto' goes with mixing='inputs': mixing='outputs' runs each block at every option for all "
+                "samples, to compare with"
+            )
+
+    @property
+    def dispatches(self) -> bool:
+        """Whether blocks run only the samples that do not skip them."""
+        return self.execution == "auto" and self.skipping == "dispatched"
+
+    @property
+    def dispatch_from(self) -> float:
+        """The share of skipped samples from which they are left out."""
+        return DISPATCH_FROM if self.skip_threshold is None else self.skip_threshold
 
     @property
     def gated(self) -> bool:

@@ -44,7 +44,8 @@ class _Inside:
         self.batch: int | None = None
         self.calibrated = False
         self.chain: tuple[str, ...] | None = None  # the classes of passes that are not the default ones
-        running = [Running(shown, config.saved) for shown in recording.graphs]
+        places = ("dispatched", "dispatched_in_evaluation")
+        running = [Running(shown, config, place) for shown, place in zip(recording.graphs, places, strict=False)]
         self.running = {True: running[0], False: running[-1]}
 
 

@@ -1,4 +1,4 @@
-"""The copy of a rewritten graph that runs, with its quantized ops fused."""
+"""The copy of a rewritten graph that runs: with fused ops, and on request without the samples that skip."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import copy
 import torch
 
 from fractrain_fx.capture import RecordedModule
-from fractrain_fx.config import Saved
-from fractrain_fx.passes import Fuse, FuseSkips
+from fractrain_fx.config import FracConfig
+from fractrain_fx.passes import Dispatch, Fuse, FuseSkips
 
 __all__ = ["Running"]
 
@@ -18,11 +18,12 @@ class Running:
 
     Args:
         shown: the rewritten graph, with its quantize nodes.
-        saved: what fused ops keep of activations between forward and backward.
+        config: what fused ops keep of activations between forward and backward, and how skipped blocks run.
+        place: under ``frac.``, where the modules of this graph alone lie.
     """
 
-    def __init__(self, shown: RecordedModule, saved: Saved) -> None:
-        self._shown, self._saved = shown, saved
+    def __init__(self, shown: RecordedModule, config: FracConfig, place: str = "dispatched") -> None:
+        self._shown, self._config, self._place = shown, config, place
         self._code = ""
         self.graph_module = shown
         self.current()
@@ -31,7 +32,9 @@ class Running:
         """The copy, made anew where the graph shown was changed and recompiled since."""
         if not torch.compiler.is_compiling() and self._code is not self._shown._code:
             copied = RecordedModule.over(self._shown, self._shown._modules, copy.deepcopy(self._shown.graph))
-            Fuse(self._saved)(copied)
+            Fuse(self._config.saved)(copied)
+            if self._config.dispatches:
+                Dispatch(self._config.dispatch_from, self._place)(copied)
             FuseSkips()(copied)
             self.graph_module = copied
             self.graph_module.training = self._shown.training

@@ -10,12 +10,12 @@ from torch.fx import Graph, Node
 
 from fractrain_fx.capture.targets import IN_PLACE_OPERATORS
 
-__all__ = ["changes_operands", "has_effect", "join_whole_lists", "remove_dead"]
+__all__ = ["AUTOCAST", "changes_operands", "has_effect", "join_whole_lists", "remove_dead"]
 
 _JOINS = (torch.cat, torch.concat, torch.stack)
 _UNBINDS = ("unbind", torch.unbind)
 _SPLITS = ("split", torch.split)
-_AUTOCAST = (torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast)
+AUTOCAST = (torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast)
 
 
 def remove_dead(graph: Graph) -> bool:
@@ -79,9 +79,9 @@ def _remove_empty_regions(graph: Graph) -> None:
     """Regions nest, so that an inner one goes before the one around it is looked at."""
     opened: list[Node] = []
     for node in list(graph.nodes):
-        if node.target is _AUTOCAST[0]:
+        if node.target is AUTOCAST[0]:
             opened.append(node)
-        elif node.target is _AUTOCAST[1] and opened and node.args == (opened[-1],) and node.prev is opened.pop():
+        elif node.target is AUTOCAST[1] and opened and node.args == (opened[-1],) and node.prev is opened.pop():
             entry = node.prev
             graph.erase_node(node)
             graph.erase_node(entry)

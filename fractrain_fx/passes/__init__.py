@@ -8,6 +8,7 @@ from fractrain_fx.config import FracConfig
 from fractrain_fx.passes.attention import KeepAttention, OpenAttention
 from fractrain_fx.passes.blocks import Blocks
 from fractrain_fx.passes.cost import MeterCost, costed, reachable
+from fractrain_fx.passes.dispatch import Dispatch, undispatched
 from fractrain_fx.passes.facts import (
     FIXED_BATCH,
     TRAINED,
@@ -29,6 +30,7 @@ from fractrain_fx.passes.macs import Macs
 from fractrain_fx.passes.outputs import MixOutputs
 from fractrain_fx.passes.precision import DecidePrecision
 from fractrain_fx.passes.quantize import Quantize
+from fractrain_fx.passes.separate import Separate
 from fractrain_fx.passes.shapes import Shapes
 
 __all__ = [
@@ -38,6 +40,7 @@ __all__ = [
     "Blocks",
     "DecidePrecision",
     "Decision",
+    "Dispatch",
     "Facts",
     "Fuse",
     "FuseSkips",
@@ -51,6 +54,7 @@ __all__ = [
     "OpenAttention",
     "Product",
     "Quantize",
+    "Separate",
     "Shapes",
     "analysis_passes",
     "blocks_of",
@@ -62,16 +66,18 @@ __all__ = [
     "gate_sizes",
     "ops_of",
     "reachable",
+    "undispatched",
     "unfused",
 ]
 
 
 def analysis_passes(config: FracConfig) -> list[PassBase]:
-    """The passes that only look: shapes, MACs, blocks and the precision of each op."""
+    """The passes that only look: shapes, MACs, blocks, precisions, and what can run for a part of the samples."""
     attention: list[PassBase] = []
     if config.method != "float":
         attention = [OpenAttention() if config.attention == "quantized" else KeepAttention()]
-    return [*attention, Shapes(config.batch_axis), Macs(), Blocks(), DecidePrecision(config)]
+    separating: list[PassBase] = [Separate(config.batch_axis)] if config.dispatches else []
+    return [*attention, Shapes(config.batch_axis), Macs(), Blocks(), DecidePrecision(config), *separating]
 
 
 def default_passes(config: FracConfig) -> list[PassBase]:

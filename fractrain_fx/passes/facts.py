@@ -34,7 +34,20 @@ FIXED_BATCH = "fixed_batch"
 
 Mode = Literal["float", "pinned", "scheduled", "gated", "uncounted"]
 Role = Literal[
-    "gate", "choice", "skip", "input", "weight", "gradient", "bits", "seed", "samples", "range", "fused", "mix", "cost"
+    "gate",
+    "choice",
+    "skip",
+    "input",
+    "weight",
+    "gradient",
+    "bits",
+    "seed",
+    "samples",
+    "range",
+    "fused",
+    "dispatched",
+    "mix",
+    "cost",
 ]
 
 
@@ -138,6 +151,8 @@ class Block:
         macs: forward MACs of those for one sample.
         branches: names of the nodes that the add takes besides the skip path.
         gated: whether a gate chooses its precision.
+        together: why samples that skip it are computed all the same where ``execution="auto"`` leaves such samples out;
+            ``None`` where they are left out, or where nobody has looked.
     """
 
     name: str
@@ -148,6 +163,7 @@ class Block:
     macs: int
     branches: tuple[str, ...] = ()
     gated: bool = False
+    together: str | None = None
 
 
 @dataclass
@@ -159,6 +175,8 @@ class Facts:
         tensors: whether the value is a tensor or a structure that holds some.
         batch: where its samples lie; ``None`` where all samples share it, or where they lie in mixed order.
         samples: how many samples its rows are of; ``None`` where all samples share it.
+        grows: of a number, whether it is in proportion to the number of samples; ``None`` where that changes a value in
+            another way.
         flows: whether autograd could reach it, were every parameter trained: what a path of activations consists of.
         requires_grad: whether autograd does reach it.
         op: the contraction that it is.
@@ -172,6 +190,7 @@ class Facts:
     tensors: bool = False
     batch: BatchAxis | None = None
     samples: int | None = None
+    grows: bool | None = False
     flows: bool = False
     requires_grad: bool = False
     op: Op | None = None

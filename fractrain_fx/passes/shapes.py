@@ -19,7 +19,7 @@ from fractrain_fx.passes.folds import Fold, folds_by_change, folds_by_origin
 from fractrain_fx.passes.graph import varying
 from fractrain_fx.passes.watch import Watch
 
-__all__ = ["Shapes"]
+__all__ = ["Shapes", "evaluating"]
 
 _EXAMPLE = "example"
 
@@ -46,7 +46,7 @@ class Shapes(PassBase):
 
     def call(self, graph_module: GraphModule) -> PassResult:
         examples = [node.meta[_EXAMPLE] for node in graph_module.graph.find_nodes(op="placeholder")]
-        with _evaluating(graph_module), torch.enable_grad():
+        with evaluating(graph_module), torch.enable_grad():
             self._measure(graph_module, examples)
         _propagate_gradients(graph_module)
         return PassResult(graph_module, True)
@@ -167,7 +167,7 @@ def _propagate_gradients(graph_module: GraphModule) -> None:
         record.requires_grad = record.flows and trained
 
 
-class _evaluating:
+class evaluating:
     """Run in eval mode with every parameter trained; leave modes, buffers and what is frozen as they were."""
 
     def __init__(self, graph_module: GraphModule) -> None:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fractrain_fx.model import FracModel
-from fractrain_fx.passes import Block, GateSize, Op, controller_size, fixed_batch, gate_sizes
+from fractrain_fx.passes import Block, GateSize, Op, controller_size, fixed_batch, gate_sizes, undispatched
 from fractrain_fx.passes.graph import NAMESPACE
 from fractrain_fx.summary import notebook, text
 from fractrain_fx.summary.rows import Row, tree
@@ -161,3 +161,13 @@ def _notes(model: FracModel) -> Iterator[str]:
             "runs at one batch size only: the MACs of a sample are those of the recorded call over its batch size"
             + (", and the gates choose once for the whole batch" if model.config.gated else "")
         )
+    if model.config.dispatches:
+        yield from _dispatched(model)
+
+
+def _dispatched(model: FracModel) -> Iterator[str]:
+    kept = undispatched(model._inside.recording.train)
+    skippable = sum(block.gated and block.skip is not None for block in model.blocks)
+    yield f"{skippable - len(kept)} of {skippable} blocks with a skip path leave out the samples that skip them"
+    for name, reason in kept.items():
+        yield f"runs for all samples, whatever they choose: {name}: {reason}"
