@@ -53,7 +53,7 @@ Skipping = Literal["dispatched", "masked"]
 CODE_BITS = 8
 
 # Where the gathered form of a block was measured to take less time than the masked one (docs/execution.md).
-DISPATCH_FROM = 0.25
+DISPATCH_FROM = 0.1
 
 
 _CHOICES: dict[str, Any] = {

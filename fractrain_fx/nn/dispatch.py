@@ -166,12 +166,17 @@ class DispatchedBlock(nn.Module):
 def rows_of(x: Tensor, axis: BatchAxis, running: Int[Tensor, " some"], samples: int) -> Tensor:
     """The rows of some samples, in the memory order of all."""
     split, dim = _split(x, axis, samples)
-    if split.is_contiguous():
-        return _joined(split.index_select(dim, running), axis)
-    strides = split.stride()
-    order = sorted(range(split.ndim), key=lambda each: (-strides[each], each))
-    back = sorted(range(split.ndim), key=order.__getitem__)
-    return _joined(split.permute(order).index_select(order.index(dim), running).permute(back), axis)
+    return _joined(_selected(split, dim, running), axis)
+
+
+def _selected(x: Tensor, dim: int, index: Tensor) -> Tensor:
+    """``index_select``, which by itself would put the result into the common memory order."""
+    if x.is_contiguous():
+        return x.index_select(dim, index)
+    strides = x.stride()
+    order = sorted(range(x.ndim), key=lambda each: (-strides[each], each))
+    back = sorted(range(x.ndim), key=order.__getitem__)
+    return x.permute(order).index_select(order.index(dim), index).permute(back)
 
 
 def share_of(count: int, running: int, samples: int) -> int:
@@ -182,7 +187,8 @@ def share_of(count: int, running: int, samples: int) -> int:
 def _added(base: Tensor, rows: Tensor, axis: BatchAxis, running: Int[Tensor, " some"], samples: int) -> Tensor:
     """``base`` with the rows of some samples added."""
     split, dim = _split(base, axis, samples)
-    return _joined(split.index_add(dim, running, _split(rows, axis, len(running))[0]), axis)
+    added: Tensor = _Added.apply(split, _split(rows, axis, len(running))[0], dim, running)
+    return _joined(added, axis)
 
 
 def _split(x: Tensor, axis: BatchAxis, samples: int) -> tuple[Tensor, int]:
@@ -196,6 +202,21 @@ def _split(x: Tensor, axis: BatchAxis, samples: int) -> tuple[Tensor, int]:
 
 def _joined(x: Tensor, axis: BatchAxis) -> Tensor:
     return x.flatten(axis.axis, axis.axis + 1) if axis.folded else x
+
+
+class _Added(torch.autograd.Function):
+    """``index_add``, which by itself would keep the rows for their shape."""
+
+    @staticmethod
+    def forward(ctx: Any, base: Tensor, rows: Tensor, dim: int, index: Tensor) -> Tensor:
+        ctx.save_for_backward(index)
+        ctx.dim = dim
+        return base.index_add(dim, index, rows)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (index,) = ctx.saved_tensors
+        return grads[0], _selected(grads[0], ctx.dim, index) if ctx.needs_input_grad[1] else None, None, None
 
 
 class _Idle(torch.autograd.Function):

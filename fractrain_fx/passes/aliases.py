@@ -11,7 +11,7 @@ from fractrain_fx.capture import changes_operands
 from fractrain_fx.passes.contractions import function_name
 from fractrain_fx.passes.graph import owner_module
 
-__all__ = ["base", "memory_of", "only_writes"]
+__all__ = ["base", "memory_of"]
 
 # Calls whose result may lie in the memory of their first operand.
 _VIEWS = frozenset(
@@ -35,13 +35,6 @@ def memory_of(node: Node | None, graph_module: GraphModule) -> Node | None:
     for each in _aliases(node, graph_module):
         node = each
     return node
-
-
-def only_writes(node: Node) -> bool:
-    """Whether a node's result is not used, but what it writes into its operand (``y[:, 0].mul_(2)``) may be."""
-    if not node.users:
-        return changes_operands(node)
-    return function_name(node) in _VIEWS and all(map(only_writes, node.users))
 
 
 def _aliases(node: Node | None, graph_module: GraphModule) -> Iterator[Node]:

@@ -38,7 +38,7 @@ class Dispatch(PassBase):
         recorded = _recorded(graph_module)
         choices = choices_of(recorded.graph)
         paths: set[str] = set()
-        for end, block in ends_of(recorded.graph).items():
+        for end, block in ends_of(recorded.graph).items() if choices else ():
             part = part_of(recorded, block, end) if block.together is None else block.together
             if isinstance(part, Part):
                 path = unique(f"{self._place}.{identifier(block.name)}", paths)

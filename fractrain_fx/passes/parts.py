@@ -12,7 +12,7 @@ from fractrain_fx.capture import RecordedModule, changes_operands
 from fractrain_fx.capture.cleanup import AUTOCAST
 from fractrain_fx.nn.axis import BatchAxis
 from fractrain_fx.nn.dispatch import Adding, Given
-from fractrain_fx.passes.aliases import base, memory_of, only_writes
+from fractrain_fx.passes.aliases import base, memory_of
 from fractrain_fx.passes.contractions import function_name
 from fractrain_fx.passes.facts import Block, facts, fixed_batch
 from fractrain_fx.passes.graph import NAMESPACE, owner_module
@@ -171,15 +171,9 @@ class _Finder:
             for source in queue.pop().all_input_nodes:
                 if source in region or source in barred or source.op == "placeholder":
                     continue
-                writers = {user for user in source.users if user not in region and only_writes(user)}
-                if all(user in region or user in writers for user in source.users):
+                if all(user in region for user in source.users):
                     region.add(source)
                     queue.append(source)
-                    while writers:
-                        writer = writers.pop()
-                        region.add(writer)
-                        queue.append(writer)
-                        writers |= set(writer.users) - region
         return region
 
     def _belongs_outside(self, node: Node, region: set[Node]) -> bool:
