@@ -163,9 +163,9 @@ class _Choosing(nn.Module):
         super().__init__()
         self.head = head
         sample, options = torch.arange(batch), head.out_features
-        computing = F.one_hot(1 + sample % (options - 1), options)
         # Spread over the batch rather than its first samples, as in training.
         skips = (sample * round(share * batch)) % batch < round(share * batch)
+        computing = F.one_hot(1 + (~skips).cumsum(0) % (options - 1), options)
         skipping = F.one_hot(torch.zeros_like(sample), options) * skips[:, None]
         self.register_buffer("above", 50.0 * computing + 100.0 * skipping, persistent=False)
 

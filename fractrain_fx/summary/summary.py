@@ -168,6 +168,9 @@ def _notes(model: FracModel) -> Iterator[str]:
 def _dispatched(model: FracModel) -> Iterator[str]:
     kept = undispatched(model._inside.recording.train)
     skippable = sum(block.gated and block.skip is not None for block in model.blocks)
-    yield f"{skippable - len(kept)} of {skippable} blocks with a skip path leave out the samples that skip them"
+    if skippable:
+        yield f"{skippable - len(kept)} of {skippable} blocks with a skip path leave out the samples that skip them"
+    else:
+        yield "no block of this model has a skip path, so that execution='auto' changes nothing"
     for name, reason in kept.items():
         yield f"runs for all samples, whatever they choose: {name}: {reason}"

@@ -1,0 +1,40 @@
+"""What a configuration says of how blocks run; an option that would change nothing is an error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fractrain_fx import FracConfig, Precision
+from fractrain_fx.config import DISPATCH_FROM
+from fractrain_fx.errors import ConfigError
+
+
+def test_blocks_run_for_all_samples_unless_asked() -> None:
+    assert not FracConfig().dispatches
+    auto = FracConfig(execution="auto")
+    assert auto.dispatches and auto.dispatch_from == DISPATCH_FROM
+    assert auto.replace(skip_threshold=0.5).dispatch_from == 0.5
+    assert not auto.replace(skipping="masked").dispatches
+    assert FracConfig.from_dict(auto.to_dict()) == auto
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"execution": "fast"}, "execution='fast' is unknown: write one of simulate, auto"),
+        ({"execution": "auto", "skipping": "drop"}, "skipping='drop' is unknown"),
+        ({"execution": "auto", "method": "pfq"}, "with method 'pfq' and these options none does"),
+        ({"execution": "auto", "method": "float"}, "write execution='simulate', or a gated method"),
+        ({"execution": "auto", "options": (Precision(3, 6), Precision(6, 8))}, "option FW-0/BW-0"),
+        ({"execution": "auto", "mixing": "outputs"}, "goes with mixing='inputs'"),
+        ({"skip_threshold": 0.5}, "changes nothing with execution='simulate'"),
+        ({"execution": "auto", "skipping": "masked", "skip_threshold": 0.5}, "skipping='masked'"),
+        ({"execution": "auto", "skip_threshold": 1.5}, "must lie in 0..1"),
+        ({"execution": "auto", "skip_threshold": float("nan")}, "must lie in 0..1"),
+    ],
+)
+def test_what_changes_nothing_or_cannot_be_is_an_error(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        FracConfig(**options)
