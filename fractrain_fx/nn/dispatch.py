@@ -86,7 +86,8 @@ class DispatchedBlock(nn.Module):
             return None
         runs = picked(choice) != 0
         running = runs.nonzero().flatten()
-        if len(running) == samples or 1 - len(running) / samples < float(self.threshold):
+        skipped = 1 - len(running) / samples
+        if not skipped or skipped < float(self.threshold) - 1e-6:  # one in ten is 0.1, whatever the buffer holds
             return None
         if not self._divides(onto, given, samples) or (self.training and self._meets_others()):
             return None
@@ -127,13 +128,22 @@ class DispatchedBlock(nn.Module):
         kind = self._kind(onto)
         if kind not in self._types or any(each.training and not each.seen for each in self._ranges()):
             # Never run so far: its type has to be seen, and its ranges, without which evaluation means nothing.
-            with torch.no_grad(), torch.random.fork_rng([onto.device] if onto.is_cuda else []):
-                self._branch(onto, given)
+            self._look(onto, given)
         dtype = self._type(onto.dtype, self._types[kind])
         tensors = [x for x in (choice, *given, *self._parameters_read()) if isinstance(x, Tensor) and x.requires_grad]
         kept = [x for x in tensors if x is not onto and x.is_floating_point()]
         out: Tensor = _Idle.apply(onto, dtype, self.adding != "elsewhere", *dict.fromkeys(kept))
         return out
+
+    def _look(self, onto: Tensor, given: Sequence[Any]) -> None:
+        """Run the branch without leaving a trace but its ranges and running averages."""
+        cached = torch.is_autocast_cache_enabled()
+        torch.set_autocast_cache_enabled(False)  # half copies of weights that know of no gradient
+        try:
+            with torch.no_grad(), torch.random.fork_rng([onto.device] if onto.is_cuda else []):
+                self._branch(onto, given)
+        finally:
+            torch.set_autocast_cache_enabled(cached)
 
     def _modules_called(self) -> Iterator[nn.Module]:
         region = self._region[0]

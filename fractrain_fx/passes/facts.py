@@ -175,8 +175,8 @@ class Facts:
         tensors: whether the value is a tensor or a structure that holds some.
         batch: where its samples lie; ``None`` where all samples share it, or where they lie in mixed order.
         samples: how many samples its rows are of; ``None`` where all samples share it.
-        grows: of a number, whether it is in proportion to the number of samples; ``None`` where that changes a value in
-            another way.
+        grows: of what is no tensor, whether it is in proportion to the number of samples; ``None`` where it depends on
+            that in another way, or where nobody has looked.
         flows: whether autograd could reach it, were every parameter trained: what a path of activations consists of.
         requires_grad: whether autograd does reach it.
         op: the contraction that it is.
@@ -190,7 +190,7 @@ class Facts:
     tensors: bool = False
     batch: BatchAxis | None = None
     samples: int | None = None
-    grows: bool | None = False
+    grows: bool | None = None
     flows: bool = False
     requires_grad: bool = False
     op: Op | None = None

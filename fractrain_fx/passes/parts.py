@@ -233,8 +233,10 @@ class _Finder:
             return None
         if record.samples is not None:
             raise _TogetherError(f"the samples lie in {node.name} in no order that is known")
+        if record.tensors:
+            return None
         if record.grows is None:
-            raise _TogetherError(f"{node.name} depends on the number of samples")
+            raise _TogetherError(f"{node.name} may depend on the number of samples")
         return "count" if record.grows else None
 
 

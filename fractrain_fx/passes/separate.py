@@ -45,6 +45,11 @@ class Separate(PassBase):
         super().__init__()
         self.batch_axis = batch_axis
 
+    def requires(self, graph_module: GraphModule) -> None:
+        for node in graph_module.graph.find_nodes(op="placeholder"):
+            if "example" not in node.meta:
+                raise PassError(f"input {node.name!r} has no example value in node.meta['example'] to run with")
+
     def call(self, graph_module: GraphModule) -> PassResult:
         if not isinstance(graph_module, RecordedModule):
             raise PassError("branches can be taken out of a graph that fractrainify recorded only")
@@ -96,7 +101,7 @@ class _Trial(Interpreter):
             for node, kind in zip(part.inputs, part.given, strict=True)
         ]
         try:
-            alone = part.module(self._recorded)(*given)
+            alone = Interpreter(part.module(self._recorded)).run(*given)
         except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
             return f"it does not run for a part of the samples ({str(error).splitlines()[0]})"
         expected = rows_of(together, part.axis, last, self._size)

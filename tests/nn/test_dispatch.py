@@ -137,6 +137,13 @@ def test_a_block_that_nobody_runs_gives_zero_gradients_and_holds_no_activation()
     assert onto.grad is not None and (onto.grad == 1).all()
 
 
+def test_one_in_ten_is_a_tenth() -> None:
+    branch, choice = Branch(), choice_of(0, *[1] * 9)
+    x = torch.randn(10, 4)
+    block_of(branch, threshold=0.1)(choice, x, choice, x)
+    assert branch.seen == [9]
+
+
 def test_a_frozen_parameter_gets_no_gradient() -> None:
     branch, choice = Branch(), choice_of(0, 0)
     branch.layer.weight.requires_grad_(False)

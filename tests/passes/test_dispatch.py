@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fractrain_fx import Engine, FracConfig, FracModel, fractrainify, plan, summarize
 from fractrain_fx.capture import resize_batch
-from fractrain_fx.passes import facts, undispatched
+from fractrain_fx.passes import Separate, default_passes, facts, undispatched
 from fractrain_fx.zoo.models.transformer import TransformerLM
 from tests.choices import choose, without_gradient_of_skipping
 from tests.models import Case, build
@@ -330,6 +330,17 @@ def test_a_branch_that_needs_all_samples_runs_for_all_and_says_why() -> None:
         assert names[1] in text and next(block.together for block in table.blocks if block.skip) is None
     roles = [facts(node).role for node in model._inside.running[True].current().graph.nodes]
     assert roles.count("dispatched") == 1 and roles.count("skip") == 2
+
+
+def test_a_chain_without_the_trial_leaves_out_only_what_needs_none() -> None:
+    """Nobody has looked which sizes grow with the batch: branches that read them from outside run for all."""
+    case = case_of("bert")
+    config = FracConfig(method="slu", execution="auto", skip_threshold=0.0)
+    chain = [each for each in default_passes(config) if not isinstance(each, Separate)]
+    model = fractrainify(case.model, config=config, example_kwargs=case.keywords, passes=chain)
+    assert any("may depend on the number of samples" in reason for reason in undispatched(model.graph_module).values())
+    choose(model, [0, 1])
+    model(**case.keywords)
 
 
 class Writes(nn.Module):
