@@ -48,7 +48,7 @@ def load(directory: Path, model: nn.Module, passes: Sequence[PassBase] | None = 
     """Rewrite a fresh model as the recipe says and load the weights.
 
     Raises:
-        RunError: a file is missing or damaged, the weights do not fit the model, or another chain of passes wrote it.
+        RunError: a file is missing or damaged, the weights cannot be loaded, or another chain of passes wrote it.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file, load_model
@@ -81,7 +81,7 @@ def load(directory: Path, model: nn.Module, passes: Sequence[PassBase] | None = 
     try:
         load_model(rewritten, str(directory / _WEIGHTS))
     except (OSError, RuntimeError, SafetensorError) as error:
-        raise RunError(f"the weights in {directory} do not fit this {type(model).__name__}: {error}") from error
+        raise RunError(f"the weights in {directory} cannot be loaded into {type(model).__name__}: {error}") from error
     return rewritten
 
 

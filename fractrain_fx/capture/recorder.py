@@ -121,7 +121,8 @@ class Recorder(TorchFunctionMode):
 
     def watch(self, args: Any, kwargs: Any) -> Watch:
         """How the tensors among the arguments stand before the call."""
-        return self._effects.watch(tensors_in((args, kwargs)))
+        with torch._C.DisableTorchFunction():  # what is asked of the tensors here is no call of the model
+            return self._effects.watch(tensors_in((args, kwargs)))
 
     def write(
         self,
