@@ -22,7 +22,9 @@ failed is "not reached", which is no pass. What the checks are stands in
 library only that library's part.
 
 Models are cut where their library lets them be: timm's in depth, width and image size, Hugging Face's by their
-configurations, torchvision's in image size, and in depth the few that do not fit into memory.
+configurations, torchvision's in image size, and in depth the few that do not fit into memory. torchvision's detectors
+are no graphs, as values decide what they compute; their backbones, which the error names as what to rewrite instead, are
+counted beside them.
 
 Times are processor seconds of one thread, the libraries loaded: "capture" is both modes written down as a graph,
 "rewrite" all that `fractrainify` does: capture, the comparison with the model, every pass.
@@ -96,7 +98,7 @@ _FOLDERS = re.compile(r"/\S*?/site-packages/|/tmp/\S+?(?=[\s,;:]|$)")
 
 def _failure(row: Row) -> list[str]:
     cause = _FOLDERS.sub(lambda found: "" if found[0].endswith("/site-packages/") else "a folder", row.get("cause", ""))
-    return [row["name"], row.get("failed_at", "").replace("_", " "), cause[:300]]
+    return [row["name"], row.get("failed_at", "").replace("_", " "), cause[:400]]
 
 
 _MODEL = (
