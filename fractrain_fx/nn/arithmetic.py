@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["AddMatMul", "Arithmetic", "Bound", "Convolution", "Einsum", "Linear", "MatMul"]
+__all__ = ["AddMatMul", "Arithmetic", "Bound", "Convolution", "Einsum", "Linear", "MatMul", "summed_to"]
 
 Needs = tuple[bool, bool, bool]
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -167,7 +167,7 @@ class AddMatMul:
         scaled = g if alpha == 1 else g * alpha
         added = None
         if needs[2] and call.added is not None:
-            added = g.sum_to_size(call.added.shape)
+            added = summed_to(g, call.added.shape)
             added = added if beta == 1 else added * beta
         return (*_matmul_gradients(scaled, call.a, call.b, needs), added)
 
@@ -195,6 +195,11 @@ class Einsum:
         a = torch.einsum(f"{out},{second}->{first}", g, call.b) if needs[0] else None
         b = torch.einsum(f"{out},{first}->{second}", g, call.a) if needs[1] else None
         return a, b, None
+
+
+def summed_to(g: Tensor, shape: Sequence[int]) -> Tensor:
+    """The gradient of what was broadcast to ``g``, in memory of its own: that of ``g`` is used again."""
+    return g.clone() if g.shape == shape else g.sum_to_size(shape)
 
 
 def _matmul_gradients(g: Tensor, a: Tensor, b: Tensor, needs: Needs) -> tuple[Tensor | None, Tensor | None]:
