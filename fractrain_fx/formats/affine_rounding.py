@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -10,7 +12,7 @@ from fractrain_fx.formats.bits import highest_level, readable, unrounded
 from fractrain_fx.formats.noise import dither
 from fractrain_fx.precision import FLOAT_BITS
 
-__all__ = ["decode_affine", "encode_affine", "round_affine"]
+__all__ = ["decode_affine", "encode_affine", "levels_affine", "round_affine", "scale_affine", "values_affine"]
 
 # Samples of at least so many values are rounded one after the other, each in the few passes that one width takes.
 _LARGE_SAMPLE = 1 << 15
@@ -52,11 +54,49 @@ def round_affine(
         return x
     work, out = (x, out) if x.dtype == lo.dtype else (copied := x.to(lo.dtype), copied)
     noise = dither(work, seed) if stochastic else None
-    if len(kinds) > 1 and lo.numel() == 1 and _large_samples(bits, work):
-        return _sample_by_sample(work, widths, lo, span, noise, inside, quick, out).to(x.dtype)
-    q = Grid(widths[0] if len(kinds) == 1 else bits, lo, span, inside=inside, quick=quick).round(work, noise, out)
-    q = (q if inside else _with_bad_values(q, x)).to(x.dtype)
+    parts = _parts(work, bits, widths, lo, span, inside, quick)
+    if out is None and parts[0][0] is not ...:
+        out = torch.empty_like(work)
+    for place, grid in parts:
+        q = grid.round(work[place], None if noise is None else noise[place], None if out is None else out[place])
+        if not inside:
+            _with_bad_values(q, x[place])
+    q = (q if out is None else out).to(x.dtype)
     return q if len(kinds) == 1 else unrounded(bits, x, q)
+
+
+def levels_affine(
+    x: Tensor,
+    bits: Tensor,
+    lo: Tensor,
+    span: Tensor,
+    *,
+    stochastic: bool = False,
+    seed: Tensor | None = None,
+    inside: bool = False,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The level numbers, as whole numbers in the type of ``x``, of what :func:`round_affine` gives quickly.
+
+    Arguments are as there; ``x`` has the type of ``lo``. Where ``bits`` are 0 or 32 the result means nothing.
+    """
+    if not readable(x):
+        return _levels(x, bits, lo, span, stochastic, seed)
+    noise = dither(x, seed) if stochastic else None
+    out = torch.empty_like(x) if out is None else out
+    for place, grid in _parts(x, bits, bits.flatten().tolist(), lo, span, inside, True):
+        grid.levels(x[place], None if noise is None else noise[place], out[place])
+    return out
+
+
+def values_affine(q: Tensor, bits: Tensor, lo: Tensor, span: Tensor, *, inside: bool = False) -> Tensor:
+    """What :func:`round_affine` gives quickly, bit for bit, from :func:`levels_affine`, which may be written into."""
+    if not readable(q):
+        return q * scale_affine(bits, lo, span) + lo
+    for place, grid in _parts(q, bits, bits.flatten().tolist(), lo, span, inside, True):
+        part = q[place]
+        grid.values(part, out=part)
+    return q
 
 
 def encode_affine(
@@ -82,7 +122,7 @@ def decode_affine(
     if readable(codes):
         q = codes.to(lo.dtype) if out is None else out.copy_(codes)
         return Grid(int(bits), lo, span, inside=inside, quick=True).values(q, out=q)
-    return codes.to(lo.dtype) * _scale(bits, lo, span) + lo
+    return codes.to(lo.dtype) * scale_affine(bits, lo, span) + lo
 
 
 def _large_samples(bits: Tensor, x: Tensor) -> bool:
@@ -90,28 +130,18 @@ def _large_samples(bits: Tensor, x: Tensor) -> bool:
     return bits.ndim == x.ndim and bits.numel() == bits.shape[0] and x.is_contiguous() and x[0].numel() >= _LARGE_SAMPLE
 
 
-def _sample_by_sample(
-    x: Tensor,
-    widths: list[int],
-    lo: Tensor,
-    span: Tensor,
-    noise: Tensor | None,
-    inside: bool,
-    quick: bool,
-    out: Tensor | None,
-) -> Tensor:
-    """Each sample by itself, in the passes that one width takes, which then find it in a cache."""
-    out = torch.empty_like(x) if out is None else out
-    grids = {w: Grid(w, lo, span, inside=inside, quick=quick) for w in set(widths) - {0, FLOAT_BITS}}
-    for index, width in enumerate(widths):
-        if width not in grids:
-            if out is not x:
-                out[index] = x[index]
-            continue
-        q = grids[width].round(x[index], None if noise is None else noise[index], out[index])
-        if not inside:
-            _with_bad_values(q, x[index])
-    return out
+def _parts(
+    x: Tensor, bits: Tensor, widths: list[int], lo: Tensor, span: Tensor, inside: bool, quick: bool
+) -> list[tuple[Any, Grid]]:
+    """Which places of ``x`` are rounded on which grid; those at 0 and 32 bits are left out where that saves work.
+
+    Large samples by themselves, each in the passes that one width takes, which then find it in a cache.
+    """
+    kinds = set(widths)
+    if len(kinds) > 1 and lo.numel() == 1 and _large_samples(bits, x):
+        grids = {width: Grid(width, lo, span, inside=inside, quick=quick) for width in kinds - {0, FLOAT_BITS}}
+        return [(index, grids[width]) for index, width in enumerate(widths) if width in grids]
+    return [(..., Grid(widths[0] if len(kinds) == 1 else bits, lo, span, inside=inside, quick=quick))]
 
 
 def _anywhere(
@@ -123,21 +153,22 @@ def _anywhere(
     seed: Tensor | None,
     inside: bool,
 ) -> Tensor:
-    q = _levels(x, bits, lo, span, stochastic, seed) * _scale(bits, lo, span) + lo
+    q = _levels(x, bits, lo, span, stochastic, seed) * scale_affine(bits, lo, span) + lo
     return unrounded(bits, x, (q if inside else _with_bad_values(q, x)).to(x.dtype))
 
 
 def _levels(
     x: Tensor, bits: Tensor, lo: Tensor, span: Tensor, stochastic: bool = False, seed: Tensor | None = None
 ) -> Tensor:
-    q = (x.to(lo.dtype) - lo) / _scale(bits, lo, span)
+    q = (x.to(lo.dtype) - lo) / scale_affine(bits, lo, span)
     if stochastic:
         q = q + dither(q, seed)
     highest = highest_level(bits, lo.dtype)
     return q.clamp(min=torch.zeros_like(highest), max=highest).round()
 
 
-def _scale(bits: Tensor, lo: Tensor, span: Tensor) -> Tensor:
+def scale_affine(bits: Tensor, lo: Tensor, span: Tensor) -> Tensor:
+    """Distance between levels."""
     return (span / highest_level(bits, lo.dtype)).clamp(min=SMALLEST_SCALE)
 
 
