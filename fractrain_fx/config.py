@@ -31,6 +31,7 @@ __all__ = [
     "Execution",
     "FracConfig",
     "GateConfig",
+    "Kernels",
     "Method",
     "Mixing",
     "Pin",
@@ -48,6 +49,7 @@ Saved = Literal["operands", "rounded", "codes"]
 Attention = Literal["quantized", "float"]
 Execution = Literal["simulate", "auto"]
 Skipping = Literal["dispatched", "masked"]
+Kernels = Literal["auto", "float", "int8"]
 
 # What a kept code, one byte, can tell apart.
 CODE_BITS = 8
@@ -64,6 +66,7 @@ _CHOICES: dict[str, Any] = {
     "attention": Attention,
     "execution": Execution,
     "skipping": Skipping,
+    "kernels": Kernels,
 }
 
 
@@ -142,6 +145,9 @@ class FracConfig:
             whose batch norm has to see all samples.
         skip_threshold: share (0..1) of a batch that has to skip a block for them to be left out; ``None``: the one
             measured to pay.
+        kernels: how ``execution="auto"`` multiplies what format ``affine`` rounds to at most 8 bits; the numbers are
+            the same. ``auto``: on int8 where a short timing, for each shape as it first trains, finds that quicker
+            than float; ``int8``: wherever it can be; ``float``: never.
         pins: rules that fix the precision of some contractions.
         gate: sizes and strength of the gates.
         schedule: what moves the stage: ``auto`` is Algorithm 1.
@@ -165,6 +171,7 @@ class FracConfig:
     execution: Execution = "simulate"
     skipping: Skipping = "dispatched"
     skip_threshold: float | None = None
+    kernels: Kernels = "auto"
     pins: tuple[Pin, ...] = ()
     gate: GateConfig = field(default_factory=GateConfig)
     schedule: Schedule = "auto"
@@ -241,12 +248,23 @@ class FracConfig:
                 )
             if not 0 <= self.skip_threshold <= 1:
                 raise ConfigError(f"skip_threshold={self.skip_threshold} must lie in 0..1, the share of a batch")
+        if self.kernels != "auto" and self.execution == "simulate":
+            raise ConfigError(
+                f"kernels={self.kernels!r} changes nothing with execution='simulate', which computes in float: it goes "
+                "with 'auto'"
+            )
+        if self.kernels == "int8" and not self.lowers:
+            raise ConfigError(
+                f"kernels='int8' changes nothing for method {self.method!r} with format {self.format!r} at these "
+                f"precisions: it goes with format 'affine' at {CODE_BITS} forward bits or fewer"
+            )
         if self.execution == "simulate":
             return
-        if not (self.gated and self.gate_options[0].skips):
+        if not (self.dispatches or self.lowers):
             raise ConfigError(
-                f"execution='auto' leaves out samples that skip a block, and with method {self.method!r} and these "
-                "options none does: write execution='simulate', or a gated method with the option FW-0/BW-0"
+                f"execution='auto' changes nothing for method {self.method!r} with these options: it leaves out "
+                "samples that skip a block, which a gated method with the option FW-0/BW-0 has, and multiplies on int8 "
+                f"what format 'affine' rounds to {CODE_BITS} bits or fewer. Write execution='simulate'"
             )
         if self.mixing == "outputs":
             raise ConfigError(
@@ -257,7 +275,19 @@ class FracConfig:
     @property
     def dispatches(self) -> bool:
         """Whether blocks run only the samples that do not skip them."""
-        return self.execution == "auto" and self.skipping == "dispatched"
+        skips = self.gated and self.gate_options[0].skips
+        return self.execution == "auto" and self.skipping == "dispatched" and skips
+
+    @property
+    def lowers(self) -> bool:
+        """Whether ops may multiply on int8."""
+        if self.execution != "auto" or self.kernels == "float" or self.format != "affine" or self.method == "float":
+            return False
+        steered = self.gate_options if self.gated else self.precision_stages
+        weights = [self.gate_weight_bits] if self.gated else [each.fw for each in steered]
+        pinned = [pin.precision.fw for pin in self.pins]
+        fits = min(weights) <= CODE_BITS and any(0 < each.fw <= CODE_BITS for each in steered)
+        return fits or any(fw <= CODE_BITS for fw in pinned)
 
     @property
     def dispatch_from(self) -> float:

@@ -20,7 +20,8 @@ from fractrain_fx.groups import param_groups
 from fractrain_fx.nn.bits import StageBits
 from fractrain_fx.nn.cost import Cost
 from fractrain_fx.nn.ranges import RunningRange
-from fractrain_fx.passes import Block, Op, blocks_of, ops_of
+from fractrain_fx.nn.tuning import Tuner
+from fractrain_fx.passes import Block, Op, blocks_of, ops_of, unlowered
 from fractrain_fx.passes.graph import NAMESPACE
 from fractrain_fx.precision import Precision
 from fractrain_fx.running import Running
@@ -45,7 +46,8 @@ class _Inside:
         self.calibrated = False
         self.chain: tuple[str, ...] | None = None  # the classes of passes that are not the default ones
         places = ("dispatched", "dispatched_in_evaluation")
-        running = [Running(shown, config, place) for shown, place in zip(recording.graphs, places, strict=False)]
+        tuner = Tuner(config.kernels)
+        running = [Running(shown, config, tuner, place) for shown, place in zip(recording.graphs, places, strict=False)]
         self.running = {True: running[0], False: running[-1]}
 
 
@@ -182,6 +184,14 @@ class FracModel(nn.Module):
     def blocks(self) -> list[Block]:
         """Every block, in order of its entry."""
         return blocks_of(self._inside.recording.train.graph)
+
+    def kernels(self) -> dict[str, str]:
+        """How each quantized op multiplies, by name: ``int8``, ``float``, ``not yet timed``, or why it is float."""
+        inside = self._inside
+        kept = unlowered(inside.recording.train, self.config)
+        ran = {name: op.lowered.kernel for name, op in inside.running[True].fused.items() if op.lowered is not None}
+        names = [op.name for op in self.ops if op.precision.mode not in ("float", "uncounted")]
+        return {name: ran.get(name) or kept.get(name) or "float" for name in names}
 
     @property
     def leaves(self) -> Mapping[str, str]:

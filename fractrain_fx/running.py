@@ -1,4 +1,4 @@
-"""The copy of a rewritten graph that runs: with fused ops, and on request without the samples that skip."""
+"""The copy of a rewritten graph that runs: with fused ops; on request on int8, and without the samples that skip."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import torch
 
 from fractrain_fx.capture import RecordedModule
 from fractrain_fx.config import FracConfig
-from fractrain_fx.passes import Dispatch, Fuse, FuseSkips
+from fractrain_fx.nn.fused import FusedOp
+from fractrain_fx.nn.tuning import Tuner
+from fractrain_fx.passes import Dispatch, Fuse, FuseSkips, Lower, fused_ops
 
 __all__ = ["Running"]
 
@@ -19,11 +21,16 @@ class Running:
     Args:
         shown: the rewritten graph, with its quantize nodes.
         config: what fused ops keep of activations between forward and backward, and how skipped blocks run.
+        tuner: chooses between float and int8.
         place: under ``frac.``, where the modules of this graph alone lie.
+
+    Attributes:
+        fused: the fused ops of the copy, by name.
     """
 
-    def __init__(self, shown: RecordedModule, config: FracConfig, place: str = "dispatched") -> None:
-        self._shown, self._config, self._place = shown, config, place
+    def __init__(self, shown: RecordedModule, config: FracConfig, tuner: Tuner, place: str = "dispatched") -> None:
+        self._shown, self._config, self._tuner, self._place = shown, config, tuner, place
+        self.fused: dict[str, FusedOp] = {}
         self._code = ""
         self.graph_module = shown
         self.current()
@@ -33,6 +40,9 @@ class Running:
         if not torch.compiler.is_compiling() and self._code is not self._shown._code:
             copied = RecordedModule.over(self._shown, self._shown._modules, copy.deepcopy(self._shown.graph))
             Fuse(self._config.saved)(copied)
+            if self._config.lowers:
+                Lower(self._config, self._tuner)(copied)
+            self.fused = fused_ops(copied)
             if self._config.dispatches:
                 Dispatch(self._config.dispatch_from, self._place)(copied)
             FuseSkips()(copied)

@@ -47,7 +47,7 @@ class Factor:
 
     def take(self, x: Tensor, bits: Tensor, lo: Tensor, span: Tensor, slot: int) -> tuple[Tensor, Tensor | None]:
         """The rounded factor, which lives for one product unless it is kept, and what is kept besides the operand."""
-        if not x.numel() or not self._keeps(x):
+        if not x.numel() or not self.keeps(x):
             return self._round(x, bits, lo, span, scratch(x, slot, matrices=self.matrices)), None
         if self.weight or self.saved == "rounded":
             rounded = self._round(x, bits, lo, span, None)
@@ -84,7 +84,8 @@ class Factor:
         """The gradient of every option of every sample."""
         return gate_gradient(self.fmt, x, g, self.widths, self.axis, lo, span, self.inside, samples)
 
-    def _keeps(self, x: Tensor) -> bool:
+    def keeps(self, x: Tensor) -> bool:
+        """Whether more is kept of it between forward and backward than the operand."""
         if self.weight:
             return x.numel() <= _SMALL or self.saved == "rounded"
         return self.saved != "operands"

@@ -6,8 +6,6 @@ rounded copies live only while they are multiplied.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,24 +13,16 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from fractrain_fx.config import Saved
-from fractrain_fx.formats import Format
-from fractrain_fx.formats.scratch import scratch
-from fractrain_fx.nn.arithmetic import Arithmetic, Bound
-from fractrain_fx.nn.axis import BatchAxis
-from fractrain_fx.nn.factor import Factor, factor
+from fractrain_fx.nn.arithmetic import Arithmetic
+from fractrain_fx.nn.factor import factor
+from fractrain_fx.nn.lowered import Lowered
+from fractrain_fx.nn.product import SIMULATED, Call, Plan, Product, Rounds
 from fractrain_fx.nn.quantizers import ActivationQuantizer, GradientQuantizer, WeightQuantizer
-from fractrain_fx.nn.rounding import rounded_gradient
 
 __all__ = ["FusedOp"]
 
-# Entering torch.autocast costs as much as a small op.
-_AS_IT_IS = nullcontext()
-
 Range = tuple[Tensor, Tensor]
 Quantizer = ActivationQuantizer | WeightQuantizer
-
-# Where the rounded operands of the op at work lie.
-_FIRST, _SECOND, _GRADIENT = range(3)
 
 
 class FusedOp(nn.Module):
@@ -64,7 +54,7 @@ class FusedOp(nn.Module):
         self._quantizers = (first, second, gradient)
         matrices = arithmetic.matrices
         self._plans = {
-            mode: _Plan(
+            mode: Plan(
                 arithmetic,
                 static,
                 factor(first, mode, matrices, saved),
@@ -74,6 +64,8 @@ class FusedOp(nn.Module):
             )
             for mode in (True, False)
         }
+        self.lowered: Lowered | None = None
+        """The form on integers, where the pass ``Lower`` gave it one."""
 
     def forward(
         self,
@@ -109,20 +101,24 @@ class FusedOp(nn.Module):
         ]
         if torch.compiler.is_compiling():
             tensors = _told_apart(tensors)
-        out: Tensor = _Fused.apply(*tensors, self._plans[self.training])
+        plan = self._plans[self.training]
+        product: Product = SIMULATED
+        if self.lowered is not None and not torch.compiler.is_compiling():
+            product = self.lowered.product(plan, _call(tensors))
+        out: Tensor = _Fused.apply(*tensors, plan, product)
         return out
 
+    @property
+    def plan(self) -> Plan:
+        """Everything about the op in training that is no tensor."""
+        return self._plans[True]
 
-@dataclass(frozen=True)
-class _Plan:
-    """Everything about a fused op that is no tensor."""
 
-    arithmetic: Arithmetic
-    static: tuple[Any, ...]
-    first: Factor
-    second: Factor
-    fmt: Format
-    axis: BatchAxis
+def _call(tensors: list[Tensor | None]) -> Call:
+    """The tensors of a call but the choices, which no product reads."""
+    a, b, added, _, *of_a = tensors[:7]
+    _, *of_b, bits, seed = tensors[7:]
+    return Call(a, b, added, Rounds(*of_a), Rounds(*of_b), bits, seed)  # type: ignore[arg-type]
 
 
 def _told_apart(tensors: list[Tensor | None]) -> list[Tensor | None]:
@@ -144,11 +140,6 @@ def _rounding_of(
     return (None if choice is None else quantizer.choice_of(choice)), quantizer.bits_of(control), *ends
 
 
-def _cast(x: Any, dtype: torch.dtype) -> Any:
-    """What autocast does to an argument of a product."""
-    return x.to(dtype) if isinstance(x, Tensor) and x.dtype != torch.float64 else x
-
-
 class _Fused(torch.autograd.Function):
     """Inputs: both factors, what is added; of each factor choice, bits, lo, span; bits and seed of the gradient."""
 
@@ -168,46 +159,32 @@ class _Fused(torch.autograd.Function):
         b_span: Tensor,
         bits: Tensor | None,
         seed: Tensor | None,
-        plan: _Plan,
+        plan: Plan,
+        product: Product,
     ) -> Tensor:
-        ctx.plan = plan
+        ctx.plan, ctx.product = plan, product
         ctx.choices = tuple(None if each is None else each.dtype for each in (a_choice, b_choice))
-        given = added
-        first, of_first = plan.first.take(a, a_bits, a_lo, a_span, _FIRST)
-        second, of_second = plan.second.take(b, b_bits, b_lo, b_span, _SECOND)
         ctx.types = a.dtype, b.dtype
-        halved = torch.is_autocast_enabled(a.device.type)
-        if halved:
-            dtype = torch.get_autocast_dtype(a.device.type)
-            first, second, added = _cast(first, dtype), _cast(second, dtype), _cast(added, dtype)
+        of_a, of_b = Rounds(a_bits, a_lo, a_span), Rounds(b_bits, b_lo, b_span)
+        out, of_first, of_second = product.forward(plan, Call(a, b, added, of_a, of_b, bits, seed))
         operands = (
             a if plan.first.needed(of_first, a_choice is not None) else None,
             b if plan.second.needed(of_second, b_choice is not None) else None,
-            given,
+            added,
         )
-        ranges = (a_bits, a_lo, a_span, b_bits, b_lo, b_span)
-        ctx.save_for_backward(*operands, *ranges, bits, seed, of_first, of_second)
-        call = Bound(first, second, added, plan.static)
-        with torch.autocast(a.device.type, enabled=False) if halved else _AS_IT_IS:
-            # Detached, as some products are views of their own memory, which autograd lets no op in place follow.
-            return plan.arithmetic.forward(call).detach()
+        ctx.save_for_backward(*operands, *of_a, *of_b, bits, seed, of_first, of_second)
+        # Detached, as some products are views of their own memory, which autograd lets no op in place follow.
+        return out.detach()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        a, b, added, a_bits, a_lo, a_span, b_bits, b_lo, b_span, bits, seed, of_first, of_second = ctx.saved_tensors
-        plan: _Plan = ctx.plan
-        (g,) = grads
-        if bits is not None:
-            g = rounded_gradient(
-                plan.fmt, g, bits, plan.axis, seed, scratch(g, _GRADIENT, matrices=plan.arithmetic.matrices)
-            )
-        # Under autocast the product was taken in a half type, and so are its gradients.
-        first = plan.first.again(a, of_first, a_bits, a_lo, a_span, _FIRST).to(g.dtype)
-        second = plan.second.again(b, of_second, b_bits, b_lo, b_span, _SECOND).to(g.dtype)
+        a, b, added, a_bits, a_lo, a_span, b_bits, b_lo, b_span, bits, seed, *kept = ctx.saved_tensors
+        plan: Plan = ctx.plan
+        of_first, of_second = kept
+        call = Call(a, b, added, Rounds(a_bits, a_lo, a_span), Rounds(b_bits, b_lo, b_span), bits, seed)
         needs = tuple(ctx.needs_input_grad[:3])
         needs = (needs[0] or ctx.choices[0] is not None, needs[1] or ctx.choices[1] is not None, needs[2])
-        found = plan.arithmetic.backward(g, Bound(first, second, added, plan.static), needs)
-        of_a, of_b, of_added = found
+        of_a, of_b, of_added = ctx.product.backward(plan, call, grads[0], (of_first, of_second), needs)
         choices: list[Tensor | None] = [None, None]
         if ctx.choices[0] is not None and of_a is not None:
             choices[0] = plan.first.of_choice(a, of_a, a_lo, a_span, len(a_bits)).to(ctx.choices[0])
@@ -221,5 +198,5 @@ class _Fused(torch.autograd.Function):
             *(None, None, None),
             choices[1],
             *(None, None, None),
-            *(None, None, None),
+            *(None, None, None, None),
         )

@@ -26,6 +26,7 @@ from fractrain_fx.passes.fuse import Fuse, unfused
 from fractrain_fx.passes.fuse_skips import FuseSkips
 from fractrain_fx.passes.gate_size import GateSize, controller_size, gate_sizes
 from fractrain_fx.passes.gates import InsertGates
+from fractrain_fx.passes.lower import Lower, fused_ops, unlowered
 from fractrain_fx.passes.macs import Macs
 from fractrain_fx.passes.outputs import MixOutputs
 from fractrain_fx.passes.precision import DecidePrecision
@@ -47,6 +48,7 @@ __all__ = [
     "GateSize",
     "InsertGates",
     "KeepAttention",
+    "Lower",
     "Macs",
     "MeterCost",
     "MixOutputs",
@@ -63,11 +65,13 @@ __all__ = [
     "default_passes",
     "facts",
     "fixed_batch",
+    "fused_ops",
     "gate_sizes",
     "ops_of",
     "reachable",
     "undispatched",
     "unfused",
+    "unlowered",
 ]
 
 

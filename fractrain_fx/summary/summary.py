@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fractrain_fx.model import FracModel
-from fractrain_fx.passes import Block, GateSize, Op, controller_size, fixed_batch, gate_sizes, undispatched
+from fractrain_fx.passes import Block, GateSize, Op, controller_size, fixed_batch, gate_sizes, undispatched, unlowered
 from fractrain_fx.passes.graph import NAMESPACE
 from fractrain_fx.summary import notebook, text
 from fractrain_fx.summary.rows import Row, tree
@@ -163,6 +163,8 @@ def _notes(model: FracModel) -> Iterator[str]:
         )
     if model.config.dispatches:
         yield from _dispatched(model)
+    if model.config.lowers:
+        yield from _lowered(model)
 
 
 def _dispatched(model: FracModel) -> Iterator[str]:
@@ -174,3 +176,13 @@ def _dispatched(model: FracModel) -> Iterator[str]:
         yield "no block of this model has a skip path, so that execution='auto' changes nothing"
     for name, reason in kept.items():
         yield f"runs for all samples, whatever they choose: {name}: {reason}"
+
+
+def _lowered(model: FracModel) -> Iterator[str]:
+    kept = unlowered(model._inside.recording.train, model.config)
+    quantized = sum(op.precision.mode not in ("float", "uncounted") for op in model.ops)
+    yield f"{quantized - len(kept)} of {quantized} quantized ops may multiply on int8"
+    for reason in dict.fromkeys(kept.values()):
+        names = [name for name, each in kept.items() if each == reason]
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        yield f"multiplies in float: {', '.join(names[:3])}{more}: {reason}"

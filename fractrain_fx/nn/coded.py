@@ -1,0 +1,203 @@
+"""A fused op on integer codes: the numbers of the simulation from products of bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from fractrain_fx.config import CODE_BITS
+from fractrain_fx.formats.affine import measure
+from fractrain_fx.formats.affine_rounding import levels_affine, scale_affine, values_affine
+from fractrain_fx.formats.bits import put_where, unrounded
+from fractrain_fx.formats.scratch import scratch
+from fractrain_fx.nn.arithmetic import Gradients, Needs
+from fractrain_fx.nn.axis import BatchAxis
+from fractrain_fx.nn.factor import Factor
+from fractrain_fx.nn.int8 import LOW, Codes, error_product, limbs_of, product, weight_product
+from fractrain_fx.nn.layout import Layout
+from fractrain_fx.nn.product import FIRST, GRADIENT, SECOND, Call, Made, Plan, Rounds
+from fractrain_fx.nn.rounding import rounded_gradient
+
+__all__ = ["Coded", "has_codes"]
+
+# What the two bytes of a gradient's code hold.
+_GRADIENT_BITS = 16
+
+_Group = tuple[int, int, Int[Tensor, " some"] | None]
+
+
+@dataclass(frozen=True)
+class Coded:
+    """A product of codes, whose bits are known on the host.
+
+    Rows without codes are multiplied in float: those of samples whose activation is not rounded (0 or 32 bits), and in
+    the gradient of the weight those whose gradient has more bits than a code.
+
+    Attributes:
+        layout: how the contraction is one of matrices.
+        fw: bits of the activation: one for all values, or one for each sample.
+        bw: of the output's gradient, likewise; empty in evaluation.
+    """
+
+    layout: Layout
+    fw: tuple[int, ...]
+    bw: tuple[int, ...]
+
+    def forward(self, plan: Plan, call: Call) -> Made:
+        a, b, added = call.a, call.b, call.added
+        w = self._weight(plan.second, b, None, call.of_b)
+        x = self._activation(plan.first, a, None, call.of_a)
+        bias = added if added is not None and added.ndim == 1 else None
+        y = product(x, w, bias)
+        if not plan.first.inside:
+            # A NaN or an infinite value shows in a range of its own. In another, its code hides it; 0 * inf does not.
+            rows = self.layout.rows(a)
+            y.add_((rows.amax(1).mul_(0) + rows.amin(1).mul_(0)).unsqueeze(1))
+        apart = self._apart(plan.first.axis, a.shape, len(y), y.device)
+        if apart is not None:
+            rounded = self.layout.columns(plan.second.again(b, None, *call.of_b, SECOND))
+            y.index_copy_(0, apart, F.linear(self.layout.rows(a)[apart], rounded, bias))
+        out = self.layout.output(y, a)
+        if added is not None and bias is None:
+            out.add_(added)
+        keeps = len(self.fw) == 1 and plan.first.keeps(a)
+        return out, x.codes if keeps else None, w.codes if plan.second.keeps(b) else None
+
+    def backward(
+        self, plan: Plan, call: Call, g: Tensor, kept: tuple[Tensor | None, Tensor | None], needs: Needs
+    ) -> Gradients:
+        rounded, codes = self._gradient(plan, call, g)
+        rows = self.layout.output_rows(rounded)
+        of_a = of_b = of_added = None
+        if needs[0]:
+            w = self._weight(plan.second, call.b, kept[1], call.of_b)
+            of_a = self.layout.activation(error_product(rows, w), g)
+        if needs[1]:
+            x = self._activation(plan.first, call.a, kept[0], call.of_a)
+            of_b = self.layout.weight(self._of_weight(plan, call, g, rows, codes, x), call.b)
+        if needs[2] and call.added is not None:
+            of_added = self.layout.added(rounded, call.added)
+        return of_a, of_b, of_added
+
+    def _weight(self, factor: Factor, w: Tensor, kept: Tensor | None, at: Rounds) -> Codes:
+        centre = _centre(at.bits)
+        if kept is None:
+            q = levels_affine(w, at.bits, at.lo, at.span, inside=True, out=scratch(w, SECOND, matrices=True))
+            kept = self.layout.columns(q.sub_(centre).to(torch.int8))
+        scale, zero = _ends(at.bits, at, centre)
+        return Codes(kept, scale.flatten(), zero.flatten())
+
+    def _activation(self, factor: Factor, x: Tensor | None, kept: Tensor | None, at: Rounds) -> Codes:
+        bits = at.bits if x is None else factor.axis.expand(at.bits, x.shape)
+        centre = _centre(bits)
+        scale, zero = _ends(bits, at, centre)
+        if kept is None:
+            assert x is not None
+            out = scratch(x, FIRST, matrices=True)
+            q = levels_affine(x, bits, at.lo, at.span, inside=factor.inside, out=out)
+            kept = self.layout.rows(q.sub_(centre).to(torch.int8))
+        if x is None or bits.numel() == 1:
+            return Codes(kept, scale.view(()), zero.view(()))
+        return Codes(kept, *(self.layout.each(each, x.shape, len(kept)) for each in (scale, zero)))
+
+    def _gradient(self, plan: Plan, call: Call, g: Tensor) -> tuple[Tensor, Codes | None]:
+        """The rounded gradient, bit for bit that of the simulation, and the codes of those rows that have some."""
+        assert call.bits is not None
+        out = scratch(g, GRADIENT, matrices=True)
+        coded = [bits for bits in self.bw if 0 < bits <= _GRADIENT_BITS]
+        if not coded:
+            return rounded_gradient(plan.fmt, g, call.bits, plan.axis, call.seed, out), None
+        bits = self._axis(plan, g).expand(call.bits, g.shape)
+        at = Rounds(bits, *measure(g))
+        q = levels_affine(g, bits, at.lo, at.span, stochastic=True, seed=call.seed, inside=True, out=out)
+        centre = _centre(bits)
+        if max(coded) > CODE_BITS:
+            # Two signed bytes end at 32639 above: the centre of 16 bits lies so much higher.
+            centre = centre + 128 * (bits == _GRADIENT_BITS)
+            numbers = torch.sub(q, centre - 128, out=scratch(g, FIRST, matrices=True)).to(torch.int16)
+            codes = limbs_of(self.layout.output_rows(numbers))
+        else:
+            numbers = torch.sub(q, centre, out=scratch(g, FIRST, matrices=True)).to(torch.int8)
+            codes = self.layout.output_rows(numbers)
+        scale, zero = _ends(bits, at, centre)
+        if bits.numel() > 1:
+            scale, zero = (self.layout.each(each, g.shape, len(codes)) for each in (scale, zero))
+        else:
+            scale, zero = scale.view(()), zero.view(())
+        rounded = unrounded(bits, g, values_affine(q, bits, at.lo, at.span, inside=True))
+        return put_where(bits, (0,), 0.0, rounded), Codes(codes, scale, zero)
+
+    def _of_weight(self, plan: Plan, call: Call, g: Tensor, rounded: Tensor, codes: Codes | None, x: Codes) -> Tensor:
+        """The gradient of the weight: one product for each pair of bits, as the scales lie on the rows summed over."""
+        found: Tensor | None = None
+        for fw, bw, rows in self._groups(plan, call, g, len(rounded)):
+            if codes is not None and has_codes(fw) and 0 < bw <= _GRADIENT_BITS:
+                part = weight_product(_some(codes, rows, narrow=bw <= CODE_BITS), _some(x, rows))
+            elif has_codes(fw):
+                some = _some(x, rows)
+                part = _rows(rounded, rows).t().mm(some.codes * some.scale + some.zero)
+            else:
+                part = _rows(rounded, rows).t().mm(_rows(self.layout.rows(call.a), rows))
+            found = part if found is None else found.add_(part)
+        return rounded.new_zeros(rounded.shape[1], x.codes.shape[1]) if found is None else found
+
+    def _groups(self, plan: Plan, call: Call, g: Tensor, rows: int) -> Iterator[_Group]:
+        """The pairs of bits, each with its rows (``None``: all); those of samples that skip add nothing."""
+        samples = max(len(self.fw), len(self.bw))
+        pairs = [(self.fw[i % len(self.fw)], self.bw[i % len(self.bw)]) for i in range(samples)]
+        kinds = sorted(set(pairs))
+        if len(kinds) == 1:
+            yield from ((fw, bw, None) for fw, bw in kinds if bw)
+            return
+        numbers = torch.tensor([kinds.index(pair) for pair in pairs], device=g.device)
+        axis, shape = (self._axis(plan, g), g.shape) if len(self.bw) > 1 else (plan.first.axis, call.a.shape)
+        numbers = self.layout.each(axis.expand(numbers, shape), shape, rows)
+        for number, (fw, bw) in enumerate(kinds):
+            if bw:
+                yield fw, bw, (numbers == number).nonzero().flatten()
+
+    def _apart(
+        self, axis: BatchAxis, shape: Sequence[int], rows: int, device: torch.device
+    ) -> Int[Tensor, " some"] | None:
+        """The rows whose activation has no codes."""
+        marks = [not has_codes(bits) for bits in self.fw]
+        if not any(marks):
+            return None
+        return self.layout.each(axis.expand(torch.tensor(marks, device=device), shape), shape, rows).nonzero().flatten()
+
+    def _axis(self, plan: Plan, g: Tensor) -> BatchAxis:
+        return plan.axis.at(g.shape, len(self.bw)) if len(self.bw) > 1 else plan.axis
+
+
+def has_codes(bits: int) -> bool:
+    """Whether a value rounded to so many bits has a code of one byte."""
+    return 0 < bits <= CODE_BITS
+
+
+def _centre(bits: Tensor) -> Float[Tensor, "*bits"]:
+    """The level whose code is 0: by the middle one corrections are small, also at 2 bits."""
+    return (1 << (bits.long() - 1).clamp(min=0)).to(torch.float32)
+
+
+def _ends(bits: Tensor, at: Rounds, centre: Tensor) -> tuple[Tensor, Tensor]:
+    """Scale and zero of centred codes; NaN where the range is not finite."""
+    scale = scale_affine(bits, at.lo, at.span)
+    return scale, at.lo + scale * centre + 0 * at.span
+
+
+def _some(matrix: Codes, rows: Tensor | None, *, narrow: bool = False) -> Codes:
+    """Some rows, which have one scale; of codes of two bytes, where one says it all, that one."""
+    codes = matrix.codes if rows is None else matrix.codes[rows]
+    if narrow and codes.ndim == 3:
+        codes = codes[..., LOW]
+    scale, zero = (each if each.ndim == 0 else _rows(each, rows)[0] for each in (matrix.scale, matrix.zero))
+    return Codes(codes, scale, zero)
+
+
+def _rows(x: Tensor, rows: Tensor | None) -> Tensor:
+    return x if rows is None else x[rows]

@@ -1,0 +1,124 @@
+"""The three products of a contraction on integer codes, with the numbers that rounded values give in float.
+
+A rounded value is ``scale * code + zero`` with a code of one signed byte, so that a product of rounded values is one of
+codes, in int32, and corrections of rank 1. Codes of more than 8 bits are two bytes, ``256 * high + low``, each a code.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int8
+from torch import Tensor
+from torch.nn import functional as F
+
+__all__ = ["Codes", "error_product", "int_mm", "limbs_of", "product", "weight_product"]
+
+# More products of two bytes than this may not fit into the 32 bits that sum them up. A multiple of 8, as CUDA wants it.
+_LONGEST = (1 << 17) - 8
+
+# The places of the two bytes of a 16-bit number in memory.
+LOW, HIGH = (0, 1) if sys.byteorder == "little" else (1, 0)
+
+# Far below any gradient, and its reciprocal far from the end of float32.
+_SMALLEST_UNIT = 1e-30
+
+# The largest number whose two bytes are both signed.
+_LARGEST = 127 * 256 + 127
+
+
+class Codes(NamedTuple):
+    """A matrix of ``scale * code + zero``.
+
+    Attributes:
+        codes: one byte each, or two in a last dimension, as :func:`limbs_of` gives them.
+        scale: of all codes, or of those of each row.
+        zero: likewise.
+    """
+
+    codes: Int8[Tensor, "rows inner *limbs"]
+    scale: Float[Tensor, "*rows"]
+    zero: Float[Tensor, "*rows"]
+
+
+def product(x: Codes, w: Codes, bias: Float[Tensor, "#outputs"] | None = None) -> Float[Tensor, "rows outputs"]:
+    """``x @ w.T + bias`` for activations whose scale is one for all or one a row, and a weight with one a row.
+
+    ``sum_k x w = s_x s_w P + s_x z_w sum_k q_x + z_x sum_k w``, where ``P`` is the product of codes.
+    """
+    whole = _row_sums(w.codes) * w.scale + x.codes.shape[1] * w.zero
+    sums = _row_sums(x.codes).unsqueeze(1)
+    y = int_mm(x.codes, w.codes.t())
+    if x.scale.ndim:
+        y.mul_(w.scale).addcmul_(sums, w.zero).mul_(x.scale.unsqueeze(1)).addcmul_(x.zero.unsqueeze(1), whole)
+        return y if bias is None else y.add_(bias)
+    start = whole * x.zero if bias is None else torch.addcmul(bias, whole, x.zero)
+    return y.mul_(w.scale * x.scale).addcmul_(sums, w.zero * x.scale).add_(start)
+
+
+def error_product(g: Float[Tensor, "rows outputs"], w: Codes) -> Float[Tensor, "rows inner"]:
+    """``g @ w`` for a float ``g`` and a weight with a scale for each row, which is the dimension that is summed over.
+
+    So the scales go into ``g``, which becomes 16-bit fixed-point numbers, each row in units of its own; that is all
+    that this product rounds besides float32. Where a row of ``g`` is zero, so is the result.
+    """
+    h = g * w.scale
+    unit = torch.maximum(h.amax(1, keepdim=True), -h.amin(1, keepdim=True)).div_(_LARGEST).clamp_(min=_SMALLEST_UNIT)
+    steps = h.mul_(unit.reciprocal()).round_().add_(128)
+    limbs = limbs_of(steps).movedim(-1, 0).contiguous()
+    found = int_mm(limbs.flatten(0, 1), w.codes).view(2, len(g), -1)
+    dx = found[HIGH].mul_(256).add_(found[LOW])
+    return torch.addcmul(g.mv(w.zero).unsqueeze(1), dx, unit, out=dx)
+
+
+def weight_product(g: Codes, x: Codes) -> Float[Tensor, "outputs inner"]:
+    """``g.T @ x`` for one scale each, where ``g`` may have codes of two bytes."""
+    rows, outputs = g.codes.shape[:2]
+    found = int_mm(g.codes.flatten(1).t(), x.codes)
+    sums = _column_sums(g.codes)
+    if g.codes.ndim == 3:
+        found = found.view(outputs, 2, -1)
+        found = found[:, HIGH].mul_(256).add_(found[:, LOW])
+        sums = sums[:, HIGH] * 256 + sums[:, LOW]
+    of_g = ((sums * g.scale + rows * g.zero.double()) * x.zero).to(found.dtype)
+    of_x = (_column_sums(x.codes) * x.scale * g.zero).to(found.dtype)
+    return found.mul_(g.scale * x.scale).add_(of_g.unsqueeze(1)).add_(of_x)
+
+
+def limbs_of(numbers: Float[Tensor, "rows inner"]) -> Int8[Tensor, "rows inner 2"]:
+    """Whole numbers from -32768 to 32767 as ``256 * high + low + 128``, both of which are signed bytes."""
+    # The top bit of the low byte, turned over, takes 128 from it.
+    short = numbers.to(torch.int16).contiguous().bitwise_xor_(128)
+    return short.view(torch.int8).view(*short.shape, 2)
+
+
+def int_mm(
+    a: Int8[Tensor, "rows inner"], b: Int8[Tensor, "inner columns"], *, pad: bool | None = None
+) -> Float[Tensor, "rows columns"]:
+    """``a @ b`` summed up in int32, as float32.
+
+    Args:
+        a: codes.
+        b: codes.
+        pad: bring the sizes to what the kernel of CUDA asks for, more than 16 rows and multiples of 8 for the others,
+            and the operands into one piece; by default on such a device.
+    """
+    rows, columns = a.shape[0], b.shape[1]
+    if a.is_cuda if pad is None else pad:
+        a = F.pad(a, (0, -a.shape[1] % 8, 0, max(0, 17 - rows))).contiguous()
+        b = F.pad(b, (0, -columns % 8, 0, -b.shape[0] % 8)).contiguous()
+    found = torch._int_mm(a[:, :_LONGEST], b[:_LONGEST]).to(torch.float32)
+    for start in range(_LONGEST, a.shape[1], _LONGEST):
+        found += torch._int_mm(a[:, start : start + _LONGEST], b[start : start + _LONGEST]).to(torch.float32)
+    return found[:rows, :columns]
+
+
+def _row_sums(codes: Tensor) -> Tensor:
+    return codes.sum(1, dtype=torch.int32).to(torch.float32)
+
+
+def _column_sums(codes: Tensor) -> Tensor:
+    """In float64: there are as many rows as positions, and the sums are scaled by large codes."""
+    return codes.sum(0, dtype=torch.int32).double()

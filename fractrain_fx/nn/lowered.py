@@ -1,0 +1,145 @@
+"""The choice, call by call, whether a fused op runs on integer codes or in float."""
+
+from __future__ import annotations
+
+import weakref
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fractrain_fx.config import CODE_BITS
+from fractrain_fx.formats.bits import readable
+from fractrain_fx.nn.arithmetic import Needs
+from fractrain_fx.nn.axis import BatchAxis
+from fractrain_fx.nn.coded import Coded, has_codes
+from fractrain_fx.nn.layout import Layout
+from fractrain_fx.nn.product import SIMULATED, Call, Plan, Product
+from fractrain_fx.nn.tuning import Tuner
+from fractrain_fx.precision import FLOAT_BITS
+
+__all__ = ["Lowered"]
+
+
+class _Kind(NamedTuple):
+    """What the time of both forms depends on.
+
+    Attributes:
+        layout: how the contraction is one product of matrices.
+        rows: of the output, up to the next power of two.
+        outputs, inner: channels.
+        gated: whether samples have bits of their own.
+        wide: whether codes of gradients have two bytes.
+        needs: which gradients are asked for.
+        device: where it runs.
+    """
+
+    layout: Layout
+    rows: int
+    outputs: int
+    inner: int
+    gated: bool
+    wide: bool
+    needs: Needs
+    device: str
+
+
+class Lowered:
+    """What makes a fused op run on integers where it can and where that takes less time.
+
+    Args:
+        name: of the op.
+        layout: how it is one product of matrices.
+        tuner: of the model.
+
+    Attributes:
+        kernel: what ran last: ``int8``, ``float`` as it took less time, or in other words why it was float;
+            ``not yet timed`` before it trained.
+    """
+
+    def __init__(self, name: str, layout: Layout, tuner: Tuner) -> None:
+        self.name, self.layout, self.tuner = name, layout, tuner
+        self.kernel = "not yet timed"
+
+    def product(self, plan: Plan, call: Call) -> Product:
+        """How to compute a call. In evaluation as the op last did in training, if the call can be."""
+        coded = self._coded(plan, call)
+        training = call.bits is not None
+        if isinstance(coded, str):
+            if training:
+                self.kernel = coded
+            return SIMULATED
+        if not training:
+            return coded if self.kernel == "int8" or self.tuner.kernels == "int8" else SIMULATED
+        device = call.a.device
+        int8 = self.tuner.int8(
+            self._kind(call, coded), self.name, device, lambda each: _run(plan, call, coded if each else SIMULATED)
+        )
+        if int8 is not None:
+            self.kernel = "int8" if int8 else "float"
+        return coded if int8 else SIMULATED
+
+    def _coded(self, plan: Plan, call: Call) -> Coded | str:
+        """The form on integers, or why there is none for this call."""
+        tensors = [x for x in (call.a, call.b, call.added) if x is not None]
+        device = call.a.device
+        if (reason := self.tuner.lacks(device)) is not None:
+            return reason
+        if torch.is_autocast_enabled(device.type):
+            return f"computes in {torch.get_autocast_dtype(device.type)} under autocast"
+        if (other := next((x.dtype for x in tensors if x.dtype != torch.float32), None)) is not None:
+            return f"computes in {other}"
+        if not (call.a.numel() and call.b.numel()) or device.type == "meta":
+            return "has no values"
+        if call.bits is None and torch.is_grad_enabled():
+            return "evaluates with gradients"
+        fw, w = _widths(call.of_a.bits), _widths(call.of_b.bits)
+        bw = () if call.bits is None else _widths(call.bits)
+        if not all(map(has_codes, w)) or not any(map(has_codes, fw)):
+            return f"operands of {fw[0]} and {w[0]} bits have no codes of 8"
+        if not all(has_codes(bits) or bits in (0, FLOAT_BITS) for bits in fw):
+            return f"an activation of {max(set(fw) - {FLOAT_BITS})} bits has no codes of 8"
+        if len(bw) > 1 and 1 < len(fw) != len(bw):
+            return "its output has other samples than its input"
+        samples: list[BatchAxis] = [plan.first.axis] * (len(fw) > 1) + [plan.axis] * (len(bw) > 1)
+        if not self.layout.fits(call.a.shape, samples):
+            return f"an input of {tuple(call.a.shape)} has no rows of one sample each"
+        return Coded(self.layout, fw, bw)
+
+    def _kind(self, call: Call, coded: Coded) -> _Kind:
+        outputs, inner = self.layout.columns(call.b).shape
+        return _Kind(
+            self.layout,
+            1 << (call.a.numel() // inner - 1).bit_length(),
+            outputs,
+            inner,
+            len(coded.fw) > 1 or len(coded.bw) > 1,
+            max(coded.bw) > CODE_BITS,
+            _needs(call),
+            str(call.a.device),
+        )
+
+
+def _needs(call: Call) -> Needs:
+    return call.a.requires_grad, call.b.requires_grad, call.added is not None and call.added.requires_grad
+
+
+def _run(plan: Plan, call: Call, product: Product) -> None:
+    """All products of a call, with the output in place of its gradient."""
+    with torch.no_grad():
+        out, *kept = product.forward(plan, call)
+        product.backward(plan, call, out, (kept[0], kept[1]), _needs(call))
+
+
+# Widths that were read from a device, each with the tensor and its version, to be waited for only once.
+_read: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
+
+
+def _widths(bits: Tensor) -> tuple[int, ...]:
+    """Bits on the host: one width, or that of each sample, which has to be read anew in each step."""
+    if readable(bits) or bits.ndim:
+        return tuple(bits.flatten().tolist())
+    known = _read.get(id(bits))
+    if known is None or known[0]() is not bits or known[1] != bits._version:
+        known = _read[id(bits)] = weakref.ref(bits), bits._version, int(bits)
+    return (known[2],)

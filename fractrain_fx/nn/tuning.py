@@ -1,0 +1,115 @@
+"""Which form of an op takes less time here: float or integers, by a short timing on real operands."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from fractrain_fx.config import Kernels
+
+__all__ = ["Timing", "Tuner", "lacks_int8"]
+
+_log = logging.getLogger(__name__)
+
+# Of each form, after one to warm up.
+_RUNS = 3
+
+# The first tensor cores that multiply bytes.
+_INT8_TENSOR_CORES = (7, 5)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of both forms."""
+
+    float_s: float
+    int8_s: float
+
+    @property
+    def int8(self) -> bool:
+        """Whether integers took less."""
+        return self.int8_s < self.float_s
+
+
+class Tuner:
+    """The choices of one model: a timing for each kind of product, made when the first such op trains.
+
+    Args:
+        kernels: ``auto`` times, ``int8`` does without.
+
+    Attributes:
+        timings: by kind of product.
+    """
+
+    def __init__(self, kernels: Kernels) -> None:
+        self.kernels = kernels
+        self.timings: dict[Hashable, Timing] = {}
+        self._told: set[str] = set()
+
+    def lacks(self, device: torch.device) -> str | None:
+        """Why no op is to run on integers on a device, said once in the log."""
+        reason = lacks_int8(device) if self.kernels == "auto" else None
+        if reason is not None and reason not in self._told:
+            self._told.add(reason)
+            _log.warning("all ops compute in float, with the same numbers: %s", reason)
+        return reason
+
+    def int8(self, kind: Hashable, name: str, device: torch.device, forms: Callable[[bool], object]) -> bool | None:
+        """Whether a kind of product is to run on integers; ``None`` where that can not be told now.
+
+        Args:
+            kind: what the time depends on.
+            name: of the op, for the log.
+            device: where it runs.
+            forms: runs all products of the op, on integers where it is given ``True``.
+        """
+        if self.kernels == "int8":
+            return True
+        if kind not in self.timings:
+            if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                return None
+            timing = self.timings[kind] = Timing(*(_seconds(partial(forms, each), device) for each in (False, True)))
+            _log.info(
+                "%s: %.3g ms in float, %.3g ms on int8: %s, as all of this kind: %s",
+                name,
+                1e3 * timing.float_s,
+                1e3 * timing.int8_s,
+                "int8" if timing.int8 else "float",
+                kind,
+            )
+        return self.timings[kind].int8
+
+
+def lacks_int8(device: torch.device) -> str | None:
+    """Why products of bytes are no quicker than those of floats on a device, as far as its kind tells."""
+    if device.type == "cpu":
+        quick = torch.cpu._is_vnni_supported()
+        return None if quick else "this CPU has no dot products of bytes (VNNI)"
+    if device.type == "cuda" and torch.version.hip is None:
+        quick = torch.cuda.get_device_capability(device) >= _INT8_TENSOR_CORES
+        return None if quick else f"{torch.cuda.get_device_name(device)} has no tensor cores for bytes"
+    return f"torch multiplies no matrices of bytes on a device of type {device.type}"
+
+
+def _seconds(run: Callable[[], object], device: torch.device) -> float:
+    """The median time of a few runs."""
+    run()
+    taken = []
+    for _ in range(_RUNS):
+        _wait(device)
+        start = time.perf_counter()
+        run()
+        _wait(device)
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
