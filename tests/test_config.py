@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fractrain_fx import FracConfig, Precision
+from fractrain_fx import FracConfig, Pin, Precision
 from fractrain_fx.config import DISPATCH_FROM
 from fractrain_fx.errors import ConfigError
 
@@ -20,15 +20,32 @@ def test_blocks_run_for_all_samples_unless_asked() -> None:
     assert FracConfig.from_dict(auto.to_dict()) == auto
 
 
+def test_ops_may_run_on_int8_where_they_have_codes() -> None:
+    assert not FracConfig(method="pfq").lowers
+    for method in ("pfq", "static", "dfq", "fractrain"):
+        assert FracConfig(method=method, execution="auto").lowers  # type: ignore[arg-type]
+    wide = FracConfig(execution="auto", weight_bits=12)
+    assert not wide.lowers and wide.dispatches
+    assert wide.replace(pins=(Pin("head", Precision(8, 8)),)).lowers
+    assert not FracConfig(execution="auto", kernels="float").lowers
+
+
 @pytest.mark.parametrize(
     "options, message",
     [
         ({"execution": "fast"}, "execution='fast' is unknown: write one of simulate, auto"),
         ({"execution": "auto", "skipping": "drop"}, "skipping='drop' is unknown"),
-        ({"execution": "auto", "method": "pfq"}, "with method 'pfq' and these options none does"),
-        ({"execution": "auto", "method": "float"}, "write execution='simulate', or a gated method"),
-        ({"execution": "auto", "options": (Precision(3, 6), Precision(6, 8))}, "option FW-0/BW-0"),
+        ({"execution": "auto", "method": "pfq", "kernels": "float"}, "changes nothing for method 'pfq'"),
+        ({"execution": "auto", "method": "float"}, "Write execution='simulate'"),
+        ({"execution": "auto", "method": "pfq", "format": "dorefa"}, "what format 'affine' rounds to 8 bits"),
+        (
+            {"execution": "auto", "options": (Precision(3, 6), Precision(6, 8)), "weight_bits": 12},
+            "option FW-0/BW-0",
+        ),
         ({"execution": "auto", "mixing": "outputs"}, "goes with mixing='inputs'"),
+        ({"kernels": "int8"}, "kernels='int8' changes nothing with execution='simulate'"),
+        ({"kernels": "int4"}, "kernels='int4' is unknown: write one of auto, float, int8"),
+        ({"execution": "auto", "method": "slu", "kernels": "int8"}, "8 forward bits or fewer"),
         ({"skip_threshold": 0.5}, "changes nothing with execution='simulate'"),
         ({"execution": "auto", "skipping": "masked", "skip_threshold": 0.5}, "skipping='masked'"),
         ({"execution": "auto", "skip_threshold": 1.5}, "must lie in 0..1"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
@@ -102,7 +104,7 @@ def _reason(node: Node, op: Op, config: FracConfig, moving: set[Node]) -> str | 
     return layout if isinstance(layout, str) else _wide(op, config)
 
 
-def _layout(arithmetic: Arithmetic, static: tuple[object, ...]) -> Layout | str:
+def _layout(arithmetic: Arithmetic, static: tuple[Any, ...]) -> Layout | str:
     """How a contraction with a weight is one product of matrices, or why it is none."""
     match arithmetic:
         case Linear():
@@ -115,7 +117,7 @@ def _layout(arithmetic: Arithmetic, static: tuple[object, ...]) -> Layout | str:
             stride, padding, dilation, _, groups = static
             if transposed or groups != 1:
                 return "is a transposed convolution" if transposed else "convolves groups of channels"
-            if tuple(stride) != tuple(kernel) or any(padding) or (set(dilation) != {1} and max(kernel) > 1):  # type: ignore[call-overload]
+            if tuple(stride) != tuple(kernel) or any(padding) or (set(dilation) != {1} and max(kernel) > 1):
                 sides = "x".join(map(str, kernel))
                 return f"its {sides} kernels do not lie side by side, so it is no product of matrices"
             return Patches(kernel)

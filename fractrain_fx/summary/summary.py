@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fractrain_fx.model import FracModel
+from fractrain_fx.nn.tuning import lacks_int8
 from fractrain_fx.passes import Block, GateSize, Op, controller_size, fixed_batch, gate_sizes, undispatched, unlowered
 from fractrain_fx.passes.graph import NAMESPACE
 from fractrain_fx.summary import notebook, text
@@ -181,7 +182,9 @@ def _dispatched(model: FracModel) -> Iterator[str]:
 def _lowered(model: FracModel) -> Iterator[str]:
     kept = unlowered(model._inside.recording.train, model.config)
     quantized = sum(op.precision.mode not in ("float", "uncounted") for op in model.ops)
-    yield f"{quantized - len(kept)} of {quantized} quantized ops may multiply on int8"
+    lacking = lacks_int8(next(model.parameters()).device) if model.config.kernels == "auto" else None
+    here = f", but not here: {lacking}" if lacking else ""
+    yield f"{quantized - len(kept)} of {quantized} quantized ops may multiply on int8{here}"
     for reason in dict.fromkeys(kept.values()):
         names = [name for name, each in kept.items() if each == reason]
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""

@@ -56,6 +56,7 @@ def rewritten(case: Case, execution: str = "auto", method: str = "slu", **change
     """A copy of the model, without what is random or counts samples: dropout, and batch norm's own statistics."""
     if execution == "auto":
         changes.setdefault("skip_threshold", 0.0)
+        changes.setdefault("kernels", "float")
     torch.manual_seed(1)
     config = FracConfig(method=method, execution=execution, **changes)  # type: ignore[arg-type]
     model = fractrainify(

@@ -1,0 +1,176 @@
+"""A fused op on integer codes gives what it gives in float: output and all gradients, at every width."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fractrain_fx.formats import AffineFormat
+from fractrain_fx.nn.arithmetic import AddMatMul, Arithmetic, Convolution, Linear, MatMul
+from fractrain_fx.nn.axis import BatchAxis
+from fractrain_fx.nn.coded import Coded
+from fractrain_fx.nn.fused import FusedOp
+from fractrain_fx.nn.layout import Features, Layout, Patches
+from fractrain_fx.nn.lowered import Lowered
+from fractrain_fx.nn.product import Call, Rounds
+from fractrain_fx.nn.quantizers import (
+    ActivationQuantizer,
+    GradientQuantizer,
+    MixedActivationQuantizer,
+    MixedGradientQuantizer,
+    WeightQuantizer,
+)
+from fractrain_fx.nn.rounding import rounded_gradient
+from fractrain_fx.nn.tuning import Tuner
+
+# Of the output, and of the gradients of the activation, the weight, what was added, and the choice (which is a sum over
+# the gradient of the activation). Largest error over largest value.
+_BOUNDS = (1e-5, 1e-4, 1e-5, 1e-5, 2e-4)
+_OPTIONS = ((0, 0), (2, 6), (4, 8), (6, 12), (8, 16), (32, 32), (8, 32), (32, 8))
+
+Case = tuple[Arithmetic, tuple[Any, ...], Layout, tuple[int, ...], tuple[int, ...], int, tuple[int, ...] | None]
+
+
+def _convolution(kernel: int) -> Case:
+    sides = (kernel, kernel)
+    static = (sides, (0, 0), (1, 1), (0, 0), 1)
+    return Convolution(sides), static, Patches(sides), (8, 6, 4, 4), (10, 6, *sides), 0, (10,)
+
+
+_CASES: dict[str, Case] = {
+    "linear": (Linear(), (), Features(), (32, 24), (20, 24), 0, (20,)),
+    "linear of 3 dimensions": (Linear(), (), Features(), (8, 5, 24), (20, 24), 0, None),
+    "addmm": (AddMatMul(("input", "mat1", "mat2")), (1, 1), Features(True), (32, 24), (24, 20), 1, (20,)),
+    "addmm of a matrix": (
+        AddMatMul(("input", "mat1", "mat2")),
+        (1, 1),
+        Features(True),
+        (32, 24),
+        (24, 20),
+        1,
+        (32, 20),
+    ),
+    "matmul": (MatMul(), (), Features(True), (8, 5, 24), (24, 20), 1, None),
+    "conv 1x1": _convolution(1),
+    "patches": _convolution(2),
+}
+
+
+def _op(case: Case, quantizers: Sequence[Any], low: bool, **options: Any) -> FusedOp:
+    op = FusedOp(case[0], case[1], *quantizers, **options)
+    if low:
+        op.lowered = Lowered("op", case[2], Tuner("int8"))
+    return op
+
+
+def _results(
+    case: Case, bits: tuple[int, int, int], low: bool, choice: Tensor | None = None, **options: Any
+) -> list[Tensor]:
+    """Output and gradients; with a choice each sample has the bits of its own option."""
+    torch.manual_seed(0)
+    fmt, axis = AffineFormat(), BatchAxis()
+    weight = WeightQuantizer(fmt, case[5])
+    if choice is None:
+        quantizers: tuple[Any, ...] = ActivationQuantizer(fmt), weight, GradientQuantizer(fmt)
+        controls = (torch.tensor(bits[0]), torch.tensor(bits[2]), torch.tensor(bits[1]))
+    else:
+        fw, bw = zip(*_OPTIONS, strict=True)
+        quantizers = MixedActivationQuantizer(fmt, fw, axis), weight, MixedGradientQuantizer(fmt, bw, axis)
+        controls = (choice.argmax(1), torch.tensor(bits[2]), choice.argmax(1))
+        choice = choice.clone().requires_grad_()
+    op = _op(case, quantizers, low, **options)
+    a = torch.randn(case[3]).relu().requires_grad_()
+    b = torch.randn(case[4]).requires_grad_()
+    added = None if case[6] is None else torch.randn(case[6]).requires_grad_()
+    out = op(controls, choice, (quantizers[0].range(a), None), torch.tensor(5), a, b, added)
+    out.backward(torch.randn_like(out) * torch.rand(len(out), *[1] * (out.ndim - 1)).exp())
+    assert op.lowered is None or op.lowered.kernel == "int8"
+    found = [out, *(x if x is None else x.grad for x in (a, b, added, choice))]
+    return [torch.zeros(1) if x is None else x for x in found]
+
+
+def _assert_equal(found: list[Tensor], wanted: list[Tensor]) -> None:
+    for ours, theirs, bound in zip(found, wanted, _BOUNDS, strict=True):
+        assert ours.shape == theirs.shape and ours.stride() == theirs.stride()
+        assert (ours - theirs).abs().max() <= bound * theirs.abs().max()
+
+
+@pytest.mark.parametrize("fw", range(2, 9))
+@pytest.mark.parametrize("bw", range(2, 17))
+def test_every_width_of_a_linear_layer(fw: int, bw: int) -> None:
+    case = _CASES["linear"]
+    _assert_equal(_results(case, (fw, bw, fw), True), _results(case, (fw, bw, fw), False))
+
+
+@pytest.mark.parametrize("name", _CASES)
+@pytest.mark.parametrize("bits", [(2, 2, 2), (6, 8, 4), (8, 9, 8), (8, 16, 8), (4, 32, 6)])
+def test_every_kind_of_product(name: str, bits: tuple[int, int, int]) -> None:
+    _assert_equal(_results(_CASES[name], bits, True), _results(_CASES[name], bits, False))
+
+
+@pytest.mark.parametrize("name", ["linear", "linear of 3 dimensions", "addmm", "conv 1x1", "patches"])
+@pytest.mark.parametrize(
+    "options", [range(8), (1, 2, 3, 4, 3, 2, 1, 2), (0, 1, 0, 1, 1, 0, 0, 1), (3,) * 8, (0, 5, 0, 5, 5, 7, 7, 2)]
+)
+def test_samples_with_options_of_their_own(name: str, options: Sequence[int]) -> None:
+    """Those that skip, and those at 32 bits, are among them."""
+    case = _CASES[name]
+    samples = case[3][0]
+    choice = torch.eye(len(_OPTIONS))[[options[i % 8] for i in range(samples)]]
+    _assert_equal(_results(case, (0, 0, 6), True, choice), _results(case, (0, 0, 6), False, choice))
+
+
+def test_large_samples_are_rounded_alike() -> None:
+    """They are rounded one by one, on grids that differ at ties."""
+    case = (Linear(), (), Features(), (8, 700, 48), (12, 48), 0, None)
+    choice = torch.eye(len(_OPTIONS))[range(8)]
+    _assert_equal(_results(case, (0, 0, 6), True, choice), _results(case, (0, 0, 6), False, choice))
+
+
+@pytest.mark.parametrize("saved", ["rounded", "codes"])
+@pytest.mark.parametrize("name", ["linear", "patches"])
+def test_codes_can_be_kept(name: str, saved: str) -> None:
+    case = _CASES[name]
+    _assert_equal(_results(case, (6, 9, 6), True, saved=saved), _results(case, (6, 9, 6), False, saved=saved))
+
+
+@pytest.mark.parametrize("bits", [[7], [9], [16], [0, 6, 12, 32, 16, 8, 3, 0]])
+def test_the_rounded_gradient_is_that_of_the_simulation_bit_for_bit(bits: list[int]) -> None:
+    op = FusedOp(Linear(), (), ActivationQuantizer(AffineFormat()), _weight(), _gradient())
+    g, seed, rounds = torch.randn(8, 5, 6), torch.tensor(3), Rounds(*torch.zeros(3))
+    widths = torch.tensor(bits) if len(bits) > 1 else torch.tensor(bits[0])
+    call = Call(None, None, None, rounds, rounds, widths, seed)
+    found, _ = Coded(Features(), (8,), tuple(bits))._gradient(op.plan, call, g)
+    assert torch.equal(found, rounded_gradient(AffineFormat(), g, widths, BatchAxis(), seed))
+
+
+def _weight() -> WeightQuantizer:
+    return WeightQuantizer(AffineFormat(), 0)
+
+
+def _gradient() -> GradientQuantizer:
+    return GradientQuantizer(AffineFormat())
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("training", [True, False])
+def test_bad_values_show(bad: float, training: bool) -> None:
+    quantizers: tuple[Any, ...] = ActivationQuantizer(AffineFormat()), _weight(), _gradient()
+    quantizers[0].range(torch.randn(9))
+    results = []
+    for low in (False, True):
+        for each in quantizers:
+            each.train(training)
+        op = _op(_CASES["linear"], quantizers, low)
+        a = torch.randn(4, 24, generator=torch.Generator().manual_seed(0))
+        a[1, 3] = bad
+        with torch.no_grad():
+            ends = quantizers[0].range(a)
+            b = torch.ones(20, 24)
+            results.append(op((torch.tensor(8),) * 3, None, (ends, None), torch.tensor(1), a, b, None))
+    assert torch.equal(results[0].isfinite(), results[1].isfinite())
+    assert not results[1][1].isfinite().any() and bool(results[1][0].isfinite().any()) != training

@@ -1,0 +1,210 @@
+"""Models whose ops run on integer codes train as in the simulation, and every op says how it multiplies."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from fractrain_fx import Engine, FracConfig, FracModel, Pin, Precision, fractrainify, plan, summarize
+from fractrain_fx.passes import unlowered
+
+
+class _Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.wide, self.narrow = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.narrow(self.wide(self.norm(x)).relu())
+
+
+class _Net(nn.Module):
+    """Residual blocks of linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(64, 24), nn.Linear(24, 10)
+        self.layers = nn.Sequential(_Block(24), _Block(24))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layers(self.stem(x)))
+
+
+class _Mixed(nn.Module):
+    """Contractions of all kinds, most of which have no form on integers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.point, self.patch = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 2, stride=2)
+        self.spatial, self.grouped = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 1, groups=2)
+        self.weight, self.bias = nn.Parameter(torch.randn(8, 8)), nn.Parameter(torch.randn(8))
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.grouped(self.spatial(self.patch(self.point(self.stem(x).relu()).relu()).relu()).relu())
+        x = x.flatten(2).mT.relu()
+        x = x @ (x.mT @ x)
+        x = x.mean(1)
+        return self.head(torch.addmm(self.bias, torch.addmm(self.bias, x, self.weight), self.weight, alpha=2))
+
+
+def _made(model: nn.Module | None = None, inputs: Tensor | None = None, **options: Any) -> FracModel:
+    torch.manual_seed(0)
+    inputs = torch.randn(4, 64) if inputs is None else inputs
+    return fractrainify(model or _Net(), config=FracConfig(**options), example_inputs=(inputs,))
+
+
+def _trained(steps: int = 12, **options: Any) -> tuple[FracModel, list[float], list[Tensor]]:
+    """Losses and choices of a few steps on digits-like values."""
+    model = _made(**options)
+    engine, optimizer = Engine(model), torch.optim.SGD(model.parameters(), lr=0.02)
+    torch.manual_seed(1)
+    x = torch.rand(64, 64)
+    y = (x[:, :32].sum(1) - x[:, 32:].sum(1)).mul(2).round().long() % 10
+    losses, choices = [], []
+    for step in range(steps):
+        part = slice(step % 2 * 32, step % 2 * 32 + 32)
+        loss = engine.loss(nn.functional.cross_entropy(model(x[part]), y[part]))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        choices += [each.detach().argmax(1) for each in model.cost.choice.values()]
+    return model, losses, choices
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"method": "pfq"},
+        {"method": "static", "precision": Precision(8, 16)},
+        {"method": "static", "precision": Precision(8, 8), "saved": "codes"},
+        {"method": "fractrain", "skipping": "masked"},
+        {"method": "fractrain", "skip_threshold": 0.0},
+    ],
+)
+def test_training_gives_the_losses_and_choices_of_the_simulation(options: dict[str, Any]) -> None:
+    forms = {"execution": "auto", "kernels": "float"} if "skip_threshold" in options else {}
+    _, wanted, picked = _trained(**{**options, "skipping": "dispatched"}, **forms)
+    model, losses, choices = _trained(**options, execution="auto", kernels="int8")
+    assert set(model.kernels().values()) == {"int8"} and len(model.kernels()) == 4
+    assert losses[0] == pytest.approx(wanted[0], rel=1e-6)
+    # A sum in another order may move a value across the middle of two levels, by one of up to 8.
+    assert losses == pytest.approx(wanted, rel=1e-2)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(choices, picked, strict=True))
+    model.eval()
+    with torch.no_grad():
+        assert model(torch.randn(3, 64)).isfinite().all()
+
+
+def test_every_quantized_op_says_why_it_has_no_form_on_integers() -> None:
+    model = _made(_Mixed(), torch.randn(2, 3, 8, 8), method="pfq", execution="auto", kernels="int8")
+    reasons = unlowered(model.graph_module, model.config)
+    assert reasons["spatial"] == "its 3x3 kernels do not lie side by side, so it is no product of matrices"
+    assert reasons["grouped"] == "convolves groups of channels"
+    assert sum(reason == "multiplies two activations" for reason in reasons.values()) == 2
+    assert "scales its product or what it adds" in reasons.values()
+    model(torch.randn(2, 3, 8, 8)).sum().backward()
+    kernels = model.kernels()
+    assert kernels["point"] == kernels["patch"] == "int8"
+    assert [name for name, kernel in kernels.items() if kernel == "int8"] == [n for n in kernels if n not in reasons]
+    assert {name: kernels[name] for name in reasons} == reasons
+    shown = str(summarize(model))
+    assert "3 of 8 quantized ops may multiply on int8" in shown and "convolves groups of channels" in shown
+    drafted = plan(_Mixed(), config=model.config, example_inputs=(torch.randn(2, 3, 8, 8),))
+    assert "3 of 8 quantized ops may multiply on int8" in str(drafted)
+
+
+def test_bits_that_have_no_codes_are_a_reason() -> None:
+    wide = {"pins": (Pin("layers.0.wide", Precision(12, 12)),), "execution": "auto", "kernels": "int8"}
+    model = _made(method="pfq", **wide)
+    assert unlowered(model.graph_module, model.config) == {"layers.0.wide": "its weight has 12 bits, more than 8"}
+    model = _made(method="pfq", stages="FW(4,12)/BW(6,12)", execution="auto", kernels="int8")
+    assert not unlowered(model.graph_module, model.config)
+    model(torch.randn(4, 64)).sum().backward()
+    assert set(model.kernels().values()) == {"int8"}
+    model.set_precision(Precision(12, 12))
+    model(torch.randn(4, 64)).sum().backward()
+    assert set(model.kernels().values()) == {"operands of 12 and 12 bits have no codes of 8"}
+
+
+def test_without_the_kernel_all_stays_float_and_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
+    x = torch.randn(4, 64)
+    model, simulated = _made(method="pfq", execution="auto"), _made(method="pfq")
+    assert set(model.kernels().values()) == {"not yet timed"} and set(simulated.kernels().values()) == {"float"}
+    with caplog.at_level(logging.WARNING):
+        assert torch.equal(*(_seeded(each, x) for each in (model, simulated)))
+    assert len(caplog.messages) == 1 and "this CPU has no dot products of bytes" in caplog.messages[0]
+    assert set(model.kernels().values()) == {"this CPU has no dot products of bytes (VNNI)"}
+    assert "but not here: this CPU has no dot products" in str(summarize(model))
+
+
+def test_the_form_is_timed_in_the_first_training_step_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: True)
+    model, x = _made(method="static", execution="auto"), torch.randn(8, 64)
+    tuner = model._inside.running[True].fused["layers.0.wide"].lowered.tuner
+    model(x).sum().backward()
+    # Blocks are alike; the two layers of one are not.
+    assert len(tuner.timings) == 2 and set(model.kernels().values()) <= {"float", "int8"}
+    first = dict(tuner.timings)
+    model(x[:7]).sum().backward()
+    model.eval()
+    with torch.no_grad():
+        model(x)
+    assert tuner.timings == first
+    assert fixed_by(model) == set(model.kernels().values())
+
+
+def fixed_by(model: FracModel) -> set[str]:
+    """What the timings of a model say."""
+    tuner = model._inside.running[True].fused["layers.0.wide"].lowered.tuner
+    return {"int8" if timing.int8 else "float" for timing in tuner.timings.values()}
+
+
+def _seeded(model: Any, x: Tensor) -> Tensor:
+    """The gradient of a weight, from fixed noise."""
+    torch.manual_seed(2)
+    model.zero_grad()
+    model(x).square().sum().backward()
+    return model.get_parameter("layers.0.wide.weight").grad.clone()
+
+
+def test_a_step_that_is_computed_again_is_the_same() -> None:
+    model, x = _made(method="pfq", execution="auto", kernels="int8"), torch.randn(4, 64)
+    wanted = _seeded(model, x)
+    model.zero_grad()
+    torch.manual_seed(2)
+    checkpoint(model, x, use_reentrant=False).square().sum().backward()
+    assert torch.equal(model.get_parameter("layers.0.wide.weight").grad, wanted)
+
+
+def test_half_types_stay_simulated() -> None:
+    model, x = _made(method="pfq", execution="auto", kernels="int8"), torch.randn(4, 64)
+    with torch.autocast("cpu", torch.bfloat16):
+        model(x).sum().backward()
+    assert set(model.kernels().values()) == {"computes in torch.bfloat16 under autocast"}
+
+
+def test_a_compiled_graph_computes_in_float() -> None:
+    model, x = _made(method="pfq", execution="auto", kernels="int8"), torch.randn(4, 64)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    compiled(x).square().sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+    assert set(model.kernels().values()) == {"not yet timed"}
+
+
+def test_a_copy_runs_like_its_original() -> None:
+    model, x = _made(method="pfq", execution="auto", kernels="int8"), torch.randn(4, 64)
+    wanted = _seeded(model, x)
+    assert torch.equal(_seeded(copy.deepcopy(model), x), wanted)
