@@ -21,8 +21,8 @@ Matrix = Shaped[Tensor, "rows columns"]
 class Layout(Protocol):
     """The operands of a contraction as matrices: ``rows(x) @ columns(w).T``, and the way back."""
 
-    def fits(self, x: Sequence[int], samples: Sequence[BatchAxis]) -> bool:
-        """Whether an operand of this shape has rows, and each row is of one sample, where the samples lie so."""
+    def fits(self, x: Sequence[int], w: Sequence[int], samples: Sequence[BatchAxis]) -> bool:
+        """Whether operands of these shapes are matrices, and each row is of one sample, where the samples lie so."""
         ...
 
     def rows(self, x: Tensor) -> Matrix:
@@ -68,8 +68,8 @@ class Features:
 
     upright: bool = False
 
-    def fits(self, x: Sequence[int], samples: Sequence[BatchAxis]) -> bool:
-        return all(axis.whole or axis.axis < len(x) - 1 for axis in samples)
+    def fits(self, x: Sequence[int], w: Sequence[int], samples: Sequence[BatchAxis]) -> bool:
+        return len(w) == 2 and all(axis.whole or axis.axis < len(x) - 1 for axis in samples)
 
     def rows(self, x: Tensor) -> Matrix:
         return x.reshape(-1, x.shape[-1])
@@ -106,7 +106,7 @@ class Patches:
 
     kernel: tuple[int, ...]
 
-    def fits(self, x: Sequence[int], samples: Sequence[BatchAxis]) -> bool:
+    def fits(self, x: Sequence[int], w: Sequence[int], samples: Sequence[BatchAxis]) -> bool:
         divided = all(size % side == 0 for size, side in zip(x[2:], self.kernel, strict=True))
         return divided and all(axis.whole or axis.axis == 0 for axis in samples)
 

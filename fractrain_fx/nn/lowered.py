@@ -102,8 +102,8 @@ class Lowered:
         if len(bw) > 1 and 1 < len(fw) != len(bw):
             return "its output has other samples than its input"
         samples: list[BatchAxis] = [plan.first.axis] * (len(fw) > 1) + [plan.axis] * (len(bw) > 1)
-        if not self.layout.fits(call.a.shape, samples):
-            return f"an input of {tuple(call.a.shape)} has no rows of one sample each"
+        if not self.layout.fits(call.a.shape, call.b.shape, samples):
+            return f"an input of {tuple(call.a.shape)} and a weight of {tuple(call.b.shape)} are no two matrices"
         return Coded(self.layout, fw, bw)
 
     def _kind(self, call: Call, coded: Coded) -> _Kind:

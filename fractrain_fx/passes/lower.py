@@ -100,6 +100,8 @@ def _reason(node: Node, op: Op, config: FracConfig, moving: set[Node]) -> str | 
     arithmetic = arithmetic_of(node)
     if isinstance(arithmetic, str):
         return arithmetic
+    if not isinstance(arithmetic, Convolution) and len(facts(second).shape or ()) != 2:
+        return "multiplies by a batch of matrices"
     layout = _layout(arithmetic, arithmetic.bind(node.args, node.kwargs).static)
     return layout if isinstance(layout, str) else _wide(op, config)
 
