@@ -23,8 +23,8 @@ library only that library's part.
 
 Models are cut where their library lets them be: timm's in depth, width and image size, Hugging Face's by their
 configurations, torchvision's in image size, and in depth the few that do not fit into memory. torchvision's detectors
-are no graphs, as values decide what they compute; their backbones, which the error names as what to rewrite instead, are
-counted beside them.
+are no graphs, as values decide what they compute; their backbones, which the error names as what to rewrite instead,
+are counted beside them.
 
 Times are processor seconds of one thread, the libraries loaded: "capture" is both modes written down as a graph,
 "rewrite" all that `fractrainify` does: capture, the comparison with the model, every pass.
