@@ -5,8 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
+from fractrain_fx.config_checks import check_config, check_words
+from fractrain_fx.config_choices import (
+    CODE_BITS,
+    DISPATCH_FROM,
+    Attention,
+    Execution,
+    Kernels,
+    Method,
+    Mixing,
+    Saved,
+    Schedule,
+    Skipping,
+)
 from fractrain_fx.errors import ConfigError, near
 from fractrain_fx.precision import (
     COMPACT_OPTIONS,
@@ -41,33 +54,6 @@ __all__ = [
     "Schedule",
     "Skipping",
 ]
-
-Method = Literal["float", "static", "pfq", "dfq", "fractrain", "slu"]
-Schedule = Literal["auto", "two-stage", "manual", "cyclic", "constant"]
-Mixing = Literal["inputs", "outputs"]
-Saved = Literal["operands", "rounded", "codes"]
-Attention = Literal["quantized", "float"]
-Execution = Literal["simulate", "auto"]
-Skipping = Literal["dispatched", "masked"]
-Kernels = Literal["auto", "float", "int8"]
-
-# What a kept code, one byte, can tell apart.
-CODE_BITS = 8
-
-# Where the gathered form of a block was measured to take less time than the masked one (docs/execution.md).
-DISPATCH_FROM = 0.1
-
-
-_CHOICES: dict[str, Any] = {
-    "method": Method,
-    "schedule": Schedule,
-    "mixing": Mixing,
-    "saved": Saved,
-    "attention": Attention,
-    "execution": Execution,
-    "skipping": Skipping,
-    "kernels": Kernels,
-}
 
 
 @dataclass(frozen=True)
@@ -183,26 +169,9 @@ class FracConfig:
     batch_axis: int = 0
 
     def __post_init__(self) -> None:
-        for name, kind in _CHOICES.items():
-            value, known = getattr(self, name), get_args(kind)
-            if value not in known:
-                raise ConfigError(
-                    f"{name}={value!r} is unknown: write one of {', '.join(known)}.{near(str(value), known)}"
-                )
+        check_words(self)
         self._normalise()
-        self._check_options()
-        self._check_codes()
-        self._check_execution()
-        for name, low, high in (("epsilon", 0, None), ("alpha", 0, 1), ("keep", 0, 1)):
-            value = getattr(self, name)
-            if not (value >= low and (high is None or value <= high)):
-                raise ConfigError(f"{name}={value} must lie in {low}..{'' if high is None else high}")
-        if not (2 <= self.weight_bits <= 16 or self.weight_bits == FLOAT_BITS):
-            raise ConfigError(f"weight_bits={self.weight_bits} must be 2 to 16, or 32 for float")
-        if self.schedule in ("manual", "cyclic") and self.epochs is None:
-            raise ConfigError(f"schedule={self.schedule!r} divides a run into parts: say how long with epochs=...")
-        if (self.epochs is not None and self.epochs < 1) or self.cycles < 1:
-            raise ConfigError(f"epochs={self.epochs} and cycles={self.cycles} must be at least 1")
+        check_config(self)
 
     def _normalise(self) -> None:
         set_field = object.__setattr__
@@ -212,65 +181,6 @@ class FracConfig:
         set_field(self, "pins", tuple(self.pins))
         if self.targets is not None and not isinstance(self.targets, CostTargets):
             set_field(self, "targets", CostTargets(tuple(self.targets)))
-
-    def _check_options(self) -> None:
-        if len(set(self.options)) != len(self.options):
-            raise ConfigError(f"options {', '.join(map(str, self.options))} name one precision twice")
-        if SKIP in self.options[1:]:
-            raise ConfigError(
-                "FW-0/BW-0 must come first among the options: it is the one that blocks without a skip path drop"
-            )
-        if not any(not option.skips for option in self.options):
-            raise ConfigError("options need at least one precision besides FW-0/BW-0")
-        if self.precision.skips:
-            raise ConfigError("static precision FW-0/BW-0 would remove the model: write 2 bits or more")
-
-    def _check_codes(self) -> None:
-        if self.saved != "codes":
-            return
-        if not self.scheduled:
-            raise ConfigError(
-                f"saved='codes' goes with method 'static' or 'pfq', not {self.method!r}: the gradient of gates needs "
-                "the activations themselves"
-            )
-        if self.format != "affine":
-            raise ConfigError(f"saved='codes' needs the levels of format 'affine', not {self.format!r}")
-        wide = [str(each) for each in self.precision_stages if each.fw > CODE_BITS]
-        if wide:
-            raise ConfigError(f"saved='codes' holds up to {CODE_BITS} forward bits, not {', '.join(wide)}")
-
-    def _check_execution(self) -> None:
-        if self.skip_threshold is not None:
-            if not self.dispatches:
-                raise ConfigError(
-                    f"skip_threshold={self.skip_threshold} changes nothing with execution={self.execution!r} and "
-                    f"skipping={self.skipping!r}: it goes with 'auto' and 'dispatched'"
-                )
-            if not 0 <= self.skip_threshold <= 1:
-                raise ConfigError(f"skip_threshold={self.skip_threshold} must lie in 0..1, the share of a batch")
-        if self.kernels != "auto" and self.execution == "simulate":
-            raise ConfigError(
-                f"kernels={self.kernels!r} changes nothing with execution='simulate', which computes in float: it goes "
-                "with 'auto'"
-            )
-        if self.kernels == "int8" and not self.lowers:
-            raise ConfigError(
-                f"kernels='int8' changes nothing for method {self.method!r} with format {self.format!r} at these "
-                f"precisions: it goes with format 'affine' at {CODE_BITS} forward bits or fewer"
-            )
-        if self.execution == "simulate":
-            return
-        if not (self.dispatches or self.lowers):
-            raise ConfigError(
-                f"execution='auto' changes nothing for method {self.method!r} with these options: it leaves out "
-                "samples that skip a block, which a gated method with the option FW-0/BW-0 has, and multiplies on int8 "
-                f"what format 'affine' rounds to {CODE_BITS} bits or fewer. Write execution='simulate'"
-            )
-        if self.mixing == "outputs":
-            raise ConfigError(
-                "execution='auto' goes with mixing='inputs': mixing='outputs' runs each block at every option for all "
-                "samples, to compare with"
-            )
 
     @property
     def dispatches(self) -> bool:

@@ -1,0 +1,46 @@
+"""The words that a configuration chooses from, and the numbers that go with them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+__all__ = [
+    "CHOICES",
+    "CODE_BITS",
+    "DISPATCH_FROM",
+    "Attention",
+    "Execution",
+    "Kernels",
+    "Method",
+    "Mixing",
+    "Saved",
+    "Schedule",
+    "Skipping",
+]
+
+Method = Literal["float", "static", "pfq", "dfq", "fractrain", "slu"]
+Schedule = Literal["auto", "two-stage", "manual", "cyclic", "constant"]
+Mixing = Literal["inputs", "outputs"]
+Saved = Literal["operands", "rounded", "codes"]
+Attention = Literal["quantized", "float"]
+Execution = Literal["simulate", "auto"]
+Skipping = Literal["dispatched", "masked"]
+Kernels = Literal["auto", "float", "int8"]
+
+# What a kept code, one byte, can tell apart.
+CODE_BITS = 8
+
+# Where the gathered form of a block was measured to take less time than the masked one (docs/execution.md).
+DISPATCH_FROM = 0.1
+
+CHOICES: dict[str, Any] = {
+    "method": Method,
+    "schedule": Schedule,
+    "mixing": Mixing,
+    "saved": Saved,
+    "attention": Attention,
+    "execution": Execution,
+    "skipping": Skipping,
+    "kernels": Kernels,
+}
+"""Fields of ``FracConfig`` that take one of a few words."""
