@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import platform
@@ -20,13 +21,13 @@ class Results:
     """All rows of a file by ``suite/name``, and how many models each suite knows.
 
     Args:
-        path: read where it exists; its folder is made where it does not.
+        path: read where it exists; its folder is made where it does not. Packed where it ends with ``.gz``.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        held = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        held = json.loads(_unpacked(path)) if path.exists() else {}
         self.rows: dict[str, Row] = held.get("models", {})
         self.known: dict[str, int] = held.get("known", {})
         packages = ("torch", "timm", "transformers", "torchvision")
@@ -42,8 +43,14 @@ class Results:
         self.rows[case.key] = asdict(case) | row | {"commit": self._commit}
         part = self._path.with_suffix(".part")
         held = {"made_with": self.made_with, "known": self.known, "models": self.rows}
-        part.write_text(json.dumps(held, indent=1), encoding="utf-8")
+        text = json.dumps(held, indent=1).encode()
+        part.write_bytes(gzip.compress(text, mtime=0) if self._path.suffix == ".gz" else text)
         os.replace(part, self._path)
+
+
+def _unpacked(path: Path) -> bytes:
+    data = path.read_bytes()
+    return gzip.decompress(data) if path.suffix == ".gz" else data
 
 
 def _commit() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -93,10 +94,12 @@ def test_each_model_has_its_process_with_limits(tmp_path: Path) -> None:
         assert rows[name]["failed_at"] == "build"
         assert rows[name]["checks"].keys() == set(CHECKS)
 
-    results = Results(tmp_path / "all.json")
-    for case in cases:
-        results.add(case, rows[case.name])
-    again = Results(tmp_path / "all.json")
+    for suffix in (".json", ".json.gz"):
+        results = Results(tmp_path / f"all{suffix}")
+        for case in cases:
+            results.add(case, rows[case.name])
+    assert json.loads((tmp_path / "all.json").read_text())["models"] == Results(tmp_path / "all.json.gz").rows
+    again = Results(tmp_path / "all.json.gz")
     assert not again.open("timm/slow", retry=False)
     assert again.open("timm/slow", retry=True)
     assert not again.open("timm/good", retry=True)
