@@ -191,7 +191,7 @@ class FracModel(nn.Module):
         kept = unlowered(inside.recording.train, self.config)
         ran = {name: op.lowered.kernel for name, op in inside.running[True].fused.items() if op.lowered is not None}
         names = [op.name for op in self.ops if op.precision.mode not in ("float", "uncounted")]
-        return {name: ran.get(name) or kept.get(name) or "float" for name in names}
+        return {name: kept.get(name) or ran.get(name) or "float" for name in names}
 
     @property
     def leaves(self) -> Mapping[str, str]:

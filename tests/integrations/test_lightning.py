@@ -104,8 +104,9 @@ def test_a_checkpoint_made_by_validation_has_the_epoch_closed(tmp_path: Path) ->
 
 def test_the_loss_holds_the_cost_and_the_digits_are_learnt(tmp_path: Path) -> None:
     module, callback = Digits(rewritten()), FracTrainCallback()
-    trainer = trainer_of(callback, tmp_path, epochs=8)
-    trainer.fit(module, DataLoader(digits(320), batch_size=16), loaders()[1])
+    # Half as long, accuracies of several seeds lie around 0.5.
+    trainer = trainer_of(callback, tmp_path, epochs=16)
+    trainer.fit(module, DataLoader(digits(640), batch_size=16), loaders()[1])
     shown = {name: float(value) for name, value in trainer.logged_metrics.items()}
     assert module.losses[-1] == pytest.approx(shown["task_loss"] + shown["cost_loss"], rel=1e-4)
     assert 0 < shown["cp"] < shown["cp_total"] < 1 and shown["stage"] == 1
