@@ -44,7 +44,8 @@ class BlockEmbedding(nn.Module):
         x = x.mean(dim=positions, keepdim=True) if positions else x
         rows = x.shape[self.batch.axis]
         pooled = self.batch.samples_first(x.to(self.hidden.weight.dtype), samples)
-        if self.batch.folded:
+        # One dimension may hold samples and features (a convolution with kernels of each sample's own).
+        if self.batch.folded and self.feature_axis % x.ndim != self.batch.axis:
             pooled = pooled.view(len(pooled), rows // max(len(pooled), 1), -1).mean(dim=1)
         embedded: Tensor = self.output(F.relu(self.hidden(pooled)))
         return embedded

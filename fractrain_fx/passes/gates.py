@@ -118,7 +118,8 @@ def block_embedding(graph_module: GraphModule, block: Block, entry: Node, config
     if record.shape is None or record.batch is None:
         raise PassError(f"the entry {entry.name!r} of block {block.name!r} has no row for each sample")
     axis = _feature_axis(graph_module, entry, block)
-    return BlockEmbedding(record.shape[axis], axis, record.batch, config.gate.dims)
+    together = record.batch.folded and axis == record.batch.axis
+    return BlockEmbedding(record.batch.factor if together else record.shape[axis], axis, record.batch, config.gate.dims)
 
 
 def choices_of(graph: Graph) -> dict[str, Node]:

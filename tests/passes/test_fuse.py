@@ -118,6 +118,27 @@ def test_an_op_in_place_may_follow_any_product() -> None:
     assert torch.equal(shown["weight"], run["weight"]) and run["weight"].any()
 
 
+class Added(nn.Module):
+    """Adds to a product what has its shape; another quantized op's backward comes before that of the addend."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.middle, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+        self.weight = nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        stem = self.stem(x)
+        addend = stem.tanh()
+        return self.head(torch.addmm(addend, self.middle(stem), self.weight).tanh())
+
+
+def test_the_gradient_of_an_addend_outlives_the_ops_that_follow() -> None:
+    x = torch.randn(5, 4)
+    model = fractrainify(Added(), config=FracConfig(method="static"), example_inputs=(x,))
+    shown, run = step(model, x, shown=True), step(model, x, shown=False)
+    assert torch.equal(shown["x"], run["x"]) and torch.equal(shown["stem.weight"], run["stem.weight"])
+
+
 def test_every_family_is_fused_and_what_is_not_says_why() -> None:
     model, _ = rewritten("static")
     running = model._inside.running[True].current()
