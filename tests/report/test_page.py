@@ -6,6 +6,7 @@ import importlib.util
 import json
 import re
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -13,6 +14,8 @@ from xml.etree import ElementTree
 import pytest
 
 from fractrain_fx.cli import main
+from fractrain_fx.report.panels import build_sheet
+from fractrain_fx.report.runs import read_runs
 
 
 def report(*arguments: object) -> int:
@@ -139,3 +142,13 @@ def test_without_its_libraries_the_command_says_what_to_install(
     assert report(trained / "static") == 2
     told = capsys.readouterr().err
     assert "altair and jinja2 must be installed: pip install 'fractrain_fx[report]'" in told
+
+
+def test_runs_that_leave_work_out_are_not_called_simulations(trained: Path) -> None:
+    first, second = read_runs([str(trained / name) for name in ("fractrain", "static")])
+    assert first.settings is not None
+    frac = first.settings.frac.replace(execution="auto")
+    lighter = replace(first, settings=replace(first.settings, frac=frac))
+    for runs, told in (([first], (False, True)), ([lighter], (True, False)), ([lighter, second], (True, True))):
+        notes = " ".join(next(panel for panel in build_sheet(runs).panels if panel.key == "stages").notes)
+        assert ("left out of it" in notes, "simulated in float here" in notes) == told

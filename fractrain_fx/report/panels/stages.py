@@ -64,10 +64,17 @@ def stages(runs: Sequence[Run], rows: Sequence[frames.Row], slugs: Mapping[str, 
     notes = []
     if not timed:
         notes.append("The time of steps was not kept by these runs: epochs are shown, with their evaluation.")
-    notes.append(
-        "Low precision is simulated in float here: its measured time says what training in fractrain_fx takes, "
-        "not what it would take on hardware with these bits."
-    )
+    lighter = [run.name for run in runs if run.settings is not None and run.settings.frac.execution == "auto"]
+    if lighter:
+        notes.append(
+            f"execution='auto' in {', '.join(lighter)}: samples that skip a block are left out of it, and products of "
+            "8 bits may run on int8. What else is rounded computes in float."
+        )
+    if len(lighter) < len(runs):
+        notes.append(
+            "Low precision is simulated in float here: its measured time says what training in fractrain_fx takes, "
+            "not what it would take on hardware with these bits."
+        )
     return Panel(
         "stages",
         "Stages",
