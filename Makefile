@@ -36,7 +36,7 @@ readme: $(READY)  ## run the code blocks of README.md and docs/
 SAMPLE ?= --sample
 coverage: $(READY)  ## put timm, Hugging Face and torchvision through every check, and write docs/coverage.md
 	for suite in timm hf torchvision; do \
-		$(BIN)/python -m benchmarks.coverage --suite $$suite $(SAMPLE) --out runs/coverage.json \
+		$(BIN)/python -m benchmarks.coverage --suite $$suite $(SAMPLE) --out docs/results/coverage.json.gz \
 			--table docs/coverage.md || exit 1; \
 	done
 
