@@ -19,16 +19,7 @@ from benchmarks.coverage.pool import Limits, run
 from benchmarks.coverage.results import Results
 from benchmarks.coverage.table import markdown
 from benchmarks.coverage.trial import CHECKS, Row, examine, passed
-
-
-class Residual(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.body, self.head = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        return self.head(x + self.body(x).relu())
+from tests.residual import Residual
 
 
 class ChoosesByValue(Residual):

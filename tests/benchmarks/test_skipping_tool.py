@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks import skipping
@@ -15,16 +14,7 @@ from benchmarks.skipping import FORMS, Row, Run, command, markdown, prepare, ski
 from benchmarks.step.results import Quartiles
 from benchmarks.step.subjects import SUBJECTS, Subject
 from fractrain_fx import FracConfig, fractrainify
-
-
-class Residual(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.body, self.head = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        return self.head(x + self.body(x).relu())
+from tests.residual import Residual
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.5, 1.0])

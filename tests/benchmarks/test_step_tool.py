@@ -21,16 +21,7 @@ from benchmarks.step.results import Quartiles, Row, Run, load, quartiles, ratios
 from benchmarks.step.subjects import SUBJECTS, Subject
 from benchmarks.step.table import markdown, not_run
 from fractrain_fx import FracConfig, fractrainify
-
-
-class Residual(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.body, self.head = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        return self.head(x + self.body(x).relu())
+from tests.residual import Residual
 
 
 def step_of(forward: Callable[[], Tensor], *parameters: nn.Parameter) -> Step:

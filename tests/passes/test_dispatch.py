@@ -21,6 +21,7 @@ from fractrain_fx.passes import Separate, default_passes, facts, undispatched
 from fractrain_fx.zoo.models.transformer import TransformerLM
 from tests.choices import choose, without_gradient_of_skipping
 from tests.models import Case, build
+from tests.residual import Residual
 from tests.test_invariants import objective
 
 SAMPLES = 6
@@ -287,15 +288,6 @@ def test_calibrating_sees_the_ranges_of_blocks_that_all_skip() -> None:
 
 
 def test_compiled_the_masked_form_runs_without_a_graph_break() -> None:
-    class Residual(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.stem, self.body, self.head = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.stem(x)
-            return self.head(x + self.body(x).relu())
-
     x = torch.randn(4, 6)
     model = fractrainify(Residual(), config=FracConfig(method="dfq", execution="auto"), example_inputs=(x,))
     twin = copy.deepcopy(model)
