@@ -179,9 +179,10 @@ def measure(x: Float[Tensor, "*dims"], dim: int | None = None) -> tuple[Float[Te
     span = hi - lo
     if modest(span):
         return lo, span
-    # (2^bits - 1) * scale + lo can come out a few roundings above hi, which must not overflow.
+    # (2^bits - 1) * scale + lo can come out a few roundings above hi, which must not overflow. What is no number in
+    # the difference of an end to itself keeps the range of infinite values from being taken for a wide one.
     reach = torch.finfo(lo.dtype).max * (1 - 2**-20)
-    return lo, torch.where(hi.isinf(), hi, (hi.clamp(max=reach) - lo).clamp(0, reach))
+    return lo, span.clamp(max=reach) + (hi - hi)
 
 
 class _FakeQuantize(torch.autograd.Function):

@@ -44,7 +44,7 @@ def affine_gains(
         Sums in the type of ``lo`` (float32 or wider).
     """
     if x.dtype != lo.dtype or not readable(x):
-        return torch.stack([(_error(x, each, lo, span) * g).sum(1) for each in bits], dim=1)
+        return torch.stack([(_error(x, each, lo, span, inside) * g).sum(1) for each in bits], dim=1)
     scales = [max(float(span) / (2**each - 1), SMALLEST_SCALE) for each in bits]
     rows = max(1, _CACHED // max(x.shape[1], 1))
     parts = zip(torch.split(x, rows), torch.split(g, rows), strict=True)
@@ -69,12 +69,13 @@ def _gains(x: Tensor, g: Tensor, bits: Sequence[int], scales: list[float], lo: T
     return torch.stack(found, dim=1)
 
 
-def _error(x: Tensor, bits: int, lo: Tensor, span: Tensor) -> Tensor:
+def _error(x: Tensor, bits: int, lo: Tensor, span: Tensor, inside: bool) -> Tensor:
     """``Q(x) - x``; a half type rounds once more."""
     highest = 2**bits - 1
     scale = (span / highest).clamp(min=SMALLEST_SCALE)
     offset = x.to(lo.dtype) - lo
-    rounded = (offset / scale).clamp_(0, highest).round_().mul_(scale)
+    steps = offset / scale
+    rounded = (steps if inside else steps.clamp_(0, highest)).round_().mul_(scale)
     if x.dtype != lo.dtype:
         rounded = rounded.add_(lo).to(x.dtype).to(lo.dtype).sub_(lo)
     error: Tensor = rounded - offset

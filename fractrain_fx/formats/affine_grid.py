@@ -71,7 +71,7 @@ class Grid:
             if self.start is not None:
                 self.step = max(wide / self.highest, SMALLEST_SCALE)
                 scale = span / self.highest
-                self.scale = scale if self.step > SMALLEST_SCALE else scale.fill_(SMALLEST_SCALE)
+                self.scale = scale.fill_(SMALLEST_SCALE) if self.step == SMALLEST_SCALE else scale
                 self.near = self.sure and abs(self.start) < wide
                 self.quick = quick and self.near
                 return

@@ -81,7 +81,7 @@ def levels_affine(
     Arguments are as there; ``x`` has the type of ``lo``. Where ``bits`` are 0 or 32 the result means nothing.
     """
     if not readable(x):
-        return _levels(x, bits, lo, span, stochastic, seed)
+        return _levels(x, bits, lo, span, stochastic, seed, inside)
     noise = dither(x, seed) if stochastic else None
     out = torch.empty_like(x) if out is None else out
     for place, grid in _parts(x, bits, bits.flatten().tolist(), lo, span, inside, True):
@@ -110,7 +110,7 @@ def encode_affine(
         codes = q.to(torch.uint8)
         values = grid.values(q, out=q)
     else:
-        codes = _levels(x, bits, lo, span).to(torch.uint8)
+        codes = _levels(x, bits, lo, span, inside=inside).to(torch.uint8)
         values = decode_affine(codes, bits, lo, span)
     return codes, (values if inside else _with_bad_values(values, x)).to(x.dtype)
 
@@ -153,18 +153,25 @@ def _anywhere(
     seed: Tensor | None,
     inside: bool,
 ) -> Tensor:
-    q = _levels(x, bits, lo, span, stochastic, seed) * scale_affine(bits, lo, span) + lo
+    q = _levels(x, bits, lo, span, stochastic, seed, inside) * scale_affine(bits, lo, span) + lo
     return unrounded(bits, x, (q if inside else _with_bad_values(q, x)).to(x.dtype))
 
 
 def _levels(
-    x: Tensor, bits: Tensor, lo: Tensor, span: Tensor, stochastic: bool = False, seed: Tensor | None = None
+    x: Tensor,
+    bits: Tensor,
+    lo: Tensor,
+    span: Tensor,
+    stochastic: bool = False,
+    seed: Tensor | None = None,
+    inside: bool = False,
 ) -> Tensor:
     q = (x.to(lo.dtype) - lo) / scale_affine(bits, lo, span)
     if stochastic:
         q = q + dither(q, seed)
-    highest = highest_level(bits, lo.dtype)
-    return q.clamp(min=torch.zeros_like(highest), max=highest).round()
+    if not inside:  # from inside, noise takes nothing further below 0 than half a level, which rounds to it
+        q = q.clamp(min=0)
+    return torch.minimum(q, highest_level(bits, lo.dtype)).round()
 
 
 def scale_affine(bits: Tensor, lo: Tensor, span: Tensor) -> Tensor:

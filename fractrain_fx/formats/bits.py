@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import or_
+
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -57,7 +60,7 @@ def put_where(bits: Int[Tensor, "*bits"], which: tuple[int, ...], values: Tensor
     """
     dims = [dim for dim, size in enumerate(bits.shape) if size != 1]
     if not readable(bits) or len(dims) > 1 or (dims and bits.ndim != target.ndim):
-        mask = torch.stack([bits == each for each in which]).any(0)
+        mask = reduce(or_, [bits == each for each in which])
         return torch.where(mask, values, target)
     meant = [index for index, each in enumerate(bits.flatten().tolist()) if each in which]
     if not meant:

@@ -62,5 +62,5 @@ def _hashed(count: int, like: Tensor, seed: Tensor) -> Tensor:
     h = (h ^ ((h >> 16) & 0xFFFF)) * 0x7FEB352D
     h = h + ((seed >> 31) & 0x7FFFFFFF).to(torch.int32)
     h = (h ^ ((h >> 15) & 0x1FFFF)) * -0x7B935975  # 0x846CA68B as a signed number
-    h = h ^ ((h >> 16) & 0xFFFF)
-    return ((h & 0xFFFFFF).to(like.dtype) + 0.5).mul_(2.0**-24).sub_(0.5).view(like.shape)
+    # The upper 24 bits, which float32 holds exactly; the product has mixed them best.
+    return ((h >> 8).to(like.dtype) * 2.0**-24).view(like.shape)

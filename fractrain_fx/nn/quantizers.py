@@ -127,11 +127,14 @@ class GradientQuantizer(nn.Module):
         stream: a number of its own, so that no two ops of a step have the same noise.
     """
 
+    stream_on_device: Tensor
+
     def __init__(self, fmt: Format, axis: BatchAxis | None = None, stream: int = 0) -> None:
         super().__init__()
         self.fmt = fmt
         self.axis = axis or BatchAxis()
         self.stream = stream
+        self.register_buffer("stream_on_device", torch.tensor(stream), persistent=False)
 
     def forward(
         self, y: Float[Tensor, "*dims"], bits: Int[Tensor, "*bits"], seed: Int[Tensor, ""] | None = None
@@ -149,7 +152,10 @@ class GradientQuantizer(nn.Module):
 
     def seed_of(self, seed: Int[Tensor, ""] | None) -> Int[Tensor, ""] | None:
         """This op's own seed from that of the step."""
-        return None if seed is None else seed + self.stream
+        if seed is None:
+            return None
+        # A number would stand in the code that is compiled for this op, which then serves no other op.
+        return seed + (self.stream_on_device if torch.compiler.is_compiling() else self.stream)
 
 
 class MixedGradientQuantizer(GradientQuantizer):

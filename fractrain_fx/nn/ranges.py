@@ -55,9 +55,10 @@ class RunningRange(nn.Module):
                 self.span.lerp_(span, weight)
                 self.seen.fill_(True)
             return
-        # Tensor arithmetic throughout: a branch on `seen` would break a compiled graph.
-        finite = lo.isfinite() & span.isfinite()
-        weights = torch.where(self.seen, 1 - self.keep, 1.0)
-        self.lo.copy_(torch.where(finite, torch.lerp(self.lo, lo, weights), self.lo))
-        self.span.copy_(torch.where(finite, torch.lerp(self.span, span, weights), self.span))
+        # Tensor arithmetic throughout, as a branch on `seen` would break a compiled graph; and little of it, as every
+        # op here is compiled once for each quantized activation. The unseen range is 0, which its weight leaves exact.
+        finite = (lo - lo) + (span - span) == 0
+        weight = torch.where(self.seen, 1 - self.keep, 1.0)
+        self.lo.copy_(torch.where(finite, self.lo + weight * (lo - self.lo), self.lo))
+        self.span.copy_(torch.where(finite, self.span + weight * (span - self.span), self.span))
         self.seen.logical_or_(finite)
