@@ -26,6 +26,7 @@ def check_config(config: FracConfig) -> None:
     """Raise a ``ConfigError`` for what does not fit together; its fields have their own types already."""
     _check_options(config)
     _check_codes(config)
+    _check_rounding(config)
     _check_execution(config)
     for name, low, high in (("epsilon", 0, None), ("alpha", 0, 1), ("keep", 0, 1)):
         value = getattr(config, name)
@@ -65,6 +66,14 @@ def _check_codes(config: FracConfig) -> None:
     wide = [str(each) for each in config.precision_stages if each.fw > CODE_BITS]
     if wide:
         raise ConfigError(f"saved='codes' holds up to {CODE_BITS} forward bits, not {', '.join(wide)}")
+
+
+def _check_rounding(config: FracConfig) -> None:
+    if config.rounding == "compiled" and not (config.gated and config.format == "affine"):
+        raise ConfigError(
+            f"rounding='compiled' changes nothing for method {config.method!r} with format {config.format!r}: it is "
+            "for samples that gates give bits of their own, with format 'affine'. Write rounding='eager'"
+        )
 
 
 def _check_execution(config: FracConfig) -> None:

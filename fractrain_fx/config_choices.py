@@ -13,6 +13,7 @@ __all__ = [
     "Kernels",
     "Method",
     "Mixing",
+    "Rounding",
     "Saved",
     "Schedule",
     "Skipping",
@@ -26,6 +27,7 @@ Attention = Literal["quantized", "float"]
 Execution = Literal["simulate", "auto"]
 Skipping = Literal["dispatched", "masked"]
 Kernels = Literal["auto", "float", "int8"]
+Rounding = Literal["eager", "compiled"]
 
 # What a kept code, one byte, can tell apart.
 CODE_BITS = 8
@@ -42,5 +44,6 @@ CHOICES: dict[str, Any] = {
     "execution": Execution,
     "skipping": Skipping,
     "kernels": Kernels,
+    "rounding": Rounding,
 }
 """Fields of ``FracConfig`` that take one of a few words."""

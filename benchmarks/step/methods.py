@@ -17,15 +17,16 @@ from torch.nn import functional as F
 
 from benchmarks.step import peers
 from fractrain_fx import Engine, FracConfig, FracModel, Precision, fractrainify
-from fractrain_fx.config import DFQ_OPTIONS, Attention, Mixing, Saved
+from fractrain_fx.config import DFQ_OPTIONS, Attention, Mixing, Rounding, Saved
 from fractrain_fx.nn.gates import Controller
 
 __all__ = ["OWN", "Method", "Step", "default_methods", "parse", "prepare"]
 
 FIVE_OPTIONS = tuple(Precision.parse(option) for option in ("FW-0/BW-0", "FW-3/BW-6", "FW-4/BW-6", "6/8", "6/12"))
 OWN = (
-    *("float", "static", "pfq", "pfq-rounded", "pfq-codes", "pfq-linears"),
-    *("dfq", "dfq-rounded", "dfq5", "dfq5-linears", "dfq-outputs"),
+    *("float", "static", "pfq", "pfq-rounded", "pfq-codes", "pfq-linears", "pfq-linears-rounded"),
+    *("dfq", "dfq-rounded", "dfq5", "dfq5-rounded", "dfq5-linears", "dfq5-linears-rounded", "dfq-outputs"),
+    *("dfq-kernels", "dfq5-kernels", "dfq5-linears-kernels"),
 )
 MODES = ("bf16", "tf32", "compiled")
 
@@ -128,14 +129,15 @@ def config_of(base: str) -> FracConfig:
     """The configuration of one of the package's methods."""
     if base == "static":
         return FracConfig(method="static", precision=Precision(8, 8))
-    name, _, kind = base.partition("-")
-    saved: Saved = "rounded" if kind == "rounded" else "codes" if kind == "codes" else "operands"
-    attention: Attention = "float" if kind == "linears" else "quantized"
+    name, *kinds = base.split("-")
+    saved: Saved = "rounded" if "rounded" in kinds else "codes" if "codes" in kinds else "operands"
+    attention: Attention = "float" if "linears" in kinds else "quantized"
     if name == "pfq":
         return FracConfig(method="pfq", saved=saved, attention=attention)
-    mixing: Mixing = "outputs" if kind == "outputs" else "inputs"
+    mixing: Mixing = "outputs" if "outputs" in kinds else "inputs"
     options = FIVE_OPTIONS if name == "dfq5" else DFQ_OPTIONS
-    return FracConfig(method="dfq", options=options, mixing=mixing, saved=saved, attention=attention)
+    rounding: Rounding = "compiled" if "kernels" in kinds else "eager"
+    return FracConfig(method="dfq", options=options, mixing=mixing, saved=saved, attention=attention, rounding=rounding)
 
 
 def spread_choices(model: nn.Module, batch: int) -> None:

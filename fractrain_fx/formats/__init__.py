@@ -11,13 +11,15 @@ from fractrain_fx.formats.wageubn import WageubnFormat
 __all__ = ["AffineFormat", "CodedFormat", "DoReFaFormat", "Format", "WageubnFormat", "get_format"]
 
 
-def get_format(name: str) -> Format:
-    """The format that ``FracConfig.format`` names.
+def get_format(name: str, *, compiled: bool = False) -> Format:
+    """The format that ``FracConfig.format`` names, with compiled kernels where it has any and they are asked for.
 
     Raises:
         ConfigError: no format has this name; the message offers those that exist.
     """
-    formats: dict[str, Format] = {fmt.name: fmt for fmt in (AffineFormat(), DoReFaFormat(), WageubnFormat())}
+    formats: dict[str, Format] = {
+        fmt.name: fmt for fmt in (AffineFormat(compiled=compiled), DoReFaFormat(), WageubnFormat())
+    }
     if name not in formats:
         raise ConfigError(f"format={name!r} is unknown: write one of {', '.join(formats)}.{near(name, formats)}")
     return formats[name]

@@ -20,9 +20,16 @@ __all__ = ["AffineFormat", "fake_quantize", "measure"]
 
 
 class AffineFormat(CodedFormat):
-    """Activations over the whole tensor, weights over each output channel, gradients rounded stochastically."""
+    """Activations over the whole tensor, weights over each output channel, gradients rounded stochastically.
+
+    Args:
+        compiled: round samples of several widths on a CPU, and find the gradient of their choice, by compiled kernels.
+    """
 
     name = "affine"
+
+    def __init__(self, *, compiled: bool = False) -> None:
+        self.compiled = compiled
 
     def activation_range(self, x: Float[Tensor, "*dims"]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
         return measure(x)
@@ -37,7 +44,9 @@ class AffineFormat(CodedFormat):
         inside: bool = False,
         out: Tensor | None = None,
     ) -> Float[Tensor, "*dims"]:
-        return round_affine(x, as_bits(bits, x), lo, span, inside=inside, quick=True, out=out) if x.numel() else x
+        if not x.numel():
+            return x
+        return round_affine(x, as_bits(bits, x), lo, span, inside=inside, quick=True, compiled=self.compiled, out=out)
 
     def activation_codes(
         self,
@@ -73,7 +82,7 @@ class AffineFormat(CodedFormat):
         span: Float[Tensor, ""],
         inside: bool = False,
     ) -> Float[Tensor, "batch options"]:
-        return affine_gains(x, g, bits, lo, span, inside)
+        return affine_gains(x, g, bits, lo, span, inside, self.compiled)
 
     def weight_range(self, w: Float[Tensor, "*dims"], *, dim: int | None) -> tuple[Tensor, Tensor]:
         return measure(w, dim)
@@ -102,7 +111,18 @@ class AffineFormat(CodedFormat):
         if not g.numel():
             return g
         lo, span = measure(g)
-        return round_affine(g, as_bits(bits, g), lo, span, stochastic=True, seed=seed, inside=True, quick=True, out=out)
+        return round_affine(
+            g,
+            as_bits(bits, g),
+            lo,
+            span,
+            stochastic=True,
+            seed=seed,
+            inside=True,
+            quick=True,
+            compiled=self.compiled,
+            out=out,
+        )
 
 
 def fake_quantize(

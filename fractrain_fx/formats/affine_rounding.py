@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fractrain_fx.formats.affine_grid import SMALLEST_SCALE, Grid
+from fractrain_fx.formats.affine_compiled import round_compiled
+from fractrain_fx.formats.affine_grid import SMALLEST_SCALE, Grid, modest
 from fractrain_fx.formats.bits import highest_level, readable, unrounded
 from fractrain_fx.formats.noise import dither
 from fractrain_fx.precision import FLOAT_BITS
@@ -28,6 +29,7 @@ def round_affine(
     seed: Tensor | None = None,
     inside: bool = False,
     quick: bool = False,
+    compiled: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
     """Round to ``lo + scale * q``, ``q = round(clamp((x - lo) / scale, 0, 2^bits - 1))``, ties to even.
@@ -41,6 +43,7 @@ def round_affine(
         seed: of that noise.
         inside: the range was measured on ``x``, so that nothing lies outside and a bad value shows in it.
         quick: in fewer passes, which may round a value within a float32 rounding of a tie to the other side.
+        compiled: by a compiled kernel where samples have widths of their own.
         out: memory for the result in the type of ``lo``, where ``x`` has that type.
 
     Returns:
@@ -54,6 +57,10 @@ def round_affine(
         return x
     work, out = (x, out) if x.dtype == lo.dtype else (copied := x.to(lo.dtype), copied)
     noise = dither(work, seed) if stochastic else None
+    if compiled and inside and len(kinds) > 1 and bits.ndim == x.ndim and modest(span):
+        rounded = round_compiled(work, widths, lo, span, noise, out)
+        if rounded is not None:
+            return rounded.to(x.dtype)
     parts = _parts(work, bits, widths, lo, span, inside, quick)
     if out is None and parts[0][0] is not ...:
         out = torch.empty_like(work)

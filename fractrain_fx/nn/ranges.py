@@ -57,8 +57,8 @@ class RunningRange(nn.Module):
             return
         # Tensor arithmetic throughout, as a branch on `seen` would break a compiled graph; and little of it, as every
         # op here is compiled once for each quantized activation. The unseen range is 0, which its weight leaves exact.
-        finite = (lo - lo) + (span - span) == 0
-        weight = torch.where(self.seen, 1 - self.keep, 1.0)
-        self.lo.copy_(torch.where(finite, self.lo + weight * (lo - self.lo), self.lo))
-        self.span.copy_(torch.where(finite, self.span + weight * (span - self.span), self.span))
+        finite = torch.eq((lo - lo) + (span - span), 0.0)
+        weights = torch.where(self.seen, 1 - self.keep, 1.0)
+        self.lo.copy_(torch.where(finite, self.lo + weights * (lo - self.lo), self.lo))
+        self.span.copy_(torch.where(finite, self.span + weights * (span - self.span), self.span))
         self.seen.logical_or_(finite)
