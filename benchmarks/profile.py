@@ -16,7 +16,6 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import argparse
 import ast
 import re
-import shlex
 import statistics
 import sys
 from collections import Counter
@@ -27,11 +26,11 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
 import fractrain_fx
 from benchmarks.machine import describe
 from benchmarks.page import markdown_table, write_section
+from benchmarks.records import command, machine_words, rich_table
 from benchmarks.step.measure import seconds
 from benchmarks.step.methods import Step, parse, prepare
 from benchmarks.step.subjects import SUBJECTS
@@ -144,15 +143,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             each: where(prepare(parse(each), model, x, y, subject.loss), options.repeats) for each in options.methods
         }
         head, rows = ["family, ms a step (share)", *found], _rows(found)
-        table = Table(*head, title=f"{subject.title}, batch {batch}")
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
+        console.print(rich_table(f"{subject.title}, batch {batch}", head, rows))
         parts += [f"**{subject.title}, batch {batch}**", markdown_table(head, rows)]
     if options.table:
-        kept = [word for word in argv if word not in ("--table", str(options.table))]
-        machine = ", ".join(f"{key} {value}" for key, value in describe("cpu").items())
-        how = f"`{shlex.join(['python', '-m', 'benchmarks.profile', *kept])}`; {machine}."
+        how = f"`{command('benchmarks.profile', argv)}`; {machine_words(describe('cpu'))}."
         write_section(options.table, "benchmarks.profile", "\n\n".join([how, *parts]))
 
 

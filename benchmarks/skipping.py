@@ -16,27 +16,35 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import argparse
 import contextlib
 import copy
-import json
-import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.machine import describe
 from benchmarks.page import markdown_table, write_section
+from benchmarks.records import (
+    Quartiles,
+    command,
+    load_rows,
+    machine_words,
+    quartiles,
+    ratios,
+    read_json,
+    rich_table,
+    spread,
+    write_json,
+)
 from benchmarks.step.measure import interleaved, processor_seconds, saved_bytes, seconds
 from benchmarks.step.methods import Step
 from benchmarks.step.methods import parse as parse_method
 from benchmarks.step.methods import prepare as prepare_step
-from benchmarks.step.results import Quartiles, quartiles, ratios
 from benchmarks.step.subjects import SUBJECTS
 from fractrain_fx import Engine, FracConfig, FracModel, fractrainify
 from fractrain_fx.nn.gates import Controller
@@ -86,15 +94,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     console = Console(width=max(Console().width, 120))
     runs = _load(options.json)
     for name in options.models:
-        run = measure(name, options, command(argv), console)
-        console.print(_rich_table(run))
+        run = measure(name, options, command("benchmarks.skipping", argv), console)
+        title = f"{run.title}, batch {run.batch}, method {run.method}, {run.rounds} rounds"
+        console.print(rich_table(title, _HEAD, map(_cells, run.rows), text_columns=2))
         if (older := runs.get(name)) and (older.method, older.batch) == (run.method, run.batch):
             kept = [row for row in older.rows if row.share not in options.shares]
             run = replace(run, rows=sorted([*kept, *run.rows], key=lambda row: row.share))
         runs[name] = run
         if options.json:
-            text = json.dumps({key: asdict(each) for key, each in runs.items()}, indent=1)
-            options.json.write_text(text, encoding="utf-8")
+            write_json(options.json, runs)
     if options.table:
         write_section(options.table, "benchmarks.skipping", markdown(runs.values()))
 
@@ -193,55 +201,23 @@ def markdown(runs: Iterable[Run]) -> str:
     """All runs, with how they were made."""
     parts = [_HOW.strip()]
     for run in runs:
-        machine = ", ".join(f"{name} {value}" for name, value in run.machine.items())
         head = f"**{run.title}, batch {run.batch}, method {run.method}**"
-        parts.append(f"{head}: `{run.command}`, {run.rounds} rounds; {machine}.")
+        parts.append(f"{head}: `{run.command}`, {run.rounds} rounds; {machine_words(run.machine)}.")
         parts.append(markdown_table(_HEAD, map(_cells, run.rows), text_columns=2))
     return "\n\n".join(parts)
-
-
-def _rich_table(run: Run) -> Table:
-    table = Table(title=f"{run.title}, batch {run.batch}, method {run.method}, {run.rounds} rounds")
-    for index, column in enumerate(_HEAD):
-        table.add_column(column, justify="right" if index > 1 else "left")
-    for row in run.rows:
-        table.add_row(*_cells(row))
-    return table
 
 
 _HEAD = ("skipped", "form", "step, ms", "to masked", "to float", "saved memory to float's")
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    spreads = [_spread(row.ms, 1), _spread(row.to_masked, 2), _spread(row.to_float, 2)]
+    spreads = [spread(row.ms, 1), spread(row.to_masked, 2), spread(row.to_float, 2)]
     return (f"{row.share:.0%}", row.form, *spreads, f"{row.saved_ratio:.2f}")
 
 
-def _spread(values: Quartiles, digits: int) -> str:
-    return f"{values.median:.{digits}f} ({values.low:.{digits}f}-{values.high:.{digits}f})"
-
-
 def _load(path: Path | None) -> dict[str, Run]:
-    if path is None or not path.exists():
-        return {}
-    held = json.loads(path.read_text(encoding="utf-8"))
-    return {name: Run(**(run | {"rows": [_row(row) for row in run["rows"]]})) for name, run in held.items()}
-
-
-def _row(values: dict[str, Any]) -> Row:
-    spreads = {name: Quartiles(*values[name]) for name in ("ms", "to_masked", "to_float")}
-    return Row(**(values | spreads))
-
-
-def command(argv: Sequence[str]) -> str:
-    """The command line that gives these numbers again, without where they were written to."""
-    places = {"--json", "--table"}
-    kept = [
-        word
-        for index, word in enumerate(argv)
-        if word.split("=")[0] not in places and (not index or argv[index - 1] not in places)
-    ]
-    return shlex.join(["python", "-m", "benchmarks.skipping", *kept])
+    held = {} if path is None else read_json(path)
+    return {name: Run(**(run | {"rows": load_rows(Row, run["rows"])})) for name, run in held.items()}
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -10,7 +10,6 @@ os.environ.setdefault("OMP_PLACES", "cores")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import argparse
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,10 +20,11 @@ from rich.console import Console
 
 from benchmarks.machine import describe
 from benchmarks.page import write_section
+from benchmarks.records import command, quartiles, ratios
 from benchmarks.step.measure import interleaved, peak_bytes, processor_seconds, saved_bytes, seconds, waits
 from benchmarks.step.methods import MODES, OWN, Method, Step, default_methods, parse, prepare
 from benchmarks.step.peers import PEERS, NotAvailableError
-from benchmarks.step.results import Row, Run, quartiles, ratios, save
+from benchmarks.step.results import Row, Run, save
 from benchmarks.step.subjects import SUBJECTS
 from benchmarks.step.table import markdown, not_run, rich_table
 
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     console = Console(width=max(Console().width, 130))  # a log file is no reason to cut numbers off
     runs: dict[str, Run] = {}
     for name in options.models:
-        run = measure(name, methods, options, command(argv), console)
+        run = measure(name, methods, options, command("benchmarks.step", argv), console)
         console.print(rich_table(run))
         for line in not_run(run):
             console.print(f"not run: {line}", markup=False)
@@ -116,18 +116,6 @@ def _relative_memory(run: Run) -> Run:
 
 def _over(mine: int | None, base: int | None) -> float | None:
     return mine / base if mine is not None and base else None
-
-
-def command(argv: Sequence[str]) -> str:
-    """The command line that gives these numbers again, without where they were written to."""
-    kept: list[str] = []
-    skip = False
-    for word in argv:
-        if skip or word.split("=")[0] in ("--json", "--table"):
-            skip = not skip and "=" not in word
-            continue
-        kept.append(word)
-    return shlex.join(["python", "-m", "benchmarks.step", *kept])
 
 
 def _parser() -> argparse.ArgumentParser:

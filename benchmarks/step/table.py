@@ -6,8 +6,10 @@ from collections.abc import Iterable
 
 from rich.table import Table
 
+from benchmarks import records
 from benchmarks.page import markdown_table
-from benchmarks.step.results import Quartiles, Row, Run
+from benchmarks.records import machine_words, spread
+from benchmarks.step.results import Row, Run
 
 __all__ = ["markdown", "not_run", "rich_table"]
 
@@ -24,10 +26,8 @@ def markdown(runs: Iterable[Run]) -> str:
     """All runs, with how they were made."""
     parts = [_HOW.strip()]
     for run in runs:
-        machine = ", ".join(f"{name} {value}" for name, value in run.machine.items())
-        parts.append(
-            f"**{run.title}, batch {run.batch}, {run.device}**: `{run.command}`, {run.rounds} rounds; {machine}."
-        )
+        head = f"**{run.title}, batch {run.batch}, {run.device}**"
+        parts.append(f"{head}: `{run.command}`, {run.rounds} rounds; {machine_words(run.machine)}.")
         parts.append(markdown_table(_head(run), (_cells(row, run) for row in run.rows if row.ms)))
         if left_out := not_run(run):
             parts.append(f"Not run: {'; '.join(left_out)}.")
@@ -36,13 +36,8 @@ def markdown(runs: Iterable[Run]) -> str:
 
 def rich_table(run: Run) -> Table:
     """The rows of one run."""
-    table = Table(title=f"{run.title}, batch {run.batch}, {run.device}, {run.rounds} rounds")
-    for index, column in enumerate(_head(run)):
-        table.add_column(column, justify="right" if index else "left", no_wrap=not index)
-    for row in run.rows:
-        if row.ms:
-            table.add_row(*_cells(row, run))
-    return table
+    title = f"{run.title}, batch {run.batch}, {run.device}, {run.rounds} rounds"
+    return records.rich_table(title, _head(run), (_cells(row, run) for row in run.rows if row.ms))
 
 
 def not_run(run: Run) -> list[str]:
@@ -58,16 +53,12 @@ def _head(run: Run) -> list[str]:
 
 
 def _cells(row: Row, run: Run) -> list[str]:
-    cells = [row.method, _spread(row.ms, 1), _spread(row.ratio, 2), _number(row.alike, 2)]
+    cells = [row.method, spread(row.ms, 1), spread(row.ratio, 2), _number(row.alike, 2)]
     cells += [_megabytes(row.saved), _number(row.saved_ratio, 2)]
     if run.device == "cuda":
         waiting = ", ".join(f"{count} {kind}" for kind, count in (row.waits or {}).items())
         cells += [_megabytes(row.peak), _number(row.peak_ratio, 2), waiting or "none"]
     return [*cells, _number(row.first, 1)]
-
-
-def _spread(values: Quartiles | None, digits: int) -> str:
-    return f"{values.median:.{digits}f} ({values.low:.{digits}f}-{values.high:.{digits}f})" if values else ""
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -10,8 +10,8 @@ import torch
 from torch.nn import functional as F
 
 from benchmarks import skipping
-from benchmarks.skipping import FORMS, Row, Run, command, markdown, prepare, skip_share
-from benchmarks.step.results import Quartiles
+from benchmarks.records import Quartiles, command
+from benchmarks.skipping import FORMS, Row, Run, markdown, prepare, skip_share
 from benchmarks.step.subjects import SUBJECTS, Subject
 from fractrain_fx import FracConfig, fractrainify
 from tests.residual import Residual
@@ -67,6 +67,7 @@ def test_a_run_is_kept_and_written_between_its_markers(tmp_path: Path, monkeypat
 def test_tables_say_how_they_were_made() -> None:
     row = Row(0.5, "dispatched", Quartiles(2, 1, 3), Quartiles(0.6, 0.5, 0.7), Quartiles(1.2, 1.1, 1.3), 0.9)
     argv = ["--rounds", "3", "--json", "x.json", "--table=page.md", "--shares", "0.5"]
-    assert command(argv) == "python -m benchmarks.skipping --rounds 3 --shares 0.5"
-    text = markdown([Run("m", "title", "dfq", 8, 3, command(argv), {"torch": "2"}, [row])])
+    how = command("benchmarks.skipping", argv)
+    assert how == "python -m benchmarks.skipping --rounds 3 --shares 0.5"
+    text = markdown([Run("m", "title", "dfq", 8, 3, how, {"torch": "2"}, [row])])
     assert "| 50% | dispatched | 2.0 (1.0-3.0) | 0.60 (0.50-0.70) | 1.20 (1.10-1.30) | 0.90 |" in text

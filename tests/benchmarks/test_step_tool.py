@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.page import markdown_table, write_section
-from benchmarks.step.__main__ import command
+from benchmarks.records import Quartiles, command, quartiles, ratios
 from benchmarks.step.__main__ import main as run_benchmark
 from benchmarks.step.measure import interleaved, saved_bytes, waits_among
 from benchmarks.step.methods import Method, Step, default_methods, parse, prepare, spread_choices
 from benchmarks.step.peers import NotAvailableError, quantized
-from benchmarks.step.results import Quartiles, Row, Run, load, quartiles, ratios, save
+from benchmarks.step.results import Row, Run, load, save
 from benchmarks.step.subjects import SUBJECTS, Subject
 from benchmarks.step.table import markdown, not_run
 from fractrain_fx import FracConfig, fractrainify
@@ -165,7 +165,7 @@ def test_a_section_of_a_page_is_replaced_and_the_rest_stays(tmp_path: Path) -> N
 
 def test_the_command_is_kept_without_the_places_it_wrote_to() -> None:
     argv = ["--json", "/secret/a.json", "--models", "resnet38", "--table=/secret/b.md", "--rounds", "3"]
-    assert command(argv) == "python -m benchmarks.step --models resnet38 --rounds 3"
+    assert command("benchmarks.step", argv) == "python -m benchmarks.step --models resnet38 --rounds 3"
 
 
 def test_the_whole_command_measures_and_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
