@@ -128,7 +128,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--length", type=int, default=128, help="characters of a block: a sample")
     parser.add_argument("--batch", type=int, default=16, help="samples of a step")
-    parser.add_argument("--steps", type=int, default=600, help="of each method")
+    parser.add_argument("--steps", type=int, default=500, help="of each method")
     parser.add_argument("--epoch", type=int, default=10, help="steps after which FracTrain may move to another stage")
     parser.add_argument("--every", type=int, default=20, help="steps between two validations")
     parser.add_argument("--blocks", type=int, default=96, help="held-out samples of a validation")
@@ -144,7 +144,7 @@ def _parser() -> argparse.ArgumentParser:
         default="auto",
         help=f"whether {BF16} is trained or only timed for a few steps; auto: trained where the processor can",
     )
-    parser.add_argument("--probe", type=int, default=5, help="steps of a method that is only timed")
+    parser.add_argument("--probe", type=int, default=3, help="steps of a method that is only timed")
     parser.add_argument(
         "--clock",
         choices=("wall", "processor"),
