@@ -60,7 +60,7 @@ def config_of(method: str, fractrain: FracConfig) -> FracConfig | None:
         return FracConfig(method="static", precision=Precision(8, 8))
     if method == "fractrain":
         return fractrain.replace(execution="simulate")
-    return fractrain.replace(execution="auto") if method == "fractrain-auto" else None
+    return fractrain.replace(execution="auto", rounding="compiled") if method == "fractrain-auto" else None
 
 
 def computes_bf16() -> bool:
