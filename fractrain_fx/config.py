@@ -11,6 +11,7 @@ from fractrain_fx.config_checks import check_config, check_words
 from fractrain_fx.config_choices import (
     CODE_BITS,
     DISPATCH_FROM,
+    TORCHAO_PRECISION,
     Attention,
     Execution,
     Kernels,
@@ -20,6 +21,7 @@ from fractrain_fx.config_choices import (
     Saved,
     Schedule,
     Skipping,
+    Torchao,
 )
 from fractrain_fx.errors import ConfigError, near
 from fractrain_fx.precision import (
@@ -40,6 +42,7 @@ __all__ = [
     "DISPATCH_FROM",
     "FULL",
     "SKIP",
+    "TORCHAO_PRECISION",
     "Attention",
     "CostTargets",
     "Execution",
@@ -55,6 +58,7 @@ __all__ = [
     "Saved",
     "Schedule",
     "Skipping",
+    "Torchao",
 ]
 
 

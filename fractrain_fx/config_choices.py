@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from fractrain_fx.precision import Precision
+
 __all__ = [
     "CHOICES",
     "CODE_BITS",
     "DISPATCH_FROM",
+    "TORCHAO_PRECISION",
     "Attention",
     "Execution",
     "Kernels",
@@ -17,6 +20,7 @@ __all__ = [
     "Saved",
     "Schedule",
     "Skipping",
+    "Torchao",
 ]
 
 Method = Literal["float", "static", "pfq", "dfq", "fractrain", "slu"]
@@ -24,6 +28,7 @@ Schedule = Literal["auto", "two-stage", "manual", "cyclic", "constant"]
 Mixing = Literal["inputs", "outputs"]
 Saved = Literal["operands", "rounded", "codes"]
 Attention = Literal["quantized", "float"]
+Torchao = Literal["torchao-int8", "torchao-float8"]
 Execution = Literal["simulate", "auto"]
 Skipping = Literal["dispatched", "masked"]
 Kernels = Literal["auto", "float", "int8"]
@@ -34,6 +39,9 @@ CODE_BITS = 8
 
 # Where the gathered form of a block was measured to take less time than the masked one (docs/execution.md).
 DISPATCH_FROM = 0.1
+
+# What torchao computes in, whatever a stage says.
+TORCHAO_PRECISION = Precision(8, 8)
 
 CHOICES: dict[str, Any] = {
     "method": Method,

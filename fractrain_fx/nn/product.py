@@ -16,7 +16,7 @@ from fractrain_fx.nn.axis import BatchAxis
 from fractrain_fx.nn.factor import Factor
 from fractrain_fx.nn.rounding import rounded_gradient
 
-__all__ = ["FIRST", "GRADIENT", "SECOND", "SIMULATED", "Call", "Plan", "Product", "Rounds", "Simulated"]
+__all__ = ["FIRST", "GRADIENT", "SECOND", "SIMULATED", "Call", "Plan", "Product", "Rounds", "Simulated", "autocast"]
 
 # Where the rounded operands of the op at work lie.
 FIRST, SECOND, GRADIENT = range(3)
@@ -101,7 +101,7 @@ class Simulated:
         halved = torch.is_autocast_enabled(device)
         if halved:
             dtype = torch.get_autocast_dtype(device)
-            first, second, added = _cast(first, dtype), _cast(second, dtype), _cast(added, dtype)
+            first, second, added = autocast(first, dtype), autocast(second, dtype), autocast(added, dtype)
         with torch.autocast(device, enabled=False) if halved else _AS_IT_IS:
             return plan.arithmetic.forward(Bound(first, second, added, plan.static)), of_first, of_second
 
@@ -120,6 +120,6 @@ class Simulated:
 SIMULATED = Simulated()
 
 
-def _cast(x: Any, dtype: torch.dtype) -> Any:
+def autocast(x: Any, dtype: torch.dtype) -> Any:
     """What autocast does to an argument of a product."""
     return x.to(dtype) if isinstance(x, Tensor) and x.dtype != torch.float64 else x

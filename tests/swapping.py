@@ -1,0 +1,21 @@
+"""Where the tests of torchao's layers run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from fractrain_fx.nn.torchao_device import refusal
+
+__all__ = ["KINDS", "place"]
+
+KINDS = ("torchao-int8", "torchao-float8")
+
+
+def place(kind: Any) -> torch.device:
+    """A GPU that can multiply so, else the CPU; the test is skipped without torchao."""
+    pytest.importorskip("torchao")
+    gpu = torch.device("cuda")
+    return gpu if torch.cuda.is_available() and refusal(kind, gpu) is None else torch.device("cpu")
