@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 from fractrain_fx.config_checks import check_config, check_words
 from fractrain_fx.config_choices import (
@@ -135,7 +135,8 @@ class FracConfig:
         execution: ``simulate``: every block runs for all samples, and the result of those that skip it is dropped.
             ``auto``: they are left out where that saves time. All numbers are the same but these: batch norm and ranges
             inside a block see the samples that run, and a sample that skips a block has no gradient through what the
-            block would have given it (docs/execution.md).
+            block would have given it (docs/execution.md). ``torchao-int8``, ``torchao-float8``: torchao's training in
+            8 bits computes linear layers, in numbers of its own (``static`` at FW-8/BW-8).
         skipping: ``dispatched``: ``execution="auto"`` leaves samples that skip out; ``masked``: it does not, for models
             whose batch norm has to see all samples.
         skip_threshold: share (0..1) of a batch that has to skip a block for them to be left out; ``None``: the one
@@ -208,6 +209,11 @@ class FracConfig:
         pinned = [pin.precision.fw for pin in self.pins]
         fits = min(weights) <= CODE_BITS and any(0 < each.fw <= CODE_BITS for each in steered)
         return fits or any(fw <= CODE_BITS for fw in pinned)
+
+    @property
+    def torchao(self) -> Torchao | None:
+        """What torchao computes linear layers in, where it does."""
+        return cast(Torchao, self.execution) if self.execution in get_args(Torchao) else None
 
     @property
     def dispatch_from(self) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, get_args
 
-from fractrain_fx.config_choices import CHOICES, CODE_BITS
+from fractrain_fx.config_choices import CHOICES, CODE_BITS, TORCHAO_PRECISION
 from fractrain_fx.errors import ConfigError, near
 from fractrain_fx.precision import FLOAT_BITS, SKIP
 
@@ -85,10 +85,10 @@ def _check_execution(config: FracConfig) -> None:
             )
         if not 0 <= config.skip_threshold <= 1:
             raise ConfigError(f"skip_threshold={config.skip_threshold} must lie in 0..1, the share of a batch")
-    if config.kernels != "auto" and config.execution == "simulate":
+    if config.kernels != "auto" and config.execution != "auto":
         raise ConfigError(
-            f"kernels={config.kernels!r} changes nothing with execution='simulate', which computes in float: it goes "
-            "with 'auto'"
+            f"kernels={config.kernels!r} changes nothing with execution={config.execution!r}, which computes what it "
+            "rounds in float: it goes with 'auto'"
         )
     if config.kernels == "int8" and not config.lowers:
         raise ConfigError(
@@ -96,6 +96,9 @@ def _check_execution(config: FracConfig) -> None:
             f"precisions: it goes with format 'affine' at {CODE_BITS} forward bits or fewer"
         )
     if config.execution == "simulate":
+        return
+    if config.torchao is not None:
+        _check_torchao(config)
         return
     if not (config.dispatches or config.lowers):
         raise ConfigError(
@@ -107,4 +110,24 @@ def _check_execution(config: FracConfig) -> None:
         raise ConfigError(
             "execution='auto' goes with mixing='inputs': mixing='outputs' runs each block at every option for all "
             "samples, to compare with"
+        )
+
+
+def _check_torchao(config: FracConfig) -> None:
+    way_out = f"write method='static' with precision='{TORCHAO_PRECISION}', or execution='simulate'"
+    if config.method != "static" or config.precision != TORCHAO_PRECISION:
+        given = f"method {config.method!r}" + (f" at {config.precision}" if config.method == "static" else "")
+        raise ConfigError(
+            f"execution={config.execution!r} computes linear layers at 8 bits whatever a stage or a gate says, which "
+            f"{given} does not ask for: {way_out}"
+        )
+    if config.format != "affine":
+        raise ConfigError(
+            f"execution={config.execution!r} computes linear layers in torchao's own numbers, not in those of format "
+            f"{config.format!r}: write format='affine', or execution='simulate'"
+        )
+    if config.mixing == "outputs":
+        raise ConfigError(
+            f"execution={config.execution!r} goes with mixing='inputs': mixing='outputs' runs the options of gates, "
+            "and method 'static' has none"
         )

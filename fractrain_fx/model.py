@@ -14,14 +14,15 @@ from torch.fx import Graph
 from torch.fx.passes.infra.pass_base import PassBase
 
 from fractrain_fx.capture import RecordedModule, Recording
-from fractrain_fx.config import CODE_BITS, FracConfig
+from fractrain_fx.config import CODE_BITS, TORCHAO_PRECISION, FracConfig
 from fractrain_fx.errors import CalibrationError, ConfigError, InputError
 from fractrain_fx.groups import param_groups
 from fractrain_fx.nn.bits import StageBits
 from fractrain_fx.nn.cost import Cost
 from fractrain_fx.nn.ranges import RunningRange
+from fractrain_fx.nn.swapped import NUMERICS
 from fractrain_fx.nn.tuning import Tuner
-from fractrain_fx.passes import Block, Op, blocks_of, ops_of, unlowered
+from fractrain_fx.passes import Block, Op, blocks_of, ops_of, unlowered, unswapped
 from fractrain_fx.passes.graph import NAMESPACE
 from fractrain_fx.precision import Precision
 from fractrain_fx.running import Running
@@ -186,11 +187,17 @@ class FracModel(nn.Module):
         return blocks_of(self._inside.recording.train.graph)
 
     def kernels(self) -> dict[str, str]:
-        """How each quantized op multiplies, by name: ``int8``, ``float``, ``not yet timed``, or why it is float."""
+        """How each quantized op multiplies, by name: ``int8``, ``float``, ``not yet timed``, or why it is float.
+
+        With torchao: the numbers in which it computes the op, or why the op stays simulated.
+        """
         inside = self._inside
+        names = [op.name for op in self.ops if op.precision.mode not in ("float", "uncounted")]
+        if self.config.torchao is not None:
+            apart = unswapped(inside.recording.train, self.config)
+            return {name: apart.get(name) or NUMERICS[self.config.torchao] for name in names}
         kept = unlowered(inside.recording.train, self.config)
         ran = {name: op.lowered.kernel for name, op in inside.running[True].fused.items() if op.lowered is not None}
-        names = [op.name for op in self.ops if op.precision.mode not in ("float", "uncounted")]
         return {name: kept.get(name) or ran.get(name) or "float" for name in names}
 
     @property
@@ -236,7 +243,8 @@ class FracModel(nn.Module):
         """Give all scheduled ops a precision, now, without touching the graph (``static`` and ``pfq``).
 
         Raises:
-            ConfigError: the method has no scheduled ops, or they keep codes, which hold fewer bits.
+            ConfigError: the method has no scheduled ops, or they keep codes, which hold fewer bits, or torchao
+                computes some, at 8 bits always.
         """
         if not self.config.scheduled:
             raise ConfigError(
@@ -245,6 +253,11 @@ class FracModel(nn.Module):
         if self.config.saved == "codes" and precision.fw > CODE_BITS:
             raise ConfigError(
                 f"saved='codes' holds up to {CODE_BITS} forward bits, not {precision}: write saved='operands'"
+            )
+        if self.config.torchao is not None and precision != TORCHAO_PRECISION:
+            raise ConfigError(
+                f"execution={self.config.execution!r} computes at {TORCHAO_PRECISION}, not at {precision}: write "
+                "execution='simulate'"
             )
         for module in self.modules():
             if isinstance(module, StageBits):

@@ -1,4 +1,4 @@
-"""The copy of a rewritten graph that runs: with fused ops; on request on int8, and without the samples that skip."""
+"""The copy of a rewritten graph that runs: with fused ops; on request on int8, by torchao, or for fewer samples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fractrain_fx.capture import RecordedModule
 from fractrain_fx.config import FracConfig
 from fractrain_fx.nn.fused import FusedOp
 from fractrain_fx.nn.tuning import Tuner
-from fractrain_fx.passes import Dispatch, Fuse, FuseSkips, Lower, fused_ops
+from fractrain_fx.passes import Dispatch, Fuse, FuseSkips, Lower, Swap, fused_ops
 
 __all__ = ["Running"]
 
@@ -42,6 +42,8 @@ class Running:
             Fuse(self._config.saved)(copied)
             if self._config.lowers:
                 Lower(self._config, self._tuner)(copied)
+            if self._config.torchao is not None:
+                Swap(self._config.torchao)(copied)
             self.fused = fused_ops(copied)
             if self._config.dispatches:
                 Dispatch(self._config.dispatch_from, self._place)(copied)

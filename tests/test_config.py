@@ -30,6 +30,27 @@ def test_ops_may_run_on_int8_where_they_have_codes() -> None:
     assert not FracConfig(execution="auto", kernels="float").lowers
 
 
+@pytest.mark.parametrize("execution", ["torchao-int8", "torchao-float8"])
+def test_torchao_computes_at_eight_bits_only(execution: Any) -> None:
+    config = FracConfig(method="static", execution=execution)
+    assert config.torchao == execution and not config.dispatches and not config.lowers
+    assert FracConfig.from_dict(config.to_dict()) == config
+    assert config.replace(saved="codes", attention="float", pins=(Pin("head", Precision(4, 4)),)).torchao
+    assert FracConfig(method="static", execution="auto").torchao is None
+    for changes, message in (
+        ({"method": "pfq"}, "which method 'pfq' does not ask for: write method='static'"),
+        ({"method": "fractrain"}, "whatever a stage or a gate says"),
+        ({"method": "float"}, "which method 'float' does not ask for"),
+        ({"precision": Precision(8, 16)}, "which method 'static' at FW-8/BW-16 does not ask for"),
+        ({"format": "dorefa"}, "not in those of format 'dorefa': write format='affine'"),
+        ({"mixing": "outputs"}, "goes with mixing='inputs'"),
+        ({"kernels": "int8"}, f"kernels='int8' changes nothing with execution='{execution}'"),
+        ({"skip_threshold": 0.5}, f"skip_threshold=0.5 changes nothing with execution='{execution}'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            config.replace(**changes)
+
+
 @pytest.mark.parametrize(
     "options, message",
     [

@@ -18,6 +18,7 @@ from fractrain_fx.nn.factor import factor
 from fractrain_fx.nn.lowered import Lowered
 from fractrain_fx.nn.product import SIMULATED, Call, Plan, Product, Rounds
 from fractrain_fx.nn.quantizers import ActivationQuantizer, GradientQuantizer, WeightQuantizer
+from fractrain_fx.nn.swapped import Swapped
 
 __all__ = ["FusedOp"]
 
@@ -66,6 +67,8 @@ class FusedOp(nn.Module):
         }
         self.lowered: Lowered | None = None
         """The form on integers, where the pass ``Lower`` gave it one."""
+        self.swapped: Swapped | None = None
+        """What computes it instead, where the pass ``Swap`` gave it to torchao."""
 
     def forward(
         self,
@@ -88,6 +91,8 @@ class FusedOp(nn.Module):
             b: second factor, unrounded.
             added: to the product.
         """
+        if self.swapped is not None:
+            return self.swapped(a, b, added)
         first, second, gradient = self._quantizers
         bits = gradient.bits_of(controls[2]) if self.training else None
         tensors = [

@@ -33,6 +33,7 @@ from fractrain_fx.passes.precision import DecidePrecision
 from fractrain_fx.passes.quantize import Quantize
 from fractrain_fx.passes.separate import Separate
 from fractrain_fx.passes.shapes import Shapes
+from fractrain_fx.passes.swap import Swap, unswapped
 
 __all__ = [
     "FIXED_BATCH",
@@ -58,6 +59,7 @@ __all__ = [
     "Quantize",
     "Separate",
     "Shapes",
+    "Swap",
     "analysis_passes",
     "blocks_of",
     "controller_size",
@@ -72,6 +74,7 @@ __all__ = [
     "undispatched",
     "unfused",
     "unlowered",
+    "unswapped",
 ]
 
 

@@ -6,9 +6,22 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from fractrain_fx.config import Torchao
 from fractrain_fx.model import FracModel
+from fractrain_fx.nn.swapped import NUMERICS
+from fractrain_fx.nn.torchao_device import refusal, slow
 from fractrain_fx.nn.tuning import lacks_int8
-from fractrain_fx.passes import Block, GateSize, Op, controller_size, fixed_batch, gate_sizes, undispatched, unlowered
+from fractrain_fx.passes import (
+    Block,
+    GateSize,
+    Op,
+    controller_size,
+    fixed_batch,
+    gate_sizes,
+    undispatched,
+    unlowered,
+    unswapped,
+)
 from fractrain_fx.passes.graph import NAMESPACE
 from fractrain_fx.summary import notebook, text
 from fractrain_fx.summary.rows import Row, tree
@@ -166,6 +179,8 @@ def _notes(model: FracModel) -> Iterator[str]:
         yield from _dispatched(model)
     if model.config.lowers:
         yield from _lowered(model)
+    if model.config.torchao is not None:
+        yield from _swapped(model, model.config.torchao)
 
 
 def _dispatched(model: FracModel) -> Iterator[str]:
@@ -181,11 +196,29 @@ def _dispatched(model: FracModel) -> Iterator[str]:
 
 def _lowered(model: FracModel) -> Iterator[str]:
     kept = unlowered(model._inside.recording.train, model.config)
-    quantized = sum(op.precision.mode not in ("float", "uncounted") for op in model.ops)
+    quantized = len(model.kernels())
     lacking = lacks_int8(next(model.parameters()).device) if model.config.kernels == "auto" else None
     here = f", but not here: {lacking}" if lacking else ""
     yield f"{quantized - len(kept)} of {quantized} quantized ops may multiply on int8{here}"
+    yield from _by_reason("multiplies in float", kept)
+
+
+def _swapped(model: FracModel, kind: Torchao) -> Iterator[str]:
+    kept = unswapped(model._inside.recording.train, model.config)
+    quantized = len(model.kernels())
+    device = next(model.parameters()).device
+    yield f"{quantized - len(kept)} of {quantized} quantized ops are computed by {NUMERICS[kind]}"
+    yield "costs are those of FW-8/BW-8, whoever computes"
+    if (reason := refusal(kind, device)) is not None:
+        yield f"cannot run here: {reason}"
+    elif (reason := slow(kind, device)) is not None:
+        yield f"saves no time here: {reason}"
+    yield from _by_reason("simulated in float", kept)
+
+
+def _by_reason(what: str, kept: dict[str, str]) -> Iterator[str]:
+    """A line for each reason, with some of the ops that have it."""
     for reason in dict.fromkeys(kept.values()):
         names = [name for name, each in kept.items() if each == reason]
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        yield f"multiplies in float: {', '.join(names[:3])}{more}: {reason}"
+        yield f"{what}: {', '.join(names[:3])}{more}: {reason}"
