@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from fractrain_fx import FracConfig
 from fractrain_fx.cli import main
 from fractrain_fx.report.panels import build_sheet
 from fractrain_fx.report.runs import read_runs
@@ -152,3 +153,14 @@ def test_runs_that_leave_work_out_are_not_called_simulations(trained: Path) -> N
     for runs, told in (([first], (False, True)), ([lighter], (True, False)), ([lighter, second], (True, True))):
         notes = " ".join(next(panel for panel in build_sheet(runs).panels if panel.key == "stages").notes)
         assert ("left out of it" in notes, "simulated in float here" in notes) == told
+
+
+def test_runs_that_torchao_computes_are_said_to_be_in_its_numbers(trained: Path) -> None:
+    first, second = read_runs([str(trained / name) for name in ("fractrain", "static")])
+    assert first.settings is not None
+    frac = FracConfig(method="static", execution="torchao-int8")
+    swapped = replace(first, settings=replace(first.settings, frac=frac))
+    for runs, simulated in (([swapped], False), ([swapped, second], True)):
+        notes = " ".join(next(panel for panel in build_sheet(runs).panels if panel.key == "stages").notes)
+        assert f"In {first.name} torchao computes linear layers" in notes
+        assert ("simulated in float here" in notes) == simulated

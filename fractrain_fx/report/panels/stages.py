@@ -70,7 +70,13 @@ def stages(runs: Sequence[Run], rows: Sequence[frames.Row], slugs: Mapping[str, 
             f"execution='auto' in {', '.join(lighter)}: samples that skip a block are left out of it, and products of "
             "8 bits may run on int8. What else is rounded computes in float."
         )
-    if len(lighter) < len(runs):
+    swapped = [run.name for run in runs if run.settings is not None and run.settings.frac.torchao is not None]
+    if swapped:
+        notes.append(
+            f"In {', '.join(swapped)} torchao computes linear layers, in 8-bit numbers of its own. What else is "
+            "rounded computes in float."
+        )
+    if len(lighter) + len(swapped) < len(runs):
         notes.append(
             "Low precision is simulated in float here: its measured time says what training in fractrain_fx takes, "
             "not what it would take on hardware with these bits."
