@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -23,7 +23,8 @@ from fractrain_fx.config_choices import (
     Skipping,
     Torchao,
 )
-from fractrain_fx.errors import ConfigError, near
+from fractrain_fx.config_parts import GateConfig, Pin
+from fractrain_fx.config_plain import given_fields, plain_values, read_yaml, write_yaml
 from fractrain_fx.precision import (
     COMPACT_OPTIONS,
     DFQ_OPTIONS,
@@ -60,51 +61,6 @@ __all__ = [
     "Skipping",
     "Torchao",
 ]
-
-
-@dataclass(frozen=True)
-class Pin:
-    """A rule: contractions that match ``pattern`` keep ``precision`` in every stage and for every input.
-
-    ``pattern`` is a shell-style pattern over op names (``blocks.0.*``), a kind of op (``linear``), ``depthwise`` or
-    ``first``/``last``. Later rules win. ``Pin("depthwise", Precision(8, 16))`` is the paper's for MobileNetV2.
-    """
-
-    pattern: str
-    precision: Precision
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "precision", Precision.parse(self.precision))
-        if not self.pattern:
-            raise ConfigError("a Pin needs a pattern, for example Pin('layer4.*', Precision(8, 8))")
-        if self.precision.skips:
-            raise ConfigError(f"Pin({self.pattern!r}) at {self.precision} would remove the op: write 2 bits or more")
-
-
-@dataclass(frozen=True)
-class GateConfig:
-    """DFQ's gates and what steers them (paper 3.2; ALGORITHM 3 and 5).
-
-    Attributes:
-        dims: widths of the two linear layers that embed a block's entry.
-        hidden: width of the LSTM cell shared by all blocks.
-        beta: strength of the cost term for one sample's choice in one block of mean size.
-        width: dead band above the target, in per cent of cost, in which the cost term is off.
-    """
-
-    dims: tuple[int, int] = (32, 16)
-    hidden: int = 16
-    beta: float = 1e-3
-    width: float = 0.0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "dims", tuple(int(dim) for dim in self.dims))
-        if len(self.dims) != 2 or min(*self.dims, self.hidden) < 1:
-            raise ConfigError(
-                f"gate sizes dims={self.dims}, hidden={self.hidden} must be two widths and one, all at least 1"
-            )
-        if not (self.beta > 0 and self.width >= 0):
-            raise ConfigError(f"beta={self.beta} must be above 0 and width={self.width} at least 0")
 
 
 @dataclass(frozen=True)
@@ -258,51 +214,18 @@ class FracConfig:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values only: what JSON and YAML hold."""
-        plain = asdict(self)
-        plain["precision"] = str(self.precision)
-        plain["stages"] = str(self.stages)
-        plain["options"] = [str(option) for option in self.options]
-        plain["targets"] = None if self.targets is None else list(self.targets.per_cent)
-        plain["pins"] = [{"pattern": pin.pattern, "precision": str(pin.precision)} for pin in self.pins]
-        plain["gate"]["dims"] = list(self.gate.dims)
-        return plain
+        return plain_values(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> FracConfig:
         """Build from what ``to_dict`` gives; unknown keys are errors that offer near names."""
-        _known_keys(cls, values)
-        given = dict(values)
-        if isinstance(given.get("gate"), Mapping):
-            _known_keys(GateConfig, given["gate"])
-            given["gate"] = GateConfig(**given["gate"])
-        if "pins" in given:
-            given["pins"] = tuple(pin if isinstance(pin, Pin) else Pin(**pin) for pin in given["pins"] or ())
-        if "options" in given:
-            given["options"] = tuple(given["options"])
-        return cls(**given)
+        return cls(**given_fields(cls, values))
 
     def to_yaml(self, path: str | Path) -> None:
         """Write as YAML."""
-        import yaml
-
-        Path(path).write_text(yaml.safe_dump(self.to_dict(), sort_keys=False), encoding="utf-8")
+        write_yaml(path, self.to_dict())
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> FracConfig:
         """Read what ``to_yaml`` wrote, or a file a user wrote by hand."""
-        import yaml
-
-        try:
-            values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-        except (OSError, yaml.YAMLError) as error:
-            raise ConfigError(f"{path} could not be read as YAML: {error}") from error
-        if not isinstance(values, Mapping):
-            raise ConfigError(f"{path} holds no fields: write lines like 'method: fractrain'")
-        return cls.from_dict(values)
-
-
-def _known_keys(cls: type, values: Mapping[str, Any]) -> None:
-    known = [f.name for f in fields(cls)]
-    for key in values:
-        if key not in known:
-            raise ConfigError(f"{cls.__name__} has no field {key!r}; it has {', '.join(known)}.{near(key, known)}")
+        return cls.from_dict(read_yaml(path))
