@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.fx import Graph
 
+from fractrain_fx.capture.arguments import argument
 from fractrain_fx.capture.caches import fill_caches
 from fractrain_fx.capture.call import CallSpec, Example, describe_call
 from fractrain_fx.capture.check import Batching, Trial, find_mismatch, rejection, trials_of
@@ -22,6 +23,7 @@ from fractrain_fx.capture.merge import merge_modes
 from fractrain_fx.capture.module import RecordedModule
 from fractrain_fx.capture.patch import Calls, recording
 from fractrain_fx.capture.recorder import Recorder, Return
+from fractrain_fx.capture.results import map_results
 from fractrain_fx.capture.state import Snapshot
 from fractrain_fx.capture.whole import KeepWholeError, Whole
 from fractrain_fx.capture.writer import Obstacle, UnrepresentableError
@@ -187,13 +189,13 @@ def _run(snapshot: Snapshot, example: Example, whole: Whole, additions: Addition
     writer = recorder.writer
     call = example.renewed()
     for name, value in call.tensors.items():
-        writer.results(value, writer.placeholder(name), set(), set())
+        map_results(writer, value, writer.placeholder(name), set(), set())
     try:
         calls = Calls(model, recorder, whole.modules)
         with snapshot.kept(), recording(recorder, calls, whole.callees):
             model.train(train)
             output = model(*call.args, **call.kwargs)
-        writer.create("output", "output", (writer.argument(output),))
+        writer.create("output", "output", (argument(writer, output),))
     except UnrepresentableError as error:
         raise CaptureError(
             f"{type(model).__name__} returns a {error}, which a graph cannot rebuild: return tensors in tuples, lists, "

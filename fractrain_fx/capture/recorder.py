@@ -17,10 +17,12 @@ from torch.fx import Node
 from torch.overrides import TorchFunctionMode
 
 from fractrain_fx.capture import targets
+from fractrain_fx.capture.arguments import argument
 from fractrain_fx.capture.branches import guards_an_error, tests_for_overflow
 from fractrain_fx.capture.callees import Callee, callees
 from fractrain_fx.capture.constants import Additions
 from fractrain_fx.capture.effects import Effects, Watch
+from fractrain_fx.capture.results import map_results
 from fractrain_fx.capture.sizes import plain, symbolic_shape
 from fractrain_fx.capture.trees import has_mask, holds_tensor, map_tree, tensors_in
 from fractrain_fx.capture.values import ValueList, is_sizes
@@ -110,7 +112,7 @@ class Recorder(TorchFunctionMode):
     def writes(self, value: Any) -> bool:
         """Whether a value can be a node's argument."""
         try:
-            self.writer.argument(value)
+            argument(self.writer, value)
         except UnrepresentableError:
             return False
         return True
@@ -134,7 +136,7 @@ class Recorder(TorchFunctionMode):
         watched: Watch,
         random: bool = False,
     ) -> Any:
-        """Add the node of a call that was made and map its results (see :meth:`Writer.results`).
+        """Add the node of a call that was made and map its results (see :func:`map_results`).
 
         A call that returns no tensor and changes none leaves no node. ``random``: it draws numbers elsewhere than in
         torch.
@@ -148,8 +150,8 @@ class Recorder(TorchFunctionMode):
         node = writer.create(
             op,
             target,
-            tuple(writer.argument(value, cut) for value in args),
-            writer.argument(dict(kwargs), cut),
+            tuple(argument(writer, value, cut) for value in args),
+            argument(writer, dict(kwargs), cut),
             effect=bool(changed) or drawn,
         )
         if drawn:
@@ -158,7 +160,7 @@ class Recorder(TorchFunctionMode):
             if not (cut and x.requires_grad):
                 writer.touched(x, node, result)
         taken, in_place = {id(x) for x in watched.tensors}, {id(x) for x in changed}
-        return writer.results(result, node, taken, in_place, cut=cut and op == "call_module")
+        return map_results(writer, result, node, taken, in_place, cut=cut and op == "call_module")
 
     def enter_autocast(self, region: torch.autocast) -> Node:
         """Write the start of an autocast region."""
@@ -207,7 +209,7 @@ class Recorder(TorchFunctionMode):
         watched = self.watch(args, {})
         result = func(*plain(args))
         if targets.is_setter(func):
-            arguments = tuple(self.writer.argument(value) for value in (args[0], name, args[1]))
+            arguments = tuple(argument(self.writer, value) for value in (args[0], name, args[1]))
             self.writer.create("call_function", setattr, arguments, effect=True)
             return result
         if isinstance(result, Tensor):
