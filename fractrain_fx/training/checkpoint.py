@@ -15,10 +15,10 @@ import torch
 from safetensors.torch import load_model, save_model
 from torch import nn
 
-from fractrain_fx.errors import RunError
+from fractrain_fx.errors import NonFiniteLossError, RunError
 from fractrain_fx.training.durable import sync
 
-__all__ = ["Checkpoint", "latest_checkpoint", "load_checkpoint", "save_checkpoint"]
+__all__ = ["Checkpoint", "latest_checkpoint", "load_checkpoint", "require_finite", "save_checkpoint"]
 
 _PREFIX = "checkpoint-"
 _MODEL, _TENSORS, _STATE, _SUMS = "model.safetensors", "training.pt", "state.json", "sha256.json"
@@ -69,6 +69,19 @@ def save_checkpoint(out: Path, model: nn.Module, checkpoint: Checkpoint) -> Path
     for other in _checkpoints(out)[:-1]:
         shutil.rmtree(other)
     return target
+
+
+def require_finite(model: nn.Module, epoch: int) -> None:
+    """Losses look at the weights of the step before; the last step of an epoch may have spoilt them.
+
+    Raises:
+        NonFiniteLossError: a weight is NaN or infinite after ``epoch`` epochs.
+    """
+    for name, parameter in model.named_parameters():
+        if not torch.isfinite(parameter).all():
+            raise NonFiniteLossError(
+                f"after epoch {epoch} the weight {name} is NaN or infinite: lower the learning rate"
+            )
 
 
 def latest_checkpoint(out: Path) -> Path | None:

@@ -11,8 +11,11 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from fractrain_fx.engine.ledger import Ledger
 from fractrain_fx.errors import RunError
+from fractrain_fx.hardware.run_cost import StepPrices, run_cost
 from fractrain_fx.training.durable import write_text
+from fractrain_fx.training.progress import Best, Progress
 
 __all__ = ["RunResult", "results_table"]
 
@@ -50,6 +53,35 @@ class RunResult:
     turning_points: tuple[int, ...]
     epochs: int
     hardware: dict[str, Any]
+
+    @classmethod
+    def of(cls, label: str, metric: str, ledger: Ledger, progress: Progress, prices: StepPrices) -> RunResult:
+        """What a run has come to so far.
+
+        Args:
+            label: how tables call the run.
+            metric: name of the test measure.
+            ledger: the engine's.
+            progress: how far the run has come.
+            prices: what its steps cost.
+        """
+        best = progress.best or Best()
+        costs = {"end": run_cost(prices, ledger.rows), "best": run_cost(prices, ledger.rows[: best.epoch])}
+        return cls(
+            label=label,
+            metric=metric,
+            value=progress.value,
+            best=best.value,
+            best_epoch=best.epoch,
+            mean_cp=ledger.mean_cp,
+            mean_cp_total=ledger.mean_cp_total,
+            total_macs=ledger.total_macs,
+            best_macs=best.macs,
+            seconds=progress.seconds,
+            turning_points=ledger.turning_points,
+            epochs=progress.epoch,
+            hardware={until: cost.to_dict() for until, cost in costs.items()},
+        )
 
     @property
     def energy(self) -> float:

@@ -186,7 +186,7 @@ def test_the_seed_decides_the_run() -> None:
 def test_accumulated_batches_make_one_optimizer_step() -> None:
     trainer = build_trainer(settings("float", accumulate=3, epochs=1), console=quiet())
     steps: list[object] = []
-    trainer._optimizer.optimizer.register_step_post_hook(lambda *arguments: steps.append(arguments))
+    trainer._prepared.optimizer.optimizer.register_step_post_hook(lambda *arguments: steps.append(arguments))
     trainer.fit()
     assert len(steps) == 1
 

@@ -1,0 +1,52 @@
+"""How a run divides into epochs, and those into batches."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fractrain_fx.training.optim import epochs_of_run, steps_of_run
+from fractrain_fx.training.settings import TrainSettings
+
+__all__ = ["RunLength"]
+
+
+@dataclass(frozen=True)
+class RunLength:
+    """Numbers of epochs, optimizer steps and batches, those of one process.
+
+    Attributes:
+        settings: say how long the run and an epoch are, and how many batches make a step.
+        pass_batches: batches of one pass over the training samples.
+    """
+
+    settings: TrainSettings
+    pass_batches: int
+
+    @property
+    def epochs(self) -> int:
+        """Epochs of the whole run; the last may be cut short by ``iterations``."""
+        return epochs_of_run(self.settings, self.epoch_steps)
+
+    @property
+    def epoch_steps(self) -> int:
+        """Optimizer steps of an epoch."""
+        return self.settings.epoch_steps or math.ceil(self.pass_batches / self.settings.accumulate)
+
+    @property
+    def epoch_batches(self) -> int:
+        """Batches of an epoch that is not cut short."""
+        return self.epoch_steps * self.settings.accumulate if self.settings.epoch_steps else self.pass_batches
+
+    def batches(self, epoch: int) -> int:
+        """Batches of an epoch, counted from 0."""
+        steps = steps_of_run(self.settings, self.epoch_steps) - epoch * self.epoch_steps
+        return min(self.epoch_batches, steps * self.settings.accumulate)
+
+    def batches_before(self, epoch: int) -> int:
+        """Batches of all epochs before one, counted from 0."""
+        return sum(map(self.batches, range(epoch)))
+
+    def steps(self, epoch: int) -> int:
+        """Optimizer steps of an epoch, counted from 0."""
+        return math.ceil(self.batches(epoch) / self.settings.accumulate)

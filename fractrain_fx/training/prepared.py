@@ -1,0 +1,91 @@
+"""What a run trains with, on the devices and processes that accelerate gives it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from fractrain_fx.training.data import DataSet, make_loader
+from fractrain_fx.training.data.loader import Share
+from fractrain_fx.training.length import RunLength
+from fractrain_fx.training.optim import make_optimizer, make_scheduler
+from fractrain_fx.training.processes import make_accelerator, random_state, set_random_state
+from fractrain_fx.training.settings import TrainSettings
+
+if TYPE_CHECKING:
+    from fractrain_fx.model import FracModel
+
+__all__ = ["Prepared"]
+
+
+class Prepared:
+    """The parts of a run; the process is seeded before they are made.
+
+    Attributes:
+        accelerator: accelerate's, for backward and what differs between processes.
+        loader: this process's batches.
+        length: how many of them make an epoch and the run.
+        module: the model as it is called in training: on its device, compiled, joined with the other processes.
+        optimizer: of the model's parameters and the gates'.
+        scheduler: of its learning rates.
+
+    Raises:
+        ConfigError: the device is not there, or accelerate already runs with other settings in this process.
+        DataError: there are fewer training samples than processes.
+    """
+
+    def __init__(self, model: FracModel, data: DataSet, settings: TrainSettings) -> None:
+        self.accelerator = accelerator = make_accelerator(settings)
+        share = Share(
+            settings.batch_size,
+            settings.seed,
+            accelerator.device,
+            accelerator.process_index,
+            accelerator.num_processes,
+            settings.workers,
+        )
+        self.loader = make_loader(data, share)
+        self.length = RunLength(settings, self.loader.steps)
+        module = torch.compile(model) if settings.compile else model
+        optimizer = make_optimizer(model, settings, data.task)
+        self.module, self.optimizer = accelerator.prepare(module, optimizer)
+        self.scheduler = make_scheduler(optimizer, settings, self.length.epoch_steps)
+
+    @property
+    def alone(self) -> Any:
+        """``module`` past DDP, whose forward waits for the other processes."""
+        return self.module.module if isinstance(self.module, DistributedDataParallel) else self.module
+
+    @property
+    def rate(self) -> float:
+        """The model's learning rate in the next step."""
+        return float(self.scheduler.get_last_lr()[0])
+
+    def step(self) -> None:
+        """Let the optimizer use the gradients, and drop them."""
+        self.optimizer.step()
+        self.scheduler.step()
+        self.optimizer.zero_grad()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Optimizer, learning rate and the random generators of all processes, each of which has to ask."""
+        from accelerate.utils import gather_object
+
+        scaler = self.accelerator.scaler
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict(),
+            "scaler": None if scaler is None else scaler.state_dict(),
+            "random": gather_object([random_state(self.accelerator.device)]),  # each process draws its own noise
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where ``state_dict`` was taken; random numbers too, so nothing may draw any in between."""
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scheduler.load_state_dict(state["scheduler"])
+        if self.accelerator.scaler is not None:
+            self.accelerator.scaler.load_state_dict(state["scaler"])
+        set_random_state(state["random"][self.accelerator.process_index], self.accelerator.device)

@@ -1,0 +1,58 @@
+"""How far a run has come, as a checkpoint keeps it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Best", "Progress"]
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best evaluation of a run, or none yet.
+
+    Attributes:
+        value: of the test measure.
+        epoch: after which it was, counted from 1.
+        macs: training cost up to there in full-precision MACs.
+    """
+
+    value: float = math.nan
+    epoch: int = 0
+    macs: float = 0.0
+
+
+@dataclass
+class Progress:
+    """What the trainer remembers beside model, optimizer and engine.
+
+    Attributes:
+        epoch: epochs trained.
+        seconds: wall time of training, evaluation included.
+        value: the test measure of the last evaluation.
+        best: the best evaluation.
+    """
+
+    epoch: int = 0
+    seconds: float = 0.0
+    value: float = math.nan
+    best: Best | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values (JSON, which has no NaN) of all but the epoch."""
+        best = {} if self.best is None else dict(vars(self.best))
+        return {
+            "seconds": self.seconds,
+            "best": best,
+            "value": self.value if math.isfinite(self.value) else None,
+        }
+
+    @classmethod
+    def from_state_dict(cls, epoch: int, state: Mapping[str, Any]) -> Progress:
+        """What ``state_dict`` gave after ``epoch`` epochs."""
+        value = math.nan if state["value"] is None else state["value"]
+        best = Best(**state["best"]) if state["best"] else None
+        return cls(epoch, state["seconds"], value, best)
