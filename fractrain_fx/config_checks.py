@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, get_args
 
 from fractrain_fx.config_choices import CHOICES, CODE_BITS, TORCHAO_PRECISION
 from fractrain_fx.errors import ConfigError, near
-from fractrain_fx.precision import FLOAT_BITS, SKIP
+from fractrain_fx.precision import FLOAT_BITS, SKIP, Precision
 
 if TYPE_CHECKING:
     from fractrain_fx.config import FracConfig
 
-__all__ = ["check_config", "check_words"]
+__all__ = ["check_config", "check_stage", "check_words"]
 
 
 def check_words(config: FracConfig) -> None:
@@ -38,6 +38,21 @@ def check_config(config: FracConfig) -> None:
         raise ConfigError(f"schedule={config.schedule!r} divides a run into parts: say how long with epochs=...")
     if (config.epochs is not None and config.epochs < 1) or config.cycles < 1:
         raise ConfigError(f"epochs={config.epochs} and cycles={config.cycles} must be at least 1")
+
+
+def check_stage(config: FracConfig, precision: Precision) -> None:
+    """Raise a ``ConfigError`` for a precision that the scheduled ops of a model cannot be given."""
+    if not config.scheduled:
+        raise ConfigError(f"method {config.method!r} has no stage precision to set: 'static' and 'pfq' have one")
+    if config.saved == "codes" and precision.fw > CODE_BITS:
+        raise ConfigError(
+            f"saved='codes' holds up to {CODE_BITS} forward bits, not {precision}: write saved='operands'"
+        )
+    if config.torchao is not None and precision != TORCHAO_PRECISION:
+        raise ConfigError(
+            f"execution={config.execution!r} computes at {TORCHAO_PRECISION}, not at {precision}: write "
+            "execution='simulate'"
+        )
 
 
 def _check_options(config: FracConfig) -> None:

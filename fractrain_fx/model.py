@@ -8,48 +8,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.fx import Graph
 from torch.fx.passes.infra.pass_base import PassBase
 
 from fractrain_fx.capture import RecordedModule, Recording
-from fractrain_fx.config import CODE_BITS, TORCHAO_PRECISION, FracConfig
-from fractrain_fx.errors import CalibrationError, ConfigError, InputError
+from fractrain_fx.config import FracConfig
+from fractrain_fx.config_checks import check_stage
+from fractrain_fx.errors import ConfigError, InputError
 from fractrain_fx.groups import param_groups
+from fractrain_fx.inside import Inside
 from fractrain_fx.nn.bits import StageBits
 from fractrain_fx.nn.cost import Cost
-from fractrain_fx.nn.ranges import RunningRange
-from fractrain_fx.nn.swapped import NUMERICS
-from fractrain_fx.nn.tuning import Tuner
-from fractrain_fx.passes import Block, Op, blocks_of, ops_of, unlowered, unswapped
+from fractrain_fx.passes import Block, Op, blocks_of, ops_of
 from fractrain_fx.passes.graph import NAMESPACE
 from fractrain_fx.precision import Precision
-from fractrain_fx.running import Running
 
 __all__ = ["FracModel"]
 
 # What a FracModel keeps for itself; the rest of its attributes are the original's.
 _OWN = "_fractrain"
-
-
-class _Inside:
-    """The private state of a FracModel, out of the way of the original's attribute names."""
-
-    def __init__(self, original: nn.Module, recording: Recording, config: FracConfig) -> None:
-        self.original = original
-        self.recording = recording
-        self.config = config
-        self.targets: tuple[float, ...] = ()
-        self.reachable: tuple[float, float] | None = None
-        self.cost: Cost | None = None
-        self.batch: int | None = None
-        self.calibrated = False
-        self.chain: tuple[str, ...] | None = None  # the classes of passes that are not the default ones
-        places = ("dispatched", "dispatched_in_evaluation")
-        tuner = Tuner(config.kernels)
-        running = [Running(shown, config, tuner, place) for shown, place in zip(recording.graphs, places, strict=False)]
-        self.running = {True: running[0], False: running[-1]}
 
 
 class FracModel(nn.Module):
@@ -61,7 +39,7 @@ class FracModel(nn.Module):
 
     def __init__(self, original: nn.Module, recording: Recording, config: FracConfig) -> None:
         super().__init__()
-        self.__dict__[_OWN] = _Inside(original, recording, config)
+        self.__dict__[_OWN] = Inside(original, recording, config)
         self._share(recording.train)
         self.training = original.training
 
@@ -71,8 +49,8 @@ class FracModel(nn.Module):
             self.__dict__[name] = graph_module.__dict__[name]
 
     @property
-    def _inside(self) -> _Inside:
-        inside: _Inside = self.__dict__[_OWN]
+    def _inside(self) -> Inside:
+        inside: Inside = self.__dict__[_OWN]
         return inside
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -82,49 +60,17 @@ class FracModel(nn.Module):
             InputError: arguments that do not fit what was recorded.
             CalibrationError: evaluation before any activation range was seen.
         """
-        inside: _Inside = self.__dict__[_OWN]
-        if not (self.training or inside.calibrated):
-            raise CalibrationError(
-                "this model is evaluated before its activation ranges were seen: train it for a step, "
-                "load a trained checkpoint, or call model.calibrate(loader) with a few batches"
-            )
-        values = inside.recording.call.bind(args, kwargs)
-        inside.batch = _samples(values, inside.config.batch_axis)
-        if inside.recording.fixed_batch:
-            self._require_recorded_batch()
-        output, inside.cost = inside.running[self.training].current()(*values)
-        return output
-
-    def _require_recorded_batch(self) -> None:
-        inside = self._inside
-        recording = inside.recording
-        values = recording.call.bind(recording.args, recording.kwargs)
-        recorded = _samples(values, inside.config.batch_axis)
-        if inside.batch != recorded:
-            raise InputError(
-                f"a batch of {inside.batch}, but {type(inside.original).__name__} was recorded on one of {recorded}, "
-                "and its code counts its samples: pass example inputs of the batch size that you train with, and "
-                "drop_last=True to the loader"
-            )
+        inside: Inside = self.__dict__[_OWN]
+        return inside.run(args, kwargs, self.training)
 
     def train(self, mode: bool = True) -> Self:
         """Switch all modules; switching to evaluation looks once whether the activation ranges were seen."""
         super().train(mode)
-        inside = self._inside
-        for graph_module in (*inside.recording.graphs, *(each.current() for each in inside.running.values())):
+        for graph_module in self._inside.graphs:
             graph_module.training = mode
         if not mode:
-            self._look_for_ranges()
+            self._inside.look_for_ranges()
         return self
-
-    def _look_for_ranges(self) -> None:
-        inside = self._inside
-        if not inside.calibrated:
-            inside.calibrated = all(bool(each.seen) for each in self._ranges())
-
-    def _ranges(self) -> list[RunningRange]:
-        inserted = self._modules.get(NAMESPACE)
-        return [module for module in inserted.modules() if isinstance(module, RunningRange)] if inserted else []
 
     def calibrate(self, batches: Iterable[Any]) -> None:
         """Fill the activation ranges from batches, in evaluation mode, without training anything.
@@ -134,18 +80,11 @@ class FracModel(nn.Module):
         """
         mode = self.training
         super().train(False)
-        for each in self._ranges():
-            each.train()
-        seen = 0
-        with torch.no_grad():
-            for batch in batches:
-                args, kwargs = _call_of(batch)
-                self._inside.running[False].current()(*self._inside.recording.call.bind(args, kwargs))
-                seen += 1
+        seen = self._inside.fill_ranges(batches)
         self.train(mode)
         if not seen:
             raise InputError("calibrate() got no batch: give it a loader, or a list of inputs")
-        self._look_for_ranges()
+        self._inside.look_for_ranges()
 
     @property
     def graph_module(self) -> RecordedModule:
@@ -191,14 +130,7 @@ class FracModel(nn.Module):
 
         With torchao: the numbers in which it computes the op, or why the op stays simulated.
         """
-        inside = self._inside
-        names = [op.name for op in self.ops if op.precision.mode not in ("float", "uncounted")]
-        if self.config.torchao is not None:
-            apart = unswapped(inside.recording.train, self.config)
-            return {name: apart.get(name) or NUMERICS[self.config.torchao] for name in names}
-        kept = unlowered(inside.recording.train, self.config)
-        ran = {name: op.lowered.kernel for name, op in inside.running[True].fused.items() if op.lowered is not None}
-        return {name: kept.get(name) or ran.get(name) or "float" for name in names}
+        return self._inside.running[True].kernels()
 
     @property
     def leaves(self) -> Mapping[str, str]:
@@ -246,19 +178,7 @@ class FracModel(nn.Module):
             ConfigError: the method has no scheduled ops, or they keep codes, which hold fewer bits, or torchao
                 computes some, at 8 bits always.
         """
-        if not self.config.scheduled:
-            raise ConfigError(
-                f"method {self.config.method!r} has no stage precision to set: 'static' and 'pfq' have one"
-            )
-        if self.config.saved == "codes" and precision.fw > CODE_BITS:
-            raise ConfigError(
-                f"saved='codes' holds up to {CODE_BITS} forward bits, not {precision}: write saved='operands'"
-            )
-        if self.config.torchao is not None and precision != TORCHAO_PRECISION:
-            raise ConfigError(
-                f"execution={self.config.execution!r} computes at {TORCHAO_PRECISION}, not at {precision}: write "
-                "execution='simulate'"
-            )
+        check_stage(self.config, precision)
         for module in self.modules():
             if isinstance(module, StageBits):
                 module.set(precision)
@@ -336,7 +256,7 @@ class FracModel(nn.Module):
             state_dict = {**state_dict, **own}
         result = super().load_state_dict(state_dict, strict=strict, assign=assign)
         self._inside.calibrated = False
-        self._look_for_ranges()
+        self._inside.look_for_ranges()
         return result
 
     def __getattr__(self, name: str) -> Any:
@@ -371,15 +291,3 @@ class FracModel(nn.Module):
     def extra_repr(self) -> str:
         """What was rewritten, in one line."""
         return f"method={self.config.method}, ops={len(self.ops)}, blocks={len(self.blocks)}, macs={self.macs:,}"
-
-
-def _samples(values: Iterable[Any], axis: int) -> int | None:
-    return next((value.shape[axis] for value in values if isinstance(value, Tensor) and value.ndim > axis), None)
-
-
-def _call_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(batch, Mapping):
-        return (), dict(batch)
-    if isinstance(batch, tuple | list):
-        return (batch[0],), {}
-    return (batch,), {}

@@ -9,8 +9,9 @@ import torch
 from fractrain_fx.capture import RecordedModule
 from fractrain_fx.config import FracConfig
 from fractrain_fx.nn.fused import FusedOp
+from fractrain_fx.nn.swapped import NUMERICS
 from fractrain_fx.nn.tuning import Tuner
-from fractrain_fx.passes import Dispatch, Fuse, FuseSkips, Lower, Swap, fused_ops
+from fractrain_fx.passes import Dispatch, Fuse, FuseSkips, Lower, Swap, fused_ops, ops_of, unlowered, unswapped
 
 __all__ = ["Running"]
 
@@ -52,3 +53,14 @@ class Running:
             self.graph_module.training = self._shown.training
             self._code = self._shown._code
         return self.graph_module
+
+    def kernels(self) -> dict[str, str]:
+        """How each quantized op multiplies, by name: see :meth:`fractrain_fx.FracModel.kernels`."""
+        shown, config = self._shown, self._config
+        names = [op.name for _, op in ops_of(shown.graph) if op.precision.mode not in ("float", "uncounted")]
+        if config.torchao is not None:
+            apart = unswapped(shown, config)
+            return {name: apart.get(name) or NUMERICS[config.torchao] for name in names}
+        kept = unlowered(shown, config)
+        ran = {name: op.lowered.kernel for name, op in self.fused.items() if op.lowered is not None}
+        return {name: kept.get(name) or ran.get(name) or "float" for name in names}
