@@ -26,7 +26,7 @@ FIVE_OPTIONS = tuple(Precision.parse(option) for option in ("FW-0/BW-0", "FW-3/B
 OWN = (
     *("float", "static", "pfq", "pfq-rounded", "pfq-codes", "pfq-linears", "pfq-linears-rounded"),
     *("dfq", "dfq-rounded", "dfq5", "dfq5-rounded", "dfq5-linears", "dfq5-linears-rounded", "dfq-outputs"),
-    *("dfq-kernels", "dfq5-kernels", "dfq5-linears-kernels"),
+    *("dfq-kernels", "dfq5-kernels", "dfq5-linears-kernels", "dfq5-linears-rounded-kernels"),
 )
 MODES = ("bf16", "tf32", "compiled")
 
