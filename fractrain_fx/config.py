@@ -86,8 +86,8 @@ class FracConfig:
             which get precisions like all others. ``float``: it stays one fused call in float, as where only linear
             layers count (the paper's Transformer); quicker, at a higher ``cp_total``.
         rounding: how a CPU rounds samples that gates give bits of their own, and finds the gradient of that choice.
-            ``compiled``: each in one pass, by kernels that ``torch.compile`` makes at their first use (some ten seconds,
-            kept on disk; needs a C++ compiler).
+            ``compiled``: each in one pass, by kernels that ``torch.compile`` makes at their first use (some ten
+            seconds, kept on disk; needs a C++ compiler).
         execution: ``simulate``: every block runs for all samples, and the result of those that skip it is dropped.
             ``auto``: they are left out where that saves time. All numbers are the same but these: batch norm and ranges
             inside a block see the samples that run, and a sample that skips a block has no gradient through what the

@@ -175,6 +175,9 @@ def _notes(model: FracModel) -> Iterator[str]:
             "runs at one batch size only: the MACs of a sample are those of the recorded call over its batch size"
             + (", and the gates choose once for the whole batch" if model.config.gated else "")
         )
+    device = next(model.parameters()).device.type
+    if model.config.rounding == "compiled" and device != "cpu":
+        yield f"rounding='compiled' changes nothing here: it is for CPUs, and this model lies on {device!r}"
     if model.config.dispatches:
         yield from _dispatched(model)
     if model.config.lowers:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fractrain_fx import FracConfig, fractrainify
+from fractrain_fx import FracConfig, fractrainify, plan
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.formats import AffineFormat
 from fractrain_fx.formats.affine import fake_quantize, measure
@@ -130,6 +130,15 @@ def test_no_compiler_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(inductor, "force_disable_caches", True)
     with pytest.raises(ConfigError, match=r"(?s)needs a C\+\+ compiler.*rounding='eager'"):
         _gaining(17)
+
+
+def test_the_summary_says_where_it_changes_nothing() -> None:
+    config = FracConfig(method="dfq", rounding="compiled")
+    for device, noted in (("cpu", False), ("meta", True)):
+        with torch.device(device):
+            model, x = Residual(), torch.randn(2, 6)
+        told = str(plan(model, config=config, example_inputs=(x,)))
+        assert ("rounding='compiled' changes nothing here" in told) is noted, device
 
 
 def test_what_it_would_not_change_is_an_error() -> None:
