@@ -75,7 +75,7 @@ def gains_compiled(x: Tensor, g: Tensor, bits: Sequence[int], lo: Tensor, span: 
 
 def _fits(x: Tensor, lo: Tensor) -> bool:
     large = x.numel() >= _SMALLEST and len(x) > 1
-    return large and x.dtype == lo.dtype == torch.float32 and readable(x) and x.device.type == "cpu"
+    return large and x.dtype == lo.dtype == torch.float32 and readable(x)
 
 
 def _in_rows(x: Tensor) -> bool:

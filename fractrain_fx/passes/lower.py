@@ -15,10 +15,8 @@ from fractrain_fx.nn.fused import FusedOp
 from fractrain_fx.nn.layout import Features, Layout, Patches
 from fractrain_fx.nn.lowered import Lowered
 from fractrain_fx.nn.tuning import Tuner
-from fractrain_fx.passes.contractions import OPAQUE_KINDS, contraction, operand
 from fractrain_fx.passes.facts import Op, facts, ops_of
-from fractrain_fx.passes.fuse import arithmetic_of, unfused
-from fractrain_fx.passes.graph import varying
+from fractrain_fx.passes.kept import kept
 
 __all__ = ["Lower", "fused_ops", "unlowered"]
 
@@ -77,33 +75,14 @@ def unlowered(graph_module: GraphModule, config: FracConfig) -> dict[str, str]:
     """Quantized ops that always multiply in float, by name, with the reason; of a graph as it is shown."""
     if not config.lowers:
         return {}
-    moving = varying(graph_module.graph)
-    apart = unfused(graph_module)
-    found: dict[str, str] = {}
-    for node, op in ops_of(graph_module.graph):
-        if op.precision.mode not in ("float", "uncounted"):
-            reason = apart.get(op.name) or _reason(node, op, config, moving)
-            if reason is not None:
-                found[op.name] = reason
-    return found
 
+    def reason(node: Node, op: Op, arithmetic: Arithmetic, weight: Node) -> str | None:
+        if not isinstance(arithmetic, Convolution) and len(facts(weight).shape or ()) != 2:
+            return "multiplies by a batch of matrices"
+        layout = _layout(arithmetic, arithmetic.bind(node.args, node.kwargs).static)
+        return layout if isinstance(layout, str) else _wide(op, config)
 
-def _reason(node: Node, op: Op, config: FracConfig, moving: set[Node]) -> str | None:
-    family = contraction(node)
-    if op.kind in OPAQUE_KINDS or family is None:
-        return "was recorded as a whole"
-    first, second = (operand(node, place) for place in family.operands)
-    if second in moving:
-        return "multiplies two activations"
-    if first not in moving:
-        return "its first factor is the weight"
-    arithmetic = arithmetic_of(node)
-    if isinstance(arithmetic, str):
-        return arithmetic
-    if not isinstance(arithmetic, Convolution) and len(facts(second).shape or ()) != 2:
-        return "multiplies by a batch of matrices"
-    layout = _layout(arithmetic, arithmetic.bind(node.args, node.kwargs).static)
-    return layout if isinstance(layout, str) else _wide(op, config)
+    return kept(graph_module, reason)
 
 
 def _layout(arithmetic: Arithmetic, static: tuple[Any, ...]) -> Layout | str:

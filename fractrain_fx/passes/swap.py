@@ -10,10 +10,8 @@ from fractrain_fx.errors import ModelError, PassError
 from fractrain_fx.nn.arithmetic import Arithmetic, Linear
 from fractrain_fx.nn.fused import FusedOp
 from fractrain_fx.nn.swapped import FLOAT8_MULTIPLE, Swapped
-from fractrain_fx.passes.contractions import OPAQUE_KINDS, contraction, operand
-from fractrain_fx.passes.facts import Op, facts, ops_of
-from fractrain_fx.passes.fuse import arithmetic_of, unfused
-from fractrain_fx.passes.graph import varying
+from fractrain_fx.passes.facts import Op, facts
+from fractrain_fx.passes.kept import kept
 
 __all__ = ["Swap", "unswapped"]
 
@@ -77,31 +75,13 @@ def unswapped(graph_module: GraphModule, config: FracConfig) -> dict[str, str]:
     """Quantized ops that torchao does not compute, by name, with the reason; of a graph as it is shown."""
     if config.torchao is None:
         return {}
-    moving = varying(graph_module.graph)
-    apart = unfused(graph_module)
-    found: dict[str, str] = {}
-    for node, op in ops_of(graph_module.graph):
-        if op.precision.mode not in ("float", "uncounted"):
-            reason = apart.get(op.name) or _shown_reason(node, op, config.torchao, moving)
-            if reason is not None:
-                found[op.name] = reason
-    return found
+    kind = config.torchao
 
+    def reason(node: Node, op: Op, arithmetic: Arithmetic, weight: Node) -> str | None:
+        added = arithmetic.bind(node.args, node.kwargs).added
+        return _reason(arithmetic, op, weight, added if isinstance(added, Node) else None, kind)
 
-def _shown_reason(node: Node, op: Op, kind: Torchao, moving: set[Node]) -> str | None:
-    family = contraction(node)
-    if op.kind in OPAQUE_KINDS or family is None:
-        return "was recorded as a whole"
-    first, second = (operand(node, place) for place in family.operands)
-    if second in moving:
-        return "multiplies two activations"
-    if first not in moving:
-        return "its first factor is the weight"
-    arithmetic = arithmetic_of(node)
-    if isinstance(arithmetic, str):
-        return arithmetic
-    added = arithmetic.bind(node.args, node.kwargs).added
-    return _reason(arithmetic, op, second, added if isinstance(added, Node) else None, kind)
+    return kept(graph_module, reason)
 
 
 def _reason(arithmetic: Arithmetic, op: Op, weight: Node, bias: Node | None, kind: Torchao) -> str | None:
