@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import get_args
 
 import torch
 from rich.console import Console
@@ -47,6 +47,7 @@ from benchmarks.step.methods import parse as parse_method
 from benchmarks.step.methods import prepare as prepare_step
 from benchmarks.step.subjects import SUBJECTS
 from fractrain_fx import Engine, FracConfig, FracModel, fractrainify
+from fractrain_fx.config import Rounding
 from fractrain_fx.nn.gates import Controller
 
 FORMS = ("masked", "dispatched", "gathered")
@@ -121,7 +122,8 @@ def measure(name: str, options: argparse.Namespace, how: str, console: Console) 
         steps = {"float": plain}
         for form in FORMS:
             with console.status(f"{name}: {form} at {share:.0%}"):
-                steps[form] = prepare(form, options.method, model, x, y, subject.loss, share)
+                config = FracConfig(method=options.method, rounding=options.rounding)
+                steps[form] = prepare(form, config, model, x, y, subject.loss, share)
         for step in steps.values():
             for _ in range(_WARM_UP):
                 step.run()
@@ -133,7 +135,7 @@ def measure(name: str, options: argparse.Namespace, how: str, console: Console) 
 
 def prepare(
     form: str,
-    method: Any,
+    config: FracConfig,
     model: nn.Module,
     x: Tensor,
     y: Tensor,
@@ -141,7 +143,6 @@ def prepare(
     share: float,
 ) -> Step:
     """A step of a copy of a model in which a share of the samples skips."""
-    config = FracConfig(method=method)
     if form != "masked":
         config = config.replace(execution="auto", skip_threshold=0.0 if form == "gathered" else None)
     trained = fractrainify(copy.deepcopy(model), config=config, example_inputs=(x[:2],), check=False).train()
@@ -226,6 +227,7 @@ def _parser() -> argparse.ArgumentParser:
         "--models", nargs="+", choices=tuple(SUBJECTS), default=["resnet38", "transformer-base"], metavar="MODEL"
     )
     parser.add_argument("--method", choices=("dfq", "fractrain", "slu"), default="dfq")
+    parser.add_argument("--rounding", choices=get_args(Rounding), default="eager", help="of all forms")
     parser.add_argument("--shares", nargs="+", type=float, default=[0.0, 0.25, 0.5, 0.75], help="skipped, 0..1")
     parser.add_argument("--rounds", type=int, default=7, help="steps measured of each form at each share")
     parser.add_argument(

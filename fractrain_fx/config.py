@@ -85,9 +85,9 @@ class FracConfig:
         attention: ``quantized``: fused attention (``scaled_dot_product_attention``) is opened into its two products,
             which get precisions like all others. ``float``: it stays one fused call in float, as where only linear
             layers count (the paper's Transformer); quicker, at a higher ``cp_total``.
-        rounding: how a CPU rounds samples that gates give bits of their own, and finds the gradient of that choice.
-            ``compiled``: each in one pass, by kernels that ``torch.compile`` makes at their first use (some ten
-            seconds, kept on disk; needs a C++ compiler).
+        rounding: how a CPU rounds, and finds ranges and the gradient of gates. ``eager``: by plain operations of torch.
+            ``compiled``: each in one pass, by C++ kernels that are built at their first use (some twenty seconds, kept
+            on disk; needs a C++ compiler and ninja), for format ``affine``.
         execution: ``simulate``: every block runs for all samples, and the result of those that skip it is dropped.
             ``auto``: they are left out where that saves time. All numbers are the same but these: batch norm and ranges
             inside a block see the samples that run, and a sample that skips a block has no gradient through what the

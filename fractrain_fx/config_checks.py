@@ -84,10 +84,10 @@ def _check_codes(config: FracConfig) -> None:
 
 
 def _check_rounding(config: FracConfig) -> None:
-    if config.rounding == "compiled" and not (config.gated and config.format == "affine"):
+    if config.rounding == "compiled" and (config.method in ("float", "slu") or config.format != "affine"):
         raise ConfigError(
             f"rounding='compiled' changes nothing for method {config.method!r} with format {config.format!r}: it is "
-            "for samples that gates give bits of their own, with format 'affine'. Write rounding='eager'"
+            "for what format 'affine' rounds. Write rounding='eager'"
         )
 
 

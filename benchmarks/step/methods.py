@@ -26,9 +26,9 @@ FIVE_OPTIONS = tuple(Precision.parse(option) for option in ("FW-0/BW-0", "FW-3/B
 OWN = (
     *("float", "static", "pfq", "pfq-rounded", "pfq-codes", "pfq-linears", "pfq-linears-rounded"),
     *("dfq", "dfq-rounded", "dfq5", "dfq5-rounded", "dfq5-linears", "dfq5-linears-rounded", "dfq-outputs"),
-    *("dfq-kernels", "dfq5-kernels", "dfq5-linears-kernels", "dfq5-linears-rounded-kernels"),
 )
-MODES = ("bf16", "tf32", "compiled")
+MODES = ("kernels", "bf16", "tf32", "compiled")
+KERNELS = ("pfq+kernels", "pfq-linears+kernels", "dfq+kernels", "dfq5+kernels", "dfq5-linears+kernels")
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Method:
     @property
     def alike(self) -> Method:
         """Float in the same modes."""
-        return Method("float", self.modes)
+        return Method("float", self.modes - {"kernels"})
 
     def __str__(self) -> str:
         return "+".join((self.base, *(mode for mode in MODES if mode in self.modes)))
@@ -79,12 +79,16 @@ def parse(text: str) -> Method:
     if base not in (*OWN, *peers.PEERS) or not set(modes) <= set(MODES):
         known = ", ".join((*OWN, *peers.PEERS))
         raise ValueError(f"method {text!r} is unknown: write one of {known}, then any of +{', +'.join(MODES)}")
+    if "kernels" in modes and (base not in OWN[1:] or "compiled" in modes):
+        raise ValueError(
+            f"method {text!r}: +kernels is FracConfig(rounding='compiled'), for eager steps of the rewritten ones"
+        )
     return Method(base, frozenset(modes))
 
 
 def default_methods(device: str) -> list[Method]:
     """All that make sense on a device: the issue's table."""
-    names = ["float", "float+bf16", *OWN[1:], "float+compiled", "pfq+compiled", "dfq+compiled", *peers.PEERS]
+    names = ["float", "float+bf16", *OWN[1:], *KERNELS, "float+compiled", "pfq+compiled", "dfq+compiled", *peers.PEERS]
     if device == "cuda":
         ours = ("float", "pfq", "dfq")
         names += [f"{base}{mode}{c}" for base in ours for mode in ("+tf32", "+bf16") for c in ("", "+compiled")]
@@ -102,7 +106,9 @@ def prepare(method: Method, model: nn.Module, x: Tensor, y: Tensor, loss: Callab
     if method.base in peers.PEERS:
         trained = peers.quantized(method.base, trained, x).to(x.device)
     elif method.base != "float":
-        trained = fractrainify(trained, config=config_of(method.base), example_inputs=(x[:2],)).to(x.device)
+        rounding: Rounding = "compiled" if "kernels" in method.modes else "eager"
+        config = config_of(method.base).replace(rounding=rounding)
+        trained = fractrainify(trained, config=config, example_inputs=(x[:2],)).to(x.device)
         spread_choices(trained, len(x))
     trained.train()
     called = torch.compile(trained, fullgraph=True) if "compiled" in method.modes else trained
@@ -136,8 +142,7 @@ def config_of(base: str) -> FracConfig:
         return FracConfig(method="pfq", saved=saved, attention=attention)
     mixing: Mixing = "outputs" if "outputs" in kinds else "inputs"
     options = FIVE_OPTIONS if name == "dfq5" else DFQ_OPTIONS
-    rounding: Rounding = "compiled" if "kernels" in kinds else "eager"
-    return FracConfig(method="dfq", options=options, mixing=mixing, saved=saved, attention=attention, rounding=rounding)
+    return FracConfig(method="dfq", options=options, mixing=mixing, saved=saved, attention=attention)
 
 
 def spread_choices(model: nn.Module, batch: int) -> None:

@@ -10,11 +10,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fractrain_fx.errors import InputError
+from fractrain_fx.formats.affine_compiled import has_kernels, measure_compiled
 from fractrain_fx.formats.affine_gains import affine_gains
 from fractrain_fx.formats.affine_grid import modest
 from fractrain_fx.formats.affine_rounding import decode_affine, encode_affine, round_affine
 from fractrain_fx.formats.base import Bits, CodedFormat, SampleAxis
-from fractrain_fx.formats.bits import as_bits, work_dtype
+from fractrain_fx.formats.bits import as_bits, dense, readable, work_dtype
 
 __all__ = ["AffineFormat", "fake_quantize", "measure"]
 
@@ -23,7 +24,7 @@ class AffineFormat(CodedFormat):
     """Activations over the whole tensor, weights over each output channel, gradients rounded stochastically.
 
     Args:
-        compiled: round samples of several widths on a CPU, and find the gradient of their choice, by compiled kernels.
+        compiled: round on a CPU, find ranges and the gradient of choices by C++ kernels.
     """
 
     name = "affine"
@@ -32,7 +33,7 @@ class AffineFormat(CodedFormat):
         self.compiled = compiled
 
     def activation_range(self, x: Float[Tensor, "*dims"]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-        return measure(x)
+        return measure(x, compiled=self.compiled)
 
     def activation(
         self,
@@ -58,7 +59,7 @@ class AffineFormat(CodedFormat):
         inside: bool = False,
         out: Tensor | None = None,
     ) -> tuple[Int[Tensor, "*dims"], Float[Tensor, "*dims"]]:
-        return encode_affine(x, bits, lo, span, inside=inside, out=out)
+        return encode_affine(x, bits, lo, span, inside=inside, compiled=self.compiled, out=out)
 
     def activation_values(
         self,
@@ -70,7 +71,7 @@ class AffineFormat(CodedFormat):
         inside: bool = False,
         out: Tensor | None = None,
     ) -> Float[Tensor, "*dims"]:
-        return decode_affine(codes, bits, lo, span, inside=inside, out=out)
+        return decode_affine(codes, bits, lo, span, inside=inside, compiled=self.compiled, out=out)
 
     def activation_gains(
         self,
@@ -85,7 +86,7 @@ class AffineFormat(CodedFormat):
         return affine_gains(x, g, bits, lo, span, inside, self.compiled)
 
     def weight_range(self, w: Float[Tensor, "*dims"], *, dim: int | None) -> tuple[Tensor, Tensor]:
-        return measure(w, dim)
+        return measure(w, dim, compiled=self.compiled)
 
     def weight(
         self,
@@ -96,8 +97,10 @@ class AffineFormat(CodedFormat):
         ends: tuple[Tensor, Tensor] | None = None,
         out: Tensor | None = None,
     ) -> Float[Tensor, "*dims"]:
-        lo, span = ends or measure(w, dim)
-        return round_affine(w, as_bits(bits, w), lo, span, inside=True, quick=True, out=out) if w.numel() else w
+        if not w.numel():
+            return w
+        lo, span = ends or measure(w, dim, compiled=self.compiled)
+        return round_affine(w, as_bits(bits, w), lo, span, inside=True, quick=True, compiled=self.compiled, out=out)
 
     def gradient(
         self,
@@ -110,7 +113,7 @@ class AffineFormat(CodedFormat):
     ) -> Float[Tensor, "*dims"]:
         if not g.numel():
             return g
-        lo, span = measure(g)
+        lo, span = measure(g, compiled=self.compiled)
         return round_affine(
             g,
             as_bits(bits, g),
@@ -167,7 +170,9 @@ def fake_quantize(
     return rounded
 
 
-def measure(x: Float[Tensor, "*dims"], dim: int | None = None) -> tuple[Float[Tensor, "*ends"], Float[Tensor, "*ends"]]:
+def measure(
+    x: Float[Tensor, "*dims"], dim: int | None = None, *, compiled: bool = False
+) -> tuple[Float[Tensor, "*ends"], Float[Tensor, "*ends"]]:
     """Low end and width of the range of ``x``.
 
     Finite values have a finite width: where their type cannot hold it, the widest it can, and the largest of them
@@ -176,6 +181,7 @@ def measure(x: Float[Tensor, "*dims"], dim: int | None = None) -> tuple[Float[Te
     Args:
         x: values of any shape and floating-point type; half types are measured in float32.
         dim: one range for each index of this dimension (the others become 1); None: one for the tensor (0-dim).
+        compiled: by the C++ kernel where it takes the values; the result is the same.
 
     Returns:
         ``lo`` and ``span``, outside autograd, in float32 (float64 for float64).
@@ -185,13 +191,17 @@ def measure(x: Float[Tensor, "*dims"], dim: int | None = None) -> tuple[Float[Te
     """
     if x.requires_grad:
         x = x.detach()
+    shape = _range_shape(x, dim)
     if x.numel() == 0:
-        nan = x.new_full(_range_shape(x, dim), torch.nan, dtype=work_dtype(x))
+        nan = x.new_full(shape, torch.nan, dtype=work_dtype(x))
         return nan, nan
+    if compiled and has_kernels(x) and (dim is None or dim % x.ndim == 0):
+        return measure_compiled(x, shape)
     if dim is None:
-        lo, hi = torch.aminmax(x)
+        # The order of the values does not matter, and torch would copy them into another one.
+        flat = readable(x) and not x.is_contiguous() and dense(x)
+        lo, hi = torch.aminmax(x.as_strided((x.numel(),), (1,)) if flat else x)
     else:
-        _range_shape(x, dim)
         others = [each for each in range(x.ndim) if each != dim % x.ndim]
         lo, hi = (x.amin(others, keepdim=True), x.amax(others, keepdim=True)) if others else (x, x)
     if x.dtype != work_dtype(x):

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fractrain_fx.formats.affine_compiled import gains_compiled
+from fractrain_fx.formats.affine_compiled import gains_compiled, has_kernels
 from fractrain_fx.formats.affine_grid import SMALLEST_SCALE
 from fractrain_fx.formats.bits import readable
 from fractrain_fx.formats.scratch import scratch
@@ -41,17 +41,15 @@ def affine_gains(
         lo: low end of the range (0-dim).
         span: its width (0-dim).
         inside: whether all values lie in it.
-        compiled: by a compiled kernel.
+        compiled: by the C++ kernel where it takes the values.
 
     Returns:
         Sums in the type of ``lo`` (float32 or wider).
     """
     if x.dtype != lo.dtype or not readable(x):
         return torch.stack([(_error(x, each, lo, span, inside) * g).sum(1) for each in bits], dim=1)
-    if compiled and inside:
-        found = gains_compiled(x, g, bits, lo, span)
-        if found is not None:
-            return found
+    if compiled and g.dtype == x.dtype and has_kernels(x, lo):
+        return gains_compiled(x, g, bits, lo, span, inside)
     scales = [max(float(span) / (2**each - 1), SMALLEST_SCALE) for each in bits]
     rows = max(1, _CACHED // max(x.shape[1], 1))
     parts = zip(torch.split(x, rows), torch.split(g, rows), strict=True)

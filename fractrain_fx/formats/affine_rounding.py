@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fractrain_fx.formats.affine_compiled import round_compiled
-from fractrain_fx.formats.affine_grid import SMALLEST_SCALE, Grid, modest
+from fractrain_fx.formats.affine_compiled import has_kernels, round_compiled
+from fractrain_fx.formats.affine_grid import SMALLEST_SCALE, Grid
 from fractrain_fx.formats.bits import highest_level, readable, unrounded
 from fractrain_fx.formats.noise import dither
 from fractrain_fx.precision import FLOAT_BITS
@@ -43,24 +43,24 @@ def round_affine(
         seed: of that noise.
         inside: the range was measured on ``x``, so that nothing lies outside and a bad value shows in it.
         quick: in fewer passes, which may round a value within a float32 rounding of a tie to the other side.
-        compiled: by a compiled kernel where samples have widths of their own.
+        compiled: by the C++ kernel where it takes the values, which is quicker and rounds as the formula says.
         out: memory for the result in the type of ``lo``, where ``x`` has that type.
 
     Returns:
-        The rounded values in the type of ``x``; ``x`` itself where nothing is rounded.
+        The rounded values in the type of ``x``; where nothing is rounded those of ``x``, as a rule ``x`` itself.
     """
     if not readable(x):
         return _anywhere(x, bits, lo, span, stochastic, seed, inside)
+    work, out = (x, out) if x.dtype == lo.dtype else (copied := x.to(lo.dtype), copied)
+    if compiled and has_kernels(work, lo):
+        rounded = round_compiled(work, bits, lo, span, stochastic=stochastic, seed=seed, inside=inside, out=out)
+        if rounded is not None:
+            return rounded.to(x.dtype)
     widths = [int(bits)] if bits.ndim == 0 else bits.flatten().tolist()
     kinds = set(widths)
     if kinds <= {0, FLOAT_BITS}:
         return x
-    work, out = (x, out) if x.dtype == lo.dtype else (copied := x.to(lo.dtype), copied)
     noise = dither(work, seed) if stochastic else None
-    if compiled and inside and len(kinds) > 1 and bits.ndim == x.ndim and modest(span):
-        rounded = round_compiled(work, widths, lo, span, noise, out)
-        if rounded is not None:
-            return rounded.to(x.dtype)
     parts = _parts(work, bits, widths, lo, span, inside, quick)
     if out is None and parts[0][0] is not ...:
         out = torch.empty_like(work)
@@ -81,6 +81,7 @@ def levels_affine(
     stochastic: bool = False,
     seed: Tensor | None = None,
     inside: bool = False,
+    compiled: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
     """The level numbers, as whole numbers in the type of ``x``, of what :func:`round_affine` gives quickly.
@@ -89,6 +90,10 @@ def levels_affine(
     """
     if not readable(x):
         return _levels(x, bits, lo, span, stochastic, seed, inside)
+    if compiled and has_kernels(x, lo):
+        whole = round_compiled(x, bits, lo, span, stochastic=stochastic, seed=seed, inside=inside, levels=True, out=out)
+        if whole is not None:
+            return whole
     noise = dither(x, seed) if stochastic else None
     out = torch.empty_like(x) if out is None else out
     for place, grid in _parts(x, bits, bits.flatten().tolist(), lo, span, inside, True):
@@ -96,26 +101,34 @@ def levels_affine(
     return out
 
 
-def values_affine(q: Tensor, bits: Tensor, lo: Tensor, span: Tensor, *, inside: bool = False) -> Tensor:
+def values_affine(
+    q: Tensor, bits: Tensor, lo: Tensor, span: Tensor, *, inside: bool = False, compiled: bool = False
+) -> Tensor:
     """What :func:`round_affine` gives quickly, bit for bit, from :func:`levels_affine`, which may be written into."""
     if not readable(q):
         return q * scale_affine(bits, lo, span) + lo
-    for place, grid in _parts(q, bits, bits.flatten().tolist(), lo, span, inside, True):
+    for place, grid in _parts(q, bits, bits.flatten().tolist(), lo, span, inside, not compiled):
         part = q[place]
         grid.values(part, out=part)
     return q
 
 
 def encode_affine(
-    x: Tensor, bits: Tensor, lo: Tensor, span: Tensor, *, inside: bool = False, out: Tensor | None = None
+    x: Tensor,
+    bits: Tensor,
+    lo: Tensor,
+    span: Tensor,
+    *,
+    inside: bool = False,
+    compiled: bool = False,
+    out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """What :func:`round_affine` gives, quickly, at one width of 1 to 8 bits; before it its level numbers (uint8)."""
     if readable(x):
-        grid = Grid(int(bits), lo, span, inside=inside, quick=True)
         work, out = (x, out) if x.dtype == lo.dtype else (copied := x.to(lo.dtype), copied)
-        q = grid.levels(work, None, out)
+        q = levels_affine(work, bits, lo, span, inside=inside, compiled=compiled, out=out)
         codes = q.to(torch.uint8)
-        values = grid.values(q, out=q)
+        values = values_affine(q, bits, lo, span, inside=inside, compiled=compiled)
     else:
         codes = _levels(x, bits, lo, span, inside=inside).to(torch.uint8)
         values = decode_affine(codes, bits, lo, span)
@@ -123,13 +136,18 @@ def encode_affine(
 
 
 def decode_affine(
-    codes: Tensor, bits: Tensor, lo: Tensor, span: Tensor, *, inside: bool = False, out: Tensor | None = None
+    codes: Tensor,
+    bits: Tensor,
+    lo: Tensor,
+    span: Tensor,
+    *,
+    inside: bool = False,
+    compiled: bool = False,
+    out: Tensor | None = None,
 ) -> Tensor:
     """The values of levels, in the type of ``lo``: those that were rounded to them, bit for bit."""
-    if readable(codes):
-        q = codes.to(lo.dtype) if out is None else out.copy_(codes)
-        return Grid(int(bits), lo, span, inside=inside, quick=True).values(q, out=q)
-    return codes.to(lo.dtype) * scale_affine(bits, lo, span) + lo
+    q = codes.to(lo.dtype) if out is None else out.copy_(codes)
+    return values_affine(q, bits, lo, span, inside=inside, compiled=compiled)
 
 
 def _large_samples(bits: Tensor, x: Tensor) -> bool:

@@ -12,7 +12,17 @@ from torch import Tensor
 from fractrain_fx.errors import InputError
 from fractrain_fx.precision import FLOAT_BITS
 
-__all__ = ["as_bits", "highest_level", "is_rounded", "known_bits", "put_where", "readable", "unrounded", "work_dtype"]
+__all__ = [
+    "as_bits",
+    "dense",
+    "highest_level",
+    "is_rounded",
+    "known_bits",
+    "put_where",
+    "readable",
+    "unrounded",
+    "work_dtype",
+]
 
 
 def as_bits(bits: int | Int[Tensor, "*bits"], x: Tensor) -> Int[Tensor, "*bits"]:
@@ -71,6 +81,12 @@ def put_where(bits: Int[Tensor, "*bits"], which: tuple[int, ...], values: Tensor
     if isinstance(values, float):
         return target.index_fill_(dims[0], index, values)
     return target.index_copy_(dims[0], index, values.index_select(dims[0], index))
+
+
+def dense(x: Tensor) -> bool:
+    """Whether the values fill their memory without gaps, in whatever order of dimensions."""
+    order = sorted(range(x.ndim), key=lambda dim: (x.stride()[dim], x.shape[dim]), reverse=True)
+    return x.permute(order).is_contiguous()
 
 
 def work_dtype(x: Tensor) -> torch.dtype:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fractrain_fx.formats.bits import readable
 
-__all__ = ["dither", "draw_seed"]
+__all__ = ["dither", "draw_seed", "hashed"]
 
 # Values drawn ahead: 16 MiB, several times the largest output gradients that one meets.
 _POOL = 1 << 22
@@ -31,7 +31,7 @@ def dither(like: Tensor, seed: Int[Tensor, ""] | None = None) -> Tensor:
     """
     count = like.numel()
     if torch.compiler.is_compiling():
-        return _hashed(count, like, draw_seed(like.device) if seed is None else seed)
+        return hashed(count, like, draw_seed(like.device) if seed is None else seed)
     seed = draw_seed() if seed is None else seed
     if readable(seed) and 2 * count <= _POOL and like.is_cpu:
         start = _mixed(int(seed)) % (_POOL - count)
@@ -55,7 +55,7 @@ def _mixed(seed: int) -> int:
     return seed ^ (seed >> 31)
 
 
-def _hashed(count: int, like: Tensor, seed: Tensor) -> Tensor:
+def hashed(count: int, like: Tensor, seed: Tensor) -> Tensor:
     """A 32-bit integer hash of each position and the seed, as a value in -0.5..0.5."""
     h = torch.arange(count, dtype=torch.int32, device=like.device) ^ (seed & 0x7FFFFFFF).to(torch.int32)
     # Shifts of signed numbers bring in copies of the sign, which the masks take away.

@@ -7,7 +7,7 @@ import threading
 import torch
 from torch import Tensor
 
-from fractrain_fx.formats.bits import readable, work_dtype
+from fractrain_fx.formats.bits import dense, readable, work_dtype
 
 __all__ = ["scratch"]
 
@@ -40,7 +40,7 @@ def scratch(like: Tensor, slot: int, *, matrices: bool = False) -> Tensor | None
     """
     size = like.numel()
     contiguous = like.is_contiguous()
-    if not readable(like) or not 0 < size <= _LARGEST or not (contiguous or matrices or _dense(like)):
+    if not readable(like) or not 0 < size <= _LARGEST or not (contiguous or matrices or dense(like)):
         return None
     key = slot, work_dtype(like)
     buffer = _kept.buffers.get(key)
@@ -51,9 +51,3 @@ def scratch(like: Tensor, slot: int, *, matrices: bool = False) -> Tensor | None
     upright = like.ndim < 2 or like.stride(-1) <= like.stride(-2)
     flat = buffer[:size]
     return flat.view(like.shape) if upright else flat.view(like.mT.shape).mT
-
-
-def _dense(x: Tensor) -> bool:
-    """Whether the values fill their memory without gaps, in whatever order of dimensions."""
-    order = sorted(range(x.ndim), key=lambda dim: (x.stride()[dim], x.shape[dim]), reverse=True)
-    return x.permute(order).is_contiguous()

@@ -212,7 +212,9 @@ def _matmul_gradients(g: Tensor, a: Tensor, b: Tensor, needs: Needs) -> tuple[Te
             # One product over all rows instead of a batch of them to be summed.
             of_b = a.reshape(-1, a.shape[-1]).t().mm(g.reshape(-1, g.shape[-1]))
         else:
-            of_b = torch.matmul(a.mT, g)
+            # In the order of its factor in memory, so that what follows need not turn it.
+            turned = b.ndim > 1 and b.stride(-1) > b.stride(-2)
+            of_b = torch.matmul(g.mT, a).mT if turned else torch.matmul(a.mT, g)
             of_b = of_b if of_b.shape == b.shape else of_b.sum_to_size(b.shape)
     return of_a, of_b
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Float, Int
@@ -42,11 +43,13 @@ class Coded:
         layout: how the contraction is one of matrices.
         fw: bits of the activation: one for all values, or one for each sample.
         bw: of the output's gradient, likewise; empty in evaluation.
+        compiled: whether the simulation rounds by C++ kernels.
     """
 
     layout: Layout
     fw: tuple[int, ...]
     bw: tuple[int, ...]
+    compiled: bool = False
 
     def forward(self, plan: Plan, call: Call) -> Made:
         a, b, added = call.a, call.b, call.added
@@ -87,7 +90,8 @@ class Coded:
     def _weight(self, factor: Factor, w: Tensor, kept: Tensor | None, at: Rounds) -> Codes:
         centre = _centre(at.bits)
         if kept is None:
-            q = levels_affine(w, at.bits, at.lo, at.span, inside=True, out=scratch(w, SECOND, matrices=True))
+            out = scratch(w, SECOND, matrices=True)
+            q = levels_affine(w, at.bits, at.lo, at.span, inside=True, compiled=self.compiled, out=out)
             kept = self.layout.columns(q.sub_(centre).to(torch.int8))
         scale, zero = _ends(at.bits, at, centre)
         return Codes(kept, scale.flatten(), zero.flatten())
@@ -99,7 +103,7 @@ class Coded:
         if kept is None:
             assert x is not None
             out = scratch(x, FIRST, matrices=True)
-            q = levels_affine(x, bits, at.lo, at.span, inside=factor.inside, out=out)
+            q = levels_affine(x, bits, at.lo, at.span, inside=factor.inside, compiled=self.compiled, out=out)
             kept = self.layout.rows(q.sub_(centre).to(torch.int8))
         if x is None or bits.numel() == 1:
             return Codes(kept, scale.view(()), zero.view(()))
@@ -113,8 +117,9 @@ class Coded:
         if not coded:
             return rounded_gradient(plan.fmt, g, call.bits, plan.axis, call.seed, out), None
         bits = self._axis(plan, g).expand(call.bits, g.shape)
-        at = Rounds(bits, *measure(g))
-        q = levels_affine(g, bits, at.lo, at.span, stochastic=True, seed=call.seed, inside=True, out=out)
+        at = Rounds(bits, *measure(g, compiled=self.compiled))
+        noisy = partial(levels_affine, stochastic=True, seed=call.seed)
+        q = noisy(g, bits, at.lo, at.span, inside=True, compiled=self.compiled, out=out)
         centre = _centre(bits)
         if max(coded) > CODE_BITS:
             # Two signed bytes end at 32639 above: the centre of 16 bits lies so much higher.
@@ -129,7 +134,8 @@ class Coded:
             scale, zero = (self.layout.each(each, g.shape, len(codes)) for each in (scale, zero))
         else:
             scale, zero = scale.view(()), zero.view(())
-        rounded = unrounded(bits, g, values_affine(q, bits, at.lo, at.span, inside=True))
+        values = values_affine(q, bits, at.lo, at.span, inside=True, compiled=self.compiled)
+        rounded = unrounded(bits, g, values)
         return put_where(bits, (0,), 0.0, rounded), Codes(codes, scale, zero)
 
     def _of_weight(self, plan: Plan, call: Call, g: Tensor, rounded: Tensor, codes: Codes | None, x: Codes) -> Tensor:

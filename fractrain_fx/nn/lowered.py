@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fractrain_fx.config import CODE_BITS
+from fractrain_fx.formats import AffineFormat
 from fractrain_fx.formats.bits import readable
 from fractrain_fx.nn.arithmetic import Needs
 from fractrain_fx.nn.axis import BatchAxis
@@ -104,7 +105,7 @@ class Lowered:
         samples: list[BatchAxis] = [plan.first.axis] * (len(fw) > 1) + [plan.axis] * (len(bw) > 1)
         if not self.layout.fits(call.a.shape, call.b.shape, samples):
             return f"an input of {tuple(call.a.shape)} and a weight of {tuple(call.b.shape)} are no two matrices"
-        return Coded(self.layout, fw, bw)
+        return Coded(self.layout, fw, bw, isinstance(plan.fmt, AffineFormat) and plan.fmt.compiled)
 
     def _kind(self, call: Call, coded: Coded) -> _Kind:
         outputs, inner = self.layout.columns(call.b).shape

@@ -33,7 +33,7 @@ def test_all_forms_step_and_leave_the_model_as_it_was() -> None:
     model = Residual()
     before = copy.deepcopy(model.state_dict())
     for form in FORMS:
-        step = prepare(form, "slu", model, x, y, F.cross_entropy, 0.5)
+        step = prepare(form, FracConfig(method="slu"), model, x, y, F.cross_entropy, 0.5)
         step.run()
         assert all(p.grad is None for p in step.parameters)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())

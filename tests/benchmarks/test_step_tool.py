@@ -75,15 +75,19 @@ def test_methods_are_named_by_base_and_modes() -> None:
     assert parse("dfq+compiled+bf16") == Method("dfq", frozenset({"bf16", "compiled"}))
     assert str(parse("dfq+compiled+bf16")) == "dfq+bf16+compiled"
     assert parse("dfq+compiled").alike == parse("float+compiled")
+    assert parse("dfq+kernels").alike == Method("float"), "float rounds nothing"
     for wrong in ("dqf", "dfq+fp4"):
         with pytest.raises(ValueError, match="unknown"):
+            parse(wrong)
+    for wrong in ("float+kernels", "brevitas+kernels", "dfq+kernels+compiled"):
+        with pytest.raises(ValueError, match="for eager steps of the rewritten ones"):
             parse(wrong)
     for device in ("cpu", "cuda"):
         methods = default_methods(device)
         assert methods[0] == Method("float") and len(set(methods)) == len(methods)
 
 
-@pytest.mark.parametrize("name", ["float", "static", "pfq", "dfq", "dfq5", "float+bf16", "dfq+bf16"])
+@pytest.mark.parametrize("name", ["float", "static", "pfq", "dfq", "dfq5", "pfq+kernels", "float+bf16", "dfq+bf16"])
 def test_a_step_gives_every_parameter_a_gradient_and_takes_it_back(name: str) -> None:
     model, x, y = Residual(), torch.randn(4, 6), torch.randn(4, 3)
     step = prepare(parse(name), model, x, y, nn.functional.mse_loss)

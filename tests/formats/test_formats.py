@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from fractrain_fx.errors import ConfigError
-from fractrain_fx.formats import get_format
+from fractrain_fx.formats import Format, get_format
 from fractrain_fx.nn.axis import BatchAxis
 
-NAMES = ("affine", "dorefa", "wageubn")
+FORMATS = {name: get_format(name) for name in ("affine", "dorefa", "wageubn")}
+FORMATS["affine, compiled"] = get_format("affine", compiled=True)
 
 
 def test_an_unknown_name_is_answered_with_near_ones() -> None:
@@ -19,13 +20,12 @@ def test_an_unknown_name_is_answered_with_near_ones() -> None:
         get_format("afine")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("fmt", FORMATS.values(), ids=FORMATS)
 class TestEveryFormat:
-    def test_is_found_by_its_name_and_copies(self, name: str) -> None:
-        assert copy.deepcopy(get_format(name)).name == name
+    def test_is_found_by_its_name_and_copies(self, fmt: Format) -> None:
+        assert type(get_format(fmt.name)) is type(fmt) and copy.deepcopy(fmt).name == fmt.name
 
-    def test_keeps_shape_and_type(self, name: str) -> None:
-        fmt = get_format(name)
+    def test_keeps_shape_and_type(self, fmt: Format) -> None:
         for dtype in (torch.float32, torch.float16, torch.bfloat16):
             x = torch.randn(4, 3, 5, dtype=dtype)
             lo, span = fmt.activation_range(x)
@@ -39,8 +39,7 @@ class TestEveryFormat:
                 assert y.shape == x.shape and y.dtype == dtype and y.isfinite().all() and not torch.equal(y, x)
 
     @pytest.mark.parametrize("bits", [0, 32])
-    def test_leaves_values_of_no_or_float_bits_alone(self, name: str, bits: int) -> None:
-        fmt = get_format(name)
+    def test_leaves_values_of_no_or_float_bits_alone(self, fmt: Format, bits: int) -> None:
         x = torch.randn(4, 3)
         lo, span = fmt.activation_range(x)
         for given in (bits, torch.tensor(bits), torch.full((4, 1), bits)):
@@ -48,16 +47,14 @@ class TestEveryFormat:
             assert torch.equal(fmt.weight(x, given, dim=0), x)
             assert torch.equal(fmt.gradient(x, given, axis=BatchAxis()), x)
 
-    def test_makes_no_nan_of_finite_values(self, name: str) -> None:
-        fmt = get_format(name)
+    def test_makes_no_nan_of_finite_values(self, fmt: Format) -> None:
         for x in (torch.zeros(3, 2), torch.empty(0, 2), torch.full((3, 2), 3e38), torch.full((3, 2), 1e-42)):
             for y in (fmt.weight(x, 4, dim=0), fmt.gradient(x, 4, axis=BatchAxis())):
                 assert y.isfinite().all()
             lo, span = fmt.activation_range(x)
             assert fmt.activation(x, 4, lo=lo, span=span).isfinite().all()
 
-    def test_gives_each_sample_its_own_bits(self, name: str) -> None:
-        fmt = get_format(name)
+    def test_gives_each_sample_its_own_bits(self, fmt: Format) -> None:
         g = torch.randn(4, 6)
         bits = torch.tensor([0, 4, 32, 6]).view(4, 1)
         rounded = fmt.gradient(g, bits, axis=BatchAxis())

@@ -139,13 +139,15 @@ def test_codes_can_be_kept(name: str, saved: str) -> None:
 
 
 @pytest.mark.parametrize("bits", [[7], [9], [16], [0, 6, 12, 32, 16, 8, 3, 0]])
-def test_the_rounded_gradient_is_that_of_the_simulation_bit_for_bit(bits: list[int]) -> None:
-    op = FusedOp(Linear(), (), ActivationQuantizer(AffineFormat()), _weight(), _gradient())
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_rounded_gradient_is_that_of_the_simulation_bit_for_bit(bits: list[int], compiled: bool) -> None:
+    fmt = AffineFormat(compiled=compiled)
+    op = FusedOp(Linear(), (), ActivationQuantizer(fmt), _weight(), GradientQuantizer(fmt))
     g, seed, rounds = torch.randn(8, 5, 6), torch.tensor(3), Rounds(*torch.zeros(3))
     widths = torch.tensor(bits) if len(bits) > 1 else torch.tensor(bits[0])
     call = Call(None, None, None, rounds, rounds, widths, seed)
-    found, _ = Coded(Features(), (8,), tuple(bits))._gradient(op.plan, call, g)
-    assert torch.equal(found, rounded_gradient(AffineFormat(), g, widths, BatchAxis(), seed))
+    found, _ = Coded(Features(), (8,), tuple(bits), compiled)._gradient(op.plan, call, g)
+    assert torch.equal(found, rounded_gradient(fmt, g, widths, BatchAxis(), seed))
 
 
 def _weight() -> WeightQuantizer:

@@ -279,7 +279,7 @@ def test_compiled_steps_equal_eager_ones_and_new_bits_never_recompile(
     fmt: Format, bits_of: Callable[[int], Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (affine_rounding, dorefa):  # eager steps draw their noise as compiled ones do
-        monkeypatch.setattr(module, "dither", lambda like, seed: noise._hashed(like.numel(), like, seed))
+        monkeypatch.setattr(module, "dither", lambda like, seed: noise.hashed(like.numel(), like, seed))
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")
     eager = _Layer(bits_of is gated, fmt)

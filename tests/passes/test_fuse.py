@@ -10,10 +10,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fractrain_fx import FracConfig, FracModel, Precision, fractrainify
+from fractrain_fx.config import Rounding
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.passes import facts, unfused
 from tests.models import build
 from tests.test_invariants import objective
+
+FORMATS = [("affine", "eager"), ("affine", "compiled"), ("dorefa", "eager")]
 
 
 class Everything(nn.Module):
@@ -62,24 +65,26 @@ def step(model: FracModel, x: Tensor, *, shown: bool) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("method", ["static", "pfq"])
-@pytest.mark.parametrize("fmt", ["affine", "dorefa"])
-def test_scheduled_ops_give_the_same_bits_noise_included(method: str, fmt: str) -> None:
-    model, x = rewritten(method, format=fmt)
-    torch.manual_seed(3)
+@pytest.mark.parametrize(("fmt", "rounding"), FORMATS)
+def test_scheduled_ops_give_the_same_numbers_noise_included(method: str, fmt: str, rounding: str) -> None:
+    torch.manual_seed(1)
+    model, x = rewritten(method, format=fmt, rounding=rounding)
     shown, run = step(model, x, shown=True), step(model, x, shown=False)
     assert shown.keys() == run.keys()
     ranges = [name for name in shown if name.endswith((".lo", ".span"))]
     assert ranges or fmt == "dorefa"
+    assert torch.equal(shown["out"], run["out"])
     for name in shown.keys() - set(ranges):  # the shown graph ran twice above, and moved its running ranges twice
-        if name == "weight":  # two ops read it: their gradients are added in another order
-            torch.testing.assert_close(shown[name], run[name], rtol=1e-5, atol=1e-5)
-        else:
-            assert torch.equal(shown[name], run[name]), name
+        # What several ops read gets its gradients in another order, which shows upstream; a level is far more.
+        scale = float(shown[name].double().norm())
+        torch.testing.assert_close(shown[name], run[name], rtol=0, atol=1e-5 * scale)
 
 
-def test_gated_ops_give_the_same_numbers_and_the_gates_the_same_gradients() -> None:
+@pytest.mark.parametrize("rounding", ["eager", "compiled"])
+def test_gated_ops_give_the_same_numbers_and_the_gates_the_same_gradients(rounding: Rounding) -> None:
     case = build("vit_tiny_patch16_224")
-    model = fractrainify(case.model, config=FracConfig(method="dfq"), example_inputs=case.args)
+    config = FracConfig(method="dfq", rounding=rounding)
+    model = fractrainify(case.model, config=config, example_inputs=case.args)
     results = []
     for shown in (True, False):
         twin = copy.deepcopy(model).train()
@@ -246,23 +251,24 @@ def test_channels_last_stays() -> None:
 
 @pytest.mark.parametrize("saved", ["rounded", "codes"])
 @pytest.mark.parametrize("shift", [0.0, 3.0])
-def test_what_is_kept_changes_no_number(saved: str, shift: float) -> None:
+@pytest.mark.parametrize("rounding", ["eager", "compiled"])
+def test_what_is_kept_changes_no_number(saved: str, shift: float, rounding: str) -> None:
     results = []
     for kept in ("operands", saved):
         torch.manual_seed(0)
-        model, x = rewritten("static", saved=kept, precision=Precision(6, 8))
+        model, x = rewritten("static", saved=kept, precision=Precision(6, 8), rounding=rounding)
         results.append(step(model, x + shift, shown=False))
     assert results[0].keys() == results[1].keys()
     for name, expected in results[0].items():
         assert torch.equal(results[1][name], expected), name
 
 
-@pytest.mark.parametrize("fmt", ["affine", "dorefa"])
-def test_rounded_copies_serve_gates_too(fmt: str) -> None:
+@pytest.mark.parametrize(("fmt", "rounding"), FORMATS)
+def test_rounded_copies_serve_gates_too(fmt: str, rounding: str) -> None:
     results = []
     for kept in ("operands", "rounded"):
         torch.manual_seed(0)
-        model, x = rewritten("dfq", saved=kept, format=fmt)
+        model, x = rewritten("dfq", saved=kept, format=fmt, rounding=rounding)
         results.append(step(model, x, shown=False))
     for name, expected in results[0].items():
         assert torch.equal(results[1][name], expected), name

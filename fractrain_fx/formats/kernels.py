@@ -1,0 +1,61 @@
+"""Loads the affine format's C++ kernels (``csrc/``), which the machine's compiler builds at their first use."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fractrain_fx.errors import ConfigError
+
+__all__ = ["kernels"]
+
+_LOG = logging.getLogger(__name__)
+
+_SOURCES = Path(__file__).with_name("csrc")
+
+# Named, not "native": what was built lies in a directory that machines of other kinds may share.
+_INSTRUCTIONS = {
+    "AVX2": ["-mavx2", "-mfma"],
+    "AVX512": ["-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"],
+}
+
+
+@cache
+def kernels() -> Any:
+    """The ops of ``csrc/``.
+
+    The first call on a machine builds them, in some twenty seconds, and keeps them on disk (``TORCH_EXTENSIONS_DIR``,
+    by default in the user's cache) for this state of the source, version of torch and kind of processor.
+
+    Raises:
+        ConfigError: there is no compiler that can build them, or no ninja.
+    """
+    files = sorted(_SOURCES.iterdir())
+    flags = _flags()
+    state = "\n".join([*(file.read_text() for file in files), torch.__version__, *flags])
+    name = f"fractrain_fx_{hashlib.sha256(state.encode()).hexdigest()[:12]}"
+    sources = [str(file) for file in files if file.suffix == ".cpp"]
+    try:
+        from torch.utils import cpp_extension  # looks for compilers when imported
+
+        _LOG.info("loading the kernels of rounding='compiled'; building them for the first time takes a while")
+        cpp_extension.load(name, sources, extra_cflags=flags, is_python_module=False)
+    except (RuntimeError, OSError, ImportError) as error:
+        raise ConfigError(
+            f"rounding='compiled' needs a C++ compiler (g++ or clang++) and ninja (pip install ninja): {error}. "
+            "Write rounding='eager'"
+        ) from error
+    return torch.ops.fractrain_fx
+
+
+def _flags() -> list[str]:
+    # Sums and products stay apart, as the numbers are to be those of the formula.
+    flags = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
+    flags += _INSTRUCTIONS.get(torch.backends.cpu.get_cpu_capability(), [])
+    return flags if sys.platform == "darwin" else [*flags, "-fopenmp"]
