@@ -15,7 +15,7 @@ from fractrain_fx.formats.affine_gains import affine_gains
 from fractrain_fx.formats.affine_grid import modest
 from fractrain_fx.formats.affine_rounding import decode_affine, encode_affine, round_affine
 from fractrain_fx.formats.base import Bits, CodedFormat, SampleAxis
-from fractrain_fx.formats.bits import as_bits, dense, readable, work_dtype
+from fractrain_fx.formats.bits import as_bits, dense, once, readable, work_dtype
 
 __all__ = ["AffineFormat", "fake_quantize", "measure"]
 
@@ -212,7 +212,7 @@ def measure(
     # (2^bits - 1) * scale + lo can come out a few roundings above hi, which must not overflow. What is no number in
     # the difference of an end to itself keeps the range of infinite values from being taken for a wide one.
     reach = torch.finfo(lo.dtype).max * (1 - 2**-20)
-    return lo, span.clamp(max=reach) + (hi - hi)
+    return lo, once(span.clamp(max=reach) + (hi - hi))
 
 
 class _FakeQuantize(torch.autograd.Function):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fractrain_fx.formats.affine_compiled import has_kernels, round_compiled
 from fractrain_fx.formats.affine_grid import SMALLEST_SCALE, Grid
-from fractrain_fx.formats.bits import highest_level, readable, unrounded
+from fractrain_fx.formats.bits import highest_level, once, readable, unrounded
 from fractrain_fx.formats.noise import dither
 from fractrain_fx.precision import FLOAT_BITS
 
@@ -89,7 +89,7 @@ def levels_affine(
     Arguments are as there; ``x`` has the type of ``lo``. Where ``bits`` are 0 or 32 the result means nothing.
     """
     if not readable(x):
-        return _levels(x, bits, lo, span, stochastic, seed, inside)
+        return _levels(x, bits, lo, scale_affine(bits, lo, span), stochastic, seed, inside)
     if compiled and has_kernels(x, lo):
         whole = round_compiled(x, bits, lo, span, stochastic=stochastic, seed=seed, inside=inside, levels=True, out=out)
         if whole is not None:
@@ -130,7 +130,7 @@ def encode_affine(
         codes = q.to(torch.uint8)
         values = values_affine(q, bits, lo, span, inside=inside, compiled=compiled)
     else:
-        codes = _levels(x, bits, lo, span, inside=inside).to(torch.uint8)
+        codes = _levels(x, bits, lo, scale_affine(bits, lo, span), inside=inside).to(torch.uint8)
         values = decode_affine(codes, bits, lo, span)
     return codes, (values if inside else _with_bad_values(values, x)).to(x.dtype)
 
@@ -178,7 +178,8 @@ def _anywhere(
     seed: Tensor | None,
     inside: bool,
 ) -> Tensor:
-    q = _levels(x, bits, lo, span, stochastic, seed, inside) * scale_affine(bits, lo, span) + lo
+    scale = scale_affine(bits, lo, span)
+    q = _levels(x, bits, lo, scale, stochastic, seed, inside) * scale + lo
     return unrounded(bits, x, (q if inside else _with_bad_values(q, x)).to(x.dtype))
 
 
@@ -186,22 +187,22 @@ def _levels(
     x: Tensor,
     bits: Tensor,
     lo: Tensor,
-    span: Tensor,
+    scale: Tensor,
     stochastic: bool = False,
     seed: Tensor | None = None,
     inside: bool = False,
 ) -> Tensor:
-    q = (x.to(lo.dtype) - lo) / scale_affine(bits, lo, span)
+    q = (x.to(lo.dtype) - lo) / scale
     if stochastic:
         q = q + dither(q, seed)
     if not inside:  # from inside, noise takes nothing further below 0 than half a level, which rounds to it
         q = q.clamp(min=0)
-    return torch.minimum(q, highest_level(bits, lo.dtype)).round()
+    return torch.minimum(q, once(highest_level(bits, lo.dtype))).round()
 
 
 def scale_affine(bits: Tensor, lo: Tensor, span: Tensor) -> Tensor:
     """Distance between levels."""
-    return (span / highest_level(bits, lo.dtype)).clamp(min=SMALLEST_SCALE)
+    return once((span / highest_level(bits, lo.dtype)).clamp(min=SMALLEST_SCALE))
 
 
 def _with_bad_values(rounded: Tensor, x: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ __all__ = [
     "highest_level",
     "is_rounded",
     "known_bits",
+    "once",
     "put_where",
     "readable",
     "unrounded",
@@ -51,6 +52,15 @@ def highest_level(bits: Int[Tensor, "*bits"], dtype: torch.dtype) -> Float[Tenso
 def readable(x: Tensor) -> bool:
     """Whether a value can be looked at without waiting for a device or breaking a compiled graph."""
     return x.is_cpu and not torch.compiler.is_compiling()
+
+
+def once(x: Tensor) -> Tensor:
+    """``x``, computed before a compiled graph's loop over values rather than in it, for each few of them again.
+
+    What is computed from single numbers costs nothing to repeat, as torch's compiler sees it, but on a CPU the numbers
+    of a rounding take longer than its values. It does not look through a view of this kind.
+    """
+    return x.as_strided(x.shape, x.stride()) if torch.compiler.is_compiling() and x.is_cpu else x
 
 
 def known_bits(bits: Int[Tensor, "*bits"]) -> int | None:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from fractrain_fx.formats.bits import readable
+from fractrain_fx.formats.bits import once, readable
 
 __all__ = ["dither", "draw_seed", "hashed"]
 
@@ -57,10 +57,11 @@ def _mixed(seed: int) -> int:
 
 def hashed(count: int, like: Tensor, seed: Tensor) -> Tensor:
     """A 32-bit integer hash of each position and the seed, as a value in -0.5..0.5."""
-    h = torch.arange(count, dtype=torch.int32, device=like.device) ^ (seed & 0x7FFFFFFF).to(torch.int32)
+    low, high = (once((each & 0x7FFFFFFF).to(torch.int32)) for each in (seed, seed >> 31))
+    h = torch.arange(count, dtype=torch.int32, device=like.device) ^ low
     # Shifts of signed numbers bring in copies of the sign, which the masks take away.
     h = (h ^ ((h >> 16) & 0xFFFF)) * 0x7FEB352D
-    h = h + ((seed >> 31) & 0x7FFFFFFF).to(torch.int32)
+    h = h + high
     h = (h ^ ((h >> 15) & 0x1FFFF)) * -0x7B935975  # 0x846CA68B as a signed number
     # The upper 24 bits, which float32 holds exactly; the product has mixed them best.
     return ((h >> 8).to(like.dtype) * 2.0**-24).view(like.shape)

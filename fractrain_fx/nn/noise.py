@@ -7,6 +7,7 @@ import torch.distributed as dist
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from fractrain_fx.formats.bits import once
 from fractrain_fx.formats.noise import draw_seed
 
 __all__ = ["NoiseSeed"]
@@ -35,4 +36,4 @@ class NoiseSeed(nn.Module):
             return self.where
         device = self.where.device if torch.compiler.is_compiling() else "cpu"
         together = dist.is_available() and dist.is_initialized()
-        return draw_seed(device) + (dist.get_rank() if together else 0) * _BETWEEN_RANKS
+        return once(draw_seed(device) + (dist.get_rank() if together else 0) * _BETWEEN_RANKS)
