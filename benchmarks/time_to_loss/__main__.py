@@ -1,8 +1,8 @@
 """``python -m benchmarks.time_to_loss``: wall time of a whole training to the same loss, by several methods at once.
 
 A small Transformer learns the characters of the documentation that comes with Python: in float, under bfloat16
-autocast, static FW-8/BW-8, and by FracTrain, once as it is simulated and once with skipped samples left out
-(``execution="auto"``).
+autocast, static FW-8/BW-8, and by FracTrain, once as it is simulated and once with all that makes it quicker: skipped
+samples left out (``execution="auto"``) and compiled rounding.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
 
 import torch
 from rich.console import Console
@@ -34,7 +33,7 @@ from benchmarks.time_to_loss.curves import Curve, Run, run_of
 from benchmarks.time_to_loss.table import markdown, notes, rich_tables
 from benchmarks.time_to_loss.training import BF16, METHODS, Text, Trainee, computes_bf16, probe, train
 from fractrain_fx import FracConfig
-from fractrain_fx.config import DFQ_OPTIONS, GateConfig, Rounding
+from fractrain_fx.config import DFQ_OPTIONS, GateConfig
 from fractrain_fx.training.data.embedded import load_pydoc
 from fractrain_fx.training.settings import TrainSettings
 from fractrain_fx.zoo.models.transformer import TransformerLM
@@ -83,9 +82,7 @@ def measure(options: argparse.Namespace, how: str, console: Console) -> Run:
         lr=options.lr,
         seed=options.seed,
     )
-    fractrain = FracConfig(
-        options=_OPTIONS[options.options], gate=GateConfig(beta=options.beta), rounding=options.rounding
-    )
+    fractrain = FracConfig(options=_OPTIONS[options.options], gate=GateConfig(beta=options.beta))
     torch.manual_seed(options.seed)
     start = _model(data.classes, options.width, options.layers)
 
@@ -140,9 +137,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--beta", type=float, default=1e-3, help="strength of FracTrain's cost term")
     parser.add_argument(
         "--options", type=int, choices=tuple(_OPTIONS), default=5, help="what FracTrain's gates choose from"
-    )
-    parser.add_argument(
-        "--rounding", choices=get_args(Rounding), default="compiled", help="of static and FracTrain, on a CPU"
     )
     parser.add_argument("--seed", type=int, default=0, help="of weights and batches")
     parser.add_argument(

@@ -57,10 +57,10 @@ class Text:
 def config_of(method: str, fractrain: FracConfig) -> FracConfig | None:
     """The configuration of a method, from FracTrain's own; ``None`` where the model trains as it is."""
     if method == "static":
-        return FracConfig(method="static", precision=Precision(8, 8), rounding=fractrain.rounding)
+        return FracConfig(method="static", precision=Precision(8, 8))
     if method == "fractrain":
         return fractrain.replace(execution="simulate")
-    return fractrain.replace(execution="auto") if method == "fractrain-auto" else None
+    return fractrain.replace(execution="auto", rounding="compiled") if method == "fractrain-auto" else None
 
 
 def computes_bf16() -> bool:

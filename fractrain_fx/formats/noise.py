@@ -57,7 +57,8 @@ def _mixed(seed: int) -> int:
 
 def hashed(count: int, like: Tensor, seed: Tensor) -> Tensor:
     """A 32-bit integer hash of each position and the seed, as a value in -0.5..0.5."""
-    low, high = (once((each & 0x7FFFFFFF).to(torch.int32)) for each in (seed, seed >> 31))
+    low = once((seed & 0x7FFFFFFF).to(torch.int32))
+    high = once(((seed >> 31) & 0x7FFFFFFF).to(torch.int32))
     h = torch.arange(count, dtype=torch.int32, device=like.device) ^ low
     # Shifts of signed numbers bring in copies of the sign, which the masks take away.
     h = (h ^ ((h >> 16) & 0xFFFF)) * 0x7FEB352D

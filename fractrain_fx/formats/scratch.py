@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 
 import torch
 from torch import Tensor
 
 from fractrain_fx.formats.bits import dense, readable, work_dtype
+from fractrain_fx.formats.latest import Latest
 
-__all__ = ["scratch"]
+__all__ = ["scratch", "scratch_holds"]
 
 # Elements; what is larger gets memory of its own, so that no process keeps hold of much.
 _LARGEST = 1 << 24
@@ -20,6 +22,7 @@ class _Kept(threading.local):
 
     def __init__(self) -> None:
         self.buffers: dict[tuple[int, torch.dtype], Tensor] = {}
+        self.holds: defaultdict[int, Latest] = defaultdict(Latest)
 
 
 _kept = _Kept()
@@ -42,6 +45,7 @@ def scratch(like: Tensor, slot: int, *, matrices: bool = False) -> Tensor | None
     contiguous = like.is_contiguous()
     if not readable(like) or not 0 < size <= _LARGEST or not (contiguous or matrices or dense(like)):
         return None
+    scratch_holds(slot).drop()
     key = slot, work_dtype(like)
     buffer = _kept.buffers.get(key)
     if buffer is None or buffer.numel() < size:
@@ -51,3 +55,8 @@ def scratch(like: Tensor, slot: int, *, matrices: bool = False) -> Tensor | None
     upright = like.ndim < 2 or like.stride(-1) <= like.stride(-2)
     flat = buffer[:size]
     return flat.view(like.shape) if upright else flat.view(like.mT.shape).mT
+
+
+def scratch_holds(slot: int) -> Latest:
+    """What lies in a piece of that memory, where someone said so; forgotten as soon as it is given out again."""
+    return _kept.holds[slot]

@@ -10,7 +10,8 @@ from torch import Tensor
 from fractrain_fx.config import Saved
 from fractrain_fx.errors import PassError
 from fractrain_fx.formats import CodedFormat, Format
-from fractrain_fx.formats.scratch import scratch
+from fractrain_fx.formats.bits import readable
+from fractrain_fx.formats.scratch import scratch, scratch_holds
 from fractrain_fx.nn.axis import BatchAxis
 from fractrain_fx.nn.quantizers import ActivationQuantizer, WeightQuantizer
 from fractrain_fx.nn.rounding import gate_gradient
@@ -48,7 +49,7 @@ class Factor:
     def take(self, x: Tensor, bits: Tensor, lo: Tensor, span: Tensor, slot: int) -> tuple[Tensor, Tensor | None]:
         """The rounded factor, which lives for one product unless it is kept, and what is kept besides the operand."""
         if not x.numel() or not self.keeps(x):
-            return self._round(x, bits, lo, span, scratch(x, slot, matrices=self.matrices)), None
+            return self._round_for_now(x, bits, lo, span, slot), None
         if self.weight or self.saved == "rounded":
             rounded = self._round(x, bits, lo, span, None)
             return rounded, None if rounded is x else rounded
@@ -66,7 +67,7 @@ class Factor:
             out = scratch(kept, slot, matrices=self.matrices) if lo.dtype == torch.float32 else None
             return self.fmt.activation_values(kept, bits, lo=lo, span=span, inside=self.inside, out=out)
         assert x is not None
-        return self._round(x, bits, lo, span, scratch(x, slot, matrices=self.matrices))
+        return self._round_for_now(x, bits, lo, span, slot)
 
     def needed(self, kept: Tensor | None, choice: bool) -> bool:
         """Whether backward reads the operand itself. A weight is there anyway."""
@@ -89,6 +90,19 @@ class Factor:
         if self.weight:
             return x.numel() <= _SMALL or self.saved == "rounded"
         return self.saved != "operands"
+
+    def _round_for_now(self, x: Tensor, bits: Tensor, lo: Tensor, span: Tensor, slot: int) -> Tensor:
+        """Rounded into memory that other ops use again; what already lies there for the same tensor stays."""
+        if self.weight or not readable(x):
+            return self._round(x, bits, lo, span, scratch(x, slot, matrices=self.matrices))
+        how = self.fmt, self.inside, self.matrices, bits.tolist(), float(lo), float(span)
+        rounded: Tensor | None = scratch_holds(slot).of(x, how)
+        if rounded is None:
+            out = scratch(x, slot, matrices=self.matrices)
+            rounded = self._round(x, bits, lo, span, out)
+            if rounded is out:
+                scratch_holds(slot).keep(x, how, out)
+        return rounded
 
     def _round(self, x: Tensor, bits: Tensor, lo: Tensor, span: Tensor, out: Tensor | None) -> Tensor:
         if self.weight:

@@ -39,7 +39,7 @@ def a_run() -> Run:
         Curve("float+bf16", 0.1, [8.0, 9.0], beside=[1.0, 1.0], note="too slow"),
         falling("fractrain-auto", 0.5, 5.0, 4.0, 3.0, 2.0, ledger=ledger),
     ]
-    settings = dict(steps=8, batch=4, lr=1e-3, epoch=2, blocks=8, every=2, options=5, beta=1e-3, rounding="eager")
+    settings = dict(steps=8, batch=4, lr=1e-3, epoch=2, blocks=8, every=2, options=5, beta=1e-3)
     return Run("a small model", settings, "python -m x", {"threads": "1"}, curves)
 
 

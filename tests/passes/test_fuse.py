@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 from fractrain_fx import FracConfig, FracModel, Precision, fractrainify
 from fractrain_fx.config import Rounding
 from fractrain_fx.errors import ConfigError
+from fractrain_fx.formats import AffineFormat
 from fractrain_fx.passes import facts, unfused
 from tests.models import build
 from tests.test_invariants import objective
@@ -100,6 +102,41 @@ def test_gated_ops_give_the_same_numbers_and_the_gates_the_same_gradients(roundi
         torch.testing.assert_close(
             results[1][1][name], expected, rtol=1e-4, atol=1e-6 * float(expected.abs().max() + 1)
         )
+
+
+class Heads(nn.Module):
+    """Three layers that read one tensor, as queries, keys and values do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.heads = nn.Linear(8, 8), nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.last = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x).tanh()
+        a, b, c = (head(x) for head in self.heads)
+        return self.last(a * b + c)
+
+
+@pytest.mark.parametrize("rounding", ["eager", "compiled"])
+def test_layers_that_read_one_tensor_round_it_once(rounding: Rounding, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(4, 8)
+    config = FracConfig(method="static", rounding=rounding)
+    model = fractrainify(Heads(), config=config, example_inputs=(x,))
+    expected = step(model, x, shown=True)
+    calls = []
+    plain = AffineFormat.activation
+
+    def counted(self: AffineFormat, x: Tensor, bits: Tensor, **options: Any) -> Tensor:
+        calls.append(x)
+        return plain(self, x, bits, **options)
+
+    monkeypatch.setattr(AffineFormat, "activation", counted)
+    found = step(model, x, shown=False)
+    # Stem and last layer stay float, so what the heads rounded still lies there in backward.
+    assert len(calls) == 1
+    for name in found.keys() - {n for n in found if n.endswith((".lo", ".span"))}:
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-5, atol=1e-6)
 
 
 class Written(nn.Module):

@@ -22,6 +22,40 @@ constexpr int64_t kBlock = 4096;
 // Values whose lowest and highest are found side by side.
 constexpr int kLanes = 32;
 
+struct Ends {
+  float lo, hi;
+};
+
+// Lowest and highest of some values: NaN where one of them is.
+Ends ends_of(const float* block, int64_t count) {
+  float lows[kLanes], highs[kLanes], bads[kLanes];
+  std::fill_n(lows, kLanes, block[0]);
+  std::fill_n(highs, kLanes, block[0]);
+  std::fill_n(bads, kLanes, 0.0f);
+  const auto take = [&](int lane, float each) {
+    lows[lane] = each < lows[lane] ? each : lows[lane];
+    highs[lane] = each > highs[lane] ? each : highs[lane];
+    bads[lane] += 0.0f * each;
+  };
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    for (int lane = 0; lane < kLanes; ++lane) take(lane, block[i + lane]);
+  }
+  for (; i < count; ++i) take(0, block[i]);
+  for (int half = kLanes / 2; half > 0; half /= 2) {
+    for (int lane = 0; lane < half; ++lane) {
+      lows[lane] = lows[lane + half] < lows[lane] ? lows[lane + half] : lows[lane];
+      highs[lane] = highs[lane + half] > highs[lane] ? highs[lane + half] : highs[lane];
+      bads[lane] += bads[lane + half];
+    }
+  }
+  const auto missing = [](float each) { return std::isnan(each); };
+  if (missing(bads[0]) && std::any_of(block, block + count, missing)) {
+    return {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::quiet_NaN()};
+  }
+  return {lows[0], highs[0]};
+}
+
 // Low end and width of the range of each entry of the first dimension, or of all values, in a given shape
 // (formats/affine.py, measure).
 std::tuple<Tensor, Tensor> measure(const Tensor& given, at::IntArrayRef shape) {
@@ -31,48 +65,20 @@ std::tuple<Tensor, Tensor> measure(const Tensor& given, at::IntArrayRef shape) {
   const int64_t columns = x.numel() / rows;
   const int64_t blocks = (columns + kBlock - 1) / kBlock;
   const float* values = x.const_data_ptr<float>();
-  std::vector<float> low(rows * blocks), high(rows * blocks);
+  std::vector<Ends> parts(rows * blocks);
   at::parallel_for(0, rows * blocks, std::max<int64_t>(1, 4 * kBlock / std::min(columns, kBlock)),
                    [&](int64_t first, int64_t last) {
     for (int64_t task = first; task < last; ++task) {
       const int64_t begin = task % blocks * kBlock;
-      const int64_t count = std::min(kBlock, columns - begin);
-      const float* block = values + task / blocks * columns + begin;
-      float lows[kLanes], highs[kLanes], bads[kLanes];
-      std::fill_n(lows, kLanes, block[0]);
-      std::fill_n(highs, kLanes, block[0]);
-      std::fill_n(bads, kLanes, 0.0f);
-      const auto take = [&](int lane, float each) {
-        lows[lane] = each < lows[lane] ? each : lows[lane];
-        highs[lane] = each > highs[lane] ? each : highs[lane];
-        bads[lane] += 0.0f * each;
-      };
-      int64_t i = 0;
-      for (; i + kLanes <= count; i += kLanes) {
-        for (int lane = 0; lane < kLanes; ++lane) take(lane, block[i + lane]);
-      }
-      for (; i < count; ++i) take(0, block[i]);
-      for (int half = kLanes / 2; half > 0; half /= 2) {
-        for (int lane = 0; lane < half; ++lane) {
-          lows[lane] = lows[lane + half] < lows[lane] ? lows[lane + half] : lows[lane];
-          highs[lane] = highs[lane + half] > highs[lane] ? highs[lane + half] : highs[lane];
-          bads[lane] += bads[lane + half];
-        }
-      }
-      const auto missing = [](float each) { return std::isnan(each); };
-      if (missing(bads[0]) && std::any_of(block, block + count, missing)) {
-        lows[0] = highs[0] = std::numeric_limits<float>::quiet_NaN();
-      }
-      low[task] = lows[0];
-      high[task] = highs[0];
+      parts[task] = ends_of(values + task / blocks * columns + begin, std::min(kBlock, columns - begin));
     }
   });
   Tensor lowest = at::empty(shape, x.options()), widest = at::empty(shape, x.options());
   for (int64_t row = 0; row < rows; ++row) {
-    float lo = low[row * blocks], hi = high[row * blocks];
+    auto [lo, hi] = parts[row * blocks];
     for (int64_t task = row * blocks; task < (row + 1) * blocks; ++task) {
-      lo = std::isnan(low[task]) || low[task] < lo ? low[task] : lo;
-      hi = std::isnan(high[task]) || high[task] > hi ? high[task] : hi;
+      lo = std::isnan(parts[task].lo) || parts[task].lo < lo ? parts[task].lo : lo;
+      hi = std::isnan(parts[task].hi) || parts[task].hi > hi ? parts[task].hi : hi;
     }
     const float span = hi - lo;
     lowest.mutable_data_ptr<float>()[row] = lo;

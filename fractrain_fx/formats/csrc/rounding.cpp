@@ -5,6 +5,7 @@
 #include <ATen/TensorIterator.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <cmath>
 #include <optional>
 #include <type_traits>
@@ -98,8 +99,24 @@ void round_all(at::TensorIterator& iterator, const Noise& noise) {
 
 enum Outcome : int64_t { kUnrounded, kRounded, kRefused };
 
-// Rounds values, which may be out itself, to bits (whole numbers) in a range; either both are one number, or one of them is, or they
-// broadcast against each other. Where all bits are 0 or 32 and where the range is not finite nothing is written.
+// Distance between levels for each of some bits, of whose highest levels top is, or for each of some ranges. Where bits
+// round nothing it is not read.
+Tensor scales(const Tensor& widths, const Tensor& top, const Tensor& spans) {
+  if (spans.numel() > 1 && widths.numel() > 1) return spans.div(top.clamp_min(1.0)).clamp_min_(kSmallestScale);
+  const bool one_span = spans.numel() == 1, one_width = widths.numel() == 1;
+  Tensor scale = at::empty(one_span ? widths.sizes() : spans.sizes(), spans.options());
+  const int64_t* width = widths.const_data_ptr<int64_t>();
+  const float* wide = spans.const_data_ptr<float>();
+  float* step = scale.mutable_data_ptr<float>();
+  for (int64_t i = 0; i < scale.numel(); ++i) {
+    const int64_t bits = width[one_width ? 0 : i];
+    step[i] = is_rounded(bits) ? scale_of(wide[one_span ? 0 : i], bits) : 1.0f;
+  }
+  return scale;
+}
+
+// Rounds values, which may be out itself, to bits (whole numbers) in a range. Bits and range broadcast against them.
+// Where all bits are 0 or 32, and where differences inside the range may overflow, nothing is written.
 int64_t round_affine(const Tensor& given, const Tensor& bits, const Tensor& lo, const Tensor& span,
                      std::optional<int64_t> seed, bool inside, bool levels, Tensor& out) {
   const Tensor widths = bits.to(at::kLong).contiguous(), spans = span.contiguous();
@@ -112,17 +129,7 @@ int64_t round_affine(const Tensor& given, const Tensor& bits, const Tensor& lo, 
   float* highest = top.mutable_data_ptr<float>();
   std::transform(width, width + widths.numel(), highest,
                  [](int64_t each) { return is_rounded(each) ? top_of(each) : 0.0f; });
-  Tensor scale;
-  if (spans.numel() == 1 || widths.numel() == 1) {
-    scale = at::empty(spans.numel() == 1 ? widths.sizes() : spans.sizes(), spans.options());
-    float* step = scale.mutable_data_ptr<float>();
-    for (int64_t i = 0; i < scale.numel(); ++i) {
-      const int64_t each = width[widths.numel() == 1 ? 0 : i];
-      step[i] = is_rounded(each) ? scale_of(wide[spans.numel() == 1 ? 0 : i], each) : 1.0f;
-    }
-  } else {
-    scale = spans.div(top.clamp_min(1.0)).clamp_min_(kSmallestScale);
-  }
+  const Tensor scale = scales(widths, top, spans);
   // Noise belongs to a place in memory, which is one value's own only where values fill theirs.
   const Tensor x = !seed || given.is_non_overlapping_and_dense() ? given : given.contiguous();
   auto iterator = at::TensorIteratorConfig()

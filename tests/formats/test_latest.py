@@ -1,0 +1,48 @@
+"""What was made of a tensor is found again for that tensor only, and only as long as it holds."""
+
+from __future__ import annotations
+
+import torch
+
+from fractrain_fx.formats.latest import Latest
+from fractrain_fx.formats.scratch import scratch, scratch_holds
+
+
+def test_a_result_is_found_for_the_same_tensor_made_in_the_same_way() -> None:
+    latest, x = Latest(), torch.ones(3)
+    assert latest.of(x, "how") is None
+    latest.keep(x, "how", 5)
+    assert latest.of(x, "how") == 5
+    assert latest.of(x, "other") is None and latest.of(x.clone(), "how") is None
+    latest.drop()
+    assert latest.of(x, "how") is None
+
+
+def test_a_write_or_another_tensor_in_its_place_ends_it() -> None:
+    latest, x = Latest(), torch.ones(3)
+    latest.keep(x, "how", 5)
+    x[:1].add_(1)  # through a view
+    assert latest.of(x, "how") is None
+    latest.keep(x, "how", 5)
+    place = x.data_ptr()
+    del x
+    again = [torch.ones(3) for _ in range(20)]
+    assert all(latest.of(each, "how") is None for each in again), f"some of them may lie at {place}"
+
+
+def test_nothing_is_kept_where_writes_leave_no_trace() -> None:
+    latest = Latest()
+    with torch.inference_mode():
+        x = torch.ones(3)
+        latest.keep(x, "how", 5)
+        assert latest.of(x, "how") is None
+
+
+def test_memory_that_is_given_out_again_holds_nothing() -> None:
+    x = torch.randn(4, 5)
+    scratch_holds(0).keep(x, "how", scratch(x, 0))
+    assert scratch_holds(0).of(x, "how") is not None
+    scratch(torch.randn(2), 1)
+    assert scratch_holds(0).of(x, "how") is not None, "another piece"
+    scratch(torch.randn(2), 0)
+    assert scratch_holds(0).of(x, "how") is None
