@@ -117,12 +117,12 @@ def measure(name: str, options: argparse.Namespace, how: str, console: Console) 
     x, y = subject.data(batch)
     run = Run(name, subject.title, options.method, batch, options.rounds, how, describe("cpu"))
     clock = processor_seconds if options.clock == "processor" else seconds
+    config = FracConfig(method=options.method, rounding=options.rounding)
     plain = prepare_step(parse_method("float"), model, x, y, subject.loss)
     for share in options.shares:
         steps = {"float": plain}
         for form in FORMS:
             with console.status(f"{name}: {form} at {share:.0%}"):
-                config = FracConfig(method=options.method, rounding=options.rounding)
                 steps[form] = prepare(form, config, model, x, y, subject.loss, share)
         for step in steps.values():
             for _ in range(_WARM_UP):

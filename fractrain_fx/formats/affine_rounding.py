@@ -47,19 +47,19 @@ def round_affine(
         out: memory for the result in the type of ``lo``, where ``x`` has that type.
 
     Returns:
-        The rounded values in the type of ``x``; where nothing is rounded those of ``x``, as a rule ``x`` itself.
+        The rounded values in the type of ``x``; ``x`` itself where nothing is rounded.
     """
     if not readable(x):
         return _anywhere(x, bits, lo, span, stochastic, seed, inside)
+    widths = [int(bits)] if bits.ndim == 0 else bits.flatten().tolist()
+    kinds = set(widths)
+    if kinds <= {0, FLOAT_BITS}:
+        return x
     work, out = (x, out) if x.dtype == lo.dtype else (copied := x.to(lo.dtype), copied)
     if compiled and has_kernels(work, lo):
         rounded = round_compiled(work, bits, lo, span, stochastic=stochastic, seed=seed, inside=inside, out=out)
         if rounded is not None:
             return rounded.to(x.dtype)
-    widths = [int(bits)] if bits.ndim == 0 else bits.flatten().tolist()
-    kinds = set(widths)
-    if kinds <= {0, FLOAT_BITS}:
-        return x
     noise = dither(work, seed) if stochastic else None
     parts = _parts(work, bits, widths, lo, span, inside, quick)
     if out is None and parts[0][0] is not ...:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from jaxtyping import Float, Int
@@ -118,8 +117,9 @@ class Coded:
             return rounded_gradient(plan.fmt, g, call.bits, plan.axis, call.seed, out), None
         bits = self._axis(plan, g).expand(call.bits, g.shape)
         at = Rounds(bits, *measure(g, compiled=self.compiled))
-        noisy = partial(levels_affine, stochastic=True, seed=call.seed)
-        q = noisy(g, bits, at.lo, at.span, inside=True, compiled=self.compiled, out=out)
+        q = levels_affine(
+            g, bits, at.lo, at.span, stochastic=True, seed=call.seed, inside=True, compiled=self.compiled, out=out
+        )
         centre = _centre(bits)
         if max(coded) > CODE_BITS:
             # Two signed bytes end at 32639 above: the centre of 16 bits lies so much higher.

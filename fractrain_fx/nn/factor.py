@@ -95,7 +95,7 @@ class Factor:
         """Rounded into memory that other ops use again; what already lies there for the same tensor stays."""
         if self.weight or not readable(x):
             return self._round(x, bits, lo, span, scratch(x, slot, matrices=self.matrices))
-        how = self.fmt, self.inside, self.matrices, bits.tolist(), float(lo), float(span)
+        how = self.fmt, self.axis, self.inside, self.matrices, bits.tolist(), float(lo), float(span)
         rounded: Tensor | None = scratch_holds(slot).of(x, how)
         if rounded is None:
             out = scratch(x, slot, matrices=self.matrices)
