@@ -47,7 +47,7 @@ class Inside:
         self.calibrated = False
         self.chain: tuple[str, ...] | None = None
         places = ("dispatched", "dispatched_in_evaluation")
-        tuner = Tuner(config.kernels)
+        tuner = Tuner(config.kernels, compiled=config.rounding == "compiled")
         running = [Running(shown, config, tuner, place) for shown, place in zip(recording.graphs, places, strict=False)]
         self.running = {True: running[0], False: running[-1]}
 

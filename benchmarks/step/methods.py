@@ -1,7 +1,7 @@
 """The ways to take a training step: float, the package's own methods, and each of them under autocast or compiled.
 
-A method is written ``NAME[+bf16|+tf32][+compiled]``: ``dfq``, ``float+bf16``, ``pfq+compiled``. Peers stand in
-:mod:`benchmarks.step.peers`.
+A method is written ``NAME[+MODE]...``: ``dfq``, ``float+bf16``, ``pfq+compiled``, ``static+kernels+int8``. Peers
+stand in :mod:`benchmarks.step.peers`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import contextlib
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from torch.nn import functional as F
 
 from benchmarks.step import peers
 from fractrain_fx import Engine, FracConfig, FracModel, Precision, fractrainify
-from fractrain_fx.config import DFQ_OPTIONS, Attention, Mixing, Rounding, Saved
+from fractrain_fx.config import DFQ_OPTIONS, Attention, Mixing, Saved
 from fractrain_fx.nn.gates import Controller
 
 __all__ = ["OWN", "Method", "Step", "default_methods", "parse", "prepare"]
@@ -27,7 +28,13 @@ OWN = (
     *("float", "static", "pfq", "pfq-rounded", "pfq-codes", "pfq-linears", "pfq-linears-rounded"),
     *("dfq", "dfq-rounded", "dfq5", "dfq5-rounded", "dfq5-linears", "dfq5-linears-rounded", "dfq-outputs"),
 )
-MODES = ("kernels", "bf16", "tf32", "compiled")
+MODES = ("kernels", "int8", "auto", "bf16", "tf32", "compiled")
+# FracConfig's words for modes of the rewritten methods in eager steps. int8 leaves no work out.
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "kernels": {"rounding": "compiled"},
+    "int8": {"execution": "auto", "skipping": "masked"},
+    "auto": {"execution": "auto"},
+}
 KERNELS = ("pfq+kernels", "pfq-linears+kernels", "dfq+kernels", "dfq5+kernels", "dfq5-linears+kernels")
 
 
@@ -41,7 +48,7 @@ class Method:
     @property
     def alike(self) -> Method:
         """Float in the same modes."""
-        return Method("float", self.modes - {"kernels"})
+        return Method("float", self.modes - _OPTIONS.keys())
 
     def __str__(self) -> str:
         return "+".join((self.base, *(mode for mode in MODES if mode in self.modes)))
@@ -79,10 +86,10 @@ def parse(text: str) -> Method:
     if base not in (*OWN, *peers.PEERS) or not set(modes) <= set(MODES):
         known = ", ".join((*OWN, *peers.PEERS))
         raise ValueError(f"method {text!r} is unknown: write one of {known}, then any of +{', +'.join(MODES)}")
-    if "kernels" in modes and (base not in OWN[1:] or "compiled" in modes):
-        raise ValueError(
-            f"method {text!r}: +kernels is FracConfig(rounding='compiled'), for eager steps of the rewritten ones"
-        )
+    for mode in _OPTIONS.keys() & set(modes):
+        if base not in OWN[1:] or "compiled" in modes:
+            words = ", ".join(f"{name}={word!r}" for name, word in _OPTIONS[mode].items())
+            raise ValueError(f"method {text!r}: +{mode} is FracConfig({words}), for eager steps of the rewritten ones")
     return Method(base, frozenset(modes))
 
 
@@ -106,8 +113,9 @@ def prepare(method: Method, model: nn.Module, x: Tensor, y: Tensor, loss: Callab
     if method.base in peers.PEERS:
         trained = peers.quantized(method.base, trained, x).to(x.device)
     elif method.base != "float":
-        rounding: Rounding = "compiled" if "kernels" in method.modes else "eager"
-        config = config_of(method.base).replace(rounding=rounding)
+        config = config_of(method.base)
+        for mode in _OPTIONS.keys() & method.modes:
+            config = config.replace(**_OPTIONS[mode])
         trained = fractrainify(trained, config=config, example_inputs=(x[:2],)).to(x.device)
         spread_choices(trained, len(x))
     trained.train()

@@ -12,10 +12,17 @@ import torch
 from torch import Tensor
 
 from fractrain_fx.formats.bits import readable
-from fractrain_fx.formats.kernels import kernels
 from fractrain_fx.formats.noise import draw_seed
+from fractrain_fx.native import kernels
 
-__all__ = ["gains_compiled", "has_kernels", "measure_compiled", "round_compiled"]
+__all__ = [
+    "code_ends_compiled",
+    "encode_compiled",
+    "gains_compiled",
+    "has_kernels",
+    "measure_compiled",
+    "round_compiled",
+]
 
 # What the kernel says it did, besides rounding.
 _UNROUNDED, _REFUSED = 0, 2
@@ -36,7 +43,6 @@ def round_compiled(
     stochastic: bool = False,
     seed: Tensor | None = None,
     inside: bool = False,
-    levels: bool = False,
     out: Tensor | None = None,
 ) -> Tensor | None:
     """What :func:`~fractrain_fx.formats.affine_rounding.round_affine` gives where it is not quick, bit for bit.
@@ -51,19 +57,57 @@ def round_compiled(
         stochastic: add noise before rounding.
         seed: of that noise.
         inside: whether all values lie in the range, so that a bad one shows in it.
-        levels: level numbers, as whole numbers in float32, instead of values.
         out: memory for the result; may be ``x``.
 
     Returns:
-        The result; where nothing is rounded ``x`` itself (for levels a copy); ``None`` where the range is not finite or
-        differences in it may overflow.
+        The result; where nothing is rounded ``x`` itself; ``None`` where the range is not finite or differences in it
+        may overflow.
     """
     out = torch.empty_like(x) if out is None else out
-    number = int(draw_seed() if seed is None else seed) if stochastic else None
-    done = kernels().round_affine(x, bits, lo, span, number, inside, levels, out=out)
+    done = kernels().round_affine(x, bits, lo, span, _number(stochastic, seed), inside, out=out)
     if done == _UNROUNDED:
-        return out.copy_(x) if levels else x
+        return x
     return None if done == _REFUSED else out
+
+
+def encode_compiled(
+    x: Tensor,
+    bits: Tensor,
+    lo: Tensor,
+    span: Tensor,
+    codes: Tensor,
+    values: Tensor | None,
+    *,
+    stochastic: bool = False,
+    seed: Tensor | None = None,
+    inside: bool = False,
+) -> bool:
+    """Write the codes of what :func:`round_compiled` gives, and those values: in one pass.
+
+    Args:
+        x: values.
+        bits: as there.
+        lo: as there.
+        span: as there.
+        codes: memory of the shape of ``x``. In uint8 they are the numbers of levels, in int8 and int16 those less
+            ``2^(bits - 1)``; where bits are 0 or 32 they mean nothing.
+        values: memory for the values, or ``None``; may be ``x``.
+        stochastic: as there.
+        seed: as there.
+        inside: as there.
+
+    Returns:
+        Whether it was done; not where the range is not finite or differences in it may overflow.
+    """
+    number = _number(stochastic, seed)
+    done = kernels().encode_affine(x, bits, lo, span, number, inside, codes=codes, values=values)
+    return bool(done != _REFUSED)
+
+
+def code_ends_compiled(bits: Tensor, lo: Tensor, span: Tensor) -> tuple[Tensor, Tensor]:
+    """What :func:`~fractrain_fx.formats.affine_rounding.code_ends` gives."""
+    scale, zero = kernels().code_ends(bits, lo, span)
+    return scale, zero
 
 
 def gains_compiled(x: Tensor, g: Tensor, bits: Sequence[int], lo: Tensor, span: Tensor, inside: bool) -> Tensor:
@@ -76,3 +120,7 @@ def measure_compiled(x: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
     """What :func:`~fractrain_fx.formats.affine.measure` gives of all values, or of entries of the first dimension."""
     lo, span = kernels().measure(x, shape)
     return lo, span
+
+
+def _number(stochastic: bool, seed: Tensor | None) -> int | None:
+    return int(draw_seed() if seed is None else seed) if stochastic else None

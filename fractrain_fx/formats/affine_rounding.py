@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fractrain_fx.formats.affine_compiled import has_kernels, round_compiled
+from fractrain_fx.formats.affine_compiled import code_ends_compiled, encode_compiled, has_kernels, round_compiled
 from fractrain_fx.formats.affine_grid import SMALLEST_SCALE, Grid
 from fractrain_fx.formats.bits import highest_level, once, readable, unrounded
 from fractrain_fx.formats.noise import dither
 from fractrain_fx.precision import FLOAT_BITS
 
-__all__ = ["decode_affine", "encode_affine", "levels_affine", "round_affine", "scale_affine", "values_affine"]
+__all__ = ["code_ends", "codes_affine", "decode_affine", "encode_affine", "round_affine"]
 
 # Samples of at least so many values are rounded one after the other, each in the few passes that one width takes.
 _LARGE_SAMPLE = 1 << 15
@@ -72,41 +72,66 @@ def round_affine(
     return q if len(kinds) == 1 else unrounded(bits, x, q)
 
 
-def levels_affine(
+def codes_affine(
     x: Tensor,
     bits: Tensor,
     lo: Tensor,
     span: Tensor,
     *,
+    dtype: torch.dtype,
     stochastic: bool = False,
     seed: Tensor | None = None,
     inside: bool = False,
     compiled: bool = False,
+    values: bool = False,
     out: Tensor | None = None,
-) -> Tensor:
-    """The level numbers, as whole numbers in the type of ``x``, of what :func:`round_affine` gives quickly.
+) -> tuple[Tensor, Tensor | None]:
+    """The codes, as whole numbers, of what :func:`round_affine` gives quickly, and that itself where it is asked for.
 
-    Arguments are as there; ``x`` has the type of ``lo``. Where ``bits`` are 0 or 32 the result means nothing.
+    Args:
+        x: values of the type of ``lo``, not empty.
+        bits: as there.
+        lo: as there.
+        span: as there.
+        dtype: of the codes. uint8: the numbers of levels, of at most 8 bits. int8 and int16: those less
+            ``2^(bits - 1)``. Where bits are 0 or 32 they mean nothing.
+        stochastic: as there.
+        seed: as there.
+        inside: as there.
+        compiled: as there.
+        values: whether to give the rounded values too.
+        out: memory that may be worked in, for them too, in the type of ``x``.
+
+    Returns:
+        Codes, and the rounded values or ``None``.
     """
-    if not readable(x):
-        return _levels(x, bits, lo, scale_affine(bits, lo, span), stochastic, seed, inside)
     if compiled and has_kernels(x, lo):
-        whole = round_compiled(x, bits, lo, span, stochastic=stochastic, seed=seed, inside=inside, levels=True, out=out)
-        if whole is not None:
-            return whole
-    noise = dither(x, seed) if stochastic else None
-    out = torch.empty_like(x) if out is None else out
-    for place, grid in _parts(x, bits, bits.flatten().tolist(), lo, span, inside, True):
-        grid.levels(x[place], None if noise is None else noise[place], out[place])
-    return out
+        codes = torch.empty_like(x, dtype=dtype)
+        out = (torch.empty_like(x) if out is None else out) if values else None
+        if encode_compiled(x, bits, lo, span, codes, out, stochastic=stochastic, seed=seed, inside=inside):
+            return codes, out
+    q = _levels_of(x, bits, lo, span, stochastic, seed, inside, out)
+    codes = (q if dtype == torch.uint8 else q - _middle(bits)).to(dtype)
+    if not values:
+        return codes, None
+    found = _values(q, bits, lo, span, inside=inside, compiled=compiled)
+    return codes, unrounded(bits, x, found if inside else _with_bad_values(found, x))
 
 
-def values_affine(
+def code_ends(bits: Tensor, lo: Tensor, span: Tensor, *, compiled: bool = False) -> tuple[Tensor, Tensor]:
+    """Scale and zero of signed codes, ``value = scale * code + zero``: NaN where the range is not finite."""
+    if compiled and readable(lo) and lo.dtype == torch.float32:
+        return code_ends_compiled(bits, lo, span)
+    scale = _scale(bits, lo, span)
+    return scale, lo + scale * _middle(bits) + 0 * span
+
+
+def _values(
     q: Tensor, bits: Tensor, lo: Tensor, span: Tensor, *, inside: bool = False, compiled: bool = False
 ) -> Tensor:
-    """What :func:`round_affine` gives quickly, bit for bit, from :func:`levels_affine`, which may be written into."""
+    """What :func:`round_affine` gives quickly, bit for bit, from numbers of levels, which may be written into."""
     if not readable(q):
-        return q * scale_affine(bits, lo, span) + lo
+        return q * _scale(bits, lo, span) + lo
     for place, grid in _parts(q, bits, bits.flatten().tolist(), lo, span, inside, not compiled):
         part = q[place]
         grid.values(part, out=part)
@@ -124,15 +149,12 @@ def encode_affine(
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """What :func:`round_affine` gives, quickly, at one width of 1 to 8 bits; before it its level numbers (uint8)."""
-    if readable(x):
-        work, out = (x, out) if x.dtype == lo.dtype else (copied := x.to(lo.dtype), copied)
-        q = levels_affine(work, bits, lo, span, inside=inside, compiled=compiled, out=out)
-        codes = q.to(torch.uint8)
-        values = values_affine(q, bits, lo, span, inside=inside, compiled=compiled)
-    else:
-        codes = _levels(x, bits, lo, scale_affine(bits, lo, span), inside=inside).to(torch.uint8)
-        values = decode_affine(codes, bits, lo, span)
-    return codes, (values if inside else _with_bad_values(values, x)).to(x.dtype)
+    work, out = (x, out) if x.dtype == lo.dtype else (copied := x.to(lo.dtype), copied)
+    codes, values = codes_affine(
+        work, bits, lo, span, dtype=torch.uint8, inside=inside, compiled=compiled, values=True, out=out
+    )
+    assert values is not None
+    return codes, values.to(x.dtype)
 
 
 def decode_affine(
@@ -147,7 +169,7 @@ def decode_affine(
 ) -> Tensor:
     """The values of levels, in the type of ``lo``: those that were rounded to them, bit for bit."""
     q = codes.to(lo.dtype) if out is None else out.copy_(codes)
-    return values_affine(q, bits, lo, span, inside=inside, compiled=compiled)
+    return _values(q, bits, lo, span, inside=inside, compiled=compiled)
 
 
 def _large_samples(bits: Tensor, x: Tensor) -> bool:
@@ -169,6 +191,26 @@ def _parts(
     return [(..., Grid(widths[0] if len(kinds) == 1 else bits, lo, span, inside=inside, quick=quick))]
 
 
+def _levels_of(
+    x: Tensor,
+    bits: Tensor,
+    lo: Tensor,
+    span: Tensor,
+    stochastic: bool,
+    seed: Tensor | None,
+    inside: bool,
+    out: Tensor | None,
+) -> Tensor:
+    """The numbers of levels in the type of ``x``, by plain operations."""
+    if not readable(x):
+        return _levels(x, bits, lo, _scale(bits, lo, span), stochastic, seed, inside)
+    noise = dither(x, seed) if stochastic else None
+    out = torch.empty_like(x) if out is None else out
+    for place, grid in _parts(x, bits, bits.flatten().tolist(), lo, span, inside, True):
+        grid.levels(x[place], None if noise is None else noise[place], out[place])
+    return out
+
+
 def _anywhere(
     x: Tensor,
     bits: Tensor,
@@ -178,7 +220,7 @@ def _anywhere(
     seed: Tensor | None,
     inside: bool,
 ) -> Tensor:
-    scale = scale_affine(bits, lo, span)
+    scale = _scale(bits, lo, span)
     q = _levels(x, bits, lo, scale, stochastic, seed, inside) * scale + lo
     return unrounded(bits, x, (q if inside else _with_bad_values(q, x)).to(x.dtype))
 
@@ -200,7 +242,12 @@ def _levels(
     return torch.minimum(q, once(highest_level(bits, lo.dtype))).round()
 
 
-def scale_affine(bits: Tensor, lo: Tensor, span: Tensor) -> Tensor:
+def _middle(bits: Tensor) -> Tensor:
+    """The level whose signed code is 0: by the middle one corrections are small, also at 2 bits."""
+    return (1 << (bits.long() - 1).clamp(min=0)).to(torch.float32)
+
+
+def _scale(bits: Tensor, lo: Tensor, span: Tensor) -> Tensor:
     """Distance between levels."""
     return once((span / highest_level(bits, lo.dtype)).clamp(min=SMALLEST_SCALE))
 

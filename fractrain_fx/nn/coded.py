@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 from torch.nn import functional as F
 
 from fractrain_fx.config import CODE_BITS
 from fractrain_fx.formats.affine import measure
-from fractrain_fx.formats.affine_rounding import levels_affine, scale_affine, values_affine
-from fractrain_fx.formats.bits import put_where, unrounded
+from fractrain_fx.formats.affine_rounding import code_ends, codes_affine
+from fractrain_fx.formats.bits import put_where
 from fractrain_fx.formats.scratch import scratch
 from fractrain_fx.nn.arithmetic import Gradients, Needs
 from fractrain_fx.nn.axis import BatchAxis
 from fractrain_fx.nn.factor import Factor
-from fractrain_fx.nn.int8 import LOW, Codes, error_product, limbs_of, product, weight_product
+from fractrain_fx.nn.int8 import Codes, error_product, product, weight_product
 from fractrain_fx.nn.layout import Layout
 from fractrain_fx.nn.product import FIRST, GRADIENT, SECOND, Call, Made, Plan, Rounds
 from fractrain_fx.nn.rounding import rounded_gradient
@@ -43,19 +44,21 @@ class Coded:
         fw: bits of the activation: one for all values, or one for each sample.
         bw: of the output's gradient, likewise; empty in evaluation.
         compiled: whether the simulation rounds by C++ kernels.
+        multiplied: whether C++ kernels multiply codes too; otherwise it is units for bytes.
     """
 
     layout: Layout
     fw: tuple[int, ...]
     bw: tuple[int, ...]
     compiled: bool = False
+    multiplied: bool = False
 
     def forward(self, plan: Plan, call: Call) -> Made:
         a, b, added = call.a, call.b, call.added
         w = self._weight(plan.second, b, None, call.of_b)
         x = self._activation(plan.first, a, None, call.of_a)
         bias = added if added is not None and added.ndim == 1 else None
-        y = product(x, w, bias)
+        y = product(x, w, bias, compiled=self.multiplied)
         if not plan.first.inside:
             # A NaN or an infinite value shows in a range of its own. In another, its code hides it; 0 * inf does not.
             rows = self.layout.rows(a)
@@ -78,7 +81,7 @@ class Coded:
         of_a = of_b = of_added = None
         if needs[0]:
             w = self._weight(plan.second, call.b, kept[1], call.of_b)
-            of_a = self.layout.activation(error_product(rows, w), g)
+            of_a = self.layout.activation(error_product(rows, w, compiled=self.multiplied), g)
         if needs[1]:
             x = self._activation(plan.first, call.a, kept[0], call.of_a)
             of_b = self.layout.weight(self._of_weight(plan, call, g, rows, codes, x), call.b)
@@ -87,24 +90,21 @@ class Coded:
         return of_a, of_b, of_added
 
     def _weight(self, factor: Factor, w: Tensor, kept: Tensor | None, at: Rounds) -> Codes:
-        centre = _centre(at.bits)
         if kept is None:
             out = scratch(w, SECOND, matrices=True)
-            q = levels_affine(w, at.bits, at.lo, at.span, inside=True, compiled=self.compiled, out=out)
-            kept = self.layout.columns(q.sub_(centre).to(torch.int8))
-        scale, zero = _ends(at.bits, at, centre)
+            kept = self.layout.columns(self._codes(w, at, torch.int8, inside=True, out=out)[0])
+        scale, zero = self._ends(at)
         return Codes(kept, scale.flatten(), zero.flatten())
 
     def _activation(self, factor: Factor, x: Tensor | None, kept: Tensor | None, at: Rounds) -> Codes:
-        bits = at.bits if x is None else factor.axis.expand(at.bits, x.shape)
-        centre = _centre(bits)
-        scale, zero = _ends(bits, at, centre)
+        if x is not None:
+            at = at._replace(bits=factor.axis.expand(at.bits, x.shape))
+        scale, zero = self._ends(at)
         if kept is None:
             assert x is not None
             out = scratch(x, FIRST, matrices=True)
-            q = levels_affine(x, bits, at.lo, at.span, inside=factor.inside, compiled=self.compiled, out=out)
-            kept = self.layout.rows(q.sub_(centre).to(torch.int8))
-        if x is None or bits.numel() == 1:
+            kept = self.layout.rows(self._codes(x, at, torch.int8, inside=factor.inside, out=out)[0])
+        if x is None or at.bits.numel() == 1:
             return Codes(kept, scale.view(()), zero.view(()))
         return Codes(kept, *(self.layout.each(each, x.shape, len(kept)) for each in (scale, zero)))
 
@@ -117,32 +117,35 @@ class Coded:
             return rounded_gradient(plan.fmt, g, call.bits, plan.axis, call.seed, out), None
         bits = self._axis(plan, g).expand(call.bits, g.shape)
         at = Rounds(bits, *measure(g, compiled=self.compiled))
-        q = levels_affine(
-            g, bits, at.lo, at.span, stochastic=True, seed=call.seed, inside=True, compiled=self.compiled, out=out
-        )
-        centre = _centre(bits)
-        if max(coded) > CODE_BITS:
-            # Two signed bytes end at 32639 above: the centre of 16 bits lies so much higher.
-            centre = centre + 128 * (bits == _GRADIENT_BITS)
-            numbers = torch.sub(q, centre - 128, out=scratch(g, FIRST, matrices=True)).to(torch.int16)
-            codes = limbs_of(self.layout.output_rows(numbers))
-        else:
-            numbers = torch.sub(q, centre, out=scratch(g, FIRST, matrices=True)).to(torch.int8)
-            codes = self.layout.output_rows(numbers)
-        scale, zero = _ends(bits, at, centre)
+        dtype = torch.int16 if max(coded) > CODE_BITS else torch.int8
+        codes, rounded = self._codes(g, at, dtype, stochastic=True, seed=call.seed, inside=True, values=True, out=out)
+        assert rounded is not None
+        codes = self.layout.output_rows(codes)
+        scale, zero = self._ends(at)
         if bits.numel() > 1:
             scale, zero = (self.layout.each(each, g.shape, len(codes)) for each in (scale, zero))
         else:
             scale, zero = scale.view(()), zero.view(())
-        values = values_affine(q, bits, at.lo, at.span, inside=True, compiled=self.compiled)
-        rounded = unrounded(bits, g, values)
         return put_where(bits, (0,), 0.0, rounded), Codes(codes, scale, zero)
 
+    def _ends(self, at: Rounds) -> tuple[Tensor, Tensor]:
+        """Scale and zero of signed codes; NaN where the range is not finite."""
+        return code_ends(*at, compiled=self.compiled)
+
+    def _codes(self, x: Tensor, at: Rounds, dtype: torch.dtype, **how: Any) -> tuple[Tensor, Tensor | None]:
+        return codes_affine(x, *at, dtype=dtype, compiled=self.compiled, **how)
+
     def _of_weight(self, plan: Plan, call: Call, g: Tensor, rounded: Tensor, codes: Codes | None, x: Codes) -> Tensor:
-        """The gradient of the weight: one product for each pair of bits, as the scales lie on the rows summed over."""
-        found: Tensor | None = None
+        """The gradient of the weight, whose scales lie on the rows that are summed over.
+
+        C++ kernels multiply all rows that have codes at once, units for bytes those of each pair of bits.
+        """
+        found = self._together(plan, call, g, codes, x) if self.multiplied and codes is not None else None
         for fw, bw, rows in self._groups(plan, call, g, len(rounded)):
-            if codes is not None and has_codes(fw) and 0 < bw <= _GRADIENT_BITS:
+            part: Tensor
+            if codes is not None and _both_coded(fw, bw):
+                if self.multiplied:
+                    continue
                 part = weight_product(_some(codes, rows, narrow=bw <= CODE_BITS), _some(x, rows))
             elif has_codes(fw):
                 some = _some(x, rows)
@@ -152,20 +155,37 @@ class Coded:
             found = part if found is None else found.add_(part)
         return rounded.new_zeros(rounded.shape[1], x.codes.shape[1]) if found is None else found
 
+    def _together(self, plan: Plan, call: Call, g: Tensor, codes: Codes, x: Codes) -> Tensor | None:
+        """The part of those rows whose activation and gradient both have codes."""
+        marks = [_both_coded(fw, bw) for fw, bw in self._pairs()]
+        if not any(marks):
+            return None
+        if not all(marks):
+            left_out = self._by_row(plan, call, g, torch.tensor(marks).logical_not(), len(codes.codes))
+            codes = codes._replace(scale=codes.scale.masked_fill(left_out, 0))
+        return weight_product(codes, x, compiled=True)
+
     def _groups(self, plan: Plan, call: Call, g: Tensor, rows: int) -> Iterator[_Group]:
         """The pairs of bits, each with its rows (``None``: all); those of samples that skip add nothing."""
-        samples = max(len(self.fw), len(self.bw))
-        pairs = [(self.fw[i % len(self.fw)], self.bw[i % len(self.bw)]) for i in range(samples)]
+        pairs = self._pairs()
         kinds = sorted(set(pairs))
         if len(kinds) == 1:
             yield from ((fw, bw, None) for fw, bw in kinds if bw)
             return
-        numbers = torch.tensor([kinds.index(pair) for pair in pairs], device=g.device)
-        axis, shape = (self._axis(plan, g), g.shape) if len(self.bw) > 1 else (plan.first.axis, call.a.shape)
-        numbers = self.layout.each(axis.expand(numbers, shape), shape, rows)
+        numbers = self._by_row(plan, call, g, torch.tensor([kinds.index(pair) for pair in pairs]), rows)
         for number, (fw, bw) in enumerate(kinds):
             if bw:
                 yield fw, bw, (numbers == number).nonzero().flatten()
+
+    def _pairs(self) -> list[tuple[int, int]]:
+        """Bits of activation and gradient: one pair for all, or one for each sample."""
+        samples = max(len(self.fw), len(self.bw))
+        return [(self.fw[i % len(self.fw)], self.bw[i % len(self.bw)]) for i in range(samples)]
+
+    def _by_row(self, plan: Plan, call: Call, g: Tensor, of_samples: Tensor, rows: int) -> Tensor:
+        """What belongs to each sample, for each row."""
+        axis, shape = (self._axis(plan, g), g.shape) if len(self.bw) > 1 else (plan.first.axis, call.a.shape)
+        return self.layout.each(axis.expand(of_samples.to(g.device), shape), shape, rows)
 
     def _apart(
         self, axis: BatchAxis, shape: Sequence[int], rows: int, device: torch.device
@@ -185,22 +205,15 @@ def has_codes(bits: int) -> bool:
     return 0 < bits <= CODE_BITS
 
 
-def _centre(bits: Tensor) -> Float[Tensor, "*bits"]:
-    """The level whose code is 0: by the middle one corrections are small, also at 2 bits."""
-    return (1 << (bits.long() - 1).clamp(min=0)).to(torch.float32)
-
-
-def _ends(bits: Tensor, at: Rounds, centre: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale and zero of centred codes; NaN where the range is not finite."""
-    scale = scale_affine(bits, at.lo, at.span)
-    return scale, at.lo + scale * centre + 0 * at.span
+def _both_coded(fw: int, bw: int) -> bool:
+    return has_codes(fw) and 0 < bw <= _GRADIENT_BITS
 
 
 def _some(matrix: Codes, rows: Tensor | None, *, narrow: bool = False) -> Codes:
-    """Some rows, which have one scale; of codes of two bytes, where one says it all, that one."""
+    """Some rows, which have one scale; in one byte each, where that says it all."""
     codes = matrix.codes if rows is None else matrix.codes[rows]
-    if narrow and codes.ndim == 3:
-        codes = codes[..., LOW]
+    if narrow:
+        codes = codes.to(torch.int8)
     scale, zero = (each if each.ndim == 0 else _rows(each, rows)[0] for each in (matrix.scale, matrix.zero))
     return Codes(codes, scale, zero)
 

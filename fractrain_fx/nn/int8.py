@@ -1,7 +1,8 @@
 """The three products of a contraction on integer codes, with the numbers that rounded values give in float.
 
-A rounded value is ``scale * code + zero`` with a code of one signed byte, so that a product of rounded values is one of
-codes, in int32, and corrections of rank 1. Codes of more than 8 bits are two bytes, ``256 * high + low``, each a code.
+A rounded value is ``scale * code + zero`` with a whole number for a code, so that a product of rounded values is one of
+codes, in 32 bits, and corrections of rank 1. On units for bytes (``torch._int_mm``) codes of more than 8 bits are two
+bytes, ``256 * high + low``, each a code; the C++ kernels multiply numbers of 16 bits as they are.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ import sys
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int8
+from jaxtyping import Float, Int, Int8, Int16
 from torch import Tensor
 from torch.nn import functional as F
+
+from fractrain_fx.native import kernels
 
 __all__ = ["Codes", "error_product", "int_mm", "limbs_of", "product", "weight_product"]
 
@@ -21,6 +24,9 @@ _LONGEST = (1 << 17) - 8
 
 # The places of the two bytes of a 16-bit number in memory.
 LOW, HIGH = (0, 1) if sys.byteorder == "little" else (1, 0)
+
+# What two signed bytes are less than the number whose bytes they are.
+_LESS = 128
 
 # Far below any gradient, and its reciprocal far from the end of float32.
 _SMALLEST_UNIT = 1e-30
@@ -33,21 +39,31 @@ class Codes(NamedTuple):
     """A matrix of ``scale * code + zero``.
 
     Attributes:
-        codes: one byte each, or two in a last dimension, as :func:`limbs_of` gives them.
+        codes: of 8 bits, those of a gradient maybe of 16.
         scale: of all codes, or of those of each row.
         zero: likewise.
     """
 
-    codes: Int8[Tensor, "rows inner *limbs"]
+    codes: Int[Tensor, "rows inner"]
     scale: Float[Tensor, "*rows"]
     zero: Float[Tensor, "*rows"]
 
 
-def product(x: Codes, w: Codes, bias: Float[Tensor, "#outputs"] | None = None) -> Float[Tensor, "rows outputs"]:
+def product(
+    x: Codes, w: Codes, bias: Float[Tensor, "#outputs"] | None = None, *, compiled: bool = False
+) -> Float[Tensor, "rows outputs"]:
     """``x @ w.T + bias`` for activations whose scale is one for all or one a row, and a weight with one a row.
 
     ``sum_k x w = s_x s_w P + s_x z_w sum_k q_x + z_x sum_k w``, where ``P`` is the product of codes.
+
+    Args:
+        x: activations.
+        w: weight.
+        bias: what is added to each output.
+        compiled: by the C++ kernel.
     """
+    if compiled:
+        return _compiled(x, w, columns=bias)
     whole = _row_sums(w.codes) * w.scale + x.codes.shape[1] * w.zero
     sums = _row_sums(x.codes).unsqueeze(1)
     y = int_mm(x.codes, w.codes.t())
@@ -58,40 +74,58 @@ def product(x: Codes, w: Codes, bias: Float[Tensor, "#outputs"] | None = None) -
     return y.mul_(w.scale * x.scale).addcmul_(sums, w.zero * x.scale).add_(start)
 
 
-def error_product(g: Float[Tensor, "rows outputs"], w: Codes) -> Float[Tensor, "rows inner"]:
+def error_product(g: Float[Tensor, "rows outputs"], w: Codes, *, compiled: bool = False) -> Float[Tensor, "rows inner"]:
     """``g @ w`` for a float ``g`` and a weight with a scale for each row, which is the dimension that is summed over.
 
     So the scales go into ``g``, which becomes 16-bit fixed-point numbers, each row in units of its own; that is all
     that this product rounds besides float32. Where a row of ``g`` is zero, so is the result.
     """
+    if compiled:
+        codes, units, offsets = kernels().fixed_point(g, w.scale, w.zero)
+        one, none = units.new_ones(()), units.new_zeros(())
+        return _compiled(Codes(codes, units, none), Codes(w.codes.t(), one, none), rows=offsets)
     h = g * w.scale
     unit = torch.maximum(h.amax(1, keepdim=True), -h.amin(1, keepdim=True)).div_(_LARGEST).clamp_(min=_SMALLEST_UNIT)
-    steps = h.mul_(unit.reciprocal()).round_().add_(128)
-    limbs = limbs_of(steps).movedim(-1, 0).contiguous()
+    limbs = limbs_of(h.mul_(unit.reciprocal()).round_().add_(_LESS).to(torch.int16)).movedim(-1, 0).contiguous()
     found = int_mm(limbs.flatten(0, 1), w.codes).view(2, len(g), -1)
     dx = found[HIGH].mul_(256).add_(found[LOW])
     return torch.addcmul(g.mv(w.zero).unsqueeze(1), dx, unit, out=dx)
 
 
-def weight_product(g: Codes, x: Codes) -> Float[Tensor, "outputs inner"]:
-    """``g.T @ x`` for one scale each, where ``g`` may have codes of two bytes."""
-    rows, outputs = g.codes.shape[:2]
-    found = int_mm(g.codes.flatten(1).t(), x.codes)
-    sums = _column_sums(g.codes)
-    if g.codes.ndim == 3:
+def weight_product(g: Codes, x: Codes, *, compiled: bool = False) -> Float[Tensor, "outputs inner"]:
+    """``g.T @ x`` for one scale each, where ``g`` may have codes of 16 bits.
+
+    By the C++ kernel (``compiled``) each row may have scales of its own; rows of ``g`` with scale 0 are left out.
+    """
+    if compiled:
+        of_weight: Tensor = kernels().code_product_of_rows(*g, *x)
+        return of_weight
+    rows, outputs = g.codes.shape
+    wide = g.codes.dtype == torch.int16
+    codes = limbs_of(g.codes) if wide else g.codes
+    zero = g.zero.double() + _LESS * g.scale.double() if wide else g.zero.double()
+    found = int_mm(codes.flatten(1).t(), x.codes)
+    sums = _column_sums(codes)
+    if wide:
         found = found.view(outputs, 2, -1)
         found = found[:, HIGH].mul_(256).add_(found[:, LOW])
         sums = sums[:, HIGH] * 256 + sums[:, LOW]
-    of_g = ((sums * g.scale + rows * g.zero.double()) * x.zero).to(found.dtype)
-    of_x = (_column_sums(x.codes) * x.scale * g.zero).to(found.dtype)
+    of_g = ((sums * g.scale + rows * zero) * x.zero).to(found.dtype)
+    of_x = (_column_sums(x.codes) * x.scale * zero).to(found.dtype)
     return found.mul_(g.scale * x.scale).add_(of_g.unsqueeze(1)).add_(of_x)
 
 
-def limbs_of(numbers: Float[Tensor, "rows inner"]) -> Int8[Tensor, "rows inner 2"]:
-    """Whole numbers from -32768 to 32767 as ``256 * high + low + 128``, both of which are signed bytes."""
+def limbs_of(numbers: Int16[Tensor, "rows inner"]) -> Int8[Tensor, "rows inner 2"]:
+    """Numbers as ``256 * high + low + 128``, both of which are signed bytes."""
     # The top bit of the low byte, turned over, takes 128 from it.
-    short = numbers.to(torch.int16).contiguous().bitwise_xor_(128)
-    return short.view(torch.int8).view(*short.shape, 2)
+    turned = numbers.contiguous().bitwise_xor(_LESS)
+    return turned.view(torch.int8).view(*turned.shape, 2)
+
+
+def _compiled(a: Codes, b: Codes, rows: Tensor | None = None, columns: Tensor | None = None) -> Tensor:
+    """``a @ b.T`` by the C++ kernel, with a number added to each row or column."""
+    found: Tensor = kernels().code_product(a.codes, a.scale, a.zero, b.codes.t(), b.scale, b.zero, rows, columns)
+    return found
 
 
 def int_mm(

@@ -30,7 +30,8 @@ class _Kind(NamedTuple):
         rows: of the output, up to the next power of two.
         outputs, inner: channels.
         gated: whether samples have bits of their own.
-        wide: whether codes of gradients have two bytes.
+        widths: of activation, weight and gradient, as far as the time depends on them: C++ kernels take less of it for
+            fewer bits, and what samples choose may be another width in each step.
         needs: which gradients are asked for.
         device: where it runs.
     """
@@ -40,7 +41,7 @@ class _Kind(NamedTuple):
     outputs: int
     inner: int
     gated: bool
-    wide: bool
+    widths: tuple[int, int, int]
     needs: Needs
     device: str
 
@@ -105,17 +106,22 @@ class Lowered:
         samples: list[BatchAxis] = [plan.first.axis] * (len(fw) > 1) + [plan.axis] * (len(bw) > 1)
         if not self.layout.fits(call.a.shape, call.b.shape, samples):
             return f"an input of {tuple(call.a.shape)} and a weight of {tuple(call.b.shape)} are no two matrices"
-        return Coded(self.layout, fw, bw, isinstance(plan.fmt, AffineFormat) and plan.fmt.compiled)
+        compiled = isinstance(plan.fmt, AffineFormat) and plan.fmt.compiled
+        return Coded(self.layout, fw, bw, compiled, self.tuner.multiplies(device))
 
     def _kind(self, call: Call, coded: Coded) -> _Kind:
         outputs, inner = self.layout.columns(call.b).shape
+        gated = len(coded.fw) > 1 or len(coded.bw) > 1
+        widths = CODE_BITS, CODE_BITS, 2 * CODE_BITS if max(coded.bw) > CODE_BITS else CODE_BITS
+        if coded.multiplied and not gated:
+            widths = coded.fw[0], max(_widths(call.of_b.bits)), coded.bw[0]
         return _Kind(
             self.layout,
             1 << (call.a.numel() // inner - 1).bit_length(),
             outputs,
             inner,
-            len(coded.fw) > 1 or len(coded.bw) > 1,
-            max(coded.bw) > CODE_BITS,
+            gated,
+            widths,
             _needs(call),
             str(call.a.device),
         )

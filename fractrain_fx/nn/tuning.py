@@ -7,13 +7,14 @@ import statistics
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 
 import torch
 
 from fractrain_fx.config import Kernels
+from fractrain_fx.native import kernels
 
-__all__ = ["Timing", "Tuner", "lacks_int8"]
+__all__ = ["Timing", "Tuner", "lacks_int8", "lacks_products"]
 
 _log = logging.getLogger(__name__)
 
@@ -42,23 +43,28 @@ class Tuner:
 
     Args:
         kernels: ``auto`` times, ``int8`` does without.
+        compiled: whether C++ kernels may multiply codes where a CPU has no units for bytes.
 
     Attributes:
         timings: by kind of product.
     """
 
-    def __init__(self, kernels: Kernels) -> None:
-        self.kernels = kernels
+    def __init__(self, kernels: Kernels, *, compiled: bool = False) -> None:
+        self.kernels, self._compiled = kernels, compiled
         self.timings: dict[Hashable, Timing] = {}
         self._told: set[str] = set()
 
     def lacks(self, device: torch.device) -> str | None:
         """Why no op is to run on integers on a device, said once in the log."""
-        reason = lacks_int8(device) if self.kernels == "auto" else None
+        reason = lacks_products(device, compiled=self._compiled) if self.kernels == "auto" else None
         if reason is not None and reason not in self._told:
             self._told.add(reason)
             _log.warning("all ops compute in float, with the same numbers: %s", reason)
         return reason
+
+    def multiplies(self, device: torch.device) -> bool:
+        """Whether it is C++ kernels that multiply codes on a device."""
+        return self._compiled and device.type == "cpu" and lacks_int8(device) is not None and _has_products()
 
     def int8(self, kind: Hashable, name: str, device: torch.device, forms: Callable[[bool], object]) -> bool | None:
         """Whether a kind of product is to run on integers; ``None`` where that can not be told now.
@@ -86,15 +92,35 @@ class Tuner:
         return self.timings[kind].int8
 
 
+def lacks_products(device: torch.device, *, compiled: bool) -> str | None:
+    """Why products of whole numbers are no quicker than those of floats on a device, as far as its kind tells.
+
+    Args:
+        device: where they run.
+        compiled: whether C++ kernels may multiply where a CPU has no units for bytes.
+    """
+    reason = lacks_int8(device)
+    if reason is None or device.type != "cpu":
+        return reason
+    if compiled:
+        return None if _has_products() else f"{reason}, nor AVX2"
+    return f"{reason}; rounding='compiled' multiplies without"
+
+
 def lacks_int8(device: torch.device) -> str | None:
-    """Why products of bytes are no quicker than those of floats on a device, as far as its kind tells."""
+    """Why a device has no quick units for bytes, as far as its kind tells."""
     if device.type == "cpu":
-        quick = torch.cpu._is_vnni_supported()
-        return None if quick else "this CPU has no dot products of bytes (VNNI)"
+        return None if torch.cpu._is_vnni_supported() else "this CPU has no dot products of bytes (VNNI)"
     if device.type == "cuda" and torch.version.hip is None:
         quick = torch.cuda.get_device_capability(device) >= _INT8_TENSOR_CORES
         return None if quick else f"{torch.cuda.get_device_name(device)} has no tensor cores for bytes"
     return f"torch multiplies no matrices of bytes on a device of type {device.type}"
+
+
+@cache
+def _has_products() -> bool:
+    found: bool = kernels().has_products()
+    return found
 
 
 def _seconds(run: Callable[[], object], device: torch.device) -> float:

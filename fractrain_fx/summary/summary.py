@@ -10,7 +10,7 @@ from fractrain_fx.config import Torchao
 from fractrain_fx.model import FracModel
 from fractrain_fx.nn.swapped import NUMERICS
 from fractrain_fx.nn.torchao_device import refusal, slow
-from fractrain_fx.nn.tuning import lacks_int8
+from fractrain_fx.nn.tuning import lacks_products
 from fractrain_fx.passes import (
     Block,
     GateSize,
@@ -200,7 +200,8 @@ def _dispatched(model: FracModel) -> Iterator[str]:
 def _lowered(model: FracModel) -> Iterator[str]:
     kept = unlowered(model._inside.recording.train, model.config)
     quantized = len(model.kernels())
-    lacking = lacks_int8(next(model.parameters()).device) if model.config.kernels == "auto" else None
+    device, compiled = next(model.parameters()).device, model.config.rounding == "compiled"
+    lacking = lacks_products(device, compiled=compiled) if model.config.kernels == "auto" else None
     here = f", but not here: {lacking}" if lacking else ""
     yield f"{quantized - len(kept)} of {quantized} quantized ops may multiply on int8{here}"
     yield from _by_reason("multiplies in float", kept)

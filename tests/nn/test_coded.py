@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fractrain_fx.formats import AffineFormat
+from fractrain_fx.native import kernels
 from fractrain_fx.nn.arithmetic import AddMatMul, Arithmetic, Convolution, Linear, MatMul
 from fractrain_fx.nn.axis import BatchAxis
 from fractrain_fx.nn.coded import Coded
@@ -60,19 +61,31 @@ _CASES: dict[str, Case] = {
 }
 
 
-def _op(case: Case, quantizers: Sequence[Any], low: bool, **options: Any) -> FusedOp:
+def _forms() -> list[bool]:
+    """Units for bytes, and the C++ kernels where there are some."""
+    return [False, True] if kernels().has_products() else [False]
+
+
+@pytest.fixture(params=_forms(), ids=lambda compiled: "kernels" if compiled else "units")
+def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether C++ kernels round and multiply, as on a CPU that has no units for bytes."""
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: not request.param)
+    return bool(request.param)
+
+
+def _op(case: Case, quantizers: Sequence[Any], low: bool, compiled: bool, **options: Any) -> FusedOp:
     op = FusedOp(case[0], case[1], *quantizers, **options)
     if low:
-        op.lowered = Lowered("op", case[2], Tuner("int8"))
+        op.lowered = Lowered("op", case[2], Tuner("int8", compiled=compiled))
     return op
 
 
 def _results(
-    case: Case, bits: tuple[int, int, int], low: bool, choice: Tensor | None = None, **options: Any
+    case: Case, bits: tuple[int, int, int], low: bool, compiled: bool, choice: Tensor | None = None, **options: Any
 ) -> list[Tensor]:
     """Output and gradients; with a choice each sample has the bits of its own option."""
     torch.manual_seed(0)
-    fmt, axis = AffineFormat(), BatchAxis()
+    fmt, axis = AffineFormat(compiled=compiled), BatchAxis()
     weight = WeightQuantizer(fmt, case[5])
     if choice is None:
         quantizers: tuple[Any, ...] = ActivationQuantizer(fmt), weight, GradientQuantizer(fmt)
@@ -82,7 +95,7 @@ def _results(
         quantizers = MixedActivationQuantizer(fmt, fw, axis), weight, MixedGradientQuantizer(fmt, bw, axis)
         controls = (choice.argmax(1), torch.tensor(bits[2]), choice.argmax(1))
         choice = choice.clone().requires_grad_()
-    op = _op(case, quantizers, low, **options)
+    op = _op(case, quantizers, low, compiled, **options)
     a = torch.randn(case[3]).relu().requires_grad_()
     b = torch.randn(case[4]).requires_grad_()
     added = None if case[6] is None else torch.randn(case[6]).requires_grad_()
@@ -101,48 +114,49 @@ def _assert_equal(found: list[Tensor], wanted: list[Tensor]) -> None:
 
 @pytest.mark.parametrize("fw", range(2, 9))
 @pytest.mark.parametrize("bw", range(2, 17))
-def test_every_width_of_a_linear_layer(fw: int, bw: int) -> None:
+def test_every_width_of_a_linear_layer(fw: int, bw: int, compiled: bool) -> None:
     case = _CASES["linear"]
-    _assert_equal(_results(case, (fw, bw, fw), True), _results(case, (fw, bw, fw), False))
+    _assert_equal(_results(case, (fw, bw, fw), True, compiled), _results(case, (fw, bw, fw), False, compiled))
 
 
 @pytest.mark.parametrize("name", _CASES)
 @pytest.mark.parametrize("bits", [(2, 2, 2), (6, 8, 4), (8, 9, 8), (8, 16, 8), (4, 32, 6)])
-def test_every_kind_of_product(name: str, bits: tuple[int, int, int]) -> None:
-    _assert_equal(_results(_CASES[name], bits, True), _results(_CASES[name], bits, False))
+def test_every_kind_of_product(name: str, bits: tuple[int, int, int], compiled: bool) -> None:
+    _assert_equal(_results(_CASES[name], bits, True, compiled), _results(_CASES[name], bits, False, compiled))
 
 
 @pytest.mark.parametrize("name", ["linear", "linear of 3 dimensions", "addmm", "conv 1x1", "patches"])
 @pytest.mark.parametrize(
     "options", [range(8), (1, 2, 3, 4, 3, 2, 1, 2), (0, 1, 0, 1, 1, 0, 0, 1), (3,) * 8, (0, 5, 0, 5, 5, 7, 7, 2)]
 )
-def test_samples_with_options_of_their_own(name: str, options: Sequence[int]) -> None:
+def test_samples_with_options_of_their_own(name: str, options: Sequence[int], compiled: bool) -> None:
     """Those that skip, and those at 32 bits, are among them."""
     case = _CASES[name]
     samples = case[3][0]
     choice = torch.eye(len(_OPTIONS))[[options[i % 8] for i in range(samples)]]
-    _assert_equal(_results(case, (0, 0, 6), True, choice), _results(case, (0, 0, 6), False, choice))
+    bits = (0, 0, 6)
+    _assert_equal(_results(case, bits, True, compiled, choice), _results(case, bits, False, compiled, choice))
 
 
-def test_large_samples_are_rounded_alike() -> None:
+def test_large_samples_are_rounded_alike(compiled: bool) -> None:
     """They are rounded one by one, on grids that differ at ties."""
     case = (Linear(), (), Features(), (8, 700, 48), (12, 48), 0, None)
     choice = torch.eye(len(_OPTIONS))[range(8)]
-    _assert_equal(_results(case, (0, 0, 6), True, choice), _results(case, (0, 0, 6), False, choice))
+    bits = (0, 0, 6)
+    _assert_equal(_results(case, bits, True, compiled, choice), _results(case, bits, False, compiled, choice))
 
 
 @pytest.mark.parametrize("saved", ["rounded", "codes"])
 @pytest.mark.parametrize("name", ["linear", "patches"])
-def test_codes_can_be_kept(name: str, saved: str) -> None:
-    case = _CASES[name]
-    _assert_equal(_results(case, (6, 9, 6), True, saved=saved), _results(case, (6, 9, 6), False, saved=saved))
+def test_codes_can_be_kept(name: str, saved: str, compiled: bool) -> None:
+    case, bits = _CASES[name], (6, 9, 6)
+    _assert_equal(_results(case, bits, True, compiled, saved=saved), _results(case, bits, False, compiled, saved=saved))
 
 
 @pytest.mark.parametrize("bits", [[7], [9], [16], [0, 6, 12, 32, 16, 8, 3, 0]])
-@pytest.mark.parametrize("compiled", [False, True])
 def test_the_rounded_gradient_is_that_of_the_simulation_bit_for_bit(bits: list[int], compiled: bool) -> None:
     fmt = AffineFormat(compiled=compiled)
-    op = FusedOp(Linear(), (), ActivationQuantizer(fmt), _weight(), GradientQuantizer(fmt))
+    op = FusedOp(Linear(), (), ActivationQuantizer(fmt), WeightQuantizer(fmt, 0), GradientQuantizer(fmt))
     g, seed, rounds = torch.randn(8, 5, 6), torch.tensor(3), Rounds(*torch.zeros(3))
     widths = torch.tensor(bits) if len(bits) > 1 else torch.tensor(bits[0])
     call = Call(None, None, None, rounds, rounds, widths, seed)
@@ -150,24 +164,17 @@ def test_the_rounded_gradient_is_that_of_the_simulation_bit_for_bit(bits: list[i
     assert torch.equal(found, rounded_gradient(fmt, g, widths, BatchAxis(), seed))
 
 
-def _weight() -> WeightQuantizer:
-    return WeightQuantizer(AffineFormat(), 0)
-
-
-def _gradient() -> GradientQuantizer:
-    return GradientQuantizer(AffineFormat())
-
-
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("training", [True, False])
-def test_bad_values_show(bad: float, training: bool) -> None:
-    quantizers: tuple[Any, ...] = ActivationQuantizer(AffineFormat()), _weight(), _gradient()
+def test_bad_values_show(bad: float, training: bool, compiled: bool) -> None:
+    fmt = AffineFormat(compiled=compiled)
+    quantizers: tuple[Any, ...] = ActivationQuantizer(fmt), WeightQuantizer(fmt, 0), GradientQuantizer(fmt)
     quantizers[0].range(torch.randn(9))
     results = []
     for low in (False, True):
         for each in quantizers:
             each.train(training)
-        op = _op(_CASES["linear"], quantizers, low)
+        op = _op(_CASES["linear"], quantizers, low, compiled)
         a = torch.randn(4, 24, generator=torch.Generator().manual_seed(0))
         a[1, 3] = bad
         with torch.no_grad():

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fractrain_fx.native import kernels
 from fractrain_fx.nn import int8
 from fractrain_fx.nn.int8 import HIGH, LOW, Codes, error_product, int_mm, limbs_of, product, weight_product
 
@@ -19,11 +20,8 @@ def _whole(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _values(matrix: Codes) -> Tensor:
-    codes = matrix.codes.double()
-    if codes.ndim == 3:
-        codes = 256 * codes[..., HIGH] + codes[..., LOW]
     scale, zero = (x.double().unsqueeze(-1) if x.ndim else x.double() for x in (matrix.scale, matrix.zero))
-    return scale * codes + zero
+    return scale * matrix.codes.double() + zero
 
 
 def _error(found: Tensor, wanted: Tensor) -> float:
@@ -62,37 +60,72 @@ def test_the_longest_sum_fits_into_32_bits() -> None:
 
 
 def test_two_bytes_hold_all_numbers_of_16_bits() -> None:
-    numbers = torch.arange(-(2**15), 2**15).view(256, 256).float()
+    numbers = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(256, 256)
     limbs = limbs_of(numbers).float()
-    assert torch.equal(256 * limbs[..., HIGH] + limbs[..., LOW] + 128, numbers)
+    assert torch.equal(256 * limbs[..., HIGH] + limbs[..., LOW] + 128, numbers.float())
 
 
+def _forms() -> list[bool]:
+    """Units for bytes, and the C++ kernels where there are some."""
+    return [False, True] if kernels().has_products() else [False]
+
+
+@pytest.mark.parametrize("compiled", _forms())
 @pytest.mark.parametrize("by_row", [False, True])
-def test_the_forward_product(by_row: bool) -> None:
+def test_the_forward_product(by_row: bool, compiled: bool) -> None:
     torch.manual_seed(0)
     ends = (torch.rand(30) + 0.1, torch.randn(30)) if by_row else (torch.tensor(0.3), torch.tensor(-1.2))
     x, w = Codes(_bytes(30, 20), *ends), Codes(_bytes(12, 20), torch.rand(12) + 0.1, torch.randn(12))
     bias = torch.randn(12)
     wanted = _values(x) @ _values(w).T
-    assert _error(product(x, w), wanted) < 1e-6
-    assert _error(product(x, w, bias), wanted + bias) < 1e-6
+    assert _error(product(x, w, compiled=compiled), wanted) < 1e-6
+    assert _error(product(x, w, bias, compiled=compiled), wanted + bias) < 1e-6
 
 
-def test_the_error_product_rounds_each_row_in_units_of_its_own() -> None:
+@pytest.mark.parametrize("compiled", _forms())
+def test_the_error_product_rounds_each_row_in_units_of_its_own(compiled: bool) -> None:
     torch.manual_seed(0)
     w = Codes(_bytes(12, 20), torch.rand(12) + 0.1, torch.randn(12))
     g = torch.randn(30, 12) * torch.logspace(-20, 5, 30).unsqueeze(1)
     g[3] = 0
-    dx, wanted = error_product(g, w), g.double() @ _values(w)
+    dx, wanted = error_product(g, w, compiled=compiled), g.double() @ _values(w)
     assert not dx[3].any()
     for row in set(range(30)) - {3}:
         assert _error(dx[row], wanted[row]) < 1e-4
 
 
+@pytest.mark.parametrize("compiled", _forms())
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_a_bad_gradient_shows_in_its_row(bad: float, compiled: bool) -> None:
+    w = Codes(_bytes(12, 20), torch.rand(12) + 0.1, torch.zeros(12))
+    g = torch.randn(30, 12)
+    g[4, 7] = bad
+    dx = error_product(g, w, compiled=compiled)
+    assert not dx[4].isfinite().any() and dx[[*range(4), *range(5, 30)]].isfinite().all()
+
+
+@pytest.mark.parametrize("compiled", _forms())
 @pytest.mark.parametrize("wide", [False, True])
-def test_the_weight_product(wide: bool) -> None:
+def test_the_weight_product(wide: bool, compiled: bool) -> None:
     torch.manual_seed(0)
-    codes = limbs_of(torch.randint(-(2**15), 2**15, (300, 12)).float()) if wide else _bytes(300, 12)
+    codes = torch.randint(-(2**15), 2**15, (300, 12), dtype=torch.int16) if wide else _bytes(300, 12)
     g = Codes(codes, torch.tensor(0.01), torch.tensor(0.2))
     x = Codes(_bytes(300, 20), torch.tensor(0.3), torch.tensor(-1.2))
-    assert _error(weight_product(g, x), _values(g).T @ _values(x)) < 1e-6
+    assert _error(weight_product(g, x, compiled=compiled), _values(g).T @ _values(x)) < 1e-6
+
+
+@pytest.mark.skipif(not kernels().has_products(), reason="needs AVX2")
+@pytest.mark.parametrize("wide", [False, True])
+def test_rows_with_scales_of_their_own_are_multiplied_together(wide: bool) -> None:
+    torch.manual_seed(0)
+    runs = torch.tensor([3, 700, 1, 40, 40, 516])
+    number = torch.arange(6).repeat_interleave(runs)
+    codes = torch.randint(-(2**15), 2**15, (1300, 12), dtype=torch.int16) if wide else _bytes(1300, 12)
+    g = Codes(codes, (torch.rand(6) + 0.01)[number], torch.randn(6)[number])
+    x = Codes(_bytes(1300, 20), (torch.rand(6) + 0.1)[number], torch.randn(6)[number])
+    assert _error(weight_product(g, x, compiled=True), _values(g).T @ _values(x)) < 1e-6
+    without = number != 3
+    left_out = g._replace(scale=g.scale * without)
+    wanted = _values(g)[without].T @ _values(x)[without]
+    assert _error(weight_product(left_out, x, compiled=True), wanted) < 1e-6
+    assert not weight_product(g._replace(scale=torch.tensor(0.0)), x, compiled=True).any()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fractrain_fx.nn import tuning
-from fractrain_fx.nn.tuning import Tuner, lacks_int8
+from fractrain_fx.nn.tuning import Tuner, lacks_int8, lacks_products
 
 _CPU = torch.device("cpu")
 
@@ -50,8 +50,23 @@ def test_a_device_without_the_kernel_is_said_once(
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
     tuner = Tuner("auto")
     reasons = [tuner.lacks(_CPU) for _ in range(3)]
-    assert set(reasons) == {"this CPU has no dot products of bytes (VNNI)"}
+    assert len(set(reasons)) == 1 and "no dot products of bytes (VNNI); rounding='compiled'" in str(reasons[0])
     assert caplog.messages == [f"all ops compute in float, with the same numbers: {reasons[0]}"]
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: True)
     assert tuner.lacks(_CPU) is None
     assert "type mps" in (lacks_int8(torch.device("mps")) or "")
+
+
+@pytest.mark.parametrize("vnni", [False, True])
+@pytest.mark.parametrize("avx2", [False, True])
+def test_kernels_multiply_where_they_can_and_nothing_else_does(
+    monkeypatch: pytest.MonkeyPatch, vnni: bool, avx2: bool
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: vnni)
+    monkeypatch.setattr(tuning, "_has_products", lambda: avx2)
+    tuner = Tuner("auto", compiled=True)
+    assert tuner.multiplies(_CPU) == (avx2 and not vnni)
+    assert (tuner.lacks(_CPU) is None) == (avx2 or vnni)
+    assert not tuner.multiplies(torch.device("cuda")) and not Tuner("auto").multiplies(_CPU)
+    if not avx2 and not vnni:
+        assert str(lacks_products(_CPU, compiled=True)).endswith("(VNNI), nor AVX2")

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fractrain_fx import Engine, FracConfig, FracModel, Pin, Precision, fractrainify, plan, summarize
+from fractrain_fx.native import kernels
 from fractrain_fx.passes import unlowered
 
 
@@ -90,6 +91,8 @@ def _trained(steps: int = 12, **options: Any) -> tuple[FracModel, list[float], l
         {"method": "static", "precision": Precision(8, 8), "saved": "codes"},
         {"method": "fractrain", "skipping": "masked"},
         {"method": "fractrain", "skip_threshold": 0.0},
+        {"method": "pfq", "rounding": "compiled"},
+        {"method": "fractrain", "rounding": "compiled"},
     ],
 )
 def test_training_gives_the_losses_and_choices_of_the_simulation(options: dict[str, Any]) -> None:
@@ -147,9 +150,23 @@ def test_without_the_kernel_all_stays_float_and_is_said(
     assert set(model.kernels().values()) == {"not yet timed"} and set(simulated.kernels().values()) == {"float"}
     with caplog.at_level(logging.WARNING):
         assert torch.equal(*(_seeded(each, x) for each in (model, simulated)))
-    assert len(caplog.messages) == 1 and "this CPU has no dot products of bytes" in caplog.messages[0]
-    assert set(model.kernels().values()) == {"this CPU has no dot products of bytes (VNNI)"}
-    assert "but not here: this CPU has no dot products" in str(summarize(model))
+    reason = "this CPU has no dot products of bytes (VNNI); rounding='compiled' multiplies without"
+    assert len(caplog.messages) == 1 and reason in caplog.messages[0]
+    assert set(model.kernels().values()) == {reason}
+    assert f"but not here: {reason}" in " ".join(str(summarize(model)).split())
+
+
+@pytest.mark.skipif(not kernels().has_products(), reason="needs AVX2")
+def test_with_compiled_rounding_kernels_multiply_without_units_for_bytes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
+    monkeypatch.setattr(torch, "_int_mm", None)
+    model = _made(method="pfq", execution="auto", rounding="compiled")
+    assert "but not here" not in str(summarize(model))
+    with caplog.at_level(logging.WARNING):
+        model(torch.randn(4, 64)).sum().backward()
+    assert not caplog.messages and _timed(model) == set(model.kernels().values())
 
 
 def test_the_form_is_timed_in_the_first_training_step_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,6 +183,18 @@ def test_the_form_is_timed_in_the_first_training_step_only(monkeypatch: pytest.M
         model(x)
     assert tuner.timings == first
     assert _timed(model) == set(model.kernels().values())
+
+
+@pytest.mark.skipif(not kernels().has_products(), reason="needs AVX2")
+def test_kernels_are_timed_anew_for_other_widths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take less time for fewer bits; units for bytes do not."""
+    for vnni, kinds in ((False, 4), (True, 2)):
+        monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda vnni=vnni: vnni)
+        model = _made(method="pfq", execution="auto", rounding="compiled")
+        for precision in (Precision(3, 6), Precision(8, 8), Precision(3, 6)):
+            model.set_precision(precision)
+            model(torch.randn(8, 64)).sum().backward()
+        assert len(model._inside.running[True].fused["layers.0.wide"].lowered.tuner.timings) == kinds
 
 
 def _timed(model: FracModel) -> set[str]:

@@ -1,4 +1,4 @@
-"""Loads the affine format's C++ kernels (``csrc/``), which the machine's compiler builds at their first use."""
+"""Loads the C++ kernels (``csrc/``), which the machine's compiler builds at their first use."""
 
 from __future__ import annotations
 

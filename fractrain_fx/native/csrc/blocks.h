@@ -1,0 +1,236 @@
+// Products of matrices of whole codes in tiles, block by block of what is summed over, and what is done to the sums.
+
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/Parallel.h>
+
+#include <cstdlib>
+#include <utility>
+#include <vector>
+
+#include "packing.h"
+#include "tiles.h"
+
+#ifdef FRACTRAIN_FX_TILES
+
+namespace fractrain_fx {
+
+using at::Tensor;
+
+// Steps of a tile whose operands fit into the innermost cache.
+constexpr int64_t kSteps = 256;
+
+// What is summed up in 16 bits and for fewer steps than this takes less time in 32.
+constexpr int64_t kFewest = 3;
+
+// The largest numbers of 16 and of 32 bits.
+constexpr int64_t kMost16 = 32767, kMost32 = 2147483647;
+
+// Tiles of one task: their operands fit into a cache of 512 KiB.
+constexpr int64_t kTaskRows = 16, kTaskColumns = 16;
+
+// Products, and panels to pack, that are worth a thread.
+constexpr int64_t kWork = 1 << 18, kPanels = 8;
+
+using Tile = void (*)(const int32_t*, const int32_t*, int64_t, int32_t*);
+
+// How numbers of these ends are multiplied.
+struct Way {
+  Tile tile;
+  int per;          // numbers in a step
+  int32_t shift;    // what is taken from the numbers of a, so that bytes need no sign
+  int64_t block;    // steps that are summed up as whole numbers
+  int64_t longest;  // steps that a tile may sum up at once
+};
+
+inline Way way_of(std::pair<int32_t, int32_t> a, std::pair<int32_t, int32_t> b) {
+  const auto largest = [](auto ends) { return std::max<int64_t>({1, std::abs(ends.first), std::abs(ends.second)}); };
+  const int64_t width = a.second - a.first, pair = std::max<int64_t>(1, 2 * width * largest(b));
+  if (width > 255 || std::abs(a.first) > 128 || pair > kMost16) {
+    const int64_t steps = std::min(kSteps, kMost32 / (2 * largest(a) * largest(b)));
+    return {tile_shorts, 2, 0, steps, steps};
+  }
+  if (kMost16 / pair < kFewest) return {tile_bytes, 4, a.first, kSteps, kSteps};
+  return {tile_small_bytes, 4, a.first, kSteps, std::min(kSteps, kMost16 / pair)};
+}
+
+inline int64_t parts_of(int64_t whole, int64_t part) { return (whole + part - 1) / part; }
+
+// Numbers whose products are summed up as whole numbers, and what that sum counts for.
+struct Block {
+  int64_t start, length;
+  float factor;
+};
+
+// A run of numbers in blocks of like size.
+inline void append(std::vector<Block>& blocks, int64_t start, int64_t length, float factor, const Way& way) {
+  const int64_t most = way.per * way.block, count = parts_of(length, most);
+  const int64_t each = parts_of(parts_of(length, way.per), count) * way.per;
+  for (int64_t done = 0; done < length; done += each) {
+    blocks.push_back({start + done, std::min(each, length - done), factor});
+  }
+}
+
+// Whole numbers of a matrix, for each row (or column) and block of numbers, and their sums.
+template <int height>
+struct Packed {
+  const std::vector<Block>& blocks;
+  int64_t count, panels, space;
+  Tensor steps, sums;
+
+  Packed(int64_t rows, const std::vector<Block>& of, int per)
+      : blocks(of), count(rows), panels(parts_of(rows, height)), space(0) {
+    for (const Block& block : blocks) space = std::max(space, parts_of(block.length, per) * height);
+    steps = at::empty({panels * tasks() * space}, at::kInt);
+    sums = at::empty({panels * tasks() * height}, at::kInt);
+  }
+  int64_t tasks() const { return static_cast<int64_t>(blocks.size()); }
+  int32_t* at(int64_t b, int64_t panel) const {
+    return steps.mutable_data_ptr<int32_t>() + (b * panels + panel) * space;
+  }
+  int32_t* sums_at(int64_t b, int64_t panel) const {
+    return sums.mutable_data_ptr<int32_t>() + (b * panels + panel) * height;
+  }
+
+  template <class Code>
+  void fill(const Factor<Code>& factor, int64_t task, int per, int32_t shift) {
+    const int64_t b = task / panels, panel = task % panels, row = panel * height;
+    const auto [start, length, unused] = blocks[b];
+    const auto run = per == 2 ? pack<2, height, Code> : pack<4, height, Code>;
+    run(factor, row, start, length, shift, reinterpret_cast<uint32_t*>(at(b, panel)));
+    sum_rows(factor, row, std::min<int64_t>(height, count - row), start, length, sums_at(b, panel));
+  }
+  int32_t sum(int64_t b, int64_t row) const { return sums_at(b, row / height)[row % height]; }
+};
+
+using Left = Packed<kTileRows>;
+using Right = Packed<kTileColumns>;
+
+// What has to be done to a product of codes: y = scale * s * P + sum * z + zero * t + added + c.
+struct Finish {
+  struct Row {
+    float scale, zero, sum, added;
+  };
+  std::vector<Row> rows;
+  std::vector<float> s, z, t, c;  // of columns
+
+  void push(float scale, float zero, float sum, float added) {
+    s.push_back(scale);
+    z.push_back(zero);
+    t.push_back(sum);
+    c.push_back(added);
+  }
+};
+
+// What a tile summed up, with what each column needs for the shift of a: put to, or added to, rows of the result.
+template <bool first>
+void put(const int32_t* sums, const int32_t* shifted, float factor, int64_t rows, int64_t columns, int64_t next,
+         float* out) {
+  for (int64_t i = 0; i < rows; ++i, sums += kTileColumns, out += next) {
+    const auto one = [&](int64_t j) {
+      const float sum = factor * static_cast<float>(sums[j] + shifted[j]);
+      out[j] = first ? sum : out[j] + sum;
+    };
+    if (columns == kTileColumns) {
+#pragma omp simd
+      for (int64_t j = 0; j < kTileColumns; ++j) one(j);
+    } else {
+      for (int64_t j = 0; j < columns; ++j) one(j);
+    }
+  }
+}
+
+// Products of codes of some tiles, summed over some blocks.
+inline void multiply(const Way& way, const Left& a, const Right& b, int64_t top, int64_t bottom, int64_t left, int64_t right,
+              int64_t from, int64_t to, float* out) {
+  for (int64_t k = from; k < to; ++k) {
+    const auto [start, length, factor] = a.blocks[k];
+    const int64_t steps = parts_of(length, way.per);
+    for (int64_t n = left; n < right; ++n) {
+      const int32_t *second = b.at(k, n), *each = b.sums_at(k, n);
+      int32_t shifted[kTileColumns];
+      for (int j = 0; j < kTileColumns; ++j) shifted[j] = way.shift * each[j];
+      for (int64_t m = top; m < bottom; ++m) {
+        alignas(32) int32_t sums[kTileRows * kTileColumns] = {};
+        const int32_t* first = a.at(k, m);
+        for (int64_t done = 0; done < steps; done += way.longest) {
+          way.tile(first + done * kTileRows, second + done * kTileColumns, std::min(way.longest, steps - done), sums);
+        }
+        const int64_t row = m * kTileRows, column = n * kTileColumns;
+        const auto run = k == from ? put<true> : put<false>;
+        run(sums, shifted, factor, std::min<int64_t>(kTileRows, a.count - row),
+            std::min<int64_t>(kTileColumns, b.count - column), b.count, out + row * b.count + column);
+      }
+    }
+  }
+}
+
+inline void finish(const Finish& with, int64_t top, int64_t bottom, int64_t left, int64_t right, int64_t columns, float* out) {
+  const float *s = with.s.data(), *z = with.z.data(), *t = with.t.data(), *c = with.c.data();
+  for (int64_t i = top; i < bottom; ++i) {
+    const auto [scale, zero, sum, added] = with.rows[i];
+    float* y = out + i * columns;
+#pragma omp simd
+    for (int64_t j = left; j < right; ++j) y[j] = y[j] * (scale * s[j]) + (sum * z[j] + zero * t[j]) + (added + c[j]);
+  }
+}
+
+template <class Code>
+std::pair<int32_t, int32_t> ends(const Tensor& codes) {
+  return ends_of(codes.const_data_ptr<Code>(), codes.numel());
+}
+
+// The product of codes in blocks, finished by what finish_of makes of their sums.
+template <class A, class FinishOf>
+Tensor product_of(const Factor<A>& first, const Factor<int8_t>& second, const Way& way, const std::vector<Block>& blocks,
+                  FinishOf&& finish_of) {
+  const int64_t M = first.count, N = second.count;
+  Left a(M, blocks, way.per);
+  Right b(N, blocks, way.per);
+  const int64_t lefts = a.panels * a.tasks(), rights = b.panels * b.tasks();
+  at::parallel_for(0, lefts + rights, kPanels, [&](int64_t begin, int64_t end) {
+    for (int64_t task = begin; task < end; ++task) {
+      task < lefts ? a.fill(first, task, way.per, way.shift) : b.fill(second, task - lefts, way.per, 0);
+    }
+  });
+  const Finish with = finish_of(a, b);
+
+  Tensor out = at::empty({M, N}, at::kFloat);
+  float* found = out.mutable_data_ptr<float>();
+  const int64_t down = parts_of(a.panels, kTaskRows), across = parts_of(b.panels, kTaskColumns);
+  // Few tiles with long sums are shared out by parts of the sums.
+  const int64_t threads = at::get_num_threads(), count = a.tasks();
+  const int64_t parts = std::clamp<int64_t>(2 * threads / (down * across), 1, count);
+  std::vector<float> partial(parts > 1 ? parts * M * N : 0);
+  const int64_t work = std::min(M, kTaskRows * kTileRows) * std::min(N, kTaskColumns * kTileColumns) * first.length;
+  const int64_t worth = std::max<int64_t>(1, kWork * parts / work);
+  at::parallel_for(0, down * across * parts, worth, [&](int64_t begin, int64_t end) {
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t part = task % parts, tile = task / parts;
+      const int64_t top = tile / across * kTaskRows, left = tile % across * kTaskColumns;
+      const int64_t bottom = std::min(a.panels, top + kTaskRows), right = std::min(b.panels, left + kTaskColumns);
+      float* target = parts > 1 ? partial.data() + part * M * N : found;
+      multiply(way, a, b, top, bottom, left, right, count * part / parts, count * (part + 1) / parts, target);
+      if (parts > 1) continue;
+      finish(with, top * kTileRows, std::min(M, bottom * kTileRows), left * kTileColumns,
+             std::min(N, right * kTileColumns), N, found);
+    }
+  });
+  if (parts > 1) {
+    at::parallel_for(0, M, std::max<int64_t>(1, 16384 / (N * parts)), [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin * N; i < end * N; ++i) {
+        float sum = 0.0f;
+        for (int64_t part = 0; part < parts; ++part) sum += partial[part * M * N + i];
+        found[i] = sum;
+      }
+      finish(with, begin, end, 0, N, N, found);
+    });
+  }
+  return out;
+}
+
+}  // namespace fractrain_fx
+
+#endif

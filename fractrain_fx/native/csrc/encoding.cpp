@@ -1,0 +1,190 @@
+// Whole codes of rounded values, which products.cpp multiplies: level numbers around 0 (ALGORITHM 2).
+
+#include <ATen/Parallel.h>
+#include <ATen/TensorIterator.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <torch/library.h>
+
+#include <tuple>
+
+#include "rounding.h"
+
+namespace fractrain_fx {
+namespace {
+
+enum Operand { kCode, kValue, kX, kLo, kScale, kTop, kOperands };
+
+// The innermost two dimensions, of any strides (in bytes). A highest level of 0 leaves values as they are, with code 0.
+template <bool noisy, bool inside, bool values, class Code>
+void encode_plane(char** data, const int64_t* strides, int64_t columns, int64_t rows, const Noise& noise) {
+  constexpr int64_t size = sizeof(float);
+  const bool dense = strides[kCode] == sizeof(Code) && strides[kValue] == (values ? size : 0) && strides[kX] == size &&
+                     strides[kTop] == 0 && strides[kLo] == 0 && strides[kScale] == 0;
+  for (int64_t row = 0; row < rows; ++row) {
+    const auto at = [&](int which, int64_t column) {
+      return data[which] + row * strides[kOperands + which] + column * strides[which];
+    };
+    const auto number = [&](int which, int64_t column) { return *reinterpret_cast<const float*>(at(which, column)); };
+    const auto one = [&](float x, float lo, float scale, float top, const float* place, Code& code, float* value) {
+      const auto position = static_cast<uint32_t>(place - noise.first);
+      const float q = level<noisy>(x, lo, scale, top, position, noise);
+      constexpr float kMiddle = std::is_signed_v<Code> ? 0.5f : 0.0f;
+      code = static_cast<Code>(static_cast<int32_t>(q - (top + 1.0f) * kMiddle));
+      if constexpr (values) *value = value_of<inside>(q, x, lo, scale);
+    };
+    const float top = number(kTop, 0), lo = number(kLo, 0), scale = number(kScale, 0);
+    auto* codes = reinterpret_cast<Code*>(at(kCode, 0));
+    auto* out = reinterpret_cast<float*>(at(kValue, 0));
+    const auto* x = reinterpret_cast<const float*>(at(kX, 0));
+    if (dense && top == 0.0f) {
+      std::fill_n(codes, columns, Code{0});
+      if (values && out != x) std::copy(x, x + columns, out);
+    } else if (dense) {
+#pragma omp simd
+      for (int64_t i = 0; i < columns; ++i) one(x[i], lo, scale, top, x + i, codes[i], values ? out + i : nullptr);
+    } else {
+      for (int64_t i = 0; i < columns; ++i) {
+        auto& code = *reinterpret_cast<Code*>(at(kCode, i));
+        auto* value = reinterpret_cast<float*>(at(kValue, i));
+        const auto* place = reinterpret_cast<const float*>(at(kX, i));
+        if (number(kTop, i) != 0.0f) {
+          one(*place, number(kLo, i), number(kScale, i), number(kTop, i), place, code, value);
+        } else {
+          code = 0;
+          if (values) *value = *place;
+        }
+      }
+    }
+  }
+}
+
+// Codes of what round_affine gives, and that itself; both with the sizes of given. Codes of a type without a sign are the
+// levels, others those less 2^(bits-1).
+int64_t encode_affine(const Tensor& given, const Tensor& bits, const Tensor& lo, const Tensor& span,
+                      std::optional<int64_t> seed, bool inside, Tensor& codes, const std::optional<Tensor>& values) {
+  const Rounding how = rounding_of(given, bits, span, seed);
+  if (how.outcome == kRefused) return kRefused;
+  if (how.outcome == kUnrounded) {
+    codes.zero_();
+    if (values) values->copy_(given);
+    return kUnrounded;
+  }
+  Tensor unused;
+  if (!values) unused = at::empty({1}, given.options()).expand(given.sizes());
+  auto iterator = at::TensorIteratorConfig()
+                      .check_all_same_dtype(false)
+                      .set_check_mem_overlap(false)
+                      .resize_outputs(false)
+                      .add_output(codes)
+                      .add_output(values ? *values : unused)
+                      .add_const_input(how.x)
+                      .add_const_input(lo)
+                      .add_const_input(how.scale)
+                      .add_const_input(how.top)
+                      .build();
+  with_kinds(seed.has_value(), inside, [&](auto noisy, auto in) {
+    constexpr bool kNoisy = decltype(noisy)::value, kInside = decltype(in)::value;
+    const auto run = [&](auto with_values, auto code) {
+      using Code = decltype(code);
+      iterator.for_each([&](char** data, const int64_t* strides, int64_t columns, int64_t rows) {
+        encode_plane<kNoisy, kInside, decltype(with_values)::value, Code>(data, strides, columns, rows, how.noise);
+      });
+    };
+    const auto with = [&](auto code) { values ? run(Yes{}, code) : run(No{}, code); };
+    switch (codes.scalar_type()) {
+      case at::kShort:
+        return with(int16_t());
+      case at::kChar:
+        return with(int8_t());
+      default:
+        return with(uint8_t());
+    }
+  });
+  return kRounded;
+}
+
+// Scale and zero of signed codes: value = scale * code + zero, which is no number where the range is not finite.
+std::tuple<Tensor, Tensor> code_ends(const Tensor& bits, const Tensor& lo, const Tensor& span) {
+  const int64_t count = std::max(bits.numel(), span.numel());
+  const bool each_bits = bits.numel() == count, each_span = span.numel() == count;
+  TORCH_CHECK((each_bits || bits.numel() == 1) && (each_span || span.numel() == 1) && lo.numel() == span.numel(),
+              "expected bits and ranges of which one is one number, or both are as many");
+  const Tensor widths = bits.to(at::kLong).contiguous(), lows = lo.contiguous(), spans = span.contiguous();
+  Tensor scale = at::empty(each_span ? span.sizes() : bits.sizes(), spans.options());
+  Tensor zero = at::empty_like(scale);
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t width = widths.const_data_ptr<int64_t>()[each_bits ? i : 0];
+    const float wide = spans.const_data_ptr<float>()[each_span ? i : 0];
+    // 0 bits round nothing.
+    const float step = scale_of(wide, std::max<int64_t>(1, width)), middle = width ? (top_of(width) + 1.0f) * 0.5f : 1.0f;
+    scale.mutable_data_ptr<float>()[i] = step;
+    zero.mutable_data_ptr<float>()[i] = lows.const_data_ptr<float>()[each_span ? i : 0] + step * middle + 0.0f * wide;
+  }
+  return {scale, zero};
+}
+
+// The lanes in which a row is summed up.
+constexpr int kLanes = 16;
+
+template <class Take>
+void in_lanes(int64_t count, Take&& take) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    for (int lane = 0; lane < kLanes; ++lane) take(lane, i + lane);
+  }
+  for (; i < count; ++i) take(0, i);
+}
+
+// Each row of g times scale as whole numbers of up to 32767, the unit in which they are, and the row's product with zero,
+// which is no number where the row has something that is none.
+std::tuple<Tensor, Tensor, Tensor> fixed_point(const Tensor& given, const Tensor& scale, const Tensor& zero) {
+  constexpr float kLargest = 32767.0f;
+  constexpr float kSmallestUnit = 1e-30f;  // far below any gradient, and its reciprocal far from the end of float32
+  const Tensor g = given.contiguous(), scales = scale.contiguous(), zeros = zero.contiguous();
+  const int64_t rows = g.size(0), columns = g.size(1);
+  Tensor codes = at::empty({rows, columns}, g.options().dtype(at::kShort));
+  Tensor units = at::empty({rows}, g.options()), offsets = at::empty({rows}, g.options());
+  const float *values = g.const_data_ptr<float>(), *s = scales.const_data_ptr<float>(), *z = zeros.const_data_ptr<float>();
+  at::parallel_for(0, rows, std::max<int64_t>(1, 32768 / std::max<int64_t>(1, columns)), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const float* x = values + row * columns;
+      int16_t* code = codes.mutable_data_ptr<int16_t>() + row * columns;
+      float most[kLanes] = {}, sums[kLanes] = {};
+      in_lanes(columns, [&](int lane, int64_t i) {
+        const float size = std::fabs(x[i] * s[i]);
+        most[lane] = size > most[lane] ? size : most[lane];
+        sums[lane] += x[i] * z[i];
+      });
+      const float unit = std::max(*std::max_element(most, most + kLanes) / kLargest, kSmallestUnit);
+      const float steps = 1.0f / unit;
+#pragma omp simd
+      for (int64_t i = 0; i < columns; ++i) {
+        code[i] = static_cast<int16_t>(static_cast<int32_t>(std::rint(x[i] * s[i] * steps)));
+      }
+      float offset = 0.0f;
+      for (const float sum : sums) offset += sum;
+      units.mutable_data_ptr<float>()[row] = unit;
+      offsets.mutable_data_ptr<float>()[row] = offset;
+    }
+  });
+  return {codes, units, offsets};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(fractrain_fx, library) {
+  library.def(
+      "encode_affine(Tensor x, Tensor bits, Tensor lo, Tensor span, int? seed, bool inside, *, Tensor(a!) codes, "
+      "Tensor(b!)? values) -> int");
+  library.def("code_ends(Tensor bits, Tensor lo, Tensor span) -> (Tensor, Tensor)");
+  library.def("fixed_point(Tensor g, Tensor scale, Tensor zero) -> (Tensor, Tensor, Tensor)");
+}
+
+TORCH_LIBRARY_IMPL(fractrain_fx, CPU, library) {
+  library.impl("encode_affine", encode_affine);
+  library.impl("code_ends", code_ends);
+  library.impl("fixed_point", fixed_point);
+}
+
+}  // namespace fractrain_fx

@@ -1,0 +1,100 @@
+// Whole numbers of 8 or 16 bits in the order in which tiles.h reads them.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+namespace fractrain_fx {
+
+// One factor of a product: outer rows (or columns of the second factor), each of the numbers that are summed over.
+template <class Code>
+struct Factor {
+  const Code* data;
+  int64_t count, length;            // of rows, and of numbers in each
+  int64_t next_row, next_in_row;    // how far apart they lie
+
+  const Code* at(int64_t row, int64_t place) const { return data + row * next_row + place * next_in_row; }
+};
+
+// As many numbers, less shift, as fit into 32 bits, each in its part of them.
+template <int per, class Code>
+inline uint32_t step_of(const Code* first, int64_t next, int32_t shift, int64_t count = per) {
+  constexpr int kBits = 32 / per;
+  constexpr uint32_t kMask = per == 2 ? 0xFFFFu : 0xFFu;
+  uint32_t step = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    step |= (static_cast<uint32_t>(first[i * next] - shift) & kMask) << (kBits * i);
+  }
+  return step;
+}
+
+// Numbers [start, start + length) of some rows as steps of a tile with so many rows; rows that are missing are 0.
+template <int per, int height, class Code>
+void pack(const Factor<Code>& factor, int64_t row, int64_t start, int64_t length, int32_t shift, uint32_t* out) {
+  const int64_t rows = std::min<int64_t>(height, factor.count - row), whole = length / per, rest = length % per;
+  if (rows < height) std::fill_n(out, (whole + (rest > 0)) * height, 0u);
+  if (factor.next_in_row == 1) {
+    for (int64_t h = 0; h < rows; ++h) {
+      const Code* first = factor.at(row + h, start);
+      for (int64_t s = 0; s < whole; ++s) out[s * height + h] = step_of<per>(first + s * per, 1, shift);
+    }
+  } else if (factor.next_row == 1 && rows == height) {
+    for (int64_t s = 0; s < whole; ++s) {
+      const Code* first = factor.at(row, start + s * per);
+      for (int64_t h = 0; h < height; ++h) out[s * height + h] = step_of<per>(first + h, factor.next_in_row, shift);
+    }
+  } else {
+    for (int64_t s = 0; s < whole; ++s) {
+      for (int64_t h = 0; h < rows; ++h) {
+        out[s * height + h] = step_of<per>(factor.at(row + h, start + s * per), factor.next_in_row, shift);
+      }
+    }
+  }
+  for (int64_t h = 0; rest && h < rows; ++h) {
+    const Code* first = factor.at(row + h, start + whole * per);
+    out[whole * height + h] = step_of<per>(first, factor.next_in_row, shift, rest);
+  }
+}
+
+// The sums of numbers [start, start + length) of rows [row, row + rows).
+template <class Code>
+void sum_rows(const Factor<Code>& factor, int64_t row, int64_t rows, int64_t start, int64_t length, int32_t* sums) {
+  std::fill_n(sums, rows, 0);
+  if (factor.next_in_row == 1) {
+    for (int64_t h = 0; h < rows; ++h) {
+      const Code* first = factor.at(row + h, start);
+      int32_t sum = 0;
+      for (int64_t i = 0; i < length; ++i) sum += first[i];
+      sums[h] = sum;
+    }
+  } else {
+    for (int64_t i = 0; i < length; ++i) {
+      const Code* first = factor.at(row, start + i);
+      for (int64_t h = 0; h < rows; ++h) sums[h] += first[h * factor.next_row];
+    }
+  }
+}
+
+// The lowest and the highest of some numbers.
+template <class Code>
+std::pair<int32_t, int32_t> ends_of(const Code* first, int64_t count) {
+  constexpr int kLanes = 64;
+  Code lows[kLanes], highs[kLanes];
+  std::fill_n(lows, kLanes, first[0]);
+  std::fill_n(highs, kLanes, first[0]);
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    for (int lane = 0; lane < kLanes; ++lane) {
+      lows[lane] = first[i + lane] < lows[lane] ? first[i + lane] : lows[lane];
+      highs[lane] = first[i + lane] > highs[lane] ? first[i + lane] : highs[lane];
+    }
+  }
+  const Code *rest = first + i, *end = first + count;
+  const Code lo = std::min(*std::min_element(lows, lows + kLanes), rest == end ? lows[0] : *std::min_element(rest, end));
+  const Code hi = std::max(*std::max_element(highs, highs + kLanes), rest == end ? highs[0] : *std::max_element(rest, end));
+  return {lo, hi};
+}
+
+}  // namespace fractrain_fx

@@ -1,0 +1,98 @@
+// The innermost loops of products of whole numbers: a tile of 6 rows and 16 columns, by AVX2.
+//
+// Operands come packed in steps of 32 bits: two numbers of 16 bits or four of 8 that follow one another in a row of a or
+// a column of b. A step of a holds those of 6 rows, one of b those of 16 columns.
+//
+// In assembler, as compilers keep moving the twelve sums to memory and back: g++ 12 takes 1.6 times as long from
+// intrinsics.
+
+#pragma once
+
+#include <cstdint>
+
+namespace fractrain_fx {
+
+constexpr int kTileRows = 6;
+constexpr int kTileColumns = 16;
+
+#if defined(__AVX2__) && defined(__x86_64__) && defined(__GNUC__)
+#define FRACTRAIN_FX_TILES 1
+
+#define FX_ZERO(n) "vpxor %%ymm" #n ", %%ymm" #n ", %%ymm" #n "\n\t"
+#define FX_ZEROS                                                                                             \
+  FX_ZERO(0) FX_ZERO(1) FX_ZERO(2) FX_ZERO(3) FX_ZERO(4) FX_ZERO(5) FX_ZERO(6) FX_ZERO(7) FX_ZERO(8) FX_ZERO(9) \
+  FX_ZERO(10) FX_ZERO(11)
+
+// One row: its step is multiplied by those of all columns, in ymm12 and ymm13.
+#define FX_ROW(multiply, widen, add, place, left, right) \
+  "vpbroadcastd " #place "(%[a]), %%ymm14\n\t"           \
+  multiply " %%ymm12, %%ymm14, %%ymm15\n\t"              \
+  multiply " %%ymm13, %%ymm14, %%ymm14\n\t"              \
+  widen                                                  \
+  add " %%ymm15, %%ymm" #left ", %%ymm" #left "\n\t"     \
+  add " %%ymm14, %%ymm" #right ", %%ymm" #right "\n\t"
+
+#define FX_LOOP(multiply, widen, add)                                                                     \
+  ".p2align 5\n"                                                                                          \
+  "1:\n\t"                                                                                                \
+  "vmovdqu (%[b]), %%ymm12\n\t"                                                                           \
+  "vmovdqu 32(%[b]), %%ymm13\n\t"                                                                         \
+  FX_ROW(multiply, widen, add, 0, 0, 1) FX_ROW(multiply, widen, add, 4, 2, 3)                             \
+  FX_ROW(multiply, widen, add, 8, 4, 5) FX_ROW(multiply, widen, add, 12, 6, 7)                            \
+  FX_ROW(multiply, widen, add, 16, 8, 9) FX_ROW(multiply, widen, add, 20, 10, 11)                         \
+  "add $24, %[a]\n\t"                                                                                     \
+  "add $64, %[b]\n\t"                                                                                     \
+  "dec %[steps]\n\t"                                                                                      \
+  "jnz 1b\n\t"
+
+// Adds one vector of sums to what is in memory.
+#define FX_PUT(n, place, prepare)                  \
+  prepare(n)                                       \
+  "vpaddd " #place "(%[out]), %%ymm" #n ", %%ymm" #n "\n\t" \
+  "vmovdqu %%ymm" #n ", " #place "(%[out])\n\t"
+#define FX_PUTS(prepare)                                                                          \
+  FX_PUT(0, 0, prepare) FX_PUT(1, 32, prepare) FX_PUT(2, 64, prepare) FX_PUT(3, 96, prepare)      \
+  FX_PUT(4, 128, prepare) FX_PUT(5, 160, prepare) FX_PUT(6, 192, prepare) FX_PUT(7, 224, prepare) \
+  FX_PUT(8, 256, prepare) FX_PUT(9, 288, prepare) FX_PUT(10, 320, prepare) FX_PUT(11, 352, prepare)
+#define FX_AS_IT_IS(n)
+#define FX_PAIRS(n) "vpmaddwd %[ones], %%ymm" #n ", %%ymm" #n "\n\t"
+#define FX_WIDEN                               \
+  "vpmaddwd %[ones], %%ymm15, %%ymm15\n\t"     \
+  "vpmaddwd %[ones], %%ymm14, %%ymm14\n\t"
+
+#define FX_TILE(name, multiply, widen, add, prepare)                                                              \
+  inline void name(const int32_t* a, const int32_t* b, int64_t steps, int32_t* out) {                             \
+    asm volatile(FX_ZEROS FX_LOOP(multiply, widen, add) FX_PUTS(prepare)                                          \
+                 : [a] "+r"(a), [b] "+r"(b), [steps] "+r"(steps)                                                  \
+                 : [out] "r"(out), [ones] "m"(kOnes)                                                              \
+                 : "memory", "cc", "ymm0", "ymm1", "ymm2", "ymm3", "ymm4", "ymm5", "ymm6", "ymm7", "ymm8", "ymm9", \
+                   "ymm10", "ymm11", "ymm12", "ymm13", "ymm14", "ymm15");                                         \
+  }
+
+struct alignas(32) Ones {
+  int16_t each[16];
+};
+constexpr Ones kOnes{{1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}};
+
+// All add to out, which has 6 rows of 16 sums, the products of at least one step.
+// Two numbers of 16 bits, whose products are summed up in 32 bits.
+FX_TILE(tile_shorts, "vpmaddwd", "", "vpaddd", FX_AS_IT_IS)
+// Four bytes, those of a without a sign: two products have to fit into 16 bits.
+FX_TILE(tile_bytes, "vpmaddubsw", FX_WIDEN, "vpaddd", FX_AS_IT_IS)
+// The same, where the sums of two products of all steps have to fit into 16 bits.
+FX_TILE(tile_small_bytes, "vpmaddubsw", "", "vpaddw", FX_PAIRS)
+
+#undef FX_ZERO
+#undef FX_ZEROS
+#undef FX_ROW
+#undef FX_LOOP
+#undef FX_PUT
+#undef FX_PUTS
+#undef FX_AS_IT_IS
+#undef FX_PAIRS
+#undef FX_WIDEN
+#undef FX_TILE
+
+#endif
+
+}  // namespace fractrain_fx
