@@ -1,8 +1,9 @@
 """``python -m benchmarks.im2col``: would 3x3 convolutions be quicker as int8 products of matrices?
 
 For that the input becomes rows of nine bytes a channel (im2col), for the output and for the weight's gradient, and so
-does the output's gradient, in two limbs of a byte, for the input's. Both parts are timed against the float convolution,
-forward and backward: where im2col alone takes as long, no int8 unit, however quick, makes up for it.
+does the output's gradient, in two bytes, for the input's. Both parts are timed against the float convolution, forward
+and backward: where im2col alone takes as long, no int8 unit, however quick, makes up for it. Products are taken as
+``execution="auto"`` takes them: on units for bytes, or by the C++ kernels of a CPU that has none.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from benchmarks.machine import describe
 from benchmarks.page import markdown_table, write_section
 from benchmarks.records import Quartiles, command, machine_words, quartiles, ratios, rich_table, spread
 from benchmarks.step.measure import interleaved
+from fractrain_fx.native import kernels
+from fractrain_fx.nn.tuning import Tuner
 
 _NAME = "benchmarks.im2col"
 _HEAD = ("channels x side", "values", "float, ms", "im2col", "im2col in bytes", "int8 products", "im2col + products")
@@ -57,9 +60,14 @@ def parts(channels: int, side: int, batch: int, device: str) -> dict[str, Callab
     """What is timed: the float convolution; im2col of floats and of bytes; the int8 products of what im2col gives."""
     x, g = (torch.randn(batch, channels, side, side, device=device) for _ in range(2))
     w = torch.randn(channels, channels, 3, 3, device=device)
-    codes, limbs = (each.mul(30).clamp(-127, 127).to(torch.int8) for each in (x, torch.cat([g, g], 1)))
-    rows, g_rows, upright = columns(codes), columns(limbs[:, :channels]), codes.movedim(1, -1).reshape(-1, channels)
+    codes, of_g = (each.mul(30).clamp(-127, 127).to(torch.int8) for each in (x, g))
+    rows, upright = columns(codes), of_g.movedim(1, -1).reshape(-1, channels)
     weight = w.mul(30).clamp(-127, 127).to(torch.int8).movedim(1, -1).flatten(1)
+    by_kernels = Tuner("auto", compiled=True).multiplies(torch.device(device))
+    # The two bytes of the output's gradient, beside one another or as one number.
+    wide = of_g.to(torch.int16).mul_(256) if by_kernels else torch.cat([of_g, of_g], 1)
+    g_rows = [columns(wide)] if by_kernels else [columns(limb) for limb in wide.chunk(2, 1)]
+    multiply = _kernel if by_kernels else torch._int_mm
 
     def convolution() -> None:
         F.conv2d(x, w, padding=1)
@@ -68,15 +76,15 @@ def parts(channels: int, side: int, batch: int, device: str) -> dict[str, Callab
         )
 
     def products() -> None:
-        torch._int_mm(rows, weight.t())
-        torch._int_mm(upright.t(), rows)
-        for _ in range(2):  # limbs
-            torch._int_mm(g_rows, weight.t())
+        multiply(rows, weight.t())
+        multiply(upright.t(), rows)
+        for each in g_rows:
+            multiply(each, weight.t())
 
     return {
         "float": convolution,
         "im2col": lambda: (columns(x), columns(g)),
-        "bytes": lambda: (columns(codes), columns(limbs)),
+        "bytes": lambda: (columns(codes), columns(wide)),
         "products": products,
     }
 
@@ -88,6 +96,12 @@ def columns(x: Tensor) -> Tensor:
     sample, row, column, channel = padded.stride()
     shape, strides = (batch, height, width, 3, 3, channels), (sample, row, column, row, column, channel)
     return padded.as_strided(shape, strides).reshape(-1, 9 * channels)
+
+
+def _kernel(a: Tensor, b: Tensor) -> Tensor:
+    one, none = torch.ones(()), torch.zeros(())
+    found: Tensor = kernels().code_product(a, one, none, b, one, none, None, None)
+    return found
 
 
 def _row(channels: int, side: int, options: argparse.Namespace) -> list[str]:

@@ -56,8 +56,8 @@ _HOW = """
 A step is forward, `engine.loss` and backward in training mode. Every block with a skip path is skipped by the stated
 share of the batch; the other samples choose the other options equally often. All forms at a share ran in one process,
 in rounds of one step each in random order; ratios are of one round: median (quartiles). Saved memory is what autograd
-keeps from forward to backward, beside float's. `dispatched` is `execution="auto"`; `gathered` is the same with
-`skip_threshold=0`; `masked` is `execution="simulate"`.
+keeps from forward to backward, beside float's. `dispatched` is `execution="auto", kernels="float"`; `gathered` is the
+same with `skip_threshold=0`; `masked` is `execution="simulate"`.
 """
 
 
@@ -144,7 +144,7 @@ def prepare(
 ) -> Step:
     """A step of a copy of a model in which a share of the samples skips."""
     if form != "masked":
-        config = config.replace(execution="auto", skip_threshold=0.0 if form == "gathered" else None)
+        config = config.replace(execution="auto", kernels="float", skip_threshold=0.0 if form == "gathered" else None)
     trained = fractrainify(copy.deepcopy(model), config=config, example_inputs=(x[:2],), check=False).train()
     skip_share(trained, len(x), share)
     engine = Engine(trained)

@@ -86,8 +86,9 @@ class FracConfig:
             which get precisions like all others. ``float``: it stays one fused call in float, as where only linear
             layers count (the paper's Transformer); quicker, at a higher ``cp_total``.
         rounding: how a CPU rounds, and finds ranges and the gradient of gates. ``eager``: by plain operations of torch.
-            ``compiled``: each in one pass, by C++ kernels that are built at their first use (some twenty seconds, kept
-            on disk; needs a C++ compiler and ninja), for format ``affine``.
+            ``compiled``: each in one pass, by C++ kernels that are built at their first use (half a minute, kept on
+            disk; needs a C++ compiler and ninja), for format ``affine``. With ``execution="auto"`` they also multiply
+            whole codes, where a CPU has AVX2 and no units for bytes.
         execution: ``simulate``: every block runs for all samples, and the result of those that skip it is dropped.
             ``auto``: they are left out where that saves time. All numbers are the same but these: batch norm and ranges
             inside a block see the samples that run, and a sample that skips a block has no gradient through what the
@@ -98,8 +99,8 @@ class FracConfig:
         skip_threshold: share (0..1) of a batch that has to skip a block for them to be left out; ``None``: the one
             measured to pay.
         kernels: how ``execution="auto"`` multiplies what format ``affine`` rounds to at most 8 bits; the numbers are
-            the same. ``auto``: on int8 where a short timing, for each shape as it first trains, finds that quicker
-            than float; ``int8``: wherever it can be; ``float``: never.
+            the same. ``auto``: on int8 where a short timing, for each shape and, for C++ kernels, each width as it
+            first trains, finds that quicker than float; ``int8``: wherever it can be; ``float``: never.
         pins: rules that fix the precision of some contractions.
         gate: sizes and strength of the gates.
         schedule: what moves the stage: ``auto`` is Algorithm 1.

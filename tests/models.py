@@ -133,7 +133,7 @@ TIMM: dict[str, Callable[[], Case]] = {
     "swin_tiny_patch4_window7_224": _timm("swin_tiny_patch4_window7_224", 112, img_size=112, drop_path_rate=0.1),
     "convnext_atto": _timm("convnext_atto", drop_path_rate=0.1),
     "densenet121": _timm("densenet121"),
-    "nfnet_f0": _timm("nfnet_f0"),
+    "test_nfnet": _timm("test_nfnet"),
     "levit_128s": _timm("levit_128s", 224),
 }
 

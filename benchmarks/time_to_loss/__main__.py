@@ -1,8 +1,8 @@
 """``python -m benchmarks.time_to_loss``: wall time of a whole training to the same loss, by several methods at once.
 
 A small Transformer learns the characters of the documentation that comes with Python: in float, under bfloat16
-autocast, static FW-8/BW-8, and by FracTrain, once as it is simulated and once with all that makes it quicker: skipped
-samples left out (``execution="auto"``) and compiled rounding.
+autocast, and by static FW-8/BW-8, PFQ and FracTrain: as they are simulated, and with ``execution="auto"`` (names that
+end in ``-auto``), which leaves skipped samples out and multiplies whole codes.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 import torch
 from rich.console import Console
@@ -33,7 +34,8 @@ from benchmarks.time_to_loss.curves import Curve, Run, run_of
 from benchmarks.time_to_loss.table import markdown, notes, rich_tables
 from benchmarks.time_to_loss.training import BF16, METHODS, Text, Trainee, computes_bf16, probe, train
 from fractrain_fx import FracConfig
-from fractrain_fx.config import DFQ_OPTIONS, GateConfig
+from fractrain_fx.config import DFQ_OPTIONS, GateConfig, Rounding
+from fractrain_fx.native import kernels
 from fractrain_fx.training.data.embedded import load_pydoc
 from fractrain_fx.training.settings import TrainSettings
 from fractrain_fx.zoo.models.transformer import TransformerLM
@@ -69,6 +71,8 @@ def measure(options: argparse.Namespace, how: str, console: Console) -> Run:
     if options.clock == "processor" and torch.get_num_threads() != 1:
         raise SystemExit("--clock processor adds up all threads, also waiting ones: set OMP_NUM_THREADS=1")
     clock = processor_seconds if options.clock == "processor" else seconds
+    if options.rounding == "compiled":
+        kernels()  # built where they are not yet, which is no step's time
     data = load_pydoc(options.length)
     assert isinstance(data.train, TensorDataset) and isinstance(data.test, TensorDataset)  # text always is
     text = Text.drawn(
@@ -82,7 +86,9 @@ def measure(options: argparse.Namespace, how: str, console: Console) -> Run:
         lr=options.lr,
         seed=options.seed,
     )
-    fractrain = FracConfig(options=_OPTIONS[options.options], gate=GateConfig(beta=options.beta))
+    fractrain = FracConfig(
+        options=_OPTIONS[options.options], gate=GateConfig(beta=options.beta), rounding=options.rounding
+    )
     torch.manual_seed(options.seed)
     start = _model(data.classes, options.width, options.layers)
 
@@ -138,6 +144,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--options", type=int, choices=tuple(_OPTIONS), default=5, help="what FracTrain's gates choose from"
     )
+    parser.add_argument("--rounding", choices=get_args(Rounding), default="compiled", help="of all methods")
     parser.add_argument("--seed", type=int, default=0, help="of weights and batches")
     parser.add_argument(
         "--bf16",

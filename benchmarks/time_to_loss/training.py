@@ -16,13 +16,14 @@ from benchmarks.step.measure import interleaved, seconds
 from benchmarks.step.subjects import next_token_loss
 from benchmarks.time_to_loss.curves import Curve
 from fractrain_fx import Engine, FracConfig, FracModel, Precision, fractrainify
+from fractrain_fx.config import Execution
 from fractrain_fx.training.optim import make_optimizer, make_scheduler
 from fractrain_fx.training.settings import TrainSettings
 
 __all__ = ["METHODS", "Text", "Trainee", "computes_bf16", "config_of", "probe", "train"]
 
 BF16 = "float+bf16"
-METHODS = ("float", BF16, "static", "fractrain", "fractrain-auto")
+METHODS = ("float", BF16, "static", "static-auto", "pfq-auto", "fractrain", "fractrain-auto")
 
 _Clock = Callable[[Callable[[], None], str], float]
 
@@ -56,11 +57,17 @@ class Text:
 
 def config_of(method: str, fractrain: FracConfig) -> FracConfig | None:
     """The configuration of a method, from FracTrain's own; ``None`` where the model trains as it is."""
-    if method == "static":
-        return FracConfig(method="static", precision=Precision(8, 8))
-    if method == "fractrain":
-        return fractrain.replace(execution="simulate")
-    return fractrain.replace(execution="auto", rounding="compiled") if method == "fractrain-auto" else None
+    name, _, auto = method.partition("-")
+    execution: Execution = "auto" if auto else "simulate"
+    match name:
+        case "static":
+            precision = Precision(8, 8)
+            return FracConfig(method="static", precision=precision, rounding=fractrain.rounding, execution=execution)
+        case "pfq":
+            return FracConfig(method="pfq", rounding=fractrain.rounding, execution=execution)
+        case "fractrain":
+            return fractrain.replace(execution=execution)
+    return None
 
 
 def computes_bf16() -> bool:

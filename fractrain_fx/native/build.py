@@ -30,7 +30,7 @@ _INSTRUCTIONS = {
 def kernels() -> Any:
     """The ops of ``csrc/``.
 
-    The first call on a machine builds them, in some twenty seconds, and keeps them on disk (``TORCH_EXTENSIONS_DIR``,
+    The first call on a machine builds them, in half a minute, and keeps them on disk (``TORCH_EXTENSIONS_DIR``,
     by default in the user's cache) for this state of the source, version of torch and kind of processor.
 
     Raises:

@@ -26,7 +26,7 @@ TIMM: dict[str, tuple[int, dict[str, Any]]] = {
     "swin_tiny_patch4_window7_224": (56, {"img_size": 56, "depths": (2, 2), "num_heads": (3, 6), "window_size": 7}),
     "convnext_atto": (64, {"drop_path_rate": 0.1}),
     "densenet121": (32, {}),
-    "dm_nfnet_f0": (32, {}),
+    "test_nfnet": (32, {}),
     "levit_128s": (224, {}),
 }
 HUGGING_FACE = ["bert", "gpt2", "llama", "t5", "vit", "mixtral", "mixtral with a loop over experts"]

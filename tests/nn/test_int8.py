@@ -116,10 +116,11 @@ def test_the_weight_product(wide: bool, compiled: bool) -> None:
 
 @pytest.mark.skipif(not kernels().has_products(), reason="needs AVX2")
 @pytest.mark.parametrize("wide", [False, True])
-def test_rows_with_scales_of_their_own_are_multiplied_together(wide: bool) -> None:
+@pytest.mark.parametrize("runs", [True, False])
+def test_rows_with_scales_of_their_own_are_multiplied_together(runs: bool, wide: bool) -> None:
     torch.manual_seed(0)
-    runs = torch.tensor([3, 700, 1, 40, 40, 516])
-    number = torch.arange(6).repeat_interleave(runs)
+    number = torch.arange(6).repeat_interleave(torch.tensor([3, 700, 1, 40, 40, 516]))
+    number = number if runs else number[torch.randperm(1300)]
     codes = torch.randint(-(2**15), 2**15, (1300, 12), dtype=torch.int16) if wide else _bytes(1300, 12)
     g = Codes(codes, (torch.rand(6) + 0.01)[number], torch.randn(6)[number])
     x = Codes(_bytes(1300, 20), (torch.rand(6) + 0.1)[number], torch.randn(6)[number])
@@ -129,3 +130,5 @@ def test_rows_with_scales_of_their_own_are_multiplied_together(wide: bool) -> No
     wanted = _values(g)[without].T @ _values(x)[without]
     assert _error(weight_product(left_out, x, compiled=True), wanted) < 1e-6
     assert not weight_product(g._replace(scale=torch.tensor(0.0)), x, compiled=True).any()
+    bad = weight_product(g._replace(scale=g.scale * torch.nan), x, compiled=True)
+    assert bad.isnan().all()

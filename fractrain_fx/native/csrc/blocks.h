@@ -97,7 +97,7 @@ struct Packed {
   template <class Code>
   void fill(const Factor<Code>& factor, int64_t task, int per, int32_t shift) {
     const int64_t b = task / panels, panel = task % panels, row = panel * height;
-    const auto [start, length, unused] = blocks[b];
+    const int64_t start = blocks[b].start, length = blocks[b].length;
     const auto run = per == 2 ? pack<2, height, Code> : pack<4, height, Code>;
     run(factor, row, start, length, shift, reinterpret_cast<uint32_t*>(at(b, panel)));
     sum_rows(factor, row, std::min<int64_t>(height, count - row), start, length, sums_at(b, panel));
@@ -143,11 +143,11 @@ void put(const int32_t* sums, const int32_t* shifted, float factor, int64_t rows
 }
 
 // Products of codes of some tiles, summed over some blocks.
-inline void multiply(const Way& way, const Left& a, const Right& b, int64_t top, int64_t bottom, int64_t left, int64_t right,
-              int64_t from, int64_t to, float* out) {
+inline void multiply(const Way& way, const Left& a, const Right& b, int64_t top, int64_t bottom, int64_t left,
+                     int64_t right, int64_t from, int64_t to, float* out) {
   for (int64_t k = from; k < to; ++k) {
-    const auto [start, length, factor] = a.blocks[k];
-    const int64_t steps = parts_of(length, way.per);
+    const int64_t steps = parts_of(a.blocks[k].length, way.per);
+    const float factor = a.blocks[k].factor;
     for (int64_t n = left; n < right; ++n) {
       const int32_t *second = b.at(k, n), *each = b.sums_at(k, n);
       int32_t shifted[kTileColumns];
@@ -167,7 +167,8 @@ inline void multiply(const Way& way, const Left& a, const Right& b, int64_t top,
   }
 }
 
-inline void finish(const Finish& with, int64_t top, int64_t bottom, int64_t left, int64_t right, int64_t columns, float* out) {
+inline void finish(const Finish& with, int64_t top, int64_t bottom, int64_t left, int64_t right, int64_t columns,
+                   float* out) {
   const float *s = with.s.data(), *z = with.z.data(), *t = with.t.data(), *c = with.c.data();
   for (int64_t i = top; i < bottom; ++i) {
     const auto [scale, zero, sum, added] = with.rows[i];
@@ -184,8 +185,8 @@ std::pair<int32_t, int32_t> ends(const Tensor& codes) {
 
 // The product of codes in blocks, finished by what finish_of makes of their sums.
 template <class A, class FinishOf>
-Tensor product_of(const Factor<A>& first, const Factor<int8_t>& second, const Way& way, const std::vector<Block>& blocks,
-                  FinishOf&& finish_of) {
+Tensor product_of(const Factor<A>& first, const Factor<int8_t>& second, const Way& way,
+                  const std::vector<Block>& blocks, FinishOf&& finish_of) {
   const int64_t M = first.count, N = second.count;
   Left a(M, blocks, way.per);
   Right b(N, blocks, way.per);

@@ -59,8 +59,8 @@ void encode_plane(char** data, const int64_t* strides, int64_t columns, int64_t 
   }
 }
 
-// Codes of what round_affine gives, and that itself; both with the sizes of given. Codes of a type without a sign are the
-// levels, others those less 2^(bits-1).
+// Codes of what round_affine gives, and that itself; both with the sizes of given. Codes of a type without a sign are
+// the levels, others those less 2^(bits-1).
 int64_t encode_affine(const Tensor& given, const Tensor& bits, const Tensor& lo, const Tensor& span,
                       std::optional<int64_t> seed, bool inside, Tensor& codes, const std::optional<Tensor>& values) {
   const Rounding how = rounding_of(given, bits, span, seed);
@@ -117,7 +117,8 @@ std::tuple<Tensor, Tensor> code_ends(const Tensor& bits, const Tensor& lo, const
     const int64_t width = widths.const_data_ptr<int64_t>()[each_bits ? i : 0];
     const float wide = spans.const_data_ptr<float>()[each_span ? i : 0];
     // 0 bits round nothing.
-    const float step = scale_of(wide, std::max<int64_t>(1, width)), middle = width ? (top_of(width) + 1.0f) * 0.5f : 1.0f;
+    const float step = scale_of(wide, std::max<int64_t>(1, width));
+    const float middle = width ? (top_of(width) + 1.0f) * 0.5f : 1.0f;
     scale.mutable_data_ptr<float>()[i] = step;
     zero.mutable_data_ptr<float>()[i] = lows.const_data_ptr<float>()[each_span ? i : 0] + step * middle + 0.0f * wide;
   }
@@ -136,8 +137,8 @@ void in_lanes(int64_t count, Take&& take) {
   for (; i < count; ++i) take(0, i);
 }
 
-// Each row of g times scale as whole numbers of up to 32767, the unit in which they are, and the row's product with zero,
-// which is no number where the row has something that is none.
+// Each row of g times scale as whole numbers of up to 32767, the unit in which they are, and the row's product with
+// zero, which is no number where the row has something that is none.
 std::tuple<Tensor, Tensor, Tensor> fixed_point(const Tensor& given, const Tensor& scale, const Tensor& zero) {
   constexpr float kLargest = 32767.0f;
   constexpr float kSmallestUnit = 1e-30f;  // far below any gradient, and its reciprocal far from the end of float32
@@ -145,8 +146,10 @@ std::tuple<Tensor, Tensor, Tensor> fixed_point(const Tensor& given, const Tensor
   const int64_t rows = g.size(0), columns = g.size(1);
   Tensor codes = at::empty({rows, columns}, g.options().dtype(at::kShort));
   Tensor units = at::empty({rows}, g.options()), offsets = at::empty({rows}, g.options());
-  const float *values = g.const_data_ptr<float>(), *s = scales.const_data_ptr<float>(), *z = zeros.const_data_ptr<float>();
-  at::parallel_for(0, rows, std::max<int64_t>(1, 32768 / std::max<int64_t>(1, columns)), [&](int64_t begin, int64_t end) {
+  const float* values = g.const_data_ptr<float>();
+  const float *s = scales.const_data_ptr<float>(), *z = zeros.const_data_ptr<float>();
+  const int64_t worth = std::max<int64_t>(1, 32768 / std::max<int64_t>(1, columns));
+  at::parallel_for(0, rows, worth, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const float* x = values + row * columns;
       int16_t* code = codes.mutable_data_ptr<int16_t>() + row * columns;

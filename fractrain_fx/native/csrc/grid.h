@@ -20,7 +20,8 @@ constexpr bool is_rounded(int64_t bits) { return bits != 0 && bits != 32; }
 
 // Distance between levels: divided in float64 and rounded to float32, which is the division in float32.
 inline float scale_of(float span, int64_t bits) {
-  return static_cast<float>(std::max(static_cast<double>(span) / static_cast<double>((1LL << bits) - 1), kSmallestScale));
+  const double scale = static_cast<double>(span) / static_cast<double>((1LL << bits) - 1);
+  return static_cast<float>(std::max(scale, kSmallestScale));
 }
 
 // Number of the highest level.

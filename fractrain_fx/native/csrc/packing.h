@@ -91,10 +91,11 @@ std::pair<int32_t, int32_t> ends_of(const Code* first, int64_t count) {
       highs[lane] = first[i + lane] > highs[lane] ? first[i + lane] : highs[lane];
     }
   }
-  const Code *rest = first + i, *end = first + count;
-  const Code lo = std::min(*std::min_element(lows, lows + kLanes), rest == end ? lows[0] : *std::min_element(rest, end));
-  const Code hi = std::max(*std::max_element(highs, highs + kLanes), rest == end ? highs[0] : *std::max_element(rest, end));
-  return {lo, hi};
+  for (; i < count; ++i) {
+    lows[0] = std::min(lows[0], first[i]);
+    highs[0] = std::max(highs[0], first[i]);
+  }
+  return {*std::min_element(lows, lows + kLanes), *std::max_element(highs, highs + kLanes)};
 }
 
 }  // namespace fractrain_fx

@@ -2,9 +2,15 @@
 // the instructions of AVX2 that multiply and add pairs. The smaller the codes, the more of them an instruction takes.
 
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/index_select.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <numeric>
 #include <optional>
 #include <vector>
 
@@ -16,6 +22,9 @@ namespace {
 using at::Tensor;
 
 #ifdef FRACTRAIN_FX_TILES
+
+// Rows that follow one another and are alike have to be as many on average, or they are sorted.
+constexpr int64_t kRun = 32;
 
 // One number, or one for each row or column; none is 0.
 class Numbers {
@@ -52,24 +61,26 @@ Tensor with_code(const Tensor& codes, Run&& run) {
   return codes.scalar_type() == at::kShort ? run(int16_t()) : run(int8_t());
 }
 
-// (a_scale * a + a_zero) @ (b_scale * b + b_zero) + rows + columns. Scales and zeros of a are one number or one for each
-// row, those of b for each column; so are what is added.
+// (a_scale * a + a_zero) @ (b_scale * b + b_zero) + rows + columns. Scales and zeros of a are one number or one for
+// each row, those of b for each column; so is what is added.
 Tensor code_product(const Tensor& given_a, const Tensor& a_scale, const Tensor& a_zero, const Tensor& given_b,
                     const Tensor& b_scale, const Tensor& b_zero, const std::optional<Tensor>& rows,
                     const std::optional<Tensor>& columns) {
   check_codes(given_a, given_b, 1, 0);
-  for (const auto& each : {std::optional(a_scale), std::optional(a_zero), rows}) check_numbers(each, given_a.size(0));
-  for (const auto& each : {std::optional(b_scale), std::optional(b_zero), columns}) check_numbers(each, given_b.size(1));
+  const int64_t M = given_a.size(0), N = given_b.size(1);
+  for (const auto& each : {std::optional(a_scale), std::optional(a_zero), rows}) check_numbers(each, M);
+  for (const auto& each : {std::optional(b_scale), std::optional(b_zero), columns}) check_numbers(each, N);
   const Tensor a = dense(given_a), b = dense(given_b);
   const int64_t length = a.size(1);
-  const Factor<int8_t> second{b.const_data_ptr<int8_t>(), b.size(1), length, b.stride(1), b.stride(0)};
+  const Factor<int8_t> second{b.const_data_ptr<int8_t>(), N, length, b.stride(1), b.stride(0)};
   const auto finish_of = [&](const Left& left, const Right& right) {
     const Numbers scale(a_scale), zero(a_zero), s(b_scale), z(b_zero), row(rows), column(columns);
     Finish with;
     for (int64_t i = 0; i < left.count; ++i) {
       double sum = 0;
       for (int64_t k = 0; k < left.tasks(); ++k) sum += left.sum(k, i);
-      with.rows.push_back({scale[i], zero[i], static_cast<float>(scale[i] * sum + length * static_cast<double>(zero[i])), row[i]});
+      const double whole = scale[i] * sum + length * static_cast<double>(zero[i]);
+      with.rows.push_back({scale[i], zero[i], static_cast<float>(whole), row[i]});
     }
     for (int64_t j = 0; j < right.count; ++j) {
       double sum = 0;
@@ -80,7 +91,7 @@ Tensor code_product(const Tensor& given_a, const Tensor& a_scale, const Tensor& 
   };
   return with_code(a, [&](auto code) {
     using Code = decltype(code);
-    const Factor<Code> first{a.const_data_ptr<Code>(), a.size(0), length, a.stride(0), a.stride(1)};
+    const Factor<Code> first{a.const_data_ptr<Code>(), M, length, a.stride(0), a.stride(1)};
     const Way way = way_of(ends<Code>(a), ends<int8_t>(b));
     std::vector<Block> blocks;
     append(blocks, 0, length, 1.0f, way);
@@ -88,32 +99,61 @@ Tensor code_product(const Tensor& given_a, const Tensor& a_scale, const Tensor& 
   });
 }
 
-// (g_scale * g + g_zero)^T @ (x_scale * x + x_zero), where scales and zeros are one number or one for each row, which is
-// summed over. Rows that follow one another and have the same are multiplied together; those of g_scale 0 are left out.
-Tensor code_product_of_rows(const Tensor& given_g, const Tensor& g_scale, const Tensor& g_zero, const Tensor& given_x,
-                            const Tensor& x_scale, const Tensor& x_zero) {
-  check_codes(given_g, given_x, 0, 0);
-  const int64_t rows = given_g.size(0);
-  for (const auto& each : {g_scale, g_zero, x_scale, x_zero}) check_numbers(each, rows);
-  const Tensor g = dense(given_g), x = dense(given_x);
-  const Numbers of_g(g_scale), zero_of_g(g_zero), of_x(x_scale), zero_of_x(x_zero);
+// Scales and zeros of the rows that are summed over.
+class RowEnds {
+ public:
+  RowEnds(const Tensor& g_scale, const Tensor& g_zero, const Tensor& x_scale, const Tensor& x_zero)
+      : g(g_scale), zero_of_g(g_zero), x(x_scale), zero_of_x(x_zero) {}
+
+  const Numbers g, zero_of_g, x, zero_of_x;
+
+  // All of a row, to be compared as they are: NaN too is like itself.
+  std::array<uint32_t, 4> of(int64_t row) const {
+    const std::array<float, 4> numbers{g[row], zero_of_g[row], x[row], zero_of_x[row]};
+    std::array<uint32_t, 4> bits;
+    std::memcpy(bits.data(), numbers.data(), sizeof(bits));
+    return bits;
+  }
+  // How many rows follow one another and have the same.
+  int64_t alike(int64_t start, int64_t rows) const {
+    int64_t end = start + 1;
+    while (end < rows && of(start) == of(end)) ++end;
+    return end - start;
+  }
+};
+
+// An order in which rows with the same scales and zeros follow one another, if they do so in short runs only.
+std::optional<Tensor> better_order(const RowEnds& ends, int64_t rows) {
+  int64_t runs = 0;
+  for (int64_t start = 0; start < rows; start += ends.alike(start, rows)) ++runs;
+  if (runs == 1 || runs * kRun <= rows) return {};
+  Tensor order = at::empty({rows}, at::kLong);
+  int64_t* first = order.mutable_data_ptr<int64_t>();
+  std::iota(first, first + rows, 0);
+  std::stable_sort(first, first + rows, [&](int64_t i, int64_t j) { return ends.of(i) < ends.of(j); });
+  return order;
+}
+
+// The product of rows in their order, as code_product_of_rows has it.
+Tensor product_in_order(const Tensor& g, const Tensor& x, const RowEnds& of) {
+  const int64_t rows = g.size(0);
   const Factor<int8_t> second{x.const_data_ptr<int8_t>(), x.size(1), rows, x.stride(1), x.stride(0)};
   const auto finish_of = [&](const Left& left, const Right& right) {
     Finish with;
     for (int64_t i = 0; i < left.count; ++i) {
       double sum = 0;
       for (int64_t k = 0; k < left.tasks(); ++k) {
-        const auto [start, length, factor] = left.blocks[k];
-        const double whole = static_cast<double>(of_g[start]) * left.sum(k, i) + length * static_cast<double>(zero_of_g[start]);
-        sum += whole * zero_of_x[start];
+        const int64_t at = left.blocks[k].start;
+        const double of_codes = static_cast<double>(of.g[at]) * left.sum(k, i);
+        sum += (of_codes + left.blocks[k].length * static_cast<double>(of.zero_of_g[at])) * of.zero_of_x[at];
       }
       with.rows.push_back({1.0f, 0.0f, 0.0f, static_cast<float>(sum)});
     }
     for (int64_t j = 0; j < right.count; ++j) {
       double sum = 0;
       for (int64_t k = 0; k < right.tasks(); ++k) {
-        const int64_t start = right.blocks[k].start;
-        sum += static_cast<double>(of_x[start]) * zero_of_g[start] * right.sum(k, j);
+        const int64_t at = right.blocks[k].start;
+        sum += static_cast<double>(of.x[at]) * of.zero_of_g[at] * right.sum(k, j);
       }
       with.push(1.0f, 0.0f, 0.0f, static_cast<float>(sum));
     }
@@ -123,17 +163,28 @@ Tensor code_product_of_rows(const Tensor& given_g, const Tensor& g_scale, const 
     using Code = decltype(code);
     const Factor<Code> first{g.const_data_ptr<Code>(), g.size(1), rows, g.stride(1), g.stride(0)};
     const Way way = way_of(ends<Code>(g), ends<int8_t>(x));
-    const auto alike = [&](int64_t i, int64_t j) {
-      return of_g[i] == of_g[j] && zero_of_g[i] == zero_of_g[j] && of_x[i] == of_x[j] && zero_of_x[i] == zero_of_x[j];
-    };
     std::vector<Block> blocks;
-    for (int64_t start = 0, end; start < rows; start = end) {
-      for (end = start + 1; end < rows && alike(start, end);) ++end;
-      if (of_g[start] != 0.0f) append(blocks, start, end - start, of_g[start] * of_x[start], way);
+    for (int64_t start = 0, length; start < rows; start += length) {
+      length = of.alike(start, rows);
+      if (of.g[start] != 0.0f) append(blocks, start, length, of.g[start] * of.x[start], way);
     }
     if (blocks.empty()) return at::zeros({g.size(1), x.size(1)}, at::kFloat);
     return product_of(first, second, way, blocks, finish_of);
   });
+}
+
+// (g_scale * g + g_zero)^T @ (x_scale * x + x_zero), where scales and zeros are one number or one for each row: rows
+// are summed over. Those that have the same are multiplied together; those of g_scale 0 are left out.
+Tensor code_product_of_rows(const Tensor& g, const Tensor& g_scale, const Tensor& g_zero, const Tensor& x,
+                            const Tensor& x_scale, const Tensor& x_zero) {
+  check_codes(g, x, 0, 0);
+  for (const auto& each : {g_scale, g_zero, x_scale, x_zero}) check_numbers(each, g.size(0));
+  const RowEnds of(g_scale, g_zero, x_scale, x_zero);
+  const auto order = better_order(of, g.size(0));
+  if (!order) return product_in_order(dense(g), dense(x), of);
+  const auto sorted = [&](const Tensor& each) { return each.numel() == 1 ? each : each.index_select(0, *order); };
+  const Tensor a = sorted(g_scale), b = sorted(g_zero), c = sorted(x_scale), d = sorted(x_zero);
+  return product_in_order(sorted(g), sorted(x), RowEnds(a, b, c, d));
 }
 
 constexpr bool kProducts = true;
@@ -162,7 +213,8 @@ TORCH_LIBRARY_FRAGMENT(fractrain_fx, library) {
       "code_product(Tensor a, Tensor a_scale, Tensor a_zero, Tensor b, Tensor b_scale, Tensor b_zero, Tensor? rows, "
       "Tensor? columns) -> Tensor");
   library.def(
-      "code_product_of_rows(Tensor g, Tensor g_scale, Tensor g_zero, Tensor x, Tensor x_scale, Tensor x_zero) -> Tensor");
+      "code_product_of_rows(Tensor g, Tensor g_scale, Tensor g_zero, Tensor x, Tensor x_scale, Tensor x_zero) "
+      "-> Tensor");
   library.def("has_products() -> bool", has_products);
 }
 

@@ -108,7 +108,8 @@ float gain(const float* x, const float* g, int64_t count, float lo, float scale,
 }
 
 // For each row of contiguous x and g, and each of several bits: the sum of g * (Q(x) - x).
-Tensor gains(const Tensor& x, const Tensor& g, at::IntArrayRef bits, const Tensor& lo, const Tensor& span, bool inside) {
+Tensor gains(const Tensor& x, const Tensor& g, at::IntArrayRef bits, const Tensor& lo, const Tensor& span,
+             bool inside) {
   const int64_t rows = x.size(0), columns = x.size(1), options = bits.size();
   const int64_t blocks = (columns + kBlock - 1) / kBlock;
   const float *values = x.const_data_ptr<float>(), *upstream = g.const_data_ptr<float>();

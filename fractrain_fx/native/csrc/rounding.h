@@ -70,7 +70,7 @@ inline Tensor scales(const Tensor& widths, const Tensor& top, const Tensor& span
 
 // How a tensor is rounded.
 struct Rounding {
-  Outcome outcome;    // what can be done: where all bits are 0 or 32, and where differences in a range may overflow, nothing
+  Outcome outcome;    // nothing can be done where all bits are 0 or 32, or differences in a range may overflow
   Tensor scale, top;  // broadcast against it; a highest level of 0 leaves values as they are
   Tensor x;           // its values, where noise can be told from their places in memory
   Noise noise;

@@ -1,0 +1,155 @@
+"""``python -m benchmarks.linears``: from which size on is a linear layer quicker on whole codes than in float?
+
+One linear layer of equal width in and out, forward and backward with all three products, at several precisions: in
+float, under bfloat16 autocast, simulated, and on int8 (``execution="auto"``, ``kernels="int8"``): units for bytes, or
+the C++ kernels of a CPU that has none.
+"""
+
+from __future__ import annotations
+
+import os
+
+# Before torch is loaded: a thread that moves between cores makes small operations a hundred times slower.
+os.environ.setdefault("OMP_PROC_BIND", "true")
+os.environ.setdefault("OMP_PLACES", "cores")
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+from benchmarks.machine import describe
+from benchmarks.page import markdown_table, write_section
+from benchmarks.records import Quartiles, command, machine_words, quartiles, ratios, rich_table, spread
+from benchmarks.step.measure import interleaved
+from fractrain_fx import FracConfig, FracModel, Pin, Precision, fractrainify
+from fractrain_fx.config import Execution
+
+_NAME = "benchmarks.linears"
+_PRECISIONS = ("3/6", "4/6", "6/8", "8/8", "8/16")
+
+Times = Mapping[str, Sequence[float]]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    argv = sys.argv[1:] if argv is None else list(argv)
+    options = _parser().parse_args(argv)
+    console = Console(width=max(Console().width, 150))
+    found: dict[tuple[int, int], Times] = {}
+    for width in options.widths:
+        for tokens in options.tokens:
+            with console.status(f"width {width}, {tokens} tokens"):
+                calls = steps(width, tokens, options.precisions, options.simulated, options.bf16, options.device)
+                for call in calls.values():
+                    call()
+                found[width, tokens] = interleaved(calls, options.rounds, options.device)
+    names = [name for name in next(iter(found.values())) if name != options.base]
+    head = ("width", "tokens", f"{options.base}, ms", *names)
+    rows = [_row(width, tokens, times, names, options.base) for (width, tokens), times in found.items()]
+    console.print(rich_table(f"a linear layer, ratios to {options.base}", head, rows, text_columns=0))
+    told = crossovers(found, options.base)
+    for line in told:
+        console.print(line, markup=False)
+    if options.table:
+        how = (
+            f"`{command(_NAME, argv)}`; {machine_words(describe(options.device))}. Median (quartiles) of "
+            f"{options.rounds} rounds; ratios are to the {options.base} step of the same round."
+        )
+        write_section(options.table, _NAME, "\n\n".join([how, markdown_table(head, rows), *told]))
+
+
+def steps(
+    width: int, tokens: int, precisions: Sequence[str], simulated: Sequence[str], bf16: bool, device: str
+) -> dict[str, Callable[[], None]]:
+    """What is timed, each on a layer of its own with the same weights and data.
+
+    Args:
+        width: channels in and out.
+        tokens: rows of the input.
+        precisions: to multiply on int8.
+        simulated: precisions to simulate.
+        bf16: whether to run the float layer under bfloat16 autocast too.
+        device: where they run.
+    """
+    torch.manual_seed(0)
+    layer = nn.Linear(width, width).to(device)
+    x, g = torch.randn(tokens, width, device=device), torch.randn(tokens, width, device=device)
+    calls = {"float": _step(layer, x, g)}
+    if bf16:
+        calls["bf16"] = _step(layer, x, g.bfloat16(), bf16=True)
+    for name, execution, texts in (("simulated", "simulate", simulated), ("int8", "auto", precisions)):
+        for text in texts:
+            calls[f"{name} {text}"] = _step(_rewritten(layer, x, text, execution), x, g)  # type: ignore[arg-type]
+    return calls
+
+
+def crossovers(found: Mapping[tuple[int, int], Times], base: str) -> list[str]:
+    """For each form and width, from how many tokens on it takes less time than ``base``, as far as measured."""
+    lines = []
+    for name in next(iter(found.values())):
+        if not name.startswith("int8"):
+            continue
+        parts = []
+        for width in dict.fromkeys(width for width, _ in found):
+            tokens = sorted(count for each, count in found if each == width)
+            wins = [ratios(found[width, count], name, base).median < 1 for count in tokens]
+            if not wins[-1]:
+                parts.append(f"never at width {width}")
+            else:
+                first = len(wins) - next((i for i, win in enumerate(reversed(wins)) if not win), len(wins))
+                parts.append(f"from {tokens[first]:,} tokens on at width {width}")
+        lines.append(f"{name} takes less time than {base} {', '.join(parts)}.")
+    return lines
+
+
+def _rewritten(layer: nn.Module, x: Tensor, precision: str, execution: Execution) -> FracModel:
+    bits = Precision.parse(precision)
+    config = FracConfig(
+        method="static",
+        precision=bits,
+        pins=(Pin("0", bits),),  # the first layer of a model stays float otherwise
+        rounding="compiled" if x.device.type == "cpu" else "eager",
+        execution=execution,
+        kernels="int8" if execution == "auto" else "auto",
+    )
+    return fractrainify(nn.Sequential(layer), config=config, example_inputs=(x[:2],)).train()
+
+
+def _step(model: nn.Module, x: Tensor, g: Tensor, *, bf16: bool = False) -> Callable[[], None]:
+    x = x.clone().requires_grad_()
+
+    def run() -> None:
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
+            out = model(x)
+        out.backward(g)
+        model.zero_grad()
+        x.grad = None
+
+    return run
+
+
+def _row(width: int, tokens: int, times: Times, names: Sequence[str], base: str) -> list[str]:
+    ms: Quartiles = quartiles([1000 * each for each in times[base]])
+    return [f"{width}", f"{tokens:,}", spread(ms, 1), *(spread(ratios(times, name, base), 2) for name in names)]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"python -m {_NAME}", description=__doc__)
+    parser.add_argument("--widths", nargs="+", type=int, default=[512, 1024, 2048, 4096])
+    parser.add_argument("--tokens", nargs="+", type=int, default=[2048, 4096, 8192, 16384])
+    parser.add_argument("--precisions", nargs="+", default=list(_PRECISIONS), metavar="FW/BW", help="on int8")
+    parser.add_argument("--simulated", nargs="*", default=["8/8"], metavar="FW/BW")
+    parser.add_argument("--bf16", action="store_true", help="time bfloat16 autocast too")
+    parser.add_argument("--base", choices=("float", "bf16"), default="float", help="what ratios are to")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--table", type=Path, help=f"write between the {_NAME} markers of this Markdown page")
+    return parser
+
+
+if __name__ == "__main__":
+    main()
