@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 
-.PHONY: help install demo test slow readme coverage bench paper docs lint format typecheck check clean
+.PHONY: help install demo test long slow readme coverage bench paper docs lint format typecheck check clean
 
 help:  ## what can be made
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -23,10 +23,13 @@ demo: $(READY)  ## train a ResNet on the digits as float, static FW-8/BW-8 and F
 	$(BIN)/python examples/demo.py
 
 # Two processes with one thread each: more threads on a small machine only wait for each other.
-test: $(READY)  ## all tests but the documentation's
+test: $(READY)  ## all tests but the long ones and the documentation's
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --ignore=tests/test_readme.py
 
-slow: $(READY)  ## the long tests: every model of tests/models.py compiled whole, training killed twenty times
+long: $(READY)  ## tests that start processes or torch's compiler, each for many seconds
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m 'long and not slow'
+
+slow: $(READY)  ## tests of minutes: every model of tests/models.py compiled whole, training killed twenty times
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 readme: $(READY)  ## run the code blocks of README.md and docs/
@@ -63,7 +66,7 @@ format: $(READY)  ## let ruff rewrite what it can
 typecheck: $(READY)  ## mypy --strict on the package
 	$(BIN)/mypy --strict fractrain_fx
 
-check: test lint typecheck readme docs  ## everything that must pass
+check: test long lint typecheck readme docs  ## everything that must pass
 
 clean:  ## remove caches and build leftovers, keep .venv and runs
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -11,6 +11,8 @@ from fractrain_fx import Engine, FracConfig, Precision, fractrainify
 from tests.models import HOME_MADE, HUGGING_FACE, TIMM, build
 from tests.test_invariants import objective, rewrite
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(autouse=True)
 def _fresh() -> None:

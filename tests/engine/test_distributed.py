@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -12,6 +13,8 @@ import torch.multiprocessing as mp
 from fractrain_fx.config import FracConfig
 from fractrain_fx.engine import Engine
 from tests.engine.fake import FakeModel
+
+pytestmark = pytest.mark.long
 
 CONFIG = FracConfig(targets=(2.5, 3.0))
 

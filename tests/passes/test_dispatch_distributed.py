@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -13,6 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 from fractrain_fx import Engine, FracConfig, FracModel, fractrainify
 from fractrain_fx.passes import undispatched
 from tests.choices import choose, without_gradient_of_skipping
+
+pytestmark = pytest.mark.long
 
 # All skip on the first process; on the second, some run one block and nobody the other.
 OPTIONS = ([[0] * 4, [0] * 4], [[1, 0, 1, 0], [0] * 4])

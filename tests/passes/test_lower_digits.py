@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fractrain_fx import Engine, FracConfig, fractrainify
-from fractrain_fx.config import Method
+from fractrain_fx.config import Method, Rounding
 from fractrain_fx.training.data.embedded import load_digits
 
 STEPS, ALIKE, WIDTH, SEED = 200, 50, 64, 2
@@ -54,10 +54,15 @@ def _trained(config: FracConfig) -> tuple[list[float], list[list[int]], dict[str
     return losses, choices, model.kernels()
 
 
+@pytest.mark.parametrize("rounding", ["eager", "compiled"])
 @pytest.mark.parametrize("method", ["pfq", "dfq"])
-def test_codes_train_as_the_simulation_does(method: Method) -> None:
-    wanted, picked, _ = _trained(FracConfig(method=method))
-    coded = FracConfig(method=method, execution="auto", kernels="int8", skipping="masked")
+def test_codes_train_as_the_simulation_does(
+    method: Method, rounding: Rounding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By units for bytes, and by the C++ kernels of a CPU that has none."""
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: rounding == "eager")
+    wanted, picked, _ = _trained(FracConfig(method=method, rounding=rounding))
+    coded = FracConfig(method=method, execution="auto", kernels="int8", skipping="masked", rounding=rounding)
     losses, choices, kernels = _trained(coded)
     assert set(kernels.values()) == {"int8"}
     assert choices[:ALIKE] == picked[:ALIKE]

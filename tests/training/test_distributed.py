@@ -13,6 +13,8 @@ import pytest
 
 from fractrain_fx.cli import main
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 LOOP = ["--subset", "128", "--test-subset", "101", "--image-size", "8", "--device", "cpu"]
 
