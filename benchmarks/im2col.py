@@ -8,11 +8,10 @@ and backward: where im2col alone takes as long, no int8 unit, however quick, mak
 
 from __future__ import annotations
 
-import os
+from benchmarks.bound import bind_threads
 
-# Before torch is loaded: a thread that moves between cores makes small operations a hundred times slower.
-os.environ.setdefault("OMP_PROC_BIND", "true")
-os.environ.setdefault("OMP_PLACES", "cores")
+if __name__ == "__main__":
+    bind_threads()
 
 import argparse
 import sys

@@ -7,11 +7,10 @@ the C++ kernels of a CPU that has none.
 
 from __future__ import annotations
 
-import os
+from benchmarks.bound import bind_threads
 
-# Before torch is loaded: a thread that moves between cores makes small operations a hundred times slower.
-os.environ.setdefault("OMP_PROC_BIND", "true")
-os.environ.setdefault("OMP_PLACES", "cores")
+if __name__ == "__main__":
+    bind_threads()
 
 import argparse
 import sys

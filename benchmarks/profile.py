@@ -7,11 +7,10 @@ functions: products are known by their names, all else is the rest.
 
 from __future__ import annotations
 
-import os
+from benchmarks.bound import bind_threads
 
-os.environ.setdefault("OMP_PROC_BIND", "true")
-os.environ.setdefault("OMP_PLACES", "cores")
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
+if __name__ == "__main__":
+    bind_threads()
 
 import argparse
 import ast

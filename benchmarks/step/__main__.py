@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
+from benchmarks.bound import bind_threads
 
-# Before torch is loaded: a thread that moves between cores makes small operations a hundred times slower.
-os.environ.setdefault("OMP_PROC_BIND", "true")
-os.environ.setdefault("OMP_PLACES", "cores")
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
+if __name__ == "__main__":
+    bind_threads()
 
 import argparse
 import sys

@@ -1,0 +1,36 @@
+"""Threads are tied to cores where a benchmark is the program, and nowhere else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.bound import bind_threads
+
+_PROGRAMS = ("im2col", "linears", "profile", "skipping", "step.__main__", "time_to_loss.__main__")
+
+
+def test_importing_benchmarks_ties_no_process_to_a_core() -> None:
+    """A library that loads OpenMP later would tie it: once all workers of the test suite shared the first core."""
+    imports = ", ".join(f"benchmarks.{name}" for name in _PROGRAMS)
+    code = f"import os, {imports}; print(os.environ.get('OMP_PROC_BIND'))"
+    unbound = {name: value for name, value in os.environ.items() if not name.startswith("OMP_P")}
+    found = subprocess.run([sys.executable, "-c", code], env=unbound, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "None"
+
+
+@pytest.mark.parametrize("name", _PROGRAMS)
+def test_programs_bind_before_torch_is_loaded(name: str) -> None:
+    code = Path("benchmarks", *name.split(".")).with_suffix(".py").read_text(encoding="utf-8")
+    assert 0 < code.index('if __name__ == "__main__":\n    bind_threads()') < code.index("import torch")
+
+
+def test_what_is_set_already_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OMP_PROC_BIND", "OMP_PLACES", "HF_HUB_OFFLINE"):
+        monkeypatch.setenv(name, "mine")
+    bind_threads()
+    assert os.environ["OMP_PROC_BIND"] == os.environ["OMP_PLACES"] == os.environ["HF_HUB_OFFLINE"] == "mine"
