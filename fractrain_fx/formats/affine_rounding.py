@@ -110,7 +110,13 @@ def codes_affine(
         out = (torch.empty_like(x) if out is None else out) if values else None
         if encode_compiled(x, bits, lo, span, codes, out, stochastic=stochastic, seed=seed, inside=inside):
             return codes, out
-    q = _levels_of(x, bits, lo, span, stochastic, seed, inside, out)
+    if readable(x):
+        noise = dither(x, seed) if stochastic else None
+        q = torch.empty_like(x) if out is None else out
+        for place, grid in _parts(x, bits, bits.flatten().tolist(), lo, span, inside, True):
+            grid.levels(x[place], None if noise is None else noise[place], q[place])
+    else:
+        q = _levels(x, bits, lo, _scale(bits, lo, span), stochastic, seed, inside)
     codes = (q if dtype == torch.uint8 else q - _middle(bits)).to(dtype)
     if not values:
         return codes, None
@@ -120,7 +126,7 @@ def codes_affine(
 
 def code_ends(bits: Tensor, lo: Tensor, span: Tensor, *, compiled: bool = False) -> tuple[Tensor, Tensor]:
     """Scale and zero of signed codes, ``value = scale * code + zero``: NaN where the range is not finite."""
-    if compiled and readable(lo) and lo.dtype == torch.float32:
+    if compiled and has_kernels(lo):
         return code_ends_compiled(bits, lo, span)
     scale = _scale(bits, lo, span)
     return scale, lo + scale * _middle(bits) + 0 * span
@@ -189,26 +195,6 @@ def _parts(
         grids = {width: Grid(width, lo, span, inside=inside, quick=quick) for width in kinds - {0, FLOAT_BITS}}
         return [(index, grids[width]) for index, width in enumerate(widths) if width in grids]
     return [(..., Grid(widths[0] if len(kinds) == 1 else bits, lo, span, inside=inside, quick=quick))]
-
-
-def _levels_of(
-    x: Tensor,
-    bits: Tensor,
-    lo: Tensor,
-    span: Tensor,
-    stochastic: bool,
-    seed: Tensor | None,
-    inside: bool,
-    out: Tensor | None,
-) -> Tensor:
-    """The numbers of levels in the type of ``x``, by plain operations."""
-    if not readable(x):
-        return _levels(x, bits, lo, _scale(bits, lo, span), stochastic, seed, inside)
-    noise = dither(x, seed) if stochastic else None
-    out = torch.empty_like(x) if out is None else out
-    for place, grid in _parts(x, bits, bits.flatten().tolist(), lo, span, inside, True):
-        grid.levels(x[place], None if noise is None else noise[place], out[place])
-    return out
 
 
 def _anywhere(

@@ -140,12 +140,11 @@ class Coded:
 
         C++ kernels multiply all rows that have codes at once, units for bytes those of each pair of bits.
         """
-        found = self._together(plan, call, g, codes, x) if self.multiplied and codes is not None else None
-        for fw, bw, rows in self._groups(plan, call, g, len(rounded)):
+        together = codes if self.multiplied else None
+        found = None if together is None else self._together(plan, call, g, together, x)
+        for fw, bw, rows in self._groups(plan, call, g, len(rounded), without_coded=together is not None):
             part: Tensor
             if codes is not None and _both_coded(fw, bw):
-                if self.multiplied:
-                    continue
                 part = weight_product(_some(codes, rows, narrow=bw <= CODE_BITS), _some(x, rows))
             elif has_codes(fw):
                 some = _some(x, rows)
@@ -165,17 +164,17 @@ class Coded:
             codes = codes._replace(scale=codes.scale.masked_fill(left_out, 0))
         return weight_product(codes, x, compiled=True)
 
-    def _groups(self, plan: Plan, call: Call, g: Tensor, rows: int) -> Iterator[_Group]:
+    def _groups(self, plan: Plan, call: Call, g: Tensor, rows: int, *, without_coded: bool) -> Iterator[_Group]:
         """The pairs of bits, each with its rows (``None``: all); those of samples that skip add nothing."""
         pairs = self._pairs()
         kinds = sorted(set(pairs))
-        if len(kinds) == 1:
-            yield from ((fw, bw, None) for fw, bw in kinds if bw)
+        wanted = [(fw, bw) for fw, bw in kinds if bw and not (without_coded and _both_coded(fw, bw))]
+        if len(kinds) == 1 or not wanted:
+            yield from ((fw, bw, None) for fw, bw in wanted)
             return
         numbers = self._by_row(plan, call, g, torch.tensor([kinds.index(pair) for pair in pairs]), rows)
-        for number, (fw, bw) in enumerate(kinds):
-            if bw:
-                yield fw, bw, (numbers == number).nonzero().flatten()
+        for fw, bw in wanted:
+            yield fw, bw, (numbers == kinds.index((fw, bw))).nonzero().flatten()
 
     def _pairs(self) -> list[tuple[int, int]]:
         """Bits of activation and gradient: one pair for all, or one for each sample."""

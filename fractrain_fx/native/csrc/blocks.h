@@ -78,21 +78,19 @@ template <int height>
 struct Packed {
   const std::vector<Block>& blocks;
   int64_t count, panels, space;
-  Tensor steps, sums;
+  Tensor kept;  // the memory of both
+  int32_t *steps, *sums;
 
   Packed(int64_t rows, const std::vector<Block>& of, int per)
       : blocks(of), count(rows), panels(parts_of(rows, height)), space(0) {
     for (const Block& block : blocks) space = std::max(space, parts_of(block.length, per) * height);
-    steps = at::empty({panels * tasks() * space}, at::kInt);
-    sums = at::empty({panels * tasks() * height}, at::kInt);
+    kept = at::empty({panels * tasks() * (space + height)}, at::kInt);
+    steps = kept.mutable_data_ptr<int32_t>();
+    sums = steps + panels * tasks() * space;
   }
   int64_t tasks() const { return static_cast<int64_t>(blocks.size()); }
-  int32_t* at(int64_t b, int64_t panel) const {
-    return steps.mutable_data_ptr<int32_t>() + (b * panels + panel) * space;
-  }
-  int32_t* sums_at(int64_t b, int64_t panel) const {
-    return sums.mutable_data_ptr<int32_t>() + (b * panels + panel) * height;
-  }
+  int32_t* at(int64_t b, int64_t panel) const { return steps + (b * panels + panel) * space; }
+  int32_t* sums_at(int64_t b, int64_t panel) const { return sums + (b * panels + panel) * height; }
 
   template <class Code>
   void fill(const Factor<Code>& factor, int64_t task, int per, int32_t shift) {

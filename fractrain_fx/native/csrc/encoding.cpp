@@ -1,7 +1,6 @@
 // Whole codes of rounded values, which products.cpp multiplies: level numbers around 0 (ALGORITHM 2).
 
 #include <ATen/Parallel.h>
-#include <ATen/TensorIterator.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <torch/library.h>
@@ -72,17 +71,7 @@ int64_t encode_affine(const Tensor& given, const Tensor& bits, const Tensor& lo,
   }
   Tensor unused;
   if (!values) unused = at::empty({1}, given.options()).expand(given.sizes());
-  auto iterator = at::TensorIteratorConfig()
-                      .check_all_same_dtype(false)
-                      .set_check_mem_overlap(false)
-                      .resize_outputs(false)
-                      .add_output(codes)
-                      .add_output(values ? *values : unused)
-                      .add_const_input(how.x)
-                      .add_const_input(lo)
-                      .add_const_input(how.scale)
-                      .add_const_input(how.top)
-                      .build();
+  auto iterator = iterator_of({&codes, values ? &*values : &unused}, how, lo);
   with_kinds(seed.has_value(), inside, [&](auto noisy, auto in) {
     constexpr bool kNoisy = decltype(noisy)::value, kInside = decltype(in)::value;
     const auto run = [&](auto with_values, auto code) {
@@ -113,14 +102,17 @@ std::tuple<Tensor, Tensor> code_ends(const Tensor& bits, const Tensor& lo, const
   const Tensor widths = bits.to(at::kLong).contiguous(), lows = lo.contiguous(), spans = span.contiguous();
   Tensor scale = at::empty(each_span ? span.sizes() : bits.sizes(), spans.options());
   Tensor zero = at::empty_like(scale);
+  const int64_t* bits_of = widths.const_data_ptr<int64_t>();
+  const float *low_of = lows.const_data_ptr<float>(), *span_of = spans.const_data_ptr<float>();
+  float *scale_at = scale.mutable_data_ptr<float>(), *zero_at = zero.mutable_data_ptr<float>();
   for (int64_t i = 0; i < count; ++i) {
-    const int64_t width = widths.const_data_ptr<int64_t>()[each_bits ? i : 0];
-    const float wide = spans.const_data_ptr<float>()[each_span ? i : 0];
+    const int64_t width = bits_of[each_bits ? i : 0];
+    const float wide = span_of[each_span ? i : 0];
     // 0 bits round nothing.
     const float step = scale_of(wide, std::max<int64_t>(1, width));
     const float middle = width ? (top_of(width) + 1.0f) * 0.5f : 1.0f;
-    scale.mutable_data_ptr<float>()[i] = step;
-    zero.mutable_data_ptr<float>()[i] = lows.const_data_ptr<float>()[each_span ? i : 0] + step * middle + 0.0f * wide;
+    scale_at[i] = step;
+    zero_at[i] = low_of[each_span ? i : 0] + step * middle + 0.0f * wide;
   }
   return {scale, zero};
 }

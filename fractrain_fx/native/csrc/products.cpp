@@ -116,8 +116,9 @@ class RowEnds {
   }
   // How many rows follow one another and have the same.
   int64_t alike(int64_t start, int64_t rows) const {
+    const auto first = of(start);
     int64_t end = start + 1;
-    while (end < rows && of(start) == of(end)) ++end;
+    while (end < rows && of(end) == first) ++end;
     return end - start;
   }
 };

@@ -74,6 +74,7 @@ std::tuple<Tensor, Tensor> measure(const Tensor& given, at::IntArrayRef shape) {
     }
   });
   Tensor lowest = at::empty(shape, x.options()), widest = at::empty(shape, x.options());
+  float *lowest_at = lowest.mutable_data_ptr<float>(), *widest_at = widest.mutable_data_ptr<float>();
   for (int64_t row = 0; row < rows; ++row) {
     auto [lo, hi] = parts[row * blocks];
     for (int64_t task = row * blocks; task < (row + 1) * blocks; ++task) {
@@ -81,9 +82,9 @@ std::tuple<Tensor, Tensor> measure(const Tensor& given, at::IntArrayRef shape) {
       hi = std::isnan(parts[task].hi) || parts[task].hi > hi ? parts[task].hi : hi;
     }
     const float span = hi - lo;
-    lowest.mutable_data_ptr<float>()[row] = lo;
+    lowest_at[row] = lo;
     // Finite values have a finite width; infinite ones have not, and the difference of an end to itself tells.
-    widest.mutable_data_ptr<float>()[row] = span < kWide ? span : std::min(span, kReach) + (hi - hi);
+    widest_at[row] = span < kWide ? span : std::min(span, kReach) + (hi - hi);
   }
   return {lowest, widest};
 }

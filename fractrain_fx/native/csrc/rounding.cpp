@@ -1,6 +1,5 @@
 // Rounding in one pass over memory, where plain operations take three and more (ALGORITHM 2).
 
-#include <ATen/TensorIterator.h>
 #include <torch/library.h>
 
 #include "rounding.h"
@@ -61,15 +60,7 @@ int64_t round_affine(const Tensor& given, const Tensor& bits, const Tensor& lo, 
                      std::optional<int64_t> seed, bool inside, Tensor& out) {
   const Rounding how = rounding_of(given, bits, span, seed);
   if (how.outcome != kRounded) return how.outcome;
-  auto iterator = at::TensorIteratorConfig()
-                      .set_check_mem_overlap(false)
-                      .resize_outputs(false)
-                      .add_output(out)
-                      .add_const_input(how.x)
-                      .add_const_input(lo)
-                      .add_const_input(how.scale)
-                      .add_const_input(how.top)
-                      .build();
+  auto iterator = iterator_of({&out}, how, lo);
   with_kinds(seed.has_value(), inside, [&](auto noisy, auto in) {
     iterator.for_each([&](char** data, const int64_t* strides, int64_t columns, int64_t rows) {
       round_plane<decltype(noisy)::value, decltype(in)::value>(data, strides, columns, rows, how.noise);

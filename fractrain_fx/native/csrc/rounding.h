@@ -3,11 +3,13 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <ATen/TensorIterator.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <type_traits>
 
@@ -94,6 +96,20 @@ inline Rounding rounding_of(const Tensor& given, const Tensor& bits, const Tenso
   const Noise noise{x.const_data_ptr<float>(), static_cast<uint32_t>(drawn & 0x7FFFFFFF),
                     static_cast<uint32_t>((drawn >> 31) & 0x7FFFFFFF)};
   return {kRounded, scale, top, x, noise};
+}
+
+// Goes over one or more results and what they are rounded from: values, low end, scale, highest level. One result alone
+// has to have their type.
+inline at::TensorIterator iterator_of(std::initializer_list<const Tensor*> results, const Rounding& how,
+                                      const Tensor& lo) {
+  at::TensorIteratorConfig config;
+  config.check_all_same_dtype(results.size() == 1).set_check_mem_overlap(false).resize_outputs(false);
+  for (const Tensor* result : results) config.add_output(*result);
+  return config.add_const_input(how.x)
+      .add_const_input(lo)
+      .add_const_input(how.scale)
+      .add_const_input(how.top)
+      .build();
 }
 
 // Calls run with whether there is noise, and whether all values lie inside the range, as types.
