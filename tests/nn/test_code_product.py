@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from fractrain_fx.native import kernels
+from tests.products import needs_kernels
 
-pytestmark = pytest.mark.skipif(not kernels().has_products(), reason="needs AVX2")
+pytestmark = needs_kernels
 
 _ONE, _NONE = torch.ones(()), torch.zeros(())
 # Widths of both factors, by how they are multiplied: as numbers of 16 bits, as bytes, as bytes summed up in 16 bits.

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from fractrain_fx.formats import AffineFormat
-from fractrain_fx.native import kernels
 from fractrain_fx.nn.arithmetic import AddMatMul, Arithmetic, Convolution, Linear, MatMul
 from fractrain_fx.nn.axis import BatchAxis
 from fractrain_fx.nn.coded import Coded
@@ -27,6 +26,7 @@ from fractrain_fx.nn.quantizers import (
 )
 from fractrain_fx.nn.rounding import rounded_gradient
 from fractrain_fx.nn.tuning import Tuner
+from tests.products import FORMS
 
 # Of the output, and of the gradients of the activation, the weight, what was added, and the choice (which is a sum over
 # the gradient of the activation). Largest error over largest value.
@@ -61,12 +61,7 @@ _CASES: dict[str, Case] = {
 }
 
 
-def _forms() -> list[bool]:
-    """Units for bytes, and the C++ kernels where there are some."""
-    return [False, True] if kernels().has_products() else [False]
-
-
-@pytest.fixture(params=_forms(), ids=lambda compiled: "kernels" if compiled else "units")
+@pytest.fixture(params=FORMS, ids=lambda compiled: "kernels" if compiled else "units")
 def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether C++ kernels round and multiply, as on a CPU that has no units for bytes."""
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: not request.param)

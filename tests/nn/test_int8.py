@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from fractrain_fx.native import kernels
 from fractrain_fx.nn import int8
 from fractrain_fx.nn.int8 import HIGH, LOW, Codes, error_product, int_mm, limbs_of, product, weight_product
+from tests.products import FORMS, needs_kernels
 
 
 def _bytes(*shape: int) -> Tensor:
@@ -65,12 +65,7 @@ def test_two_bytes_hold_all_numbers_of_16_bits() -> None:
     assert torch.equal(256 * limbs[..., HIGH] + limbs[..., LOW] + 128, numbers.float())
 
 
-def _forms() -> list[bool]:
-    """Units for bytes, and the C++ kernels where there are some."""
-    return [False, True] if kernels().has_products() else [False]
-
-
-@pytest.mark.parametrize("compiled", _forms())
+@pytest.mark.parametrize("compiled", FORMS)
 @pytest.mark.parametrize("by_row", [False, True])
 def test_the_forward_product(by_row: bool, compiled: bool) -> None:
     torch.manual_seed(0)
@@ -82,7 +77,7 @@ def test_the_forward_product(by_row: bool, compiled: bool) -> None:
     assert _error(product(x, w, bias, compiled=compiled), wanted + bias) < 1e-6
 
 
-@pytest.mark.parametrize("compiled", _forms())
+@pytest.mark.parametrize("compiled", FORMS)
 def test_the_error_product_rounds_each_row_in_units_of_its_own(compiled: bool) -> None:
     torch.manual_seed(0)
     w = Codes(_bytes(12, 20), torch.rand(12) + 0.1, torch.randn(12))
@@ -94,7 +89,7 @@ def test_the_error_product_rounds_each_row_in_units_of_its_own(compiled: bool) -
         assert _error(dx[row], wanted[row]) < 1e-4
 
 
-@pytest.mark.parametrize("compiled", _forms())
+@pytest.mark.parametrize("compiled", FORMS)
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_a_bad_gradient_shows_in_its_row(bad: float, compiled: bool) -> None:
     w = Codes(_bytes(12, 20), torch.rand(12) + 0.1, torch.zeros(12))
@@ -104,7 +99,7 @@ def test_a_bad_gradient_shows_in_its_row(bad: float, compiled: bool) -> None:
     assert not dx[4].isfinite().any() and dx[[*range(4), *range(5, 30)]].isfinite().all()
 
 
-@pytest.mark.parametrize("compiled", _forms())
+@pytest.mark.parametrize("compiled", FORMS)
 @pytest.mark.parametrize("wide", [False, True])
 def test_the_weight_product(wide: bool, compiled: bool) -> None:
     torch.manual_seed(0)
@@ -114,7 +109,7 @@ def test_the_weight_product(wide: bool, compiled: bool) -> None:
     assert _error(weight_product(g, x, compiled=compiled), _values(g).T @ _values(x)) < 1e-6
 
 
-@pytest.mark.skipif(not kernels().has_products(), reason="needs AVX2")
+@needs_kernels
 @pytest.mark.parametrize("wide", [False, True])
 @pytest.mark.parametrize("runs", [True, False])
 def test_rows_with_scales_of_their_own_are_multiplied_together(runs: bool, wide: bool) -> None:

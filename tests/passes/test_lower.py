@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fractrain_fx import Engine, FracConfig, FracModel, Pin, Precision, fractrainify, plan, summarize
-from fractrain_fx.native import kernels
 from fractrain_fx.passes import unlowered
+from tests.products import needs_kernels
 
 
 class _Block(nn.Module):
@@ -156,7 +156,7 @@ def test_without_the_kernel_all_stays_float_and_is_said(
     assert f"but not here: {reason}" in " ".join(str(summarize(model)).split())
 
 
-@pytest.mark.skipif(not kernels().has_products(), reason="needs AVX2")
+@needs_kernels
 def test_with_compiled_rounding_kernels_multiply_without_units_for_bytes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -185,7 +185,7 @@ def test_the_form_is_timed_in_the_first_training_step_only(monkeypatch: pytest.M
     assert _timed(model) == set(model.kernels().values())
 
 
-@pytest.mark.skipif(not kernels().has_products(), reason="needs AVX2")
+@needs_kernels
 def test_kernels_are_timed_anew_for_other_widths(monkeypatch: pytest.MonkeyPatch) -> None:
     """They take less time for fewer bits; units for bytes do not."""
     for vnni, kinds in ((False, 4), (True, 2)):
