@@ -51,14 +51,22 @@ def round_affine(
     """
     if not readable(x):
         return _anywhere(x, bits, lo, span, stochastic, seed, inside)
+
+    def by_kernel(values: Tensor, out: Tensor | None) -> Tensor | None:
+        if not compiled or not has_kernels(values, lo):
+            return None
+        return round_compiled(values, bits, lo, span, stochastic=stochastic, seed=seed, inside=inside, out=out)
+
+    if x.dtype == lo.dtype and (rounded := by_kernel(x, out)) is not None:
+        return rounded
     widths = [int(bits)] if bits.ndim == 0 else bits.flatten().tolist()
     kinds = set(widths)
     if kinds <= {0, FLOAT_BITS}:
         return x
-    work, out = (x, out) if x.dtype == lo.dtype else (copied := x.to(lo.dtype), copied)
-    if compiled and has_kernels(work, lo):
-        rounded = round_compiled(work, bits, lo, span, stochastic=stochastic, seed=seed, inside=inside, out=out)
-        if rounded is not None:
+    work = x
+    if x.dtype != lo.dtype:
+        work = out = x.to(lo.dtype)
+        if (rounded := by_kernel(work, out)) is not None:
             return rounded.to(x.dtype)
     noise = dither(work, seed) if stochastic else None
     parts = _parts(work, bits, widths, lo, span, inside, quick)

@@ -51,7 +51,16 @@ def kernels() -> Any:
             f"rounding='compiled' needs a C++ compiler (g++ or clang++) and ninja (pip install ninja): {error}. "
             "Write rounding='eager'"
         ) from error
-    return torch.ops.fractrain_fx
+    return _Ops()
+
+
+class _Ops:
+    """Each op as its one overload: to choose it anew takes longer at every call than a small op."""
+
+    def __getattr__(self, name: str) -> Any:
+        op = getattr(torch.ops.fractrain_fx, name).default
+        setattr(self, name, op)
+        return op
 
 
 def _flags() -> list[str]:

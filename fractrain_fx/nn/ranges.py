@@ -50,10 +50,12 @@ class RunningRange(nn.Module):
     def _update(self, lo: Tensor, span: Tensor) -> None:
         if readable(span):  # a pass over one number costs as much as one over thousands
             if math.isfinite(float(span)) and math.isfinite(float(lo)):
-                weight = 1 - self.keep if self.seen else 1.0
+                seen = bool(self.seen)
+                weight = 1 - self.keep if seen else 1.0
                 self.lo.lerp_(lo, weight)
                 self.span.lerp_(span, weight)
-                self.seen.fill_(True)
+                if not seen:
+                    self.seen.fill_(True)
             return
         # Tensor arithmetic throughout, as a branch on `seen` would break a compiled graph; and little of it, as every
         # op here is compiled once for each quantized activation. The unseen range is 0, which its weight leaves exact.

@@ -14,46 +14,45 @@ namespace {
 
 enum Operand { kCode, kValue, kX, kLo, kScale, kTop, kOperands };
 
-// The innermost two dimensions, of any strides (in bytes). A highest level of 0 leaves values as they are, with code 0.
+// Values that lie one behind the other, on one grid. What is left as it is has code 0.
+template <bool noisy, bool inside, bool values, class Code>
+void encode_run(const float* x, Code* codes, float* out, int64_t count, const Grid& grid, const Noise& noise) {
+  if (grid.top == 0.0f) {
+    std::fill_n(codes, count, Code{0});
+    if (values && out != x) std::copy_n(x, count, out);
+    return;
+  }
+  constexpr float kMiddle = std::is_signed_v<Code> ? 0.5f : 0.0f;
+  const float lo = grid.lo, scale = grid.scale, top = grid.top, middle = (top + 1.0f) * kMiddle;
+  in_parts(count, [=](int64_t first, int32_t part) {
+    const float* from = x + first;
+    Code* code = codes + first;
+    float* to = values ? out + first : nullptr;
+    const uint32_t position = static_cast<uint32_t>(from - noise.first);
+#pragma omp simd
+    for (int32_t i = 0; i < part; ++i) {
+      const float q = level<noisy>(from[i], lo, scale, top, position + static_cast<uint32_t>(i), noise);
+      code[i] = static_cast<Code>(static_cast<int32_t>(q - middle));
+      if constexpr (values) to[i] = value_of<inside>(q, from[i], lo, scale);
+    }
+  });
+}
+
+// The innermost two dimensions, of any strides (in bytes).
 template <bool noisy, bool inside, bool values, class Code>
 void encode_plane(char** data, const int64_t* strides, int64_t columns, int64_t rows, const Noise& noise) {
   constexpr int64_t size = sizeof(float);
   const bool dense = strides[kCode] == sizeof(Code) && strides[kValue] == (values ? size : 0) && strides[kX] == size &&
                      strides[kTop] == 0 && strides[kLo] == 0 && strides[kScale] == 0;
+  // A row of values on one grid, or one value.
+  const int64_t step = dense ? columns : 1;
   for (int64_t row = 0; row < rows; ++row) {
-    const auto at = [&](int which, int64_t column) {
-      return data[which] + row * strides[kOperands + which] + column * strides[which];
-    };
-    const auto number = [&](int which, int64_t column) { return *reinterpret_cast<const float*>(at(which, column)); };
-    const auto one = [&](float x, float lo, float scale, float top, const float* place, Code& code, float* value) {
-      const auto position = static_cast<uint32_t>(place - noise.first);
-      const float q = level<noisy>(x, lo, scale, top, position, noise);
-      constexpr float kMiddle = std::is_signed_v<Code> ? 0.5f : 0.0f;
-      code = static_cast<Code>(static_cast<int32_t>(q - (top + 1.0f) * kMiddle));
-      if constexpr (values) *value = value_of<inside>(q, x, lo, scale);
-    };
-    const float top = number(kTop, 0), lo = number(kLo, 0), scale = number(kScale, 0);
-    auto* codes = reinterpret_cast<Code*>(at(kCode, 0));
-    auto* out = reinterpret_cast<float*>(at(kValue, 0));
-    const auto* x = reinterpret_cast<const float*>(at(kX, 0));
-    if (dense && top == 0.0f) {
-      std::fill_n(codes, columns, Code{0});
-      if (values && out != x) std::copy(x, x + columns, out);
-    } else if (dense) {
-#pragma omp simd
-      for (int64_t i = 0; i < columns; ++i) one(x[i], lo, scale, top, x + i, codes[i], values ? out + i : nullptr);
-    } else {
-      for (int64_t i = 0; i < columns; ++i) {
-        auto& code = *reinterpret_cast<Code*>(at(kCode, i));
-        auto* value = reinterpret_cast<float*>(at(kValue, i));
-        const auto* place = reinterpret_cast<const float*>(at(kX, i));
-        if (number(kTop, i) != 0.0f) {
-          one(*place, number(kLo, i), number(kScale, i), number(kTop, i), place, code, value);
-        } else {
-          code = 0;
-          if (values) *value = *place;
-        }
-      }
+    for (int64_t i = 0; i < columns; i += step) {
+      const auto at = [&](int which) { return data[which] + row * strides[kOperands + which] + i * strides[which]; };
+      const auto number = [&](int which) { return *reinterpret_cast<const float*>(at(which)); };
+      encode_run<noisy, inside, values>(reinterpret_cast<const float*>(at(kX)), reinterpret_cast<Code*>(at(kCode)),
+                                        reinterpret_cast<float*>(at(kValue)), step,
+                                        {number(kLo), number(kScale), number(kTop)}, noise);
     }
   }
 }
@@ -62,22 +61,33 @@ void encode_plane(char** data, const int64_t* strides, int64_t columns, int64_t 
 // the levels, others those less 2^(bits-1).
 int64_t encode_affine(const Tensor& given, const Tensor& bits, const Tensor& lo, const Tensor& span,
                       std::optional<int64_t> seed, bool inside, Tensor& codes, const std::optional<Tensor>& values) {
-  const Rounding how = rounding_of(given, bits, span, seed);
+  const Rounding how = rounding_of(given, bits, lo, span, seed);
   if (how.outcome == kRefused) return kRefused;
   if (how.outcome == kUnrounded) {
     codes.zero_();
     if (values) values->copy_(given);
     return kUnrounded;
   }
-  Tensor unused;
-  if (!values) unused = at::empty({1}, given.options()).expand(given.sizes());
-  auto iterator = iterator_of({&codes, values ? &*values : &unused}, how, lo);
-  with_kinds(seed.has_value(), inside, [&](auto noisy, auto in) {
-    constexpr bool kNoisy = decltype(noisy)::value, kInside = decltype(in)::value;
+  const std::optional<Runs> runs = runs_of(how, {&codes, values ? &*values : &codes});
+  with_kinds(seed.has_value(), inside, [&](auto is_noisy, auto is_inside) {
+    constexpr bool noisy = decltype(is_noisy)::value, within = decltype(is_inside)::value;
     const auto run = [&](auto with_values, auto code) {
       using Code = decltype(code);
+      constexpr bool both = decltype(with_values)::value;
+      if (runs) {
+        const float* x = how.x.const_data_ptr<float>();
+        Code* target = codes.mutable_data_ptr<Code>();
+        float* out = both ? values->mutable_data_ptr<float>() : nullptr;
+        for_runs(*runs, [&](int64_t first, int64_t count, const Grid& grid) {
+          encode_run<noisy, within, both>(x + first, target + first, both ? out + first : nullptr, count, grid,
+                                          how.noise);
+        });
+        return;
+      }
+      const Tensor unused = both ? Tensor() : at::empty({1}, given.options()).expand(given.sizes());
+      auto iterator = iterator_of({&codes, both ? &*values : &unused}, how);
       iterator.for_each([&](char** data, const int64_t* strides, int64_t columns, int64_t rows) {
-        encode_plane<kNoisy, kInside, decltype(with_values)::value, Code>(data, strides, columns, rows, how.noise);
+        encode_plane<noisy, within, both, Code>(data, strides, columns, rows, how.noise);
       });
     };
     const auto with = [&](auto code) { values ? run(Yes{}, code) : run(No{}, code); };
@@ -99,14 +109,14 @@ std::tuple<Tensor, Tensor> code_ends(const Tensor& bits, const Tensor& lo, const
   const bool each_bits = bits.numel() == count, each_span = span.numel() == count;
   TORCH_CHECK((each_bits || bits.numel() == 1) && (each_span || span.numel() == 1) && lo.numel() == span.numel(),
               "expected bits and ranges of which one is one number, or both are as many");
-  const Tensor widths = bits.to(at::kLong).contiguous(), lows = lo.contiguous(), spans = span.contiguous();
+  const Widths widths = widths_of(bits);
+  const Tensor lows = lo.contiguous(), spans = span.contiguous();
   Tensor scale = at::empty(each_span ? span.sizes() : bits.sizes(), spans.options());
   Tensor zero = at::empty_like(scale);
-  const int64_t* bits_of = widths.const_data_ptr<int64_t>();
   const float *low_of = lows.const_data_ptr<float>(), *span_of = spans.const_data_ptr<float>();
   float *scale_at = scale.mutable_data_ptr<float>(), *zero_at = zero.mutable_data_ptr<float>();
   for (int64_t i = 0; i < count; ++i) {
-    const int64_t width = bits_of[each_bits ? i : 0];
+    const int64_t width = widths[each_bits ? i : 0];
     const float wide = span_of[each_span ? i : 0];
     // 0 bits round nothing.
     const float step = scale_of(wide, std::max<int64_t>(1, width));

@@ -14,7 +14,26 @@ inline float rounded(float x, float lo, float scale, float top, uint32_t positio
   return value_of<inside>(level<noisy>(x, lo, scale, top, position, noise), x, lo, scale);
 }
 
-// The innermost two dimensions, of any strides (in bytes). A highest level of 0 leaves values as they are.
+// Values that lie one behind the other, on one grid.
+template <bool noisy, bool inside>
+void round_run(const float* x, float* out, int64_t count, const Grid& grid, const Noise& noise) {
+  if (grid.top == 0.0f) {
+    if (out != x) std::copy_n(x, count, out);
+    return;
+  }
+  const float lo = grid.lo, scale = grid.scale, top = grid.top;
+  in_parts(count, [=](int64_t first, int32_t part) {
+    const float* from = x + first;
+    float* to = out + first;
+    const uint32_t position = static_cast<uint32_t>(from - noise.first);
+#pragma omp simd
+    for (int32_t i = 0; i < part; ++i) {
+      to[i] = rounded<noisy, inside>(from[i], lo, scale, top, position + static_cast<uint32_t>(i), noise);
+    }
+  });
+}
+
+// The innermost two dimensions, of any strides (in bytes).
 template <bool noisy, bool inside>
 void round_plane(char** data, const int64_t* strides, int64_t columns, int64_t rows, const Noise& noise) {
   constexpr int64_t size = sizeof(float);
@@ -29,14 +48,8 @@ void round_plane(char** data, const int64_t* strides, int64_t columns, int64_t r
     const float *x = at(kX, 0), *lo = at(kLo, 0), *scale = at(kScale, 0);
     const float top = *at(kTop, 0);
     const uint32_t position = static_cast<uint32_t>(x - noise.first);
-    if (dense && top == 0.0f) {
-      if (out != x) std::copy(x, x + columns, out);
-    } else if (dense && same_grid) {
-      const float low = *lo, step = *scale;
-#pragma omp simd
-      for (int64_t i = 0; i < columns; ++i) {
-        out[i] = rounded<noisy, inside>(x[i], low, step, top, position + static_cast<uint32_t>(i), noise);
-      }
+    if (dense && (same_grid || top == 0.0f)) {
+      round_run<noisy, inside>(x, out, columns, {*lo, *scale, top}, noise);
     } else if (dense && each_grid) {
 #pragma omp simd
       for (int64_t i = 0; i < columns; ++i) {
@@ -58,13 +71,22 @@ void round_plane(char** data, const int64_t* strides, int64_t columns, int64_t r
 // Rounds values, which may be out itself, to bits in a range; writes nothing where rounding_of says so.
 int64_t round_affine(const Tensor& given, const Tensor& bits, const Tensor& lo, const Tensor& span,
                      std::optional<int64_t> seed, bool inside, Tensor& out) {
-  const Rounding how = rounding_of(given, bits, span, seed);
+  const Rounding how = rounding_of(given, bits, lo, span, seed);
   if (how.outcome != kRounded) return how.outcome;
-  auto iterator = iterator_of({&out}, how, lo);
-  with_kinds(seed.has_value(), inside, [&](auto noisy, auto in) {
-    iterator.for_each([&](char** data, const int64_t* strides, int64_t columns, int64_t rows) {
-      round_plane<decltype(noisy)::value, decltype(in)::value>(data, strides, columns, rows, how.noise);
-    });
+  const std::optional<Runs> runs = runs_of(how, {&out});
+  with_kinds(seed.has_value(), inside, [&](auto is_noisy, auto is_inside) {
+    constexpr bool noisy = decltype(is_noisy)::value, within = decltype(is_inside)::value;
+    if (runs) {
+      const float* x = how.x.const_data_ptr<float>();
+      float* target = out.mutable_data_ptr<float>();
+      for_runs(*runs, [&](int64_t first, int64_t count, const Grid& grid) {
+        round_run<noisy, within>(x + first, target + first, count, grid, how.noise);
+      });
+    } else {
+      iterator_of({&out}, how).for_each([&](char** data, const int64_t* strides, int64_t columns, int64_t rows) {
+        round_plane<noisy, within>(data, strides, columns, rows, how.noise);
+      });
+    }
   });
   return kRounded;
 }

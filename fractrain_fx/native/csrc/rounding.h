@@ -2,9 +2,11 @@
 
 #pragma once
 
-#include <ATen/core/Tensor.h>
+#include <ATen/Parallel.h>
 #include <ATen/TensorIterator.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <c10/util/SmallVector.h>
 
 #include <algorithm>
 #include <cmath>
@@ -12,6 +14,7 @@
 #include <initializer_list>
 #include <optional>
 #include <type_traits>
+#include <vector>
 
 #include "grid.h"
 
@@ -54,62 +57,122 @@ inline float value_of(float q, float x, float lo, float scale) {
 
 enum Outcome : int64_t { kUnrounded, kRounded, kRefused };
 
-// Distance between levels for each of some bits, of whose highest levels top is, or for each of some ranges. Where bits
-// round nothing it is not read.
-inline Tensor scales(const Tensor& widths, const Tensor& top, const Tensor& spans) {
-  if (spans.numel() > 1 && widths.numel() > 1) return spans.div(top.clamp_min(1.0)).clamp_min_(kSmallestScale);
-  const bool one_span = spans.numel() == 1, one_width = widths.numel() == 1;
-  Tensor scale = at::empty(one_span ? widths.sizes() : spans.sizes(), spans.options());
-  const int64_t* width = widths.const_data_ptr<int64_t>();
-  const float* wide = spans.const_data_ptr<float>();
-  float* step = scale.mutable_data_ptr<float>();
-  for (int64_t i = 0; i < scale.numel(); ++i) {
-    const int64_t bits = width[one_width ? 0 : i];
-    step[i] = is_rounded(bits) ? scale_of(wide[one_span ? 0 : i], bits) : 1.0f;
-  }
-  return scale;
+using Widths = c10::SmallVector<int64_t, 16>;
+
+inline Widths widths_of(const Tensor& bits) {
+  const bool is_int = bits.scalar_type() == at::kInt;
+  const Tensor numbers = (is_int ? bits : bits.to(at::kLong)).contiguous();
+  Widths widths(numbers.numel());
+  is_int ? std::copy_n(numbers.const_data_ptr<int32_t>(), widths.size(), widths.begin())
+         : std::copy_n(numbers.const_data_ptr<int64_t>(), widths.size(), widths.begin());
+  return widths;
 }
 
-// How a tensor is rounded.
+// How a tensor is rounded. Bits, low ends and widths of ranges broadcast against it.
 struct Rounding {
-  Outcome outcome;    // nothing can be done where all bits are 0 or 32, or differences in a range may overflow
-  Tensor scale, top;  // broadcast against it; a highest level of 0 leaves values as they are
-  Tensor x;           // its values, where noise can be told from their places in memory
+  Outcome outcome;  // nothing can be done where all bits are 0 or 32, or differences in a range may overflow
+  Widths widths;
+  Tensor bits, lo, span;
+  Tensor x;  // its values, where noise can be told from their places in memory
   Noise noise;
 };
 
-// Bits are whole numbers; they and the range broadcast against the values.
-inline Rounding rounding_of(const Tensor& given, const Tensor& bits, const Tensor& span, std::optional<int64_t> seed) {
-  const Tensor widths = bits.to(at::kLong).contiguous(), spans = span.contiguous();
-  const int64_t *width = widths.const_data_ptr<int64_t>();
-  const float* wide = spans.const_data_ptr<float>();
-  if (std::none_of(width, width + widths.numel(), is_rounded)) return {kUnrounded, {}, {}, {}, {}};
+inline Rounding rounding_of(const Tensor& given, const Tensor& bits, const Tensor& low, const Tensor& wide,
+                            std::optional<int64_t> seed) {
+  const Widths widths = widths_of(bits);
+  if (std::none_of(widths.begin(), widths.end(), is_rounded)) return {kUnrounded, {}, {}, {}, {}, {}, {}};
+  const Tensor lo = low.contiguous(), span = wide.contiguous();
+  const float* spans = span.const_data_ptr<float>();
   const auto modest = [](float each) { return each < kWide; };
-  if (!std::all_of(wide, wide + spans.numel(), modest)) return {kRefused, {}, {}, {}, {}};
-  Tensor top = at::empty(widths.sizes(), spans.options());
-  std::transform(width, width + widths.numel(), top.mutable_data_ptr<float>(),
-                 [](int64_t each) { return is_rounded(each) ? top_of(each) : 0.0f; });
-  const Tensor scale = scales(widths, top, spans);
+  if (!std::all_of(spans, spans + span.numel(), modest)) return {kRefused, {}, {}, {}, {}, {}, {}};
   // Noise belongs to a place in memory, which is one value's own only where values fill theirs.
   const Tensor x = !seed || given.is_non_overlapping_and_dense() ? given : given.contiguous();
   const uint64_t drawn = static_cast<uint64_t>(seed.value_or(0));
   const Noise noise{x.const_data_ptr<float>(), static_cast<uint32_t>(drawn & 0x7FFFFFFF),
                     static_cast<uint32_t>((drawn >> 31) & 0x7FFFFFFF)};
-  return {kRounded, scale, top, x, noise};
+  return {kRounded, widths, bits, lo, span, x, noise};
 }
 
-// Goes over one or more results and what they are rounded from: values, low end, scale, highest level. One result alone
-// has to have their type.
-inline at::TensorIterator iterator_of(std::initializer_list<const Tensor*> results, const Rounding& how,
-                                      const Tensor& lo) {
+// The levels of some values; a highest one of 0 leaves them as they are.
+struct Grid {
+  float lo, scale, top;
+};
+
+inline Grid grid_of(float lo, float span, int64_t bits) {
+  return is_rounded(bits) ? Grid{lo, scale_of(span, bits), top_of(bits)} : Grid{lo, 1.0f, 0.0f};
+}
+
+// Values in memory as runs of one length, each with its own grid, or all with one.
+struct Runs {
+  int64_t length;
+  std::vector<Grid> grids;
+};
+
+// Most tensors are runs, with their results in the same order: those with one grid, of whatever dimensions, and those
+// with one for each entry of a first dimension that is outermost in memory. A plan of strides would cost small tensors
+// more than their rounding.
+inline std::optional<Runs> runs_of(const Rounding& how, std::initializer_list<const Tensor*> results) {
+  const Tensor& x = how.x;
+  if (!x.is_non_overlapping_and_dense() || how.lo.numel() != how.span.numel()) return std::nullopt;
+  for (const Tensor* result : results) {
+    if (result->strides() != x.strides()) return std::nullopt;
+  }
+  int64_t count = 1;
+  for (const Tensor* each : {&how.bits, &how.span}) {
+    if (each->numel() == 1) continue;
+    count = x.size(0);
+    const bool by_entry = each->dim() == x.dim() && each->numel() == count && each->size(0) == count;
+    if (!by_entry || x.stride(0) * count != x.numel()) return std::nullopt;
+  }
+  const float *lo = how.lo.const_data_ptr<float>(), *span = how.span.const_data_ptr<float>();
+  const bool each_span = how.span.numel() > 1, each_width = how.widths.size() > 1;
+  Runs runs{x.numel() / count, std::vector<Grid>(count)};
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t place = each_span ? i : 0;
+    runs.grids[i] = grid_of(lo[place], span[place], how.widths[each_width ? i : 0]);
+  }
+  return runs;
+}
+
+// Calls take with parts of runs on all threads: index of the first value, how many they are, and their grid.
+template <class Take>
+void for_runs(const Runs& runs, Take&& take) {
+  const int64_t count = static_cast<int64_t>(runs.grids.size());
+  at::parallel_for(0, count * runs.length, at::internal::GRAIN_SIZE, [&](int64_t begin, int64_t end) {
+    while (begin < end) {
+      const int64_t run = begin / runs.length, stop = std::min(end, (run + 1) * runs.length);
+      take(begin, stop - begin, runs.grids[run]);
+      begin = stop;
+    }
+  });
+}
+
+// Goes over one or more results and what they are rounded from, of any strides: values, low end, scale, highest level.
+// One result alone has to have their type.
+inline at::TensorIterator iterator_of(std::initializer_list<const Tensor*> results, const Rounding& how) {
+  Tensor top = at::empty(how.bits.sizes(), how.span.options());
+  std::transform(how.widths.begin(), how.widths.end(), top.mutable_data_ptr<float>(),
+                 [](int64_t each) { return is_rounded(each) ? top_of(each) : 0.0f; });
+  const Tensor scale = how.span.div(top.clamp_min(1.0)).clamp_min_(kSmallestScale);
   at::TensorIteratorConfig config;
   config.check_all_same_dtype(results.size() == 1).set_check_mem_overlap(false).resize_outputs(false);
   for (const Tensor* result : results) config.add_output(*result);
   return config.add_const_input(how.x)
-      .add_const_input(lo)
-      .add_const_input(how.scale)
-      .add_const_input(how.top)
+      .add_const_input(how.lo)
+      .add_owned_const_input(scale)
+      .add_owned_const_input(top)
       .build();
+}
+
+// Calls take with parts of some values, first index and count, that 32 bits can count: with 64 a loop that also counts places for
+// noise takes a third longer. What take captures, it has to copy: to write a byte might change all that it refers to, so
+// that the loop would not be one of vectors.
+template <class Take>
+void in_parts(int64_t count, Take&& take) {
+  constexpr int64_t kMost = int64_t{1} << 30;
+  for (int64_t first = 0; first < count; first += kMost) {
+    take(first, static_cast<int32_t>(std::min(kMost, count - first)));
+  }
 }
 
 // Calls run with whether there is noise, and whether all values lie inside the range, as types.
