@@ -11,7 +11,18 @@ from fractrain_fx.config import FracConfig
 from fractrain_fx.nn.fused import FusedOp
 from fractrain_fx.nn.swapped import NUMERICS
 from fractrain_fx.nn.tuning import Tuner
-from fractrain_fx.passes import Dispatch, Fuse, FuseSkips, Lower, Swap, fused_ops, ops_of, unlowered, unswapped
+from fractrain_fx.passes import (
+    Dispatch,
+    Fuse,
+    FuseSkips,
+    Lower,
+    Swap,
+    Unmask,
+    fused_ops,
+    ops_of,
+    unlowered,
+    unswapped,
+)
 
 __all__ = ["Running"]
 
@@ -41,6 +52,7 @@ class Running:
         if not torch.compiler.is_compiling() and self._code is not self._shown._code:
             copied = RecordedModule.over(self._shown, self._shown._modules, copy.deepcopy(self._shown.graph))
             Fuse(self._config.saved)(copied)
+            Unmask()(copied)
             if self._config.lowers:
                 Lower(self._config, self._tuner)(copied)
             if self._config.torchao is not None:

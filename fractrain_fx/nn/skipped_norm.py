@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fractrain_fx.formats.bits import readable, work_dtype
 from fractrain_fx.nn.gates import Skip
+from fractrain_fx.nn.original import Original, is_hooked
 
 __all__ = ["SkippedNorm", "is_plain_norm"]
 
@@ -22,23 +23,19 @@ class SkippedNorm(nn.Module):
     that the sum of ``g * norm(x)`` over a sample follows from those of ``g * x`` and ``g``.
 
     Args:
-        modules: children of the model, by name. The norm is looked up at each call, as another one (a synchronised
-            one, say) may have taken its place, which then runs as it is.
-        path: of the norm.
+        norm: the norm; where it is no plain one (any more), it runs as it is.
         skip: where the samples lie, and what is done where this form is not for.
     """
 
-    def __init__(self, modules: dict[str, nn.Module], path: str, skip: Skip) -> None:
+    def __init__(self, norm: Original, skip: Skip) -> None:
         super().__init__()
         # In a tuple, which torch does not register as children: their state must not get a second name.
-        self._parts = (modules, path.split("."), skip)
+        self._parts = (norm, skip)
 
     def forward(self, x: Float[Tensor, "*dims"], choice: Float[Tensor, "batch options"]) -> Float[Tensor, "*dims"]:
         """What the norm gives, and zero for samples that skip; the norm's running averages move as always."""
-        modules, path, skip = self._parts
-        for name in path[:-1]:
-            modules = modules[name]._modules  # type: ignore[assignment]
-        norm = modules[path[-1]]
+        original, skip = self._parts
+        norm = original.find()
         if not (is_plain_norm(norm) and readable(x) and x.numel()):
             masked: Tensor = skip(norm(x), choice)
             return masked
@@ -56,8 +53,7 @@ def is_plain_norm(norm: nn.Module) -> bool:
     """Whether a module computes torch's own batch norm, with samples in dimension 0, and nobody listens to it."""
     if type(norm) not in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
         return False
-    hooks = (norm._forward_hooks, norm._forward_pre_hooks, norm._backward_hooks, norm._backward_pre_hooks)
-    return norm.momentum is not None and not any(hooks)
+    return norm.momentum is not None and not is_hooked(norm)
 
 
 class _SkippedNorm(torch.autograd.Function):

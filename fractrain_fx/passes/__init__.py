@@ -34,6 +34,7 @@ from fractrain_fx.passes.quantize import Quantize
 from fractrain_fx.passes.separate import Separate
 from fractrain_fx.passes.shapes import Shapes
 from fractrain_fx.passes.swap import Swap, unswapped
+from fractrain_fx.passes.unmask import Unmask
 
 __all__ = [
     "FIXED_BATCH",
@@ -60,6 +61,7 @@ __all__ = [
     "Separate",
     "Shapes",
     "Swap",
+    "Unmask",
     "analysis_passes",
     "blocks_of",
     "controller_size",

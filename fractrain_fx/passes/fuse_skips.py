@@ -10,6 +10,7 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from fractrain_fx.errors import PassError
 from fractrain_fx.nn.gates import Skip
+from fractrain_fx.nn.original import Original
 from fractrain_fx.nn.skipped_norm import SkippedNorm, is_plain_norm
 from fractrain_fx.passes.facts import facts
 from fractrain_fx.passes.graph import call, insert_module, owner_module
@@ -33,7 +34,8 @@ class FuseSkips(PassBase):
             assert isinstance(module, Skip)
             children = cast(dict[str, nn.Module], graph_module._modules)
             path = f"fused.{str(skip.target).rpartition('.')[2]}_norm"
-            insert_module(graph_module, path, lambda n=norm, m=module, c=children: SkippedNorm(c, str(n.target), m))  # type: ignore[misc]
+            original = Original(children, str(norm.target))
+            insert_module(graph_module, path, lambda o=original, m=module: SkippedNorm(o, m))  # type: ignore[misc]
             with graph_module.graph.inserting_before(skip):
                 fused = call(
                     graph_module.graph,

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fractrain_fx.nn.axis import BatchAxis
 from fractrain_fx.nn.gates import Skip
+from fractrain_fx.nn.original import Original
 from fractrain_fx.nn.skipped_norm import SkippedNorm
 
 SHAPES = {"1d": (6, 4), "sequence": (6, 4, 5), "2d": (6, 4, 5, 3), "3d": (6, 4, 2, 3, 2)}
@@ -30,7 +31,7 @@ def made(kind: str, **options: object) -> nn.Module:
 def run(norm: nn.Module, x: Tensor, choice: Tensor, *, fused: bool) -> dict[str, Tensor]:
     norm, skip = copy.deepcopy(norm), Skip(BatchAxis())
     x, choice = x.clone().requires_grad_(), choice.clone().requires_grad_()
-    out = SkippedNorm({"bn": norm}, "bn", skip)(x, choice) if fused else skip(norm(x), choice)
+    out = SkippedNorm(Original({"bn": norm}, "bn"), skip)(x, choice) if fused else skip(norm(x), choice)
     out.square().sum().backward()
     parameters = {name: p.grad for name, p in norm.named_parameters()}
     return {"out": out.detach(), "x": x.grad, "choice": choice.grad, **parameters, **dict(norm.named_buffers())}
@@ -55,7 +56,7 @@ def test_half_types_and_running_averages_that_move_on_before_backward() -> None:
     norm = made("2d").bfloat16().eval()
     x, choice = torch.randn(3, 4, 2, 2).bfloat16(), torch.eye(3).bfloat16()
     inputs = [each.clone().requires_grad_() for each in (x, choice)]
-    out = SkippedNorm({"bn": norm}, "bn", Skip(BatchAxis()))(*inputs)
+    out = SkippedNorm(Original({"bn": norm}, "bn"), Skip(BatchAxis()))(*inputs)
     y = norm(x).float()
     norm.running_var.mul_(9)
     out.sum().backward()
@@ -70,7 +71,7 @@ def test_another_module_in_the_norms_place_runs_as_it_is() -> None:
             return 2 * super().forward(x)
 
     modules: dict[str, nn.Module] = {"block": nn.Sequential(made("2d"))}
-    fused = SkippedNorm(modules, "block.0", Skip(BatchAxis()))
+    fused = SkippedNorm(Original(modules, "block.0"), Skip(BatchAxis()))
     x, choice = torch.randn(2, 4, 3, 3), torch.tensor([[0.0, 1.0], [0.0, 1.0]])
     before = fused(x, choice)
     modules["block"][0] = Doubled(4)  # type: ignore[index]
