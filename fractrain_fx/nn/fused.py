@@ -13,9 +13,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from fractrain_fx.config import Saved
-from fractrain_fx.nn.arithmetic import Arithmetic
+from fractrain_fx.nn.arithmetic import Arithmetic, Needs
 from fractrain_fx.nn.factor import factor
-from fractrain_fx.nn.lowered import Lowered
+from fractrain_fx.nn.lowered import Lowered, needs_of
+from fractrain_fx.nn.opaque_product import OpaqueProduct, number_of
 from fractrain_fx.nn.product import SIMULATED, Call, Plan, Product, Rounds
 from fractrain_fx.nn.quantizers import ActivationQuantizer, GradientQuantizer, WeightQuantizer
 from fractrain_fx.nn.swapped import Swapped
@@ -69,6 +70,11 @@ class FusedOp(nn.Module):
         """The form on integers, where the pass ``Lower`` gave it one."""
         self.swapped: Swapped | None = None
         """What computes it instead, where the pass ``Swap`` gave it to torchao."""
+        self._number = number_of(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._number = number_of(self)  # a copy is another op, and another process has other numbers
 
     def forward(
         self,
@@ -107,16 +113,35 @@ class FusedOp(nn.Module):
         if torch.compiler.is_compiling():
             tensors = _told_apart(tensors)
         plan = self._plans[self.training]
-        product: Product = SIMULATED
-        if self.lowered is not None and not torch.compiler.is_compiling():
-            product = self.lowered.product(plan, _call(tensors))
-        out: Tensor = _Fused.apply(*tensors, plan, product)
+        out: Tensor = _Fused.apply(*tensors, plan, self._product(plan, _call(tensors)))
         return out
 
     @property
     def plan(self) -> Plan:
         """Everything about the op in training that is no tensor."""
         return self._plans[True]
+
+    def plan_in(self, training: bool) -> Plan:
+        """Everything about the op that is no tensor, in training or in evaluation."""
+        return self._plans[training]
+
+    def chosen(self, plan: Plan, call: Call, needs: Needs) -> Product:
+        """How to compute a call whose tensors do not say which gradients they need."""
+        return SIMULATED if self.lowered is None else self.lowered.product(plan, call, needs)
+
+    def _product(self, plan: Plan, call: Call) -> Product:
+        if self.lowered is None:
+            return SIMULATED
+        if not torch.compiler.is_compiling():
+            return self.lowered.product(plan, call)
+        return OpaqueProduct(self._number, needs_of(call)) if _is_plain(call) else SIMULATED
+
+
+def _is_plain(call: Call) -> bool:
+    """Whether a compiled graph may leave a call to eager mode: on a CPU, where little is gained by compiling it."""
+    tensors = [x for x in (call.a, call.b, call.added) if x is not None]
+    plain = all(x.is_cpu and x.dtype == torch.float32 for x in tensors) and not torch.is_autocast_enabled("cpu")
+    return plain and (call.bits is not None or not torch.is_grad_enabled())
 
 
 def _call(tensors: list[Tensor | None]) -> Call:

@@ -19,7 +19,7 @@ from fractrain_fx.nn.product import SIMULATED, Call, Plan, Product
 from fractrain_fx.nn.tuning import Tuner
 from fractrain_fx.precision import FLOAT_BITS
 
-__all__ = ["Lowered"]
+__all__ = ["Lowered", "needs_of"]
 
 
 class _Kind(NamedTuple):
@@ -63,8 +63,14 @@ class Lowered:
         self.name, self.layout, self.tuner = name, layout, tuner
         self.kernel = "not yet timed"
 
-    def product(self, plan: Plan, call: Call) -> Product:
-        """How to compute a call. In evaluation as the op last did in training, if the call can be."""
+    def product(self, plan: Plan, call: Call, needs: Needs | None = None) -> Product:
+        """How to compute a call. In evaluation as the op last did in training, if the call can be.
+
+        Args:
+            plan: of the op.
+            call: the tensors.
+            needs: which gradients will be asked for, where the tensors do not tell.
+        """
         coded = self._coded(plan, call)
         training = call.bits is not None
         if isinstance(coded, str):
@@ -73,9 +79,12 @@ class Lowered:
             return SIMULATED
         if not training:
             return coded if self.kernel == "int8" or self.tuner.kernels == "int8" else SIMULATED
-        device = call.a.device
+        device, needs = call.a.device, needs_of(call) if needs is None else needs
         int8 = self.tuner.int8(
-            self._kind(call, coded), self.name, device, lambda each: _run(plan, call, coded if each else SIMULATED)
+            self._kind(call, coded, needs),
+            self.name,
+            device,
+            lambda each: _run(plan, call, coded if each else SIMULATED, needs),
         )
         if int8 is not None:
             self.kernel = "int8" if int8 else "float"
@@ -109,7 +118,7 @@ class Lowered:
         compiled = isinstance(plan.fmt, AffineFormat) and plan.fmt.compiled
         return Coded(self.layout, fw, bw, compiled, self.tuner.multiplies(device))
 
-    def _kind(self, call: Call, coded: Coded) -> _Kind:
+    def _kind(self, call: Call, coded: Coded, needs: Needs) -> _Kind:
         outputs, inner = self.layout.columns(call.b).shape
         gated = len(coded.fw) > 1 or len(coded.bw) > 1
         widths = CODE_BITS, CODE_BITS, 2 * CODE_BITS if max(coded.bw) > CODE_BITS else CODE_BITS
@@ -122,20 +131,21 @@ class Lowered:
             inner,
             gated,
             widths,
-            _needs(call),
+            needs,
             str(call.a.device),
         )
 
 
-def _needs(call: Call) -> Needs:
+def needs_of(call: Call) -> Needs:
+    """Which gradients a call will be asked for."""
     return call.a.requires_grad, call.b.requires_grad, call.added is not None and call.added.requires_grad
 
 
-def _run(plan: Plan, call: Call, product: Product) -> None:
+def _run(plan: Plan, call: Call, product: Product, needs: Needs) -> None:
     """All products of a call, with the output in place of its gradient."""
     with torch.no_grad():
         out, *kept = product.forward(plan, call)
-        product.backward(plan, call, out, (kept[0], kept[1]), _needs(call))
+        product.backward(plan, call, out, (kept[0], kept[1]), needs)
 
 
 # Widths that were read from a device, each with the tensor and its version, to be waited for only once.
