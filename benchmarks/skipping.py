@@ -148,7 +148,6 @@ def prepare(
     engine = Engine(trained)
     return Step(
         lambda: engine.loss(loss(trained(x), y)),
-        lambda: trained.zero_grad(set_to_none=True),
         tuple(trained.parameters()),
         contextlib.nullcontext,
     )

@@ -29,7 +29,7 @@ OWN = (
     *("dfq", "dfq-rounded", "dfq5", "dfq5-rounded", "dfq5-linears", "dfq5-linears-rounded", "dfq-outputs"),
 )
 MODES = ("kernels", "int8", "auto", "bf16", "tf32", "compiled")
-# FracConfig's words for modes of the rewritten methods in eager steps. int8 leaves no work out.
+# FracConfig's words for modes of the rewritten methods. int8 leaves no work out.
 _OPTIONS: dict[str, dict[str, Any]] = {
     "kernels": {"rounding": "compiled"},
     "int8": {"execution": "auto", "skipping": "masked"},
@@ -60,13 +60,11 @@ class Step:
 
     Attributes:
         forward: from the data to the loss that ``backward`` is called on.
-        zero_grad: sets all gradients to None.
         parameters: all of them, those of gates included.
         mode: the setting of the device that both passes run under.
     """
 
     forward: Callable[[], Tensor]
-    zero_grad: Callable[[], None]
     parameters: tuple[nn.Parameter, ...]
     mode: Callable[[], contextlib.AbstractContextManager[None]]
 
@@ -74,6 +72,11 @@ class Step:
         with self.mode():
             self.forward().backward()
         self.zero_grad()
+
+    def zero_grad(self) -> None:
+        """Set all gradients to None, as an optimizer does: with no search for parameters."""
+        for parameter in self.parameters:
+            parameter.grad = None
 
 
 def parse(text: str) -> Method:
@@ -87,9 +90,11 @@ def parse(text: str) -> Method:
         known = ", ".join((*OWN, *peers.PEERS))
         raise ValueError(f"method {text!r} is unknown: write one of {known}, then any of +{', +'.join(MODES)}")
     for mode in _OPTIONS.keys() & set(modes):
-        if base not in OWN[1:] or "compiled" in modes:
-            words = ", ".join(f"{name}={word!r}" for name, word in _OPTIONS[mode].items())
-            raise ValueError(f"method {text!r}: +{mode} is FracConfig({words}), for eager steps of the rewritten ones")
+        words = ", ".join(f"{name}={word!r}" for name, word in _OPTIONS[mode].items())
+        if base not in OWN[1:]:
+            raise ValueError(f"method {text!r}: +{mode} is FracConfig({words}), for the rewritten ones")
+        if "compiled" in modes and (mode == "auto" or "int8" not in modes):
+            raise ValueError(f"method {text!r}: +{mode} is FracConfig({words}), which changes no compiled step")
     return Method(base, frozenset(modes))
 
 
@@ -133,7 +138,6 @@ def prepare(method: Method, model: nn.Module, x: Tensor, y: Tensor, loss: Callab
 
     return Step(
         forward,
-        lambda: trained.zero_grad(set_to_none=True),
         tuple(trained.parameters()),
         lambda: _tf32("tf32" in method.modes),
     )

@@ -25,7 +25,7 @@ from tests.residual import Residual
 
 
 def step_of(forward: Callable[[], Tensor], *parameters: nn.Parameter) -> Step:
-    return Step(forward, lambda: None, parameters, contextlib.nullcontext)
+    return Step(forward, parameters, contextlib.nullcontext)
 
 
 def test_every_round_has_every_method_once_in_changing_order() -> None:
