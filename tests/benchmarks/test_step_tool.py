@@ -79,9 +79,13 @@ def test_methods_are_named_by_base_and_modes() -> None:
     for wrong in ("dqf", "dfq+fp4"):
         with pytest.raises(ValueError, match="unknown"):
             parse(wrong)
-    for wrong in ("float+kernels", "brevitas+kernels", "dfq+kernels+compiled"):
-        with pytest.raises(ValueError, match="for eager steps of the rewritten ones"):
+    for wrong in ("float+kernels", "brevitas+kernels"):
+        with pytest.raises(ValueError, match="for the rewritten ones"):
             parse(wrong)
+    for wrong in ("dfq+kernels+compiled", "dfq+kernels+auto+compiled"):
+        with pytest.raises(ValueError, match="changes no compiled step"):
+            parse(wrong)
+    assert parse("dfq+kernels+int8+compiled").alike == parse("float+compiled")
     for device in ("cpu", "cuda"):
         methods = default_methods(device)
         assert methods[0] == Method("float") and len(set(methods)) == len(methods)
