@@ -8,10 +8,10 @@ and backward: where im2col alone takes as long, no int8 unit, however quick, mak
 
 from __future__ import annotations
 
-from benchmarks.bound import bind_threads
+from benchmarks.steady import steady
 
 if __name__ == "__main__":
-    bind_threads()
+    steady()
 
 import argparse
 import sys

@@ -7,10 +7,10 @@ functions: products are known by their names, all else is the rest.
 
 from __future__ import annotations
 
-from benchmarks.bound import bind_threads
+from benchmarks.steady import steady
 
 if __name__ == "__main__":
-    bind_threads()
+    steady()
 
 import argparse
 import ast

@@ -6,10 +6,10 @@ threshold on; gathered leaves them out whatever their share, which shows where t
 
 from __future__ import annotations
 
-from benchmarks.bound import bind_threads
+from benchmarks.steady import steady
 
 if __name__ == "__main__":
-    bind_threads()
+    steady()
 
 import argparse
 import contextlib

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from benchmarks.bound import bind_threads
+from benchmarks.steady import steady
 
 if __name__ == "__main__":
-    bind_threads()
+    steady()
 
 import argparse
 import sys

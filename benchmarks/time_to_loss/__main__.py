@@ -7,10 +7,10 @@ end in ``-auto``), which leaves skipped samples out and multiplies whole codes.
 
 from __future__ import annotations
 
-from benchmarks.bound import bind_threads
+from benchmarks.steady import steady
 
 if __name__ == "__main__":
-    bind_threads()
+    steady()
 
 import argparse
 import sys
