@@ -19,6 +19,8 @@ from fractrain_fx import FracConfig, FracModel, Precision, fractrainify
 from fractrain_fx.nn.fused import FusedOp
 from fractrain_fx.passes import fused_ops
 
+pytestmark = pytest.mark.long
+
 
 class Net(nn.Module):
     """A stem, two residual blocks with a 1x1 convolution each, and a head."""

@@ -96,6 +96,7 @@ def saved_by(function: Any, *given: Tensor) -> tuple[list[Tensor], list[torch.dt
     return [out.detach(), *(each.grad for each in given if each.grad is not None)], kept
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("inplace", [False, True])
 def test_a_compiled_one_keeps_no_mask_and_has_the_same_gradient(inplace: bool) -> None:
     torch.manual_seed(0)
@@ -108,6 +109,7 @@ def test_a_compiled_one_keeps_no_mask_and_has_the_same_gradient(inplace: bool) -
         torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.long
 def test_gradients_that_are_no_numbers_pass_where_torch_lets_them() -> None:
     x, g = torch.tensor([-1.0, 2.0, -1.0, 2.0]), torch.tensor([torch.inf, torch.inf, 1.0, 1.0])
     torch._dynamo.reset()
@@ -116,6 +118,7 @@ def test_gradients_that_are_no_numbers_pass_where_torch_lets_them() -> None:
     assert x.grad is not None and x.grad.tolist() == [0, torch.inf, 0, 1]
 
 
+@pytest.mark.long
 def test_hooks_of_a_relu_are_heard_in_compiled_graphs_too() -> None:
     model = rewritten(Activations())
     heard = []
@@ -125,6 +128,7 @@ def test_hooks_of_a_relu_are_heard_in_compiled_graphs_too() -> None:
     assert heard == [1]
 
 
+@pytest.mark.long
 def test_a_compiled_model_trains_with_the_gradients_of_eager_mode() -> None:
     model = rewritten(Activations())
     model.set_precision(Precision(32, 32))

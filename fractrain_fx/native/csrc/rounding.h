@@ -164,9 +164,9 @@ inline at::TensorIterator iterator_of(std::initializer_list<const Tensor*> resul
       .build();
 }
 
-// Calls take with parts of some values, first index and count, that 32 bits can count: with 64 a loop that also counts places for
-// noise takes a third longer. What take captures, it has to copy: to write a byte might change all that it refers to, so
-// that the loop would not be one of vectors.
+// Calls take with parts of some values that 32 bits can count, first index and count: with 64, a loop that also counts
+// places for noise takes a third longer. What take captures it has to copy: to write a byte might change all that it
+// refers to, so that the loop would not be one of vectors.
 template <class Take>
 void in_parts(int64_t count, Take&& take) {
   constexpr int64_t kMost = int64_t{1} << 30;
