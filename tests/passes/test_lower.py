@@ -227,14 +227,6 @@ def test_half_types_stay_simulated() -> None:
     assert set(model.kernels().values()) == {"computes in torch.bfloat16 under autocast"}
 
 
-def test_a_compiled_graph_computes_in_float() -> None:
-    model, x = _made(method="pfq", execution="auto", kernels="int8"), torch.randn(4, 64)
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    compiled(x).square().sum().backward()
-    assert all(p.grad is not None for p in model.parameters())
-    assert set(model.kernels().values()) == {"not yet timed"}
-
-
 def test_a_copy_runs_like_its_original() -> None:
     model, x = _made(method="pfq", execution="auto", kernels="int8"), torch.randn(4, 64)
     wanted = _seeded(model, x)
