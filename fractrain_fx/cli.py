@@ -127,6 +127,16 @@ def _settings(arguments: dict[str, Any]) -> RunSettings:
 
 
 def _train(arguments: dict[str, Any]) -> int:
+    from fractrain_fx.training.processes import end_processes
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stopped job ends as tidily as Ctrl-C
+    try:
+        return _run(arguments)
+    finally:
+        end_processes()  # when no local name holds the Trainer any more
+
+
+def _run(arguments: dict[str, Any]) -> int:
     from fractrain_fx.training.flags import given_flags
     from fractrain_fx.training.log import new_console
     from fractrain_fx.training.records import keep_start
@@ -134,7 +144,6 @@ def _train(arguments: dict[str, Any]) -> int:
     from fractrain_fx.training.run import free_folder, new_run, resume_run
 
     console = new_console()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stopped job ends as tidily as Ctrl-C
     out: Path | None = None
     try:
         if arguments["resume"] is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from fractrain_fx.training.settings import TrainSettings
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-__all__ = ["make_accelerator", "random_state", "set_random_state", "share_buffers"]
+__all__ = ["end_processes", "make_accelerator", "random_state", "set_random_state", "share_buffers"]
 
 
 def make_accelerator(settings: TrainSettings) -> Accelerator:
@@ -42,6 +43,18 @@ def make_accelerator(settings: TrainSettings) -> Accelerator:
         raise ConfigError(f"device={settings.device!r} is not there; accelerate finds {accelerator.device.type!r}")
     set_seed(settings.seed + accelerator.process_index)  # the same noise in each process would not average out
     return accelerator
+
+
+def end_processes() -> None:
+    """Leave the group of processes that accelerate opened; nothing where there is one process.
+
+    The group's threads drop the tensors of its last sums whenever they come to it. A thread that does so while Python
+    shuts down ends the process with SIGABRT, so the group must go before: with it, and with every model that holds it,
+    its threads end.
+    """
+    if dist.is_available() and dist.is_initialized():
+        gc.collect()
+        dist.destroy_process_group()
 
 
 def random_state(device: torch.device) -> dict[str, Any]:

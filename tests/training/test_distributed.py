@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +31,12 @@ def train(out: Path, function: str, *flags: str, processes: int = 1) -> list[dic
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
-def run_together(command: list[str], processes: int, code: int = 0) -> str:
+def run_together(command: list[str], processes: int, *, program: Sequence[str] = ("-m", "fractrain_fx")) -> str:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*launcher, "-m", "fractrain_fx", *command], env=environment, capture_output=True, text=True)
-    assert (done.returncode == 0) == (code == 0), done.stderr
-    return done.stderr
+    done = subprocess.run([*launcher, *program, *command], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_two_processes_compute_what_one_does(tmp_path: Path) -> None:
@@ -63,3 +64,39 @@ def test_two_processes_take_the_same_stages_and_resume(tmp_path: Path) -> None:
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=0.02)
     # Going on in one process would mean other batches, other noise and another learning rate.
     assert main(["train", "--resume", str(tmp_path / "two")]) == 2
+
+
+LEAVES = """
+import sys
+from pathlib import Path
+
+import torch.distributed as dist
+
+from fractrain_fx.cli import main
+
+opened = []
+leave = dist.destroy_process_group
+
+def threads():
+    return {path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")}
+
+def watched():
+    opened.append(any("gloo" in name for name in threads()))
+    leave()
+
+dist.destroy_process_group = watched
+assert main(sys.argv[1:]) == 0
+assert opened == [True]
+assert not dist.is_initialized()
+assert not any("gloo" in name for name in threads()), threads()
+print("left")
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are told by name under /proc")
+def test_no_thread_of_the_group_is_left_to_shut_python_down_with(tmp_path: Path) -> None:
+    script = tmp_path / "leaves.py"
+    script.write_text(LEAVES)
+    model = ["--model", f"{ROOT}/tests/training/tiny.py:plain", "--batch-size", "16"]
+    command = ["train", *model, *LOOP, "--method", "fractrain", "--epochs", "1", "--out", str(tmp_path / "run")]
+    assert run_together(command, 2, program=[str(script)]).split("\n").count("left") == 2
