@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,12 +17,36 @@ __all__ = ["scratch", "scratch_holds"]
 # Elements; what is larger gets memory of its own, so that no process keeps hold of much.
 _LARGEST = 1 << 24
 
+# Shapes that one piece of memory is remembered in: more come only where no two batches are of one size.
+_SHAPES = 512
+
+
+class _Piece:
+    """One piece of memory, and how it was last given out in each shape."""
+
+    def __init__(self) -> None:
+        self.buffer = torch.empty(0)
+        self.views: dict[tuple[Any, ...], Tensor | None] = {}
+
+    def view(self, like: Tensor, matrices: bool) -> Tensor | None:
+        size, contiguous = like.numel(), like.is_contiguous()
+        if not 0 < size <= _LARGEST or not (contiguous or matrices or dense(like)):
+            return None
+        if self.buffer.numel() < size:
+            self.views.clear()
+            self.buffer = torch.empty(size, dtype=work_dtype(like))
+        if contiguous or not matrices:
+            return self.buffer.as_strided(like.shape, like.stride())
+        upright = like.ndim < 2 or like.stride(-1) <= like.stride(-2)
+        flat = self.buffer[:size]
+        return flat.view(like.shape) if upright else flat.view(like.mT.shape).mT
+
 
 class _Kept(threading.local):
     """The memory of one thread."""
 
     def __init__(self) -> None:
-        self.buffers: dict[tuple[int, torch.dtype], Tensor] = {}
+        self.pieces: defaultdict[tuple[int, bool], _Piece] = defaultdict(_Piece)
         self.holds: defaultdict[int, Latest] = defaultdict(Latest)
 
 
@@ -41,20 +66,20 @@ def scratch(like: Tensor, slot: int, *, matrices: bool = False) -> Tensor | None
         matrices: one matrix of the last two dimensions behind the other, as a product wants them; otherwise the order
             of dimensions in memory is that of ``like``.
     """
-    size = like.numel()
-    contiguous = like.is_contiguous()
-    if not readable(like) or not 0 < size <= _LARGEST or not (contiguous or matrices or dense(like)):
+    if not readable(like):
         return None
-    scratch_holds(slot).drop()
-    key = slot, work_dtype(like)
-    buffer = _kept.buffers.get(key)
-    if buffer is None or buffer.numel() < size:
-        buffer = _kept.buffers[key] = torch.empty(size, dtype=key[1])
-    if contiguous or not matrices:
-        return buffer.as_strided(like.shape, like.stride())
-    upright = like.ndim < 2 or like.stride(-1) <= like.stride(-2)
-    flat = buffer[:size]
-    return flat.view(like.shape) if upright else flat.view(like.mT.shape).mT
+    _kept.holds[slot].drop()
+    piece = _kept.pieces[slot, like.dtype == torch.float64]
+    shape = like.shape, like.stride(), matrices
+    try:
+        return piece.views[shape]
+    except KeyError:
+        if len(piece.views) >= _SHAPES:
+            piece.views.clear()
+        # Whatever the mode of the first call, as memory of inference mode can be written in no other one.
+        with torch.inference_mode(False), torch.no_grad():
+            found = piece.views[shape] = piece.view(like, matrices)
+        return found
 
 
 def scratch_holds(slot: int) -> Latest:

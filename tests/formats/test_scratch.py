@@ -1,0 +1,63 @@
+"""Memory that ops use again: in the order that is asked for, and good in every mode of autograd."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from fractrain_fx import Engine, FracConfig, fractrainify
+from fractrain_fx.config import Rounding
+from fractrain_fx.formats.scratch import scratch
+from tests.residual import Residual
+
+
+def _given(like: Tensor, slot: int = 7, *, matrices: bool = False) -> Tensor:
+    found = scratch(like, slot, matrices=matrices)
+    assert found is not None and found.shape == like.shape
+    return found
+
+
+def test_it_is_the_same_memory_for_whatever_is_no_larger() -> None:
+    large = _given(torch.empty(4, 6))
+    assert _given(torch.empty(4, 6)) is large
+    assert _given(torch.empty(3, 5)).data_ptr() == large.data_ptr()
+    assert _given(torch.empty(4, 6), slot=8).data_ptr() != large.data_ptr()
+    assert _given(torch.empty(4, 6, dtype=torch.float64)).dtype == torch.float64
+    grown = _given(torch.empty(50, 60))
+    again = _given(torch.empty(4, 6))
+    assert again.data_ptr() == grown.data_ptr(), "no view of what was given back"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_half_types_are_computed_in_float32(dtype: torch.dtype) -> None:
+    assert _given(torch.empty(4, 6, dtype=dtype)).dtype == torch.float32
+
+
+def test_the_order_of_dimensions_is_that_of_the_values_or_one_matrix_behind_the_other() -> None:
+    heads = torch.empty(2, 5, 3, 4).transpose(1, 2)
+    assert _given(heads).stride() == heads.stride()
+    assert _given(heads, matrices=True).is_contiguous()
+    assert _given(heads.mT, matrices=True).mT.is_contiguous()
+    every_second = torch.empty(4, 6)[:, ::2]
+    assert scratch(every_second, 7) is None and _given(every_second, matrices=True).is_contiguous()
+
+
+def test_none_is_kept_for_nothing_and_for_what_is_very_large() -> None:
+    assert scratch(torch.empty(0, 3), 7) is None
+    assert scratch(torch.empty(1).expand((1 << 24) + 1), 7) is None
+    assert scratch(torch.empty(3, device="meta"), 7) is None
+
+
+@pytest.mark.parametrize("rounding", ["eager", "compiled"])
+def test_training_goes_on_after_larger_batches_in_inference_mode(rounding: Rounding) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(512, 6)
+    config = FracConfig(method="pfq", rounding=rounding)
+    model = fractrainify(Residual(), config=config, example_inputs=(x[:2],)).train()
+    engine = Engine(model)
+    engine.loss(model(x[:8]).square().mean()).backward()
+    with torch.inference_mode():
+        model.eval()(x)
+    engine.loss(model.train()(x).square().mean()).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
