@@ -43,6 +43,7 @@ def round_compiled(
     stochastic: bool = False,
     seed: Tensor | None = None,
     inside: bool = False,
+    erase: bool = False,
     out: Tensor | None = None,
 ) -> Tensor | None:
     """What :func:`~fractrain_fx.formats.affine_rounding.round_affine` gives where it is not quick, bit for bit.
@@ -57,6 +58,7 @@ def round_compiled(
         stochastic: add noise before rounding.
         seed: of that noise.
         inside: whether all values lie in the range, so that a bad one shows in it.
+        erase: whether values of 0 bits become 0 instead of staying as they are.
         out: memory for the result; may be ``x``.
 
     Returns:
@@ -64,7 +66,7 @@ def round_compiled(
         may overflow.
     """
     out = torch.empty_like(x) if out is None else out
-    done = kernels().round_affine(x, bits, lo, span, _number(stochastic, seed), inside, out=out)
+    done = kernels().round_affine(x, bits, lo, span, _number(stochastic, seed), inside, erase, out=out)
     if done == _UNROUNDED:
         return x
     return None if done == _REFUSED else out

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fractrain_fx.formats.affine_compiled import gains_compiled, has_kernels
 from fractrain_fx.formats.affine_grid import SMALLEST_SCALE
-from fractrain_fx.formats.bits import readable
+from fractrain_fx.formats.bits import of_options, readable
 from fractrain_fx.formats.scratch import scratch
 
 __all__ = ["affine_gains"]
@@ -37,7 +37,7 @@ def affine_gains(
     Args:
         x: values, one row a sample.
         g: gradient of the rounded values.
-        bits: of each option, none of them 0 or 32.
+        bits: of each option; the sums of those of 0 and 32 bits are 0.
         lo: low end of the range (0-dim).
         span: its width (0-dim).
         inside: whether all values lie in it.
@@ -46,14 +46,18 @@ def affine_gains(
     Returns:
         Sums in the type of ``lo`` (float32 or wider).
     """
-    if x.dtype != lo.dtype or not readable(x):
-        return torch.stack([(_error(x, each, lo, span, inside) * g).sum(1) for each in bits], dim=1)
-    if compiled and g.dtype == x.dtype and has_kernels(x, lo):
+    if compiled and g.dtype == x.dtype == lo.dtype and has_kernels(x, lo):
         return gains_compiled(x, g, bits, lo, span, inside)
-    scales = [max(float(span) / (2**each - 1), SMALLEST_SCALE) for each in bits]
-    rows = max(1, _CACHED // max(x.shape[1], 1))
-    parts = zip(torch.split(x, rows), torch.split(g, rows), strict=True)
-    return torch.cat([_gains(part, upstream, bits, scales, lo, inside) for part, upstream in parts])
+
+    def gains(widths: Sequence[int]) -> Tensor:
+        if x.dtype != lo.dtype or not readable(x):
+            return torch.stack([(_error(x, each, lo, span, inside) * g).sum(1) for each in widths], dim=1)
+        scales = [max(float(span) / (2**each - 1), SMALLEST_SCALE) for each in widths]
+        rows = max(1, _CACHED // max(x.shape[1], 1))
+        parts = zip(torch.split(x, rows), torch.split(g, rows), strict=True)
+        return torch.cat([_gains(part, upstream, widths, scales, lo, inside) for part, upstream in parts])
+
+    return of_options(bits, gains)
 
 
 def _gains(x: Tensor, g: Tensor, bits: Sequence[int], scales: list[float], lo: Tensor, inside: bool) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fractrain_fx.formats.bits import work_dtype
+from fractrain_fx.formats.bits import of_options, work_dtype
 
 __all__ = ["Bits", "CodedFormat", "Format", "SampleAxis"]
 
@@ -79,10 +79,14 @@ class Format(Protocol):
         span: Float[Tensor, ""],
         inside: bool = False,
     ) -> Float[Tensor, "batch options"]:
-        """For each of several bits (none of them 0 or 32), the sum of ``g * (Q(x) - x)`` over each sample."""
+        """For each of several bits, the sum of ``g * (Q(x) - x)`` over each sample: 0 where they are 0 or 32."""
         dtype = work_dtype(x)
-        errors = (self.activation(x, each, lo=lo, span=span).to(dtype) - x for each in bits)
-        return torch.stack([(error * g).sum(1) for error in errors], dim=1)
+
+        def gains(widths: Sequence[int]) -> Tensor:
+            errors = (self.activation(x, each, lo=lo, span=span).to(dtype) - x for each in widths)
+            return torch.stack([(error * g).sum(1) for error in errors], dim=1)
+
+        return of_options(bits, gains)
 
     @abstractmethod
     def weight_range(self, w: Float[Tensor, "*dims"], *, dim: int | None) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import or_
 
@@ -18,6 +19,7 @@ __all__ = [
     "highest_level",
     "is_rounded",
     "known_bits",
+    "of_options",
     "once",
     "put_where",
     "readable",
@@ -91,6 +93,17 @@ def put_where(bits: Int[Tensor, "*bits"], which: tuple[int, ...], values: Tensor
     if isinstance(values, float):
         return target.index_fill_(dims[0], index, values)
     return target.index_copy_(dims[0], index, values.index_select(dims[0], index))
+
+
+def of_options(
+    options: Sequence[int], found: Callable[[Sequence[int]], Float[Tensor, "batch widths"]]
+) -> Float[Tensor, "batch options"]:
+    """A column for each option, from what is found for the widths among them that round; 0 where one rounds nothing."""
+    widths = sorted(set(options) - {0, FLOAT_BITS})
+    columns = found(widths)
+    by_bits = dict(zip(widths, columns.unbind(1), strict=True))
+    none = torch.zeros_like(columns[:, 0])
+    return torch.stack([by_bits.get(bits, none) for bits in options], dim=1)
 
 
 def dense(x: Tensor) -> bool:

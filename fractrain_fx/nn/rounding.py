@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -45,12 +44,8 @@ def gate_gradient(
         inside: whether that is the range of ``x`` itself.
         samples: how many samples ``x`` holds.
     """
-    widths = sorted(rounding(options))
     rows = axis.samples_first(x, samples), axis.samples_first(g, samples)
-    gains = fmt.activation_gains(*rows, widths, lo=lo, span=span, inside=inside)
-    by_bits = dict(zip(widths, gains.unbind(1), strict=True))
-    none = torch.zeros_like(gains[:, 0])
-    return torch.stack([by_bits.get(bits, none) for bits in options], dim=1)
+    return fmt.activation_gains(*rows, options, lo=lo, span=span, inside=inside)
 
 
 def rounded_gradient(

@@ -70,6 +70,32 @@ def test_each_sample_is_rounded_as_the_formula_does_alone(layout: str, in_place:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 1, 3, 2), (1, 0, 2, 3), (3, 2, 1, 0)])
+@pytest.mark.parametrize("bits", [(4,), WIDTHS])
+def test_results_may_lie_in_another_order(layout: str, order: tuple[int, ...], bits: tuple[int, ...]) -> None:
+    x = _samples((6, 8, 16, 32), layout)
+    out = torch.empty([x.shape[dim] for dim in order]).permute([order.index(dim) for dim in range(4)])
+    lo, span = measure(x)
+    widths = torch.tensor(bits).view(-1, 1, 1, 1)
+    found = round_compiled(x, widths, lo, span, inside=True, out=out)
+    assert found is out and torch.equal(out, fake_quantize(x, widths, lo=lo, span=span))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_samples_of_no_bits_may_become_0(layout: str) -> None:
+    g = _samples((6, 8, 16, 32), layout)
+    lo, span = measure(g)
+    widths = torch.tensor(WIDTHS).view(-1, 1, 1, 1)
+    wanted = round_compiled(g, widths, lo, span, inside=True)
+    assert wanted is not None
+    wanted[0] = 0
+    for out in (torch.empty_like(g), torch.empty(g.shape)):
+        assert torch.equal(round_compiled(g, widths, lo, span, inside=True, erase=True, out=out), wanted)
+    skipped = round_compiled(g, torch.tensor(0), lo, span, inside=True, erase=True)
+    assert skipped is not None and not skipped.any() and g.any()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dim", [0, 1, 3])
 def test_each_channel_has_its_own_range(layout: str, dim: int) -> None:
     w = _samples((6, 8, 5, 7), layout)
@@ -149,10 +175,11 @@ def test_gains_are_the_naive_sums(inside: bool, columns: int) -> None:
     lo, span = measure(x)
     if not inside:
         lo, span = lo / 2, span / 2
-    found = gains_compiled(x, g, (3, 4, 6), lo, span, inside)
+    options = (0, 3, 4, 6, 6, 32, 3)
+    found = gains_compiled(x, g, options, lo, span, inside)
+    assert not found[:, [0, 5]].any(), "nothing is rounded"
     naive = [
-        ((fake_quantize(x, bits, lo=lo, span=span).double() - x.double()) * g).sum(1, keepdim=True)
-        for bits in (3, 4, 6)
+        ((fake_quantize(x, bits, lo=lo, span=span).double() - x.double()) * g).sum(1, keepdim=True) for bits in options
     ]
     scale = (x.norm(dim=1) * g.norm(dim=1)).max()
     assert (found - torch.cat(naive, 1)).abs().max() <= 1e-5 * scale

@@ -7,7 +7,7 @@
 
 #include <tuple>
 
-#include "rounding.h"
+#include "layouts.h"
 
 namespace fractrain_fx {
 namespace {

@@ -5,6 +5,7 @@
 #include <ATen/Parallel.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <cmath>
 #include <tuple>
 #include <vector>
@@ -108,7 +109,7 @@ float gain(const float* x, const float* g, int64_t count, float lo, float scale,
   return sum;
 }
 
-// For each row of contiguous x and g, and each of several bits: the sum of g * (Q(x) - x).
+// For each row of contiguous x and g, and each of several bits: the sum of g * (Q(x) - x), 0 where nothing is rounded.
 Tensor gains(const Tensor& x, const Tensor& g, at::IntArrayRef bits, const Tensor& lo, const Tensor& span,
              bool inside) {
   const int64_t rows = x.size(0), columns = x.size(1), options = bits.size();
@@ -116,12 +117,19 @@ Tensor gains(const Tensor& x, const Tensor& g, at::IntArrayRef bits, const Tenso
   const float *values = x.const_data_ptr<float>(), *upstream = g.const_data_ptr<float>();
   const float low = *lo.const_data_ptr<float>(), wide = *span.const_data_ptr<float>();
   std::vector<float> sums(rows * blocks * options);
+  // The place of the first of equal bits.
+  std::vector<int64_t> first_of(options);
+  for (int64_t option = 0; option < options; ++option) {
+    first_of[option] = std::find(bits.begin(), bits.end(), bits[option]) - bits.begin();
+  }
+  const auto computed = [&](int64_t option) { return first_of[option] == option && is_rounded(bits[option]); };
   at::parallel_for(0, rows * blocks, 1, [&](int64_t first, int64_t last) {
     for (int64_t task = first; task < last; ++task) {
       const int64_t begin = task % blocks * kBlock;
       const int64_t place = task / blocks * columns + begin;
       const int64_t count = std::min(kBlock, columns - begin);
       for (int64_t option = 0; option < options; ++option) {
+        if (!computed(option)) continue;
         const auto sum = inside ? gain<true> : gain<false>;
         const float scale = scale_of(wide, bits[option]), top = top_of(bits[option]);
         sums[task * options + option] = sum(values + place, upstream + place, count, low, scale, top);
@@ -133,7 +141,9 @@ Tensor gains(const Tensor& x, const Tensor& g, at::IntArrayRef bits, const Tenso
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t option = 0; option < options; ++option) {
       double sum = 0.0;
-      for (int64_t block = 0; block < blocks; ++block) sum += sums[(row * blocks + block) * options + option];
+      for (int64_t block = 0; block < blocks; ++block) {
+        sum += sums[(row * blocks + block) * options + first_of[option]];
+      }
       result[row * options + option] = static_cast<float>(sum);
     }
   }

@@ -2,7 +2,7 @@
 
 #include <torch/library.h>
 
-#include "rounding.h"
+#include "layouts.h"
 
 namespace fractrain_fx {
 namespace {
@@ -17,8 +17,12 @@ inline float rounded(float x, float lo, float scale, float top, uint32_t positio
 // Values that lie one behind the other, on one grid.
 template <bool noisy, bool inside>
 void round_run(const float* x, float* out, int64_t count, const Grid& grid, const Noise& noise) {
-  if (grid.top == 0.0f) {
-    if (out != x) std::copy_n(x, count, out);
+  if (grid.top <= 0.0f) {
+    if (grid.top == kErased) {
+      std::fill_n(out, count, 0.0f);
+    } else if (out != x) {
+      std::copy_n(x, count, out);
+    }
     return;
   }
   const float lo = grid.lo, scale = grid.scale, top = grid.top;
@@ -48,7 +52,7 @@ void round_plane(char** data, const int64_t* strides, int64_t columns, int64_t r
     const float *x = at(kX, 0), *lo = at(kLo, 0), *scale = at(kScale, 0);
     const float top = *at(kTop, 0);
     const uint32_t position = static_cast<uint32_t>(x - noise.first);
-    if (dense && (same_grid || top == 0.0f)) {
+    if (dense && (same_grid || top <= 0.0f)) {
       round_run<noisy, inside>(x, out, columns, {*lo, *scale, top}, noise);
     } else if (dense && each_grid) {
 #pragma omp simd
@@ -60,27 +64,33 @@ void round_plane(char** data, const int64_t* strides, int64_t columns, int64_t r
         float* target = at(kOut, i);
         const float value = *at(kX, i), highest = *at(kTop, i);
         const uint32_t place = static_cast<uint32_t>(at(kX, i) - noise.first);
-        *target = highest == 0.0f
-                      ? value
-                      : rounded<noisy, inside>(value, *at(kLo, i), *at(kScale, i), highest, place, noise);
+        *target = highest == kStay     ? value
+                  : highest == kErased ? 0.0f
+                                       : rounded<noisy, inside>(value, *at(kLo, i), *at(kScale, i), highest, place, noise);
       }
     }
   }
 }
 
-// Rounds values, which may be out itself, to bits in a range; writes nothing where rounding_of says so.
+// Rounds values, which may be out itself, to bits in a range; writes nothing where rounding_of says so. erase: those of
+// 0 bits become 0.
 int64_t round_affine(const Tensor& given, const Tensor& bits, const Tensor& lo, const Tensor& span,
-                     std::optional<int64_t> seed, bool inside, Tensor& out) {
-  const Rounding how = rounding_of(given, bits, lo, span, seed);
+                     std::optional<int64_t> seed, bool inside, bool erase, Tensor& out) {
+  const Rounding how = rounding_of(given, bits, lo, span, seed, erase);
   if (how.outcome != kRounded) return how.outcome;
   const std::optional<Runs> runs = runs_of(how, {&out});
+  const std::optional<Rows> rows = runs ? std::nullopt : rows_of(how, out);
   with_kinds(seed.has_value(), inside, [&](auto is_noisy, auto is_inside) {
     constexpr bool noisy = decltype(is_noisy)::value, within = decltype(is_inside)::value;
+    const float* x = how.x.const_data_ptr<float>();
+    float* target = out.mutable_data_ptr<float>();
     if (runs) {
-      const float* x = how.x.const_data_ptr<float>();
-      float* target = out.mutable_data_ptr<float>();
       for_runs(*runs, [&](int64_t first, int64_t count, const Grid& grid) {
         round_run<noisy, within>(x + first, target + first, count, grid, how.noise);
+      });
+    } else if (rows) {
+      for_rows(*rows, [&](int64_t from, int64_t to, int64_t count, const Grid& grid) {
+        round_run<noisy, within>(x + from, target + to, count, grid, how.noise);
       });
     } else {
       iterator_of({&out}, how).for_each([&](char** data, const int64_t* strides, int64_t columns, int64_t rows) {
@@ -95,7 +105,7 @@ int64_t round_affine(const Tensor& given, const Tensor& bits, const Tensor& lo, 
 
 TORCH_LIBRARY_FRAGMENT(fractrain_fx, library) {
   library.def(
-      "round_affine(Tensor x, Tensor bits, Tensor lo, Tensor span, int? seed, bool inside, *, "
+      "round_affine(Tensor x, Tensor bits, Tensor lo, Tensor span, int? seed, bool inside, bool erase, *, "
       "Tensor(a!) out) -> int");
 }
 

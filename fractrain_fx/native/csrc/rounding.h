@@ -2,16 +2,12 @@
 
 #pragma once
 
-#include <ATen/Parallel.h>
-#include <ATen/TensorIterator.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
 #include <c10/util/SmallVector.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <initializer_list>
 #include <optional>
 #include <type_traits>
 #include <vector>
@@ -68,100 +64,61 @@ inline Widths widths_of(const Tensor& bits) {
   return widths;
 }
 
+// Stand for the highest level of values that stay as they are, and of those that become 0.
+constexpr float kStay = 0.0f, kErased = -1.0f;
+
 // How a tensor is rounded. Bits, low ends and widths of ranges broadcast against it.
 struct Rounding {
-  Outcome outcome;  // nothing can be done where all bits are 0 or 32, or differences in a range may overflow
+  Outcome outcome;  // nothing is to be done where no bits change a value; nothing can be where a range may overflow
   Widths widths;
   Tensor bits, lo, span;
   Tensor x;  // its values, where noise can be told from their places in memory
   Noise noise;
+  float top_of_0;  // for values of 0 bits
+
+  float top(int64_t each) const { return is_rounded(each) ? top_of(each) : each == 0 ? top_of_0 : kStay; }
 };
 
 inline Rounding rounding_of(const Tensor& given, const Tensor& bits, const Tensor& low, const Tensor& wide,
-                            std::optional<int64_t> seed) {
+                            std::optional<int64_t> seed, bool erase = false) {
   const Widths widths = widths_of(bits);
-  if (std::none_of(widths.begin(), widths.end(), is_rounded)) return {kUnrounded, {}, {}, {}, {}, {}, {}};
+  const auto changes = [erase](int64_t each) { return is_rounded(each) || (erase && each == 0); };
+  if (std::none_of(widths.begin(), widths.end(), changes)) return {kUnrounded, {}, {}, {}, {}, {}, {}, kStay};
   const Tensor lo = low.contiguous(), span = wide.contiguous();
   const float* spans = span.const_data_ptr<float>();
   const auto modest = [](float each) { return each < kWide; };
-  if (!std::all_of(spans, spans + span.numel(), modest)) return {kRefused, {}, {}, {}, {}, {}, {}};
+  if (!std::all_of(spans, spans + span.numel(), modest)) return {kRefused, {}, {}, {}, {}, {}, {}, kStay};
   // Noise belongs to a place in memory, which is one value's own only where values fill theirs.
   const Tensor x = !seed || given.is_non_overlapping_and_dense() ? given : given.contiguous();
   const uint64_t drawn = static_cast<uint64_t>(seed.value_or(0));
   const Noise noise{x.const_data_ptr<float>(), static_cast<uint32_t>(drawn & 0x7FFFFFFF),
                     static_cast<uint32_t>((drawn >> 31) & 0x7FFFFFFF)};
-  return {kRounded, widths, bits, lo, span, x, noise};
+  return {kRounded, widths, bits, lo, span, x, noise, erase ? kErased : kStay};
 }
 
-// The levels of some values; a highest one of 0 leaves them as they are.
+// The levels of some values.
 struct Grid {
   float lo, scale, top;
 };
 
-inline Grid grid_of(float lo, float span, int64_t bits) {
-  return is_rounded(bits) ? Grid{lo, scale_of(span, bits), top_of(bits)} : Grid{lo, 1.0f, 0.0f};
-}
-
-// Values in memory as runs of one length, each with its own grid, or all with one.
-struct Runs {
-  int64_t length;
-  std::vector<Grid> grids;
-};
-
-// Most tensors are runs, with their results in the same order: those with one grid, of whatever dimensions, and those
-// with one for each entry of a first dimension that is outermost in memory. A plan of strides would cost small tensors
-// more than their rounding.
-inline std::optional<Runs> runs_of(const Rounding& how, std::initializer_list<const Tensor*> results) {
+// One grid, or one for each entry of the first dimension; none where they are shared out otherwise.
+inline std::vector<Grid> grids_of(const Rounding& how) {
   const Tensor& x = how.x;
-  if (!x.is_non_overlapping_and_dense() || how.lo.numel() != how.span.numel()) return std::nullopt;
-  for (const Tensor* result : results) {
-    if (result->strides() != x.strides()) return std::nullopt;
-  }
+  if (how.lo.numel() != how.span.numel()) return {};
   int64_t count = 1;
   for (const Tensor* each : {&how.bits, &how.span}) {
     if (each->numel() == 1) continue;
     count = x.size(0);
-    const bool by_entry = each->dim() == x.dim() && each->numel() == count && each->size(0) == count;
-    if (!by_entry || x.stride(0) * count != x.numel()) return std::nullopt;
+    if (each->dim() != x.dim() || each->numel() != count || each->size(0) != count) return {};
   }
   const float *lo = how.lo.const_data_ptr<float>(), *span = how.span.const_data_ptr<float>();
   const bool each_span = how.span.numel() > 1, each_width = how.widths.size() > 1;
-  Runs runs{x.numel() / count, std::vector<Grid>(count)};
+  std::vector<Grid> grids(count);
   for (int64_t i = 0; i < count; ++i) {
-    const int64_t place = each_span ? i : 0;
-    runs.grids[i] = grid_of(lo[place], span[place], how.widths[each_width ? i : 0]);
+    const int64_t place = each_span ? i : 0, bits = how.widths[each_width ? i : 0];
+    grids[i] = {lo[place], is_rounded(bits) ? scale_of(span[place], bits) : 1.0f, how.top(bits)};
   }
-  return runs;
-}
-
-// Calls take with parts of runs on all threads: index of the first value, how many they are, and their grid.
-template <class Take>
-void for_runs(const Runs& runs, Take&& take) {
-  const int64_t count = static_cast<int64_t>(runs.grids.size());
-  at::parallel_for(0, count * runs.length, at::internal::GRAIN_SIZE, [&](int64_t begin, int64_t end) {
-    while (begin < end) {
-      const int64_t run = begin / runs.length, stop = std::min(end, (run + 1) * runs.length);
-      take(begin, stop - begin, runs.grids[run]);
-      begin = stop;
-    }
-  });
-}
-
-// Goes over one or more results and what they are rounded from, of any strides: values, low end, scale, highest level.
-// One result alone has to have their type.
-inline at::TensorIterator iterator_of(std::initializer_list<const Tensor*> results, const Rounding& how) {
-  Tensor top = at::empty(how.bits.sizes(), how.span.options());
-  std::transform(how.widths.begin(), how.widths.end(), top.mutable_data_ptr<float>(),
-                 [](int64_t each) { return is_rounded(each) ? top_of(each) : 0.0f; });
-  const Tensor scale = how.span.div(top.clamp_min(1.0)).clamp_min_(kSmallestScale);
-  at::TensorIteratorConfig config;
-  config.check_all_same_dtype(results.size() == 1).set_check_mem_overlap(false).resize_outputs(false);
-  for (const Tensor* result : results) config.add_output(*result);
-  return config.add_const_input(how.x)
-      .add_const_input(how.lo)
-      .add_owned_const_input(scale)
-      .add_owned_const_input(top)
-      .build();
+  return grids;
 }
 
 // Calls take with parts of some values that 32 bits can count, first index and count: with 64, a loop that also counts

@@ -1,0 +1,137 @@
+// How the values of a tensor are gone over, by where they and their results lie in memory.
+
+#pragma once
+
+#include <ATen/Parallel.h>
+#include <ATen/TensorIterator.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <c10/util/SmallVector.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "rounding.h"
+
+namespace fractrain_fx {
+
+// Values in memory as runs of one length, each with its own grid, or all with one.
+struct Runs {
+  int64_t length;
+  std::vector<Grid> grids;
+};
+
+// Most tensors are runs, with their results in the same order: those with one grid, of whatever dimensions, and those
+// with one for each entry of a first dimension that is outermost in memory. A plan of strides would cost small tensors
+// more than their rounding.
+inline std::optional<Runs> runs_of(const Rounding& how, std::initializer_list<const Tensor*> results) {
+  const Tensor& x = how.x;
+  if (!x.is_non_overlapping_and_dense()) return std::nullopt;
+  for (const Tensor* result : results) {
+    if (result->strides() != x.strides()) return std::nullopt;
+  }
+  std::vector<Grid> grids = grids_of(how);
+  const int64_t count = static_cast<int64_t>(grids.size());
+  if (count == 0 || (count > 1 && x.stride(0) * count != x.numel())) return std::nullopt;
+  return Runs{x.numel() / count, std::move(grids)};
+}
+
+// Calls take with parts of runs on all threads: index of the first value, how many they are, and their grid.
+template <class Take>
+void for_runs(const Runs& runs, Take&& take) {
+  const int64_t count = static_cast<int64_t>(runs.grids.size());
+  at::parallel_for(0, count * runs.length, at::internal::GRAIN_SIZE, [&](int64_t begin, int64_t end) {
+    while (begin < end) {
+      const int64_t run = begin / runs.length, stop = std::min(end, (run + 1) * runs.length);
+      take(begin, stop - begin, runs.grids[run]);
+      begin = stop;
+    }
+  });
+}
+
+// Values and their results in memory of different orders, which share the innermost dimension: rows of it.
+struct Rows {
+  struct Dimension {
+    int64_t size, from, to;  // and its distances between values and between results
+  };
+  int64_t length;
+  c10::SmallVector<Dimension, 6> outer;  // as the values lie, outermost first
+  int64_t entries;  // which of them has the grids, where there is more than one
+  std::vector<Grid> grids;
+};
+
+// Heads of attention, above all. In the order of the values, as memory is read ahead of where it is written to.
+inline std::optional<Rows> rows_of(const Rounding& how, const Tensor& out) {
+  const Tensor& x = how.x;
+  Rows rows{1, {}, -1, grids_of(how)};
+  if (rows.grids.empty()) return std::nullopt;
+  c10::SmallVector<int64_t, 6> order;
+  for (int64_t dim = 0; dim < x.dim(); ++dim) {
+    if (x.size(dim) > 1) order.push_back(dim);
+  }
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return x.stride(a) > x.stride(b); });
+  if (order.empty() || x.stride(order.back()) != 1 || out.stride(order.back()) != 1) return std::nullopt;
+  if (rows.grids.size() > 1 && order.back() == 0) return std::nullopt;
+  rows.length = x.size(order.back());
+  order.pop_back();
+  for (const int64_t dim : order) {
+    if (dim == 0 && rows.grids.size() > 1) rows.entries = static_cast<int64_t>(rows.outer.size());
+    rows.outer.push_back({x.size(dim), x.stride(dim), out.stride(dim)});
+  }
+  return rows;
+}
+
+// Calls take with rows on all threads: index of the first value in memory, that of its result, how many, and their grid.
+template <class Take>
+void for_rows(const Rows& rows, Take&& take) {
+  const int64_t depth = static_cast<int64_t>(rows.outer.size());
+  int64_t count = 1;
+  for (const auto& each : rows.outer) count *= each.size;
+  const int64_t worth = std::max<int64_t>(1, at::internal::GRAIN_SIZE / rows.length);
+  at::parallel_for(0, count, worth, [&](int64_t begin, int64_t end) {
+    c10::SmallVector<int64_t, 6> index(depth);
+    int64_t from = 0, to = 0;
+    for (int64_t dim = depth - 1, rest = begin; dim >= 0; --dim) {
+      const auto& each = rows.outer[dim];
+      index[dim] = rest % each.size;
+      rest /= each.size;
+      from += index[dim] * each.from;
+      to += index[dim] * each.to;
+    }
+    for (int64_t row = begin; row < end; ++row) {
+      take(from, to, rows.length, rows.grids[rows.entries < 0 ? 0 : index[rows.entries]]);
+      for (int64_t dim = depth - 1; dim >= 0; --dim) {
+        const auto& each = rows.outer[dim];
+        from += each.from;
+        to += each.to;
+        if (++index[dim] < each.size) break;
+        index[dim] = 0;
+        from -= each.size * each.from;
+        to -= each.size * each.to;
+      }
+    }
+  });
+}
+
+// Goes over one or more results and what they are rounded from, of any strides: values, low end, scale, highest level.
+// One result alone has to have their type.
+inline at::TensorIterator iterator_of(std::initializer_list<const Tensor*> results, const Rounding& how) {
+  Tensor top = at::empty(how.bits.sizes(), how.span.options());
+  std::transform(how.widths.begin(), how.widths.end(), top.mutable_data_ptr<float>(),
+                 [&](int64_t each) { return how.top(each); });
+  const Tensor scale = how.span.div(top.clamp_min(1.0)).clamp_min_(kSmallestScale);
+  at::TensorIteratorConfig config;
+  config.check_all_same_dtype(results.size() == 1).set_check_mem_overlap(false).resize_outputs(false);
+  for (const Tensor* result : results) config.add_output(*result);
+  return config.add_const_input(how.x)
+      .add_const_input(how.lo)
+      .add_owned_const_input(scale)
+      .add_owned_const_input(top)
+      .build();
+}
+
+}  // namespace fractrain_fx
