@@ -113,7 +113,8 @@ class FusedOp(nn.Module):
         if torch.compiler.is_compiling():
             tensors = _told_apart(tensors)
         plan = self._plans[self.training]
-        out: Tensor = _Fused.apply(*tensors, plan, self._product(plan, _call(tensors)))
+        product = SIMULATED if self.lowered is None else self._product(self.lowered, plan, _call(tensors))
+        out: Tensor = _Fused.apply(*tensors, plan, product)
         return out
 
     @property
@@ -129,11 +130,9 @@ class FusedOp(nn.Module):
         """How to compute a call whose tensors do not say which gradients they need."""
         return SIMULATED if self.lowered is None else self.lowered.product(plan, call, needs)
 
-    def _product(self, plan: Plan, call: Call) -> Product:
-        if self.lowered is None:
-            return SIMULATED
+    def _product(self, lowered: Lowered, plan: Plan, call: Call) -> Product:
         if not torch.compiler.is_compiling():
-            return self.lowered.product(plan, call)
+            return lowered.product(plan, call)
         return OpaqueProduct(self._number, needs_of(call)) if _is_plain(call) else SIMULATED
 
 
@@ -149,6 +148,11 @@ def _call(tensors: list[Tensor | None]) -> Call:
     a, b, added, _, *of_a = tensors[:7]
     _, *of_b, bits, seed = tensors[7:]
     return Call(a, b, added, Rounds(*of_a), Rounds(*of_b), bits, seed)  # type: ignore[arg-type]
+
+
+def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """``x`` in a type; to ask torch for the type it has takes as long as a small op."""
+    return x if x.dtype == dtype else x.to(dtype)
 
 
 def _told_apart(tensors: list[Tensor | None]) -> list[Tensor | None]:
@@ -217,13 +221,13 @@ class _Fused(torch.autograd.Function):
         of_a, of_b, of_added = ctx.product.backward(plan, call, grads[0], (of_first, of_second), needs)
         choices: list[Tensor | None] = [None, None]
         if ctx.choices[0] is not None and of_a is not None:
-            choices[0] = plan.first.of_choice(a, of_a, a_lo, a_span, len(a_bits)).to(ctx.choices[0])
+            choices[0] = _as(plan.first.of_choice(a, of_a, a_lo, a_span, len(a_bits)), ctx.choices[0])
         if ctx.choices[1] is not None and of_b is not None:
-            choices[1] = plan.second.of_choice(b, of_b, b_lo, b_span, len(b_bits)).to(ctx.choices[1])
+            choices[1] = _as(plan.second.of_choice(b, of_b, b_lo, b_span, len(b_bits)), ctx.choices[1])
         return (
-            None if of_a is None else plan.first.gradient(a, of_a.to(ctx.types[0]), a_bits),
-            None if of_b is None else plan.second.gradient(b, of_b.to(ctx.types[1]), b_bits),
-            None if of_added is None or added is None else of_added.to(added.dtype),
+            None if of_a is None else plan.first.gradient(a, _as(of_a, ctx.types[0]), a_bits),
+            None if of_b is None else plan.second.gradient(b, _as(of_b, ctx.types[1]), b_bits),
+            None if of_added is None or added is None else _as(of_added, added.dtype),
             choices[0],
             *(None, None, None),
             choices[1],

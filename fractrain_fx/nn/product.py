@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -13,6 +14,7 @@ from fractrain_fx.formats import Format
 from fractrain_fx.formats.scratch import scratch
 from fractrain_fx.nn.arithmetic import Arithmetic, Bound, Gradients, Needs
 from fractrain_fx.nn.axis import BatchAxis
+from fractrain_fx.nn.by_kernels import has_all_kernels, round_factor, round_gradient
 from fractrain_fx.nn.factor import Factor
 from fractrain_fx.nn.rounding import rounded_gradient
 
@@ -43,6 +45,11 @@ class Plan:
     second: Factor
     fmt: Format
     axis: BatchAxis
+
+    @cached_property
+    def by_kernels(self) -> bool:
+        """Whether C++ kernels round all of it."""
+        return has_all_kernels(self.first, self.second, self.fmt)
 
 
 class Rounds(NamedTuple):
@@ -95,6 +102,8 @@ class Simulated:
 
     def forward(self, plan: Plan, call: Call) -> Made:
         added = call.added
+        if (factors := _factors_by_kernels(plan, call)) is not None:
+            return plan.arithmetic.forward(Bound(*factors, added, plan.static)), None, None
         first, of_first = plan.first.take(call.a, *call.of_a, FIRST)
         second, of_second = plan.second.take(call.b, *call.of_b, SECOND)
         device = call.a.device.type
@@ -108,8 +117,13 @@ class Simulated:
     def backward(
         self, plan: Plan, call: Call, g: Tensor, kept: tuple[Tensor | None, Tensor | None], needs: Needs
     ) -> Gradients:
+        matrices = plan.arithmetic.matrices
+        if call.bits is not None and kept == (None, None) and (factors := _factors_by_kernels(plan, call)) is not None:
+            rounded = round_gradient(g, call.bits, plan.axis, call.seed, GRADIENT, matrices=matrices)
+            if rounded is not None:
+                return plan.arithmetic.backward(rounded, Bound(*factors, call.added, plan.static), needs)
         if call.bits is not None:
-            out = scratch(g, GRADIENT, matrices=plan.arithmetic.matrices)
+            out = scratch(g, GRADIENT, matrices=matrices)
             g = rounded_gradient(plan.fmt, g, call.bits, plan.axis, call.seed, out)
         # Under autocast the product was taken in a half type, and so are its gradients.
         first = plan.first.again(call.a, kept[0], *call.of_a, FIRST).to(g.dtype)
@@ -118,6 +132,17 @@ class Simulated:
 
 
 SIMULATED = Simulated()
+
+
+def _factors_by_kernels(plan: Plan, call: Call) -> tuple[Tensor, Tensor] | None:
+    """Both rounded factors, where kernels alone make them."""
+    if not plan.by_kernels or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+        return None
+    first = round_factor(plan.first, call.a, *call.of_a, FIRST)
+    if first is None:
+        return None
+    second = round_factor(plan.second, call.b, *call.of_b, SECOND)
+    return None if second is None else (first, second)
 
 
 def autocast(x: Any, dtype: torch.dtype) -> Any:

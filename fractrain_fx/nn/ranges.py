@@ -38,16 +38,17 @@ class RunningRange(nn.Module):
         self.register_buffer("span", torch.zeros(()))
         self.register_buffer("seen", torch.zeros((), dtype=torch.bool))
 
-    @torch.no_grad()
     def forward(self, x: Float[Tensor, "*dims"]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
         """``lo`` and ``span`` for ``x``; in training the running range moves towards them."""
         if not self.training:
             return self.lo, self.span
-        lo, span = self.fmt.activation_range(x)
-        self._update(lo.to(self.lo.dtype), span.to(self.span.dtype))
+        lo, span = self.fmt.activation_range(x.detach())
+        self._update(lo, span)
         return lo, span
 
     def _update(self, lo: Tensor, span: Tensor) -> None:
+        if lo.dtype != self.lo.dtype:
+            lo, span = lo.to(self.lo.dtype), span.to(self.span.dtype)
         if readable(span):  # a pass over one number costs as much as one over thousands
             if math.isfinite(float(span)) and math.isfinite(float(lo)):
                 seen = bool(self.seen)
