@@ -21,7 +21,9 @@ __all__ = [
     "gains_compiled",
     "has_kernels",
     "measure_compiled",
+    "round_channels_compiled",
     "round_compiled",
+    "round_gradient_compiled",
 ]
 
 # What the kernel says it did, besides rounding.
@@ -67,6 +69,31 @@ def round_compiled(
     """
     out = torch.empty_like(x) if out is None else out
     done = kernels().round_affine(x, bits, lo, span, _number(stochastic, seed), inside, erase, out=out)
+    return _result(done, x, out)
+
+
+def round_gradient_compiled(g: Tensor, bits: Tensor, *, seed: Tensor | None, out: Tensor | None) -> Tensor | None:
+    """What :func:`round_compiled` gives of a gradient in its own range, with samples of 0 bits erased."""
+    out = torch.empty_like(g) if out is None else out
+    return _result(kernels().round_gradient(g, bits, _number(True, seed), out=out), g, out)
+
+
+def round_channels_compiled(w: Tensor, bits: Tensor, out: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Range and rounding of each entry of the first dimension in one look.
+
+    Args:
+        w: contiguous values.
+        bits: one width.
+        out: contiguous memory for the result.
+
+    Returns:
+        Low ends and widths as :func:`measure_compiled` gives them, and the result as :func:`round_compiled` does.
+    """
+    lo, span, done = kernels().round_channels(w, bits, out=out)
+    return lo, span, _result(done, w, out)
+
+
+def _result(done: int, x: Tensor, out: Tensor) -> Tensor | None:
     if done == _UNROUNDED:
         return x
     return None if done == _REFUSED else out

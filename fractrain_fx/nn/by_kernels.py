@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from fractrain_fx.formats import AffineFormat, Format
-from fractrain_fx.formats.affine_compiled import measure_compiled, round_compiled
+from fractrain_fx.formats.affine_compiled import round_channels_compiled, round_compiled, round_gradient_compiled
 from fractrain_fx.formats.scratch import scratch, scratch_holds
 from fractrain_fx.nn.axis import BatchAxis
 from fractrain_fx.nn.factor import Factor
 
-__all__ = ["has_all_kernels", "round_factor", "round_gradient"]
+__all__ = ["has_all_kernels", "round_factor", "round_gradient", "weight_ends"]
 
 
 def has_all_kernels(first: Factor, second: Factor, gradient: Format) -> bool:
@@ -25,6 +25,22 @@ def has_all_kernels(first: Factor, second: Factor, gradient: Format) -> bool:
     return compiled and first.saved == second.saved == "operands"
 
 
+def weight_ends(factor: Factor, w: Tensor, bits: Tensor, slot: int) -> tuple[Tensor, Tensor] | None:
+    """The ranges of a weight's channels, found while it is rounded: the result lies ready for :func:`round_factor`.
+
+    ``None`` where kernels do not take it so.
+    """
+    if not _takes(w) or factor.channel != 0 or not w.is_contiguous():
+        return None
+    out = scratch(w, slot, matrices=factor.matrices)
+    if out is None:
+        return None
+    lo, span, rounded = round_channels_compiled(w.detach(), bits, out)
+    if rounded is out:
+        scratch_holds(slot).keep(w, _how(factor, bits), out)
+    return lo, span
+
+
 def round_factor(factor: Factor, x: Tensor, bits: Tensor, lo: Tensor, span: Tensor, slot: int) -> Tensor | None:
     """A rounded factor in memory that is used again, where it may lie already; ``None`` where kernels do not take it.
 
@@ -32,10 +48,7 @@ def round_factor(factor: Factor, x: Tensor, bits: Tensor, lo: Tensor, span: Tens
     """
     if not _takes(x) or lo.dtype != torch.float32:
         return None
-    if factor.weight:
-        out = scratch(x, slot, matrices=factor.matrices)
-        return round_compiled(x, bits, lo, span, inside=True, out=out)
-    how = factor.axis, factor.inside, factor.matrices, bits.tolist(), float(lo), float(span)
+    how = _how(factor, bits) if factor.weight else (*_how(factor, bits), float(lo), float(span))
     holds = scratch_holds(slot)
     rounded: Tensor | None = holds.of(x, how)
     if rounded is None:
@@ -53,10 +66,12 @@ def round_gradient(
     """An output gradient, rounded as :func:`~fractrain_fx.nn.rounding.rounded_gradient` does; ``None`` as there."""
     if not _takes(g):
         return None
-    lo, span = measure_compiled(g, ())
     out = scratch(g, slot, matrices=matrices)
-    bits = axis.expand(bits, g.shape)
-    return round_compiled(g, bits, lo, span, stochastic=True, seed=seed, inside=True, erase=True, out=out)
+    return round_gradient_compiled(g, axis.expand(bits, g.shape), seed=seed, out=out)
+
+
+def _how(factor: Factor, bits: Tensor) -> tuple[object, ...]:
+    return factor.weight, factor.channel, factor.axis, factor.inside, factor.matrices, bits.tolist()
 
 
 def _takes(x: Tensor) -> bool:

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from fractrain_fx.config import Saved
 from fractrain_fx.nn.arithmetic import Arithmetic, Needs
-from fractrain_fx.nn.factor import factor
+from fractrain_fx.nn.by_kernels import weight_ends
+from fractrain_fx.nn.factor import Factor, factor
 from fractrain_fx.nn.lowered import Lowered, needs_of
 from fractrain_fx.nn.opaque_product import OpaqueProduct, number_of
-from fractrain_fx.nn.product import SIMULATED, Call, Plan, Product, Rounds
+from fractrain_fx.nn.product import FIRST, SECOND, SIMULATED, Call, Plan, Product, Rounds
 from fractrain_fx.nn.quantizers import ActivationQuantizer, GradientQuantizer, WeightQuantizer
 from fractrain_fx.nn.swapped import Swapped
 
@@ -100,19 +101,20 @@ class FusedOp(nn.Module):
         if self.swapped is not None:
             return self.swapped(a, b, added)
         first, second, gradient = self._quantizers
+        plan, compiling = self._plans[self.training], torch.compiler.is_compiling()
+        ahead = not compiling and self.lowered is None and plan.by_kernels
         bits = gradient.bits_of(controls[2]) if self.training else None
         tensors = [
             a,
             b,
             added,
-            *_rounding_of(first, controls[0], choice, ranges[0], a),
-            *_rounding_of(second, controls[1], choice, ranges[1], b),
+            *_rounding_of(first, controls[0], choice, ranges[0], a, plan.first if ahead else None, FIRST),
+            *_rounding_of(second, controls[1], choice, ranges[1], b, plan.second if ahead else None, SECOND),
             bits,
             gradient.seed_of(seed) if self.training else None,
         ]
-        if torch.compiler.is_compiling():
+        if compiling:
             tensors = _told_apart(tensors)
-        plan = self._plans[self.training]
         product = SIMULATED if self.lowered is None else self._product(self.lowered, plan, _call(tensors))
         out: Tensor = _Fused.apply(*tensors, plan, product)
         return out
@@ -165,11 +167,18 @@ def _told_apart(tensors: list[Tensor | None]) -> list[Tensor | None]:
 
 
 def _rounding_of(
-    quantizer: Quantizer, control: Tensor, choice: Tensor | None, ends: Range | None, x: Tensor
+    quantizer: Quantizer,
+    control: Tensor,
+    choice: Tensor | None,
+    ends: Range | None,
+    x: Tensor,
+    ahead: Factor | None,
+    slot: int,
 ) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
-    """A factor's choice, bits, and both ends of its range."""
+    """A factor's choice, bits, and both ends of its range; ``ahead``: a weight may be rounded there and then."""
     if isinstance(quantizer, WeightQuantizer):
-        return None, control, *quantizer.fmt.weight_range(x.detach(), dim=quantizer.dim)
+        found = None if ahead is None else weight_ends(ahead, x, control, slot)
+        return None, control, *(found or quantizer.fmt.weight_range(x.detach(), dim=quantizer.dim))
     assert ends is not None
     return (None if choice is None else quantizer.choice_of(choice)), quantizer.bits_of(control), *ends
 

@@ -136,7 +136,7 @@ SIMULATED = Simulated()
 
 def _factors_by_kernels(plan: Plan, call: Call) -> tuple[Tensor, Tensor] | None:
     """Both rounded factors, where kernels alone make them."""
-    if not plan.by_kernels or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+    if torch.compiler.is_compiling() or not plan.by_kernels or torch.is_autocast_enabled("cpu"):
         return None
     first = round_factor(plan.first, call.a, *call.of_a, FIRST)
     if first is None:

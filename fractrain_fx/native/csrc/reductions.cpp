@@ -11,54 +11,19 @@
 #include <vector>
 
 #include "grid.h"
+#include "ranges.h"
 
 namespace fractrain_fx {
-namespace {
 
 using at::Tensor;
+
+namespace {
 
 // Values that are summed up in float32 before they go into float64, and that one thread takes at a time.
 constexpr int64_t kBlock = 4096;
 
-// Values whose lowest and highest are found side by side.
-constexpr int kLanes = 32;
+}  // namespace
 
-struct Ends {
-  float lo, hi;
-};
-
-// Lowest and highest of some values: NaN where one of them is.
-Ends ends_of(const float* block, int64_t count) {
-  float lows[kLanes], highs[kLanes], bads[kLanes];
-  std::fill_n(lows, kLanes, block[0]);
-  std::fill_n(highs, kLanes, block[0]);
-  std::fill_n(bads, kLanes, 0.0f);
-  const auto take = [&](int lane, float each) {
-    lows[lane] = each < lows[lane] ? each : lows[lane];
-    highs[lane] = each > highs[lane] ? each : highs[lane];
-    bads[lane] += 0.0f * each;
-  };
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    for (int lane = 0; lane < kLanes; ++lane) take(lane, block[i + lane]);
-  }
-  for (; i < count; ++i) take(0, block[i]);
-  for (int half = kLanes / 2; half > 0; half /= 2) {
-    for (int lane = 0; lane < half; ++lane) {
-      lows[lane] = lows[lane + half] < lows[lane] ? lows[lane + half] : lows[lane];
-      highs[lane] = highs[lane + half] > highs[lane] ? highs[lane + half] : highs[lane];
-      bads[lane] += bads[lane + half];
-    }
-  }
-  const auto missing = [](float each) { return std::isnan(each); };
-  if (missing(bads[0]) && std::any_of(block, block + count, missing)) {
-    return {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::quiet_NaN()};
-  }
-  return {lows[0], highs[0]};
-}
-
-// Low end and width of the range of each entry of the first dimension, or of all values, in a given shape
-// (formats/affine.py, measure).
 std::tuple<Tensor, Tensor> measure(const Tensor& given, at::IntArrayRef shape) {
   const int64_t rows = c10::multiply_integers(shape);
   // Values that fill their memory without gaps have one range in whatever order.
@@ -82,13 +47,13 @@ std::tuple<Tensor, Tensor> measure(const Tensor& given, at::IntArrayRef shape) {
       lo = std::isnan(parts[task].lo) || parts[task].lo < lo ? parts[task].lo : lo;
       hi = std::isnan(parts[task].hi) || parts[task].hi > hi ? parts[task].hi : hi;
     }
-    const float span = hi - lo;
     lowest_at[row] = lo;
-    // Finite values have a finite width; infinite ones have not, and the difference of an end to itself tells.
-    widest_at[row] = span < kWide ? span : std::min(span, kReach) + (hi - hi);
+    widest_at[row] = width_of({lo, hi});
   }
   return {lowest, widest};
 }
+
+namespace {
 
 template <bool inside>
 inline float error(float offset, float scale, float top) {

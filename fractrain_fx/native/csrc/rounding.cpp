@@ -2,7 +2,10 @@
 
 #include <torch/library.h>
 
+#include <tuple>
+
 #include "layouts.h"
+#include "ranges.h"
 
 namespace fractrain_fx {
 namespace {
@@ -101,14 +104,53 @@ int64_t round_affine(const Tensor& given, const Tensor& bits, const Tensor& lo, 
   return kRounded;
 }
 
+// Rounds a gradient in its own range; samples of 0 bits become 0.
+int64_t round_gradient(const Tensor& g, const Tensor& bits, int64_t seed, Tensor& out) {
+  const auto [lo, span] = measure(g, {});
+  return round_affine(g, bits, lo, span, seed, true, true, out);
+}
+
+// Rounds each entry of the first dimension of contiguous values in its own range, which is found while it is in cache:
+// low ends and widths, and the outcome. Where that is kRefused, out is of no use.
+std::tuple<Tensor, Tensor, int64_t> round_channels(const Tensor& w, const Tensor& bits, Tensor& out) {
+  const int64_t width = widths_of(bits)[0], channels = w.size(0), length = w.numel() / channels;
+  TORCH_CHECK(w.is_contiguous() && out.is_contiguous(), "expected contiguous values and memory");
+  at::DimVector shape(w.dim(), 1);
+  shape[0] = channels;
+  Tensor lows = at::empty(shape, w.options()), spans = at::empty(shape, w.options());
+  const float* from = w.const_data_ptr<float>();
+  float *to = out.mutable_data_ptr<float>(), *lo = lows.mutable_data_ptr<float>(), *span = spans.mutable_data_ptr<float>();
+  const int64_t worth = std::max<int64_t>(1, at::internal::GRAIN_SIZE / length);
+  at::parallel_for(0, channels, worth, [&](int64_t begin, int64_t end) {
+    for (int64_t channel = begin; channel < end; ++channel) {
+      const float* values = from + channel * length;
+      const Ends ends = ends_of(values, length);
+      lo[channel] = ends.lo;
+      span[channel] = width_of(ends);
+      if (!is_rounded(width) || !(span[channel] < kWide)) continue;
+      const Grid grid{ends.lo, scale_of(span[channel], width), top_of(width)};
+      round_run<false, true>(values, to + channel * length, length, grid, {values, 0, 0});
+    }
+  });
+  if (!is_rounded(width)) return {lows, spans, kUnrounded};
+  const bool modest = std::all_of(span, span + channels, [](float each) { return each < kWide; });
+  return {lows, spans, modest ? kRounded : kRefused};
+}
+
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(fractrain_fx, library) {
+  library.def("round_gradient(Tensor g, Tensor bits, int seed, *, Tensor(a!) out) -> int");
+  library.def("round_channels(Tensor w, Tensor bits, *, Tensor(a!) out) -> (Tensor, Tensor, int)");
   library.def(
       "round_affine(Tensor x, Tensor bits, Tensor lo, Tensor span, int? seed, bool inside, bool erase, *, "
       "Tensor(a!) out) -> int");
 }
 
-TORCH_LIBRARY_IMPL(fractrain_fx, CPU, library) { library.impl("round_affine", round_affine); }
+TORCH_LIBRARY_IMPL(fractrain_fx, CPU, library) {
+  library.impl("round_affine", round_affine);
+  library.impl("round_gradient", round_gradient);
+  library.impl("round_channels", round_channels);
+}
 
 }  // namespace fractrain_fx
