@@ -111,12 +111,24 @@ def test_the_zoo_lists_its_models(capsys: pytest.CaptureFixture[str]) -> None:
     assert "zoo:resnet38" in capsys.readouterr().out
 
 
+def _heed_ctrl_c() -> None:
+    """Also where the tests themselves run in the background of a shell, whose jobs ignore it and hand that on."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_interrupting_leaves_a_run_that_resumes_as_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
     command = [sys.executable, "-m", "fractrain_fx", "train"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     flags = [*QUICK, "--epochs", "400", "--method", "static", "--out", str(out)]
-    run = subprocess.Popen([*command, *flags], env=environment, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    run = subprocess.Popen(
+        [*command, *flags],
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        preexec_fn=_heed_ctrl_c,
+    )
     metrics = out / "metrics.jsonl"
     for _ in range(600):
         if metrics.exists() and len(metrics.read_text().splitlines()) > 2:
