@@ -1,5 +1,6 @@
 // Rounding in one pass over memory, where plain operations take three and more (ALGORITHM 2).
 
+#include <ATen/DimVector.h>
 #include <torch/library.h>
 
 #include <tuple>
