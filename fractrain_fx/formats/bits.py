@@ -23,6 +23,7 @@ __all__ = [
     "once",
     "put_where",
     "readable",
+    "rounding",
     "unrounded",
     "work_dtype",
 ]
@@ -95,11 +96,16 @@ def put_where(bits: Int[Tensor, "*bits"], which: tuple[int, ...], values: Tensor
     return target.index_copy_(dims[0], index, values.index_select(dims[0], index))
 
 
+def rounding(options: Sequence[int]) -> set[int]:
+    """The bits among those of the options that change a value."""
+    return set(options) - {0, FLOAT_BITS}
+
+
 def of_options(
     options: Sequence[int], found: Callable[[Sequence[int]], Float[Tensor, "batch widths"]]
 ) -> Float[Tensor, "batch options"]:
     """A column for each option, from what is found for the widths among them that round; 0 where one rounds nothing."""
-    widths = sorted(set(options) - {0, FLOAT_BITS})
+    widths = sorted(rounding(options))
     columns = found(widths)
     by_bits = dict(zip(widths, columns.unbind(1), strict=True))
     none = torch.zeros_like(columns[:, 0])

@@ -10,14 +10,8 @@ from torch import Tensor
 from fractrain_fx.formats import Format
 from fractrain_fx.formats.bits import known_bits, put_where
 from fractrain_fx.nn.axis import BatchAxis
-from fractrain_fx.precision import FLOAT_BITS
 
-__all__ = ["gate_gradient", "rounded_gradient", "rounding"]
-
-
-def rounding(options: Sequence[int]) -> set[int]:
-    """The bits among those of the options that change a value."""
-    return set(options) - {0, FLOAT_BITS}
+__all__ = ["gate_gradient", "rounded_gradient"]
 
 
 def gate_gradient(
