@@ -23,7 +23,6 @@ __all__ = [
     "measure_compiled",
     "round_channels_compiled",
     "round_compiled",
-    "round_gradient_compiled",
 ]
 
 # What the kernel says it did, besides rounding.
@@ -70,12 +69,6 @@ def round_compiled(
     out = torch.empty_like(x) if out is None else out
     done = kernels().round_affine(x, bits, lo, span, _number(stochastic, seed), inside, erase, out=out)
     return _result(done, x, out)
-
-
-def round_gradient_compiled(g: Tensor, bits: Tensor, *, seed: Tensor | None, out: Tensor | None) -> Tensor | None:
-    """What :func:`round_compiled` gives of a gradient in its own range, with samples of 0 bits erased."""
-    out = torch.empty_like(g) if out is None else out
-    return _result(kernels().round_gradient(g, bits, _number(True, seed), out=out), g, out)
 
 
 def round_channels_compiled(w: Tensor, bits: Tensor, out: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -6,11 +6,15 @@ in short, what :mod:`fractrain_fx.nn.factor` and :mod:`fractrain_fx.nn.rounding`
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from fractrain_fx.formats import AffineFormat, Format
-from fractrain_fx.formats.affine_compiled import round_channels_compiled, round_compiled, round_gradient_compiled
+from fractrain_fx.formats.affine_compiled import (
+    has_kernels,
+    measure_compiled,
+    round_channels_compiled,
+    round_compiled,
+)
 from fractrain_fx.formats.scratch import scratch, scratch_holds
 from fractrain_fx.nn.axis import BatchAxis
 from fractrain_fx.nn.factor import Factor
@@ -30,49 +34,45 @@ def weight_ends(factor: Factor, w: Tensor, bits: Tensor, slot: int) -> tuple[Ten
 
     ``None`` where kernels do not take it so.
     """
-    if not _takes(w) or factor.channel != 0 or not w.is_contiguous():
+    if not has_kernels(w) or factor.channel != 0 or not w.is_contiguous():
         return None
     out = scratch(w, slot, matrices=factor.matrices)
     if out is None:
         return None
     lo, span, rounded = round_channels_compiled(w.detach(), bits, out)
     if rounded is out:
-        scratch_holds(slot).keep(w, _how(factor, bits), out)
+        scratch_holds(slot).keep(w, _ready(factor, bits), out)
     return lo, span
 
 
 def round_factor(factor: Factor, x: Tensor, bits: Tensor, lo: Tensor, span: Tensor, slot: int) -> Tensor | None:
-    """A rounded factor in memory that is used again, where it may lie already; ``None`` where kernels do not take it.
-
-    Not in compiled graphs.
-    """
-    if not _takes(x) or lo.dtype != torch.float32:
+    """A rounded factor in memory that is used again, maybe there already; ``None`` where kernels do not take it."""
+    if not has_kernels(x, lo):
         return None
-    how = _how(factor, bits) if factor.weight else (*_how(factor, bits), float(lo), float(span))
-    holds = scratch_holds(slot)
-    rounded: Tensor | None = holds.of(x, how)
-    if rounded is None:
-        out = scratch(x, slot, matrices=factor.matrices)
-        bits = factor.axis.expand(bits, x.shape)
-        rounded = round_compiled(x, bits, lo, span, inside=factor.inside, out=out)
-        if out is not None and rounded is out:
-            holds.keep(x, how, out)
-    return rounded
+    if not factor.weight:
+
+        def rounded(out: Tensor | None) -> Tensor | None:
+            return round_compiled(x, factor.axis.expand(bits, x.shape), lo, span, inside=factor.inside, out=out)
+
+        return factor.once(x, bits, lo, span, slot, rounded)
+    ready: Tensor | None = scratch_holds(slot).of(x, _ready(factor, bits))
+    if ready is not None:
+        return ready
+    # And not noted: a weight that is changed through its `data`, as some optimizers do, shows no sign of that.
+    return round_compiled(x, bits, lo, span, inside=True, out=scratch(x, slot, matrices=factor.matrices))
 
 
 def round_gradient(
     g: Tensor, bits: Tensor, axis: BatchAxis, seed: Tensor | None, slot: int, *, matrices: bool
 ) -> Tensor | None:
     """An output gradient, rounded as :func:`~fractrain_fx.nn.rounding.rounded_gradient` does; ``None`` as there."""
-    if not _takes(g):
+    if not has_kernels(g):
         return None
+    lo, span = measure_compiled(g, ())
     out = scratch(g, slot, matrices=matrices)
-    return round_gradient_compiled(g, axis.expand(bits, g.shape), seed=seed, out=out)
+    bits = axis.expand(bits, g.shape)
+    return round_compiled(g, bits, lo, span, stochastic=True, seed=seed, inside=True, erase=True, out=out)
 
 
-def _how(factor: Factor, bits: Tensor) -> tuple[object, ...]:
-    return factor.weight, factor.channel, factor.axis, factor.inside, factor.matrices, bits.tolist()
-
-
-def _takes(x: Tensor) -> bool:
-    return x.is_cpu and x.dtype == torch.float32 and x.numel() > 0
+def _ready(factor: Factor, bits: Tensor) -> tuple[object, ...]:
+    return "weight", factor.fmt, factor.matrices, int(bits)

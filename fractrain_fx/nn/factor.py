@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -95,14 +96,28 @@ class Factor:
         """Rounded into memory that other ops use again; what already lies there for the same tensor stays."""
         if self.weight or not readable(x):
             return self._round(x, bits, lo, span, scratch(x, slot, matrices=self.matrices))
-        how = self.fmt, self.axis, self.inside, self.matrices, bits.tolist(), float(lo), float(span)
-        rounded: Tensor | None = scratch_holds(slot).of(x, how)
-        if rounded is None:
-            out = scratch(x, slot, matrices=self.matrices)
-            rounded = self._round(x, bits, lo, span, out)
-            if rounded is out:
-                scratch_holds(slot).keep(x, how, out)
+        rounded = self.once(x, bits, lo, span, slot, lambda out: self._round(x, bits, lo, span, out))
+        assert rounded is not None
         return rounded
+
+    def once(
+        self,
+        x: Tensor,
+        bits: Tensor,
+        lo: Tensor,
+        span: Tensor,
+        slot: int,
+        rounded: Callable[[Tensor | None], Tensor | None],
+    ) -> Tensor | None:
+        """A rounded activation that lies in memory already, or what ``rounded`` makes there for the next op to find."""
+        how = self.fmt, self.axis, self.inside, self.matrices, bits.tolist(), float(lo), float(span)
+        found: Tensor | None = scratch_holds(slot).of(x, how)
+        if found is None:
+            out = scratch(x, slot, matrices=self.matrices)
+            found = rounded(out)
+            if out is not None and found is out:
+                scratch_holds(slot).keep(x, how, out)
+        return found
 
     def _round(self, x: Tensor, bits: Tensor, lo: Tensor, span: Tensor, out: Tensor | None) -> Tensor:
         if self.weight:

@@ -42,6 +42,17 @@ def test_a_weight_is_rounded_while_its_ranges_are_found(bits: int, monkeypatch: 
     assert doubled is not None and torch.equal(doubled, COMPILED.weight(w, width, dim=0)), "written into since"
 
 
+@pytest.mark.parametrize("channel", [0, 1])
+def test_a_weight_may_change_without_a_sign(channel: int) -> None:
+    w, bits, factor = _weight(), torch.tensor(4), replace(WEIGHT, channel=channel)
+    for _ in range(2):
+        ends = weight_ends(factor, w, bits, SLOT) or COMPILED.weight_range(w, dim=channel)
+        for _ in range(2):  # forward and backward
+            rounded = round_factor(factor, w, bits, *ends, SLOT)
+            assert rounded is not None and torch.equal(rounded, COMPILED.weight(w, bits, dim=channel))
+        w.data.mul_(2)  # no new version
+
+
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, 3e38])
 def test_a_bad_channel_leaves_all_of_it_to_the_long_way(bad: float) -> None:
     w = _weight()

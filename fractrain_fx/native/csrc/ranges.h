@@ -2,21 +2,14 @@
 
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <tuple>
 
 #include "grid.h"
 
 namespace fractrain_fx {
-
-// Low end and width of the range of each entry of the first dimension, or of all values, in a given shape
-// (formats/affine.py, measure).
-std::tuple<at::Tensor, at::Tensor> measure(const at::Tensor& given, at::IntArrayRef shape);
 
 // Values whose lowest and highest are found side by side.
 constexpr int kLanes = 32;

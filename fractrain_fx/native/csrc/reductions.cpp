@@ -14,16 +14,15 @@
 #include "ranges.h"
 
 namespace fractrain_fx {
+namespace {
 
 using at::Tensor;
-
-namespace {
 
 // Values that are summed up in float32 before they go into float64, and that one thread takes at a time.
 constexpr int64_t kBlock = 4096;
 
-}  // namespace
-
+// Low end and width of the range of each entry of the first dimension, or of all values, in a given shape
+// (formats/affine.py, measure).
 std::tuple<Tensor, Tensor> measure(const Tensor& given, at::IntArrayRef shape) {
   const int64_t rows = c10::multiply_integers(shape);
   // Values that fill their memory without gaps have one range in whatever order.
@@ -52,8 +51,6 @@ std::tuple<Tensor, Tensor> measure(const Tensor& given, at::IntArrayRef shape) {
   }
   return {lowest, widest};
 }
-
-namespace {
 
 template <bool inside>
 inline float error(float offset, float scale, float top) {

@@ -105,12 +105,6 @@ int64_t round_affine(const Tensor& given, const Tensor& bits, const Tensor& lo, 
   return kRounded;
 }
 
-// Rounds a gradient in its own range; samples of 0 bits become 0.
-int64_t round_gradient(const Tensor& g, const Tensor& bits, int64_t seed, Tensor& out) {
-  const auto [lo, span] = measure(g, {});
-  return round_affine(g, bits, lo, span, seed, true, true, out);
-}
-
 // Rounds each entry of the first dimension of contiguous values in its own range, which is found while it is in cache:
 // low ends and widths, and the outcome. Where that is kRefused, out is of no use.
 std::tuple<Tensor, Tensor, int64_t> round_channels(const Tensor& w, const Tensor& bits, Tensor& out) {
@@ -141,7 +135,6 @@ std::tuple<Tensor, Tensor, int64_t> round_channels(const Tensor& w, const Tensor
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(fractrain_fx, library) {
-  library.def("round_gradient(Tensor g, Tensor bits, int seed, *, Tensor(a!) out) -> int");
   library.def("round_channels(Tensor w, Tensor bits, *, Tensor(a!) out) -> (Tensor, Tensor, int)");
   library.def(
       "round_affine(Tensor x, Tensor bits, Tensor lo, Tensor span, int? seed, bool inside, bool erase, *, "
@@ -150,7 +143,6 @@ TORCH_LIBRARY_FRAGMENT(fractrain_fx, library) {
 
 TORCH_LIBRARY_IMPL(fractrain_fx, CPU, library) {
   library.impl("round_affine", round_affine);
-  library.impl("round_gradient", round_gradient);
   library.impl("round_channels", round_channels);
 }
 
