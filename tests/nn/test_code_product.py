@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch import Tensor
@@ -57,6 +59,43 @@ def test_the_largest_sums_do_not_overflow(widths: tuple[int, int], signs: tuple[
     _assert_exact(a, b)
     a[0, 0] = 0  # otherwise all are alike, which is a width of no bits
     _assert_exact(a, b)
+
+
+# Bits of both factors in samples that follow one another, each multiplied in the quickest way that they allow.
+_SAMPLES = [(12, 6), (6, 4), (3, 3), (8, 8), (16, 8), (2, 7)]
+
+
+@pytest.mark.parametrize("upright", [True, False])
+@pytest.mark.parametrize("largest", [True, False])
+@pytest.mark.parametrize("rows", [1, 33, 128, 1300])
+def test_samples_of_several_widths_are_summed_over(rows: int, largest: bool, upright: bool) -> None:
+    def codes(place: int, columns: int) -> Tensor:
+        parts = [_codes(widths[place], rows, columns) for widths in _SAMPLES]
+        if largest:
+            for part in parts:
+                part[:, 1:] = part.max() if place else part.min()
+        return torch.cat([part.to(parts[0].dtype) for part in parts])
+
+    g, x = codes(0, 37), codes(1, 21)
+    if not upright:
+        g, x = g.t().contiguous().t(), x.t().contiguous().t()
+    scale = torch.tensor([2.0**-i for i in range(len(_SAMPLES))]).repeat_interleave(rows)
+    found = kernels().code_product_of_rows(g, scale, torch.zeros(len(g)), x, _ONE, _NONE)
+    wanted = (g.double().t() * scale) @ x.double()
+    assert (found - wanted).abs().max() <= 3e-7 * wanted.abs().max()
+
+
+@pytest.mark.parametrize("largest", [True, False])
+@pytest.mark.parametrize("widths", [(6, 3, 4, 2), (8, 2, 5, 1)])
+def test_samples_of_several_widths_side_by_side(widths: Sequence[int], largest: bool) -> None:
+    """Each row of tiles is summed up in 16 bits for as long as its own codes allow."""
+    a = torch.cat([_codes(bits, 10, 1100) for bits in widths])
+    b = _codes(6, 1100, 20)
+    if largest:
+        for sign, codes in ((-1, a), (1, b)):
+            codes[:, 1:] = codes.max() if sign > 0 else codes.amin(1, keepdim=True)
+    _assert_exact(a, b)
+    _assert_exact(a.flip(0), b)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])

@@ -7,6 +7,7 @@
 #include <ATen/Parallel.h>
 
 #include <cstdlib>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -36,24 +37,38 @@ constexpr int64_t kWork = 1 << 18, kPanels = 8;
 
 using Tile = void (*)(const int32_t*, const int32_t*, int64_t, int32_t*);
 
-// How numbers of these ends are multiplied.
-struct Way {
+using Ends16 = std::pair<int32_t, int32_t>;
+
+// How the steps of some rows of a are multiplied.
+struct Pace {
   Tile tile;
-  int per;          // numbers in a step
   int32_t shift;    // what is taken from the numbers of a, so that bytes need no sign
-  int64_t block;    // steps that are summed up as whole numbers
   int64_t longest;  // steps that a tile may sum up at once
 };
 
-inline Way way_of(std::pair<int32_t, int32_t> a, std::pair<int32_t, int32_t> b) {
-  const auto largest = [](auto ends) { return std::max<int64_t>({1, std::abs(ends.first), std::abs(ends.second)}); };
-  const int64_t width = a.second - a.first, pair = std::max<int64_t>(1, 2 * width * largest(b));
-  if (width > 255 || std::abs(a.first) > 128 || pair > kMost16) {
+// Bytes of these ends by bytes of this size at most.
+inline Pace pace_of(Ends16 a, int64_t largest_b) {
+  const int64_t pair = std::max<int64_t>(1, 2 * (a.second - a.first) * largest_b);
+  if (kMost16 / pair < kFewest) return {tile_bytes, a.first, kSteps};
+  return {tile_small_bytes, a.first, std::min(kSteps, kMost16 / pair)};
+}
+
+// How numbers of these ends are multiplied.
+struct Way {
+  int per;        // numbers in a step
+  int64_t block;  // steps that are summed up as whole numbers
+  int64_t largest_b;
+  Pace pace;
+};
+
+inline Way way_of(Ends16 a, Ends16 b) {
+  const auto largest = [](Ends16 ends) { return std::max<int64_t>({1, std::abs(ends.first), std::abs(ends.second)}); };
+  const int64_t width = a.second - a.first;
+  if (width > 255 || std::abs(a.first) > 128 || 2 * width * largest(b) > kMost16) {
     const int64_t steps = std::min(kSteps, kMost32 / (2 * largest(a) * largest(b)));
-    return {tile_shorts, 2, 0, steps, steps};
+    return {2, steps, largest(b), {tile_shorts, 0, steps}};
   }
-  if (kMost16 / pair < kFewest) return {tile_bytes, 4, a.first, kSteps, kSteps};
-  return {tile_small_bytes, 4, a.first, kSteps, std::min(kSteps, kMost16 / pair)};
+  return {4, kSteps, largest(b), pace_of(a, largest(b))};
 }
 
 inline int64_t parts_of(int64_t whole, int64_t part) { return (whole + part - 1) / part; }
@@ -62,6 +77,7 @@ inline int64_t parts_of(int64_t whole, int64_t part) { return (whole + part - 1)
 struct Block {
   int64_t start, length;
   float factor;
+  Way way;
 };
 
 // A run of numbers in blocks of like size.
@@ -69,21 +85,22 @@ inline void append(std::vector<Block>& blocks, int64_t start, int64_t length, fl
   const int64_t most = way.per * way.block, count = parts_of(length, most);
   const int64_t each = parts_of(parts_of(length, way.per), count) * way.per;
   for (int64_t done = 0; done < length; done += each) {
-    blocks.push_back({start + done, std::min(each, length - done), factor});
+    blocks.push_back({start + done, std::min(each, length - done), factor, way});
   }
 }
 
-// Whole numbers of a matrix, for each row (or column) and block of numbers, and their sums.
-template <int height>
+// Whole numbers of a matrix, for each row (or column) and block of numbers, and their sums. Those of a are shifted.
+template <int height, bool shifted>
 struct Packed {
   const std::vector<Block>& blocks;
   int64_t count, panels, space;
   Tensor kept;  // the memory of both
   int32_t *steps, *sums;
+  std::vector<Pace> paces;  // of each block and panel of a
 
-  Packed(int64_t rows, const std::vector<Block>& of, int per)
-      : blocks(of), count(rows), panels(parts_of(rows, height)), space(0) {
-    for (const Block& block : blocks) space = std::max(space, parts_of(block.length, per) * height);
+  Packed(int64_t rows, const std::vector<Block>& of)
+      : blocks(of), count(rows), panels(parts_of(rows, height)), space(0), paces(shifted ? panels * tasks() : 0) {
+    for (const Block& block : blocks) space = std::max(space, parts_of(block.length, block.way.per) * height);
     kept = at::empty({panels * tasks() * (space + height)}, at::kInt);
     steps = kept.mutable_data_ptr<int32_t>();
     sums = steps + panels * tasks() * space;
@@ -91,20 +108,29 @@ struct Packed {
   int64_t tasks() const { return static_cast<int64_t>(blocks.size()); }
   int32_t* at(int64_t b, int64_t panel) const { return steps + (b * panels + panel) * space; }
   int32_t* sums_at(int64_t b, int64_t panel) const { return sums + (b * panels + panel) * height; }
+  const Pace& pace(int64_t b, int64_t panel) const { return paces[b * panels + panel]; }
 
   template <class Code>
-  void fill(const Factor<Code>& factor, int64_t task, int per, int32_t shift) {
+  void fill(const Factor<Code>& factor, int64_t task) {
     const int64_t b = task / panels, panel = task % panels, row = panel * height;
-    const int64_t start = blocks[b].start, length = blocks[b].length;
-    const auto run = per == 2 ? pack<2, height, Code> : pack<4, height, Code>;
+    const auto& [start, length, unused, way] = blocks[b];
+    const int64_t rows = std::min<int64_t>(height, count - row);
+    int32_t shift = 0;
+    if constexpr (shifted) {
+      // Rows of samples with fewer bits than others need not be summed up in 32 bits as often.
+      const bool own = way.per == 4 && way.pace.longest < kSteps && factor.next_in_row == 1;
+      paces[task] = own ? pace_of(ends_of_rows(factor, row, rows, start, length), way.largest_b) : way.pace;
+      shift = paces[task].shift;
+    }
+    const auto run = way.per == 2 ? pack<2, height, Code> : pack<4, height, Code>;
     run(factor, row, start, length, shift, reinterpret_cast<uint32_t*>(at(b, panel)));
-    sum_rows(factor, row, std::min<int64_t>(height, count - row), start, length, sums_at(b, panel));
+    sum_rows(factor, row, rows, start, length, sums_at(b, panel));
   }
   int32_t sum(int64_t b, int64_t row) const { return sums_at(b, row / height)[row % height]; }
 };
 
-using Left = Packed<kTileRows>;
-using Right = Packed<kTileColumns>;
+using Left = Packed<kTileRows, true>;
+using Right = Packed<kTileColumns, false>;
 
 // What has to be done to a product of codes: y = scale * s * P + sum * z + zero * t + added + c.
 struct Finish {
@@ -141,20 +167,21 @@ void put(const int32_t* sums, const int32_t* shifted, float factor, int64_t rows
 }
 
 // Products of codes of some tiles, summed over some blocks.
-inline void multiply(const Way& way, const Left& a, const Right& b, int64_t top, int64_t bottom, int64_t left,
+inline void multiply(const Left& a, const Right& b, int64_t top, int64_t bottom, int64_t left,
                      int64_t right, int64_t from, int64_t to, float* out) {
   for (int64_t k = from; k < to; ++k) {
-    const int64_t steps = parts_of(a.blocks[k].length, way.per);
+    const int64_t steps = parts_of(a.blocks[k].length, a.blocks[k].way.per);
     const float factor = a.blocks[k].factor;
     for (int64_t n = left; n < right; ++n) {
       const int32_t *second = b.at(k, n), *each = b.sums_at(k, n);
-      int32_t shifted[kTileColumns];
-      for (int j = 0; j < kTileColumns; ++j) shifted[j] = way.shift * each[j];
       for (int64_t m = top; m < bottom; ++m) {
+        const auto [tile, shift, longest] = a.pace(k, m);
+        int32_t shifted[kTileColumns];
+        for (int j = 0; j < kTileColumns; ++j) shifted[j] = shift * each[j];
         alignas(32) int32_t sums[kTileRows * kTileColumns] = {};
         const int32_t* first = a.at(k, m);
-        for (int64_t done = 0; done < steps; done += way.longest) {
-          way.tile(first + done * kTileRows, second + done * kTileColumns, std::min(way.longest, steps - done), sums);
+        for (int64_t done = 0; done < steps; done += longest) {
+          tile(first + done * kTileRows, second + done * kTileColumns, std::min(longest, steps - done), sums);
         }
         const int64_t row = m * kTileRows, column = n * kTileColumns;
         const auto run = k == from ? put<true> : put<false>;
@@ -176,22 +203,28 @@ inline void finish(const Finish& with, int64_t top, int64_t bottom, int64_t left
   }
 }
 
+// The lowest and the highest of some numbers, found on all threads.
 template <class Code>
-std::pair<int32_t, int32_t> ends(const Tensor& codes) {
-  return ends_of(codes.const_data_ptr<Code>(), codes.numel());
+Ends16 ends(const Code* first, int64_t count) {
+  constexpr int64_t kPart = 1 << 15;
+  std::vector<Ends16> parts(parts_of(count, kPart));
+  at::parallel_for(0, static_cast<int64_t>(parts.size()), 4, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) parts[i] = ends_of(first + i * kPart, std::min(kPart, count - i * kPart));
+  });
+  return std::accumulate(parts.begin(), parts.end(), parts[0], both);
 }
 
 // The product of codes in blocks, finished by what finish_of makes of their sums.
 template <class A, class FinishOf>
-Tensor product_of(const Factor<A>& first, const Factor<int8_t>& second, const Way& way,
-                  const std::vector<Block>& blocks, FinishOf&& finish_of) {
+Tensor product_of(const Factor<A>& first, const Factor<int8_t>& second, const std::vector<Block>& blocks,
+                  FinishOf&& finish_of) {
   const int64_t M = first.count, N = second.count;
-  Left a(M, blocks, way.per);
-  Right b(N, blocks, way.per);
+  Left a(M, blocks);
+  Right b(N, blocks);
   const int64_t lefts = a.panels * a.tasks(), rights = b.panels * b.tasks();
   at::parallel_for(0, lefts + rights, kPanels, [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task) {
-      task < lefts ? a.fill(first, task, way.per, way.shift) : b.fill(second, task - lefts, way.per, 0);
+      task < lefts ? a.fill(first, task) : b.fill(second, task - lefts);
     }
   });
   const Finish with = finish_of(a, b);
@@ -211,7 +244,7 @@ Tensor product_of(const Factor<A>& first, const Factor<int8_t>& second, const Wa
       const int64_t top = tile / across * kTaskRows, left = tile % across * kTaskColumns;
       const int64_t bottom = std::min(a.panels, top + kTaskRows), right = std::min(b.panels, left + kTaskColumns);
       float* target = parts > 1 ? partial.data() + part * M * N : found;
-      multiply(way, a, b, top, bottom, left, right, count * part / parts, count * (part + 1) / parts, target);
+      multiply(a, b, top, bottom, left, right, count * part / parts, count * (part + 1) / parts, target);
       if (parts > 1) continue;
       finish(with, top * kTileRows, std::min(M, bottom * kTileRows), left * kTileColumns,
              std::min(N, right * kTileColumns), N, found);

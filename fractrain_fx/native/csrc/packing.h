@@ -98,4 +98,17 @@ std::pair<int32_t, int32_t> ends_of(const Code* first, int64_t count) {
   return {*std::min_element(lows, lows + kLanes), *std::max_element(highs, highs + kLanes)};
 }
 
+inline std::pair<int32_t, int32_t> both(std::pair<int32_t, int32_t> a, std::pair<int32_t, int32_t> b) {
+  return {std::min(a.first, b.first), std::max(a.second, b.second)};
+}
+
+// Those of numbers [start, start + length) of rows that lie in one piece.
+template <class Code>
+std::pair<int32_t, int32_t> ends_of_rows(const Factor<Code>& factor, int64_t row, int64_t rows, int64_t start,
+                                         int64_t length) {
+  auto found = ends_of(factor.at(row, start), length);
+  for (int64_t h = 1; h < rows; ++h) found = both(found, ends_of(factor.at(row + h, start), length));
+  return found;
+}
+
 }  // namespace fractrain_fx

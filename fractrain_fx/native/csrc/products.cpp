@@ -92,10 +92,9 @@ Tensor code_product(const Tensor& given_a, const Tensor& a_scale, const Tensor& 
   return with_code(a, [&](auto code) {
     using Code = decltype(code);
     const Factor<Code> first{a.const_data_ptr<Code>(), M, length, a.stride(0), a.stride(1)};
-    const Way way = way_of(ends<Code>(a), ends<int8_t>(b));
     std::vector<Block> blocks;
-    append(blocks, 0, length, 1.0f, way);
-    return product_of(first, second, way, blocks, finish_of);
+    append(blocks, 0, length, 1.0f, way_of(ends(first.data, a.numel()), ends(second.data, b.numel())));
+    return product_of(first, second, blocks, finish_of);
   });
 }
 
@@ -163,14 +162,21 @@ Tensor product_in_order(const Tensor& g, const Tensor& x, const RowEnds& of) {
   return with_code(g, [&](auto code) {
     using Code = decltype(code);
     const Factor<Code> first{g.const_data_ptr<Code>(), g.size(1), rows, g.stride(1), g.stride(0)};
-    const Way way = way_of(ends<Code>(g), ends<int8_t>(x));
+    // Those of each run of rows, where it lies in one piece.
+    const bool pieces = first.next_row == 1 && second.next_row == 1;
+    const Way common = way_of(ends(first.data, g.numel()), ends(second.data, x.numel()));
+    const auto way = [&](int64_t start, int64_t length) {
+      if (!pieces || length == rows) return common;
+      const auto of = [&](const auto& factor) { return ends(factor.at(0, start), length * factor.count); };
+      return way_of(of(first), of(second));
+    };
     std::vector<Block> blocks;
     for (int64_t start = 0, length; start < rows; start += length) {
       length = of.alike(start, rows);
-      if (of.g[start] != 0.0f) append(blocks, start, length, of.g[start] * of.x[start], way);
+      if (of.g[start] != 0.0f) append(blocks, start, length, of.g[start] * of.x[start], way(start, length));
     }
     if (blocks.empty()) return at::zeros({g.size(1), x.size(1)}, at::kFloat);
-    return product_of(first, second, way, blocks, finish_of);
+    return product_of(first, second, blocks, finish_of);
   });
 }
 
