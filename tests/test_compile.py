@@ -19,9 +19,9 @@ def _fresh() -> None:
     torch._dynamo.reset()
 
 
-def small(method: str) -> tuple[nn.Module, torch.Tensor]:
+def small(method: str, rounding: str = "eager") -> tuple[nn.Module, torch.Tensor]:
     case = build("multihead_attention")
-    config = FracConfig(method=method)  # type: ignore[arg-type]
+    config = FracConfig(method=method, rounding=rounding)  # type: ignore[arg-type]
     return fractrainify(case.model, config=config, example_inputs=case.args), torch.randn(4, 5, 12)
 
 
@@ -40,9 +40,12 @@ def test_a_new_precision_recompiles_nothing_and_changes_the_result() -> None:
     assert not torch.equal(outputs[1], outputs[2])
 
 
-@pytest.mark.parametrize("method", ["float", "static", "dfq"])
-def test_train_and_eval_compile_without_a_graph_break_and_agree_with_eager(method: str) -> None:
-    model, x = small(method)
+@pytest.mark.parametrize(
+    "method, rounding",
+    [("float", "eager"), ("static", "eager"), ("dfq", "eager"), ("static", "compiled"), ("dfq", "compiled")],
+)
+def test_train_and_eval_compile_without_a_graph_break_and_agree_with_eager(method: str, rounding: str) -> None:
+    model, x = small(method, rounding)
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(model, fullgraph=True, backend=counter)
     engine = Engine(compiled)

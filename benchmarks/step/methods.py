@@ -93,7 +93,8 @@ def parse(text: str) -> Method:
         words = ", ".join(f"{name}={word!r}" for name, word in _OPTIONS[mode].items())
         if base not in OWN[1:]:
             raise ValueError(f"method {text!r}: +{mode} is FracConfig({words}), for the rewritten ones")
-        if "compiled" in modes and (mode == "auto" or "int8" not in modes):
+        kernels_only = mode == "kernels" and "int8" not in modes and not base.startswith("dfq")
+        if "compiled" in modes and (mode == "auto" or kernels_only):
             raise ValueError(f"method {text!r}: +{mode} is FracConfig({words}), which changes no compiled step")
     return Method(base, frozenset(modes))
 

@@ -7,6 +7,7 @@ for each option; and each of them is a call from Python.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ __all__ = [
     "code_ends_compiled",
     "encode_compiled",
     "gains_compiled",
+    "has_gains",
     "has_kernels",
     "measure_compiled",
     "round_channels_compiled",
@@ -33,6 +35,16 @@ def has_kernels(x: Tensor, lo: Tensor | None = None) -> bool:
     """Whether the kernels take values, rounded in a range with that low end: float32 on a CPU, not empty."""
     single = x.dtype == torch.float32 and (lo is None or lo.dtype == torch.float32)
     return single and readable(x) and x.numel() > 0
+
+
+def has_gains(x: Tensor, lo: Tensor) -> bool:
+    """The same of :func:`gains_compiled`, which graphs that ``torch.compile`` made call too.
+
+    A rounding they fuse with what is around it; all options at once are too much for the code that a compiler makes.
+    """
+    if not torch.compiler.is_compiling():
+        return has_kernels(x, lo)
+    return x.is_cpu and x.dtype == lo.dtype == torch.float32 and x.numel() > 0 and _gains_in_graphs()
 
 
 def round_compiled(
@@ -134,8 +146,25 @@ def code_ends_compiled(bits: Tensor, lo: Tensor, span: Tensor) -> tuple[Tensor, 
 
 def gains_compiled(x: Tensor, g: Tensor, bits: Sequence[int], lo: Tensor, span: Tensor, inside: bool) -> Tensor:
     """What :func:`~fractrain_fx.formats.affine_gains.affine_gains` gives."""
-    found: Tensor = kernels().gains(x.contiguous(), g.contiguous(), bits, lo, span, inside)
+    gains = torch.ops.fractrain_fx.gains if torch.compiler.is_compiling() else kernels().gains
+    found: Tensor = gains(x.contiguous(), g.contiguous(), bits, lo, span, inside)
     return found
+
+
+@torch.compiler.assume_constant_result
+def _gains_in_graphs() -> bool:
+    """Tells torch's compiler what the op gives; nothing of this is compiled."""
+    _register_gains()
+    return True
+
+
+@cache
+def _register_gains() -> None:
+    kernels()
+
+    @torch.library.register_fake("fractrain_fx::gains")
+    def _(x: Tensor, g: Tensor, bits: Sequence[int], lo: Tensor, span: Tensor, inside: bool) -> Tensor:
+        return x.new_empty((len(x), len(bits)))
 
 
 def measure_compiled(x: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor]:

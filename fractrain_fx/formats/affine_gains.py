@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fractrain_fx.formats.affine_compiled import gains_compiled, has_kernels
+from fractrain_fx.formats.affine_compiled import gains_compiled, has_gains
 from fractrain_fx.formats.affine_grid import SMALLEST_SCALE
 from fractrain_fx.formats.bits import of_options, readable
 from fractrain_fx.formats.scratch import scratch
@@ -46,7 +46,7 @@ def affine_gains(
     Returns:
         Sums in the type of ``lo`` (float32 or wider).
     """
-    if compiled and g.dtype == x.dtype == lo.dtype and has_kernels(x, lo):
+    if compiled and g.dtype == x.dtype == lo.dtype and has_gains(x, lo):
         return gains_compiled(x, g, bits, lo, span, inside)
 
     def gains(widths: Sequence[int]) -> Tensor:

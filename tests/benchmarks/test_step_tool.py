@@ -82,10 +82,11 @@ def test_methods_are_named_by_base_and_modes() -> None:
     for wrong in ("float+kernels", "brevitas+kernels"):
         with pytest.raises(ValueError, match="for the rewritten ones"):
             parse(wrong)
-    for wrong in ("dfq+kernels+compiled", "dfq+kernels+auto+compiled"):
+    for wrong in ("pfq+kernels+compiled", "dfq+kernels+auto+compiled"):
         with pytest.raises(ValueError, match="changes no compiled step"):
             parse(wrong)
-    assert parse("dfq+kernels+int8+compiled").alike == parse("float+compiled")
+    for name in ("dfq+kernels+int8+compiled", "dfq+kernels+compiled"):
+        assert parse(name).alike == parse("float+compiled")
     for device in ("cpu", "cuda"):
         methods = default_methods(device)
         assert methods[0] == Method("float") and len(set(methods)) == len(methods)

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
-from torch import Tensor
+from torch import Tensor, fx
 
 from fractrain_fx import FracConfig, fractrainify, plan
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.formats import AffineFormat
 from fractrain_fx.formats.affine import fake_quantize, measure
 from fractrain_fx.formats.affine_compiled import gains_compiled, has_kernels, measure_compiled, round_compiled
+from fractrain_fx.formats.affine_gains import affine_gains
 from fractrain_fx.formats.noise import hashed
 from fractrain_fx.native import kernels
 from fractrain_fx.nn.axis import BatchAxis
@@ -183,6 +184,31 @@ def test_gains_are_the_naive_sums(inside: bool, columns: int) -> None:
     ]
     scale = (x.norm(dim=1) * g.norm(dim=1)).max()
     assert (found - torch.cat(naive, 1)).abs().max() <= 1e-5 * scale
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_compiled_graphs_call_the_kernel_of_gains(dtype: torch.dtype) -> None:
+    called: list[object] = []
+
+    def backend(module: fx.GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
+        called.extend(node.target for node in module.graph.nodes)
+        return module.forward
+
+    def run(x: Tensor, g: Tensor) -> Tensor:
+        return affine_gains(x, g, (0, 3, 6, 32), lo, span, True, compiled=True)
+
+    x, g = torch.randn(4, 50, dtype=dtype), torch.randn(50, 4, dtype=dtype).t()
+    lo, span = measure(x)
+    torch._dynamo.reset()
+    found = torch.compile(run, backend=backend, fullgraph=True)(x, g)
+    assert (torch.ops.fractrain_fx.gains in called) == (dtype == torch.float32)
+    if dtype == torch.float32:
+        assert torch.equal(found, run(x, g))
+        gains = torch.ops.fractrain_fx.gains.default
+        torch.library.opcheck(
+            gains, (x, g.contiguous(), [3, 4], lo, span, True), test_utils=("test_schema", "test_faketensor")
+        )
+    torch.testing.assert_close(found, run(x, g))
 
 
 def test_half_types_are_computed_in_float32_and_double_by_plain_operations() -> None:
