@@ -124,7 +124,7 @@ struct Packed {
     }
     const auto run = way.per == 2 ? pack<2, height, Code> : pack<4, height, Code>;
     run(factor, row, start, length, shift, reinterpret_cast<uint32_t*>(at(b, panel)));
-    sum_rows(factor, row, rows, start, length, sums_at(b, panel));
+    sum_rows<height>(factor, row, rows, start, length, sums_at(b, panel));
   }
   int32_t sum(int64_t b, int64_t row) const { return sums_at(b, row / height)[row % height]; }
 };
@@ -148,13 +148,12 @@ struct Finish {
   }
 };
 
-// What a tile summed up, with what each column needs for the shift of a: put to, or added to, rows of the result.
+// What a tile summed up: put to, or added to, rows of the result.
 template <bool first>
-void put(const int32_t* sums, const int32_t* shifted, float factor, int64_t rows, int64_t columns, int64_t next,
-         float* out) {
+void put(const int32_t* sums, float factor, int64_t rows, int64_t columns, int64_t next, float* out) {
   for (int64_t i = 0; i < rows; ++i, sums += kTileColumns, out += next) {
     const auto one = [&](int64_t j) {
-      const float sum = factor * static_cast<float>(sums[j] + shifted[j]);
+      const float sum = factor * static_cast<float>(sums[j]);
       out[j] = first ? sum : out[j] + sum;
     };
     if (columns == kTileColumns) {
@@ -176,16 +175,19 @@ inline void multiply(const Left& a, const Right& b, int64_t top, int64_t bottom,
       const int32_t *second = b.at(k, n), *each = b.sums_at(k, n);
       for (int64_t m = top; m < bottom; ++m) {
         const auto [tile, shift, longest] = a.pace(k, m);
-        int32_t shifted[kTileColumns];
-        for (int j = 0; j < kTileColumns; ++j) shifted[j] = shift * each[j];
-        alignas(32) int32_t sums[kTileRows * kTileColumns] = {};
+        // From what each column needs for the shift of a.
+        alignas(32) int32_t sums[kTileRows * kTileColumns];
+        for (int i = 0; i < kTileRows; ++i) {
+#pragma omp simd
+          for (int j = 0; j < kTileColumns; ++j) sums[i * kTileColumns + j] = shift * each[j];
+        }
         const int32_t* first = a.at(k, m);
         for (int64_t done = 0; done < steps; done += longest) {
           tile(first + done * kTileRows, second + done * kTileColumns, std::min(longest, steps - done), sums);
         }
         const int64_t row = m * kTileRows, column = n * kTileColumns;
         const auto run = k == from ? put<true> : put<false>;
-        run(sums, shifted, factor, std::min<int64_t>(kTileRows, a.count - row),
+        run(sums, factor, std::min<int64_t>(kTileRows, a.count - row),
             std::min<int64_t>(kTileColumns, b.count - column), b.count, out + row * b.count + column);
       }
     }

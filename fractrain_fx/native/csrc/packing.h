@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <utility>
 
 namespace fractrain_fx {
@@ -30,6 +31,24 @@ inline uint32_t step_of(const Code* first, int64_t next, int32_t shift, int64_t 
   return step;
 }
 
+// The same of numbers that lie side by side. Shorts are never shifted.
+template <int per, class Code>
+inline uint32_t step_of_run(const Code* first, int32_t shift) {
+  if constexpr (per * sizeof(Code) != sizeof(uint32_t)) {
+    return step_of<per>(first, 1, shift);
+  } else {
+    uint32_t step;
+    std::memcpy(&step, first, sizeof(step));
+    if constexpr (per == 4) {
+      // Four differences in one, none of which borrows from the next.
+      constexpr uint32_t kTops = 0x80808080u;
+      const uint32_t less = (static_cast<uint32_t>(shift) & 0xFFu) * 0x01010101u;
+      step = ((step | kTops) - (less & ~kTops)) ^ ((step ^ ~less) & kTops);
+    }
+    return step;
+  }
+}
+
 // Numbers [start, start + length) of some rows as steps of a tile with so many rows; rows that are missing are 0.
 template <int per, int height, class Code>
 void pack(const Factor<Code>& factor, int64_t row, int64_t start, int64_t length, int32_t shift, uint32_t* out) {
@@ -38,7 +57,7 @@ void pack(const Factor<Code>& factor, int64_t row, int64_t start, int64_t length
   if (factor.next_in_row == 1) {
     for (int64_t h = 0; h < rows; ++h) {
       const Code* first = factor.at(row + h, start);
-      for (int64_t s = 0; s < whole; ++s) out[s * height + h] = step_of<per>(first + s * per, 1, shift);
+      for (int64_t s = 0; s < whole; ++s) out[s * height + h] = step_of_run<per>(first + s * per, shift);
     }
   } else if (factor.next_row == 1 && rows == height) {
     for (int64_t s = 0; s < whole; ++s) {
@@ -58,8 +77,8 @@ void pack(const Factor<Code>& factor, int64_t row, int64_t start, int64_t length
   }
 }
 
-// The sums of numbers [start, start + length) of rows [row, row + rows).
-template <class Code>
+// The sums of numbers [start, start + length) of rows [row, row + rows), at most height of them.
+template <int height, class Code>
 void sum_rows(const Factor<Code>& factor, int64_t row, int64_t rows, int64_t start, int64_t length, int32_t* sums) {
   std::fill_n(sums, rows, 0);
   if (factor.next_in_row == 1) {
@@ -69,6 +88,14 @@ void sum_rows(const Factor<Code>& factor, int64_t row, int64_t rows, int64_t sta
       for (int64_t i = 0; i < length; ++i) sum += first[i];
       sums[h] = sum;
     }
+  } else if (factor.next_row == 1 && rows == height) {
+    int32_t found[height] = {};
+    for (int64_t i = 0; i < length; ++i) {
+      const Code* first = factor.at(row, start + i);
+#pragma omp simd
+      for (int h = 0; h < height; ++h) found[h] += first[h];
+    }
+    std::copy_n(found, height, sums);
   } else {
     for (int64_t i = 0; i < length; ++i) {
       const Code* first = factor.at(row, start + i);
