@@ -35,9 +35,10 @@ constexpr int64_t kTaskRows = 16, kTaskColumns = 16;
 // Products, and panels to pack, that are worth a thread.
 constexpr int64_t kWork = 1 << 18, kPanels = 8;
 
-using Tile = void (*)(const int32_t*, const int32_t*, int64_t, int32_t*);
+// Packed numbers, in 32 bits, for which a thread keeps memory.
+constexpr int64_t kKept = int64_t{1} << 22;
 
-using Ends16 = std::pair<int32_t, int32_t>;
+using Tile = void (*)(const int32_t*, const int32_t*, int64_t, int32_t*);
 
 // How the steps of some rows of a are multiplied.
 struct Pace {
@@ -47,7 +48,7 @@ struct Pace {
 };
 
 // Bytes of these ends by bytes of this size at most.
-inline Pace pace_of(Ends16 a, int64_t largest_b) {
+inline Pace pace_of(CodeEnds a, int64_t largest_b) {
   const int64_t pair = std::max<int64_t>(1, 2 * (a.second - a.first) * largest_b);
   if (kMost16 / pair < kFewest) return {tile_bytes, a.first, kSteps};
   return {tile_small_bytes, a.first, std::min(kSteps, kMost16 / pair)};
@@ -61,8 +62,8 @@ struct Way {
   Pace pace;
 };
 
-inline Way way_of(Ends16 a, Ends16 b) {
-  const auto largest = [](Ends16 ends) { return std::max<int64_t>({1, std::abs(ends.first), std::abs(ends.second)}); };
+inline Way way_of(CodeEnds a, CodeEnds b) {
+  const auto largest = [](CodeEnds ends) { return std::max<int64_t>({1, std::abs(ends.first), std::abs(ends.second)}); };
   const int64_t width = a.second - a.first;
   if (width > 255 || std::abs(a.first) > 128 || 2 * width * largest(b) > kMost16) {
     const int64_t steps = std::min(kSteps, kMost32 / (2 * largest(a) * largest(b)));
@@ -94,16 +95,22 @@ template <int height, bool shifted>
 struct Packed {
   const std::vector<Block>& blocks;
   int64_t count, panels, space;
-  Tensor kept;  // the memory of both
+  Tensor fresh;  // their memory, where it is not kept
   int32_t *steps, *sums;
   std::vector<Pace> paces;  // of each block and panel of a
 
   Packed(int64_t rows, const std::vector<Block>& of)
       : blocks(of), count(rows), panels(parts_of(rows, height)), space(0), paces(shifted ? panels * tasks() : 0) {
     for (const Block& block : blocks) space = std::max(space, parts_of(block.length, block.way.per) * height);
-    kept = at::empty({panels * tasks() * (space + height)}, at::kInt);
-    steps = kept.mutable_data_ptr<int32_t>();
+    steps = memory(panels * tasks() * (space + height));
     sums = steps + panels * tasks() * space;
+  }
+  // Each thread keeps some for its next product, as fresh memory costs as much as packing.
+  int32_t* memory(int64_t size) {
+    static thread_local Tensor kept = at::empty({0}, at::kInt);
+    Tensor& used = size <= kKept ? kept : fresh;
+    if (!used.defined() || used.numel() < size) used = at::empty({size}, at::kInt);
+    return used.mutable_data_ptr<int32_t>();
   }
   int64_t tasks() const { return static_cast<int64_t>(blocks.size()); }
   int32_t* at(int64_t b, int64_t panel) const { return steps + (b * panels + panel) * space; }
@@ -113,7 +120,8 @@ struct Packed {
   template <class Code>
   void fill(const Factor<Code>& factor, int64_t task) {
     const int64_t b = task / panels, panel = task % panels, row = panel * height;
-    const auto& [start, length, unused, way] = blocks[b];
+    const Way& way = blocks[b].way;
+    const int64_t start = blocks[b].start, length = blocks[b].length;
     const int64_t rows = std::min<int64_t>(height, count - row);
     int32_t shift = 0;
     if constexpr (shifted) {
@@ -207,9 +215,9 @@ inline void finish(const Finish& with, int64_t top, int64_t bottom, int64_t left
 
 // The lowest and the highest of some numbers, found on all threads.
 template <class Code>
-Ends16 ends(const Code* first, int64_t count) {
+CodeEnds ends(const Code* first, int64_t count) {
   constexpr int64_t kPart = 1 << 15;
-  std::vector<Ends16> parts(parts_of(count, kPart));
+  std::vector<CodeEnds> parts(parts_of(count, kPart));
   at::parallel_for(0, static_cast<int64_t>(parts.size()), 4, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) parts[i] = ends_of(first + i * kPart, std::min(kPart, count - i * kPart));
   });

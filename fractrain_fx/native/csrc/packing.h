@@ -105,8 +105,10 @@ void sum_rows(const Factor<Code>& factor, int64_t row, int64_t rows, int64_t sta
 }
 
 // The lowest and the highest of some numbers.
+using CodeEnds = std::pair<int32_t, int32_t>;
+
 template <class Code>
-std::pair<int32_t, int32_t> ends_of(const Code* first, int64_t count) {
+CodeEnds ends_of(const Code* first, int64_t count) {
   constexpr int kLanes = 64;
   Code lows[kLanes], highs[kLanes];
   std::fill_n(lows, kLanes, first[0]);
@@ -125,15 +127,14 @@ std::pair<int32_t, int32_t> ends_of(const Code* first, int64_t count) {
   return {*std::min_element(lows, lows + kLanes), *std::max_element(highs, highs + kLanes)};
 }
 
-inline std::pair<int32_t, int32_t> both(std::pair<int32_t, int32_t> a, std::pair<int32_t, int32_t> b) {
+inline CodeEnds both(CodeEnds a, CodeEnds b) {
   return {std::min(a.first, b.first), std::max(a.second, b.second)};
 }
 
 // Those of numbers [start, start + length) of rows that lie in one piece.
 template <class Code>
-std::pair<int32_t, int32_t> ends_of_rows(const Factor<Code>& factor, int64_t row, int64_t rows, int64_t start,
-                                         int64_t length) {
-  auto found = ends_of(factor.at(row, start), length);
+CodeEnds ends_of_rows(const Factor<Code>& factor, int64_t row, int64_t rows, int64_t start, int64_t length) {
+  CodeEnds found = ends_of(factor.at(row, start), length);
   for (int64_t h = 1; h < rows; ++h) found = both(found, ends_of(factor.at(row + h, start), length));
   return found;
 }
