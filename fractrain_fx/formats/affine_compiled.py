@@ -151,7 +151,7 @@ def gains_compiled(x: Tensor, g: Tensor, bits: Sequence[int], lo: Tensor, span: 
     return found
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _gains_in_graphs() -> bool:
     """Tells torch's compiler what the op gives; nothing of this is compiled."""
     _register_gains()
@@ -161,10 +161,11 @@ def _gains_in_graphs() -> bool:
 @cache
 def _register_gains() -> None:
     kernels()
+    torch.library.register_fake("fractrain_fx::gains", _gains_like)
 
-    @torch.library.register_fake("fractrain_fx::gains")
-    def _(x: Tensor, g: Tensor, bits: Sequence[int], lo: Tensor, span: Tensor, inside: bool) -> Tensor:
-        return x.new_empty((len(x), len(bits)))
+
+def _gains_like(x: Tensor, g: Tensor, bits: Sequence[int], lo: Tensor, span: Tensor, inside: bool) -> Tensor:
+    return x.new_empty((len(x), len(bits)))
 
 
 def measure_compiled(x: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor]:

@@ -110,6 +110,12 @@ def test_however_many_threads(threads: int) -> None:
         torch.set_num_threads(before)
 
 
+def test_memory_is_used_again_for_other_sizes() -> None:
+    """And not for the largest one, whose numbers take more than is kept."""
+    for rows, inner, columns in ((1100, 9000, 17), (7, 5, 3), (300, 66, 270), (1100, 9000, 17), (13, 1027, 40)):
+        _assert_exact(_codes(12, rows, inner), _codes(6, inner, columns))
+
+
 @pytest.mark.parametrize("each", [False, True])
 def test_scales_zeros_and_what_is_added(each: bool) -> None:
     torch.manual_seed(0)

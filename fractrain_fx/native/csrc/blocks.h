@@ -105,7 +105,7 @@ struct Packed {
     steps = memory(panels * tasks() * (space + height));
     sums = steps + panels * tasks() * space;
   }
-  // Each thread keeps some for its next product, as fresh memory costs as much as packing.
+  // Each thread keeps some for its next product, unless it is much.
   int32_t* memory(int64_t size) {
     static thread_local Tensor kept = at::empty({0}, at::kInt);
     Tensor& used = size <= kKept ? kept : fresh;
