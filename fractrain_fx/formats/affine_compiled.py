@@ -12,7 +12,6 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from fractrain_fx.formats.bits import readable
 from fractrain_fx.formats.noise import draw_seed
 from fractrain_fx.native import kernels
 
@@ -33,8 +32,7 @@ _UNROUNDED, _REFUSED = 0, 2
 
 def has_kernels(x: Tensor, lo: Tensor | None = None) -> bool:
     """Whether the kernels take values, rounded in a range with that low end: float32 on a CPU, not empty."""
-    single = x.dtype == torch.float32 and (lo is None or lo.dtype == torch.float32)
-    return single and readable(x) and x.numel() > 0
+    return not torch.compiler.is_compiling() and _fit(x, lo)
 
 
 def has_gains(x: Tensor, lo: Tensor) -> bool:
@@ -42,9 +40,12 @@ def has_gains(x: Tensor, lo: Tensor) -> bool:
 
     A rounding they fuse with what is around it; all options at once are too much for the code that a compiler makes.
     """
-    if not torch.compiler.is_compiling():
-        return has_kernels(x, lo)
-    return x.is_cpu and x.dtype == lo.dtype == torch.float32 and x.numel() > 0 and _gains_in_graphs()
+    return _fit(x, lo) and (not torch.compiler.is_compiling() or _gains_in_graphs())
+
+
+def _fit(x: Tensor, lo: Tensor | None) -> bool:
+    single = x.dtype == torch.float32 and (lo is None or lo.dtype == torch.float32)
+    return single and x.is_cpu and x.numel() > 0
 
 
 def round_compiled(

@@ -47,9 +47,13 @@ struct Pace {
   int64_t longest;  // steps that a tile may sum up at once
 };
 
-// Bytes of these ends by bytes of this size at most.
+// The largest sum of two products of bytes of these ends, which need no sign, by bytes of this size at most.
+inline int64_t pair_of(CodeEnds a, int64_t largest_b) {
+  return std::max<int64_t>(1, 2 * (a.second - a.first) * largest_b);
+}
+
 inline Pace pace_of(CodeEnds a, int64_t largest_b) {
-  const int64_t pair = std::max<int64_t>(1, 2 * (a.second - a.first) * largest_b);
+  const int64_t pair = pair_of(a, largest_b);
   if (kMost16 / pair < kFewest) return {tile_bytes, a.first, kSteps};
   return {tile_small_bytes, a.first, std::min(kSteps, kMost16 / pair)};
 }
@@ -64,12 +68,12 @@ struct Way {
 
 inline Way way_of(CodeEnds a, CodeEnds b) {
   const auto largest = [](CodeEnds ends) { return std::max<int64_t>({1, std::abs(ends.first), std::abs(ends.second)}); };
-  const int64_t width = a.second - a.first;
-  if (width > 255 || std::abs(a.first) > 128 || 2 * width * largest(b) > kMost16) {
-    const int64_t steps = std::min(kSteps, kMost32 / (2 * largest(a) * largest(b)));
-    return {2, steps, largest(b), {tile_shorts, 0, steps}};
+  const int64_t largest_b = largest(b);
+  if (a.second - a.first > 255 || std::abs(a.first) > 128 || pair_of(a, largest_b) > kMost16) {
+    const int64_t steps = std::min(kSteps, kMost32 / (2 * largest(a) * largest_b));
+    return {2, steps, largest_b, {tile_shorts, 0, steps}};
   }
-  return {4, kSteps, largest(b), pace_of(a, largest(b))};
+  return {4, kSteps, largest_b, pace_of(a, largest_b)};
 }
 
 inline int64_t parts_of(int64_t whole, int64_t part) { return (whole + part - 1) / part; }

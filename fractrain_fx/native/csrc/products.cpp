@@ -162,13 +162,14 @@ Tensor product_in_order(const Tensor& g, const Tensor& x, const RowEnds& of) {
   return with_code(g, [&](auto code) {
     using Code = decltype(code);
     const Factor<Code> first{g.const_data_ptr<Code>(), g.size(1), rows, g.stride(1), g.stride(0)};
-    // Those of each run of rows, where it lies in one piece.
-    const bool pieces = first.next_row == 1 && second.next_row == 1;
-    const Way common = way_of(ends(first.data, g.numel()), ends(second.data, x.numel()));
+    // By the ends of each run of rows, where it lies in one piece; otherwise by those of all.
+    std::optional<Way> common;
+    if (first.next_row != 1 || second.next_row != 1) {
+      common = way_of(ends(first.data, g.numel()), ends(second.data, x.numel()));
+    }
     const auto way = [&](int64_t start, int64_t length) {
-      if (!pieces || length == rows) return common;
       const auto of = [&](const auto& factor) { return ends(factor.at(0, start), length * factor.count); };
-      return way_of(of(first), of(second));
+      return common ? *common : way_of(of(first), of(second));
     };
     std::vector<Block> blocks;
     for (int64_t start = 0, length; start < rows; start += length) {
