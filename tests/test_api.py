@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -216,3 +218,14 @@ def test_a_chain_of_its_own_is_asked_for_when_a_saved_model_is_loaded(tmp_path: 
     again.save_pretrained(tmp_path / "again")
     with pytest.raises(RunError, match="a chain of its own"):
         FracModel.from_pretrained(tmp_path / "again", model=net(), passes=default_passes(config))
+
+
+def test_the_package_imports_no_compiler_and_no_library_of_models() -> None:
+    """Each of them takes longer to import than the package does."""
+    script = (
+        "import sys, fractrain_fx\n"
+        "heavy = {'accelerate', 'matplotlib', 'pandas', 'sympy', 'timm', 'torch._dynamo', 'torchvision', 'transformers'}\n"
+        "print(sorted(heavy & set(sys.modules)))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"

@@ -152,11 +152,14 @@ def gains_compiled(x: Tensor, g: Tensor, bits: Sequence[int], lo: Tensor, span: 
     return found
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _gains_in_graphs() -> bool:
     """Tells torch's compiler what the op gives; nothing of this is compiled."""
     _register_gains()
     return True
+
+
+# What `torch.compiler.assume_constant_result` sets, which would import all of the compiler with this package.
+_gains_in_graphs._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 @cache
