@@ -75,8 +75,8 @@ class AffineFormat(CodedFormat):
 
     def activation_gains(
         self,
-        x: Float[Tensor, "batch rest"],
-        g: Float[Tensor, "batch rest"],
+        x: Float[Tensor, "batch ..."],
+        g: Float[Tensor, "batch ..."],
         bits: Sequence[int],
         *,
         lo: Float[Tensor, ""],

@@ -148,7 +148,7 @@ def code_ends_compiled(bits: Tensor, lo: Tensor, span: Tensor) -> tuple[Tensor, 
 def gains_compiled(x: Tensor, g: Tensor, bits: Sequence[int], lo: Tensor, span: Tensor, inside: bool) -> Tensor:
     """What :func:`~fractrain_fx.formats.affine_gains.affine_gains` gives."""
     gains = torch.ops.fractrain_fx.gains if torch.compiler.is_compiling() else kernels().gains
-    found: Tensor = gains(x.contiguous(), g.contiguous(), bits, lo, span, inside)
+    found: Tensor = gains(x, g, bits, lo, span, inside)
     return found
 
 

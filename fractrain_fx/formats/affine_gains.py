@@ -24,8 +24,8 @@ _SLOTS = (3, 4)
 
 
 def affine_gains(
-    x: Float[Tensor, "batch rest"],
-    g: Float[Tensor, "batch rest"],
+    x: Float[Tensor, "batch ..."],
+    g: Float[Tensor, "batch ..."],
     bits: Sequence[int],
     lo: Tensor,
     span: Tensor,
@@ -35,7 +35,7 @@ def affine_gains(
     """For each of several bits, the sum of ``g * (Q(x) - x)`` over each sample, on the affine grid of a range.
 
     Args:
-        x: values, one row a sample.
+        x: values, samples first.
         g: gradient of the rounded values.
         bits: of each option; the sums of those of 0 and 32 bits are 0.
         lo: low end of the range (0-dim).
@@ -48,6 +48,7 @@ def affine_gains(
     """
     if compiled and g.dtype == x.dtype == lo.dtype and has_gains(x, lo):
         return gains_compiled(x, g, bits, lo, span, inside)
+    x, g = x.flatten(1), g.flatten(1)
 
     def gains(widths: Sequence[int]) -> Tensor:
         if x.dtype != lo.dtype or not readable(x):

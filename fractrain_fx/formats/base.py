@@ -71,8 +71,8 @@ class Format(Protocol):
 
     def activation_gains(
         self,
-        x: Float[Tensor, "batch rest"],
-        g: Float[Tensor, "batch rest"],
+        x: Float[Tensor, "batch ..."],
+        g: Float[Tensor, "batch ..."],
         bits: Sequence[int],
         *,
         lo: Float[Tensor, ""],
@@ -81,6 +81,7 @@ class Format(Protocol):
     ) -> Float[Tensor, "batch options"]:
         """For each of several bits, the sum of ``g * (Q(x) - x)`` over each sample: 0 where they are 0 or 32."""
         dtype = work_dtype(x)
+        x, g = x.flatten(1), g.flatten(1)
 
         def gains(widths: Sequence[int]) -> Tensor:
             errors = (self.activation(x, each, lo=lo, span=span).to(dtype) - x for each in widths)

@@ -58,18 +58,26 @@ class BatchAxis:
         Raises:
             InputError: the rows cannot be shared out so.
         """
+        return self.apart(x, samples).flatten(1)
+
+    def apart(self, x: Tensor, samples: int | None = None) -> Float[Tensor, "batch ..."]:
+        """The same values with the samples along the first of two or more dimensions: a view.
+
+        Raises:
+            InputError: as there.
+        """
         if self.whole:
-            return x.reshape(1, -1)
+            return x.unsqueeze(0) if x.ndim else x.view(1, 1)
         x = x.movedim(self.axis, 0)
         if not self.folded:
-            return x.flatten(1) if x.ndim > 1 else x.unsqueeze(1)
+            return x if x.ndim > 1 else x.unsqueeze(1)
         if samples is None and x.shape[0] % self.factor:
             raise InputError(
                 f"a tensor has {x.shape[0]} rows where a sample had {self.factor} when it was recorded: give inputs "
                 "of the length that the example inputs have"
             )
         samples = x.shape[0] // self.factor if samples is None else samples
-        if self.major:
-            return x.reshape(samples, -1) if samples else x.reshape(0, 0)
-        x = x.reshape(x.shape[0] // max(samples, 1), samples, -1) if samples else x.reshape(0, 0, 0)
-        return x.movedim(0, 1).flatten(1)
+        if not samples:
+            return x.reshape(0, 0)
+        rows = x.shape[0] // samples
+        return x.unflatten(0, (samples, rows)) if self.major else x.unflatten(0, (rows, samples)).movedim(1, 0)

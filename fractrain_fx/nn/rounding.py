@@ -38,8 +38,8 @@ def gate_gradient(
         inside: whether that is the range of ``x`` itself.
         samples: how many samples ``x`` holds.
     """
-    rows = axis.samples_first(x, samples), axis.samples_first(g, samples)
-    return fmt.activation_gains(*rows, options, lo=lo, span=span, inside=inside)
+    of_samples = axis.apart(x, samples), axis.apart(g, samples)
+    return fmt.activation_gains(*of_samples, options, lo=lo, span=span, inside=inside)
 
 
 def rounded_gradient(

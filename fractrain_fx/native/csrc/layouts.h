@@ -6,7 +6,6 @@
 #include <ATen/TensorIterator.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
-#include <c10/util/SmallVector.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -15,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "places.h"
 #include "rounding.h"
 
 namespace fractrain_fx {
@@ -53,67 +53,34 @@ void for_runs(const Runs& runs, Take&& take) {
   });
 }
 
-// Values and their results in memory of different orders, which share the innermost dimension: rows of it.
+// Values and their results in memory of different orders, which share the innermost dimension.
 struct Rows {
-  struct Dimension {
-    int64_t size, from, to;  // and its distances between values and between results
-  };
-  int64_t length;
-  c10::SmallVector<Dimension, 6> outer;  // as the values lie, outermost first
-  int64_t entries;  // which of them has the grids, where there is more than one
+  Places places;
+  int64_t entries;  // the outer dimension that has the grids, where there is more than one
   std::vector<Grid> grids;
 };
 
-// Heads of attention, above all. In the order of the values, as memory is read ahead of where it is written to.
 inline std::optional<Rows> rows_of(const Rounding& how, const Tensor& out) {
-  const Tensor& x = how.x;
-  Rows rows{1, {}, -1, grids_of(how)};
-  if (rows.grids.empty()) return std::nullopt;
-  c10::SmallVector<int64_t, 6> order;
-  for (int64_t dim = 0; dim < x.dim(); ++dim) {
-    if (x.size(dim) > 1) order.push_back(dim);
+  std::vector<Grid> grids = grids_of(how);
+  if (grids.empty()) return std::nullopt;
+  const bool several = grids.size() > 1;
+  std::optional<Places> places = places_of(how.x, out, 0, several ? 0 : -1);
+  if (!places) return std::nullopt;
+  int64_t entries = -1;
+  for (size_t i = 0; several && i < places->outer.size(); ++i) {
+    if (places->outer[i].dim == 0) entries = static_cast<int64_t>(i);
   }
-  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return x.stride(a) > x.stride(b); });
-  if (order.empty() || x.stride(order.back()) != 1 || out.stride(order.back()) != 1) return std::nullopt;
-  if (rows.grids.size() > 1 && order.back() == 0) return std::nullopt;
-  rows.length = x.size(order.back());
-  order.pop_back();
-  for (const int64_t dim : order) {
-    if (dim == 0 && rows.grids.size() > 1) rows.entries = static_cast<int64_t>(rows.outer.size());
-    rows.outer.push_back({x.size(dim), x.stride(dim), out.stride(dim)});
-  }
-  return rows;
+  return Rows{std::move(*places), entries, std::move(grids)};
 }
 
 // Calls take with rows on all threads: index of the first value in memory, that of its result, how many, and their grid.
 template <class Take>
 void for_rows(const Rows& rows, Take&& take) {
-  const int64_t depth = static_cast<int64_t>(rows.outer.size());
-  int64_t count = 1;
-  for (const auto& each : rows.outer) count *= each.size;
-  const int64_t worth = std::max<int64_t>(1, at::internal::GRAIN_SIZE / rows.length);
-  at::parallel_for(0, count, worth, [&](int64_t begin, int64_t end) {
-    c10::SmallVector<int64_t, 6> index(depth);
-    int64_t from = 0, to = 0;
-    for (int64_t dim = depth - 1, rest = begin; dim >= 0; --dim) {
-      const auto& each = rows.outer[dim];
-      index[dim] = rest % each.size;
-      rest /= each.size;
-      from += index[dim] * each.from;
-      to += index[dim] * each.to;
-    }
-    for (int64_t row = begin; row < end; ++row) {
-      take(from, to, rows.length, rows.grids[rows.entries < 0 ? 0 : index[rows.entries]]);
-      for (int64_t dim = depth - 1; dim >= 0; --dim) {
-        const auto& each = rows.outer[dim];
-        from += each.from;
-        to += each.to;
-        if (++index[dim] < each.size) break;
-        index[dim] = 0;
-        from -= each.size * each.from;
-        to -= each.size * each.to;
-      }
-    }
+  const int64_t length = rows.places.length, worth = std::max<int64_t>(1, at::internal::GRAIN_SIZE / length);
+  at::parallel_for(0, rows.places.count, worth, [&](int64_t begin, int64_t end) {
+    for_places(rows.places, begin, end, [&](int64_t from, int64_t to, const auto& index) {
+      take(from, to, length, rows.grids[rows.entries < 0 ? 0 : index[rows.entries]]);
+    });
   });
 }
 

@@ -2,10 +2,13 @@
 
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <tuple>
 
 #include "grid.h"
 
@@ -53,5 +56,9 @@ inline float width_of(const Ends& ends) {
   const float span = ends.hi - ends.lo;
   return span < kWide ? span : std::min(span, kReach) + (ends.hi - ends.hi);
 }
+
+// Low end and width of the range of each entry of the first dimension, or of all values, in a given shape
+// (formats/affine.py, measure).
+std::tuple<at::Tensor, at::Tensor> measure(const at::Tensor& given, at::IntArrayRef shape);
 
 }  // namespace fractrain_fx

@@ -7,22 +7,19 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <tuple>
 #include <vector>
 
 #include "grid.h"
+#include "places.h"
 #include "ranges.h"
 
 namespace fractrain_fx {
-namespace {
-
-using at::Tensor;
 
 // Values that are summed up in float32 before they go into float64, and that one thread takes at a time.
 constexpr int64_t kBlock = 4096;
 
-// Low end and width of the range of each entry of the first dimension, or of all values, in a given shape
-// (formats/affine.py, measure).
 std::tuple<Tensor, Tensor> measure(const Tensor& given, at::IntArrayRef shape) {
   const int64_t rows = c10::multiply_integers(shape);
   // Values that fill their memory without gaps have one range in whatever order.
@@ -52,6 +49,8 @@ std::tuple<Tensor, Tensor> measure(const Tensor& given, at::IntArrayRef shape) {
   return {lowest, widest};
 }
 
+namespace {
+
 template <bool inside>
 inline float error(float offset, float scale, float top) {
   float q = std::rint(offset / scale);
@@ -71,42 +70,56 @@ float gain(const float* x, const float* g, int64_t count, float lo, float scale,
   return sum;
 }
 
-// For each row of contiguous x and g, and each of several bits: the sum of g * (Q(x) - x), 0 where nothing is rounded.
-Tensor gains(const Tensor& x, const Tensor& g, at::IntArrayRef bits, const Tensor& lo, const Tensor& span,
+// For each entry of the first dimension of x and g, and each of several bits: the sum of g * (Q(x) - x), 0 where
+// nothing is rounded.
+Tensor gains(const Tensor& given_x, const Tensor& given_g, at::IntArrayRef bits, const Tensor& lo, const Tensor& span,
              bool inside) {
-  const int64_t rows = x.size(0), columns = x.size(1), options = bits.size();
-  const int64_t blocks = (columns + kBlock - 1) / kBlock;
+  // Sums have no order: what both have as rows of memory is read as it lies.
+  std::optional<Places> rows = places_of(given_x, given_g, 1, -1);
+  const Tensor x = rows ? given_x : given_x.contiguous(), g = rows ? given_g : given_g.contiguous();
+  const Places places = rows ? *rows : *places_of(x, g, 1, -1);
+  const int64_t samples = x.size(0), options = bits.size();
+  // One task takes a part of a row, or some rows.
+  const int64_t parts = (places.length + kBlock - 1) / kBlock, together = std::max<int64_t>(1, kBlock / places.length);
+  const int64_t blocks = (places.count + together - 1) / together * parts;
   const float *values = x.const_data_ptr<float>(), *upstream = g.const_data_ptr<float>();
   const float low = *lo.const_data_ptr<float>(), wide = *span.const_data_ptr<float>();
-  std::vector<float> sums(rows * blocks * options);
-  // The place of the first of equal bits.
+  std::vector<float> sums(samples * blocks * options);
+  // The place of the first of equal bits, and what of them is computed.
   std::vector<int64_t> first_of(options);
+  struct Computed {
+    int64_t option;
+    float scale, top;
+  };
+  std::vector<Computed> computed;
   for (int64_t option = 0; option < options; ++option) {
     first_of[option] = std::find(bits.begin(), bits.end(), bits[option]) - bits.begin();
+    if (first_of[option] != option || !is_rounded(bits[option])) continue;
+    computed.push_back({option, scale_of(wide, bits[option]), top_of(bits[option])});
   }
-  const auto computed = [&](int64_t option) { return first_of[option] == option && is_rounded(bits[option]); };
-  at::parallel_for(0, rows * blocks, 1, [&](int64_t first, int64_t last) {
+  const auto sum = inside ? gain<true> : gain<false>;
+  at::parallel_for(0, samples * blocks, 1, [&](int64_t first, int64_t last) {
     for (int64_t task = first; task < last; ++task) {
-      const int64_t begin = task % blocks * kBlock;
-      const int64_t place = task / blocks * columns + begin;
-      const int64_t count = std::min(kBlock, columns - begin);
-      for (int64_t option = 0; option < options; ++option) {
-        if (!computed(option)) continue;
-        const auto sum = inside ? gain<true> : gain<false>;
-        const float scale = scale_of(wide, bits[option]), top = top_of(bits[option]);
-        sums[task * options + option] = sum(values + place, upstream + place, count, low, scale, top);
-      }
+      const int64_t sample = task / blocks, row = task % blocks / parts * together;
+      const int64_t begin = task % parts * kBlock, count = std::min(kBlock, places.length - begin);
+      const float* x_of = values + sample * x.stride(0) + begin;
+      const float* g_of = upstream + sample * g.stride(0) + begin;
+      for_places(places, row, std::min(places.count, row + together), [&](int64_t from, int64_t to, const auto&) {
+        for (const auto& [option, scale, top] : computed) {
+          sums[task * options + option] += sum(x_of + from, g_of + to, count, low, scale, top);
+        }
+      });
     }
   });
-  Tensor found = at::empty({rows, options}, x.options());
+  Tensor found = at::empty({samples, options}, x.options());
   float* result = found.mutable_data_ptr<float>();
-  for (int64_t row = 0; row < rows; ++row) {
+  for (int64_t sample = 0; sample < samples; ++sample) {
     for (int64_t option = 0; option < options; ++option) {
       double sum = 0.0;
       for (int64_t block = 0; block < blocks; ++block) {
-        sum += sums[(row * blocks + block) * options + first_of[option]];
+        sum += sums[(sample * blocks + block) * options + first_of[option]];
       }
-      result[row * options + option] = static_cast<float>(sum);
+      result[sample * options + option] = static_cast<float>(sum);
     }
   }
   return found;
