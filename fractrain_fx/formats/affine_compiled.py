@@ -17,6 +17,8 @@ from fractrain_fx.native import kernels
 
 __all__ = [
     "code_ends_compiled",
+    "coded_compiled",
+    "coded_gradient_compiled",
     "encode_compiled",
     "gains_compiled",
     "has_gains",
@@ -143,6 +145,41 @@ def code_ends_compiled(bits: Tensor, lo: Tensor, span: Tensor) -> tuple[Tensor, 
     """What :func:`~fractrain_fx.formats.affine_rounding.code_ends` gives."""
     scale, zero = kernels().code_ends(bits, lo, span)
     return scale, zero
+
+
+def coded_compiled(
+    x: Tensor, bits: Tensor, lo: Tensor, span: Tensor, *, inside: bool
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Signed codes of one byte, their scales and zeros, one for each entry of ``bits`` or of the range, in one call.
+
+    Args:
+        x: values.
+        bits: as :func:`round_compiled` takes them.
+        lo: as there.
+        span: as there.
+        inside: as there.
+
+    Returns:
+        Codes of the shape of ``x``, and flat scales and zeros; ``None`` as there.
+    """
+    done, *coded = kernels().coded_operand(x, bits, lo, span, inside)
+    return None if done == _REFUSED else tuple(coded)
+
+
+def coded_gradient_compiled(
+    g: Tensor, bits: Tensor, seed: Tensor | None, dtype: torch.dtype, values: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """The same of a gradient, rounded with noise in its own range. Those of 0 bits are 0, with scale and zero 0.
+
+    Args:
+        g: values.
+        bits: as there.
+        seed: of the noise.
+        dtype: of the codes, int8 or int16.
+        values: memory for the rounded values, where they are wanted.
+    """
+    done, *coded = kernels().coded_gradient(g, bits, _number(True, seed), dtype == torch.int16, values=values)
+    return None if done == _REFUSED else tuple(coded)
 
 
 def gains_compiled(x: Tensor, g: Tensor, bits: Sequence[int], lo: Tensor, span: Tensor, inside: bool) -> Tensor:

@@ -13,13 +13,14 @@ from torch.nn import functional as F
 
 from fractrain_fx.config import CODE_BITS
 from fractrain_fx.formats.affine import measure
+from fractrain_fx.formats.affine_compiled import coded_compiled, coded_gradient_compiled
 from fractrain_fx.formats.affine_rounding import code_ends, codes_affine
 from fractrain_fx.formats.bits import put_where
 from fractrain_fx.formats.scratch import scratch
-from fractrain_fx.nn.arithmetic import Gradients, Needs
+from fractrain_fx.nn.arithmetic import Gradients, Needs, summed_to
 from fractrain_fx.nn.axis import BatchAxis
 from fractrain_fx.nn.factor import Factor
-from fractrain_fx.nn.int8 import Codes, error_product, product, weight_product
+from fractrain_fx.nn.int8 import Codes, error_product, product, select_rows, some_rows, spread, weight_product
 from fractrain_fx.nn.layout import Layout
 from fractrain_fx.nn.product import FIRST, GRADIENT, SECOND, Call, Made, Plan, Rounds
 from fractrain_fx.nn.rounding import rounded_gradient
@@ -76,20 +77,27 @@ class Coded:
     def backward(
         self, plan: Plan, call: Call, g: Tensor, kept: tuple[Tensor | None, Tensor | None], needs: Needs
     ) -> Gradients:
-        rounded, codes = self._gradient(plan, call, g)
-        rows = self.layout.output_rows(rounded)
+        summed = needs[1] and (call.added is None or call.added.ndim == 1)
+        rounded, codes = self._gradient(plan, call, g, values=needs[2] and not summed)
+        rows = None if rounded is None else self.layout.output_rows(rounded)
         of_a = of_b = of_added = None
         if needs[0]:
             w = self._weight(plan.second, call.b, kept[1], call.of_b)
-            of_a = self.layout.activation(error_product(rows, w, compiled=self.multiplied), g)
+            errors = codes if rows is None else rows
+            assert errors is not None
+            of_a = self.layout.activation(error_product(errors, w, compiled=self.multiplied), g)
         if needs[1]:
             x = self._activation(plan.first, call.a, kept[0], call.of_a)
-            of_b = self.layout.weight(self._of_weight(plan, call, g, rows, codes, x), call.b)
-        if needs[2] and call.added is not None:
+            of_weight, sums = self._of_weight(plan, call, g, rows, codes, x)
+            of_b = self.layout.weight(of_weight, call.b)
+            of_added = summed_to(sums, call.added.shape) if needs[2] and summed else None
+        if needs[2] and not summed:
             of_added = self.layout.added(rounded, call.added)
         return of_a, of_b, of_added
 
     def _weight(self, factor: Factor, w: Tensor, kept: Tensor | None, at: Rounds) -> Codes:
+        if kept is None and self.multiplied and (found := coded_compiled(w, *at, inside=True)) is not None:
+            return Codes(self.layout.columns(found[0]), *found[1:])
         if kept is None:
             out = scratch(w, SECOND, matrices=True)
             kept = self.layout.columns(self._codes(w, at, torch.int8, inside=True, out=out)[0])
@@ -99,34 +107,49 @@ class Coded:
     def _activation(self, factor: Factor, x: Tensor | None, kept: Tensor | None, at: Rounds) -> Codes:
         if x is not None:
             at = at._replace(bits=factor.axis.expand(at.bits, x.shape))
+        if kept is None and self.multiplied:
+            assert x is not None
+            if (found := coded_compiled(x, *at, inside=factor.inside)) is not None:
+                return self._with_ends(self.layout.rows(found[0]), at.bits, x.shape, *found[1:])
         scale, zero = self._ends(at)
         if kept is None:
             assert x is not None
             out = scratch(x, FIRST, matrices=True)
             kept = self.layout.rows(self._codes(x, at, torch.int8, inside=factor.inside, out=out)[0])
-        if x is None or at.bits.numel() == 1:
-            return Codes(kept, scale.view(()), zero.view(()))
-        return Codes(kept, *(self.layout.each(each, x.shape, len(kept)) for each in (scale, zero)))
+        return self._with_ends(kept, at.bits, () if x is None else x.shape, scale, zero)
 
-    def _gradient(self, plan: Plan, call: Call, g: Tensor) -> tuple[Tensor, Codes | None]:
-        """The rounded gradient, bit for bit that of the simulation, and the codes of those rows that have some."""
+    def _gradient(self, plan: Plan, call: Call, g: Tensor, *, values: bool) -> tuple[Tensor | None, Codes | None]:
+        """The rounded gradient, bit for bit that of the simulation, and the codes of those rows that have some.
+
+        Values are left out where codes say it all, unless they are asked for.
+        """
         assert call.bits is not None
-        out = scratch(g, GRADIENT, matrices=True)
         coded = [bits for bits in self.bw if 0 < bits <= _GRADIENT_BITS]
         if not coded:
+            out = scratch(g, GRADIENT, matrices=True)
             return rounded_gradient(plan.fmt, g, call.bits, plan.axis, call.seed, out), None
         bits = self._axis(plan, g).expand(call.bits, g.shape)
-        at = Rounds(bits, *measure(g, compiled=self.compiled))
         dtype = torch.int16 if max(coded) > CODE_BITS else torch.int8
-        codes, rounded = self._codes(g, at, dtype, stochastic=True, seed=call.seed, inside=True, values=True, out=out)
+        values = values or not all(_both_coded(fw, bw) or not bw for fw, bw in self._pairs())
+        if self.multiplied:
+            rounded = _memory(g) if values else None
+            if (found := coded_gradient_compiled(g, bits, call.seed, dtype, rounded)) is not None:
+                return rounded, self._with_ends(self.layout.output_rows(found[0]), bits, g.shape, *found[1:])
+        at = Rounds(bits, *measure(g, compiled=self.compiled))
+        how = {"stochastic": True, "seed": call.seed, "inside": True, "values": True, "out": _memory(g)}
+        codes, rounded = self._codes(g, at, dtype, **how)
         assert rounded is not None
-        codes = self.layout.output_rows(codes)
-        scale, zero = self._ends(at)
-        if bits.numel() > 1:
-            scale, zero = (self.layout.each(each, g.shape, len(codes)) for each in (scale, zero))
-        else:
-            scale, zero = scale.view(()), zero.view(())
-        return put_where(bits, (0,), 0.0, rounded), Codes(codes, scale, zero)
+        codes = self._with_ends(self.layout.output_rows(codes), bits, g.shape, *self._ends(at))
+        return put_where(bits, (0,), 0.0, rounded), codes
+
+    def _with_ends(self, codes: Tensor, bits: Tensor, shape: Sequence[int], scale: Tensor, zero: Tensor) -> Codes:
+        """Codes with the numbers of their rows, from those of samples that ``bits`` are of."""
+        if bits.numel() == 1:
+            return Codes(codes, scale.view(()), zero.view(()))
+        if self.multiplied and bits.shape[0] == bits.numel():
+            return Codes(codes, scale.flatten(), zero.flatten())
+        each = (self.layout.each(ends.view(bits.shape), shape, len(codes)) for ends in (scale, zero))
+        return Codes(codes, *each)
 
     def _ends(self, at: Rounds) -> tuple[Tensor, Tensor]:
         """Scale and zero of signed codes; NaN where the range is not finite."""
@@ -135,33 +158,44 @@ class Coded:
     def _codes(self, x: Tensor, at: Rounds, dtype: torch.dtype, **how: Any) -> tuple[Tensor, Tensor | None]:
         return codes_affine(x, *at, dtype=dtype, compiled=self.compiled, **how)
 
-    def _of_weight(self, plan: Plan, call: Call, g: Tensor, rounded: Tensor, codes: Codes | None, x: Codes) -> Tensor:
-        """The gradient of the weight, whose scales lie on the rows that are summed over.
+    def _of_weight(
+        self, plan: Plan, call: Call, g: Tensor, rounded: Tensor | None, codes: Codes | None, x: Codes
+    ) -> tuple[Tensor, Tensor]:
+        """The gradient of the weight, whose scales lie on the rows that are summed over, and that of a bias.
 
         C++ kernels multiply all rows that have codes at once, units for bytes those of each pair of bits.
         """
         together = codes if self.multiplied else None
         found = None if together is None else self._together(plan, call, g, together, x)
-        for fw, bw, rows in self._groups(plan, call, g, len(rounded), without_coded=together is not None):
-            part: Tensor
+        for fw, bw, rows in self._groups(plan, call, g, len(x.codes), without_coded=together is not None):
             if codes is not None and _both_coded(fw, bw):
-                part = weight_product(_some(codes, rows, narrow=bw <= CODE_BITS), _some(x, rows))
-            elif has_codes(fw):
-                some = _some(x, rows)
-                part = _rows(rounded, rows).t().mm(some.codes * some.scale + some.zero)
+                part = weight_product(some_rows(codes, rows, narrow=bw <= CODE_BITS), some_rows(x, rows))
             else:
-                part = _rows(rounded, rows).t().mm(_rows(self.layout.rows(call.a), rows))
-            found = part if found is None else found.add_(part)
-        return rounded.new_zeros(rounded.shape[1], x.codes.shape[1]) if found is None else found
+                assert rounded is not None
+                some = select_rows(rounded, rows)
+                part = some.t().mm(self._values(call, x, rows, coded=has_codes(fw))), some.sum(0)
+            found = part if found is None else (found[0].add_(part[0]), found[1].add_(part[1]))
+        if found is not None:
+            return found
+        assert rounded is not None
+        return rounded.new_zeros(rounded.shape[1], x.codes.shape[1]), rounded.new_zeros(rounded.shape[1])
 
-    def _together(self, plan: Plan, call: Call, g: Tensor, codes: Codes, x: Codes) -> Tensor | None:
+    def _values(self, call: Call, x: Codes, rows: Tensor | None, *, coded: bool) -> Tensor:
+        """Some rows of the rounded activation."""
+        if not coded:
+            return select_rows(self.layout.rows(call.a), rows)
+        some = some_rows(x, rows)
+        return some.codes * some.scale + some.zero
+
+    def _together(self, plan: Plan, call: Call, g: Tensor, codes: Codes, x: Codes) -> tuple[Tensor, Tensor] | None:
         """The part of those rows whose activation and gradient both have codes."""
-        marks = [_both_coded(fw, bw) for fw, bw in self._pairs()]
-        if not any(marks):
+        pairs = self._pairs()
+        if not any(_both_coded(fw, bw) for fw, bw in pairs):
             return None
-        if not all(marks):
-            left_out = self._by_row(plan, call, g, torch.tensor(marks).logical_not(), len(codes.codes))
-            codes = codes._replace(scale=codes.scale.masked_fill(left_out, 0))
+        left_out = [bool(bw) and not _both_coded(fw, bw) for fw, bw in pairs]
+        if any(left_out):  # those of 0 bits have scale 0 anyway
+            rows = self._by_row(plan, call, g, torch.tensor(left_out), len(codes.codes))
+            codes = codes._replace(scale=spread(codes.scale, len(rows)).masked_fill(rows, 0))
         return weight_product(codes, x, compiled=True)
 
     def _groups(self, plan: Plan, call: Call, g: Tensor, rows: int, *, without_coded: bool) -> Iterator[_Group]:
@@ -208,14 +242,7 @@ def _both_coded(fw: int, bw: int) -> bool:
     return has_codes(fw) and 0 < bw <= _GRADIENT_BITS
 
 
-def _some(matrix: Codes, rows: Tensor | None, *, narrow: bool = False) -> Codes:
-    """Some rows, which have one scale; in one byte each, where that says it all."""
-    codes = matrix.codes if rows is None else matrix.codes[rows]
-    if narrow:
-        codes = codes.to(torch.int8)
-    scale, zero = (each if each.ndim == 0 else _rows(each, rows)[0] for each in (matrix.scale, matrix.zero))
-    return Codes(codes, scale, zero)
-
-
-def _rows(x: Tensor, rows: Tensor | None) -> Tensor:
-    return x if rows is None else x[rows]
+def _memory(g: Tensor) -> Tensor:
+    """Memory for a rounded gradient."""
+    kept = scratch(g, GRADIENT, matrices=True)
+    return torch.empty_like(g) if kept is None else kept

@@ -17,7 +17,17 @@ from torch.nn import functional as F
 
 from fractrain_fx.native import kernels
 
-__all__ = ["Codes", "error_product", "int_mm", "limbs_of", "product", "weight_product"]
+__all__ = [
+    "Codes",
+    "error_product",
+    "int_mm",
+    "limbs_of",
+    "product",
+    "select_rows",
+    "some_rows",
+    "spread",
+    "weight_product",
+]
 
 # More products of two bytes than this may not fit into the 32 bits that sum them up. A multiple of 8, as CUDA wants it.
 _LONGEST = (1 << 17) - 8
@@ -40,13 +50,13 @@ class Codes(NamedTuple):
 
     Attributes:
         codes: of 8 bits, those of a gradient maybe of 16.
-        scale: of all codes, or of those of each row.
+        scale: of all codes, or of those of each row; for the C++ kernels maybe of each run of as many rows.
         zero: likewise.
     """
 
     codes: Int[Tensor, "rows inner"]
-    scale: Float[Tensor, "*rows"]
-    zero: Float[Tensor, "*rows"]
+    scale: Float[Tensor, "*runs"]
+    zero: Float[Tensor, "*runs"]
 
 
 def product(
@@ -63,7 +73,8 @@ def product(
         compiled: by the C++ kernel.
     """
     if compiled:
-        return _compiled(x, w, columns=bias)
+        y: Tensor = kernels().code_product(*x, w.codes.t(), w.scale, w.zero, None, bias)
+        return y
     whole = _row_sums(w.codes) * w.scale + x.codes.shape[1] * w.zero
     sums = _row_sums(x.codes).unsqueeze(1)
     y = int_mm(x.codes, w.codes.t())
@@ -74,16 +85,19 @@ def product(
     return y.mul_(w.scale * x.scale).addcmul_(sums, w.zero * x.scale).add_(start)
 
 
-def error_product(g: Float[Tensor, "rows outputs"], w: Codes, *, compiled: bool = False) -> Float[Tensor, "rows inner"]:
-    """``g @ w`` for a float ``g`` and a weight with a scale for each row, which is the dimension that is summed over.
+def error_product(
+    g: Float[Tensor, "rows outputs"] | Codes, w: Codes, *, compiled: bool = False
+) -> Float[Tensor, "rows inner"]:
+    """``g @ w`` for a weight with a scale for each row, which is the dimension that is summed over.
 
     So the scales go into ``g``, which becomes 16-bit fixed-point numbers, each row in units of its own; that is all
-    that this product rounds besides float32. Where a row of ``g`` is zero, so is the result.
+    that this product rounds besides float32. Where a row of ``g`` is zero, so is the result. The C++ kernel
+    (``compiled``) also takes codes.
     """
-    if compiled:
-        codes, units, offsets = kernels().fixed_point(g, w.scale, w.zero)
-        one, none = units.new_ones(()), units.new_zeros(())
-        return _compiled(Codes(codes, units, none), Codes(w.codes.t(), one, none), rows=offsets)
+    if compiled or isinstance(g, Codes):
+        of_g = g if isinstance(g, Codes) else (g, None, None)
+        dx: Tensor = kernels().error_product(*of_g, *w)
+        return dx
     h = g * w.scale
     unit = torch.maximum(h.amax(1, keepdim=True), -h.amin(1, keepdim=True)).div_(_LARGEST).clamp_(min=_SMALLEST_UNIT)
     limbs = limbs_of(h.mul_(unit.reciprocal()).round_().add_(_LESS).to(torch.int16)).movedim(-1, 0).contiguous()
@@ -92,14 +106,16 @@ def error_product(g: Float[Tensor, "rows outputs"], w: Codes, *, compiled: bool 
     return torch.addcmul(g.mv(w.zero).unsqueeze(1), dx, unit, out=dx)
 
 
-def weight_product(g: Codes, x: Codes, *, compiled: bool = False) -> Float[Tensor, "outputs inner"]:
-    """``g.T @ x`` for one scale each, where ``g`` may have codes of 16 bits.
+def weight_product(
+    g: Codes, x: Codes, *, compiled: bool = False
+) -> tuple[Float[Tensor, "outputs inner"], Float[Tensor, " outputs"]]:
+    """``g.T @ x`` for one scale each, where ``g`` may have codes of 16 bits; and the sum of the rows of ``g``.
 
     By the C++ kernel (``compiled``) each row may have scales of its own; rows of ``g`` with scale 0 are left out.
     """
     if compiled:
-        of_weight: Tensor = kernels().code_product_of_rows(*g, *x)
-        return of_weight
+        of_weight, of_bias = kernels().code_product_of_rows(*g, *x)
+        return of_weight, of_bias
     rows, outputs = g.codes.shape
     wide = g.codes.dtype == torch.int16
     codes = limbs_of(g.codes) if wide else g.codes
@@ -110,9 +126,10 @@ def weight_product(g: Codes, x: Codes, *, compiled: bool = False) -> Float[Tenso
         found = found.view(outputs, 2, -1)
         found = found[:, HIGH].mul_(256).add_(found[:, LOW])
         sums = sums[:, HIGH] * 256 + sums[:, LOW]
-    of_g = ((sums * g.scale + rows * zero) * x.zero).to(found.dtype)
+    whole = sums * g.scale + rows * zero
+    of_g = (whole * x.zero).to(found.dtype)
     of_x = (_column_sums(x.codes) * x.scale * zero).to(found.dtype)
-    return found.mul_(g.scale * x.scale).add_(of_g.unsqueeze(1)).add_(of_x)
+    return found.mul_(g.scale * x.scale).add_(of_g.unsqueeze(1)).add_(of_x), whole.to(found.dtype)
 
 
 def limbs_of(numbers: Int16[Tensor, "rows inner"]) -> Int8[Tensor, "rows inner 2"]:
@@ -120,12 +137,6 @@ def limbs_of(numbers: Int16[Tensor, "rows inner"]) -> Int8[Tensor, "rows inner 2
     # The top bit of the low byte, turned over, takes 128 from it.
     turned = numbers.contiguous().bitwise_xor(_LESS)
     return turned.view(torch.int8).view(*turned.shape, 2)
-
-
-def _compiled(a: Codes, b: Codes, rows: Tensor | None = None, columns: Tensor | None = None) -> Tensor:
-    """``a @ b.T`` by the C++ kernel, with a number added to each row or column."""
-    found: Tensor = kernels().code_product(a.codes, a.scale, a.zero, b.codes.t(), b.scale, b.zero, rows, columns)
-    return found
 
 
 def int_mm(
@@ -147,6 +158,28 @@ def int_mm(
     for start in range(_LONGEST, a.shape[1], _LONGEST):
         found += torch._int_mm(a[:, start : start + _LONGEST], b[start : start + _LONGEST]).to(torch.float32)
     return found[:rows, :columns]
+
+
+def some_rows(matrix: Codes, rows: Int[Tensor, " some"] | None, *, narrow: bool = False) -> Codes:
+    """Some rows, which have one scale, or all; with ``narrow`` in one byte each, where that says it all."""
+    codes = select_rows(matrix.codes, rows)
+    if narrow:
+        codes = codes.to(torch.int8)
+    scale, zero = (
+        each if each.ndim == 0 else select_rows(spread(each, len(matrix.codes)), rows)[0]
+        for each in (matrix.scale, matrix.zero)
+    )
+    return Codes(codes, scale, zero)
+
+
+def select_rows(x: Tensor, rows: Int[Tensor, " some"] | None) -> Tensor:
+    """Some rows, or all."""
+    return x if rows is None else x[rows]
+
+
+def spread(ends: Float[Tensor, " runs"], rows: int) -> Float[Tensor, " rows"]:
+    """The numbers of runs of rows, one for each row."""
+    return ends if len(ends) == rows else ends.repeat_interleave(rows // len(ends))
 
 
 def _row_sums(codes: Tensor) -> Tensor:

@@ -80,9 +80,11 @@ def test_samples_of_several_widths_are_summed_over(rows: int, largest: bool, upr
     if not upright:
         g, x = g.t().contiguous().t(), x.t().contiguous().t()
     scale = torch.tensor([2.0**-i for i in range(len(_SAMPLES))]).repeat_interleave(rows)
-    found = kernels().code_product_of_rows(g, scale, torch.zeros(len(g)), x, _ONE, _NONE)
-    wanted = (g.double().t() * scale) @ x.double()
+    found, sums = kernels().code_product_of_rows(g, scale, torch.zeros(len(g)), x, _ONE, _NONE)
+    scaled = g.double().t() * scale
+    wanted = scaled @ x.double()
     assert (found - wanted).abs().max() <= 3e-7 * wanted.abs().max()
+    assert (sums - scaled.sum(1)).abs().max() <= 3e-7 * scaled.abs().sum(1).max()
 
 
 @pytest.mark.parametrize("largest", [True, False])
@@ -145,6 +147,17 @@ def test_what_is_no_product_of_codes_is_an_error(a: Tensor, b: Tensor) -> None:
         _product(a, b)
 
 
+def test_numbers_may_be_those_of_runs_of_rows() -> None:
+    torch.manual_seed(0)
+    a, b, ends = _codes(8, 12, 30), _codes(8, 30, 5), torch.rand(2, 3)
+    found = kernels().code_product(a, *ends, b, _ONE, _NONE, None, None)
+    assert torch.equal(found, kernels().code_product(a, *ends.repeat_interleave(4, 1), b, _ONE, _NONE, None, None))
+    g, x, of_x = _codes(12, 12, 7), _codes(8, 12, 5), torch.rand(2, 6)
+    found = kernels().code_product_of_rows(g, *ends, x, *of_x)
+    each = kernels().code_product_of_rows(g, *ends.repeat_interleave(4, 1), x, *of_x.repeat_interleave(2, 1))
+    assert all(map(torch.equal, found, each))
+
+
 def test_a_scale_for_other_rows_is_an_error() -> None:
-    with pytest.raises(RuntimeError, match="one number or one for each"):
+    with pytest.raises(RuntimeError, match="one number, or one for each run"):
         kernels().code_product(_codes(8, 3, 4), torch.ones(4), _NONE, _codes(8, 4, 6), _ONE, _NONE, None, None)

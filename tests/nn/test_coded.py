@@ -155,7 +155,7 @@ def test_the_rounded_gradient_is_that_of_the_simulation_bit_for_bit(bits: list[i
     g, seed, rounds = torch.randn(8, 5, 6), torch.tensor(3), Rounds(*torch.zeros(3))
     widths = torch.tensor(bits) if len(bits) > 1 else torch.tensor(bits[0])
     call = Call(None, None, None, rounds, rounds, widths, seed)
-    found, _ = Coded(Features(), (8,), tuple(bits), compiled)._gradient(op.plan, call, g)
+    found, _ = Coded(Features(), (8,), tuple(bits), compiled)._gradient(op.plan, call, g, values=True)
     assert torch.equal(found, rounded_gradient(fmt, g, widths, BatchAxis(), seed))
 
 

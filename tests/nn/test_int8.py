@@ -89,6 +89,21 @@ def test_the_error_product_rounds_each_row_in_units_of_its_own(compiled: bool) -
         assert _error(dx[row], wanted[row]) < 1e-4
 
 
+@needs_kernels
+@pytest.mark.parametrize("wide", [False, True])
+def test_the_error_product_of_codes_is_that_of_their_values(wide: bool) -> None:
+    torch.manual_seed(0)
+    codes = torch.randint(-(2**15), 2**15, (30, 12), dtype=torch.int16) if wide else _bytes(30, 12)
+    w = Codes(_bytes(12, 20), torch.rand(12) + 0.1, torch.randn(12))
+    scale, zero = torch.tensor([0.01, 0.0, 2.0]), torch.tensor([0.3, 0.0, -1.0])
+    rows = Codes(codes, scale.repeat_interleave(10), zero.repeat_interleave(10))
+    found = error_product(Codes(codes, scale, zero), w, compiled=True)
+    assert torch.equal(found, error_product(rows, w, compiled=True)) and not found[10:20].any()
+    values = codes.double() * rows.scale.unsqueeze(1) + rows.zero.unsqueeze(1)
+    for row in set(range(30)) - set(range(10, 20)):
+        assert _error(found[row], values[row] @ _values(w)) < 1e-4
+
+
 @pytest.mark.parametrize("compiled", FORMS)
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_a_bad_gradient_shows_in_its_row(bad: float, compiled: bool) -> None:
@@ -106,7 +121,8 @@ def test_the_weight_product(wide: bool, compiled: bool) -> None:
     codes = torch.randint(-(2**15), 2**15, (300, 12), dtype=torch.int16) if wide else _bytes(300, 12)
     g = Codes(codes, torch.tensor(0.01), torch.tensor(0.2))
     x = Codes(_bytes(300, 20), torch.tensor(0.3), torch.tensor(-1.2))
-    assert _error(weight_product(g, x, compiled=compiled), _values(g).T @ _values(x)) < 1e-6
+    found, sums = weight_product(g, x, compiled=compiled)
+    assert _error(found, _values(g).T @ _values(x)) < 1e-6 and _error(sums, _values(g).sum(0)) < 1e-6
 
 
 @needs_kernels
@@ -119,11 +135,11 @@ def test_rows_with_scales_of_their_own_are_multiplied_together(runs: bool, wide:
     codes = torch.randint(-(2**15), 2**15, (1300, 12), dtype=torch.int16) if wide else _bytes(1300, 12)
     g = Codes(codes, (torch.rand(6) + 0.01)[number], torch.randn(6)[number])
     x = Codes(_bytes(1300, 20), (torch.rand(6) + 0.1)[number], torch.randn(6)[number])
-    assert _error(weight_product(g, x, compiled=True), _values(g).T @ _values(x)) < 1e-6
+    found, sums = weight_product(g, x, compiled=True)
+    assert _error(found, _values(g).T @ _values(x)) < 1e-6 and _error(sums, _values(g).sum(0)) < 1e-6
     without = number != 3
-    left_out = g._replace(scale=g.scale * without)
-    wanted = _values(g)[without].T @ _values(x)[without]
-    assert _error(weight_product(left_out, x, compiled=True), wanted) < 1e-6
-    assert not weight_product(g._replace(scale=torch.tensor(0.0)), x, compiled=True).any()
-    bad = weight_product(g._replace(scale=g.scale * torch.nan), x, compiled=True)
-    assert bad.isnan().all()
+    found, sums = weight_product(g._replace(scale=g.scale * without), x, compiled=True)
+    wanted = _values(g)[without]
+    assert _error(found, wanted.T @ _values(x)[without]) < 1e-6 and _error(sums, wanted.sum(0)) < 1e-6
+    assert not any(each.any() for each in weight_product(g._replace(scale=torch.tensor(0.0)), x, compiled=True))
+    assert all(each.isnan().all() for each in weight_product(g._replace(scale=g.scale * torch.nan), x, compiled=True))

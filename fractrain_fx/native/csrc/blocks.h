@@ -254,8 +254,9 @@ Tensor product_of(const Factor<A>& first, const Factor<int8_t>& second, const st
   const int64_t worth = std::max<int64_t>(1, kWork * parts / work);
   at::parallel_for(0, down * across * parts, worth, [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task) {
+      // Each thread takes all rows of some columns, as rows of some samples take longer than others.
       const int64_t part = task % parts, tile = task / parts;
-      const int64_t top = tile / across * kTaskRows, left = tile % across * kTaskColumns;
+      const int64_t top = tile % down * kTaskRows, left = tile / down * kTaskColumns;
       const int64_t bottom = std::min(a.panels, top + kTaskRows), right = std::min(b.panels, left + kTaskColumns);
       float* target = parts > 1 ? partial.data() + part * M * N : found;
       multiply(a, b, top, bottom, left, right, count * part / parts, count * (part + 1) / parts, target);

@@ -8,18 +8,23 @@
 #include <tuple>
 
 #include "layouts.h"
+#include "ranges.h"
 
 namespace fractrain_fx {
 namespace {
 
 enum Operand { kCode, kValue, kX, kLo, kScale, kTop, kOperands };
 
-// Values that lie one behind the other, on one grid. What is left as it is has code 0.
+// Values that lie one behind the other, on one grid. What is left as it is, or becomes 0, has code 0.
 template <bool noisy, bool inside, bool values, class Code>
 void encode_run(const float* x, Code* codes, float* out, int64_t count, const Grid& grid, const Noise& noise) {
-  if (grid.top == 0.0f) {
+  if (grid.top <= 0.0f) {
     std::fill_n(codes, count, Code{0});
-    if (values && out != x) std::copy_n(x, count, out);
+    if (values && grid.top == kErased) {
+      std::fill_n(out, count, 0.0f);
+    } else if (values && out != x) {
+      std::copy_n(x, count, out);
+    }
     return;
   }
   constexpr float kMiddle = std::is_signed_v<Code> ? 0.5f : 0.0f;
@@ -59,9 +64,10 @@ void encode_plane(char** data, const int64_t* strides, int64_t columns, int64_t 
 
 // Codes of what round_affine gives, and that itself; both with the sizes of given. Codes of a type without a sign are
 // the levels, others those less 2^(bits-1).
-int64_t encode_affine(const Tensor& given, const Tensor& bits, const Tensor& lo, const Tensor& span,
-                      std::optional<int64_t> seed, bool inside, Tensor& codes, const std::optional<Tensor>& values) {
-  const Rounding how = rounding_of(given, bits, lo, span, seed);
+int64_t encode(const Tensor& given, const Tensor& bits, const Tensor& lo, const Tensor& span,
+               std::optional<int64_t> seed, bool inside, bool erase, Tensor& codes,
+               const std::optional<Tensor>& values) {
+  const Rounding how = rounding_of(given, bits, lo, span, seed, erase);
   if (how.outcome == kRefused) return kRefused;
   if (how.outcome == kUnrounded) {
     codes.zero_();
@@ -103,6 +109,11 @@ int64_t encode_affine(const Tensor& given, const Tensor& bits, const Tensor& lo,
   return kRounded;
 }
 
+int64_t encode_affine(const Tensor& given, const Tensor& bits, const Tensor& lo, const Tensor& span,
+                      std::optional<int64_t> seed, bool inside, Tensor& codes, const std::optional<Tensor>& values) {
+  return encode(given, bits, lo, span, seed, inside, false, codes, values);
+}
+
 // Scale and zero of signed codes: value = scale * code + zero, which is no number where the range is not finite.
 std::tuple<Tensor, Tensor> code_ends(const Tensor& bits, const Tensor& lo, const Tensor& span) {
   const int64_t count = std::max(bits.numel(), span.numel());
@@ -127,53 +138,34 @@ std::tuple<Tensor, Tensor> code_ends(const Tensor& bits, const Tensor& lo, const
   return {scale, zero};
 }
 
-// The lanes in which a row is summed up.
-constexpr int kLanes = 16;
+// An operand as products.cpp takes it: the outcome, its codes, and their scales and zeros, one for each entry of the
+// first dimension that has its own.
+using Coded = std::tuple<int64_t, Tensor, Tensor, Tensor>;
 
-template <class Take>
-void in_lanes(int64_t count, Take&& take) {
-  int64_t i = 0;
-  for (; i + kLanes <= count; i += kLanes) {
-    for (int lane = 0; lane < kLanes; ++lane) take(lane, i + lane);
-  }
-  for (; i < count; ++i) take(0, i);
+Coded with_ends(int64_t outcome, const Tensor& codes, const Tensor& bits, const Tensor& lo, const Tensor& span) {
+  const auto [scale, zero] = code_ends(bits, lo, span);
+  return {outcome, codes, scale.flatten(), zero.flatten()};
 }
 
-// Each row of g times scale as whole numbers of up to 32767, the unit in which they are, and the row's product with
-// zero, which is no number where the row has something that is none.
-std::tuple<Tensor, Tensor, Tensor> fixed_point(const Tensor& given, const Tensor& scale, const Tensor& zero) {
-  constexpr float kLargest = 32767.0f;
-  constexpr float kSmallestUnit = 1e-30f;  // far below any gradient, and its reciprocal far from the end of float32
-  const Tensor g = given.contiguous(), scales = scale.contiguous(), zeros = zero.contiguous();
-  const int64_t rows = g.size(0), columns = g.size(1);
-  Tensor codes = at::empty({rows, columns}, g.options().dtype(at::kShort));
-  Tensor units = at::empty({rows}, g.options()), offsets = at::empty({rows}, g.options());
-  const float* values = g.const_data_ptr<float>();
-  const float *s = scales.const_data_ptr<float>(), *z = zeros.const_data_ptr<float>();
-  const int64_t worth = std::max<int64_t>(1, 32768 / std::max<int64_t>(1, columns));
-  at::parallel_for(0, rows, worth, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      const float* x = values + row * columns;
-      int16_t* code = codes.mutable_data_ptr<int16_t>() + row * columns;
-      float most[kLanes] = {}, sums[kLanes] = {};
-      in_lanes(columns, [&](int lane, int64_t i) {
-        const float size = std::fabs(x[i] * s[i]);
-        most[lane] = size > most[lane] ? size : most[lane];
-        sums[lane] += x[i] * z[i];
-      });
-      const float unit = std::max(*std::max_element(most, most + kLanes) / kLargest, kSmallestUnit);
-      const float steps = 1.0f / unit;
-#pragma omp simd
-      for (int64_t i = 0; i < columns; ++i) {
-        code[i] = static_cast<int16_t>(static_cast<int32_t>(std::rint(x[i] * s[i] * steps)));
-      }
-      float offset = 0.0f;
-      for (const float sum : sums) offset += sum;
-      units.mutable_data_ptr<float>()[row] = unit;
-      offsets.mutable_data_ptr<float>()[row] = offset;
-    }
-  });
-  return {codes, units, offsets};
+Coded coded_operand(const Tensor& x, const Tensor& bits, const Tensor& lo, const Tensor& span, bool inside) {
+  Tensor codes = at::empty_like(x, x.options().dtype(at::kChar));
+  const int64_t outcome = encode(x, bits, lo, span, {}, inside, false, codes, {});
+  return with_ends(outcome, codes, bits, lo, span);
+}
+
+// The same of a gradient, rounded with noise in its own range; and its values, where there is memory for them. Those of
+// 0 bits are 0.
+Coded coded_gradient(const Tensor& g, const Tensor& bits, int64_t seed, bool wide, const std::optional<Tensor>& values) {
+  const auto [lo, span] = measure(g, {});
+  Tensor codes = at::empty_like(g, g.options().dtype(wide ? at::kShort : at::kChar));
+  const int64_t outcome = encode(g, bits, lo, span, seed, true, true, codes, values);
+  Coded coded = with_ends(outcome, codes, bits, lo, span);
+  const Widths widths = widths_of(bits);
+  float *scale = std::get<2>(coded).mutable_data_ptr<float>(), *zero = std::get<3>(coded).mutable_data_ptr<float>();
+  for (size_t i = 0; i < widths.size(); ++i) {
+    if (widths[i] == 0) scale[i] = zero[i] = 0.0f;
+  }
+  return coded;
 }
 
 }  // namespace
@@ -183,13 +175,18 @@ TORCH_LIBRARY_FRAGMENT(fractrain_fx, library) {
       "encode_affine(Tensor x, Tensor bits, Tensor lo, Tensor span, int? seed, bool inside, *, Tensor(a!) codes, "
       "Tensor(b!)? values) -> int");
   library.def("code_ends(Tensor bits, Tensor lo, Tensor span) -> (Tensor, Tensor)");
-  library.def("fixed_point(Tensor g, Tensor scale, Tensor zero) -> (Tensor, Tensor, Tensor)");
+  library.def(
+      "coded_operand(Tensor x, Tensor bits, Tensor lo, Tensor span, bool inside) -> (int, Tensor, Tensor, Tensor)");
+  library.def(
+      "coded_gradient(Tensor g, Tensor bits, int seed, bool wide, *, Tensor(a!)? values) "
+      "-> (int, Tensor, Tensor, Tensor)");
 }
 
 TORCH_LIBRARY_IMPL(fractrain_fx, CPU, library) {
   library.impl("encode_affine", encode_affine);
   library.impl("code_ends", code_ends);
-  library.impl("fixed_point", fixed_point);
+  library.impl("coded_operand", coded_operand);
+  library.impl("coded_gradient", coded_gradient);
 }
 
 }  // namespace fractrain_fx

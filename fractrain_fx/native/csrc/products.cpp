@@ -12,9 +12,12 @@
 #include <cstring>
 #include <numeric>
 #include <optional>
+#include <tuple>
 #include <vector>
 
 #include "blocks.h"
+#include "numbers.h"
+#include "products.h"
 
 namespace fractrain_fx {
 namespace {
@@ -26,31 +29,12 @@ using at::Tensor;
 // Rows that follow one another and are alike have to be as many on average, or they are sorted.
 constexpr int64_t kRun = 32;
 
-// One number, or one for each row or column; none is 0.
-class Numbers {
- public:
-  explicit Numbers(const std::optional<Tensor>& given)
-      : first_(given ? given->const_data_ptr<float>() : &kNone), next_(given && given->numel() > 1) {}
-  float operator[](int64_t i) const { return first_[next_ ? i : 0]; }
-
- private:
-  static constexpr float kNone = 0.0f;
-  const float* first_;
-  bool next_;
-};
-
 void check_codes(const Tensor& a, const Tensor& b, int64_t inner_of_a, int64_t inner_of_b) {
   TORCH_CHECK(a.dim() == 2 && b.dim() == 2 && a.size(inner_of_a) == b.size(inner_of_b) && a.numel() > 0 &&
                   b.numel() > 0 && b.scalar_type() == at::kChar &&
                   (a.scalar_type() == at::kChar || a.scalar_type() == at::kShort),
               "expected matrices of codes, of int8 or int16 and of int8, not ", a.toString(), a.sizes(), " and ",
               b.toString(), b.sizes());
-}
-
-void check_numbers(const std::optional<Tensor>& each, int64_t count) {
-  TORCH_CHECK(!each || (each->scalar_type() == at::kFloat && each->is_contiguous() &&
-                        (each->numel() == 1 || each->numel() == count)),
-              "expected one number or one for each of ", count, " rows or columns");
 }
 
 Tensor dense(const Tensor& codes) { return codes.is_non_overlapping_and_dense() ? codes : codes.contiguous(); }
@@ -61,8 +45,8 @@ Tensor with_code(const Tensor& codes, Run&& run) {
   return codes.scalar_type() == at::kShort ? run(int16_t()) : run(int8_t());
 }
 
-// (a_scale * a + a_zero) @ (b_scale * b + b_zero) + rows + columns. Scales and zeros of a are one number or one for
-// each row, those of b for each column; so is what is added.
+}  // namespace
+
 Tensor code_product(const Tensor& given_a, const Tensor& a_scale, const Tensor& a_zero, const Tensor& given_b,
                     const Tensor& b_scale, const Tensor& b_zero, const std::optional<Tensor>& rows,
                     const std::optional<Tensor>& columns) {
@@ -74,7 +58,7 @@ Tensor code_product(const Tensor& given_a, const Tensor& a_scale, const Tensor& 
   const int64_t length = a.size(1);
   const Factor<int8_t> second{b.const_data_ptr<int8_t>(), N, length, b.stride(1), b.stride(0)};
   const auto finish_of = [&](const Left& left, const Right& right) {
-    const Numbers scale(a_scale), zero(a_zero), s(b_scale), z(b_zero), row(rows), column(columns);
+    const Numbers scale(a_scale, M), zero(a_zero, M), row(rows, M), s(b_scale, N), z(b_zero, N), column(columns, N);
     Finish with;
     for (int64_t i = 0; i < left.count; ++i) {
       double sum = 0;
@@ -98,11 +82,13 @@ Tensor code_product(const Tensor& given_a, const Tensor& a_scale, const Tensor& 
   });
 }
 
+namespace {
+
 // Scales and zeros of the rows that are summed over.
 class RowEnds {
  public:
-  RowEnds(const Tensor& g_scale, const Tensor& g_zero, const Tensor& x_scale, const Tensor& x_zero)
-      : g(g_scale), zero_of_g(g_zero), x(x_scale), zero_of_x(x_zero) {}
+  RowEnds(const Tensor& g_scale, const Tensor& g_zero, const Tensor& x_scale, const Tensor& x_zero, int64_t rows)
+      : g(g_scale, rows), zero_of_g(g_zero, rows), x(x_scale, rows), zero_of_x(x_zero, rows) {}
 
   const Numbers g, zero_of_g, x, zero_of_x;
 
@@ -134,20 +120,25 @@ std::optional<Tensor> better_order(const RowEnds& ends, int64_t rows) {
   return order;
 }
 
-// The product of rows in their order, as code_product_of_rows has it.
-Tensor product_in_order(const Tensor& g, const Tensor& x, const RowEnds& of) {
+// The product of rows in their order, as code_product_of_rows has it, and the sums of the columns of g.
+std::tuple<Tensor, Tensor> product_in_order(const Tensor& g, const Tensor& x, const RowEnds& of) {
   const int64_t rows = g.size(0);
+  Tensor sums = at::zeros({g.size(1)}, at::kFloat);
   const Factor<int8_t> second{x.const_data_ptr<int8_t>(), x.size(1), rows, x.stride(1), x.stride(0)};
   const auto finish_of = [&](const Left& left, const Right& right) {
     Finish with;
+    float* sum_of = sums.mutable_data_ptr<float>();
     for (int64_t i = 0; i < left.count; ++i) {
-      double sum = 0;
+      double sum = 0, of_x = 0;
       for (int64_t k = 0; k < left.tasks(); ++k) {
         const int64_t at = left.blocks[k].start;
         const double of_codes = static_cast<double>(of.g[at]) * left.sum(k, i);
-        sum += (of_codes + left.blocks[k].length * static_cast<double>(of.zero_of_g[at])) * of.zero_of_x[at];
+        const double part = of_codes + left.blocks[k].length * static_cast<double>(of.zero_of_g[at]);
+        sum += part;
+        of_x += part * of.zero_of_x[at];
       }
-      with.rows.push_back({1.0f, 0.0f, 0.0f, static_cast<float>(sum)});
+      sum_of[i] = static_cast<float>(sum);
+      with.rows.push_back({1.0f, 0.0f, 0.0f, static_cast<float>(of_x)});
     }
     for (int64_t j = 0; j < right.count; ++j) {
       double sum = 0;
@@ -159,7 +150,7 @@ Tensor product_in_order(const Tensor& g, const Tensor& x, const RowEnds& of) {
     }
     return with;
   };
-  return with_code(g, [&](auto code) {
+  const Tensor found = with_code(g, [&](auto code) {
     using Code = decltype(code);
     const Factor<Code> first{g.const_data_ptr<Code>(), g.size(1), rows, g.stride(1), g.stride(0)};
     // By the ends of each run of rows, where it lies in one piece; otherwise by those of all.
@@ -179,34 +170,47 @@ Tensor product_in_order(const Tensor& g, const Tensor& x, const RowEnds& of) {
     if (blocks.empty()) return at::zeros({g.size(1), x.size(1)}, at::kFloat);
     return product_of(first, second, blocks, finish_of);
   });
+  return {found, sums};
 }
 
-// (g_scale * g + g_zero)^T @ (x_scale * x + x_zero), where scales and zeros are one number or one for each row: rows
-// are summed over. Those that have the same are multiplied together; those of g_scale 0 are left out.
-Tensor code_product_of_rows(const Tensor& g, const Tensor& g_scale, const Tensor& g_zero, const Tensor& x,
-                            const Tensor& x_scale, const Tensor& x_zero) {
+// (g_scale * g + g_zero)^T @ (x_scale * x + x_zero), where scales and zeros are numbers of rows, which are summed over.
+// Those that have the same are multiplied together; those of g_scale 0 are left out. And the sum of the rows of the
+// first factor.
+std::tuple<Tensor, Tensor> code_product_of_rows(const Tensor& g, const Tensor& g_scale, const Tensor& g_zero,
+                                                const Tensor& x, const Tensor& x_scale, const Tensor& x_zero) {
   check_codes(g, x, 0, 0);
   for (const auto& each : {g_scale, g_zero, x_scale, x_zero}) check_numbers(each, g.size(0));
-  const RowEnds of(g_scale, g_zero, x_scale, x_zero);
-  const auto order = better_order(of, g.size(0));
+  const int64_t rows = g.size(0);
+  const RowEnds of(g_scale, g_zero, x_scale, x_zero, rows);
+  const auto order = better_order(of, rows);
   if (!order) return product_in_order(dense(g), dense(x), of);
-  const auto sorted = [&](const Tensor& each) { return each.numel() == 1 ? each : each.index_select(0, *order); };
-  const Tensor a = sorted(g_scale), b = sorted(g_zero), c = sorted(x_scale), d = sorted(x_zero);
-  return product_in_order(sorted(g), sorted(x), RowEnds(a, b, c, d));
+  const auto sorted = [&](const Numbers& each) {
+    Tensor numbers = at::empty({rows}, at::kFloat);
+    const int64_t* place = order->const_data_ptr<int64_t>();
+    std::transform(place, place + rows, numbers.mutable_data_ptr<float>(), [&](int64_t row) { return each[row]; });
+    return numbers;
+  };
+  const Tensor a = sorted(of.g), b = sorted(of.zero_of_g), c = sorted(of.x), d = sorted(of.zero_of_x);
+  return product_in_order(g.index_select(0, *order), x.index_select(0, *order), RowEnds(a, b, c, d, rows));
 }
 
 constexpr bool kProducts = true;
 
 #else
 
-constexpr bool kProducts = false;
+}  // namespace
 
 Tensor code_product(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                     const std::optional<Tensor>&, const std::optional<Tensor>&) {
   TORCH_CHECK(false, "products of codes were built for another processor");
 }
 
-Tensor code_product_of_rows(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&) {
+namespace {
+
+constexpr bool kProducts = false;
+
+std::tuple<Tensor, Tensor> code_product_of_rows(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                                                const Tensor&, const Tensor&) {
   TORCH_CHECK(false, "products of codes were built for another processor");
 }
 
@@ -222,7 +226,7 @@ TORCH_LIBRARY_FRAGMENT(fractrain_fx, library) {
       "Tensor? columns) -> Tensor");
   library.def(
       "code_product_of_rows(Tensor g, Tensor g_scale, Tensor g_zero, Tensor x, Tensor x_scale, Tensor x_zero) "
-      "-> Tensor");
+      "-> (Tensor, Tensor)");
   library.def("has_products() -> bool", has_products);
 }
 
