@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "packing.h"
+#include "tasks.h"
 #include "tiles.h"
 
 #ifdef FRACTRAIN_FX_TILES
@@ -32,8 +33,17 @@ constexpr int64_t kMost16 = 32767, kMost32 = 2147483647;
 // Tiles of one task: their operands fit into a cache of 512 KiB.
 constexpr int64_t kTaskRows = 16, kTaskColumns = 16;
 
-// Products, and panels to pack, that are worth a thread.
-constexpr int64_t kWork = 1 << 18, kPanels = 8;
+// Steps of several blocks whose operands, of the tiles of a task, fit into it too.
+constexpr int64_t kChunk = 512;
+
+// Products that are worth a thread.
+constexpr int64_t kWork = 1 << 18;
+
+// Panels that one task packs: together where rows lie side by side, as some lines of a cache are then read whole.
+constexpr int64_t kPanels = 32;
+
+// Numbers of 32 bits in a line of a cache.
+constexpr int64_t kLine = 16;
 
 // Packed numbers, in 32 bits, for which a thread keeps memory.
 constexpr int64_t kKept = int64_t{1} << 22;
@@ -106,6 +116,8 @@ struct Packed {
   Packed(int64_t rows, const std::vector<Block>& of)
       : blocks(of), count(rows), panels(parts_of(rows, height)), space(0), paces(shifted ? panels * tasks() : 0) {
     for (const Block& block : blocks) space = std::max(space, parts_of(block.length, block.way.per) * height);
+    // An odd number of a cache's lines, so that panels do not all lie in the same few places of it.
+    space = (parts_of(space, kLine) | 1) * kLine;
     steps = memory(panels * tasks() * (space + height));
     sums = steps + panels * tasks() * space;
   }
@@ -121,22 +133,40 @@ struct Packed {
   int32_t* sums_at(int64_t b, int64_t panel) const { return sums + (b * panels + panel) * height; }
   const Pace& pace(int64_t b, int64_t panel) const { return paces[b * panels + panel]; }
 
+  // Fills panels from one task on: how many.
   template <class Code>
-  void fill(const Factor<Code>& factor, int64_t task) {
+  int64_t fill(const Factor<Code>& factor, int64_t task, int64_t most) {
     const int64_t b = task / panels, panel = task % panels, row = panel * height;
     const Way& way = blocks[b].way;
     const int64_t start = blocks[b].start, length = blocks[b].length;
-    const int64_t rows = std::min<int64_t>(height, count - row);
-    int32_t shift = 0;
-    if constexpr (shifted) {
-      // Rows of samples with fewer bits than others need not be summed up in 32 bits as often.
-      const bool own = way.per == 4 && way.pace.longest < kSteps && factor.next_in_row == 1;
-      paces[task] = own ? pace_of(ends_of_rows(factor, row, rows, start, length), way.largest_b) : way.pace;
-      shift = paces[task].shift;
+    uint32_t* packed = reinterpret_cast<uint32_t*>(at(b, panel));
+    int64_t filled = 0;
+    int32_t shift = shifted ? way.pace.shift : 0;
+    if (factor.next_row == 1) {
+      const auto run = way.per == 2 ? pack_side_by_side<2, height, Code> : pack_side_by_side<4, height, Code>;
+      filled = run(factor, row, std::min(most, panels - panel), start, length, shift, packed, space);
     }
-    const auto run = way.per == 2 ? pack<2, height, Code> : pack<4, height, Code>;
-    run(factor, row, start, length, shift, reinterpret_cast<uint32_t*>(at(b, panel)));
-    sum_rows<height>(factor, row, rows, start, length, sums_at(b, panel));
+    if constexpr (shifted) std::fill_n(&paces[task], std::max<int64_t>(1, filled), way.pace);
+    if (filled == 0) {
+      if constexpr (shifted) {
+        // Rows of samples with fewer bits than others need not be summed up in 32 bits as often.
+        if (way.per == 4 && way.pace.longest < kSteps && factor.next_in_row == 1) {
+          const int64_t rows = std::min<int64_t>(height, count - row);
+          paces[task] = pace_of(ends_of_rows(factor, row, rows, start, length), way.largest_b);
+          shift = paces[task].shift;
+        }
+      }
+      const auto run = way.per == 2 ? pack<2, height, Code> : pack<4, height, Code>;
+      run(factor, row, start, length, shift, packed);
+      filled = 1;
+    }
+    const auto sum = way.per == 2 ? sum_packed<2, height> : sum_packed<4, height>;
+    for (int64_t i = 0; i < filled; ++i) {
+      int32_t* sums_of = sums_at(b, panel + i);
+      sum(packed + i * space, parts_of(length, way.per), !shifted, sums_of);
+      for (int h = 0; h < height; ++h) sums_of[h] += static_cast<int32_t>(length * shift);
+    }
+    return filled;
   }
   int32_t sum(int64_t b, int64_t row) const { return sums_at(b, row / height)[row % height]; }
 };
@@ -160,9 +190,9 @@ struct Finish {
   }
 };
 
-// What a tile summed up: put to, or added to, rows of the result.
-template <bool first>
-void put(const int32_t* sums, float factor, int64_t rows, int64_t columns, int64_t next, float* out) {
+// What a tile summed up: put to, or added to, rows of a result.
+template <bool first, class Sum>
+void put(const Sum* sums, float factor, int64_t rows, int64_t columns, int64_t next, float* out) {
   for (int64_t i = 0; i < rows; ++i, sums += kTileColumns, out += next) {
     const auto one = [&](int64_t j) {
       const float sum = factor * static_cast<float>(sums[j]);
@@ -177,29 +207,47 @@ void put(const int32_t* sums, float factor, int64_t rows, int64_t columns, int64
   }
 }
 
+// Blocks from one on whose packed numbers fit into caches: the first after them.
+inline int64_t chunk_of(const std::vector<Block>& blocks, int64_t from, int64_t to) {
+  int64_t steps = 0, k = from;
+  do {
+    steps += parts_of(blocks[k].length, blocks[k].way.per);
+  } while (++k < to && steps + parts_of(blocks[k].length, blocks[k].way.per) <= kChunk);
+  return k;
+}
+
+// The product of codes of one tile in one block.
+inline void multiply_tile(const Left& a, const Right& b, int64_t k, int64_t m, int64_t n, int32_t* sums) {
+  const auto [tile, shift, longest] = a.pace(k, m);
+  const int64_t steps = parts_of(a.blocks[k].length, a.blocks[k].way.per);
+  const int32_t *first = a.at(k, m), *second = b.at(k, n), *each = b.sums_at(k, n);
+  // From what each column needs for the shift of a.
+  for (int i = 0; i < kTileRows; ++i) {
+#pragma omp simd
+    for (int j = 0; j < kTileColumns; ++j) sums[i * kTileColumns + j] = shift * each[j];
+  }
+  for (int64_t done = 0; done < steps; done += longest) {
+    tile(first + done * kTileRows, second + done * kTileColumns, std::min(longest, steps - done), sums);
+  }
+}
+
 // Products of codes of some tiles, summed over some blocks.
 inline void multiply(const Left& a, const Right& b, int64_t top, int64_t bottom, int64_t left,
                      int64_t right, int64_t from, int64_t to, float* out) {
-  for (int64_t k = from; k < to; ++k) {
-    const int64_t steps = parts_of(a.blocks[k].length, a.blocks[k].way.per);
-    const float factor = a.blocks[k].factor;
+  for (int64_t start = from, stop; start < to; start = stop) {
+    stop = chunk_of(a.blocks, start, to);
     for (int64_t n = left; n < right; ++n) {
-      const int32_t *second = b.at(k, n), *each = b.sums_at(k, n);
       for (int64_t m = top; m < bottom; ++m) {
-        const auto [tile, shift, longest] = a.pace(k, m);
-        // From what each column needs for the shift of a.
         alignas(32) int32_t sums[kTileRows * kTileColumns];
-        for (int i = 0; i < kTileRows; ++i) {
-#pragma omp simd
-          for (int j = 0; j < kTileColumns; ++j) sums[i * kTileColumns + j] = shift * each[j];
-        }
-        const int32_t* first = a.at(k, m);
-        for (int64_t done = 0; done < steps; done += longest) {
-          tile(first + done * kTileRows, second + done * kTileColumns, std::min(longest, steps - done), sums);
+        alignas(32) float total[kTileRows * kTileColumns];
+        for (int64_t k = start; k < stop; ++k) {
+          multiply_tile(a, b, k, m, n, sums);
+          const auto run = k == start ? put<true, int32_t> : put<false, int32_t>;
+          run(sums, a.blocks[k].factor, kTileRows, kTileColumns, kTileColumns, total);
         }
         const int64_t row = m * kTileRows, column = n * kTileColumns;
-        const auto run = k == from ? put<true> : put<false>;
-        run(sums, factor, std::min<int64_t>(kTileRows, a.count - row),
+        const auto run = start == from ? put<true, float> : put<false, float>;
+        run(total, 1.0f, std::min<int64_t>(kTileRows, a.count - row),
             std::min<int64_t>(kTileColumns, b.count - column), b.count, out + row * b.count + column);
       }
     }
@@ -236,9 +284,10 @@ Tensor product_of(const Factor<A>& first, const Factor<int8_t>& second, const st
   Left a(M, blocks);
   Right b(N, blocks);
   const int64_t lefts = a.panels * a.tasks(), rights = b.panels * b.tasks();
-  at::parallel_for(0, lefts + rights, kPanels, [&](int64_t begin, int64_t end) {
-    for (int64_t task = begin; task < end; ++task) {
-      task < lefts ? a.fill(first, task) : b.fill(second, task - lefts);
+  share(parts_of(lefts + rights, kPanels), 1, [&](int64_t group) {
+    const int64_t end = std::min(lefts + rights, (group + 1) * kPanels);
+    for (int64_t task = group * kPanels; task < end;) {
+      task += task < lefts ? a.fill(first, task, std::min(end, lefts) - task) : b.fill(second, task - lefts, end - task);
     }
   });
   const Finish with = finish_of(a, b);
@@ -252,18 +301,15 @@ Tensor product_of(const Factor<A>& first, const Factor<int8_t>& second, const st
   std::vector<float> partial(parts > 1 ? parts * M * N : 0);
   const int64_t work = std::min(M, kTaskRows * kTileRows) * std::min(N, kTaskColumns * kTileColumns) * first.length;
   const int64_t worth = std::max<int64_t>(1, kWork * parts / work);
-  at::parallel_for(0, down * across * parts, worth, [&](int64_t begin, int64_t end) {
-    for (int64_t task = begin; task < end; ++task) {
-      // Each thread takes all rows of some columns, as rows of some samples take longer than others.
-      const int64_t part = task % parts, tile = task / parts;
-      const int64_t top = tile % down * kTaskRows, left = tile / down * kTaskColumns;
-      const int64_t bottom = std::min(a.panels, top + kTaskRows), right = std::min(b.panels, left + kTaskColumns);
-      float* target = parts > 1 ? partial.data() + part * M * N : found;
-      multiply(a, b, top, bottom, left, right, count * part / parts, count * (part + 1) / parts, target);
-      if (parts > 1) continue;
-      finish(with, top * kTileRows, std::min(M, bottom * kTileRows), left * kTileColumns,
-             std::min(N, right * kTileColumns), N, found);
-    }
+  share(down * across * parts, worth, [&](int64_t task) {
+    const int64_t part = task % parts, tile = task / parts;
+    const int64_t top = tile % down * kTaskRows, left = tile / down * kTaskColumns;
+    const int64_t bottom = std::min(a.panels, top + kTaskRows), right = std::min(b.panels, left + kTaskColumns);
+    float* target = parts > 1 ? partial.data() + part * M * N : found;
+    multiply(a, b, top, bottom, left, right, count * part / parts, count * (part + 1) / parts, target);
+    if (parts > 1) return;
+    finish(with, top * kTileRows, std::min(M, bottom * kTileRows), left * kTileColumns,
+           std::min(N, right * kTileColumns), N, found);
   });
   if (parts > 1) {
     at::parallel_for(0, M, std::max<int64_t>(1, 16384 / (N * parts)), [&](int64_t begin, int64_t end) {

@@ -59,11 +59,6 @@ void pack(const Factor<Code>& factor, int64_t row, int64_t start, int64_t length
       const Code* first = factor.at(row + h, start);
       for (int64_t s = 0; s < whole; ++s) out[s * height + h] = step_of_run<per>(first + s * per, shift);
     }
-  } else if (factor.next_row == 1 && rows == height) {
-    for (int64_t s = 0; s < whole; ++s) {
-      const Code* first = factor.at(row, start + s * per);
-      for (int64_t h = 0; h < height; ++h) out[s * height + h] = step_of<per>(first + h, factor.next_in_row, shift);
-    }
   } else {
     for (int64_t s = 0; s < whole; ++s) {
       for (int64_t h = 0; h < rows; ++h) {
@@ -77,30 +72,57 @@ void pack(const Factor<Code>& factor, int64_t row, int64_t start, int64_t length
   }
 }
 
-// The sums of numbers [start, start + length) of rows [row, row + rows), at most height of them.
-template <int height, class Code>
-void sum_rows(const Factor<Code>& factor, int64_t row, int64_t rows, int64_t start, int64_t length, int32_t* sums) {
-  std::fill_n(sums, rows, 0);
-  if (factor.next_in_row == 1) {
-    for (int64_t h = 0; h < rows; ++h) {
-      const Code* first = factor.at(row + h, start);
-      int32_t sum = 0;
-      for (int64_t i = 0; i < length; ++i) sum += first[i];
-      sums[h] = sum;
-    }
-  } else if (factor.next_row == 1 && rows == height) {
-    int32_t found[height] = {};
-    for (int64_t i = 0; i < length; ++i) {
-      const Code* first = factor.at(row, start + i);
+// Rows that are read side by side, in whole vectors; those beyond a tile are not used.
+constexpr int lanes_of(int height) { return (height + 7) / 8 * 8; }
+
+// The same of several tiles whose rows lie side by side, so that each line of memory is read once: tiles are next apart
+// in out. How many tiles were packed: all those whose lanes there are.
+template <int per, int height, class Code>
+int64_t pack_side_by_side(const Factor<Code>& factor, int64_t row, int64_t tiles, int64_t start, int64_t length,
+                          int32_t shift, uint32_t* out, int64_t next) {
+  const int64_t whole = length / per, rest = length % per, apart = factor.next_in_row;
+  while (tiles > 0 && row + (tiles - 1) * height + lanes_of(height) > factor.count) --tiles;
+  for (int64_t s = 0; s < whole + (rest > 0); ++s) {
+    const Code* first = factor.at(row, start + s * per);
+    for (int64_t t = 0; t < tiles; ++t, first += height) {
+      uint32_t steps[lanes_of(height)];
+      if (s < whole) {
 #pragma omp simd
-      for (int h = 0; h < height; ++h) found[h] += first[h];
+        for (int h = 0; h < lanes_of(height); ++h) steps[h] = step_of<per>(first + h, apart, shift);
+      } else {
+        for (int h = 0; h < height; ++h) steps[h] = step_of<per>(first + h, apart, shift, rest);
+      }
+      std::copy_n(steps, height, out + t * next + s * height);
     }
-    std::copy_n(found, height, sums);
-  } else {
-    for (int64_t i = 0; i < length; ++i) {
-      const Code* first = factor.at(row, start + i);
-      for (int64_t h = 0; h < rows; ++h) sums[h] += first[h * factor.next_row];
-    }
+  }
+  return tiles;
+}
+
+// The sum of the numbers of a step: two with a sign, or four bytes without one.
+template <int per>
+inline int32_t sum_of_step(uint32_t step) {
+  if constexpr (per == 2) return (static_cast<int32_t>(step << 16) >> 16) + (static_cast<int32_t>(step) >> 16);
+  const uint32_t pairs = (step & 0x00FF00FFu) + ((step >> 8) & 0x00FF00FFu);
+  return static_cast<int32_t>((pairs & 0xFFFFu) + (pairs >> 16));
+}
+
+// The sums of the numbers of each row of a tile, as they lie packed. Bytes have a sign, or are less a shift.
+template <int per, int height>
+void sum_packed(const uint32_t* steps, int64_t count, bool with_sign, int32_t* sums) {
+  constexpr int kLanes = height % 8 ? 4 * height : height;  // whole vectors
+  const uint32_t turned = per == 4 && with_sign ? 0x80808080u : 0u;
+  int32_t found[kLanes] = {};
+  const int64_t all = count * height;
+  int64_t i = 0;
+  for (; i + kLanes <= all; i += kLanes) {
+#pragma omp simd
+    for (int lane = 0; lane < kLanes; ++lane) found[lane] += sum_of_step<per>(steps[i + lane] ^ turned);
+  }
+  for (int lane = 0; i < all; ++i, ++lane) found[lane] += sum_of_step<per>(steps[i] ^ turned);
+  const int32_t less = turned ? static_cast<int32_t>(128 * per * count) : 0;
+  for (int h = 0; h < height; ++h) {
+    sums[h] = -less;
+    for (int lane = h; lane < kLanes; lane += height) sums[h] += found[lane];
   }
 }
 

@@ -1,0 +1,24 @@
+// Tasks for all threads.
+
+#pragma once
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+
+namespace fractrain_fx {
+
+// Runs tasks, of which as many as worth says make it worth to wake a thread. Each thread takes the next one when it is
+// done with its last, as some take longer than others, and a thread may have to share its core.
+template <class Run>
+void share(int64_t tasks, int64_t worth, Run&& run) {
+  const int64_t threads = std::min<int64_t>(at::get_num_threads(), tasks / std::max<int64_t>(1, worth));
+  std::atomic<int64_t> next{0};
+  at::parallel_for(0, std::max<int64_t>(1, threads), 1, [&](int64_t, int64_t) {
+    for (int64_t task; (task = next.fetch_add(1)) < tasks;) run(task);
+  });
+}
+
+}  // namespace fractrain_fx
