@@ -179,7 +179,7 @@ def select_rows(x: Tensor, rows: Int[Tensor, " some"] | None) -> Tensor:
 
 def spread(ends: Float[Tensor, " runs"], rows: int) -> Float[Tensor, " rows"]:
     """The numbers of runs of rows, one for each row."""
-    return ends if len(ends) == rows else ends.repeat_interleave(rows // len(ends))
+    return ends.expand(rows) if ends.numel() == 1 else ends.repeat_interleave(rows // len(ends))
 
 
 def _row_sums(codes: Tensor) -> Tensor:

@@ -6,29 +6,18 @@
 #include <ATen/ops/empty.h>
 #include <ATen/Parallel.h>
 
-#include <cstdlib>
+#include <algorithm>
 #include <numeric>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
-#include "packing.h"
+#include "packed.h"
 #include "tasks.h"
-#include "tiles.h"
 
 #ifdef FRACTRAIN_FX_TILES
 
 namespace fractrain_fx {
-
-using at::Tensor;
-
-// Steps of a tile whose operands fit into the innermost cache.
-constexpr int64_t kSteps = 256;
-
-// What is summed up in 16 bits and for fewer steps than this takes less time in 32.
-constexpr int64_t kFewest = 3;
-
-// The largest numbers of 16 and of 32 bits.
-constexpr int64_t kMost16 = 32767, kMost32 = 2147483647;
 
 // Tiles of one task: their operands fit into a cache of 512 KiB.
 constexpr int64_t kTaskRows = 16, kTaskColumns = 16;
@@ -41,138 +30,6 @@ constexpr int64_t kWork = 1 << 18;
 
 // Panels that one task packs: together where rows lie side by side, as some lines of a cache are then read whole.
 constexpr int64_t kPanels = 32;
-
-// Numbers of 32 bits in a line of a cache.
-constexpr int64_t kLine = 16;
-
-// Packed numbers, in 32 bits, for which a thread keeps memory.
-constexpr int64_t kKept = int64_t{1} << 22;
-
-using Tile = void (*)(const int32_t*, const int32_t*, int64_t, int32_t*);
-
-// How the steps of some rows of a are multiplied.
-struct Pace {
-  Tile tile;
-  int32_t shift;    // what is taken from the numbers of a, so that bytes need no sign
-  int64_t longest;  // steps that a tile may sum up at once
-};
-
-// The largest sum of two products of bytes of these ends, which need no sign, by bytes of this size at most.
-inline int64_t pair_of(CodeEnds a, int64_t largest_b) {
-  return std::max<int64_t>(1, 2 * (a.second - a.first) * largest_b);
-}
-
-inline Pace pace_of(CodeEnds a, int64_t largest_b) {
-  const int64_t pair = pair_of(a, largest_b);
-  if (kMost16 / pair < kFewest) return {tile_bytes, a.first, kSteps};
-  return {tile_small_bytes, a.first, std::min(kSteps, kMost16 / pair)};
-}
-
-// How numbers of these ends are multiplied.
-struct Way {
-  int per;        // numbers in a step
-  int64_t block;  // steps that are summed up as whole numbers
-  int64_t largest_b;
-  Pace pace;
-};
-
-inline Way way_of(CodeEnds a, CodeEnds b) {
-  const auto largest = [](CodeEnds ends) { return std::max<int64_t>({1, std::abs(ends.first), std::abs(ends.second)}); };
-  const int64_t largest_b = largest(b);
-  if (a.second - a.first > 255 || std::abs(a.first) > 128 || pair_of(a, largest_b) > kMost16) {
-    const int64_t steps = std::min(kSteps, kMost32 / (2 * largest(a) * largest_b));
-    return {2, steps, largest_b, {tile_shorts, 0, steps}};
-  }
-  return {4, kSteps, largest_b, pace_of(a, largest_b)};
-}
-
-inline int64_t parts_of(int64_t whole, int64_t part) { return (whole + part - 1) / part; }
-
-// Numbers whose products are summed up as whole numbers, and what that sum counts for.
-struct Block {
-  int64_t start, length;
-  float factor;
-  Way way;
-};
-
-// A run of numbers in blocks of like size.
-inline void append(std::vector<Block>& blocks, int64_t start, int64_t length, float factor, const Way& way) {
-  const int64_t most = way.per * way.block, count = parts_of(length, most);
-  const int64_t each = parts_of(parts_of(length, way.per), count) * way.per;
-  for (int64_t done = 0; done < length; done += each) {
-    blocks.push_back({start + done, std::min(each, length - done), factor, way});
-  }
-}
-
-// Whole numbers of a matrix, for each row (or column) and block of numbers, and their sums. Those of a are shifted.
-template <int height, bool shifted>
-struct Packed {
-  const std::vector<Block>& blocks;
-  int64_t count, panels, space;
-  Tensor fresh;  // their memory, where it is not kept
-  int32_t *steps, *sums;
-  std::vector<Pace> paces;  // of each block and panel of a
-
-  Packed(int64_t rows, const std::vector<Block>& of)
-      : blocks(of), count(rows), panels(parts_of(rows, height)), space(0), paces(shifted ? panels * tasks() : 0) {
-    for (const Block& block : blocks) space = std::max(space, parts_of(block.length, block.way.per) * height);
-    // An odd number of a cache's lines, so that panels do not all lie in the same few places of it.
-    space = (parts_of(space, kLine) | 1) * kLine;
-    steps = memory(panels * tasks() * (space + height));
-    sums = steps + panels * tasks() * space;
-  }
-  // Each thread keeps some for its next product, unless it is much.
-  int32_t* memory(int64_t size) {
-    static thread_local Tensor kept = at::empty({0}, at::kInt);
-    Tensor& used = size <= kKept ? kept : fresh;
-    if (!used.defined() || used.numel() < size) used = at::empty({size}, at::kInt);
-    return used.mutable_data_ptr<int32_t>();
-  }
-  int64_t tasks() const { return static_cast<int64_t>(blocks.size()); }
-  int32_t* at(int64_t b, int64_t panel) const { return steps + (b * panels + panel) * space; }
-  int32_t* sums_at(int64_t b, int64_t panel) const { return sums + (b * panels + panel) * height; }
-  const Pace& pace(int64_t b, int64_t panel) const { return paces[b * panels + panel]; }
-
-  // Fills panels from one task on: how many.
-  template <class Code>
-  int64_t fill(const Factor<Code>& factor, int64_t task, int64_t most) {
-    const int64_t b = task / panels, panel = task % panels, row = panel * height;
-    const Way& way = blocks[b].way;
-    const int64_t start = blocks[b].start, length = blocks[b].length;
-    uint32_t* packed = reinterpret_cast<uint32_t*>(at(b, panel));
-    int64_t filled = 0;
-    int32_t shift = shifted ? way.pace.shift : 0;
-    if (factor.next_row == 1) {
-      const auto run = way.per == 2 ? pack_side_by_side<2, height, Code> : pack_side_by_side<4, height, Code>;
-      filled = run(factor, row, std::min(most, panels - panel), start, length, shift, packed, space);
-    }
-    if constexpr (shifted) std::fill_n(&paces[task], std::max<int64_t>(1, filled), way.pace);
-    if (filled == 0) {
-      if constexpr (shifted) {
-        // Rows of samples with fewer bits than others need not be summed up in 32 bits as often.
-        if (way.per == 4 && way.pace.longest < kSteps && factor.next_in_row == 1) {
-          const int64_t rows = std::min<int64_t>(height, count - row);
-          paces[task] = pace_of(ends_of_rows(factor, row, rows, start, length), way.largest_b);
-          shift = paces[task].shift;
-        }
-      }
-      const auto run = way.per == 2 ? pack<2, height, Code> : pack<4, height, Code>;
-      run(factor, row, start, length, shift, packed);
-      filled = 1;
-    }
-    const auto sum = way.per == 2 ? sum_packed<2, height> : sum_packed<4, height>;
-    for (int64_t i = 0; i < filled; ++i) {
-      int32_t* sums_of = sums_at(b, panel + i);
-      sum(packed + i * space, parts_of(length, way.per), !shifted, sums_of);
-      for (int h = 0; h < height; ++h) sums_of[h] += static_cast<int32_t>(length * shift);
-    }
-    return filled;
-  }
-  int32_t sum(int64_t b, int64_t row) const { return sums_at(b, row / height)[row % height]; }
-};
-
-using Left = Packed<kTileRows, true>;
-using Right = Packed<kTileColumns, false>;
 
 // What has to be done to a product of codes: y = scale * s * P + sum * z + zero * t + added + c.
 struct Finish {
@@ -238,17 +95,26 @@ inline void multiply(const Left& a, const Right& b, int64_t top, int64_t bottom,
     stop = chunk_of(a.blocks, start, to);
     for (int64_t n = left; n < right; ++n) {
       for (int64_t m = top; m < bottom; ++m) {
-        alignas(32) int32_t sums[kTileRows * kTileColumns];
-        alignas(32) float total[kTileRows * kTileColumns];
-        for (int64_t k = start; k < stop; ++k) {
-          multiply_tile(a, b, k, m, n, sums);
-          const auto run = k == start ? put<true, int32_t> : put<false, int32_t>;
-          run(sums, a.blocks[k].factor, kTileRows, kTileColumns, kTileColumns, total);
-        }
         const int64_t row = m * kTileRows, column = n * kTileColumns;
-        const auto run = start == from ? put<true, float> : put<false, float>;
-        run(total, 1.0f, std::min<int64_t>(kTileRows, a.count - row),
-            std::min<int64_t>(kTileColumns, b.count - column), b.count, out + row * b.count + column);
+        const auto put_out = [&](const auto* sums, float factor) {
+          using Sum = std::remove_const_t<std::remove_pointer_t<decltype(sums)>>;
+          const auto run = start == from ? put<true, Sum> : put<false, Sum>;
+          run(sums, factor, std::min<int64_t>(kTileRows, a.count - row),
+              std::min<int64_t>(kTileColumns, b.count - column), b.count, out + row * b.count + column);
+        };
+        alignas(32) int32_t sums[kTileRows * kTileColumns];
+        multiply_tile(a, b, start, m, n, sums);
+        if (stop == start + 1) {
+          put_out(sums, a.blocks[start].factor);
+          continue;
+        }
+        alignas(32) float total[kTileRows * kTileColumns];
+        put<true>(sums, a.blocks[start].factor, kTileRows, kTileColumns, kTileColumns, total);
+        for (int64_t k = start + 1; k < stop; ++k) {
+          multiply_tile(a, b, k, m, n, sums);
+          put<false>(sums, a.blocks[k].factor, kTileRows, kTileColumns, kTileColumns, total);
+        }
+        put_out(total, 1.0f);
       }
     }
   }
