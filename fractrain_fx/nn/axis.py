@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
@@ -80,4 +81,6 @@ class BatchAxis:
         if not samples:
             return x.reshape(0, 0)
         rows = x.shape[0] // samples
-        return x.unflatten(0, (samples, rows)) if self.major else x.unflatten(0, (rows, samples)).movedim(1, 0)
+        if self.major:
+            return torch.unflatten(x, 0, (samples, rows))
+        return torch.unflatten(x, 0, (rows, samples)).movedim(1, 0)

@@ -77,8 +77,9 @@ class Coded:
     def backward(
         self, plan: Plan, call: Call, g: Tensor, kept: tuple[Tensor | None, Tensor | None], needs: Needs
     ) -> Gradients:
-        summed = needs[1] and (call.added is None or call.added.ndim == 1)
-        rounded, codes = self._gradient(plan, call, g, values=needs[2] and not summed)
+        added = call.added if needs[2] else None
+        summed = added is not None and added.ndim == 1 and needs[1]  # the weight's product sums up what a bias gets
+        rounded, codes = self._gradient(plan, call, g, values=added is not None and not summed)
         rows = None if rounded is None else self.layout.output_rows(rounded)
         of_a = of_b = of_added = None
         if needs[0]:
@@ -90,9 +91,10 @@ class Coded:
             x = self._activation(plan.first, call.a, kept[0], call.of_a)
             of_weight, sums = self._of_weight(plan, call, g, rows, codes, x)
             of_b = self.layout.weight(of_weight, call.b)
-            of_added = summed_to(sums, call.added.shape) if needs[2] and summed else None
-        if needs[2] and not summed:
-            of_added = self.layout.added(rounded, call.added)
+            of_added = summed_to(sums, added.shape) if added is not None and summed else None
+        if added is not None and not summed:
+            assert rounded is not None
+            of_added = self.layout.added(rounded, added)
         return of_a, of_b, of_added
 
     def _weight(self, factor: Factor, w: Tensor, kept: Tensor | None, at: Rounds) -> Codes:
@@ -139,8 +141,8 @@ class Coded:
         how = {"stochastic": True, "seed": call.seed, "inside": True, "values": True, "out": _memory(g)}
         codes, rounded = self._codes(g, at, dtype, **how)
         assert rounded is not None
-        codes = self._with_ends(self.layout.output_rows(codes), bits, g.shape, *self._ends(at))
-        return put_where(bits, (0,), 0.0, rounded), codes
+        matrix = self._with_ends(self.layout.output_rows(codes), bits, g.shape, *self._ends(at))
+        return put_where(bits, (0,), 0.0, rounded), matrix
 
     def _with_ends(self, codes: Tensor, bits: Tensor, shape: Sequence[int], scale: Tensor, zero: Tensor) -> Codes:
         """Codes with the numbers of their rows, from those of samples that ``bits`` are of."""
