@@ -17,7 +17,7 @@ from fractrain_fx.formats.affine_compiled import coded_compiled, coded_gradient_
 from fractrain_fx.formats.affine_rounding import code_ends, codes_affine
 from fractrain_fx.formats.bits import put_where
 from fractrain_fx.formats.scratch import scratch
-from fractrain_fx.nn.arithmetic import Gradients, Needs, summed_to
+from fractrain_fx.nn.arithmetic import Gradients, Needs
 from fractrain_fx.nn.axis import BatchAxis
 from fractrain_fx.nn.factor import Factor
 from fractrain_fx.nn.int8 import Codes, error_product, product, select_rows, some_rows, spread, weight_product
@@ -91,7 +91,7 @@ class Coded:
             x = self._activation(plan.first, call.a, kept[0], call.of_a)
             of_weight, sums = self._of_weight(plan, call, g, rows, codes, x)
             of_b = self.layout.weight(of_weight, call.b)
-            of_added = summed_to(sums, added.shape) if added is not None and summed else None
+            of_added = sums.sum_to_size(added.shape) if added is not None and summed else None
         if added is not None and not summed:
             assert rounded is not None
             of_added = self.layout.added(rounded, added)
@@ -132,7 +132,7 @@ class Coded:
             return rounded_gradient(plan.fmt, g, call.bits, plan.axis, call.seed, out), None
         bits = self._axis(plan, g).expand(call.bits, g.shape)
         dtype = torch.int16 if max(coded) > CODE_BITS else torch.int8
-        values = values or not all(_both_coded(fw, bw) or not bw for fw, bw in self._pairs())
+        values = values or any(_in_float(fw, bw) for fw, bw in self._pairs())
         if self.multiplied:
             rounded = _memory(g) if values else None
             if (found := coded_gradient_compiled(g, bits, call.seed, dtype, rounded)) is not None:
@@ -194,7 +194,7 @@ class Coded:
         pairs = self._pairs()
         if not any(_both_coded(fw, bw) for fw, bw in pairs):
             return None
-        left_out = [bool(bw) and not _both_coded(fw, bw) for fw, bw in pairs]
+        left_out = [_in_float(fw, bw) for fw, bw in pairs]
         if any(left_out):  # those of 0 bits have scale 0 anyway
             rows = self._by_row(plan, call, g, torch.tensor(left_out), len(codes.codes))
             codes = codes._replace(scale=spread(codes.scale, len(rows)).masked_fill(rows, 0))
@@ -242,6 +242,11 @@ def has_codes(bits: int) -> bool:
 
 def _both_coded(fw: int, bw: int) -> bool:
     return has_codes(fw) and 0 < bw <= _GRADIENT_BITS
+
+
+def _in_float(fw: int, bw: int) -> bool:
+    """Whether rows have a part in the gradient of the weight for which they lack codes."""
+    return bw != 0 and not _both_coded(fw, bw)
 
 
 def _memory(g: Tensor) -> Tensor:

@@ -94,10 +94,11 @@ def error_product(
     that this product rounds besides float32. Where a row of ``g`` is zero, so is the result. The C++ kernel
     (``compiled``) also takes codes.
     """
-    if compiled or isinstance(g, Codes):
+    if compiled:
         of_g = g if isinstance(g, Codes) else (g, None, None)
-        dx: Tensor = kernels().error_product(*of_g, *w)
-        return dx
+        errors: Tensor = kernels().error_product(*of_g, *w)
+        return errors
+    assert isinstance(g, Tensor)
     h = g * w.scale
     unit = torch.maximum(h.amax(1, keepdim=True), -h.amin(1, keepdim=True)).div_(_LARGEST).clamp_(min=_SMALLEST_UNIT)
     limbs = limbs_of(h.mul_(unit.reciprocal()).round_().add_(_LESS).to(torch.int16)).movedim(-1, 0).contiguous()

@@ -1,6 +1,5 @@
 // Whole codes of rounded values, which products.cpp multiplies: level numbers around 0 (ALGORITHM 2).
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <torch/library.h>
@@ -114,8 +113,9 @@ int64_t encode_affine(const Tensor& given, const Tensor& bits, const Tensor& lo,
   return encode(given, bits, lo, span, seed, inside, false, codes, values);
 }
 
-// Scale and zero of signed codes: value = scale * code + zero, which is no number where the range is not finite.
-std::tuple<Tensor, Tensor> code_ends(const Tensor& bits, const Tensor& lo, const Tensor& span) {
+// Scale and zero of signed codes: value = scale * code + zero, which is no number where the range is not finite. erase:
+// those of 0 bits are 0.
+std::tuple<Tensor, Tensor> ends_of_codes(const Tensor& bits, const Tensor& lo, const Tensor& span, bool erase) {
   const int64_t count = std::max(bits.numel(), span.numel());
   const bool each_bits = bits.numel() == count, each_span = span.numel() == count;
   TORCH_CHECK((each_bits || bits.numel() == 1) && (each_span || span.numel() == 1) && lo.numel() == span.numel(),
@@ -132,40 +132,38 @@ std::tuple<Tensor, Tensor> code_ends(const Tensor& bits, const Tensor& lo, const
     // 0 bits round nothing.
     const float step = scale_of(wide, std::max<int64_t>(1, width));
     const float middle = width ? (top_of(width) + 1.0f) * 0.5f : 1.0f;
-    scale_at[i] = step;
-    zero_at[i] = low_of[each_span ? i : 0] + step * middle + 0.0f * wide;
+    const bool erased = erase && width == 0;
+    scale_at[i] = erased ? 0.0f : step;
+    zero_at[i] = erased ? 0.0f : low_of[each_span ? i : 0] + step * middle + 0.0f * wide;
   }
   return {scale, zero};
+}
+
+std::tuple<Tensor, Tensor> code_ends(const Tensor& bits, const Tensor& lo, const Tensor& span) {
+  return ends_of_codes(bits, lo, span, false);
 }
 
 // An operand as products.cpp takes it: the outcome, its codes, and their scales and zeros, one for each entry of the
 // first dimension that has its own.
 using Coded = std::tuple<int64_t, Tensor, Tensor, Tensor>;
 
-Coded with_ends(int64_t outcome, const Tensor& codes, const Tensor& bits, const Tensor& lo, const Tensor& span) {
-  const auto [scale, zero] = code_ends(bits, lo, span);
+Coded with_ends(const Tensor& x, const Tensor& bits, const Tensor& lo, const Tensor& span, std::optional<int64_t> seed,
+                bool inside, bool erase, at::ScalarType type, const std::optional<Tensor>& values) {
+  Tensor codes = at::empty_like(x, x.options().dtype(type));
+  const int64_t outcome = encode(x, bits, lo, span, seed, inside, erase, codes, values);
+  const auto [scale, zero] = ends_of_codes(bits, lo, span, erase);
   return {outcome, codes, scale.flatten(), zero.flatten()};
 }
 
 Coded coded_operand(const Tensor& x, const Tensor& bits, const Tensor& lo, const Tensor& span, bool inside) {
-  Tensor codes = at::empty_like(x, x.options().dtype(at::kChar));
-  const int64_t outcome = encode(x, bits, lo, span, {}, inside, false, codes, {});
-  return with_ends(outcome, codes, bits, lo, span);
+  return with_ends(x, bits, lo, span, {}, inside, false, at::kChar, {});
 }
 
 // The same of a gradient, rounded with noise in its own range; and its values, where there is memory for them. Those of
 // 0 bits are 0.
 Coded coded_gradient(const Tensor& g, const Tensor& bits, int64_t seed, bool wide, const std::optional<Tensor>& values) {
   const auto [lo, span] = measure(g, {});
-  Tensor codes = at::empty_like(g, g.options().dtype(wide ? at::kShort : at::kChar));
-  const int64_t outcome = encode(g, bits, lo, span, seed, true, true, codes, values);
-  Coded coded = with_ends(outcome, codes, bits, lo, span);
-  const Widths widths = widths_of(bits);
-  float *scale = std::get<2>(coded).mutable_data_ptr<float>(), *zero = std::get<3>(coded).mutable_data_ptr<float>();
-  for (size_t i = 0; i < widths.size(); ++i) {
-    if (widths[i] == 0) scale[i] = zero[i] = 0.0f;
-  }
-  return coded;
+  return with_ends(g, bits, lo, span, seed, true, true, wide ? at::kShort : at::kChar, values);
 }
 
 }  // namespace
