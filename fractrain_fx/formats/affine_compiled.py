@@ -182,10 +182,12 @@ def coded_gradient_compiled(
     return None if done == _REFUSED else tuple(coded)
 
 
-def gains_compiled(x: Tensor, g: Tensor, bits: Sequence[int], lo: Tensor, span: Tensor, inside: bool) -> Tensor:
-    """What :func:`~fractrain_fx.formats.affine_gains.affine_gains` gives."""
+def gains_compiled(
+    x: Tensor, g: Tensor, bits: Sequence[int], lo: Tensor, span: Tensor, inside: bool, *, twice: bool = False
+) -> Tensor:
+    """What :func:`~fractrain_fx.formats.affine_gains.affine_gains` gives; ``twice``: of values of type bfloat16."""
     gains = torch.ops.fractrain_fx.gains if torch.compiler.is_compiling() else kernels().gains
-    found: Tensor = gains(x, g, bits, lo, span, inside)
+    found: Tensor = gains(x, g, bits, lo, span, inside, twice)
     return found
 
 
@@ -205,7 +207,9 @@ def _register_gains() -> None:
     torch.library.register_fake("fractrain_fx::gains", _gains_like)
 
 
-def _gains_like(x: Tensor, g: Tensor, bits: Sequence[int], lo: Tensor, span: Tensor, inside: bool) -> Tensor:
+def _gains_like(
+    x: Tensor, g: Tensor, bits: Sequence[int], lo: Tensor, span: Tensor, inside: bool, twice: bool = False
+) -> Tensor:
     return x.new_empty((len(x), len(bits)))
 
 

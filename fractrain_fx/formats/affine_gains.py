@@ -46,8 +46,10 @@ def affine_gains(
     Returns:
         Sums in the type of ``lo`` (float32 or wider).
     """
-    if compiled and g.dtype == x.dtype == lo.dtype and has_gains(x, lo):
-        return gains_compiled(x, g, bits, lo, span, inside)
+    if compiled:
+        single, of_single = (each.float() if each.dtype == torch.bfloat16 else each for each in (x, g))
+        if single.dtype == of_single.dtype and has_gains(single, lo):
+            return gains_compiled(single, of_single, bits, lo, span, inside, twice=single is not x)
     x, g = x.flatten(1), g.flatten(1)
 
     def gains(widths: Sequence[int]) -> Tensor:

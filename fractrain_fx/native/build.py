@@ -66,5 +66,8 @@ class _Ops:
 def _flags() -> list[str]:
     # Sums and products stay apart, as the numbers are to be those of the formula.
     flags = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
-    flags += _INSTRUCTIONS.get(torch.backends.cpu.get_cpu_capability(), [])
+    capability = torch.backends.cpu.get_cpu_capability()
+    flags += _INSTRUCTIONS.get(capability, [])
+    if capability == "AVX512" and torch.cpu._is_vnni_supported():
+        flags.append("-mavx512vnni")
     return flags if sys.platform == "darwin" else [*flags, "-fopenmp"]

@@ -84,6 +84,7 @@ class Factor:
 
     def of_choice(self, x: Tensor, g: Tensor, lo: Tensor, span: Tensor, samples: int) -> Tensor:
         """The gradient of every option of every sample."""
+        x = x.to(torch.promote_types(x.dtype, g.dtype))  # codes are those of float32
         return gate_gradient(self.fmt, x, g, self.widths, self.axis, lo, span, self.inside, samples)
 
     def keeps(self, x: Tensor) -> bool:

@@ -14,6 +14,7 @@ from fractrain_fx.formats.bits import readable
 from fractrain_fx.nn.arithmetic import Needs
 from fractrain_fx.nn.axis import BatchAxis
 from fractrain_fx.nn.coded import Coded, has_codes
+from fractrain_fx.nn.halved import HALF_TYPES, Halved
 from fractrain_fx.nn.layout import Layout
 from fractrain_fx.nn.product import SIMULATED, Call, Plan, Product
 from fractrain_fx.nn.tuning import Tuner
@@ -33,6 +34,7 @@ class _Kind(NamedTuple):
         widths: of activation, weight and gradient, as far as the time depends on them: C++ kernels take less of it for
             fewer bits, and what samples choose may be another width in each step.
         needs: which gradients are asked for.
+        dtype: of the result.
         device: where it runs.
     """
 
@@ -43,6 +45,7 @@ class _Kind(NamedTuple):
     gated: bool
     widths: tuple[int, int, int]
     needs: Needs
+    dtype: torch.dtype
     device: str
 
 
@@ -77,29 +80,30 @@ class Lowered:
             if training:
                 self.kernel = coded
             return SIMULATED
+        device, dtype, needs = call.a.device, _result_type(call), needs_of(call) if needs is None else needs
+        product: Product = coded if dtype == torch.float32 else Halved(coded, dtype)
         if not training:
-            return coded if self.kernel == "int8" or self.tuner.kernels == "int8" else SIMULATED
-        device, needs = call.a.device, needs_of(call) if needs is None else needs
+            return product if self.kernel == "int8" or self.tuner.kernels == "int8" else SIMULATED
         int8 = self.tuner.int8(
-            self._kind(call, coded, needs),
+            self._kind(call, coded, needs, dtype),
             self.name,
             device,
-            lambda each: _run(plan, call, coded if each else SIMULATED, needs),
+            lambda each: _run(plan, call, product if each else SIMULATED, needs),
         )
         if int8 is not None:
             self.kernel = "int8" if int8 else "float"
-        return coded if int8 else SIMULATED
+        return product if int8 else SIMULATED
 
     def _coded(self, plan: Plan, call: Call) -> Coded | str:
         """The form on integers, or why there is none for this call."""
-        tensors = [x for x in (call.a, call.b, call.added) if x is not None]
+        types = {x.dtype for x in (call.a, call.b, call.added) if x is not None}
         device = call.a.device
         if (reason := self.tuner.lacks(device)) is not None:
             return reason
-        if torch.is_autocast_enabled(device.type):
-            return f"computes in {torch.get_autocast_dtype(device.type)} under autocast"
-        if (other := next((x.dtype for x in tensors if x.dtype != torch.float32), None)) is not None:
+        if (other := next(iter(types - {torch.float32, *HALF_TYPES}), None)) is not None:
             return f"computes in {other}"
+        if len(types) > 1 and not torch.is_autocast_enabled(device.type):
+            return f"its operands are of {len(types)} types"
         if not (call.a.numel() and call.b.numel()) or device.type == "meta":
             return "has no values"
         if call.bits is None and torch.is_grad_enabled():
@@ -118,7 +122,7 @@ class Lowered:
         compiled = isinstance(plan.fmt, AffineFormat) and plan.fmt.compiled
         return Coded(self.layout, fw, bw, compiled, self.tuner.multiplies(device))
 
-    def _kind(self, call: Call, coded: Coded, needs: Needs) -> _Kind:
+    def _kind(self, call: Call, coded: Coded, needs: Needs, dtype: torch.dtype) -> _Kind:
         outputs, inner = self.layout.columns(call.b).shape
         gated = len(coded.fw) > 1 or len(coded.bw) > 1
         widths = CODE_BITS, CODE_BITS, 2 * CODE_BITS if max(coded.bw) > CODE_BITS else CODE_BITS
@@ -132,8 +136,15 @@ class Lowered:
             gated,
             widths,
             needs,
+            dtype,
             str(call.a.device),
         )
+
+
+def _result_type(call: Call) -> torch.dtype:
+    device = call.a.device.type
+    result: torch.dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else call.a.dtype
+    return result
 
 
 def needs_of(call: Call) -> Needs:

@@ -43,7 +43,7 @@ class Tuner:
 
     Args:
         kernels: ``auto`` times, ``int8`` does without.
-        compiled: whether C++ kernels may multiply codes where a CPU has no units for bytes.
+        compiled: whether C++ kernels may multiply codes.
 
     Attributes:
         timings: by kind of product.
@@ -63,8 +63,9 @@ class Tuner:
         return reason
 
     def multiplies(self, device: torch.device) -> bool:
-        """Whether it is C++ kernels that multiply codes on a device."""
-        return self._compiled and device.type == "cpu" and lacks_int8(device) is not None and _has_products()
+        """Whether C++ kernels multiply codes on a device: all but those units for matrices (AMX) that torch has."""
+        kernels = self._compiled and device.type == "cpu" and not torch.cpu._is_amx_tile_supported()
+        return kernels and _has_products()
 
     def int8(self, kind: Hashable, name: str, device: torch.device, forms: Callable[[bool], object]) -> bool | None:
         """Whether a kind of product is to run on integers; ``None`` where that can not be told now.

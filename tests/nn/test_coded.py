@@ -76,7 +76,13 @@ def _op(case: Case, quantizers: Sequence[Any], low: bool, compiled: bool, **opti
 
 
 def _results(
-    case: Case, bits: tuple[int, int, int], low: bool, compiled: bool, choice: Tensor | None = None, **options: Any
+    case: Case,
+    bits: tuple[int, int, int],
+    low: bool,
+    compiled: bool,
+    choice: Tensor | None = None,
+    half: torch.dtype | None = None,
+    **options: Any,
 ) -> list[Tensor]:
     """Output and gradients; with a choice each sample has the bits of its own option."""
     torch.manual_seed(0)
@@ -94,8 +100,10 @@ def _results(
     a = torch.randn(case[3]).relu().requires_grad_()
     b = torch.randn(case[4]).requires_grad_()
     added = None if case[6] is None else torch.randn(case[6]).requires_grad_()
-    out = op(controls, choice, (quantizers[0].range(a), None), torch.tensor(5), a, b, added)
-    out.backward(torch.randn_like(out) * torch.rand(len(out), *[1] * (out.ndim - 1)).exp())
+    with torch.autocast("cpu", half, enabled=half is not None):
+        out = op(controls, choice, (quantizers[0].range(a), None), torch.tensor(5), a, b, added)
+    upstream = torch.randn(out.shape) * torch.rand(len(out), *[1] * (out.ndim - 1)).exp()
+    out.backward(upstream.bfloat16().to(out.dtype))
     assert op.lowered is None or op.lowered.kernel == "int8"
     found = [out, *(x if x is None else x.grad for x in (a, b, added, choice))]
     return [torch.zeros(1) if x is None else x for x in found]
@@ -139,6 +147,20 @@ def test_large_samples_are_rounded_alike(compiled: bool) -> None:
     choice = torch.eye(len(_OPTIONS))[range(8)]
     bits = (0, 0, 6)
     _assert_equal(_results(case, bits, True, compiled, choice), _results(case, bits, False, compiled, choice))
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("name", ["linear", "addmm", "patches"])
+def test_under_autocast_results_are_those_of_float32(name: str, half: torch.dtype, gated: bool, compiled: bool) -> None:
+    """But for the type of the output; the simulation's operands are of that type too."""
+    case = _CASES[name]
+    choice = torch.eye(len(_OPTIONS))[[i % 8 for i in range(case[3][0])]] if gated else None
+    found = _results(case, (6, 8, 4), True, compiled, choice, half=half)
+    out, *grads = _results(case, (6, 8, 4), False, compiled, choice)
+    assert found[0].dtype == half
+    assert (found[0] - out).abs().max() <= torch.finfo(half).eps * out.abs().max()
+    _assert_equal([out, *found[1:]], [out, *grads])
 
 
 @pytest.mark.parametrize("saved", ["rounded", "codes"])

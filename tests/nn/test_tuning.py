@@ -59,14 +59,17 @@ def test_a_device_without_the_kernel_is_said_once(
 
 @pytest.mark.parametrize("vnni", [False, True])
 @pytest.mark.parametrize("avx2", [False, True])
-def test_kernels_multiply_where_they_can_and_nothing_else_does(
+def test_kernels_multiply_where_they_can_and_no_units_for_matrices_do(
     monkeypatch: pytest.MonkeyPatch, vnni: bool, avx2: bool
 ) -> None:
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: vnni)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     monkeypatch.setattr(tuning, "_has_products", lambda: avx2)
     tuner = Tuner("auto", compiled=True)
-    assert tuner.multiplies(_CPU) == (avx2 and not vnni)
+    assert tuner.multiplies(_CPU) == avx2
     assert (tuner.lacks(_CPU) is None) == (avx2 or vnni)
     assert not tuner.multiplies(torch.device("cuda")) and not Tuner("auto").multiplies(_CPU)
     if not avx2 and not vnni:
         assert str(lacks_products(_CPU, compiled=True)).endswith("(VNNI), nor AVX2")
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    assert not tuner.multiplies(_CPU)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fractrain_fx import Engine, FracConfig, FracModel, Pin, Precision, fractrainify, plan, summarize
+from fractrain_fx.config import Method, Rounding
 from fractrain_fx.passes import unlowered
 from tests.products import needs_kernels
 
@@ -188,9 +189,11 @@ def test_the_form_is_timed_in_the_first_training_step_only(monkeypatch: pytest.M
 @needs_kernels
 def test_kernels_are_timed_anew_for_other_widths(monkeypatch: pytest.MonkeyPatch) -> None:
     """They take less time for fewer bits; units for bytes do not."""
-    for vnni, kinds in ((False, 4), (True, 2)):
-        monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda vnni=vnni: vnni)
-        model = _made(method="pfq", execution="auto", rounding="compiled")
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: True)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    roundings: tuple[tuple[Rounding, int], ...] = (("compiled", 4), ("eager", 2))
+    for rounding, kinds in roundings:
+        model = _made(method="pfq", execution="auto", rounding=rounding)
         for precision in (Precision(3, 6), Precision(8, 8), Precision(3, 6)):
             model.set_precision(precision)
             model(torch.randn(8, 64)).sum().backward()
@@ -220,11 +223,26 @@ def test_a_step_that_is_computed_again_is_the_same() -> None:
     assert torch.equal(model.get_parameter("layers.0.wide.weight").grad, wanted)
 
 
-def test_half_types_stay_simulated() -> None:
-    model, x = _made(method="pfq", execution="auto", kernels="int8"), torch.randn(4, 64)
+@pytest.mark.parametrize("method", ["pfq", "dfq"])
+def test_under_autocast_and_in_half_types_products_are_of_codes(method: Method) -> None:
+    x = torch.randn(4, 64)
+    model = _made(method=method, execution="auto", kernels="int8")
     with torch.autocast("cpu", torch.bfloat16):
-        model(x).sum().backward()
-    assert set(model.kernels().values()) == {"computes in torch.bfloat16 under autocast"}
+        out = model(x)
+        out.float().square().sum().backward()
+    assert out.dtype == torch.bfloat16 and set(model.kernels().values()) == {"int8"}
+    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())
+    half = _made(method="pfq", execution="auto", kernels="int8").bfloat16()
+    out = half(x.bfloat16())
+    out.float().square().sum().backward()
+    assert out.dtype == torch.bfloat16 and set(half.kernels().values()) == {"int8"}
+    assert all(p.grad is not None and p.grad.dtype == torch.bfloat16 for p in half.parameters())
+
+
+def test_double_precision_stays_simulated() -> None:
+    model, x = _made(method="pfq", execution="auto", kernels="int8").double(), torch.randn(4, 64).double()
+    model(x).sum().backward()
+    assert set(model.kernels().values()) == {"computes in torch.float64"}
 
 
 def test_a_copy_runs_like_its_original() -> None:

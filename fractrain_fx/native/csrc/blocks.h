@@ -20,7 +20,7 @@
 namespace fractrain_fx {
 
 // Tiles of one task: their operands fit into a cache of 512 KiB.
-constexpr int64_t kTaskRows = 16, kTaskColumns = 16;
+constexpr int64_t kTaskRows = 16, kTaskColumns = 256 / kTileColumns;
 
 // Steps of several blocks whose operands, of the tiles of a task, fit into it too.
 constexpr int64_t kChunk = 512;
@@ -102,13 +102,13 @@ inline void multiply(const Left& a, const Right& b, int64_t top, int64_t bottom,
           run(sums, factor, std::min<int64_t>(kTileRows, a.count - row),
               std::min<int64_t>(kTileColumns, b.count - column), b.count, out + row * b.count + column);
         };
-        alignas(32) int32_t sums[kTileRows * kTileColumns];
+        alignas(64) int32_t sums[kTileRows * kTileColumns];
         multiply_tile(a, b, start, m, n, sums);
         if (stop == start + 1) {
           put_out(sums, a.blocks[start].factor);
           continue;
         }
-        alignas(32) float total[kTileRows * kTileColumns];
+        alignas(64) float total[kTileRows * kTileColumns];
         put<true>(sums, a.blocks[start].factor, kTileRows, kTileColumns, kTileColumns, total);
         for (int64_t k = start + 1; k < stop; ++k) {
           multiply_tile(a, b, k, m, n, sums);

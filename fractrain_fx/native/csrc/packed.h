@@ -19,7 +19,10 @@ namespace fractrain_fx {
 using at::Tensor;
 
 // Steps of a tile whose operands fit into the innermost cache.
-constexpr int64_t kSteps = 256;
+#ifndef FXSTEPS
+#define FXSTEPS 128
+#endif
+constexpr int64_t kSteps = kTileColumns > 16 ? FXSTEPS : 256;
 
 // What is summed up in 16 bits and for fewer steps than this takes less time in 32.
 constexpr int64_t kFewest = 3;
@@ -49,7 +52,7 @@ inline int64_t pair_of(CodeEnds a, int64_t largest_b) {
 
 inline Pace pace_of(CodeEnds a, int64_t largest_b) {
   const int64_t pair = pair_of(a, largest_b);
-  if (kMost16 / pair < kFewest) return {tile_bytes, a.first, kSteps};
+  if (!kPairsIn16Bits || kMost16 / pair < kFewest) return {tile_bytes, a.first, kSteps};
   return {tile_small_bytes, a.first, std::min(kSteps, kMost16 / pair)};
 }
 
@@ -64,7 +67,8 @@ struct Way {
 inline Way way_of(CodeEnds a, CodeEnds b) {
   const auto largest = [](CodeEnds ends) { return std::max<int64_t>({1, std::abs(ends.first), std::abs(ends.second)}); };
   const int64_t largest_b = largest(b);
-  if (a.second - a.first > 255 || std::abs(a.first) > 128 || pair_of(a, largest_b) > kMost16) {
+  const bool wide = kPairsIn16Bits && pair_of(a, largest_b) > kMost16;
+  if (wide || a.second - a.first > 255 || std::abs(a.first) > 128) {
     const int64_t steps = std::min(kSteps, kMost32 / (2 * largest(a) * largest_b));
     return {2, steps, largest_b, {tile_shorts, 0, steps}};
   }

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <optional>
 #include <tuple>
 #include <vector>
@@ -51,29 +52,40 @@ std::tuple<Tensor, Tensor> measure(const Tensor& given, at::IntArrayRef shape) {
 
 namespace {
 
-template <bool inside>
-inline float error(float offset, float scale, float top) {
+// To the nearest number of the type bfloat16, of those two as near the even one.
+inline float bfloat16_of(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  bits = (bits + 0x7FFFu + (bits >> 16 & 1u)) & 0xFFFF0000u;
+  std::memcpy(&x, &bits, sizeof(bits));
+  return x;
+}
+
+template <bool inside, bool twice>
+inline float error(float x, float lo, float scale, float top) {
+  const float offset = x - lo;
   float q = std::rint(offset / scale);
   if constexpr (!inside) {
     q = q < 0.0f ? 0.0f : q;
     q = q > top ? top : q;
   }
   q = q * scale;
+  if constexpr (twice) q = bfloat16_of(q + lo) - lo;
   return q - offset;
 }
 
-template <bool inside>
+template <bool inside, bool twice>
 float gain(const float* x, const float* g, int64_t count, float lo, float scale, float top) {
   float sum = 0.0f;
 #pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < count; ++i) sum += error<inside>(x[i] - lo, scale, top) * g[i];
+  for (int64_t i = 0; i < count; ++i) sum += error<inside, twice>(x[i], lo, scale, top) * g[i];
   return sum;
 }
 
 // For each entry of the first dimension of x and g, and each of several bits: the sum of g * (Q(x) - x), 0 where
-// nothing is rounded.
+// nothing is rounded. twice: Q(x) is rounded to bfloat16 too.
 Tensor gains(const Tensor& given_x, const Tensor& given_g, at::IntArrayRef bits, const Tensor& lo, const Tensor& span,
-             bool inside) {
+             bool inside, bool twice) {
   // Sums have no order: what both have as rows of memory is read as it lies.
   std::optional<Places> rows = places_of(given_x, given_g, 1, -1);
   const Tensor x = rows ? given_x : given_x.contiguous(), g = rows ? given_g : given_g.contiguous();
@@ -97,7 +109,7 @@ Tensor gains(const Tensor& given_x, const Tensor& given_g, at::IntArrayRef bits,
     if (first_of[option] != option || !is_rounded(bits[option])) continue;
     computed.push_back({option, scale_of(wide, bits[option]), top_of(bits[option])});
   }
-  const auto sum = inside ? gain<true> : gain<false>;
+  const auto sum = twice ? inside ? gain<true, true> : gain<false, true> : inside ? gain<true, false> : gain<false, false>;
   at::parallel_for(0, samples * blocks, 1, [&](int64_t first, int64_t last) {
     for (int64_t task = first; task < last; ++task) {
       const int64_t sample = task / blocks, row = task % blocks / parts * together;
@@ -129,7 +141,7 @@ Tensor gains(const Tensor& given_x, const Tensor& given_g, at::IntArrayRef bits,
 
 TORCH_LIBRARY_FRAGMENT(fractrain_fx, library) {
   library.def("measure(Tensor x, int[] shape) -> (Tensor, Tensor)");
-  library.def("gains(Tensor x, Tensor g, int[] bits, Tensor lo, Tensor span, bool inside) -> Tensor");
+  library.def("gains(Tensor x, Tensor g, int[] bits, Tensor lo, Tensor span, bool inside, bool twice=False) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(fractrain_fx, CPU, library) {

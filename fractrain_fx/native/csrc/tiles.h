@@ -1,7 +1,7 @@
-// The innermost loops of products of whole numbers: a tile of 6 rows and 16 columns, by AVX2.
+// The innermost loops of products of whole numbers: tiles of a few rows and columns, here by AVX2 of 6 and 16.
 //
 // Operands come packed in steps of 32 bits: two numbers of 16 bits or four of 8 that follow one another in a row of a
-// or a column of b. A step of a holds those of 6 rows, one of b those of 16 columns.
+// or a column of b. A step of a holds those of a tile's rows, one of b those of its columns.
 //
 // In assembler, as compilers keep moving the twelve sums to memory and back: g++ 12 takes 1.4 times as long from
 // intrinsics.
@@ -10,13 +10,22 @@
 
 #include <cstdint>
 
+#if defined(__AVX2__) && defined(__x86_64__) && defined(__GNUC__)
+#define FRACTRAIN_FX_TILES 1
+
+#ifdef __AVX512VNNI__
+
+#include "tiles_vnni.h"
+
+#else
+
 namespace fractrain_fx {
 
 constexpr int kTileRows = 6;
 constexpr int kTileColumns = 16;
 
-#if defined(__AVX2__) && defined(__x86_64__) && defined(__GNUC__)
-#define FRACTRAIN_FX_TILES 1
+// Two products of bytes are summed up in 16 bits.
+constexpr bool kPairsIn16Bits = true;
 
 #define FX_ZERO(n) "vpxor %%ymm" #n ", %%ymm" #n ", %%ymm" #n "\n\t"
 #define FX_ZEROS                                                                                             \
@@ -93,6 +102,8 @@ FX_TILE(tile_small_bytes, "vpmaddubsw", "", "vpaddw", FX_PAIRS)
 #undef FX_WIDEN
 #undef FX_TILE
 
+}  // namespace fractrain_fx
+
 #endif
 
-}  // namespace fractrain_fx
+#endif

@@ -1,0 +1,70 @@
+// The innermost loops of products of whole numbers by AVX-512's dot products: a tile of 6 rows and 64 columns.
+//
+// Operands come packed as for tiles.h, which says why this is assembler.
+
+#pragma once
+
+#include <cstdint>
+
+namespace fractrain_fx {
+
+constexpr int kTileRows = 6;
+constexpr int kTileColumns = 64;
+
+// Four products of bytes are summed up in 32 bits at once.
+constexpr bool kPairsIn16Bits = false;
+
+#define FX_EACH(run)                                                                                             \
+  run(0, 0) run(1, 64) run(2, 128) run(3, 192) run(4, 256) run(5, 320) run(6, 384) run(7, 448) run(8, 512)       \
+  run(9, 576) run(10, 640) run(11, 704) run(12, 768) run(13, 832) run(14, 896) run(15, 960) run(16, 1024)        \
+  run(17, 1088) run(18, 1152) run(19, 1216) run(20, 1280) run(21, 1344) run(22, 1408) run(23, 1472)
+#define FX_GET(n, place) "vmovdqu64 " #place "(%[out]), %%zmm" #n "\n\t"
+#define FX_PUT(n, place) "vmovdqu64 %%zmm" #n ", " #place "(%[out])\n\t"
+
+// One row: its step is multiplied by those of all columns, in zmm24 to zmm27.
+#define FX_ROW(multiply, place, step, n0, n1, n2, n3)     \
+  "vpbroadcastd " #place "(%[a]), %%zmm" #step "\n\t"     \
+  multiply " %%zmm24, %%zmm" #step ", %%zmm" #n0 "\n\t"   \
+  multiply " %%zmm25, %%zmm" #step ", %%zmm" #n1 "\n\t"   \
+  multiply " %%zmm26, %%zmm" #step ", %%zmm" #n2 "\n\t"   \
+  multiply " %%zmm27, %%zmm" #step ", %%zmm" #n3 "\n\t"
+
+#define FX_TILE(name, multiply)                                                                                   \
+  inline void name(const int32_t* a, const int32_t* b, int64_t steps, int32_t* out) {                             \
+    asm volatile(FX_EACH(FX_GET)                                                                                  \
+                 ".p2align 5\n"                                                                                   \
+                 "1:\n\t"                                                                                         \
+                 "vmovdqu64 (%[b]), %%zmm24\n\t"                                                                  \
+                 "vmovdqu64 64(%[b]), %%zmm25\n\t"                                                                \
+                 "vmovdqu64 128(%[b]), %%zmm26\n\t"                                                               \
+                 "vmovdqu64 192(%[b]), %%zmm27\n\t"                                                               \
+                 FX_ROW(multiply, 0, 28, 0, 1, 2, 3) FX_ROW(multiply, 4, 29, 4, 5, 6, 7)                          \
+                 FX_ROW(multiply, 8, 30, 8, 9, 10, 11) FX_ROW(multiply, 12, 31, 12, 13, 14, 15)                   \
+                 FX_ROW(multiply, 16, 28, 16, 17, 18, 19) FX_ROW(multiply, 20, 29, 20, 21, 22, 23)                \
+                 "add $24, %[a]\n\t"                                                                              \
+                 "add $256, %[b]\n\t"                                                                             \
+                 "dec %[steps]\n\t"                                                                               \
+                 "jnz 1b\n\t"                                                                                     \
+                 FX_EACH(FX_PUT)                                                                                  \
+                 : [a] "+r"(a), [b] "+r"(b), [steps] "+r"(steps)                                                  \
+                 : [out] "r"(out)                                                                                 \
+                 : "memory", "cc", "zmm0", "zmm1", "zmm2", "zmm3", "zmm4", "zmm5", "zmm6", "zmm7", "zmm8", "zmm9", \
+                   "zmm10", "zmm11", "zmm12", "zmm13", "zmm14", "zmm15", "zmm16", "zmm17", "zmm18", "zmm19",      \
+                   "zmm20", "zmm21", "zmm22", "zmm23", "zmm24", "zmm25", "zmm26", "zmm27", "zmm28", "zmm29",      \
+                   "zmm30", "zmm31");                                                                             \
+  }
+
+// Both add to out, which has 6 rows of 64 sums, the products of at least one step.
+// Two numbers of 16 bits.
+FX_TILE(tile_shorts, "vpdpwssd")
+// Four bytes, those of a without a sign.
+FX_TILE(tile_bytes, "vpdpbusd")
+constexpr auto tile_small_bytes = tile_bytes;
+
+#undef FX_EACH
+#undef FX_GET
+#undef FX_PUT
+#undef FX_ROW
+#undef FX_TILE
+
+}  // namespace fractrain_fx
