@@ -16,7 +16,7 @@ def describe(device: str) -> dict[str, str]:
     """Processor (and GPU), threads and how they are bound, versions."""
     bound = os.environ.get("OMP_PROC_BIND", "").lower() not in ("", "false")
     facts = {
-        "processor": f"{_processor()}, {os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}",
+        "processor": f"{_processor()}, {os.cpu_count()} cores, {_instructions()}",
         "threads": f"{torch.get_num_threads()}, {'bound to cores' if bound else 'not bound'}",
     }
     if device == "cuda":
@@ -38,6 +38,16 @@ def versions(*packages: str) -> dict[str, str]:
 def device_name(device: str) -> str:
     """The GPU's product name, or the processor's."""
     return torch.cuda.get_device_name() if device == "cuda" else _processor()
+
+
+def _instructions() -> str:
+    """What torch's kernels are made for, and the units for small numbers."""
+    found = {
+        "VNNI": torch.cpu._is_vnni_supported(),
+        "bfloat16": torch.cpu._is_avx512_bf16_supported(),
+        "AMX": torch.cpu._is_amx_tile_supported(),
+    }
+    return " and ".join([torch.backends.cpu.get_cpu_capability(), *(name for name, there in found.items() if there)])
 
 
 def _processor() -> str:

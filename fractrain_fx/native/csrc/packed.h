@@ -19,10 +19,7 @@ namespace fractrain_fx {
 using at::Tensor;
 
 // Steps of a tile whose operands fit into the innermost cache.
-#ifndef FXSTEPS
-#define FXSTEPS 128
-#endif
-constexpr int64_t kSteps = kTileColumns > 16 ? FXSTEPS : 256;
+constexpr int64_t kSteps = 256;
 
 // What is summed up in 16 bits and for fewer steps than this takes less time in 32.
 constexpr int64_t kFewest = 3;
