@@ -77,12 +77,12 @@ def steps(
     torch.manual_seed(0)
     layer = nn.Linear(width, width).to(device)
     x, g = torch.randn(tokens, width, device=device), torch.randn(tokens, width, device=device)
-    calls = {"float": _step(layer, x, g)}
+    calls = {"float": step(layer, x, g)}
     if bf16:
-        calls["bf16"] = _step(layer, x, g.bfloat16(), bf16=True)
+        calls["bf16"] = step(layer, x, g.bfloat16(), bf16=True)
     for name, execution, texts in (("simulated", "simulate", simulated), ("int8", "auto", precisions)):
         for text in texts:
-            calls[f"{name} {text}"] = _step(_rewritten(layer, x, text, execution), x, g)  # type: ignore[arg-type]
+            calls[f"{name} {text}"] = step(rewritten(layer, x, text, execution), x, g)  # type: ignore[arg-type]
     return calls
 
 
@@ -105,7 +105,8 @@ def crossovers(found: Mapping[tuple[int, int], Times], base: str) -> list[str]:
     return lines
 
 
-def _rewritten(layer: nn.Module, x: Tensor, precision: str, execution: Execution) -> FracModel:
+def rewritten(layer: nn.Module, x: Tensor, precision: str, execution: Execution) -> FracModel:
+    """One layer at a precision; where codes may be multiplied, they are."""
     bits = Precision.parse(precision)
     config = FracConfig(
         method="static",
@@ -118,7 +119,8 @@ def _rewritten(layer: nn.Module, x: Tensor, precision: str, execution: Execution
     return fractrainify(nn.Sequential(layer), config=config, example_inputs=(x[:2],)).train()
 
 
-def _step(model: nn.Module, x: Tensor, g: Tensor, *, bf16: bool = False) -> Callable[[], None]:
+def step(model: nn.Module, x: Tensor, g: Tensor, *, bf16: bool = False) -> Callable[[], None]:
+    """Forward and backward, with ``g`` as the gradient of the output."""
     x = x.clone().requires_grad_()
 
     def run() -> None:

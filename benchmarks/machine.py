@@ -47,7 +47,7 @@ def _instructions() -> str:
         "bfloat16": torch.cpu._is_avx512_bf16_supported(),
         "AMX": torch.cpu._is_amx_tile_supported(),
     }
-    return " and ".join([torch.backends.cpu.get_cpu_capability(), *(name for name, there in found.items() if there)])
+    return ", ".join([torch.backends.cpu.get_cpu_capability(), *(name for name, there in found.items() if there)])
 
 
 def _processor() -> str:

@@ -68,12 +68,16 @@ def measure(name: str, methods: Sequence[Method], options: argparse.Namespace, h
             try:
                 step = prepare(method, model, x, y, subject.loss)
                 first[str(method)] = seconds(step.run, device)
+                for _ in range(_WARM_UP):
+                    step.run()
             except NotAvailableError as missing:
                 notes[str(method)] = str(missing)
-                continue
-            for _ in range(_WARM_UP):
-                step.run()
-            steps[str(method)] = step
+            except RuntimeError as error:
+                if method.base not in PEERS:
+                    raise
+                notes[str(method)] = f"{type(error).__name__}: {error}"
+            else:
+                steps[str(method)] = step
     with console.status(f"{name}: {options.rounds} rounds of {len(steps)} methods"):
         clock = processor_seconds if options.clock == "processor" else seconds
         times = interleaved({key: step.run for key, step in steps.items()}, options.rounds, device, clock=clock)

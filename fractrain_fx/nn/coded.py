@@ -24,6 +24,7 @@ from fractrain_fx.nn.int8 import Codes, error_product, product, select_rows, som
 from fractrain_fx.nn.layout import Layout
 from fractrain_fx.nn.product import FIRST, GRADIENT, SECOND, Call, Made, Plan, Rounds
 from fractrain_fx.nn.rounding import rounded_gradient
+from fractrain_fx.nn.windows import Windows, window_errors
 
 __all__ = ["Coded", "has_codes"]
 
@@ -57,7 +58,7 @@ class Coded:
     def forward(self, plan: Plan, call: Call) -> Made:
         a, b, added = call.a, call.b, call.added
         w = self._weight(plan.second, b, None, call.of_b)
-        x = self._activation(plan.first, a, None, call.of_a)
+        codes, x = self._activation(plan.first, a, None, call.of_a)
         bias = added if added is not None and added.ndim == 1 else None
         y = product(x, w, bias, compiled=self.multiplied)
         if not plan.first.inside:
@@ -72,7 +73,7 @@ class Coded:
         if added is not None and bias is None:
             out.add_(added)
         keeps = len(self.fw) == 1 and plan.first.keeps(a)
-        return out, x.codes if keeps else None, w.codes if plan.second.keeps(b) else None
+        return out, codes if keeps else None, w.codes if plan.second.keeps(b) else None
 
     def backward(
         self, plan: Plan, call: Call, g: Tensor, kept: tuple[Tensor | None, Tensor | None], needs: Needs
@@ -86,9 +87,9 @@ class Coded:
             w = self._weight(plan.second, call.b, kept[1], call.of_b)
             errors = codes if rows is None else rows
             assert errors is not None
-            of_a = self.layout.activation(error_product(errors, w, compiled=self.multiplied), g)
+            of_a = self.layout.activation(self._errors(errors, w, g), g)
         if needs[1]:
-            x = self._activation(plan.first, call.a, kept[0], call.of_a)
+            _, x = self._activation(plan.first, call.a, kept[0], call.of_a)
             of_weight, sums = self._of_weight(plan, call, g, rows, codes, x)
             of_b = self.layout.weight(of_weight, call.b)
             of_added = sums.sum_to_size(added.shape) if added is not None and summed else None
@@ -96,6 +97,11 @@ class Coded:
             assert rounded is not None
             of_added = self.layout.added(rounded, added)
         return of_a, of_b, of_added
+
+    def _errors(self, errors: Tensor | Codes, w: Codes, g: Tensor) -> Tensor:
+        if isinstance(self.layout, Windows):
+            return window_errors(errors, w, self.layout, g.shape, compiled=self.multiplied)
+        return error_product(errors, w, compiled=self.multiplied)
 
     def _weight(self, factor: Factor, w: Tensor, kept: Tensor | None, at: Rounds) -> Codes:
         if kept is None and self.multiplied and (found := coded_compiled(w, *at, inside=True)) is not None:
@@ -106,19 +112,24 @@ class Coded:
         scale, zero = self._ends(at)
         return Codes(kept, scale.flatten(), zero.flatten())
 
-    def _activation(self, factor: Factor, x: Tensor | None, kept: Tensor | None, at: Rounds) -> Codes:
+    def _activation(self, factor: Factor, x: Tensor | None, kept: Tensor | None, at: Rounds) -> tuple[Tensor, Codes]:
+        """Its codes as they are kept, and as rows."""
         if x is not None:
             at = at._replace(bits=factor.axis.expand(at.bits, x.shape))
-        if kept is None and self.multiplied:
+        if kept is not None:
+            codes, scale, zero = kept, *self._ends(at)
+        else:
             assert x is not None
-            if (found := coded_compiled(x, *at, inside=factor.inside)) is not None:
-                return self._with_ends(self.layout.rows(found[0]), at.bits, x.shape, *found[1:])
-        scale, zero = self._ends(at)
-        if kept is None:
-            assert x is not None
-            out = scratch(x, FIRST, matrices=True)
-            kept = self.layout.rows(self._codes(x, at, torch.int8, inside=factor.inside, out=out)[0])
-        return self._with_ends(kept, at.bits, () if x is None else x.shape, scale, zero)
+            codes, scale, zero = self._encoded(factor, x, at)
+        rows = self.layout.code_rows(codes, at.bits)
+        return codes, self._with_ends(rows, at.bits, codes.shape, scale, zero)
+
+    def _encoded(self, factor: Factor, x: Tensor, at: Rounds) -> tuple[Tensor, Tensor, Tensor]:
+        """The codes of an activation, their scales and zeros."""
+        if self.multiplied and (found := coded_compiled(x, *at, inside=factor.inside)) is not None:
+            return found
+        out = scratch(x, FIRST, matrices=True)
+        return self._codes(x, at, torch.int8, inside=factor.inside, out=out)[0], *self._ends(at)
 
     def _gradient(self, plan: Plan, call: Call, g: Tensor, *, values: bool) -> tuple[Tensor | None, Codes | None]:
         """The rounded gradient, bit for bit that of the simulation, and the codes of those rows that have some.

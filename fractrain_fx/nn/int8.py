@@ -18,9 +18,12 @@ from torch.nn import functional as F
 from fractrain_fx.native import kernels
 
 __all__ = [
+    "LARGEST",
+    "SMALLEST_UNIT",
     "Codes",
     "error_product",
     "int_mm",
+    "limb_product",
     "limbs_of",
     "product",
     "select_rows",
@@ -39,10 +42,10 @@ LOW, HIGH = (0, 1) if sys.byteorder == "little" else (1, 0)
 _LESS = 128
 
 # Far below any gradient, and its reciprocal far from the end of float32.
-_SMALLEST_UNIT = 1e-30
+SMALLEST_UNIT = 1e-30
 
 # The largest number whose two bytes are both signed.
-_LARGEST = 127 * 256 + 127
+LARGEST = 127 * 256 + 127
 
 
 class Codes(NamedTuple):
@@ -100,11 +103,16 @@ def error_product(
         return errors
     assert isinstance(g, Tensor)
     h = g * w.scale
-    unit = torch.maximum(h.amax(1, keepdim=True), -h.amin(1, keepdim=True)).div_(_LARGEST).clamp_(min=_SMALLEST_UNIT)
-    limbs = limbs_of(h.mul_(unit.reciprocal()).round_().add_(_LESS).to(torch.int16)).movedim(-1, 0).contiguous()
-    found = int_mm(limbs.flatten(0, 1), w.codes).view(2, len(g), -1)
-    dx = found[HIGH].mul_(256).add_(found[LOW])
+    unit = torch.maximum(h.amax(1, keepdim=True), -h.amin(1, keepdim=True)).div_(LARGEST).clamp_(min=SMALLEST_UNIT)
+    dx = limb_product(h.mul_(unit.reciprocal()).round_().to(torch.int16), w.codes)
     return torch.addcmul(g.mv(w.zero).unsqueeze(1), dx, unit, out=dx)
+
+
+def limb_product(numbers: Int16[Tensor, "rows inner"], codes: Int8[Tensor, "inner columns"]) -> Tensor:
+    """The product of whole numbers of at most ``LARGEST`` with codes, byte by byte."""
+    limbs = limbs_of(numbers.add(_LESS)).movedim(-1, 0).contiguous()
+    found = int_mm(limbs.flatten(0, 1), codes).view(2, len(numbers), -1)
+    return found[HIGH].mul_(256).add_(found[LOW])
 
 
 def weight_product(

@@ -13,7 +13,7 @@ from torch import Tensor
 from fractrain_fx.nn.arithmetic import summed_to
 from fractrain_fx.nn.axis import BatchAxis
 
-__all__ = ["Features", "Layout", "Patches"]
+__all__ = ["Features", "Layout", "Matrix", "Patches", "each_row", "no_matrices", "of_channels", "rows_of_channels"]
 
 Matrix = Shaped[Tensor, "rows columns"]
 
@@ -21,12 +21,16 @@ Matrix = Shaped[Tensor, "rows columns"]
 class Layout(Protocol):
     """The operands of a contraction as matrices: ``rows(x) @ columns(w).T``, and the way back."""
 
-    def fits(self, x: Sequence[int], w: Sequence[int], samples: Sequence[BatchAxis]) -> bool:
-        """Whether operands of these shapes are matrices, and each row is of one sample, where the samples lie so."""
+    def misfit(self, x: Sequence[int], w: Sequence[int], samples: Sequence[BatchAxis]) -> str | None:
+        """Why operands of these shapes are no matrices of which each row is of one sample, where the samples lie so."""
         ...
 
     def rows(self, x: Tensor) -> Matrix:
         """The activation: one row for each row of the output."""
+        ...
+
+    def code_rows(self, codes: Tensor, bits: Tensor) -> Matrix:
+        """The same of its codes of so many bits, for all samples or for each."""
         ...
 
     def each(self, value: Tensor, shape: Sequence[int], rows: int) -> Shaped[Tensor, " rows"]:
@@ -68,11 +72,15 @@ class Features:
 
     upright: bool = False
 
-    def fits(self, x: Sequence[int], w: Sequence[int], samples: Sequence[BatchAxis]) -> bool:
-        return len(w) == 2 and all(axis.whole or axis.axis < len(x) - 1 for axis in samples)
+    def misfit(self, x: Sequence[int], w: Sequence[int], samples: Sequence[BatchAxis]) -> str | None:
+        fits = len(w) == 2 and all(axis.whole or axis.axis < len(x) - 1 for axis in samples)
+        return None if fits else no_matrices(x, w)
 
     def rows(self, x: Tensor) -> Matrix:
         return x.reshape(-1, x.shape[-1])
+
+    def code_rows(self, codes: Tensor, bits: Tensor) -> Matrix:
+        return self.rows(codes)
 
     def each(self, value: Tensor, shape: Sequence[int], rows: int) -> Shaped[Tensor, " rows"]:
         return value.expand(*shape[:-1], 1).reshape(-1)
@@ -106,9 +114,9 @@ class Patches:
 
     kernel: tuple[int, ...]
 
-    def fits(self, x: Sequence[int], w: Sequence[int], samples: Sequence[BatchAxis]) -> bool:
+    def misfit(self, x: Sequence[int], w: Sequence[int], samples: Sequence[BatchAxis]) -> str | None:
         divided = all(size % side == 0 for size, side in zip(x[2:], self.kernel, strict=True))
-        return divided and all(axis.whole or axis.axis == 0 for axis in samples)
+        return None if divided and all(axis.whole or axis.axis == 0 for axis in samples) else no_matrices(x, w)
 
     def rows(self, x: Tensor) -> Matrix:
         sides = [each for size, side in zip(x.shape[2:], self.kernel, strict=True) for each in (size // side, side)]
@@ -116,20 +124,21 @@ class Patches:
         places = split.permute(0, *range(2, split.ndim, 2), 1, *range(3, split.ndim, 2))
         return places.reshape(-1, x.shape[1] * prod(self.kernel))
 
+    def code_rows(self, codes: Tensor, bits: Tensor) -> Matrix:
+        return self.rows(codes)
+
     def each(self, value: Tensor, shape: Sequence[int], rows: int) -> Shaped[Tensor, " rows"]:
-        value = value.flatten()
-        return value.repeat_interleave(rows // len(value))
+        return each_row(value, rows)
 
     def columns(self, w: Tensor) -> Matrix:
         return w.flatten(1)
 
     def output(self, y: Matrix, x: Tensor) -> Tensor:
         places = [size // side for size, side in zip(x.shape[2:], self.kernel, strict=True)]
-        out = y.view(x.shape[0], *places, y.shape[1]).movedim(-1, 1)
-        return out.contiguous() if x.is_contiguous() else out
+        return of_channels(y, (len(x), *places), x)
 
     def output_rows(self, g: Tensor) -> Matrix:
-        return g.movedim(1, -1).reshape(-1, g.shape[1])
+        return rows_of_channels(g)
 
     def activation(self, rows: Matrix, g: Tensor) -> Tensor:
         dims = len(self.kernel)
@@ -143,3 +152,25 @@ class Patches:
 
     def added(self, g: Tensor, added: Tensor) -> Tensor:
         return g.sum([0, *range(2, g.ndim)])
+
+
+def no_matrices(x: Sequence[int], w: Sequence[int]) -> str:
+    """What is said of operands of such shapes."""
+    return f"an input of {tuple(x)} and a weight of {tuple(w)} are no two matrices"
+
+
+def each_row(value: Tensor, rows: int) -> Shaped[Tensor, " rows"]:
+    """One value for each of so many rows, of which each sample has as many, from one a sample."""
+    value = value.flatten()
+    return value.repeat_interleave(rows // len(value))
+
+
+def rows_of_channels(x: Tensor) -> Matrix:
+    """``(batch, channels, *places)`` as one row for each place."""
+    return x.movedim(1, -1).reshape(-1, x.shape[1])
+
+
+def of_channels(rows: Matrix, places: Sequence[int], like: Tensor) -> Tensor:
+    """The way back, in the order of memory of a tensor: ``places`` are the sizes of its result but the channels."""
+    out = rows.view(*places, rows.shape[1]).movedim(-1, 1)
+    return out.contiguous() if like.is_contiguous() else out

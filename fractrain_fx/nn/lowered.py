@@ -18,6 +18,7 @@ from fractrain_fx.nn.halved import HALF_TYPES, Halved
 from fractrain_fx.nn.layout import Layout
 from fractrain_fx.nn.product import SIMULATED, Call, Plan, Product
 from fractrain_fx.nn.tuning import Tuner
+from fractrain_fx.nn.windows import Windows
 from fractrain_fx.precision import FLOAT_BITS
 
 __all__ = ["Lowered", "needs_of"]
@@ -117,10 +118,19 @@ class Lowered:
         if len(bw) > 1 and 1 < len(fw) != len(bw):
             return "its output has other samples than its input"
         samples: list[BatchAxis] = [plan.first.axis] * (len(fw) > 1) + [plan.axis] * (len(bw) > 1)
-        if not self.layout.fits(call.a.shape, call.b.shape, samples):
-            return f"an input of {tuple(call.a.shape)} and a weight of {tuple(call.b.shape)} are no two matrices"
+        if (reason := self.layout.misfit(call.a.shape, call.b.shape, samples) or self._unpadded(call)) is not None:
+            return reason
         compiled = isinstance(plan.fmt, AffineFormat) and plan.fmt.compiled
         return Coded(self.layout, fw, bw, compiled, self.tuner.multiplies(device))
+
+    def _unpadded(self, call: Call) -> str | None:
+        """Why what lies around an input has no code."""
+        if not isinstance(self.layout, Windows):
+            return None
+        if not call.a.is_cpu:
+            return "its kernels overlap, and only on a CPU are such kernels multiplied as codes"
+        padded = any(self.layout.padding) and float(call.of_a.lo)
+        return "it pads with 0, where the range of its activation does not begin" if padded else None
 
     def _kind(self, call: Call, coded: Coded, needs: Needs, dtype: torch.dtype) -> _Kind:
         outputs, inner = self.layout.columns(call.b).shape

@@ -15,6 +15,7 @@ from fractrain_fx.nn.fused import FusedOp
 from fractrain_fx.nn.layout import Features, Layout, Patches
 from fractrain_fx.nn.lowered import Lowered
 from fractrain_fx.nn.tuning import Tuner
+from fractrain_fx.nn.windows import Windows
 from fractrain_fx.passes.facts import Op, facts, ops_of
 from fractrain_fx.passes.kept import kept
 
@@ -51,7 +52,7 @@ class Lower(PassBase):
         formats = {type(each) for each in (plan.first.fmt, plan.second.fmt, plan.fmt)}
         if plan.first.weight or not plan.second.weight or formats != {AffineFormat} or _wide(op, self._config):
             return None
-        layout = _layout(plan.arithmetic, plan.static)
+        layout = _layout(plan.arithmetic, plan.static, compiled=self._config.rounding == "compiled")
         return None if isinstance(layout, str) else layout
 
     def ensures(self, graph_module: GraphModule) -> None:
@@ -85,7 +86,7 @@ def unlowered(graph_module: GraphModule, config: FracConfig) -> dict[str, str]:
     return kept(graph_module, reason)
 
 
-def _layout(arithmetic: Arithmetic, static: tuple[Any, ...]) -> Layout | str:
+def _layout(arithmetic: Arithmetic, static: tuple[Any, ...], *, compiled: bool = False) -> Layout | str:
     """How a contraction with a weight is one product of matrices, or why it is none."""
     match arithmetic:
         case Linear():
@@ -98,10 +99,13 @@ def _layout(arithmetic: Arithmetic, static: tuple[Any, ...]) -> Layout | str:
             stride, padding, dilation, _, groups = static
             if transposed or groups != 1:
                 return "is a transposed convolution" if transposed else "convolves groups of channels"
-            if tuple(stride) != tuple(kernel) or any(padding) or (set(dilation) != {1} and max(kernel) > 1):
+            apart = set(dilation) != {1} and max(kernel) > 1
+            if tuple(stride) == tuple(kernel) and not any(padding) and not apart:
+                return Patches(kernel)
+            if set(stride) != {1} or apart or any(pad >= side for pad, side in zip(padding, kernel, strict=True)):
                 sides = "x".join(map(str, kernel))
-                return f"its {sides} kernels do not lie side by side, so it is no product of matrices"
-            return Patches(kernel)
+                return f"its {sides} kernels neither lie side by side nor follow one another at every place"
+            return Windows(kernel, tuple(padding), compiled)
         case _:
             return "is no product of matrices as it comes"
 

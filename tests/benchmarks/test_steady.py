@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.steady import steady
 
-_PROGRAMS = ("im2col", "linears", "profile", "skipping", "step.__main__", "time_to_loss.__main__")
+_PROGRAMS = ("convolutions", "linears", "profile", "skipping", "step.__main__", "time_to_loss.__main__")
 
 
 def test_importing_benchmarks_ties_no_process_to_a_core() -> None:

@@ -223,9 +223,7 @@ def test_compiled_graphs_call_the_kernel_of_gains(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("of_g", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("of_x", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("inside", [True, False])
-def test_gains_of_half_types_are_those_of_plain_operations(
-    inside: bool, of_x: torch.dtype, of_g: torch.dtype
-) -> None:
+def test_gains_of_half_types_are_those_of_plain_operations(inside: bool, of_x: torch.dtype, of_g: torch.dtype) -> None:
     x, g = torch.randn(6, 5000).to(of_x), torch.randn(6, 5000).to(of_g)
     lo, span = measure(x[:, :50] if not inside else x)
     found, wanted = (affine_gains(x, g, (0, 3, 6, 8), lo, span, inside, compiled) for compiled in (True, False))

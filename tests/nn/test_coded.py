@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from fractrain_fx.nn.quantizers import (
 )
 from fractrain_fx.nn.rounding import rounded_gradient
 from fractrain_fx.nn.tuning import Tuner
+from fractrain_fx.nn.windows import Windows
 from tests.products import FORMS
 
 # Of the output, and of the gradients of the activation, the weight, what was added, and the choice (which is a sum over
@@ -40,6 +42,12 @@ def _convolution(kernel: int) -> Case:
     sides = (kernel, kernel)
     static = (sides, (0, 0), (1, 1), (0, 0), 1)
     return Convolution(sides), static, Patches(sides), (8, 6, 4, 4), (10, 6, *sides), 0, (10,)
+
+
+def _windows(kernel: tuple[int, ...], padding: tuple[int, ...], sizes: tuple[int, ...]) -> Case:
+    once, none = (1,) * len(kernel), (0,) * len(kernel)
+    static = (once, padding, once, none, 1)
+    return Convolution(kernel), static, Windows(kernel, padding), (8, 6, *sizes), (10, 6, *kernel), 0, (10,)
 
 
 _CASES: dict[str, Case] = {
@@ -58,6 +66,10 @@ _CASES: dict[str, Case] = {
     "matmul": (MatMul(), (), Features(True), (8, 5, 24), (24, 20), 1, None),
     "conv 1x1": _convolution(1),
     "patches": _convolution(2),
+    "conv 3x3": _windows((3, 3), (1, 1), (5, 4)),
+    "conv 3x2 with more around one side": _windows((3, 2), (2, 0), (4, 5)),
+    "conv of 1 dimension": _windows((5,), (1,), (9,)),
+    "conv of 3 dimensions": _windows((2, 3, 1), (0, 1, 0), (3, 4, 2)),
 }
 
 
@@ -71,7 +83,8 @@ def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 def _op(case: Case, quantizers: Sequence[Any], low: bool, compiled: bool, **options: Any) -> FusedOp:
     op = FusedOp(case[0], case[1], *quantizers, **options)
     if low:
-        op.lowered = Lowered("op", case[2], Tuner("int8", compiled=compiled))
+        layout = replace(case[2], compiled=compiled) if isinstance(case[2], Windows) else case[2]
+        op.lowered = Lowered("op", layout, Tuner("int8", compiled=compiled))
     return op
 
 
@@ -128,7 +141,7 @@ def test_every_kind_of_product(name: str, bits: tuple[int, int, int], compiled: 
     _assert_equal(_results(_CASES[name], bits, True, compiled), _results(_CASES[name], bits, False, compiled))
 
 
-@pytest.mark.parametrize("name", ["linear", "linear of 3 dimensions", "addmm", "conv 1x1", "patches"])
+@pytest.mark.parametrize("name", ["linear", "linear of 3 dimensions", "addmm", "conv 1x1", "patches", "conv 3x3"])
 @pytest.mark.parametrize(
     "options", [range(8), (1, 2, 3, 4, 3, 2, 1, 2), (0, 1, 0, 1, 1, 0, 0, 1), (3,) * 8, (0, 5, 0, 5, 5, 7, 7, 2)]
 )
@@ -151,7 +164,7 @@ def test_large_samples_are_rounded_alike(compiled: bool) -> None:
 
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("gated", [False, True])
-@pytest.mark.parametrize("name", ["linear", "addmm", "patches"])
+@pytest.mark.parametrize("name", ["linear", "addmm", "patches", "conv 3x3"])
 def test_under_autocast_results_are_those_of_float32(name: str, half: torch.dtype, gated: bool, compiled: bool) -> None:
     """But for the type of the output; the simulation's operands are of that type too."""
     case = _CASES[name]
@@ -164,7 +177,7 @@ def test_under_autocast_results_are_those_of_float32(name: str, half: torch.dtyp
 
 
 @pytest.mark.parametrize("saved", ["rounded", "codes"])
-@pytest.mark.parametrize("name", ["linear", "patches"])
+@pytest.mark.parametrize("name", ["linear", "patches", "conv 3x3"])
 def test_codes_can_be_kept(name: str, saved: str, compiled: bool) -> None:
     case, bits = _CASES[name], (6, 9, 6)
     _assert_equal(_results(case, bits, True, compiled, saved=saved), _results(case, bits, False, compiled, saved=saved))

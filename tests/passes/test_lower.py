@@ -47,12 +47,14 @@ class _Mixed(nn.Module):
         self.stem = nn.Conv2d(3, 8, 3, padding=1)
         self.point, self.patch = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 2, stride=2)
         self.spatial, self.grouped = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 1, groups=2)
+        self.strided = nn.Conv2d(8, 8, 3, stride=2, padding=1)
         self.weight, self.bias = nn.Parameter(torch.randn(8, 8)), nn.Parameter(torch.randn(8))
         self.several = nn.Parameter(torch.randn(2, 8, 8))
         self.head = nn.Linear(8, 4)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.grouped(self.spatial(self.patch(self.point(self.stem(x).relu()).relu()).relu()).relu())
+        x = self.spatial(self.patch(self.point(self.stem(x).relu()).relu()).relu()).relu()
+        x = self.grouped(self.strided(x).relu())
         x = x.flatten(2).mT.relu()
         x = x @ (x.mT @ x)
         x = (x.unsqueeze(1) @ self.several).mean((1, 2))
@@ -113,20 +115,20 @@ def test_training_gives_the_losses_and_choices_of_the_simulation(options: dict[s
 def test_every_quantized_op_says_why_it_has_no_form_on_integers() -> None:
     model = _made(_Mixed(), torch.randn(2, 3, 8, 8), method="pfq", execution="auto", kernels="int8")
     reasons = unlowered(model.graph_module, model.config)
-    assert reasons["spatial"] == "its 3x3 kernels do not lie side by side, so it is no product of matrices"
+    assert reasons["strided"] == "its 3x3 kernels neither lie side by side nor follow one another at every place"
     assert reasons["grouped"] == "convolves groups of channels"
     assert sum(reason == "multiplies two activations" for reason in reasons.values()) == 2
     assert "multiplies by a batch of matrices" in reasons.values()
     assert "scales its product or what it adds" in reasons.values()
     model(torch.randn(2, 3, 8, 8)).sum().backward()
     kernels = model.kernels()
-    assert kernels["point"] == kernels["patch"] == "int8"
+    assert kernels["point"] == kernels["patch"] == kernels["spatial"] == "int8"
     assert [name for name, kernel in kernels.items() if kernel == "int8"] == [n for n in kernels if n not in reasons]
     assert {name: kernels[name] for name in reasons} == reasons
     shown = str(summarize(model))
-    assert "3 of 9 quantized ops may multiply on int8" in shown and "convolves groups of channels" in shown
+    assert "4 of 10 quantized ops may multiply on int8" in shown and "convolves groups of channels" in shown
     drafted = plan(_Mixed(), config=model.config, example_inputs=(torch.randn(2, 3, 8, 8),))
-    assert "3 of 9 quantized ops may multiply on int8" in str(drafted)
+    assert "4 of 10 quantized ops may multiply on int8" in str(drafted)
 
 
 def test_bits_that_have_no_codes_are_a_reason() -> None:
@@ -140,6 +142,19 @@ def test_bits_that_have_no_codes_are_a_reason() -> None:
     model.set_precision(Precision(12, 12))
     model(torch.randn(4, 64)).sum().backward()
     assert set(model.kernels().values()) == {"operands of 12 and 12 bits have no codes of 8"}
+
+
+def test_padding_has_a_code_where_the_range_begins_at_0() -> None:
+    class Net(nn.Sequential):
+        """Convolutions after a ReLU, and after what has negative values."""
+
+    layers = nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+    model = _made(
+        Net(*layers, nn.Conv2d(4, 4, 3)), torch.randn(2, 3, 8, 8), method="pfq", execution="auto", kernels="int8"
+    )
+    model(torch.randn(2, 3, 8, 8)).sum().backward()
+    assert model.kernels()["2"] == "int8"
+    assert model.kernels()["3"] == "it pads with 0, where the range of its activation does not begin"
 
 
 def test_without_the_kernel_all_stays_float_and_is_said(
