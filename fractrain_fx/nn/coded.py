@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Int
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -18,40 +17,28 @@ from fractrain_fx.formats.affine_rounding import code_ends, codes_affine
 from fractrain_fx.formats.bits import put_where
 from fractrain_fx.formats.scratch import scratch
 from fractrain_fx.nn.arithmetic import Gradients, Needs
-from fractrain_fx.nn.axis import BatchAxis
+from fractrain_fx.nn.coded_rows import GRADIENT_BITS, CodedRows, both_coded, has_codes, in_float
 from fractrain_fx.nn.factor import Factor
 from fractrain_fx.nn.int8 import Codes, error_product, product, select_rows, some_rows, spread, weight_product
-from fractrain_fx.nn.layout import Layout
 from fractrain_fx.nn.product import FIRST, GRADIENT, SECOND, Call, Made, Plan, Rounds
 from fractrain_fx.nn.rounding import rounded_gradient
 from fractrain_fx.nn.windows import Windows, window_errors
 
-__all__ = ["Coded", "has_codes"]
-
-# What the two bytes of a gradient's code hold.
-_GRADIENT_BITS = 16
-
-_Group = tuple[int, int, Int[Tensor, " some"] | None]
+__all__ = ["Coded"]
 
 
 @dataclass(frozen=True)
-class Coded:
+class Coded(CodedRows):
     """A product of codes, whose bits are known on the host.
 
     Rows without codes are multiplied in float: those of samples whose activation is not rounded (0 or 32 bits), and in
     the gradient of the weight those whose gradient has more bits than a code.
 
     Attributes:
-        layout: how the contraction is one of matrices.
-        fw: bits of the activation: one for all values, or one for each sample.
-        bw: of the output's gradient, likewise; empty in evaluation.
         compiled: whether the simulation rounds by C++ kernels.
         multiplied: whether C++ kernels multiply codes too; otherwise it is units for bytes.
     """
 
-    layout: Layout
-    fw: tuple[int, ...]
-    bw: tuple[int, ...]
     compiled: bool = False
     multiplied: bool = False
 
@@ -65,7 +52,7 @@ class Coded:
             # A NaN or an infinite value shows in a range of its own. In another, its code hides it; 0 * inf does not.
             rows = self.layout.rows(a)
             y.add_((rows.amax(1).mul_(0) + rows.amin(1).mul_(0)).unsqueeze(1))
-        apart = self._apart(plan.first.axis, a.shape, len(y), y.device)
+        apart = self.apart(plan.first.axis, a.shape, len(y), y.device)
         if apart is not None:
             rounded = self.layout.columns(plan.second.again(b, None, *call.of_b, SECOND))
             y.index_copy_(0, apart, F.linear(self.layout.rows(a)[apart], rounded, bias))
@@ -137,13 +124,13 @@ class Coded:
         Values are left out where codes say it all, unless they are asked for.
         """
         assert call.bits is not None
-        coded = [bits for bits in self.bw if 0 < bits <= _GRADIENT_BITS]
+        coded = [bits for bits in self.bw if 0 < bits <= GRADIENT_BITS]
         if not coded:
             out = scratch(g, GRADIENT, matrices=True)
             return rounded_gradient(plan.fmt, g, call.bits, plan.axis, call.seed, out), None
-        bits = self._axis(plan, g).expand(call.bits, g.shape)
+        bits = self.axis(plan, g).expand(call.bits, g.shape)
         dtype = torch.int16 if max(coded) > CODE_BITS else torch.int8
-        values = values or any(_in_float(fw, bw) for fw, bw in self._pairs())
+        values = values or any(in_float(fw, bw) for fw, bw in self.pairs())
         if self.multiplied:
             rounded = _memory(g) if values else None
             if (found := coded_gradient_compiled(g, bits, call.seed, dtype, rounded)) is not None:
@@ -180,8 +167,8 @@ class Coded:
         """
         together = codes if self.multiplied else None
         found = None if together is None else self._together(plan, call, g, together, x)
-        for fw, bw, rows in self._groups(plan, call, g, len(x.codes), without_coded=together is not None):
-            if codes is not None and _both_coded(fw, bw):
+        for fw, bw, rows in self.groups(plan, call, g, len(x.codes), without_coded=together is not None):
+            if codes is not None and both_coded(fw, bw):
                 part = weight_product(some_rows(codes, rows, narrow=bw <= CODE_BITS), some_rows(x, rows))
             else:
                 assert rounded is not None
@@ -202,62 +189,14 @@ class Coded:
 
     def _together(self, plan: Plan, call: Call, g: Tensor, codes: Codes, x: Codes) -> tuple[Tensor, Tensor] | None:
         """The part of those rows whose activation and gradient both have codes."""
-        pairs = self._pairs()
-        if not any(_both_coded(fw, bw) for fw, bw in pairs):
+        pairs = self.pairs()
+        if not any(both_coded(fw, bw) for fw, bw in pairs):
             return None
-        left_out = [_in_float(fw, bw) for fw, bw in pairs]
+        left_out = [in_float(fw, bw) for fw, bw in pairs]
         if any(left_out):  # those of 0 bits have scale 0 anyway
-            rows = self._by_row(plan, call, g, torch.tensor(left_out), len(codes.codes))
+            rows = self.by_row(plan, call, g, torch.tensor(left_out), len(codes.codes))
             codes = codes._replace(scale=spread(codes.scale, len(rows)).masked_fill(rows, 0))
         return weight_product(codes, x, compiled=True)
-
-    def _groups(self, plan: Plan, call: Call, g: Tensor, rows: int, *, without_coded: bool) -> Iterator[_Group]:
-        """The pairs of bits, each with its rows (``None``: all); those of samples that skip add nothing."""
-        pairs = self._pairs()
-        kinds = sorted(set(pairs))
-        wanted = [(fw, bw) for fw, bw in kinds if bw and not (without_coded and _both_coded(fw, bw))]
-        if len(kinds) == 1 or not wanted:
-            yield from ((fw, bw, None) for fw, bw in wanted)
-            return
-        numbers = self._by_row(plan, call, g, torch.tensor([kinds.index(pair) for pair in pairs]), rows)
-        for fw, bw in wanted:
-            yield fw, bw, (numbers == kinds.index((fw, bw))).nonzero().flatten()
-
-    def _pairs(self) -> list[tuple[int, int]]:
-        """Bits of activation and gradient: one pair for all, or one for each sample."""
-        samples = max(len(self.fw), len(self.bw))
-        return [(self.fw[i % len(self.fw)], self.bw[i % len(self.bw)]) for i in range(samples)]
-
-    def _by_row(self, plan: Plan, call: Call, g: Tensor, of_samples: Tensor, rows: int) -> Tensor:
-        """What belongs to each sample, for each row."""
-        axis, shape = (self._axis(plan, g), g.shape) if len(self.bw) > 1 else (plan.first.axis, call.a.shape)
-        return self.layout.each(axis.expand(of_samples.to(g.device), shape), shape, rows)
-
-    def _apart(
-        self, axis: BatchAxis, shape: Sequence[int], rows: int, device: torch.device
-    ) -> Int[Tensor, " some"] | None:
-        """The rows whose activation has no codes."""
-        marks = [not has_codes(bits) for bits in self.fw]
-        if not any(marks):
-            return None
-        return self.layout.each(axis.expand(torch.tensor(marks, device=device), shape), shape, rows).nonzero().flatten()
-
-    def _axis(self, plan: Plan, g: Tensor) -> BatchAxis:
-        return plan.axis.at(g.shape, len(self.bw)) if len(self.bw) > 1 else plan.axis
-
-
-def has_codes(bits: int) -> bool:
-    """Whether a value rounded to so many bits has a code of one byte."""
-    return 0 < bits <= CODE_BITS
-
-
-def _both_coded(fw: int, bw: int) -> bool:
-    return has_codes(fw) and 0 < bw <= _GRADIENT_BITS
-
-
-def _in_float(fw: int, bw: int) -> bool:
-    """Whether rows have a part in the gradient of the weight for which they lack codes."""
-    return bw != 0 and not _both_coded(fw, bw)
 
 
 def _memory(g: Tensor) -> Tensor:

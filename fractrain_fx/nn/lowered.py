@@ -13,7 +13,8 @@ from fractrain_fx.formats import AffineFormat
 from fractrain_fx.formats.bits import readable
 from fractrain_fx.nn.arithmetic import Needs
 from fractrain_fx.nn.axis import BatchAxis
-from fractrain_fx.nn.coded import Coded, has_codes
+from fractrain_fx.nn.coded import Coded
+from fractrain_fx.nn.coded_rows import has_codes
 from fractrain_fx.nn.halved import HALF_TYPES, Halved
 from fractrain_fx.nn.layout import Layout
 from fractrain_fx.nn.product import SIMULATED, Call, Plan, Product
