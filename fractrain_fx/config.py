@@ -88,8 +88,8 @@ class FracConfig:
         rounding: how a CPU rounds, and finds ranges and the gradient of gates. ``eager``: by plain operations of torch.
             ``compiled``: each in one pass, by C++ kernels that are built at their first use (half a minute, kept on
             disk; needs a C++ compiler and ninja), for format ``affine``. With ``execution="auto"`` they also multiply
-            whole codes, where a CPU has AVX2 and no units for bytes. Graphs that ``torch.compile`` made leave the
-            gradient of gates and the codes to them; what rounds there is code of the compiler's.
+            whole codes, on a CPU with AVX2 or AVX-512. Graphs that ``torch.compile`` made leave the gradient of gates
+            and the codes to them; what rounds there is code of the compiler's.
         execution: ``simulate``: every block runs for all samples, and the result of those that skip it is dropped.
             ``auto``: they are left out where that saves time. All numbers are the same but these: batch norm and ranges
             inside a block see the samples that run, and a sample that skips a block has no gradient through what the

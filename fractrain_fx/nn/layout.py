@@ -115,8 +115,9 @@ class Patches:
     kernel: tuple[int, ...]
 
     def misfit(self, x: Sequence[int], w: Sequence[int], samples: Sequence[BatchAxis]) -> str | None:
-        divided = all(size % side == 0 for size, side in zip(x[2:], self.kernel, strict=True))
-        return None if divided and all(axis.whole or axis.axis == 0 for axis in samples) else no_matrices(x, w)
+        batched = len(x) == len(w) and all(axis.whole or axis.axis == 0 for axis in samples)
+        divided = all(size % side == 0 for size, side in zip(x[2:], self.kernel, strict=False))
+        return None if batched and divided else no_matrices(x, w)
 
     def rows(self, x: Tensor) -> Matrix:
         sides = [each for size, side in zip(x.shape[2:], self.kernel, strict=True) for each in (size // side, side)]

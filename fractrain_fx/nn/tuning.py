@@ -98,7 +98,7 @@ def lacks_products(device: torch.device, *, compiled: bool) -> str | None:
 
     Args:
         device: where they run.
-        compiled: whether C++ kernels may multiply where a CPU has no units for bytes.
+        compiled: whether C++ kernels may multiply, which a CPU without units for bytes needs.
     """
     reason = lacks_int8(device)
     if reason is None or device.type != "cpu":

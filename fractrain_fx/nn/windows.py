@@ -38,7 +38,8 @@ class Windows:
     def misfit(self, x: Sequence[int], w: Sequence[int], samples: Sequence[BatchAxis]) -> str | None:
         if prod(x) * prod(self.kernel) > _MOST:
             return f"its kernels overlap, and would be rows of more than {_MOST:,} values"
-        return None if all(axis.whole or axis.axis == 0 for axis in samples) else no_matrices(x, w)
+        batched = len(x) == len(w) and all(axis.whole or axis.axis == 0 for axis in samples)
+        return None if batched else no_matrices(x, w)
 
     def rows(self, x: Tensor) -> Matrix:
         return _rows(x.movedim(1, -1), self.kernel, self.padding)

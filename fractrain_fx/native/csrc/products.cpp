@@ -1,5 +1,5 @@
-// Products of matrices of scale * code + zero, from products of whole codes: on a CPU that has no units for bytes, by
-// the instructions of AVX2 that multiply and add pairs. The smaller the codes, the more of them an instruction takes.
+// Products of matrices of scale * code + zero, from products of whole codes: by the dot products of AVX-512, or by the
+// instructions of AVX2 that multiply and add pairs, of which one takes the more codes the smaller they are.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
