@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -41,7 +42,10 @@ class BlockEmbedding(nn.Module):
         """
         kept = {self.feature_axis % x.ndim} if self.batch.whole else {self.feature_axis % x.ndim, self.batch.axis}
         positions = [dim for dim in range(x.ndim) if dim not in kept]
-        x = x.mean(dim=positions, keepdim=True) if positions else x
+        if positions:
+            # Not `mean`, which in backward divides as many values as the entry has.
+            total = x.sum(positions, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32))
+            x = total / prod(x.shape[dim] for dim in positions)
         rows = x.shape[self.batch.axis]
         pooled = self.batch.samples_first(x.to(self.hidden.weight.dtype), samples)
         # One dimension may hold samples and features (a convolution with kernels of each sample's own).
