@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 from typing import Any
 
 import torch
@@ -45,7 +44,10 @@ class BlockEmbedding(nn.Module):
         if positions:
             # Not `mean`, which in backward divides as many values as the entry has.
             total = x.sum(positions, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32))
-            x = total / prod(x.shape[dim] for dim in positions)
+            count = 1
+            for dim in positions:
+                count *= x.shape[dim]
+            x = total / count
         rows = x.shape[self.batch.axis]
         pooled = self.batch.samples_first(x.to(self.hidden.weight.dtype), samples)
         # One dimension may hold samples and features (a convolution with kernels of each sample's own).
