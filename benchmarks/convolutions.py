@@ -21,7 +21,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from benchmarks.linears import Times, rewritten, step
+from benchmarks.linears import Times, forms
 from benchmarks.machine import describe
 from benchmarks.page import markdown_table, write_section
 from benchmarks.records import Quartiles, command, machine_words, quartiles, ratios, rich_table, spread
@@ -70,12 +70,7 @@ def steps(
     torch.manual_seed(0)
     layer = nn.Conv2d(channels, channels, 3, padding=1)
     x, g = torch.randn(batch, channels, side, side).relu(), torch.randn(batch, channels, side, side)
-    calls = {"float": step(layer, x, g)}
-    if bf16:
-        calls["bf16"] = step(layer, x, g.bfloat16(), bf16=True)
-    calls |= {f"simulated {text}": step(rewritten(layer, x, text, "simulate"), x, g) for text in precisions}
-    calls |= {f"int8 {text}": step(rewritten(layer, x, text, "auto"), x, g) for text in precisions}
-    return calls
+    return forms(layer, x, g, precisions, precisions, bf16)
 
 
 def _row(channels: int, side: int, batch: int, times: Times, names: Sequence[str]) -> list[str]:

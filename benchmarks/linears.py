@@ -77,12 +77,19 @@ def steps(
     torch.manual_seed(0)
     layer = nn.Linear(width, width).to(device)
     x, g = torch.randn(tokens, width, device=device), torch.randn(tokens, width, device=device)
+    return forms(layer, x, g, precisions, simulated, bf16)
+
+
+def forms(
+    layer: nn.Module, x: Tensor, g: Tensor, precisions: Sequence[str], simulated: Sequence[str], bf16: bool
+) -> dict[str, Callable[[], None]]:
+    """A step of a layer in each form."""
     calls = {"float": step(layer, x, g)}
     if bf16:
         calls["bf16"] = step(layer, x, g.bfloat16(), bf16=True)
     for name, execution, texts in (("simulated", "simulate", simulated), ("int8", "auto", precisions)):
         for text in texts:
-            calls[f"{name} {text}"] = step(rewritten(layer, x, text, execution), x, g)  # type: ignore[arg-type]
+            calls[f"{name} {text}"] = step(_rewritten(layer, x, text, execution), x, g)  # type: ignore[arg-type]
     return calls
 
 
@@ -105,8 +112,7 @@ def crossovers(found: Mapping[tuple[int, int], Times], base: str) -> list[str]:
     return lines
 
 
-def rewritten(layer: nn.Module, x: Tensor, precision: str, execution: Execution) -> FracModel:
-    """One layer at a precision; where codes may be multiplied, they are."""
+def _rewritten(layer: nn.Module, x: Tensor, precision: str, execution: Execution) -> FracModel:
     bits = Precision.parse(precision)
     config = FracConfig(
         method="static",

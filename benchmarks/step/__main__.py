@@ -21,7 +21,7 @@ from benchmarks.page import write_section
 from benchmarks.records import command, quartiles, ratios
 from benchmarks.step.measure import interleaved, peak_bytes, processor_seconds, saved_bytes, seconds, waits
 from benchmarks.step.methods import MODES, OWN, Method, Step, default_methods, parse, prepare
-from benchmarks.step.peers import PEERS, NotAvailableError
+from benchmarks.step.peers import PEERS, NotAvailableError, refusal
 from benchmarks.step.results import Row, Run, save
 from benchmarks.step.subjects import SUBJECTS
 from benchmarks.step.table import markdown, not_run, rich_table
@@ -75,7 +75,7 @@ def measure(name: str, methods: Sequence[Method], options: argparse.Namespace, h
             except RuntimeError as error:
                 if method.base not in PEERS:
                     raise
-                notes[str(method)] = f"{type(error).__name__}: {error}"
+                notes[str(method)] = refusal(error)
             else:
                 steps[str(method)] = step
     with console.status(f"{name}: {options.rounds} rounds of {len(steps)} methods"):

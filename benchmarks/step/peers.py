@@ -41,7 +41,12 @@ def quantized(peer: str, model: nn.Module, x: Tensor) -> nn.Module:
             raise
         except Exception as error:
             # Whatever another library raises is its answer to this model.
-            raise NotAvailableError(f"{type(error).__name__}: {str(error).strip().splitlines()[0][:120]}") from error
+            raise NotAvailableError(refusal(error)) from error
+
+
+def refusal(error: Exception) -> str:
+    """What a peer said of a model, in short."""
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:120]}"
 
 
 def _layers(model: nn.Module, x: Tensor) -> set[str]:

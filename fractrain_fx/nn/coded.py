@@ -108,7 +108,7 @@ class Coded(CodedRows):
         else:
             assert x is not None
             codes, scale, zero = self._encoded(factor, x, at)
-        rows = self.layout.code_rows(codes, at.bits)
+        rows = self.layout.code_rows(codes, at.bits, compiled=self.compiled)
         return codes, self._with_ends(rows, at.bits, codes.shape, scale, zero)
 
     def _encoded(self, factor: Factor, x: Tensor, at: Rounds) -> tuple[Tensor, Tensor, Tensor]:

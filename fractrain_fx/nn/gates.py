@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -44,10 +45,7 @@ class BlockEmbedding(nn.Module):
         if positions:
             # Not `mean`, which in backward divides as many values as the entry has.
             total = x.sum(positions, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32))
-            count = 1
-            for dim in positions:
-                count *= x.shape[dim]
-            x = total / count
+            x = total / prod([x.shape[dim] for dim in positions])  # a generator is too much for torch's compiler
         rows = x.shape[self.batch.axis]
         pooled = self.batch.samples_first(x.to(self.hidden.weight.dtype), samples)
         # One dimension may hold samples and features (a convolution with kernels of each sample's own).

@@ -18,10 +18,9 @@ from torch.nn import functional as F
 from fractrain_fx.native import kernels
 
 __all__ = [
-    "LARGEST",
-    "SMALLEST_UNIT",
     "Codes",
     "error_product",
+    "fixed_point",
     "int_mm",
     "limb_product",
     "limbs_of",
@@ -30,6 +29,7 @@ __all__ = [
     "some_rows",
     "spread",
     "weight_product",
+    "with_ends",
 ]
 
 # More products of two bytes than this may not fit into the 32 bits that sum them up. A multiple of 8, as CUDA wants it.
@@ -42,10 +42,10 @@ LOW, HIGH = (0, 1) if sys.byteorder == "little" else (1, 0)
 _LESS = 128
 
 # Far below any gradient, and its reciprocal far from the end of float32.
-SMALLEST_UNIT = 1e-30
+_SMALLEST_UNIT = 1e-30
 
 # The largest number whose two bytes are both signed.
-LARGEST = 127 * 256 + 127
+_LARGEST = 127 * 256 + 127
 
 
 class Codes(NamedTuple):
@@ -98,18 +98,30 @@ def error_product(
     (``compiled``) also takes codes.
     """
     if compiled:
-        of_g = g if isinstance(g, Codes) else (g, None, None)
-        errors: Tensor = kernels().error_product(*of_g, *w)
+        errors: Tensor = kernels().error_product(*with_ends(g), *w)
         return errors
     assert isinstance(g, Tensor)
-    h = g * w.scale
-    unit = torch.maximum(h.amax(1, keepdim=True), -h.amin(1, keepdim=True)).div_(LARGEST).clamp_(min=SMALLEST_UNIT)
-    dx = limb_product(h.mul_(unit.reciprocal()).round_().to(torch.int16), w.codes)
+    numbers, unit = fixed_point(g, w.scale, len(g))
+    dx = limb_product(numbers, w.codes)
     return torch.addcmul(g.mv(w.zero).unsqueeze(1), dx, unit, out=dx)
 
 
+def with_ends(g: Tensor | Codes) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """What the C++ kernels take for a gradient: codes with their scales and zeros, or values without."""
+    return g if isinstance(g, Codes) else (g, None, None)
+
+
+def fixed_point(
+    g: Float[Tensor, "rows outputs"], scale: Float[Tensor, " outputs"], runs: int
+) -> tuple[Int16[Tensor, "rows outputs"], Float[Tensor, "runs 1"]]:
+    """``g * scale`` as whole numbers, and the unit in which they are, one for each of so many runs of rows."""
+    h = (g * scale).view(runs, -1)
+    unit = torch.maximum(h.amax(1, keepdim=True), -h.amin(1, keepdim=True)).div_(_LARGEST).clamp_(min=_SMALLEST_UNIT)
+    return h.mul_(unit.reciprocal()).round_().to(torch.int16).view(g.shape), unit
+
+
 def limb_product(numbers: Int16[Tensor, "rows inner"], codes: Int8[Tensor, "inner columns"]) -> Tensor:
-    """The product of whole numbers of at most ``LARGEST`` with codes, byte by byte."""
+    """The product of the whole numbers of :func:`fixed_point` with codes, byte by byte."""
     limbs = limbs_of(numbers.add(_LESS)).movedim(-1, 0).contiguous()
     found = int_mm(limbs.flatten(0, 1), codes).view(2, len(numbers), -1)
     return found[HIGH].mul_(256).add_(found[LOW])

@@ -13,7 +13,7 @@ from torch import Tensor
 from fractrain_fx.nn.arithmetic import summed_to
 from fractrain_fx.nn.axis import BatchAxis
 
-__all__ = ["Features", "Layout", "Matrix", "Patches", "each_row", "no_matrices", "of_channels", "rows_of_channels"]
+__all__ = ["Features", "Images", "Layout", "Matrix", "Patches"]
 
 Matrix = Shaped[Tensor, "rows columns"]
 
@@ -29,8 +29,8 @@ class Layout(Protocol):
         """The activation: one row for each row of the output."""
         ...
 
-    def code_rows(self, codes: Tensor, bits: Tensor) -> Matrix:
-        """The same of its codes of so many bits, for all samples or for each."""
+    def code_rows(self, codes: Tensor, bits: Tensor, *, compiled: bool) -> Matrix:
+        """The same of its codes of so many bits, for all samples or for each; ``compiled``: maybe by a C++ kernel."""
         ...
 
     def each(self, value: Tensor, shape: Sequence[int], rows: int) -> Shaped[Tensor, " rows"]:
@@ -74,12 +74,12 @@ class Features:
 
     def misfit(self, x: Sequence[int], w: Sequence[int], samples: Sequence[BatchAxis]) -> str | None:
         fits = len(w) == 2 and all(axis.whole or axis.axis < len(x) - 1 for axis in samples)
-        return None if fits else no_matrices(x, w)
+        return None if fits else _no_matrices(x, w)
 
     def rows(self, x: Tensor) -> Matrix:
         return x.reshape(-1, x.shape[-1])
 
-    def code_rows(self, codes: Tensor, bits: Tensor) -> Matrix:
+    def code_rows(self, codes: Tensor, bits: Tensor, *, compiled: bool) -> Matrix:
         return self.rows(codes)
 
     def each(self, value: Tensor, shape: Sequence[int], rows: int) -> Shaped[Tensor, " rows"]:
@@ -104,8 +104,31 @@ class Features:
         return summed_to(g, added.shape)
 
 
+class Images:
+    """What convolutions have in common: ``(batch, channels, *places)``, of which each place of the output is a row."""
+
+    def misfit(self, x: Sequence[int], w: Sequence[int], samples: Sequence[BatchAxis]) -> str | None:
+        batched = len(x) == len(w) and all(axis.whole or axis.axis == 0 for axis in samples)
+        return None if batched else _no_matrices(x, w)
+
+    def each(self, value: Tensor, shape: Sequence[int], rows: int) -> Shaped[Tensor, " rows"]:
+        value = value.flatten()
+        return value.repeat_interleave(rows // len(value))
+
+    def output_rows(self, g: Tensor) -> Matrix:
+        return g.movedim(1, -1).reshape(-1, g.shape[1])
+
+    def images(self, rows: Matrix, places: Sequence[int], like: Tensor) -> Tensor:
+        """The way back, in the order of memory of a tensor: ``places`` are the sizes of the result but the channels."""
+        out = rows.view(*places, rows.shape[1]).movedim(-1, 1)
+        return out.contiguous() if like.is_contiguous() else out
+
+    def added(self, g: Tensor, added: Tensor) -> Tensor:
+        return g.sum([0, *range(2, g.ndim)])
+
+
 @dataclass(frozen=True)
-class Patches:
+class Patches(Images):
     """A convolution whose kernels lie side by side: each value of the input is in one of them.
 
     Attributes:
@@ -115,9 +138,8 @@ class Patches:
     kernel: tuple[int, ...]
 
     def misfit(self, x: Sequence[int], w: Sequence[int], samples: Sequence[BatchAxis]) -> str | None:
-        batched = len(x) == len(w) and all(axis.whole or axis.axis == 0 for axis in samples)
         divided = all(size % side == 0 for size, side in zip(x[2:], self.kernel, strict=False))
-        return None if batched and divided else no_matrices(x, w)
+        return super().misfit(x, w, samples) if divided else _no_matrices(x, w)
 
     def rows(self, x: Tensor) -> Matrix:
         sides = [each for size, side in zip(x.shape[2:], self.kernel, strict=True) for each in (size // side, side)]
@@ -125,21 +147,15 @@ class Patches:
         places = split.permute(0, *range(2, split.ndim, 2), 1, *range(3, split.ndim, 2))
         return places.reshape(-1, x.shape[1] * prod(self.kernel))
 
-    def code_rows(self, codes: Tensor, bits: Tensor) -> Matrix:
+    def code_rows(self, codes: Tensor, bits: Tensor, *, compiled: bool) -> Matrix:
         return self.rows(codes)
-
-    def each(self, value: Tensor, shape: Sequence[int], rows: int) -> Shaped[Tensor, " rows"]:
-        return each_row(value, rows)
 
     def columns(self, w: Tensor) -> Matrix:
         return w.flatten(1)
 
     def output(self, y: Matrix, x: Tensor) -> Tensor:
         places = [size // side for size, side in zip(x.shape[2:], self.kernel, strict=True)]
-        return of_channels(y, (len(x), *places), x)
-
-    def output_rows(self, g: Tensor) -> Matrix:
-        return rows_of_channels(g)
+        return self.images(y, (len(x), *places), x)
 
     def activation(self, rows: Matrix, g: Tensor) -> Tensor:
         dims = len(self.kernel)
@@ -151,27 +167,6 @@ class Patches:
     def weight(self, columns: Matrix, w: Tensor) -> Tensor:
         return columns.view(w.shape)
 
-    def added(self, g: Tensor, added: Tensor) -> Tensor:
-        return g.sum([0, *range(2, g.ndim)])
 
-
-def no_matrices(x: Sequence[int], w: Sequence[int]) -> str:
-    """What is said of operands of such shapes."""
+def _no_matrices(x: Sequence[int], w: Sequence[int]) -> str:
     return f"an input of {tuple(x)} and a weight of {tuple(w)} are no two matrices"
-
-
-def each_row(value: Tensor, rows: int) -> Shaped[Tensor, " rows"]:
-    """One value for each of so many rows, of which each sample has as many, from one a sample."""
-    value = value.flatten()
-    return value.repeat_interleave(rows // len(value))
-
-
-def rows_of_channels(x: Tensor) -> Matrix:
-    """``(batch, channels, *places)`` as one row for each place."""
-    return x.movedim(1, -1).reshape(-1, x.shape[1])
-
-
-def of_channels(rows: Matrix, places: Sequence[int], like: Tensor) -> Tensor:
-    """The way back, in the order of memory of a tensor: ``places`` are the sizes of its result but the channels."""
-    out = rows.view(*places, rows.shape[1]).movedim(-1, 1)
-    return out.contiguous() if like.is_contiguous() else out

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fractrain_fx.native import kernels
 from fractrain_fx.nn.axis import BatchAxis
-from fractrain_fx.nn.int8 import LARGEST, SMALLEST_UNIT, Codes, limb_product, spread
-from fractrain_fx.nn.layout import Matrix, each_row, no_matrices, of_channels, rows_of_channels
+from fractrain_fx.nn.int8 import Codes, fixed_point, limb_product, with_ends
+from fractrain_fx.nn.layout import Images, Matrix
 
 __all__ = ["Windows", "window_errors"]
 
@@ -22,59 +22,47 @@ _MOST = 1 << 26
 
 
 @dataclass(frozen=True)
-class Windows:
+class Windows(Images):
     """A convolution at stride 1. A row holds the values under one kernel, channels innermost.
 
     Attributes:
         kernel: its spatial sizes.
         padding: at both ends of each, less than the kernel.
-        compiled: whether C++ kernels make the rows of codes.
     """
 
     kernel: tuple[int, ...]
     padding: tuple[int, ...]
-    compiled: bool = False
 
     def misfit(self, x: Sequence[int], w: Sequence[int], samples: Sequence[BatchAxis]) -> str | None:
         if prod(x) * prod(self.kernel) > _MOST:
             return f"its kernels overlap, and would be rows of more than {_MOST:,} values"
-        batched = len(x) == len(w) and all(axis.whole or axis.axis == 0 for axis in samples)
-        return None if batched else no_matrices(x, w)
+        return super().misfit(x, w, samples)
 
     def rows(self, x: Tensor) -> Matrix:
         return _rows(x.movedim(1, -1), self.kernel, self.padding)
 
-    def code_rows(self, codes: Tensor, bits: Tensor) -> Matrix:
+    def code_rows(self, codes: Tensor, bits: Tensor, *, compiled: bool) -> Matrix:
         # Padding is 0, which the lowest code stands for: that of ranges that begin there.
         lowest = -(1 << (bits.long() - 1).clamp(min=0))
-        if self.compiled:
+        if compiled:
             rows: Tensor = kernels().windows(codes, self.kernel, self.padding, lowest)
             return rows
         return _rows(codes.movedim(1, -1), self.kernel, self.padding, lowest)
-
-    def each(self, value: Tensor, shape: Sequence[int], rows: int) -> Tensor:
-        return each_row(value, rows)
 
     def columns(self, w: Tensor) -> Matrix:
         return w.movedim(1, -1).flatten(1)
 
     def output(self, y: Matrix, x: Tensor) -> Tensor:
         places = zip(x.shape[2:], self.kernel, self.padding, strict=True)
-        return of_channels(y, (len(x), *(size + 2 * pad - side + 1 for size, side, pad in places)), x)
-
-    def output_rows(self, g: Tensor) -> Matrix:
-        return rows_of_channels(g)
+        return self.images(y, (len(x), *(size + 2 * pad - side + 1 for size, side, pad in places)), x)
 
     def activation(self, rows: Matrix, g: Tensor) -> Tensor:
         places = zip(g.shape[2:], self.kernel, self.padding, strict=True)
-        return of_channels(rows, (len(g), *(size - 2 * pad + side - 1 for size, side, pad in places)), g)
+        return self.images(rows, (len(g), *(size - 2 * pad + side - 1 for size, side, pad in places)), g)
 
     def weight(self, columns: Matrix, w: Tensor) -> Tensor:
         found = columns.view(len(w), *self.kernel, -1).movedim(-1, 1)
         return found.contiguous() if w.is_contiguous() else found
-
-    def added(self, g: Tensor, added: Tensor) -> Tensor:
-        return g.sum([0, *range(2, g.ndim)])
 
 
 def window_errors(
@@ -90,23 +78,22 @@ def window_errors(
         w: weight, of which a row has the values of a kernel, channels innermost.
         layout: the convolution.
         shape: of the output: ``(samples, channels, *places)``.
-        compiled: by the C++ kernel.
+        compiled: by the C++ kernel, which also takes codes.
     """
     samples, outputs, *places = shape
     around = [side - 1 - pad for side, pad in zip(layout.kernel, layout.padding, strict=True)]
     if compiled:
-        of_g = g if isinstance(g, Codes) else (g, None, None)
-        errors: Tensor = kernels().window_errors(*of_g, *w, places, layout.kernel, around)
+        errors: Tensor = kernels().window_errors(*with_ends(g), *w, places, layout.kernel, around)
         return errors
-    values = g if isinstance(g, Tensor) else g.codes * _column(g.scale, g.codes) + _column(g.zero, g.codes)
-    h = (values * w.scale).view(samples, -1)
-    unit = torch.maximum(h.amax(1), -h.amin(1)).div_(LARGEST).clamp_(min=SMALLEST_UNIT)
-    numbers = h.mul_(unit.reciprocal().unsqueeze(1)).round_().to(torch.int16).view(samples, *places, outputs)
+    assert isinstance(g, Tensor)
+    numbers, unit = fixed_point(g, w.scale, samples)
+    numbers = numbers.view(samples, *places, outputs)
     # Seen from the input, a kernel lies the other way round.
     turned = w.codes.view(outputs, prod(layout.kernel), -1).flip(1).movedim(0, 1).flatten(0, 1)
     found = limb_product(_rows(numbers, layout.kernel, around), turned)
-    offsets = _rows(values.mv(w.zero).view(samples, *places, 1), layout.kernel, around).sum(1)
-    return torch.addcmul(offsets.unsqueeze(1), found, spread(unit, len(found)).unsqueeze(1), out=found)
+    offsets = _rows(g.mv(w.zero).view(samples, *places, 1), layout.kernel, around).sum(1)
+    units = unit.repeat_interleave(len(found) // samples, dim=0)
+    return torch.addcmul(offsets.unsqueeze(1), found, units, out=found)
 
 
 def _rows(
@@ -124,7 +111,3 @@ def _rows(
     places = [size - side + 1 for size, side in zip(wide, kernel, strict=True)]
     windows = padded.as_strided((samples, *places, *kernel, channels), (sample, *steps, *steps, channel))
     return windows.reshape(-1, prod(kernel) * channels)
-
-
-def _column(ends: Tensor, codes: Tensor) -> Tensor:
-    return spread(ends, len(codes)).unsqueeze(1) if ends.ndim else ends

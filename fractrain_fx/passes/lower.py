@@ -52,7 +52,7 @@ class Lower(PassBase):
         formats = {type(each) for each in (plan.first.fmt, plan.second.fmt, plan.fmt)}
         if plan.first.weight or not plan.second.weight or formats != {AffineFormat} or _wide(op, self._config):
             return None
-        layout = _layout(plan.arithmetic, plan.static, compiled=self._config.rounding == "compiled")
+        layout = _layout(plan.arithmetic, plan.static)
         return None if isinstance(layout, str) else layout
 
     def ensures(self, graph_module: GraphModule) -> None:
@@ -86,7 +86,7 @@ def unlowered(graph_module: GraphModule, config: FracConfig) -> dict[str, str]:
     return kept(graph_module, reason)
 
 
-def _layout(arithmetic: Arithmetic, static: tuple[Any, ...], *, compiled: bool = False) -> Layout | str:
+def _layout(arithmetic: Arithmetic, static: tuple[Any, ...]) -> Layout | str:
     """How a contraction with a weight is one product of matrices, or why it is none."""
     match arithmetic:
         case Linear():
@@ -105,7 +105,7 @@ def _layout(arithmetic: Arithmetic, static: tuple[Any, ...], *, compiled: bool =
             if set(stride) != {1} or apart or any(pad >= side for pad, side in zip(padding, kernel, strict=True)):
                 sides = "x".join(map(str, kernel))
                 return f"its {sides} kernels neither lie side by side nor follow one another at every place"
-            return Windows(kernel, tuple(padding), compiled)
+            return Windows(kernel, tuple(padding))
         case _:
             return "is no product of matrices as it comes"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -83,8 +82,7 @@ def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 def _op(case: Case, quantizers: Sequence[Any], low: bool, compiled: bool, **options: Any) -> FusedOp:
     op = FusedOp(case[0], case[1], *quantizers, **options)
     if low:
-        layout = replace(case[2], compiled=compiled) if isinstance(case[2], Windows) else case[2]
-        op.lowered = Lowered("op", layout, Tuner("int8", compiled=compiled))
+        op.lowered = Lowered("op", case[2], Tuner("int8", compiled=compiled))
     return op
 
 

@@ -59,6 +59,7 @@ constexpr bool kPairsIn16Bits = false;
 FX_TILE(tile_shorts, "vpdpwssd")
 // Four bytes, those of a without a sign.
 FX_TILE(tile_bytes, "vpdpbusd")
+// Which leaves nothing to gain from sums in 16 bits.
 constexpr auto tile_small_bytes = tile_bytes;
 
 #undef FX_EACH
