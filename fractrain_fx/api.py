@@ -7,16 +7,16 @@ from typing import Any
 
 from torch import nn
 from torch.fx.passes.infra.pass_base import PassBase
-from torch.fx.passes.infra.pass_manager import PassManager
 
-from fractrain_fx.capture import RecordedModule, Recording, record
+from fractrain_fx.capture import Recording, record
 from fractrain_fx.capture.examples import example_inputs as find_examples
 from fractrain_fx.capture.wrappers import unwrapped
 from fractrain_fx.config import FracConfig
-from fractrain_fx.errors import ConfigError, FracTrainError, ModelError
+from fractrain_fx.errors import ConfigError
 from fractrain_fx.model import FracModel
-from fractrain_fx.passes import FIXED_BATCH, TRAINED, analysis_passes, default_passes, reachable
+from fractrain_fx.passes import analysis_passes, default_passes, reachable
 from fractrain_fx.passes.graph import NAMESPACE
+from fractrain_fx.rewriting import rewrite_graphs
 from fractrain_fx.summary import Summary, summarize
 from fractrain_fx.targets import resolve_targets
 
@@ -57,10 +57,7 @@ def fractrainify(
     config, model = config or FracConfig(), unwrapped(model)
     recording = _record(model, config, example_inputs, example_kwargs, check)
     chain = default_passes(config) if passes is None else list(passes)
-    rewritten = rewrite(model, recording, chain, config)
-    if passes is not None:
-        rewritten._inside.chain = tuple(type(each).__name__ for each in chain)
-    return rewritten
+    return rewrite(model, recording, chain, config, own=passes is not None)
 
 
 def plan(
@@ -112,53 +109,17 @@ def _refuse_rewritten(model: nn.Module) -> None:
         )
 
 
-def rewrite(model: nn.Module, recording: Recording, passes: Sequence[PassBase], config: FracConfig) -> FracModel:
-    """Run a chain over the graph of each mode, and put the model's face on the result."""
-    try:
-        for graph_module in recording.graphs:
-            if graph_module is not recording.train:
-                graph_module.meta[TRAINED] = recording.train
-            _run(graph_module, recording, passes)
-        recording.eval.meta.pop(TRAINED, None)
-    except ModelError as error:
-        if not recording.leaves:
-            raise
-        told = f"{error}. Kept as one node each, so that nothing in them can be chosen: {_told(recording)}"
-        raise ModelError(told) from None
-    place = next((p.device for p in model.parameters()), None)
-    inserted = recording.train._modules.get(NAMESPACE)
-    if inserted is not None and place is not None and place.type != "meta":
-        inserted.to(place)
-    rewritten = FracModel(model, recording, config)
+def rewrite(
+    model: nn.Module, recording: Recording, passes: Sequence[PassBase], config: FracConfig, own: bool = False
+) -> FracModel:
+    """Run a chain over the graph of each mode, and put the model's face on the result.
+
+    ``own``: the chain is not the one that the configuration gives.
+    """
+    rewrite_graphs(model, recording, passes)
+    rewritten = FracModel(model, recording, config, passes=passes if own else None)
     if config.gated:
         low, high = reachable(recording.train, config)
         rewritten._inside.reachable = low, high
         rewritten._inside.targets = resolve_targets(config, low, high)
     return rewritten
-
-
-def _told(recording: Recording) -> str:
-    """The modules that were kept whole, the largest first, with reasons."""
-    held = {path: sum(p.numel() for p in recording.train.get_submodule(path).parameters()) for path in recording.leaves}
-    largest = sorted(held, key=lambda path: -held[path])[:3]
-    rest = len(held) - len(largest)
-    told = "; ".join(f"{path!r} ({recording.leaves[path]})" for path in largest)
-    return told + (f"; and {rest} more" if rest else "")
-
-
-def _run(graph_module: RecordedModule, recording: Recording, passes: Sequence[PassBase]) -> None:
-    examples = recording.call.bind(recording.args, recording.kwargs)
-    placeholders = graph_module.graph.find_nodes(op="placeholder")
-    for node, value in zip(placeholders, examples, strict=True):
-        node.meta["example"] = value
-    graph_module.meta[FIXED_BATCH] = recording.fixed_batch
-    try:
-        with graph_module.edited():
-            PassManager(passes=list(passes))(graph_module)
-    except Exception as error:
-        # torch's manager wraps whatever a pass raises; users get the error itself.
-        if isinstance(error.__cause__, FracTrainError):
-            raise error.__cause__ from None
-        raise
-    for node in placeholders:
-        node.meta.pop("example", None)

@@ -110,6 +110,7 @@ class FracConfig:
         epsilon, alpha: threshold of the turning point and its decay (Algorithm 1).
         keep: share of the old running range that a training step keeps.
         batch_axis: dimension of the model's inputs that holds the samples.
+        recordings: how often one model is recorded at most, for sizes with which its code takes other ways.
     """
 
     method: Method = "fractrain"
@@ -136,6 +137,7 @@ class FracConfig:
     alpha: float = 0.3
     keep: float = 0.9
     batch_axis: int = 0
+    recordings: int = 8
 
     def __post_init__(self) -> None:
         check_words(self)

@@ -28,6 +28,8 @@ def check_config(config: FracConfig) -> None:
     _check_codes(config)
     _check_rounding(config)
     _check_execution(config)
+    if config.recordings < 1:
+        raise ConfigError(f"recordings={config.recordings} must be at least 1: a model is recorded once")
     for name, low, high in (("epsilon", 0, None), ("alpha", 0, 1), ("keep", 0, 1)):
         value = getattr(config, name)
         if not (value >= low and (high is None or value <= high)):

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx.passes.infra.pass_base import PassBase
 
 from fractrain_fx.capture import RecordedModule, Recording
 from fractrain_fx.config import FracConfig
-from fractrain_fx.errors import CalibrationError, InputError
+from fractrain_fx.errors import CalibrationError
 from fractrain_fx.nn.cost import Cost
 from fractrain_fx.nn.ranges import RunningRange
-from fractrain_fx.nn.tuning import Tuner
 from fractrain_fx.passes.graph import NAMESPACE
-from fractrain_fx.running import Running
+from fractrain_fx.variants import Variants
 
 __all__ = ["Inside"]
 
@@ -32,11 +32,14 @@ class Inside:
         cost: of the last forward.
         batch: number of samples of the last forward.
         calibrated: whether every activation range was seen.
-        chain: the classes of passes that are not the default ones.
+        passes: the chain that rewrote the model, where that was not the default one.
         running: the copies that run in training (``True``) and evaluation.
+        variants: the recording and those made for other sizes.
     """
 
-    def __init__(self, original: nn.Module, recording: Recording, config: FracConfig) -> None:
+    def __init__(
+        self, original: nn.Module, recording: Recording, config: FracConfig, passes: Sequence[PassBase] | None = None
+    ) -> None:
         self.original = original
         self.recording = recording
         self.config = config
@@ -45,16 +48,19 @@ class Inside:
         self.cost: Cost | None = None
         self.batch: int | None = None
         self.calibrated = False
-        self.chain: tuple[str, ...] | None = None
-        places = ("dispatched", "dispatched_in_evaluation")
-        tuner = Tuner(config.kernels, compiled=config.rounding == "compiled")
-        running = [Running(shown, config, tuner, place) for shown, place in zip(recording.graphs, places, strict=False)]
-        self.running = {True: running[0], False: running[-1]}
+        self.passes = passes
+        self.variants = Variants(original, recording, config, passes)
+        self.running = self.variants.first.running
+
+    @property
+    def chain(self) -> tuple[str, ...] | None:
+        """The classes of passes that are not the default ones."""
+        return None if self.passes is None else tuple(type(each).__name__ for each in self.passes)
 
     @property
     def graphs(self) -> list[RecordedModule]:
         """The graphs shown and their copies that run."""
-        return [*self.recording.graphs, *(each.current() for each in self.running.values())]
+        return [graph for variant in self.variants for graph in variant.graphs]
 
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], training: bool) -> Any:
         """Run the copy for training or evaluation; keep its cost and return the original's output.
@@ -70,21 +76,9 @@ class Inside:
             )
         values = self.recording.call.bind(args, kwargs)
         self.batch = _samples(values, self.config.batch_axis)
-        if self.recording.fixed_batch:
-            self._require_recorded_batch()
-        output, self.cost = self.running[training].current()(*values)
+        variant = self.variants.choose(values, (args, kwargs), training)
+        output, self.cost = variant.running[training].current()(*values)
         return output
-
-    def _require_recorded_batch(self) -> None:
-        recording = self.recording
-        values = recording.call.bind(recording.args, recording.kwargs)
-        recorded = _samples(values, self.config.batch_axis)
-        if self.batch != recorded:
-            raise InputError(
-                f"a batch of {self.batch}, but {type(self.original).__name__} was recorded on one of {recorded}, "
-                "and its code counts its samples: pass example inputs of the batch size that you train with, and "
-                "drop_last=True to the loader"
-            )
 
     def look_for_ranges(self) -> None:
         """See whether every activation range was seen by now."""
@@ -99,7 +93,8 @@ class Inside:
         with torch.no_grad():
             for batch in batches:
                 args, kwargs = _call_of(batch)
-                self.running[False].current()(*self.recording.call.bind(args, kwargs))
+                values = self.recording.call.bind(args, kwargs)
+                self.variants.choose(values, (args, kwargs), False).running[False].current()(*values)
                 seen += 1
         return seen
 

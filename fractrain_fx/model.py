@@ -12,7 +12,7 @@ from torch import nn
 from torch.fx import Graph
 from torch.fx.passes.infra.pass_base import PassBase
 
-from fractrain_fx.capture import RecordedModule, Recording
+from fractrain_fx.capture import Guard, RecordedModule, Recording
 from fractrain_fx.config import FracConfig
 from fractrain_fx.config_checks import check_stage
 from fractrain_fx.errors import ConfigError, InputError
@@ -37,9 +37,11 @@ class FracModel(nn.Module):
     under ``frac``. Attributes that it does not have itself are looked up on the original.
     """
 
-    def __init__(self, original: nn.Module, recording: Recording, config: FracConfig) -> None:
+    def __init__(
+        self, original: nn.Module, recording: Recording, config: FracConfig, passes: Sequence[PassBase] | None = None
+    ) -> None:
         super().__init__()
-        self.__dict__[_OWN] = Inside(original, recording, config)
+        self.__dict__[_OWN] = Inside(original, recording, config, passes)
         self._share(recording.train)
         self.training = original.training
 
@@ -68,9 +70,15 @@ class FracModel(nn.Module):
         super().train(mode)
         for graph_module in self._inside.graphs:
             graph_module.training = mode
+        self._inside.variants.train(mode)
         if not mode:
             self._inside.look_for_ranges()
         return self
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        """Move or convert all tensors; recordings for other sizes are made anew when they are needed."""
+        self._inside.variants.forget()
+        return super()._apply(fn, recurse)
 
     def calibrate(self, batches: Iterable[Any]) -> None:
         """Fill the activation ranges from batches, in evaluation mode, without training anything.
@@ -136,6 +144,15 @@ class FracModel(nn.Module):
     def leaves(self) -> Mapping[str, str]:
         """Modules that were recorded as a whole, with the reason."""
         return self._inside.recording.leaves
+
+    @property
+    def guards(self) -> tuple[Guard, ...]:
+        """What the model is tied to: sizes that its code looks at, with the lines that look, in training or evaluation.
+
+        A call that does not meet them is recorded anew, or refused (``FracConfig.recordings``).
+        """
+        found = {str(each): each for guards in self._inside.recording.guards.values() for each in guards.guards}
+        return tuple(found.values())
 
     @property
     def checked(self) -> bool:
@@ -274,9 +291,9 @@ class FracModel(nn.Module):
         # The recording's modules are in the memo now, so the original is copied around the same new ones.
         original = copy.deepcopy(inside.original, memo)
         recording = replace(inside.recording, train=train, eval=evaluate)
-        copied = type(self)(original, recording, inside.config)
+        copied = type(self)(original, recording, inside.config, inside.passes)
         copied._inside.targets, copied._inside.reachable = inside.targets, inside.reachable
-        copied._inside.calibrated, copied._inside.chain = inside.calibrated, inside.chain
+        copied._inside.calibrated = inside.calibrated
         copied.training = self.training
         memo[id(self)] = copied
         return copied

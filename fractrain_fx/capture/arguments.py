@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
-from fractrain_fx.capture.sizes import SymbolicFloat, SymbolicInt, plain
+from fractrain_fx.capture.sizes import READS, SymbolicFloat, SymbolicInt, plain
 from fractrain_fx.capture.targets import function_node
 from fractrain_fx.capture.trees import holds_tensor
 from fractrain_fx.capture.values import ValueList
@@ -70,16 +70,16 @@ def argument(writer: Writer, value: Any, cut: bool = False) -> Any:
 
 def _size(writer: Writer, value: SymbolicInt | SymbolicFloat) -> Any:
     """A size, or a number computed from sizes, as a node that computes it for the sizes at hand."""
-    if value.op is torch.Tensor.size:
+    if value.op in READS:
         node = writer.known(value.operands[0])
         if node is None:
             return plain(value)
-        operands: tuple[Any, ...] = (node, value.operands[1])
-        return writer.once(("size", operands), lambda: writer.create("call_method", "size", operands))
-    operands = tuple(_size(writer, x) if isinstance(x, (SymbolicInt, SymbolicFloat)) else x for x in value.operands)
-    if not any(isinstance(x, Node) for x in operands):
+        read, operands = READS[value.op], (node, value.operands[1])
+        return writer.once((read, operands), lambda: writer.create("call_method", read, operands))
+    parts = tuple(_size(writer, x) if isinstance(x, (SymbolicInt, SymbolicFloat)) else x for x in value.operands)
+    if not any(isinstance(x, Node) for x in parts):
         return plain(value)
-    return writer.once((value.op, operands), lambda: writer.create("call_function", value.op, operands))
+    return writer.once((value.op, parts), lambda: writer.create("call_function", value.op, parts))
 
 
 def _object(writer: Writer, value: Any, cut: bool) -> Any:

@@ -21,7 +21,7 @@ def tests_for_overflow(node: Node) -> bool:
     return name in _COMBINES and bool(node.all_input_nodes) and all(map(tests_for_overflow, node.all_input_nodes))
 
 
-def guards_an_error(frame: FrameType, value: bool, called: bool = False) -> bool:
+def guards_an_error(frame: FrameType, value: bool, called: bool = False, compared: bool = False) -> bool:
     """Whether the truth value that ``frame`` has just asked for decides only about raising an error.
 
     True for ``assert x`` and ``if x: raise ...``: the branch that was not taken runs straight into ``raise``; and for
@@ -31,6 +31,7 @@ def guards_an_error(frame: FrameType, value: bool, called: bool = False) -> bool
         frame: the code that asks for the truth of a tensor.
         value: what it is told.
         called: whether it asked by a call (``x.item()``), whose result the next instruction takes.
+        compared: whether it asked by a comparison of sizes, whose result the next instruction takes.
     """
     if frame.f_globals.get("__name__") == "torch" and frame.f_code.co_name.startswith("_check"):
         return value
@@ -39,7 +40,7 @@ def guards_an_error(frame: FrameType, value: bool, called: bool = False) -> bool
     at = places.get(frame.f_lasti)
     if at is None:
         return False
-    passed = ("UNARY_NOT", "TO_BOOL", "CACHE", "CALL") if called else ("UNARY_NOT", "TO_BOOL", "CACHE")
+    passed = ("UNARY_NOT", "TO_BOOL", "CACHE", *(("CALL",) if called else ()), *(("COMPARE_OP",) if compared else ()))
     while code[at].opname in passed:
         value = value != (code[at].opname == "UNARY_NOT")
         at += 1

@@ -18,7 +18,7 @@ from fractrain_fx.capture.state import Snapshot, seeded
 from fractrain_fx.capture.trees import tensors_in
 from fractrain_fx.errors import InputError
 
-__all__ = ["Batching", "Mismatch", "Trial", "find_mismatch", "rejection", "trials_of"]
+__all__ = ["Batching", "Mismatch", "Trial", "find_mismatch", "rejection", "trial_of", "trials_of"]
 
 # A model told that values must not be read may take another path to the same result (an attention mask that masks
 # nothing, rather than none). The graph follows that path bit for bit, and the usual one up to rounding. Relative.
@@ -83,15 +83,20 @@ def trials_of(snapshot: Snapshot, example: Example, axis: int, grow: bool = True
             continue
         grown = example.on(*resize_batch(inputs, size + 1, axis, packed=packed))
         try:
-            runs = [Trial(train, grown, _run(snapshot, snapshot.model, train, grown)) for train in (False, True)]
+            runs = [trial_of(snapshot, grown, train) for train in (False, True)]
         except Exception:  # whatever a model says to a batch size that it does not take
             continue
         return runs, batching
     try:
-        runs = [Trial(train, example, _run(snapshot, snapshot.model, train, example)) for train in (False, True)]
+        runs = [trial_of(snapshot, example, train) for train in (False, True)]
     except Exception as error:  # whatever a model says to inputs that it does not take
         raise rejection(snapshot.model, error) from error
     return runs, Batching.FIXED
+
+
+def trial_of(snapshot: Snapshot, example: Example, train: bool) -> Trial:
+    """Run the model on a call."""
+    return Trial(train, example, _run(snapshot, snapshot.model, train, example))
 
 
 def rejection(model: nn.Module, error: Exception) -> InputError:

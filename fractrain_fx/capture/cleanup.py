@@ -32,12 +32,16 @@ def remove_dead(graph: Graph) -> bool:
     return len(graph.nodes) != before
 
 
-def join_whole_lists(graph: Graph) -> None:
+def join_whole_lists(graph: Graph) -> set[Node]:
     """Let ``cat`` and ``stack`` take all that ``unbind`` or ``split`` gives, however many samples that is.
 
     Models that keep their images in a list and put them together again would otherwise be fixed to one batch size. To
     be called before anything is erased: as long as each part still has its node, it shows whether a list holds all.
+
+    Returns:
+        The calls that cut, of which no part is used by itself any more: however many there are, the graph holds.
     """
+    sources: set[Node] = set()
     for node in graph.nodes:
         parts = node.args[0] if node.args and node.target in _JOINS else None
         if not isinstance(parts, list | tuple) or not parts or not isinstance(parts[0], Node):
@@ -48,6 +52,10 @@ def join_whole_lists(graph: Graph) -> None:
         joined = source.target in _SPLITS and node.target is not torch.stack and _dim(node, 1) == _dim(source, 2)
         if joined or source.target in _UNBINDS:
             node.update_arg(0, source)
+            sources.add(source)
+    return {
+        source for source in sources if not any(part.users for part in source.users if part.target is operator.getitem)
+    }
 
 
 def _dim(node: Node, place: int) -> object:

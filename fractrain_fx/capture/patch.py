@@ -17,7 +17,8 @@ from fractrain_fx.capture.callees import Callee, only_constants, own_containers,
 from fractrain_fx.capture.foreign import foreign_functions
 from fractrain_fx.capture.leaves import Depth, depth_of
 from fractrain_fx.capture.recorder import Recorder
-from fractrain_fx.capture.sizes import plain
+from fractrain_fx.capture.sizes import observed, plain
+from fractrain_fx.capture.standins import standins
 from fractrain_fx.capture.trees import tensors_in
 from fractrain_fx.capture.writer import UnrepresentableError
 
@@ -33,13 +34,14 @@ class Calls:
         leaves: paths of modules that must stay one node.
 
     Attributes:
+        root: the module that is recorded.
         weighted: how many calls were made to modules that hold parameters.
     """
 
     def __init__(self, model: nn.Module, recorder: Recorder, leaves: Mapping[str, str]) -> None:
         self._recorder = recorder
         self._leaves = leaves
-        self._root = model
+        self.root = model
         self.weighted = 0
 
     def call(self, forward: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -47,7 +49,7 @@ class Calls:
         recorder = self._recorder
         path = recorder.paths.get(id(module))
         self.weighted += any(p is not None for p in module._parameters.values())
-        if recorder.paused or path is None or module is self._root:
+        if recorder.paused or path is None or module is self.root:
             return forward(module, *args, **kwargs)
         depth = Depth.LEAF if path in self._leaves else depth_of(module)
         result = self._one_node(depth, path, forward, module, args, kwargs)
@@ -60,7 +62,7 @@ class Calls:
         It is refused if a gradient flows through it, weights are used in it or it returns anything but tensors.
         """
         recorder = self._recorder
-        owner, real = placed(callee, self._root)
+        owner, real = placed(callee, self.root)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if recorder.paused:
@@ -189,9 +191,10 @@ def recording(recorder: Recorder, calls: Calls, kept: Iterable[Callee]) -> Itera
         _replaced(torch.autocast, "__exit__", leave_region),
         # ``len`` turns what ``__len__`` returns into a plain int, so that a size would be lost.
         _replaced(builtins, "len", length),
+        observed(recorder.looks.saw),
         recorder,
     ):
-        for place in foreign_functions(recorder):
+        for place in (*foreign_functions(recorder), *standins(calls.root)):
             stack.enter_context(_replaced(*place))
         for callee in kept:
             stack.enter_context(_replaced(*calls.kept(callee)))

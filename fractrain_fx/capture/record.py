@@ -13,20 +13,22 @@ from torch.fx import Graph
 from fractrain_fx.capture.arguments import argument
 from fractrain_fx.capture.caches import fill_caches
 from fractrain_fx.capture.call import CallSpec, Example, describe_call
-from fractrain_fx.capture.check import Batching, Trial, find_mismatch, rejection, trials_of
+from fractrain_fx.capture.check import Batching, rejection, trials_of
 from fractrain_fx.capture.cleanup import join_whole_lists, remove_dead
 from fractrain_fx.capture.constants import Additions
 from fractrain_fx.capture.data import has_data, needs_data, without_data
+from fractrain_fx.capture.guard_check import Guards
+from fractrain_fx.capture.guards import Guard
 from fractrain_fx.capture.leaves import opaque_reason
-from fractrain_fx.capture.locate import locate
 from fractrain_fx.capture.merge import merge_modes
 from fractrain_fx.capture.module import RecordedModule
 from fractrain_fx.capture.patch import Calls, recording
 from fractrain_fx.capture.recorder import Recorder, Return
 from fractrain_fx.capture.results import map_results
 from fractrain_fx.capture.state import Snapshot
+from fractrain_fx.capture.verify import Attempt, Elsewhere, check_trial, tie_batch
 from fractrain_fx.capture.whole import KeepWholeError, Whole
-from fractrain_fx.capture.writer import Obstacle, UnrepresentableError
+from fractrain_fx.capture.writer import UnrepresentableError
 from fractrain_fx.errors import CaptureError
 
 __all__ = ["Recording", "record"]
@@ -45,6 +47,7 @@ class Recording:
         kwargs: keyword example inputs.
         batching: how inputs with more samples look; ``FIXED``: the graph holds for the example's batch size alone.
         checked: whether the graph was compared with the model; tensors without data (meta) cannot be.
+        guards: what sizes the graphs of training (``True``) and evaluation are tied to.
     """
 
     train: RecordedModule
@@ -55,11 +58,22 @@ class Recording:
     kwargs: Mapping[str, Any]
     batching: Batching
     checked: bool
+    guards: Mapping[bool, Guards]
 
     @property
     def fixed_batch(self) -> bool:
         """Whether the graph holds for the example's batch size alone."""
         return self.batching is Batching.FIXED
+
+    def broken(self, values: tuple[Any, ...], model: nn.Module, training: bool) -> Guard | None:
+        """The first guard of a mode's graph that does not hold for a call; ``None``: the graph is the model's.
+
+        Args:
+            values: what the graph's inputs are given.
+            model: the model that was recorded.
+            training: which mode.
+        """
+        return self.guards[training].broken(values, self.train if training else self.eval, model)
 
     @property
     def graphs(self) -> tuple[RecordedModule, ...]:
@@ -73,15 +87,7 @@ class _Pass:
 
     graph: Graph
     returns: list[Return]
-
-
-@dataclass(frozen=True)
-class _Attempt:
-    """Both modes recorded with a given set of leaves."""
-
-    train: RecordedModule
-    eval: RecordedModule
-    returns: Mapping[bool, list[Return]]
+    guards: Guards
 
 
 def record(
@@ -128,11 +134,14 @@ def record(
     snapshot = fill_caches(model, example) if real else Snapshot(model)
     with snapshot.kept(), torch.enable_grad():
         trials, batching = trials_of(snapshot, example, batch_axis) if check and real else ([], Batching.ROWS)
+        others = Elsewhere(snapshot, example, batch_axis, batching) if trials else None
         while True:
             try:
                 attempt = _attempt(snapshot, example, whole)
                 for trial in trials:
-                    _compare(snapshot, attempt, trial, batching)
+                    check_trial(snapshot, attempt, trial, batching)
+                if others is not None:
+                    others.check(attempt)
                 break
             except KeepWholeError as found:
                 known = set(whole.callees), set(whole.refused)
@@ -147,6 +156,9 @@ def record(
                     # The model's own code counts its samples: the graph holds for as many as the example has.
                     whole = Whole(dict(closed))
                     trials, batching = trials_of(snapshot, example, batch_axis, grow=False)
+                    others = Elsewhere(snapshot, example, batch_axis, batching)
+        if batching is Batching.FIXED:
+            tie_batch(model, attempt, example, batch_axis)
     mode = model.training
     recorded = Recording(
         train=attempt.train,
@@ -157,6 +169,7 @@ def record(
         kwargs=dict(kwargs or {}),
         batching=batching,
         checked=bool(trials),
+        guards=attempt.guards,
     )
     for graph in recorded.graphs:
         graph.__dict__["training"] = mode
@@ -164,7 +177,7 @@ def record(
     return recorded
 
 
-def _attempt(snapshot: Snapshot, example: Example, whole: Whole) -> _Attempt:
+def _attempt(snapshot: Snapshot, example: Example, whole: Whole) -> Attempt:
     model, additions = snapshot.model, Additions()
     passes = {train: _run(snapshot, example, whole, additions, train) for train in (True, False)}
     graphs = passes[True].graph, passes[False].graph
@@ -179,8 +192,9 @@ def _attempt(snapshot: Snapshot, example: Example, whole: Whole) -> _Attempt:
     for recorded in (train, evaluation):
         recorded.graph.lint()
     used = {str(n.target) for r in (train, evaluation) for n in r.graph.nodes if n.op == "get_attr"}
-    additions.drop_unused(used)
-    return _Attempt(train, evaluation, {mode: passes[mode or one].returns for mode in (True, False)})
+    guards = {mode: passes[mode].guards for mode in (True, False)}
+    additions.drop_unused(used.union(*(each.constants for each in guards.values())))
+    return Attempt(train, evaluation, {mode: passes[mode or one].returns for mode in (True, False)}, guards)
 
 
 def _run(snapshot: Snapshot, example: Example, whole: Whole, additions: Additions, train: bool) -> _Pass:
@@ -207,24 +221,5 @@ def _run(snapshot: Snapshot, example: Example, whole: Whole, additions: Addition
         raise KeepWholeError((), recorder.refused)
     if writer.obstacles:
         raise KeepWholeError(writer.obstacles)
-    join_whole_lists(writer.graph)
-    return _Pass(writer.graph, recorder.returns)
-
-
-def _compare(snapshot: Snapshot, attempt: _Attempt, trial: Trial, batching: Batching) -> None:
-    recorded = attempt.train if trial.train else attempt.eval
-    model = snapshot.model
-    mismatch = find_mismatch(snapshot, recorded, trial)
-    if mismatch is None:
-        return
-    path = locate(snapshot, recorded, attempt.returns[trial.train], mismatch)
-    # Torch's own modules do the same for every batch: what they were given is at fault.
-    while path and type(model.get_submodule(path)).__module__.startswith("torch.nn."):
-        path = path.rpartition(".")[0]
-    mode = "train" if trial.train else "eval"
-    # What one module of a class does, the others of that class do too: found together, not one a recording.
-    kind = type(model.get_submodule(path))
-    alike = [name for name, module in model.named_modules() if name and type(module) is kind] if path else [path]
-    samples = "as many samples as" if batching is Batching.FIXED else "more samples than"
-    cause = f"in {mode} mode, run on {samples} it was recorded with, {mismatch.cause}"
-    raise KeepWholeError([Obstacle(name, cause) for name in alike], compared=True)
+    guards = recorder.looks.guards(join_whole_lists(writer.graph))
+    return _Pass(writer.graph, recorder.returns, Guards(guards, writer.graph))

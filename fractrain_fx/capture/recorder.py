@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
-from types import FrameType
 from typing import Any
 
 import torch
@@ -18,17 +17,19 @@ from torch.overrides import TorchFunctionMode
 
 from fractrain_fx.capture import targets
 from fractrain_fx.capture.arguments import argument
-from fractrain_fx.capture.branches import guards_an_error, tests_for_overflow
-from fractrain_fx.capture.callees import Callee, callees
+from fractrain_fx.capture.callees import Callee
 from fractrain_fx.capture.constants import Additions
+from fractrain_fx.capture.data_sizes import decided_dims, passed_on
 from fractrain_fx.capture.effects import Effects, Watch
+from fractrain_fx.capture.looks import Looks
 from fractrain_fx.capture.results import map_results
-from fractrain_fx.capture.sizes import plain, symbolic_shape
-from fractrain_fx.capture.trees import has_mask, holds_tensor, map_tree, tensors_in
-from fractrain_fx.capture.values import ValueList, is_sizes
-from fractrain_fx.capture.writer import Source, UnrepresentableError, Writer
+from fractrain_fx.capture.sizes import plain
+from fractrain_fx.capture.trees import holds_tensor, map_tree, tensors_in
+from fractrain_fx.capture.writer import UnrepresentableError, Writer
 
 __all__ = ["Mark", "Recorder", "Return"]
+
+_SIZES = frozenset({"size", "numel", "nelement", "stride"})
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Mark:
     obstacles: int
     returns: int
     contractions: int
+    guards: int
 
 
 class Recorder(TorchFunctionMode):
@@ -54,6 +56,7 @@ class Recorder(TorchFunctionMode):
 
     Attributes:
         writer: the graph and its tensors.
+        looks: what Python code saw of sizes and values.
         returns: module calls in the order in which they ended.
         contractions: how many contractions were written through which a gradient flows.
         paused: whether calls are made without being written.
@@ -73,6 +76,7 @@ class Recorder(TorchFunctionMode):
         for path, module in model.named_modules():
             self.paths.setdefault(id(module), path)
         self.refused: set[Callee] = set()
+        self.looks = Looks(self.writer, self.paths, lambda: self.paused)
         self._effects = Effects()
 
     @contextlib.contextmanager
@@ -101,13 +105,17 @@ class Recorder(TorchFunctionMode):
 
     def mark(self) -> Mark:
         """Where the recording stands."""
-        return Mark(self.writer.graph._root.prev, len(self.writer.obstacles), len(self.returns), self.contractions)
+        writer = self.writer
+        return Mark(
+            writer.graph._root.prev, len(writer.obstacles), len(self.returns), self.contractions, len(self.looks)
+        )
 
     def fold(self, mark: Mark) -> None:
         """Take back what was written since ``mark``."""
         self.writer.erase_after(mark.last)
         del self.writer.obstacles[mark.obstacles :]
         del self.returns[mark.returns :]
+        self.looks.forget_after(mark.guards)
 
     def writes(self, value: Any) -> bool:
         """Whether a value can be a node's argument."""
@@ -135,11 +143,12 @@ class Recorder(TorchFunctionMode):
         result: Any,
         watched: Watch,
         random: bool = False,
+        decided: Collection[int] | None = None,
     ) -> Any:
         """Add the node of a call that was made and map its results (see :func:`map_results`).
 
         A call that returns no tensor and changes none leaves no node. ``random``: it draws numbers elsewhere than in
-        torch.
+        torch. ``decided``: dimensions of its results whose length values decide.
         """
         changed, drawn = self._effects.since(watched)
         drawn = drawn or random
@@ -160,7 +169,13 @@ class Recorder(TorchFunctionMode):
             if not (cut and x.requires_grad):
                 writer.touched(x, node, result)
         taken, in_place = {id(x) for x in watched.tensors}, {id(x) for x in changed}
-        return map_results(writer, result, node, taken, in_place, cut=cut and op == "call_module")
+        forms = [(x, writer.sized_by_data(writer.known(x))) for x in watched.tensors]
+        mapped = map_results(writer, result, node, taken, in_place, cut=cut and op == "call_module")
+        if decided or any(dims for _, dims in forms):
+            for x in tensors_in(mapped):
+                dims = decided or passed_on(str(getattr(target, "__name__", target)), x, forms)
+                writer.mark_sized(x, frozenset(dims))
+        return mapped
 
     def enter_autocast(self, region: torch.autocast) -> Node:
         """Write the start of an autocast region."""
@@ -189,23 +204,24 @@ class Recorder(TorchFunctionMode):
             return self._property(func, name, args)
         (op, target), ordered = targets.resolve(func, args, kwargs)
         name = str(target if op == "call_method" else getattr(func, "__name__", "call"))
-        if name in ("size", "numel", "nelement"):
+        if name in _SIZES:
             return self.size(name, args, kwargs)
         watched = self.watch(args, kwargs)
-        result = func(*plain(args), **plain(dict(kwargs)))
-        if name == "tolist" and is_sizes(args[0]) and self.writer.depends(args[0], Source.DATA):
-            return ValueList(result, args[0], partial(self._looked, args[0]))
-        self._check_data(name, args, result)
+        result = self.looks.values(name, args, func(*plain(args), **plain(dict(kwargs))), sys._getframe(1))
         if name in targets.CONTRACTIONS and any(x.requires_grad for x in tensors_in(result)):
             self.contractions += 1
         try:
-            return self.write(op, target, ordered, kwargs, result, watched)
+            result = self.write(op, target, ordered, kwargs, result, watched, decided=decided_dims(name, args))
         except UnrepresentableError:
             return self.write_closed(name, func, args, kwargs, result, watched)
+        self.looks.cut(name, args, kwargs, result)
+        return result
 
     def _property(self, func: Any, name: str, args: tuple[Any, ...]) -> Any:
         if name == "shape":
-            return self._shape(args[0])
+            return self.looks.shape(args[0])
+        if name == "nbytes":
+            return self.size("numel", args, {}) * args[0].element_size()
         watched = self.watch(args, {})
         result = func(*plain(args))
         if targets.is_setter(func):
@@ -217,64 +233,12 @@ class Recorder(TorchFunctionMode):
         return result
 
     def size(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """What ``size``, ``numel`` or ``nelement`` return, symbolic where it may differ from call to call."""
-        shape = self._shape(args[0])
-        if name != "size":
-            total: Any = 1
-            for size in shape:
-                total = total * size
-            return total
+        """What ``size``, ``stride``, ``numel`` or ``nelement`` return, symbolic where it may differ between calls."""
+        shape = self.looks.shape(args[0], torch.Tensor.stride if name == "stride" else torch.Tensor.size)
+        if name in ("numel", "nelement"):
+            return math.prod(shape)
         dim = args[1] if len(args) > 1 else kwargs.get("dim")
         return shape if dim is None else shape[dim]
-
-    def _shape(self, x: Tensor) -> torch.Size:
-        """The shape, symbolic where it may differ from call to call."""
-        known = self.writer.known(x) is not None and self.writer.depends(x, Source.INPUT)
-        return symbolic_shape(x) if known else x.shape
-
-    def _check_data(self, name: str, args: tuple[Any, ...], result: Any) -> None:
-        """Note where values decide what Python sees, or how large a tensor is.
-
-        A tensor of varying size in the root's own code (a loss over the labels that count) stays in the graph: its
-        rows reach no block of the model.
-        """
-        read = name in targets.VALUE_READS
-        masked = name in ("__getitem__", "getitem") and has_mask(args[1])
-        sized = masked or name in targets.DATA_DEPENDENT or (name == "where" and len(args) == 1)
-        if not (read or (sized and self.writer.path)):
-            return
-        for x in tensors_in(args):
-            if self.writer.depends(x, Source.DATA):
-                if isinstance(result, bool) and self._is_guard(name, x, result):
-                    self._assert_as_recorded(x, result)
-                    continue
-                # Two calls lie between here and the code that asked.
-                self._block(x, "indexing with a boolean mask" if masked else f"{name}()", sys._getframe(2))
-
-    def _looked(self, x: Tensor, frame: FrameType) -> None:
-        """Python code looks into what ``x.tolist()`` gave."""
-        if not self.paused:
-            self._block(x, "tolist()", frame)
-
-    def _block(self, x: Tensor, call: str, frame: FrameType) -> None:
-        cause = f"what it computes depends on values ({call})"
-        if self.writer.depends(x, Source.RANDOM) and not self.writer.depends(x, Source.INPUT):
-            cause = "random numbers decide what it computes (set its rate of dropped layers to 0)"
-        self.writer.block(cause, tuple(callees(frame, self.paths)))
-
-    def _is_guard(self, name: str, x: Tensor, value: bool) -> bool:
-        # Three calls lie between here and the code that asked.
-        return tests_for_overflow(self.writer.node_of(x)) or guards_an_error(
-            sys._getframe(3), value, called=name == "item"
-        )
-
-    def _assert_as_recorded(self, x: Tensor, value: bool) -> None:
-        """The graph is without the branch that handles an error or overflow, and stops where it would be needed."""
-        writer = self.writer
-        node = writer.node_of(x)
-        holds = node if value else writer.create("call_function", torch.logical_not, (node,))
-        message = f"{writer.path or 'the model'}: a test of values, {value} when recorded, is {not value}"
-        writer.create("call_function", torch._assert_async, (holds, message), effect=True)
 
     def write_closed(
         self,

@@ -1,24 +1,65 @@
-"""Sizes that remember where they came from: they behave as numbers and can be written as graph nodes."""
+"""Sizes that remember where they came from: they behave as numbers and can be written as graph nodes.
+
+Arithmetic on them stays symbolic. Where one becomes a plain value (a comparison, ``bool()``, a key of a dictionary,
+text), an observer is told what Python saw: a graph of this run holds only for calls in which it would see the same.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fractrain_fx.capture.values import ValueList
 
-__all__ = ["SymbolicFloat", "SymbolicInt", "has_symbols", "plain", "symbolic_shape"]
+__all__ = [
+    "READS",
+    "Observer",
+    "SymbolicFloat",
+    "SymbolicInt",
+    "has_symbols",
+    "number_of",
+    "observe",
+    "observed",
+    "plain",
+    "symbolic_shape",
+    "symbols_in",
+]
+
+READS: dict[Callable[..., Any], str] = {torch.Tensor.size: "size", torch.Tensor.stride: "stride"}
+"""Methods that read a number from a tensor's form, with the names that nodes call them by."""
+
+Observer = Callable[[Callable[..., Any], tuple[Any, ...], Any], None]
+"""Is told an operation, its operands (numbers and symbols) and the plain result that Python saw."""
+
+_observer: Observer | None = None
+
+
+@contextlib.contextmanager
+def observed(observer: Observer) -> Iterator[None]:
+    """Tell ``observer`` inside whenever a symbol becomes a plain value."""
+    global _observer
+    before, _observer = _observer, observer
+    try:
+        yield
+    finally:
+        _observer = before
+
+
+def observe(op: Callable[..., Any], operands: tuple[Any, ...], value: Any) -> Any:
+    """Say that Python sees ``value``, the result of an operation on symbols; returns it."""
+    if _observer is not None:
+        _observer(op, operands, value)
+    return value
 
 
 class _Symbol:
-    """What both kinds of number share: the operation and operands that gave the value.
-
-    Arithmetic stays symbolic; comparisons, hashing, formatting and conversion see the concrete value.
-    """
+    """A number with the operation and the operands that gave it."""
 
     op: Callable[..., Any]
     operands: tuple[Any, ...]
@@ -32,6 +73,11 @@ class _Symbol:
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return self
 
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        if method == "__call__" and not options and all(isinstance(x, (int, float, np.number)) for x in inputs):
+            return number_of(_of_numpy(ufunc), tuple(x.item() if isinstance(x, np.generic) else x for x in inputs))
+        return getattr(ufunc, method)(*map(_seen, inputs), **options)
+
 
 class SymbolicInt(_Symbol, int):
     """An ``int`` read from the shape of a recorded tensor, or computed from such."""
@@ -41,11 +87,17 @@ class SymbolicFloat(_Symbol, float):
     """A ``float`` computed from a :class:`SymbolicInt`."""
 
 
+def number_of(op: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
+    """Apply an operation to numbers and symbols: a symbol of the result, or what Python sees if that is no number."""
+    value = op(*map(plain, operands))
+    if isinstance(value, tuple) and op is divmod:
+        return _symbol(value[0], operator.floordiv, operands), _symbol(value[1], operator.mod, operands)
+    made = _symbol(value, op, operands)
+    return made if isinstance(made, _Symbol) else observe(op, operands, value)
+
+
 def _symbol(value: Any, op: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
-    if isinstance(value, tuple):
-        whole = op, operands
-        return tuple(_symbol(part, _item_of(whole, i), operands) for i, part in enumerate(value))
-    kind = SymbolicInt if type(value) is int else SymbolicFloat if type(value) is float else None
+    kind = SymbolicInt if type(value) is _INT else SymbolicFloat if type(value) is _FLOAT else None
     if kind is None:
         return value
     symbol = kind(value)
@@ -53,66 +105,99 @@ def _symbol(value: Any, op: Callable[..., Any], operands: tuple[Any, ...]) -> An
     return symbol
 
 
-def _item_of(whole: tuple[Callable[..., Any], tuple[Any, ...]], index: int) -> Callable[..., Any]:
-    return (operator.floordiv, operator.mod)[index] if whole[0] is divmod else whole[0]
+def _of_numpy(ufunc: Any) -> Callable[..., Any]:
+    def call(*numbers: Any) -> Any:
+        return ufunc(*numbers).item()
+
+    call.__name__ = call.__qualname__ = f"numpy_{ufunc.__name__}"
+    return _NUMPY.setdefault(ufunc, call)
+
+
+def _seen(value: Any) -> Any:
+    """The plain number, which Python code sees."""
+    return observe(operator.pos, (value,), plain(value)) if isinstance(value, _Symbol) else value
+
+
+# The types themselves: while a model is recorded, files may see stand-ins under their names.
+_INT, _FLOAT = int, float
+_NUMPY: dict[Any, Callable[..., Any]] = {}
 
 
 def _binary(op: Callable[..., Any], reflected: bool) -> Callable[[Any, Any], Any]:
     def method(self: Any, other: Any) -> Any:
+        if isinstance(other, np.generic):
+            other = other.item()
         if not isinstance(other, (int, float)):
+            if not isinstance(other, Tensor):
+                _seen(self)  # a list repeated that often, a complex number
             return NotImplemented
-        operands = (other, self) if reflected else (self, other)
-        return _symbol(op(*map(plain, operands)), op, operands)
+        return number_of(op, (other, self) if reflected else (self, other))
 
     return method
 
 
 def _unary(op: Callable[..., Any]) -> Callable[..., Any]:
     def method(self: Any, *args: Any) -> Any:
-        return _symbol(op(plain(self), *args), op, (self, *args))
+        return number_of(op, (self, *args))
 
     return method
+
+
+def _compared(op: Callable[..., Any]) -> Callable[[Any, Any], Any]:
+    def method(self: Any, other: Any) -> Any:
+        if not isinstance(other, (int, float, np.number)):
+            return NotImplemented
+        return observe(op, (self, other), op(plain(self), plain(other)))
+
+    return method
+
+
+def _converted(name: str) -> Callable[..., Any]:
+    def method(self: Any, *args: Any) -> Any:
+        return getattr(_seen(self), name)(*args)
+
+    return method
+
+
+def _truth(self: Any) -> bool:
+    return bool(observe(bool, (self,), bool(plain(self))))
 
 
 def _install() -> None:
     import math
 
-    binary: dict[str, Callable[..., Any]] = {
-        "add": operator.add,
-        "sub": operator.sub,
-        "mul": operator.mul,
-        "floordiv": operator.floordiv,
-        "truediv": operator.truediv,
-        "mod": operator.mod,
-        "pow": operator.pow,
-        "divmod": divmod,
-    }
+    binary = ("add", "sub", "mul", "floordiv", "truediv", "mod", "pow", "lshift", "rshift")
+    symbolic: dict[str, Callable[..., Any]] = {name: getattr(operator, name) for name in binary}
+    symbolic |= {"and": operator.and_, "or": operator.or_, "xor": operator.xor, "divmod": divmod}
     unary: dict[str, Callable[..., Any]] = {
         "neg": operator.neg,
         "pos": operator.pos,
         "abs": operator.abs,
+        "invert": operator.invert,
         "round": round,
         "ceil": math.ceil,
         "floor": math.floor,
     }
-    for name, op in binary.items():
+    for name, op in symbolic.items():
         setattr(_Symbol, f"__{name}__", _binary(op, reflected=False))
         setattr(_Symbol, f"__r{name}__", _binary(op, reflected=True))
     for name, op in unary.items():
         setattr(_Symbol, f"__{name}__", _unary(op))
+    for name in ("lt", "le", "gt", "ge", "eq", "ne"):
+        setattr(_Symbol, f"__{name}__", _compared(getattr(operator, name)))
+    for name in ("int", "float", "index", "trunc", "complex", "hash", "str", "repr", "format"):
+        setattr(_Symbol, f"__{name}__", _converted(f"__{name}__"))
+    for name in ("bit_length", "bit_count", "is_integer", "as_integer_ratio", "to_bytes", "hex"):
+        setattr(_Symbol, name, _converted(name))
+    _Symbol.__bool__ = _truth  # type: ignore[attr-defined]
 
 
 _install()
 
 
-def symbolic_shape(x: Tensor) -> torch.Size:
-    """The shape of a recorded tensor, each size a symbol for ``x.size(dim)``."""
-    sizes = []
-    for dim, size in enumerate(x.shape):
-        symbol = SymbolicInt(size)
-        symbol.op, symbol.operands = torch.Tensor.size, (x, dim)
-        sizes.append(symbol)
-    return torch.Size(sizes)
+def symbolic_shape(x: Tensor, read: Callable[..., Any] = torch.Tensor.size) -> torch.Size:
+    """The shape of a recorded tensor (or its strides), each number a symbol for ``x.size(dim)``."""
+    return torch.Size([_symbol(read(x, dim), read, (x, dim)) for dim in range(x.ndim)])
 
 
 def plain(value: Any) -> Any:
@@ -146,3 +231,12 @@ def has_symbols(value: Any) -> bool:
     if isinstance(value, slice):
         return has_symbols((value.start, value.stop, value.step))
     return type(value) is dict and any(map(has_symbols, value.values()))
+
+
+def symbols_in(value: Any) -> Iterator[Any]:
+    """The symbols in ``value`` and in the tuples and lists that make it up."""
+    if isinstance(value, _Symbol):
+        yield value
+    elif isinstance(value, (tuple, list)) and not isinstance(value, ValueList):
+        for part in value:
+            yield from symbols_in(part)

@@ -69,6 +69,7 @@ class Writer:
         self._cache: dict[Any, Node] = {}
         self._sources: dict[Source, set[Node]] = {source: set() for source in Source}
         self._blamed: set[int] = set()
+        self._sized: dict[Node, frozenset[int]] = {}
         self._names: dict[int, list[str]] = {}
         for named in (model.named_parameters, model.named_buffers):
             for name, tensor in named(remove_duplicate=False):
@@ -168,6 +169,15 @@ class Writer:
             for members in self._sources.values():
                 if node in members:
                     members.add(before)
+
+    def mark_sized(self, value: Tensor, dims: frozenset[int]) -> None:
+        """Data decide the length of these dimensions of a tensor."""
+        if dims and (node := self.known(value)) is not None:
+            self._sized[node] = dims
+
+    def sized_by_data(self, node: Node | None) -> frozenset[int]:
+        """Dimensions of a node's tensor whose length data decide."""
+        return self._sized.get(node, frozenset()) if node is not None else frozenset()
 
     def detached(self, node: Node) -> Node:
         """The node's value, cut from autograd."""

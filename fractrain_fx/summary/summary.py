@@ -175,6 +175,7 @@ def _notes(model: FracModel) -> Iterator[str]:
             "runs at one batch size only: the MACs of a sample are those of the recorded call over its batch size"
             + (", and the gates choose once for the whole batch" if model.config.gated else "")
         )
+    yield from _tied(model)
     device = next(model.parameters()).device.type
     if model.config.rounding == "compiled" and device != "cpu":
         yield f"rounding='compiled' changes nothing here: it is for CPUs, and this model lies on {device!r}"
@@ -184,6 +185,16 @@ def _notes(model: FracModel) -> Iterator[str]:
         yield from _lowered(model)
     if model.config.torchao is not None:
         yield from _swapped(model, model.config.torchao)
+
+
+def _tied(model: FracModel) -> Iterator[str]:
+    recordings = model._inside.variants
+    ties = {str(guard): guard for guards in recordings.first.recording.guards.values() for guard in guards.ties}
+    for condition, guard in ties.items():
+        yield f"recorded for {condition}: {guard.place}; calls that do not meet it are recorded anew"
+    rest = len(model.guards) - len(ties)
+    if rest:
+        yield f"{rest} more conditions on sizes held in every call so far: model.guards lists them"
 
 
 def _dispatched(model: FracModel) -> Iterator[str]:

@@ -58,15 +58,17 @@ def test_a_graph_runs_at_sizes_that_it_was_not_recorded_with(shape: tuple[int, .
     assert torch.equal(recording.train(x), model(x))
 
 
+class Fixed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.scale = nn.Parameter(torch.ones(2, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) * self.scale
+
+
 def test_a_model_made_for_one_batch_size_is_recorded_and_says_so() -> None:
-    class Fixed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.scale = nn.Parameter(torch.ones(2, 4))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x * self.scale
-
     recording = record(Fixed(), (torch.randn(2, 4),))
     assert recording.fixed_batch
     assert recording.checked
@@ -83,11 +85,16 @@ class CountsItsSamples(nn.Module):
         return self.head(x + self.body(x))  # type: ignore[no-any-return]
 
 
-def test_a_model_that_counts_its_samples_is_recorded_for_that_many_and_refuses_others() -> None:
+def test_a_model_that_counts_its_samples_is_recorded_anew_for_another_number() -> None:
     model = CountsItsSamples()
     assert record(model, (torch.randn(3, 4),)).fixed_batch
     rewritten = fractrainify(model, config=FracConfig(method="float"), example_inputs=(torch.randn(3, 4),))
-    x = torch.randn(3, 4)
-    assert torch.equal(rewritten(x), model(x))
-    with pytest.raises(InputError, match=r"batch of 2.*recorded on one of 3.*drop_last"):
-        rewritten(torch.randn(2, 4))
+    for samples in (3, 2):
+        x = torch.randn(samples, 4)
+        assert torch.equal(rewritten(x), model(x))
+
+
+def test_a_model_made_for_one_batch_size_refuses_others_in_its_own_words() -> None:
+    rewritten = fractrainify(Fixed(), config=FracConfig(method="float"), example_inputs=(torch.randn(2, 4),))
+    with pytest.raises(InputError, match=r"recorded for x.size\(0\) == 2.*\(3, 4\).*must match the size"):
+        rewritten(torch.randn(3, 4))

@@ -1,0 +1,173 @@
+"""What a recorded graph is tied to: the sizes that Python code looked at, and what it saw."""
+
+from __future__ import annotations
+
+import linecache
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from torch.fx import Node
+
+__all__ = ["Expression", "Guard", "Place", "Size", "place_of"]
+
+_SIGNS = {
+    operator.lt: "<",
+    operator.le: "<=",
+    operator.gt: ">",
+    operator.ge: ">=",
+    operator.eq: "==",
+    operator.ne: "!=",
+    operator.add: "+",
+    operator.sub: "-",
+    operator.mul: "*",
+    operator.floordiv: "//",
+    operator.truediv: "/",
+    operator.mod: "%",
+    operator.pow: "**",
+    operator.lshift: "<<",
+    operator.rshift: ">>",
+    operator.and_: "&",
+    operator.or_: "|",
+    operator.xor: "^",
+}
+_OPPOSITES = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A line of a model's code.
+
+    Attributes:
+        file: its path.
+        line: its number, from 1.
+    """
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        code = linecache.getline(self.file, self.line).strip()
+        return f"{self.file}:{self.line}" + (f" ({code})" if code else "")
+
+
+@dataclass(frozen=True)
+class Size:
+    """A number read from the form of a tensor.
+
+    Attributes:
+        node: the tensor's node.
+        dim: which dimension.
+        read: ``"size"`` or ``"stride"``.
+    """
+
+    node: Node
+    dim: int
+    read: str = "size"
+
+    def __str__(self) -> str:
+        return f"{self.node.name}.{self.read}({self.dim})"
+
+
+@dataclass(frozen=True)
+class Expression:
+    """An operation on sizes and numbers."""
+
+    op: Callable[..., Any]
+    operands: tuple[Any, ...]
+
+    def value(self, sizes: Mapping[Size, int]) -> Any:
+        """The result for the given sizes."""
+        return self.op(*(_value(each, sizes) for each in self.operands))
+
+    @property
+    def sizes(self) -> frozenset[Size]:
+        """The sizes that it reads."""
+        read = (each.sizes if isinstance(each, Expression) else {each} for each in self.operands if _reads(each))
+        return frozenset().union(*read)
+
+    def on(self, nodes: Mapping[Node, Node]) -> Expression:
+        """The same expression on the nodes of a copied graph."""
+
+        def moved(each: Any) -> Any:
+            if isinstance(each, Expression):
+                return each.on(nodes)
+            return Size(nodes[each.node], each.dim, each.read) if isinstance(each, Size) else each
+
+        return Expression(self.op, tuple(map(moved, self.operands)))
+
+    def __str__(self) -> str:
+        parts = [f"({each})" if _has_sign(each) else str(each) for each in self.operands]
+        if self.op is operator.pos:
+            return parts[0].removeprefix("(").removesuffix(")") if _has_sign(self.operands[0]) else parts[0]
+        if self.op in _SIGNS:
+            return f"{parts[0]} {_SIGNS[self.op]} {parts[1]}"
+        return f"{getattr(self.op, '__name__', self.op)}({', '.join(map(str, self.operands))})"
+
+
+@dataclass(frozen=True)
+class Guard:
+    """What Python code saw of the sizes, and where.
+
+    Attributes:
+        expression: what was looked at.
+        value: what was seen: the graph is its model's for calls in which the expression has this value.
+        module: path of the module whose code looked.
+        place: the line that looked.
+    """
+
+    expression: Expression
+    value: Any
+    module: str
+    place: Place
+
+    def holds(self, sizes: Mapping[Size, int]) -> bool:
+        """Whether Python would see the same for the given sizes."""
+        try:
+            found = self.expression.value(sizes)
+        except (ArithmeticError, ValueError, TypeError):
+            return False
+        return type(found) is type(self.value) and bool(found == self.value)
+
+    @property
+    def exact(self) -> bool:
+        """Whether one number is asked for, rather than a relation that other sizes may meet as well."""
+        return not isinstance(self.value, bool) or (self.expression.op is operator.eq) == self.value
+
+    def __str__(self) -> str:
+        expression, value = self.expression, self.value
+        if not isinstance(value, bool):
+            return f"{expression} == {value}"
+        if expression.op is bool:
+            return f"{expression.operands[0]} {'!=' if value else '=='} 0"
+        if value or expression.op not in _SIGNS:
+            return str(expression) if value else f"not {expression}"
+        sign = _SIGNS[expression.op]
+        return str(expression).replace(f" {sign} ", f" {_OPPOSITES[sign]} ", 1) if sign in _OPPOSITES else str(value)
+
+
+def place_of(frame: FrameType | None) -> Place:
+    """The innermost line of the model's own code: not of this package, torch or a library of numbers."""
+    first = frame
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        if not name.startswith(("fractrain_fx.", "torch.", "numpy.", "einops.", "functools", "contextlib")):
+            return Place(frame.f_code.co_filename, frame.f_lineno)
+        frame = frame.f_back
+    return Place(first.f_code.co_filename, first.f_lineno) if first else Place("?", 0)
+
+
+def _reads(each: Any) -> bool:
+    return isinstance(each, (Expression, Size))
+
+
+def _has_sign(each: Any) -> bool:
+    return isinstance(each, Expression) and each.op in _SIGNS
+
+
+def _value(each: Any, sizes: Mapping[Size, int]) -> Any:
+    if isinstance(each, Expression):
+        return each.value(sizes)
+    return sizes[each] if isinstance(each, Size) else each

@@ -1,0 +1,448 @@
+"""Code that looks at sizes: at other sizes the rewritten model equals the original, or says what it is tied to."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil, log, sqrt
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fractrain_fx import FracConfig, FracModel, fractrainify, summarize
+from fractrain_fx.errors import CaptureError, InputError
+
+Code = Callable[["Layers", Tensor], Any]
+
+
+class Layers(nn.Module):
+    """Layers for one probe, whose code is its forward. Inputs are (batch, length, 4)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.cell = nn.GRUCell(4, 4)
+        self.table = nn.Parameter(torch.randn(32, 4))
+        self.scales = nn.ParameterList(nn.Parameter(torch.randn(4)) for _ in range(12))
+        self.floats = [0.5 * i for i in range(40)]
+        self.cache: dict[Any, Tensor] = {}
+
+
+PROBES: dict[str, tuple[Code, bool]] = {}
+
+
+def probe(code: Code | None = None, *, refused: bool = False) -> Any:
+    """Note a probe; ``refused``: the model cannot be recorded, and the error names the place."""
+    if code is None:
+        return functools.partial(probe, refused=refused)
+    PROBES[code.__name__] = code, refused
+    return code
+
+
+@probe
+def loop_over_a_length(m: Layers, x: Tensor) -> Tensor:
+    out = x[:, 0] * 0
+    for t in range(x.shape[1]):
+        out = out + m.linear(x[:, t]) * t
+    return out
+
+
+@probe
+def gru_cell_loop(m: Layers, x: Tensor) -> Tensor:
+    h = x[:, 0] * 0
+    for t in range(x.size(1)):
+        h = m.cell(x[:, t], h)
+    return m.linear(h)
+
+
+@probe
+def while_on_a_length(m: Layers, x: Tensor) -> Tensor:
+    h = m.linear(x)
+    while h.shape[1] > 3:
+        h = h[:, 1:]
+    return h
+
+
+@probe
+def branch_on_a_length(m: Layers, x: Tensor) -> Tensor:
+    return m.linear(x) if x.shape[1] >= 6 else m.other(x)
+
+
+@probe
+def logarithm_of_a_length(m: Layers, x: Tensor) -> Tensor:
+    return m.linear(x) * math.log(x.size(1))
+
+
+@probe
+def logarithm_imported_by_name(m: Layers, x: Tensor) -> Tensor:
+    return m.linear(x) * log(x.size(1)) + sqrt(x.size(1) / 3) + ceil(x.size(1) / 2)
+
+
+@probe
+def root_to_int(m: Layers, x: Tensor) -> Tensor:
+    return m.linear(x)[:, : int(math.sqrt(x.shape[1]))]
+
+
+@probe
+def share_to_int(m: Layers, x: Tensor) -> Tensor:
+    return m.linear(x)[:, int(0.25 * x.shape[1]) :]
+
+
+@probe
+def list_over_positions(m: Layers, x: Tensor) -> Tensor:
+    return torch.stack([m.linear(x[:, t]) * (t + 1) for t in range(x.shape[1])], 1)
+
+
+@probe
+def number_of_parts(m: Layers, x: Tensor) -> Tensor:
+    return sum((m.linear(part).sum(1) * i for i, part in enumerate(x.split(2, dim=1))), x[:, 0])
+
+
+@probe
+def number_of_chunks(m: Layers, x: Tensor) -> Tensor:
+    parts = x.chunk(4, dim=1)
+    return m.linear(parts[-1]).sum(1) * len(parts)
+
+
+@probe
+def share_of_the_batch(m: Layers, x: Tensor) -> Tensor:
+    return m.linear(x)[: int(0.5 * x.shape[0])]
+
+
+@probe
+def parts_unused_but_counted(m: Layers, x: Tensor) -> Tensor:
+    total = 0
+    for i, _ in enumerate(x.unbind(1)):
+        total = total + i
+    return m.linear(x) * total
+
+
+@probe
+def divmod_of_a_length(m: Layers, x: Tensor) -> Tensor:
+    whole, rest = divmod(x.shape[1], 2)
+    return F.pad(m.linear(x), (0, 0, 0, rest)).view(x.shape[0], whole + rest, 2, 4)
+
+
+@probe
+def slices_with_steps(m: Layers, x: Tensor) -> Tensor:
+    n = x.shape[1]
+    return m.linear(x)[:, : n // 2 : 2] + m.linear(x)[:, n - 1 : n : 1].mean(1, keepdim=True)
+
+
+@probe
+def arange_of_half(m: Layers, x: Tensor) -> Tensor:
+    return m.linear(x)[:, torch.arange(x.shape[1] // 2)]
+
+
+@probe
+def nested_loops(m: Layers, x: Tensor) -> Tensor:
+    out = x[:, 0] * 0
+    for i in range(x.shape[1]):
+        for j in range(i):
+            out = out + m.linear(x[:, i]) * j
+    return out
+
+
+@probe
+def length_of_a_list_built_in_a_loop(m: Layers, x: Tensor) -> Tensor:
+    rows = []
+    for row in x.unbind(1):
+        rows.append(m.linear(row))
+    return rows[0] * len(rows)
+
+
+@probe
+def sizes_through_tuples(m: Layers, x: Tensor) -> Tensor:
+    pair = (x.shape[0], (x.shape[1], 4))
+    return m.linear(x).reshape(pair[0] * pair[1][0], pair[1][1]) / pair[1][0]
+
+
+@dataclass
+class Form:
+    batch: int
+    length: int
+
+
+@probe
+def sizes_through_dataclasses(m: Layers, x: Tensor) -> Tensor:
+    form = Form(*x.shape[:2])
+    return m.linear(x).view(form.batch, -1)[:, : form.length] * (2 if form.length > 6 else 3)
+
+
+@probe
+def cache_of_tables_by_length(m: Layers, x: Tensor) -> Tensor:
+    n = x.shape[1]
+    if n not in m.cache:
+        m.cache[n] = torch.arange(n)[:, None] * 0.1
+    return m.linear(x) + m.cache[n]
+
+
+@functools.lru_cache
+def _weights(n: int) -> tuple[float, ...]:
+    return tuple(1 / (i + 1) for i in range(n))
+
+
+@probe
+def lru_cache_by_length(m: Layers, x: Tensor) -> Tensor:
+    return m.linear(x) * torch.tensor(_weights(x.shape[1]))[:, None]
+
+
+@probe
+def constant_view_by_chance(m: Layers, x: Tensor) -> Tensor:
+    return m.linear(x).reshape(x.shape[0], -1)[:, :20] if x.shape[1] == 5 else m.linear(x).flatten(1)
+
+
+@probe
+def list_indexed_by_a_length(m: Layers, x: Tensor) -> Tensor:
+    return m.linear(x) * m.floats[x.shape[1]]
+
+
+@probe
+def list_cut_at_a_length(m: Layers, x: Tensor) -> Tensor:
+    return m.linear(x) * sum(m.floats[: x.shape[1]])
+
+
+@probe
+def layers_up_to_a_length(m: Layers, x: Tensor) -> Tensor:
+    for scale in list(m.scales)[: x.shape[1]]:
+        x = m.linear(x) * scale
+    return x
+
+
+@probe
+def repeated_list(m: Layers, x: Tensor) -> Tensor:
+    return m.linear(x) * torch.tensor([0.5] * x.shape[1])[:, None]
+
+
+@probe
+def product_by_numpy(m: Layers, x: Tensor) -> Tensor:
+    return m.linear(x).reshape(x.shape[0], int(np.prod(x.shape[1:]))) / np.sqrt(x.shape[1])
+
+
+@probe
+def array_of_a_length(m: Layers, x: Tensor) -> Tensor:
+    return m.linear(x) * torch.from_numpy(np.linspace(0, 1, x.shape[1], dtype=np.float32))[:, None]
+
+
+@probe
+def elements_of_the_shape(m: Layers, x: Tensor) -> Tensor:
+    return m.linear(x) / x.shape.numel()
+
+
+@probe
+def bytes_and_strides(m: Layers, x: Tensor) -> Tensor:
+    return m.linear(x) / x.nbytes + x.stride(0)
+
+
+@probe
+def text_of_a_length(m: Layers, x: Tensor) -> Tensor:
+    return getattr(m, {"5": "linear"}.get(f"{x.shape[1]}", "other"))(x)  # type: ignore[no-any-return]
+
+
+@probe
+def maximum_of_lengths(m: Layers, x: Tensor) -> Tensor:
+    return m.linear(x)[:, : max(x.shape[1] - 3, 1)] * min(x.shape[1], 6)
+
+
+@probe
+def bits_of_a_length(m: Layers, x: Tensor) -> Tensor:
+    n = x.shape[1]
+    return m.linear(x) * (n >> 1) + (n & 1) + n.bit_length() + (~n)
+
+
+@probe
+def truth_of_a_rest(m: Layers, x: Tensor) -> Tensor:
+    return m.linear(x) if x.shape[1] % 2 else m.other(x)
+
+
+@probe
+def padding_to_a_multiple(m: Layers, x: Tensor) -> Tensor:
+    rest = (-x.shape[1]) % 4
+    if rest:
+        x = F.pad(x, (0, 0, 0, rest))
+    return m.linear(x.view(x.shape[0], -1, 4, 4)).mean(2)
+
+
+@probe
+def windows_counted(m: Layers, x: Tensor) -> Tensor:
+    count = x.shape[1] // 2
+    return torch.cat([m.linear(x[:, 2 * i : 2 * i + 2]) * i for i in range(count)], 1)
+
+
+@probe
+def recursion_on_a_length(m: Layers, x: Tensor) -> Tensor:
+    def halved(y: Tensor) -> Tensor:
+        return y if y.shape[1] < 2 else halved(m.linear(y[:, ::2]))
+
+    return halved(x)
+
+
+@probe
+def zipped_positions(m: Layers, x: Tensor) -> Tensor:
+    out = x[:, 0]
+    for t, scale in zip(range(x.shape[1]), itertools.count(1), strict=False):
+        out = out + m.linear(x[:, t]) / scale
+    return out
+
+
+@probe
+def steps_of_a_range(m: Layers, x: Tensor) -> Tensor:
+    return torch.cat([m.linear(x[:, t : t + 2]) * t for t in range(0, x.shape[1], 2)], 1)
+
+
+@probe
+def reversed_range(m: Layers, x: Tensor) -> Tensor:
+    h = x[:, 0]
+    for t in range(x.shape[1] - 1, -1, -1):
+        h = m.linear(h) + x[:, t]
+    return h
+
+
+@probe
+def comparison_of_two_lengths(m: Layers, x: Tensor) -> Tensor:
+    y = x[:, 1:]
+    return m.linear(x[:, : y.shape[1]]) + y if x.shape[1] != y.shape[1] else x
+
+
+@probe
+def shape_compared_whole(m: Layers, x: Tensor) -> Tensor:
+    return m.linear(x) if x.shape[1:] == (5, 4) else m.other(x)
+
+
+@probe
+def average_over_length_in_python(m: Layers, x: Tensor) -> Tensor:
+    return m.linear(x).sum(1) * (1 / float(x.shape[1])) + round(x.shape[1] / 3)
+
+
+@probe
+def power_of_a_length(m: Layers, x: Tensor) -> Tensor:
+    return m.linear(x) * x.shape[1] ** -0.5 + 2 ** (x.shape[1] - 3) + abs(3 - x.shape[1])
+
+
+@probe
+def sizes_of_results(m: Layers, x: Tensor) -> Tensor:
+    y = F.avg_pool1d(m.linear(x).transpose(1, 2), 2)
+    return y * 2 if y.shape[-1] > 2 else y * 3
+
+
+@probe
+def iteration_over_a_tensor(m: Layers, x: Tensor) -> Tensor:
+    return sum((m.linear(row) * i for i, row in enumerate(x.transpose(0, 1))), x[:, 0])
+
+
+@probe
+def unpacked_parts(m: Layers, x: Tensor) -> Tensor:
+    first, *rest = m.linear(x).unbind(1)
+    return first + sum(rest) / len(rest)
+
+
+@probe
+def pairs_of_positions(m: Layers, x: Tensor) -> Tensor:
+    pairs = list(itertools.combinations(range(x.shape[1]), 2))
+    return sum((m.linear(x[:, i] - x[:, j]) for i, j in pairs), x[:, 0]) / len(pairs)
+
+
+@probe
+def number_of_dimensions(m: Layers, x: Tensor) -> Tensor:
+    return m.linear(x).mean(1) if x.ndim == 3 else m.other(x)
+
+
+@probe
+def hyperbolic_of_a_length(m: Layers, x: Tensor) -> Tensor:
+    return m.linear(x) * math.tanh(x.shape[1] / 8) + math.gcd(x.shape[1], 6) + math.comb(x.shape[1], 2)
+
+
+@probe
+def ordered_lengths(m: Layers, x: Tensor) -> Tensor:
+    return m.linear(x) * sorted([x.shape[1], 6, 4])[1]
+
+
+@probe
+def sampled_positions(m: Layers, x: Tensor) -> Tensor:
+    return m.linear(x)[:, np.arange(x.shape[1])[::2].copy()]
+
+
+@probe(refused=True)
+def number_of_hits(m: Layers, x: Tensor) -> Tensor:
+    hits = (x[:, 0, 0] > 0).nonzero().squeeze(-1)
+    return m.linear(x[hits]).sum(0) if hits.numel() else m.other(x).sum(0)
+
+
+@probe(refused=True)
+def masked_rows_counted(m: Layers, x: Tensor) -> Tensor:
+    rows = x[x[..., 0] > 0]
+    return m.linear(rows).sum(0) if len(rows) > 5 else m.other(x).sum((0, 1))
+
+
+@probe(refused=True)
+def unique_values_counted(m: Layers, x: Tensor) -> Tensor:
+    return m.linear(x) * x.round().unique().shape[0] if x.round().unique().shape[0] > 3 else m.other(x)
+
+
+@probe(refused=True)
+def experts_with_tokens(m: Layers, x: Tensor) -> Tensor:
+    chosen, out = x[..., :2].argmax(-1).flatten(), x.flatten(0, 1) * 0
+    for k, layer in enumerate((m.linear, m.other)):
+        n = (chosen == k).nonzero().squeeze(-1)
+        if n.numel():
+            out = out.index_add(0, n, layer(x.flatten(0, 1)[n]))
+    return out
+
+
+def built(code: Code) -> tuple[nn.Module, FracModel]:
+    model = type("Probe", (Layers,), {"forward": code})()
+    config = FracConfig(method="float", recordings=12)
+    return model, fractrainify(model, config=config, example_inputs=(torch.randn(2, 5, 4),))
+
+
+SHAPES = [(2, 5, 4), (3, 5, 4), (1, 5, 4), (5, 5, 4), (2, 6, 4), (2, 4, 4), (4, 9, 4), (2, 2, 4), (1, 7, 4)]
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_other_sizes_give_what_the_model_gives_or_are_refused(name: str) -> None:
+    code, refused = PROBES[name]
+    torch.manual_seed(0)
+    if refused:
+        with pytest.raises(CaptureError, match=r"a size that data decide|depends on values"):
+            built(code)
+        return
+    model, rewritten = built(code)
+    equal = 0
+    for shape in SHAPES:
+        x = torch.randn(shape)
+        try:
+            expected = model(x)
+        except (RuntimeError, ValueError, IndexError, TypeError, ZeroDivisionError):
+            continue
+        assert torch.equal(rewritten(x), expected), shape
+        equal += 1
+    assert equal > 4
+
+
+def test_one_recording_serves_all_sizes_at_which_its_conditions_hold() -> None:
+    _, rewritten = built(branch_on_a_length)
+    assert [str(guard) for guard in rewritten.guards] == ["x.size(1) < 6"]
+    for length in (5, 2, 8, 7, 20, 3):
+        rewritten(torch.randn(2, length, 4))
+    assert len(list(rewritten._inside.variants)) == 2
+
+
+def test_a_call_that_no_recording_may_be_made_for_names_the_line_and_both_sizes() -> None:
+    model = type("Probe", (Layers,), {"forward": loop_over_a_length})()
+    config = FracConfig(method="float", recordings=1)
+    rewritten = fractrainify(model, config=config, example_inputs=(torch.randn(2, 5, 4),))
+    with pytest.raises(InputError, match=r"== 5.*test_guards\.py:\d+ \(for t in range.*\(2, 7, 4\).*recordings"):
+        rewritten(torch.randn(2, 7, 4))
+    assert "range(x.shape[1])" in str(summarize(rewritten))
+
+
+def test_a_table_looked_up_by_python_ties_the_model_to_its_length_and_is_found_by_comparing() -> None:
+    _, rewritten = built(list_indexed_by_a_length)
+    assert "x.size(1) == 5" in [str(guard) for guard in rewritten.guards]
