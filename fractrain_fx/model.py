@@ -78,7 +78,8 @@ class FracModel(nn.Module):
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         """Move or convert all tensors; recordings for other sizes are made anew when they are needed."""
         self._inside.variants.forget()
-        return super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
 
     def calibrate(self, batches: Iterable[Any]) -> None:
         """Fill the activation ranges from batches, in evaluation mode, without training anything.

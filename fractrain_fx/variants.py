@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.passes.infra.pass_base import PassBase
 from torch.utils import _pytree as pytree
 
@@ -114,8 +113,7 @@ class Variants:
 
     def place_for(self, training: bool, forms: Sequence[Form]) -> int:
         """Which recording holds for tensors of certain forms; -1 where none does."""
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            made = iter([torch.empty(form[0], dtype=form[1], device=form[2]) for form in forms])
+        made = iter([torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in forms])
         recording = self.first.recording
         example = recording.call.bind(recording.args, recording.kwargs)
         values = pytree.tree_map_only(torch.Tensor, lambda _: next(made), example)

@@ -70,7 +70,7 @@ class Mismatch:
 def trials_of(snapshot: Snapshot, example: Example, axis: int, grow: bool = True) -> tuple[list[Trial], Batching]:
     """Runs to compare with, in eval and in train mode, and how a batch can grow.
 
-    They have one sample more than the example, or as many where the model does not run with more (or without ``grow``).
+    They have more samples than the example, or as many where the model does not run with more (or without ``grow``).
 
     Raises:
         InputError: the model fails on the example.
@@ -81,9 +81,13 @@ def trials_of(snapshot: Snapshot, example: Example, axis: int, grow: bool = True
         size = batch_size(inputs, axis, packed=packed)
         if not size:
             continue
-        grown = example.on(*resize_batch(inputs, size + 1, axis, packed=packed))
+        # Twice as many in evaluation, which keeps nothing for gradients: a share of the batch shows only then.
+        grown = {
+            train: example.on(*resize_batch(inputs, samples, axis, packed=packed))
+            for train, samples in ((False, 2 * size + 1), (True, size + 1))
+        }
         try:
-            runs = [trial_of(snapshot, grown, train) for train in (False, True)]
+            runs = [trial_of(snapshot, call, train) for train, call in grown.items()]
         except Exception:  # whatever a model says to a batch size that it does not take
             continue
         return runs, batching

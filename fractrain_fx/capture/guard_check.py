@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, Interpreter, Node
+from torch.nn.modules import activation, batchnorm, dropout, normalization
 from torch.utils import _pytree as pytree
 
 from fractrain_fx.capture.guards import Guard, Size
@@ -20,7 +20,7 @@ from fractrain_fx.capture.trees import tensors_in
 __all__ = ["Form", "Guards", "Shapes", "forms_of", "shapes_of"]
 
 Shapes = tuple[torch.Size, ...]
-Form = tuple[tuple[int, ...], torch.dtype, str]
+Form = tuple[tuple[int, ...], torch.dtype]
 
 
 def shapes_of(values: Any) -> Shapes:
@@ -29,8 +29,8 @@ def shapes_of(values: Any) -> Shapes:
 
 
 def forms_of(values: Any) -> tuple[Form, ...]:
-    """Shape, dtype and device of all tensors of a call, as plain values: a compiled call is compiled for them."""
-    return tuple((tuple(map(operator.index, x.shape)), x.dtype, x.device.type) for x in tensors_in(values))
+    """Shape and dtype of all tensors of a call, as plain values: a compiled call is compiled for them."""
+    return tuple((tuple(map(operator.index, x.shape)), x.dtype) for x in tensors_in(values))
 
 
 class Guards:
@@ -49,7 +49,7 @@ class Guards:
         nodes = _needed(graph, {size.node for guard in found for size in guard.expression.sizes})
         self._graph, moved = _copied(graph, nodes)
         self.guards = tuple(replace(guard, expression=guard.expression.on(moved)) for guard in found)
-        self._placeholders = [node for node in self._graph.nodes if node.op == "placeholder"]
+        self._placeholders: list[Node] = [node for node in self._graph.nodes if node.op == "placeholder"]
         self._added: tuple[Guard, ...] = ()
         self._known: dict[Shapes, tuple[Guard, ...]] = {}
 
@@ -112,17 +112,16 @@ class Guards:
         if node.target is operator.getitem and isinstance(node.args[0], Node):
             whole = self._given(node.args[0], values)
             if isinstance(whole, (dict, list, tuple)) and not isinstance(node.args[1], Node):
-                return whole[node.args[1]]  # type: ignore[index,call-overload]
+                return whole[node.args[1]]  # type: ignore[index]
         return None
 
     def _inner(self, wanted: set[Size], values: Sequence[Any], owner: nn.Module, model: nn.Module) -> dict[Size, int]:
-        given = next((x.fake_mode for x in tensors_in(values) if isinstance(x, FakeTensor)), None)
+        shapes_only = pytree.tree_map_only(Tensor, _without_data, list(values))
         try:
-            with given or FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
-                fake = values if given else pytree.tree_map_only(Tensor, mode.from_tensor, list(values))
-                return _Sizes(owner, self._graph, wanted).found(fake)
+            with torch.no_grad():
+                return _SizesWithoutData(owner, self._graph, wanted).found(shapes_only)
         except Exception:  # values decide sizes, or foreign code reads them: only a run with data tells
-            if given is not None:
+            if any(x.is_meta for x in tensors_in(values)):
                 return {}
         run = _Sizes(owner, self._graph, wanted)
         with Snapshot(model).kept(), torch.no_grad():
@@ -156,6 +155,45 @@ class _Sizes(Interpreter):
                 if size.dim < value.ndim:
                     self.sizes[size] = int(getattr(value, size.read)(size.dim))
         return value
+
+
+# Their result has the form of their first operand. On the meta device torch computes them in Python, in a millisecond.
+_KEEP_FORM = frozenset(
+    {"layer_norm", "group_norm", "batch_norm", "instance_norm", "rms_norm", "dropout", "softmax", "log_softmax"}
+    | {"gelu", "relu", "relu6", "silu", "mish", "elu", "leaky_relu", "hardswish", "hardsigmoid", "sigmoid", "tanh"}
+)
+_KEEPING = (activation.__name__, dropout.__name__, normalization.__name__, batchnorm.__name__)
+_OTHERS = (nn.MultiheadAttention, nn.GLU)
+
+
+class _SizesWithoutData(_Sizes):
+    """The same on the meta device, where parameters and buffers are replaced as well."""
+
+    def fetch_attr(self, target: str) -> Any:
+        """A parameter or buffer without its data; modules as they are."""
+        value = super().fetch_attr(target)
+        return _without_data(value) if isinstance(value, Tensor) else value
+
+    def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a module on such parameters; none of its own are read or written."""
+        module = self.fetch_attr(target)
+        if type(module).__module__ in _KEEPING and not isinstance(module, _OTHERS):
+            return args[0] if args else kwargs["input"]
+        state = {name: _without_data(x) for name, x in (*module.named_parameters(), *module.named_buffers())}
+        return torch.func.functional_call(module, state, args, kwargs)
+
+    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a function, or spare it."""
+        name = getattr(target, "__name__", "")
+        if name in _KEEP_FORM and args:
+            return args[0]
+        if name == "scaled_dot_product_attention" and len(args) > 2:
+            return args[0].new_empty((*args[0].shape[:-1], args[2].shape[-1]))
+        return super().call_function(target, args, kwargs)
+
+
+def _without_data(x: Tensor) -> Tensor:
+    return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta")
 
 
 def _met(guard: Guard, sizes: dict[Size, int]) -> bool:

@@ -132,9 +132,8 @@ def standins(model: nn.Module) -> Iterator[Place]:
         yield math, real.__name__, stand_in
     for file in _files(model):
         for name, value in list(vars(file).items()):
-            stand_in = _MATH.get(value) if type(value) is type(math.sqrt) else None
-            if stand_in is not None:
-                yield file, name, stand_in
+            if type(value) is type(math.sqrt) and value in _MATH:
+                yield file, name, _MATH[value]
         for name, made in _NAMES.items():
             if name not in vars(file):
                 yield file, name, made

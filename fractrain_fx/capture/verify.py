@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import operator
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -95,26 +95,19 @@ class Elsewhere:
         self._trials: dict[Change, Trial | None] = {}
 
     def check(self, attempt: Attempt) -> None:
-        """Compare the graph with the model, and tie it to the lengths at which it was recorded where they differ.
-
-        Raises:
-            KeepWholeError: the graph differs with more samples than it was recorded with; names the modules to blame.
-        """
-        size = batch_size(self._inputs, self._axis, packed=self._batching is Batching.PACKED)
-        grows = self._batching is not Batching.FIXED and size
-        many, few = (2 * size + 1 if grows and size else None), (1 if grows and size and size > 1 else None)
-        first, *rest = lengths(self._inputs, self._axis) or [None]
-        # The larger batch goes with the shorter length: together they cost little more than the example.
-        for batch, other in ((many, shorter), (few, longer)):
-            whole = Change(batch, Length(first, other(first)) if first else None)
-            if not self._agrees(attempt, whole):
-                if batch:
-                    self._settle(attempt, Change(batch))
-                if first:
-                    self._settle_length(attempt, first, other(first))
-        for length in rest:
-            if length is not None:
-                self._settle_length(attempt, length, longer(length))
+        """Compare the graph with the model, and tie it to the sizes at which it was recorded where they differ."""
+        samples = batch_size(self._inputs, self._axis, packed=self._batching is Batching.PACKED) or 1
+        one = 1 if samples > 1 and self._batching is not Batching.FIXED else None
+        found = lengths(self._inputs, self._axis)
+        # One sample at another length takes one run, and tells of both where it agrees.
+        whole = [Change(one, Length(found[0], other(found[0]))) for other in (shorter, longer)] if found else []
+        apart = [change for change in whole if not self._agrees(attempt, change)]
+        if one and len(apart) == len(whole):
+            self._settle(attempt, Change(one))
+        for change in apart:
+            self._settle_length(attempt, change.length)
+        for before in found[1:]:
+            self._settle_length(attempt, Length(before, longer(before)))
 
     def _agrees(self, attempt: Attempt, change: Change) -> bool:
         """Whether graph and model are the same for several changes at once."""
@@ -123,22 +116,20 @@ class Elsewhere:
             return False
         return find_mismatch(self._snapshot, attempt.eval, trial) is None
 
-    def _settle_length(self, attempt: Attempt, before: int, after: int) -> None:
-        """Try one length; where the model refuses it, another one in each dimension of that size by itself."""
-        if self._settle(attempt, Change(length=Length(before, after))):
+    def _settle_length(self, attempt: Attempt, length: Length | None) -> None:
+        """Try one length; where the model refuses it, the same in each dimension of that size by itself."""
+        if length is None or self._settle(attempt, Change(length=length)):
             return
-        dims = dims_of(self._inputs, self._axis, before)
+        dims = dims_of(self._inputs, self._axis, length.before)
         for dim in dims if len(dims) > 1 else ():
-            self._settle(attempt, Change(length=Length(before, after, dim)))
+            self._settle(attempt, Change(length=replace(length, dim=dim)))
 
     def _settle(self, attempt: Attempt, change: Change) -> bool:
         """Compare, and tie the graph where it differs; whether the model runs so."""
         trial = self._trial(change)
         if trial is None:
             return False
-        if change.batch is not None and change.batch > 1:
-            check_trial(self._snapshot, attempt, trial, self._batching)
-        elif broken(self._snapshot, attempt, trial.example, train=False) is None:
+        if broken(self._snapshot, attempt, trial.example, train=False) is None:
             mismatch = find_mismatch(self._snapshot, attempt.eval, trial)
             if mismatch is not None:
                 place = _place(self._snapshot.model, _blamed(self._snapshot, attempt, mismatch))
