@@ -13,7 +13,12 @@ from fractrain_fx.config_choices import (
     DISPATCH_FROM,
     TORCHAO_PRECISION,
     Attention,
+    BetaUnit,
+    Control,
     Execution,
+    GateInit,
+    GradientGrid,
+    Indicator,
     Kernels,
     Method,
     Mixing,
@@ -26,6 +31,8 @@ from fractrain_fx.config_choices import (
 from fractrain_fx.config_parts import GateConfig, Pin
 from fractrain_fx.config_plain import given_fields, plain_values, read_yaml, write_yaml
 from fractrain_fx.precision import (
+    AUTHORS_IMAGENET_OPTIONS,
+    AUTHORS_OPTIONS,
     COMPACT_OPTIONS,
     DFQ_OPTIONS,
     FLOAT_BITS,
@@ -37,6 +44,8 @@ from fractrain_fx.precision import (
 )
 
 __all__ = [
+    "AUTHORS_IMAGENET_OPTIONS",
+    "AUTHORS_OPTIONS",
     "CODE_BITS",
     "COMPACT_OPTIONS",
     "DFQ_OPTIONS",
@@ -45,10 +54,15 @@ __all__ = [
     "SKIP",
     "TORCHAO_PRECISION",
     "Attention",
+    "BetaUnit",
+    "Control",
     "CostTargets",
     "Execution",
     "FracConfig",
     "GateConfig",
+    "GateInit",
+    "GradientGrid",
+    "Indicator",
     "Kernels",
     "Method",
     "Mixing",
@@ -77,6 +91,8 @@ class FracConfig:
         targets: cp of each stage of ``fractrain``; ``dfq`` and ``slu`` hold the last one. ``None``: the paper's
             1.5/2/2.5/3, moved up for a model whose blocks cannot all be skipped until the lowest can be reached
             (3 per cent for ``dfq``; 50 per cent for ``slu``).
+        saturate_targets: whether a target out of reach counts as the nearest cp that the gates can choose, as in the
+            authors' code; without it such a target is an error.
         mixing: ``inputs``: each op runs once, every sample's operands rounded at its own option. ``outputs``: each
             gated block runs once for every option and the results are mixed, as in the original code; slow, to compare.
         saved: what quantized ops keep of activations between forward and backward. ``operands``: the activation as it
@@ -102,9 +118,13 @@ class FracConfig:
         kernels: how ``execution="auto"`` multiplies what format ``affine`` rounds to at most 8 bits; the numbers are
             the same. ``auto``: on int8 where a short timing, for each shape and, for C++ kernels, each width as it
             first trains, finds that quicker than float; ``int8``: wherever it can be; ``float``: never.
+        gradient_grid: where the levels of rounded output gradients lie in format ``affine``. ``range``: from the lowest
+            value on. ``zero``: shifted by less than a level, so that one of them is 0 and zero gradients stay zero.
         pins: rules that fix the precision of some contractions.
         gate: sizes and strength of the gates.
         schedule: what moves the stage: ``auto`` is Algorithm 1.
+        indicator: the loss whose course moves the stages of ``auto`` and ``two-stage``. ``task``: that of the task.
+            ``total``: the same plus the cost term, as in the authors' code (``fractrain``).
         epochs: length of the run; needed by the ``manual`` and ``cyclic`` schedules.
         cycles: cosine cycles of the ``cyclic`` schedule.
         epsilon, alpha: threshold of the turning point and its decay (Algorithm 1).
@@ -120,6 +140,7 @@ class FracConfig:
     options: tuple[Precision, ...] = DFQ_OPTIONS
     weight_bits: int = 6
     targets: CostTargets | None = None
+    saturate_targets: bool = False
     mixing: Mixing = "inputs"
     saved: Saved = "operands"
     attention: Attention = "quantized"
@@ -128,9 +149,11 @@ class FracConfig:
     skipping: Skipping = "dispatched"
     skip_threshold: float | None = None
     kernels: Kernels = "auto"
+    gradient_grid: GradientGrid = "range"
     pins: tuple[Pin, ...] = ()
     gate: GateConfig = field(default_factory=GateConfig)
     schedule: Schedule = "auto"
+    indicator: Indicator = "task"
     epochs: int | None = None
     cycles: int = 8
     epsilon: float = 0.05

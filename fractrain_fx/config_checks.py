@@ -30,6 +30,8 @@ def check_config(config: FracConfig) -> None:
     _check_execution(config)
     if config.recordings < 1:
         raise ConfigError(f"recordings={config.recordings} must be at least 1: a model is recorded once")
+    _check_gradient_grid(config)
+    _check_steering(config)
     for name, low, high in (("epsilon", 0, None), ("alpha", 0, 1), ("keep", 0, 1)):
         value = getattr(config, name)
         if not (value >= low and (high is None or value <= high)):
@@ -90,6 +92,34 @@ def _check_rounding(config: FracConfig) -> None:
         raise ConfigError(
             f"rounding='compiled' changes nothing for method {config.method!r} with format {config.format!r}: it is "
             "for what format 'affine' rounds. Write rounding='eager'"
+        )
+
+
+def _check_gradient_grid(config: FracConfig) -> None:
+    if config.gradient_grid == "range":
+        return
+    if config.method in ("float", "slu") or config.format != "affine":
+        raise ConfigError(
+            f"gradient_grid={config.gradient_grid!r} changes nothing for method {config.method!r} with format "
+            f"{config.format!r}: it shifts the levels of format 'affine'. Write gradient_grid='range'"
+        )
+    if config.execution != "simulate":
+        raise ConfigError(
+            f"gradient_grid={config.gradient_grid!r} goes with execution='simulate': execution={config.execution!r} "
+            "multiplies gradients whose levels start at the lowest value"
+        )
+
+
+def _check_steering(config: FracConfig) -> None:
+    if config.saturate_targets and not (config.gated and config.targets is not None):
+        raise ConfigError(
+            f"saturate_targets changes nothing for method {config.method!r} with targets={config.targets}: it goes "
+            "with targets that were set for gates"
+        )
+    if config.indicator == "total" and not (config.method == "fractrain" and config.schedule in ("auto", "two-stage")):
+        raise ConfigError(
+            f"indicator='total' changes nothing for method {config.method!r} with schedule={config.schedule!r}: it is "
+            "what moves 'fractrain' from stage to stage with schedule 'auto' or 'two-stage'. Write indicator='task'"
         )
 
 

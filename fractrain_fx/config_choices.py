@@ -12,7 +12,12 @@ __all__ = [
     "DISPATCH_FROM",
     "TORCHAO_PRECISION",
     "Attention",
+    "BetaUnit",
+    "Control",
     "Execution",
+    "GateInit",
+    "GradientGrid",
+    "Indicator",
     "Kernels",
     "Method",
     "Mixing",
@@ -33,6 +38,11 @@ Execution = Literal["simulate", "auto", Torchao]
 Skipping = Literal["dispatched", "masked"]
 Kernels = Literal["auto", "float", "int8"]
 Rounding = Literal["eager", "compiled"]
+Indicator = Literal["task", "total"]
+GradientGrid = Literal["range", "zero"]
+Control = Literal["sign", "proportional", "integral", "multiplier"]
+BetaUnit = Literal["mean-option", "full-precision"]
+GateInit = Literal["linear", "he"]
 
 # What a kept code, one byte, can tell apart.
 CODE_BITS = 8
@@ -53,5 +63,7 @@ CHOICES: dict[str, Any] = {
     "skipping": Skipping,
     "kernels": Kernels,
     "rounding": Rounding,
+    "indicator": Indicator,
+    "gradient_grid": GradientGrid,
 }
 """Fields of ``FracConfig`` that take one of a few words."""

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from fractrain_fx.errors import ConfigError
 
 __all__ = [
+    "AUTHORS_IMAGENET_OPTIONS",
+    "AUTHORS_OPTIONS",
     "COMPACT_OPTIONS",
     "DFQ_OPTIONS",
     "FLOAT_BITS",
@@ -70,6 +72,10 @@ FULL = Precision(FLOAT_BITS, FLOAT_BITS)
 # Supplement 6: options of DFQ on ResNets, and on compact models (MobileNetV2).
 DFQ_OPTIONS = tuple(Precision.parse(p) for p in ("0/0", "2/6", "3/6", "4/6", "4/12", "6/8", "6/12"))
 COMPACT_OPTIONS = tuple(Precision.parse(p) for p in ("0/0", "4/8", "6/8", "6/10", "8/8"))
+
+# The options in the authors' code, which the paper does not print: on CIFAR and on ImageNet. No block is ever skipped.
+AUTHORS_OPTIONS = tuple(Precision.parse(p) for p in ("3/6", "4/6", "4/8", "6/8", "6/12"))
+AUTHORS_IMAGENET_OPTIONS = tuple(Precision.parse(p) for p in ("3/6", "4/8", "6/12", "8/16"))
 
 
 @dataclass(frozen=True)

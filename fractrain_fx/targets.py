@@ -16,8 +16,9 @@ _MARGIN = 0.05
 def resolve_targets(config: FracConfig, low: float, high: float) -> tuple[float, ...]:
     """The target cp of each stage, in per cent.
 
-    Targets that were set are taken as they are. The defaults (paper 4.4) are moved up, keeping their distances as far
-    as there is room, for a model that cannot get as low: one with blocks that have no skip path.
+    Targets that were set are taken as they are; with ``saturate_targets``, a target out of reach becomes the nearest cp
+    in reach. The defaults (paper 4.4) are moved up for a model that cannot get as low, one with blocks that have no
+    skip path; they keep their distances as far as there is room.
 
     Args:
         config: whose ``method`` and ``targets`` decide.
@@ -25,17 +26,19 @@ def resolve_targets(config: FracConfig, low: float, high: float) -> tuple[float,
         high: the highest.
 
     Raises:
-        TargetError: a target that was set lies outside ``low`` to ``high``.
+        TargetError: a target that was set lies outside ``low`` to ``high`` and may not saturate.
     """
     if config.targets is None:
         return _move(_DEFAULTS[config.method], low, high)
     targets = config.targets.per_cent if config.method == "fractrain" else config.targets.per_cent[-1:]
+    if config.saturate_targets:
+        return tuple(min(max(target, low), high) for target in targets)
     for target in targets:
         if not low <= target <= high:
             raise TargetError(
                 f"target cp {target:g} % cannot be reached: with {config.gate_weight_bits}-bit weights and options "
                 f"{', '.join(map(str, config.gate_options))} this model's gates reach {low:.3f} to {high:.3f} %. "
-                "Set targets inside that, or other options or weight_bits"
+                "Set targets inside that, or other options or weight_bits, or saturate_targets=True to take the nearest"
             )
     return targets
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from fractrain_fx import Engine, FracConfig, Precision, fractrainify
+from fractrain_fx import Engine, FracConfig, GateConfig, Precision, fractrainify
 from tests.models import HOME_MADE, HUGGING_FACE, TIMM, build
 from tests.test_invariants import objective, rewrite
 
@@ -58,6 +58,20 @@ def test_train_and_eval_compile_without_a_graph_break_and_agree_with_eager(metho
     with torch.no_grad():
         torch.testing.assert_close(compiled(x), model(x))
     assert counter.frame_count == 2
+
+
+def test_a_compiled_graph_with_a_multiplier_and_a_grid_with_zero_compiles_once_for_all_stages() -> None:
+    case = build("multihead_attention")
+    config = FracConfig(gradient_grid="zero", gate=GateConfig(control="multiplier"), schedule="manual", epochs=4)
+    model, x = fractrainify(case.model, config=config, example_inputs=case.args), torch.randn(4, 5, 12)
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model, fullgraph=True, backend=counter)
+    engine = Engine(compiled)
+    for _ in range(4):
+        engine.loss(compiled(x).square().mean()).backward()
+        engine.end_epoch()
+    assert counter.frame_count == 1 and len(engine.ledger.turning_points) == 3
+    assert engine.state_dict()["controller"]["integral"] != 0
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fractrain_fx import FracConfig, Pin, Precision
+from fractrain_fx import FracConfig, GateConfig, Pin, Precision
 from fractrain_fx.config import DISPATCH_FROM
 from fractrain_fx.errors import ConfigError
 
@@ -71,8 +71,43 @@ def test_torchao_computes_at_eight_bits_only(execution: Any) -> None:
         ({"execution": "auto", "skipping": "masked", "skip_threshold": 0.5}, "skipping='masked'"),
         ({"execution": "auto", "skip_threshold": 1.5}, "must lie in 0..1"),
         ({"execution": "auto", "skip_threshold": float("nan")}, "must lie in 0..1"),
+        ({"gradient_grid": "none"}, "gradient_grid='none' is unknown"),
+        ({"gradient_grid": "zero", "method": "float"}, "changes nothing for method 'float'"),
+        ({"gradient_grid": "zero", "format": "dorefa"}, "changes nothing for method 'fractrain' with format 'dorefa'"),
+        ({"gradient_grid": "zero", "execution": "auto"}, "goes with execution='simulate'"),
+        ({"saturate_targets": True}, "goes with targets that were set"),
+        ({"saturate_targets": True, "targets": (1.5,), "method": "pfq"}, "changes nothing for method 'pfq'"),
+        ({"indicator": "cost"}, "indicator='cost' is unknown: write one of task, total"),
+        ({"indicator": "total", "method": "dfq"}, "changes nothing for method 'dfq'"),
+        ({"indicator": "total", "schedule": "manual", "epochs": 4}, "with schedule='manual'"),
     ],
 )
 def test_what_changes_nothing_or_cannot_be_is_an_error(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         FracConfig(**options)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"control": "signs"}, "gate.control='signs' is unknown: write one of sign, proportional.* 'sign'"),
+        ({"beta_unit": "share"}, "gate.beta_unit='share' is unknown"),
+        ({"init": "xavier"}, "gate.init='xavier' is unknown: write one of linear, he"),
+        ({"gain": 2.0}, "gate.gain=2.0 changes nothing with control='sign'"),
+        ({"control": "proportional", "integral_gain": 0.1}, "integral_gain=0.1 changes nothing with control='prop"),
+        ({"control": "integral", "gain": 0.0}, "gate.gain=0.0 must be above 0"),
+        ({"control": "multiplier", "integral_gain": float("inf")}, "must be above 0 and finite"),
+    ],
+)
+def test_a_control_takes_the_gains_that_it_has(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        GateConfig(**options)
+
+
+def test_gains_are_those_of_the_control_unless_given() -> None:
+    assert GateConfig().gains == (0, 0)
+    assert GateConfig(control="proportional").gains[0] > 0 == GateConfig(control="proportional").gains[1]
+    multiplier = GateConfig(control="multiplier", gain=3.0)
+    assert multiplier.gains == (3.0, GateConfig(control="multiplier").gains[1]) and multiplier.gains[1] > 0
+    config = FracConfig(gate=multiplier, targets=(1.0, 9.0), saturate_targets=True, indicator="total")
+    assert FracConfig.from_dict(config.to_dict()) == config

@@ -1,4 +1,4 @@
-"""The cost term of DFQ's loss: which way it pushes and how hard (paper, equation 2; ALGORITHM 5).
+"""The cost term of DFQ's loss and the unit of its strength (paper, equation 2; ALGORITHM 5).
 
 With ``c[n, b, k]`` the one-hot choice of sample ``n`` in block ``b``, ``s[k]`` the cost share of option ``k`` and
 ``m[b]`` a block's MACs, the cost of a step over ``N`` samples and ``B`` blocks is
@@ -11,6 +11,10 @@ Its gradient for one choice falls with both ``N`` and ``B``. The term that is ad
 
 so that choosing the mean option instead of none, for one sample in one block of mean size, changes the loss by
 ``beta``, whatever the batch, the depth and the options. ``s_ref`` is the mean share of the options that do not skip.
+The authors' code adds ``beta * sum_n sum_b (FW + EB + GC)``, each a share of its own 32 x 32 product, and their sum is
+``3 * cp``: there ``s_ref`` is a third, and the same ``beta`` pushes less (``GateConfig.beta_unit``).
+
+The control says by what multiple of that the term pushes (:mod:`fractrain_fx.engine.control`).
 
 ``N`` counts the samples of an *optimizer step*. Accumulating gradients over ``A`` batches divides each loss by ``A``,
 and DDP averages gradients over ``W`` processes; the term of one batch is therefore multiplied by ``A * W``, and the
@@ -19,12 +23,14 @@ step equals that of one process which sees all the samples at once. A loop that 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from fractrain_fx.config import GateConfig
+from fractrain_fx.engine.control import ControlLaw
 from fractrain_fx.engine.distributed import sum_over_ranks, world_size
 from fractrain_fx.nn.cost import OpCost
 from fractrain_fx.precision import Precision
@@ -38,22 +44,22 @@ def option_share(option: Precision, weight_bits: int) -> float:
 
 
 class CostController:
-    """Steers cp to a target by the sign of the cost term.
+    """Steers cp to a target by the strength of the cost term.
 
     Args:
-        beta: change of the loss for one sample's choice of the mean option in one block of mean size.
-        width: dead band above the target, in per cent of the full-precision cost.
+        gate: control, strength and dead band.
         options: what the gates choose from.
         weight_bits: bits of gated weights.
         accumulate: batches whose gradients make one optimizer step, each loss divided by that number.
     """
 
-    def __init__(
-        self, beta: float, width: float, options: Sequence[Precision], weight_bits: int, accumulate: int = 1
-    ) -> None:
+    def __init__(self, gate: GateConfig, options: Sequence[Precision], weight_bits: int, accumulate: int = 1) -> None:
         shares = [option_share(option, weight_bits) for option in options if not option.skips]
-        self._strength = beta * len(shares) / sum(shares)
-        self._width = width / 100
+        self._beta = gate.beta * len(shares) / sum(shares) if gate.beta_unit == "mean-option" else 3 * gate.beta
+        self._width = gate.width / 100
+        self._law = ControlLaw.of(gate)
+        self._integral: Tensor | float = 0.0
+        self._next_integral: Tensor | float = 0.0
         self.accumulate = accumulate
         self._batches = 0
         self._seen: Tensor | None = None
@@ -61,11 +67,11 @@ class CostController:
     def term(
         self, cp: Float[Tensor, ""], target: float, samples: int, blocks: int, weight: float | None = None
     ) -> Float[Tensor, ""]:
-        """The signed cost term of one batch, to be added to its mean task loss.
+        """The cost term of one batch, to be added to its mean task loss.
 
-        The sign is -1 while cp is below ``target`` (spend more), 0 inside the dead band and +1 from there on. It is
-        taken from cp over all processes and over the batches of this optimizer step so far, without waiting for the
-        device.
+        Its strength is negative while cp is below ``target`` (spend more), 0 inside the dead band and positive from
+        there on; a multiplier may keep the other sign for a while. It is taken from cp over all processes and over the
+        batches of this optimizer step so far, without waiting for the device.
 
         Args:
             cp: differentiable cost share 0..1 of the batch in this process.
@@ -75,19 +81,37 @@ class CostController:
             weight: by what the loop will divide the loss; ``accumulate`` by default.
         """
         weight = self.accumulate if weight is None else weight
-        sign = self._sign(cp.detach().float(), target / 100, samples)
-        return sign * (self._strength * weight * world_size() * samples * blocks) * cp
-
-    def start_step(self) -> None:
-        """Forget the batches seen since the last optimizer step."""
-        self._batches = 0
-        self._seen = None
-
-    def _sign(self, cp: Tensor, target: float, samples: int) -> Tensor:
-        seen = sum_over_ranks(torch.stack([cp * samples, torch.full_like(cp, samples)]))
-        self._seen = seen if self._seen is None else self._seen + seen
-        mean = self._seen[0] / self._seen[1]
+        error = self._error(self._mean(cp.detach().float(), samples), target / 100)
+        strength = self._law.strength(error, self._integral)
+        if self._law.remembers:
+            self._next_integral = self._law.integrate(self._integral, error)
         self._batches += 1
         if self._batches >= self.accumulate:
             self.start_step()
-        return (mean >= target + self._width).to(cp.dtype) - (mean < target).to(cp.dtype)
+        return strength * (self._beta * weight * world_size() * samples * blocks) * cp
+
+    def start_step(self) -> None:
+        """Close the optimizer step: forget its batches, and keep what they add to the integral."""
+        self._batches = 0
+        self._seen = None
+        self._integral = self._next_integral
+
+    def state_dict(self) -> dict[str, float]:
+        """What the control remembers between optimizer steps; the same on every process."""
+        return {"integral": float(self._next_integral)} if self._law.remembers else {}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Continue from what ``state_dict`` gave."""
+        self._integral = self._next_integral = float(state.get("integral", 0.0))
+
+    def _mean(self, cp: Tensor, samples: int) -> Tensor:
+        """Cost over the batches of this optimizer step so far, in all processes."""
+        seen = sum_over_ranks(torch.stack([cp * samples, torch.full_like(cp, samples)]))
+        self._seen = seen if self._seen is None else self._seen + seen
+        return self._seen[0] / self._seen[1]
+
+    def _error(self, cp: Tensor, target: float) -> Tensor:
+        """Relative error of cp, from the nearer end of the dead band; at the target itself a positive one."""
+        below, above = (cp < target).to(cp.dtype), (cp >= target + self._width).to(cp.dtype)
+        far = below * (cp - target) + above * (cp - target - self._width)
+        return (far + above * torch.finfo(cp.dtype).tiny) / target

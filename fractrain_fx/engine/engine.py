@@ -68,9 +68,7 @@ class Engine:
         config = self.model.config if epochs is None else self.model.config.replace(epochs=epochs)
         levels = levels_of(self.model)
         self._plan = StagePlan(levels, schedule) if schedule is not None else plan_stages(config, levels)
-        self._controller = CostController(
-            config.gate.beta, config.gate.width, config.gate_options, config.gate_weight_bits
-        )
+        self._controller = CostController(config.gate, config.gate_options, config.gate_weight_bits)
         self.accumulate = accumulate
         self._stage = 0
         self._meter = EpochMeter()
@@ -134,10 +132,13 @@ class Engine:
             )
         task_loss = task_loss.reshape(())
         cost, samples = self.model.cost, self.model.batch
-        self._meter.add(task_loss if mean is None else mean.reshape(()), cost, samples)
+        seen = task_loss if mean is None else mean.reshape(())
         if not self.model.config.gated:
+            self._meter.add(seen, cost, samples)
             return task_loss
         term = self._controller.term(cost.cp, self._target, samples, len(cost.choice), weight)
+        share = self.accumulate / (self.accumulate if weight is None else weight)  # of the step's cost term, as a mean
+        self._meter.add(seen, cost, samples, cost_term=share * term)
         if term.requires_grad:
             self._unpaid += 1
             term.register_hook(self._pay)  # type: ignore[no-untyped-call]
@@ -181,7 +182,8 @@ class Engine:
         """Close the epoch; maybe move on to the next stage.
 
         Args:
-            mean_loss: what the indicator sees; by default the mean task loss of the epoch's steps.
+            mean_loss: what the indicator sees; by default the mean over the epoch's steps of the task loss, with the
+                cost term where the configuration's ``indicator`` is ``total``.
 
         Returns:
             The stage change, or ``None``.
@@ -200,7 +202,8 @@ class Engine:
         _refuse_bad_step(sums.bad_step, row.epoch, steps)
         if row.loss is None:  # finite here, so that every process stops together
             raise NonFiniteLossError(f"a task loss of epoch {row.epoch} was NaN or infinite in another process")
-        seen = sums.loss if mean_loss is None else _mean_over_ranks(float(mean_loss), self.model)
+        steered = sums.loss + sums.cost_term if self.model.config.indicator == "total" else sums.loss
+        seen = steered if mean_loss is None else _mean_over_ranks(float(mean_loss), self.model)
         if not math.isfinite(seen):
             raise NonFiniteLossError(
                 f"the mean loss of epoch {row.epoch} is {seen}: the stage stays; lower the learning rate or look for "
@@ -213,7 +216,12 @@ class Engine:
 
         Within an epoch this is a collective: the sums of the open epoch are those of all processes.
         """
-        state = {"stage": self._stage, "schedule": self._plan.schedule.state_dict(), "ledger": self.ledger.to_dict()}
+        state = {
+            "stage": self._stage,
+            "schedule": self._plan.schedule.state_dict(),
+            "ledger": self.ledger.to_dict(),
+            "controller": self._controller.state_dict(),
+        }
         return state if self._meter.steps == 0 else state | {"open_epoch": self._meter.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -230,6 +238,7 @@ class Engine:
             )
         self._plan.schedule.load_state_dict(state["schedule"])
         self.ledger.load_dict(state["ledger"])
+        self._controller.load_state_dict(state.get("controller", {}))
         self._meter = EpochMeter()
         if "open_epoch" in state:
             self._meter.load_state_dict(state["open_epoch"])

@@ -41,6 +41,7 @@ class EpochSums:
 
     Attributes:
         loss: mean task loss; NaN or infinite if a step's was.
+        cost_term: mean of what the cost term added to it.
         shares: ``cp``, ``cp_total``, ``fw``, ``eb``, ``gc``, each 0..1.
         options: how often each block chose each option, as shares of the samples.
         samples: samples seen.
@@ -48,6 +49,7 @@ class EpochSums:
     """
 
     loss: float
+    cost_term: float
     shares: dict[str, float]
     options: dict[str, tuple[float, ...]]
     samples: int
@@ -64,12 +66,15 @@ class EpochMeter:
         self._choices: Tensor | None = None
         self._widths: dict[str, int] = {}
 
-    def add(self, loss: Float[Tensor, ""], cost: StepCost, samples: int) -> None:
-        """Take one step: its task loss, its cost and how many samples both are means over."""
+    def add(
+        self, loss: Float[Tensor, ""], cost: StepCost, samples: int, cost_term: Float[Tensor, ""] | None = None
+    ) -> None:
+        """Take one step: its task loss, its cost, how many samples both are means over, and the cost term if any."""
         self.steps += 1
         loss = loss.detach()
         dtype = torch.float32 if loss.device.type == "mps" else torch.float64  # MPS has no doubles
-        values = [loss, *(getattr(cost, name).detach() for name in _SHARES), torch.ones_like(loss)]
+        added = torch.zeros_like(loss) if cost_term is None else cost_term.detach()
+        values = [loss, added, *(getattr(cost, name).detach() for name in _SHARES), torch.ones_like(loss)]
         sums = samples * torch.stack([value.to(loss.device, dtype) for value in values])
         self._sums = sums if self._sums is None else self._sums.to(sums) + sums
         bad = (~torch.isfinite(loss)).to(torch.int64) * self.steps
@@ -116,7 +121,7 @@ class EpochMeter:
         if self._sums is None:
             raise ValueError("an epoch without steps has no means")
         bad_step = self.bad_step()
-        loss, *shares, samples = sum_over_ranks(self._sums.clone()).tolist()
+        loss, cost_term, *shares, samples = sum_over_ranks(self._sums.clone()).tolist()
         options: dict[str, tuple[float, ...]] = {}
         if self._choices is not None:
             counts = sum_over_ranks(self._choices.clone()) / samples
@@ -124,6 +129,7 @@ class EpochMeter:
             options = {block: tuple(part.tolist()) for block, part in zip(self._widths, split, strict=True)}
         return EpochSums(
             loss=loss / samples,
+            cost_term=cost_term / samples,
             shares={name: value / samples for name, value in zip(_SHARES, shares, strict=True)},
             options=options,
             samples=round(samples),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractrain_fx.config_choices import GradientGrid
 from fractrain_fx.errors import ConfigError, near
 from fractrain_fx.formats.affine import AffineFormat
 from fractrain_fx.formats.base import CodedFormat, Format
@@ -11,15 +12,19 @@ from fractrain_fx.formats.wageubn import WageubnFormat
 __all__ = ["AffineFormat", "CodedFormat", "DoReFaFormat", "Format", "WageubnFormat", "get_format"]
 
 
-def get_format(name: str, *, compiled: bool = False) -> Format:
-    """The format that ``FracConfig.format`` names, with compiled kernels where it has any and they are asked for.
+def get_format(name: str, *, compiled: bool = False, gradient_grid: GradientGrid = "range") -> Format:
+    """The format that ``FracConfig.format`` names.
+
+    Args:
+        name: of the format.
+        compiled: round by C++ kernels, where the format has any.
+        gradient_grid: where the levels of gradients lie, for format ``affine``.
 
     Raises:
         ConfigError: no format has this name; the message offers those that exist.
     """
-    formats: dict[str, Format] = {
-        fmt.name: fmt for fmt in (AffineFormat(compiled=compiled), DoReFaFormat(), WageubnFormat())
-    }
+    affine = AffineFormat(compiled=compiled, gradient_grid=gradient_grid)
+    formats: dict[str, Format] = {fmt.name: fmt for fmt in (affine, DoReFaFormat(), WageubnFormat())}
     if name not in formats:
         raise ConfigError(f"format={name!r} is unknown: write one of {', '.join(formats)}.{near(name, formats)}")
     return formats[name]

@@ -9,11 +9,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from fractrain_fx.config_choices import GradientGrid
 from fractrain_fx.errors import InputError
 from fractrain_fx.formats.affine_compiled import has_kernels, measure_compiled
 from fractrain_fx.formats.affine_gains import affine_gains
 from fractrain_fx.formats.affine_grid import modest
-from fractrain_fx.formats.affine_rounding import decode_affine, encode_affine, round_affine
+from fractrain_fx.formats.affine_rounding import decode_affine, encode_affine, round_affine, shifted_to_zero
 from fractrain_fx.formats.base import Bits, CodedFormat, SampleAxis
 from fractrain_fx.formats.bits import as_bits, dense, once, readable, work_dtype
 
@@ -25,12 +26,14 @@ class AffineFormat(CodedFormat):
 
     Args:
         compiled: round on a CPU, find ranges and the gradient of choices by C++ kernels.
+        gradient_grid: ``zero`` shifts the levels of gradients so that one of them is 0 (``FracConfig.gradient_grid``).
     """
 
     name = "affine"
 
-    def __init__(self, *, compiled: bool = False) -> None:
+    def __init__(self, *, compiled: bool = False, gradient_grid: GradientGrid = "range") -> None:
         self.compiled = compiled
+        self.gradient_grid = gradient_grid
 
     def activation_range(self, x: Float[Tensor, "*dims"]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
         return measure(x, compiled=self.compiled)
@@ -113,19 +116,29 @@ class AffineFormat(CodedFormat):
     ) -> Float[Tensor, "*dims"]:
         if not g.numel():
             return g
-        lo, span = measure(g, compiled=self.compiled)
+        bits = as_bits(bits, g)
+        lo, span, inside = self.gradient_range(g, bits)
         return round_affine(
             g,
-            as_bits(bits, g),
+            bits,
             lo,
             span,
             stochastic=True,
             seed=seed,
-            inside=True,
+            inside=inside,
             quick=True,
             compiled=self.compiled,
             out=out,
         )
+
+    def gradient_range(
+        self, g: Float[Tensor, "*dims"], bits: Int[Tensor, "*bits"]
+    ) -> tuple[Float[Tensor, "*ends"], Float[Tensor, "*ends"], bool]:
+        """Low end and width of the range that a gradient is rounded in, and whether all its values lie inside."""
+        lo, span = measure(g, compiled=self.compiled)
+        if self.gradient_grid == "range":
+            return lo, span, True
+        return *shifted_to_zero(bits, lo, span), False
 
 
 def fake_quantize(

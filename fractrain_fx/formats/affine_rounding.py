@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from fractrain_fx.formats.affine_compiled import code_ends_compiled, encode_compiled, has_kernels, round_compiled
 from fractrain_fx.formats.affine_grid import SMALLEST_SCALE, Grid
-from fractrain_fx.formats.bits import highest_level, once, readable, unrounded
+from fractrain_fx.formats.bits import highest_level, is_rounded, once, readable, unrounded
 from fractrain_fx.formats.noise import dither
 from fractrain_fx.precision import FLOAT_BITS
 
-__all__ = ["code_ends", "codes_affine", "decode_affine", "encode_affine", "round_affine"]
+__all__ = ["code_ends", "codes_affine", "decode_affine", "encode_affine", "round_affine", "shifted_to_zero"]
 
 # Samples of at least so many values are rounded one after the other, each in the few passes that one width takes.
 _LARGE_SAMPLE = 1 << 15
@@ -78,6 +79,19 @@ def round_affine(
             _with_bad_values(q, x[place])
     q = (q if out is None else out).to(x.dtype)
     return q if len(kinds) == 1 else unrounded(bits, x, q)
+
+
+def shifted_to_zero(
+    bits: Int[Tensor, "*bits"], lo: Float[Tensor, "*ends"], span: Float[Tensor, "*ends"]
+) -> tuple[Float[Tensor, "*ends"], Float[Tensor, "*ends"]]:
+    """The range moved by at most half a level, to where 0 is a multiple of the scale away from its low end.
+
+    One low end for each entry of ``bits``, as their scales differ. Values that then lie outside, by at most half a
+    level, are rounded to the level at that end.
+    """
+    scale = _scale(bits, lo, span)
+    shifted = torch.where(is_rounded(bits), (lo / scale).round() * scale, lo)
+    return shifted, span.expand_as(shifted).contiguous()
 
 
 def codes_affine(

@@ -11,7 +11,6 @@ from torch import Tensor
 from fractrain_fx.formats import AffineFormat, Format
 from fractrain_fx.formats.affine_compiled import (
     has_kernels,
-    measure_compiled,
     round_channels_compiled,
     round_compiled,
 )
@@ -63,15 +62,15 @@ def round_factor(factor: Factor, x: Tensor, bits: Tensor, lo: Tensor, span: Tens
 
 
 def round_gradient(
-    g: Tensor, bits: Tensor, axis: BatchAxis, seed: Tensor | None, slot: int, *, matrices: bool
+    fmt: Format, g: Tensor, bits: Tensor, axis: BatchAxis, seed: Tensor | None, slot: int, *, matrices: bool
 ) -> Tensor | None:
     """An output gradient, rounded as :func:`~fractrain_fx.nn.rounding.rounded_gradient` does; ``None`` as there."""
-    if not has_kernels(g):
+    if not has_kernels(g) or not isinstance(fmt, AffineFormat):
         return None
-    lo, span = measure_compiled(g, ())
     out = scratch(g, slot, matrices=matrices)
     bits = axis.expand(bits, g.shape)
-    return round_compiled(g, bits, lo, span, stochastic=True, seed=seed, inside=True, erase=True, out=out)
+    lo, span, inside = fmt.gradient_range(g, bits)
+    return round_compiled(g, bits, lo, span, stochastic=True, seed=seed, inside=inside, erase=True, out=out)
 
 
 def _ready(factor: Factor, bits: Tensor) -> tuple[object, ...]:

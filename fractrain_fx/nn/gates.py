@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fractrain_fx.config import GateConfig
+from fractrain_fx.config import GateConfig, GateInit
 from fractrain_fx.nn.axis import BatchAxis
 
 __all__ = ["BlockEmbedding", "Controller", "Mix", "Skip"]
@@ -27,13 +27,24 @@ class BlockEmbedding(nn.Module):
         feature_axis: which dimension of the entry that is.
         batch: where the entry's samples lie.
         dims: widths of the two linear layers.
+        init: how their weights are drawn (``GateConfig.init``); biases start as those of ``nn.Linear``.
     """
 
-    def __init__(self, features: int, feature_axis: int, batch: BatchAxis, dims: tuple[int, int]) -> None:
+    def __init__(
+        self,
+        features: int,
+        feature_axis: int,
+        batch: BatchAxis,
+        dims: tuple[int, int],
+        init: GateInit = "linear",
+    ) -> None:
         super().__init__()
         self.feature_axis, self.batch = feature_axis, batch
         self.hidden = nn.Linear(features, dims[0])
         self.output = nn.Linear(dims[0], dims[1])
+        if init == "he":
+            for layer in (self.hidden, self.output):
+                nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor, samples: int | None = None) -> Float[Tensor, "batch dims"]:
         """Embed the entry: any shape with one feature and one batch dimension, to one row a sample.

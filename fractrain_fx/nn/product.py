@@ -119,7 +119,7 @@ class Simulated:
     ) -> Gradients:
         matrices = plan.arithmetic.matrices
         if call.bits is not None and kept == (None, None) and (factors := _factors_by_kernels(plan, call)) is not None:
-            rounded = round_gradient(g, call.bits, plan.axis, call.seed, GRADIENT, matrices=matrices)
+            rounded = round_gradient(plan.fmt, g, call.bits, plan.axis, call.seed, GRADIENT, matrices=matrices)
             if rounded is not None:
                 return plan.arithmetic.backward(rounded, Bound(*factors, call.added, plan.static), needs)
         if call.bits is not None:

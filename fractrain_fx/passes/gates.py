@@ -119,7 +119,8 @@ def block_embedding(graph_module: GraphModule, block: Block, entry: Node, config
         raise PassError(f"the entry {entry.name!r} of block {block.name!r} has no row for each sample")
     axis = _feature_axis(graph_module, entry, block)
     together = record.batch.folded and axis == record.batch.axis
-    return BlockEmbedding(record.batch.factor if together else record.shape[axis], axis, record.batch, config.gate.dims)
+    features = record.batch.factor if together else record.shape[axis]
+    return BlockEmbedding(features, axis, record.batch, config.gate.dims, config.gate.init)
 
 
 def choices_of(graph: Graph) -> dict[str, Node]:

@@ -57,7 +57,9 @@ class Quantize(PassBase):
     def __init__(self, config: FracConfig, fmt: Format | None = None) -> None:
         super().__init__()
         self.config = config
-        self.fmt = fmt or get_format(config.format, compiled=config.rounding == "compiled")
+        self.fmt = fmt or get_format(
+            config.format, compiled=config.rounding == "compiled", gradient_grid=config.gradient_grid
+        )
 
     def requires(self, graph_module: GraphModule) -> None:
         choices = choices_of(graph_module.graph)

@@ -30,17 +30,18 @@ def make_optimizer(model: nn.Module, settings: TrainSettings, task: str) -> torc
 
 
 def make_scheduler(optimizer: torch.optim.Optimizer, settings: TrainSettings, steps_an_epoch: int) -> LambdaLR:
-    """The course of the learning rate: :func:`lr_factor` for the model, the peak throughout for the gates.
+    """The course of the learning rate: :func:`lr_factor` for the model, what ``gate_lr`` says for the gates.
 
-    The gates follow a target that a new stage moves, and the cost term moves them by the learning rate times a
-    constant: at the model's rate they would come too slowly, or not at all, to a target that is set late in the run.
+    The gates follow a target that a new stage moves, and the cost term moves them by the learning rate times its
+    strength. Where that strength is bounded, gates at the model's rate come too slowly, or not at all, to a target that
+    is set late in the run. By default they keep the peak rate.
     """
 
     def model_factor(step: int) -> float:
         return lr_factor(settings, step, steps_an_epoch)
 
     def gate_factor(step: int) -> float:
-        return 1.0
+        return settings.gate_lr_factor * (model_factor(step) if settings.gate_lr == "model" else 1.0)
 
     factors: list[Callable[[int], float]] = [model_factor, gate_factor]
     return LambdaLR(optimizer, factors[: len(optimizer.param_groups)])

@@ -19,6 +19,7 @@ Optimizer = Literal["sgd", "adam", "adamw"]
 LrSchedule = Literal["cosine", "steps", "inverse-sqrt", "constant"]
 MixedPrecision = Literal["no", "fp16", "bf16"]
 Device = Literal["auto", "cpu", "cuda", "mps"]
+GateLr = Literal["peak", "model"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,9 @@ class TrainSettings:
             and 120 of 160 are 0.5 and 0.75, whatever the length of the run.
         lr_decay: factor of ``steps`` at each milestone.
         warm_up: share of the run over which the rate rises linearly; by default one epoch for ``cosine``, else none.
+        gate_lr: learning rate of the gates. ``peak``: the peak rate throughout. ``model``: that of the model in each
+            step, as in the authors' code.
+        gate_lr_factor: by what the gates' rate is multiplied.
         betas: averaging factors of ``adam`` and ``adamw``.
         eps: what ``adam`` and ``adamw`` add to the denominator.
         weight_decay: 1e-4 as in the paper.
@@ -60,6 +64,8 @@ class TrainSettings:
     milestones: tuple[float, ...] = (0.5, 0.75)
     lr_decay: float = 0.1
     warm_up: float | None = None
+    gate_lr: GateLr = "peak"
+    gate_lr_factor: float = 1.0
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 1e-4
@@ -74,7 +80,7 @@ class TrainSettings:
         for name in ("milestones", "betas"):
             object.__setattr__(self, name, tuple(float(each) for each in getattr(self, name)))
         choices = {"device": Device, "mixed_precision": MixedPrecision, "optimizer": Optimizer}
-        for name, known in (choices | {"lr_schedule": LrSchedule}).items():
+        for name, known in (choices | {"lr_schedule": LrSchedule, "gate_lr": GateLr}).items():
             value = getattr(self, name)
             if value not in get_args(known) and not (name == "optimizer" and value is None):
                 raise ConfigError(f"{name}={value!r} is unknown: write one of {', '.join(get_args(known))}")
@@ -89,6 +95,8 @@ class TrainSettings:
     def _check_rates(self) -> None:
         if (self.lr is not None and not self.lr > 0) or not self.weight_decay >= 0:
             raise ConfigError(f"lr={self.lr} must be above 0 and weight_decay={self.weight_decay} at least 0")
+        if not 0 < self.gate_lr_factor < float("inf"):
+            raise ConfigError(f"gate_lr_factor={self.gate_lr_factor} must be above 0 and finite")
         if not self.lr_decay > 0:
             raise ConfigError(f"lr_decay={self.lr_decay} must be above 0: the paper's is 0.1")
         rising = all(a < b for a, b in zip((0.0, *self.milestones), (*self.milestones, 1.0), strict=True))
@@ -155,6 +163,11 @@ class RunSettings:
         if self.pretrain_epochs is not None and (self.setting == "standard" or self.pretrain_epochs < 1):
             raise ConfigError(
                 f"pretrain_epochs={self.pretrain_epochs}: write 1 or more, with setting adaptation or fine-tuning"
+            )
+        if not self.frac.gated and (self.train.gate_lr, self.train.gate_lr_factor) != ("peak", 1.0):
+            raise ConfigError(
+                f"gate_lr={self.train.gate_lr!r} with gate_lr_factor={self.train.gate_lr_factor} changes nothing for "
+                f"method {self.frac.method!r}, which has no gates"
             )
         if self.split_seed < 0 or self.train.seed < 0:
             raise ConfigError(f"split_seed={self.split_seed} and seed={self.train.seed} must be at least 0")

@@ -14,7 +14,7 @@ from fractrain_fx.precision import Precision
 
 
 class FakeModel(nn.Module):
-    """``blocks`` gated blocks with ``macs_of_block`` MACs each; every sample chooses option ``k``."""
+    """Gated blocks with ``macs_of_block`` MACs each; every sample chooses option ``k``, or each its own of several."""
 
     def __init__(self, config: FracConfig | None = None, macs_of_block: tuple[int, ...] = (10, 30)) -> None:
         super().__init__()
@@ -35,14 +35,14 @@ class FakeModel(nn.Module):
     def set_precision(self, precision: Precision) -> None:
         self.precisions.append(precision)
 
-    def forward(self, batch: int, k: int = 2) -> None:
+    def forward(self, batch: int, k: int | Tensor = 2) -> None:
         options = self.config.gate_options
         share = torch.tensor([option_share(option, self.config.gate_weight_bits) for option in options])
         choice: dict[str, Tensor] = {}
         cp = torch.zeros(())
         for index, macs in enumerate(self.macs_of_block):
             one_hot = torch.zeros(batch, len(options))
-            one_hot[:, k] = 1
+            one_hot[torch.arange(batch), k] = 1
             choice[f"block{index}"] = one_hot.requires_grad_()
             cp = cp + macs / self.macs * (one_hot * share).sum(1).mean()
         self.batch = batch

@@ -1,11 +1,15 @@
 """The push of the cost term: its sign, and that it does not know batch size, depth or options (ALGORITHM 5)."""
 
+import json
+from collections.abc import Sequence
+
 import pytest
 import torch
 
-from fractrain_fx.config import COMPACT_OPTIONS, DFQ_OPTIONS, FracConfig, GateConfig
+from fractrain_fx.config import AUTHORS_OPTIONS, COMPACT_OPTIONS, DFQ_OPTIONS, Control, FracConfig, GateConfig
 from fractrain_fx.engine import CostController, Engine
 from fractrain_fx.engine.controller import option_share
+from fractrain_fx.nn.cost import OpCost
 from fractrain_fx.precision import FULL, SKIP, Precision
 from tests.engine.fake import FakeModel
 
@@ -68,18 +72,108 @@ def sign(controller: CostController, cp: float, target: float, samples: int = 4)
 
 
 def test_sign_follows_target_and_dead_band() -> None:
-    plain = CostController(BETA, 0.0, DFQ_OPTIONS, 6)
+    plain = CostController(GateConfig(beta=BETA), DFQ_OPTIONS, 6)
     assert [sign(plain, cp, 3.0) for cp in (0.02, 0.0301, 0.05)] == [-1, 1, 1]
-    band = CostController(BETA, 1.0, DFQ_OPTIONS, 6)
+    band = CostController(GateConfig(beta=BETA, width=1.0), DFQ_OPTIONS, 6)
     assert [sign(band, cp, 3.0) for cp in (0.02, 0.0301, 0.0399, 0.0401)] == [-1, 0, 0, 1]
 
 
 def test_at_the_target_the_sign_is_positive() -> None:
-    assert sign(CostController(BETA, 0.0, DFQ_OPTIONS, 6), 0.5, 50.0) == 1
+    assert sign(CostController(GateConfig(beta=BETA), DFQ_OPTIONS, 6), 0.5, 50.0) == 1
 
 
 def test_under_accumulation_the_sign_is_that_of_the_mean_so_far() -> None:
-    controller = CostController(BETA, 0.0, DFQ_OPTIONS, 6, accumulate=2)
+    controller = CostController(GateConfig(beta=BETA), DFQ_OPTIONS, 6, accumulate=2)
     assert sign(controller, 0.05, 3.0, samples=6) == 1
     assert sign(controller, 0.01, 3.0, samples=2) == 1  # mean of the step: 4 %
     assert sign(controller, 0.01, 3.0, samples=2) == -1  # a new optimizer step
+
+
+def strengths(control: Control, cps: Sequence[float], target: float = 2.0, **gains: float) -> list[float]:
+    """The multiple of beta in each of several steps."""
+    gate = GateConfig(beta=BETA, control=control, **gains)
+    controller, plain = CostController(gate, DFQ_OPTIONS, 6), CostController(GateConfig(beta=BETA), DFQ_OPTIONS, 6)
+    found = []
+    for cp in cps:
+        terms = [each.term(torch.tensor(cp), target, 4, 2).abs() for each in (controller, plain)]
+        found.append(float(terms[0] / terms[1]))
+    return found
+
+
+def test_a_proportional_push_fades_with_the_distance_and_is_bounded() -> None:
+    assert strengths("proportional", [0.03, 0.021, 0.0202, 0.018], gain=5) == pytest.approx(
+        [1, 0.25, 0.05, 0.5], rel=1e-3
+    )
+    controller = CostController(GateConfig(control="proportional"), DFQ_OPTIONS, 6)
+    assert [sign(controller, cp, 2.0) for cp in (0.018, 0.022)] == [-1, 1]
+
+
+def test_an_integral_adds_up_until_its_bound_and_comes_back_at_once() -> None:
+    up = strengths("integral", [0.04] * 3, gain=0.1, integral_gain=0.25)  # an error of 1 in each step
+    assert up == pytest.approx([0.1, 0.35, 0.6], rel=1e-4)
+    after = strengths("integral", [0.04] * 50 + [0.01] * 3, gain=0.1, integral_gain=0.25)
+    assert after[49] == 1 and after[50:] == pytest.approx([0.95, 0.825, 0.7], rel=1e-4)
+
+
+def test_a_multiplier_has_no_bound_and_may_push_the_other_way() -> None:
+    assert strengths("multiplier", [0.04] * 9, gain=0.1, integral_gain=0.25)[8] == pytest.approx(2.1, rel=1e-4)
+    controller = CostController(GateConfig(control="multiplier", gain=0.1, integral_gain=0.25), DFQ_OPTIONS, 6)
+    signs = [sign(controller, cp, 2.0) for cp in (0.01, 0.01, 0.021, 0.04, 0.04)]
+    assert signs == [-1, -1, -1, -1, 1]  # cp is above the target from the third step on
+
+
+def test_a_dead_band_holds_the_integral() -> None:
+    gate = GateConfig(control="multiplier", width=1.0, gain=1, integral_gain=0.5)
+    controller = CostController(gate, DFQ_OPTIONS, 6)
+    for cp in (0.025, 0.029):
+        assert sign(controller, cp, 2.0) == 0
+    controller.term(torch.tensor(0.04), 2.0, 4, 2)
+    assert controller.state_dict() == {"integral": pytest.approx(0.25)}  # half of 1 % over a target of 2 %
+
+
+def test_under_accumulation_the_integral_moves_once_an_optimizer_step_by_the_mean_of_its_batches() -> None:
+    whole = CostController(GateConfig(control="multiplier"), DFQ_OPTIONS, 6)
+    parts = CostController(GateConfig(control="multiplier"), DFQ_OPTIONS, 6, accumulate=2)
+    for first, second in ((0.01, 0.05), (0.02, 0.04), (0.01, 0.02)):
+        whole.term(torch.tensor((first + second) / 2), 2.0, 8, 2)
+        parts.term(torch.tensor(first), 2.0, 4, 2)
+        parts.term(torch.tensor(second), 2.0, 4, 2)
+    assert parts.state_dict()["integral"] == pytest.approx(whole.state_dict()["integral"], rel=1e-5)
+    # A step that the loop ends early counts by the batches that it had.
+    parts.term(torch.tensor(0.05), 2.0, 4, 2)
+    whole.term(torch.tensor(0.05), 2.0, 4, 2)
+    parts.start_step()
+    parts.start_step()
+    assert parts.state_dict()["integral"] == pytest.approx(whole.state_dict()["integral"], rel=1e-5)
+
+
+@pytest.mark.parametrize("control", ["integral", "multiplier"])
+def test_a_run_that_goes_on_elsewhere_has_the_same_strength_bit_for_bit(control: Control) -> None:
+    config = FracConfig(targets=(2.0, 3.0), gate=GateConfig(control=control))
+
+    def steps(engine: Engine, model: FakeModel) -> list[float]:
+        found = []
+        for k in (5, 1, 6):
+            model(4, k=k)
+            found.append(float(engine.loss(torch.zeros(())).detach()))
+        return found
+
+    model = FakeModel(config)
+    engine = Engine(model)
+    steps(engine, model)
+    state = json.loads(json.dumps(engine.state_dict()))
+    other = FakeModel(config)
+    resumed = Engine(other)
+    resumed.load_state_dict(state)
+    assert steps(resumed, other) == steps(engine, model)
+    fresh = Engine(other)
+    assert steps(fresh, other) != steps(resumed, other)
+
+
+def test_the_strength_of_the_authors_is_per_full_precision_cost() -> None:
+    options = AUTHORS_OPTIONS
+    gate = GateConfig(beta=BETA, beta_unit="full-precision")
+    push = pushes(FakeModel(FracConfig(options=options, weight_bits=4, targets=(0.1,), gate=gate), (7, 7)), 4)
+    for k, option in enumerate(options):
+        paths = sum(OpCost((1, 1, 1)).spent(option, 4))  # FW + EB + GC, each a share of its own product
+        assert torch.allclose(push[..., k], torch.tensor(BETA * paths), rtol=1e-4)

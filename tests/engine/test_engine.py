@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fractrain_fx.config import FracConfig
+from fractrain_fx.config import FracConfig, GateConfig
 from fractrain_fx.engine import Engine, StageChange
 from fractrain_fx.errors import ConfigError, InputError, NonFiniteLossError, RunError
 from fractrain_fx.precision import Precision
@@ -222,3 +222,25 @@ def test_a_loop_that_scales_its_losses_says_how() -> None:
     assert terms[0] == pytest.approx(terms[2]) and terms[1] == pytest.approx(terms[0] / 4)
     engine.end_epoch()
     assert engine.ledger.rows[0].loss == pytest.approx(1.0)
+
+
+def test_the_indicator_may_see_the_cost_term_too() -> None:
+    def seen_by(indicator: str, accumulate: int = 1, weight: float | None = None) -> float:
+        config = FracConfig(targets=(1.0, 3.0), indicator=indicator, gate=GateConfig(beta=0.5))  # type: ignore[arg-type]
+        model = FakeModel(config)
+        engine = Engine(model, accumulate=accumulate)
+        for _ in range(2):
+            model(4)
+            engine.loss(torch.tensor(1.0), weight=weight)
+        engine.end_epoch()
+        assert engine.ledger.rows[0].loss == 1.0
+        return float(engine.state_dict()["schedule"]["plateau"]["window"][0])
+
+    assert seen_by("task") == 1.0
+    model = FakeModel(FracConfig(targets=(1.0, 3.0), gate=GateConfig(beta=0.5)))
+    model(4)
+    total = float(Engine(model).loss(torch.tensor(1.0)).detach())
+    assert total > 1.1 and seen_by("total") == pytest.approx(total)
+    # Two batches a step: its cost term has all their samples, whoever divides the loss.
+    assert seen_by("total", accumulate=2) - 1 == pytest.approx(2 * (total - 1))
+    assert seen_by("total", accumulate=2, weight=1.0) - 1 == pytest.approx(2 * (total - 1))

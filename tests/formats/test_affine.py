@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fractrain_fx.errors import InputError
 from fractrain_fx.formats.affine import AffineFormat, fake_quantize, measure
+from fractrain_fx.nn.axis import BatchAxis
 
 quick = settings(max_examples=100, deadline=None)
 values = st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=40).map(torch.tensor)
@@ -321,3 +322,59 @@ def test_wrong_arguments_are_named() -> None:
         fake_quantize(x, 4, dim=2)
     with pytest.raises(InputError, match="both lo and span"):
         fake_quantize(x, 4, lo=torch.tensor(0.0))
+
+
+ZERO = AffineFormat(gradient_grid="zero")
+
+
+@quick
+@given(st.integers(0, 2**32 - 1), st.floats(-0.9, 0.9), some_bits)
+def test_a_gradient_grid_that_holds_zero_keeps_zeros_and_rounds_the_others_to_a_neighbour(
+    seed: int, centre: float, bits: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    g = torch.randn(400, generator=generator) + centre
+    g[::3] = 0
+    rounded = ZERO.gradient(g, bits, axis=BatchAxis(), seed=torch.tensor(seed % 1000))
+    scale = (g.max() - g.min()) / (2**bits - 1)
+    assert (rounded[::3] == 0).all()
+    assert ((rounded / scale) - (rounded / scale).round()).abs().max() < 1e-3  # every level is a multiple of the scale
+    # By noise a value goes to the level below or above; at an end of the range, where none lies beyond, further.
+    assert (rounded - g).abs().max() <= 1.001 * scale
+    assert len(rounded.unique()) <= 2**bits
+
+
+def test_samples_of_several_widths_each_have_a_grid_with_zero() -> None:
+    torch.manual_seed(0)
+    g = torch.randn(5, 40, 8)
+    g[:, ::2] = 0
+    bits = torch.tensor([6, 0, 8, 32, 4]).view(-1, 1, 1)
+    plain = AffineFormat().gradient(g, bits, axis=BatchAxis(), seed=torch.tensor(3))
+    shifted = ZERO.gradient(g, bits, axis=BatchAxis(), seed=torch.tensor(3))
+    assert (shifted[:, ::2] == 0).all() and not (plain[[0, 2, 4], ::2] == 0).all()
+    assert torch.equal(shifted[[1, 3]], g[[1, 3]])
+    kernels = AffineFormat(compiled=True, gradient_grid="zero")
+    compiled = kernels.gradient(g, bits, axis=BatchAxis(), seed=torch.tensor(3))
+    assert (compiled[:, ::2] == 0).all() and torch.equal(compiled[[1, 3]], g[[1, 3]])
+    for width, found in zip(bits.flatten().tolist(), compiled, strict=True):
+        if width not in (0, 32):
+            scale = (g.max() - g.min()) / (2**width - 1)
+            assert ((found / scale) - (found / scale).round()).abs().max() < 1e-3
+
+
+def test_rounding_to_a_grid_with_zero_is_unbiased_inside_it() -> None:
+    g = torch.linspace(-1, 1.3, 24).repeat(20_000, 1)
+    rounded = ZERO.gradient(g, 3, axis=BatchAxis(), seed=torch.tensor(0))
+    # A level is 0.33 wide, its noise has a deviation below 0.17: of 20,000 the mean is good to 0.0012.
+    inside = (g[0] > -0.98) & (g[0] < 1.3 - 0.33 / 2)
+    assert (rounded.mean(0) - g[0])[inside].abs().max() < 0.006
+
+
+def test_bad_gradients_stay_bad_on_a_grid_with_zero() -> None:
+    for bad in (torch.nan, torch.inf):
+        g = torch.randn(50)
+        g[7] = bad
+        assert not torch.isfinite(ZERO.gradient(g, 6, axis=BatchAxis(), seed=torch.tensor(0))).any()
+    constant = ZERO.gradient(torch.full((9,), 0.25), 6, axis=BatchAxis(), seed=torch.tensor(0))
+    torch.testing.assert_close(constant, torch.full((9,), 0.25), rtol=0, atol=1e-7)
+    assert (ZERO.gradient(torch.zeros(9), 6, axis=BatchAxis(), seed=torch.tensor(0)) == 0).all()

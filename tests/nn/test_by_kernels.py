@@ -71,15 +71,16 @@ def test_weights_in_another_order_or_of_other_types_are_measured_by_themselves()
     assert weight_ends(replace(WEIGHT, channel=1), w, torch.tensor(4), SLOT) is None
 
 
+@pytest.mark.parametrize("fmt", [COMPILED, AffineFormat(compiled=True, gradient_grid="zero")])
 @pytest.mark.parametrize("bits", [(6,), (0, 3, 4, 32, 6)])
-def test_a_gradient_is_that_of_every_format(bits: tuple[int, ...]) -> None:
+def test_a_gradient_is_that_of_every_format(bits: tuple[int, ...], fmt: AffineFormat) -> None:
     torch.manual_seed(0)
     g, seed = torch.randn(5, 40, 8), torch.tensor(11)
     widths = torch.tensor(bits[0] if len(bits) == 1 else bits)
-    found = round_gradient(g, widths, BatchAxis(), seed, SLOT, matrices=True)
-    assert found is not None and torch.equal(found, rounded_gradient(COMPILED, g, widths, BatchAxis(), seed))
+    found = round_gradient(fmt, g, widths, BatchAxis(), seed, SLOT, matrices=True)
+    assert found is not None and torch.equal(found, rounded_gradient(fmt, g, widths, BatchAxis(), seed))
     g[1, 2, 3] = torch.nan
-    assert round_gradient(g, widths, BatchAxis(), seed, SLOT, matrices=True) is None
+    assert round_gradient(fmt, g, widths, BatchAxis(), seed, SLOT, matrices=True) is None
 
 
 def test_an_activation_that_lies_there_already_is_not_rounded_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from torch import nn
 from fractrain_fx import FracConfig, fractrainify
 from fractrain_fx.training import RunSettings, TrainSettings, build_trainer
 from fractrain_fx.training.optim import epochs_of_run, lr_factor, make_optimizer, make_scheduler, steps_of_run
+from fractrain_fx.training.settings import GateLr
 from tests.training.tiny import net
 
 TINY = Path(__file__).parent / "tiny.py"
@@ -90,3 +91,17 @@ def test_the_gates_keep_their_rate_when_the_models_falls() -> None:
     # A model without gates has one course.
     plain = make_optimizer(net(10), settings, "classification")
     assert len(make_scheduler(plain, settings, 10).lr_lambdas) == len(plain.param_groups) == 1
+
+
+def test_the_gates_may_follow_the_model_or_have_a_multiple_of_its_rate() -> None:
+    model = fractrainify(net(10), config=FracConfig(), example_inputs=(torch.randn(2, 3, 8, 8),))
+    courses: list[tuple[GateLr, float, float]] = [("model", 1.0, 0.002), ("model", 3.0, 0.006), ("peak", 0.5, 0.1)]
+    for gate_lr, factor, last in courses:
+        settings = TrainSettings(epochs=4, lr=0.2, lr_schedule="steps", gate_lr=gate_lr, gate_lr_factor=factor)
+        optimizer = make_optimizer(model, settings, "classification")
+        scheduler = make_scheduler(optimizer, settings, 10)
+        assert optimizer.param_groups[1]["lr"] == pytest.approx(0.2 * factor)
+        for _ in range(39):
+            optimizer.step()
+            scheduler.step()
+        assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.002, last])

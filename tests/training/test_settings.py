@@ -44,6 +44,10 @@ def test_the_method_knows_the_length_of_the_run() -> None:
         ({"mixed_precision": "fp8"}, "bf16"),
         ({"subset": 1}, "subset"),
         ({"gate": {"betta": 1}}, "'beta'"),
+        ({"gate_lr": "models"}, "gate_lr='models' is unknown: write one of peak, model"),
+        ({"gate_lr_factor": 0.0}, "gate_lr_factor=0.0"),
+        ({"gate_lr": "model", "method": "pfq"}, "changes nothing for method 'pfq'"),
+        ({"gate_lr_factor": 0.5, "method": "static"}, "changes nothing for method 'static'"),
     ],
 )
 def test_settings_without_meaning_say_what_to_write(values: dict[str, object], message: str) -> None:
