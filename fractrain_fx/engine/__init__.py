@@ -1,6 +1,7 @@
 """PFQ, DFQ and FracTrain at run time: indicator, schedules, cost controller, ledger and the engine that joins them."""
 
 from fractrain_fx.engine.controller import CostController
+from fractrain_fx.engine.dependence import InputDependence
 from fractrain_fx.engine.engine import Engine, StageChange
 from fractrain_fx.engine.indicator import LossPlateau
 from fractrain_fx.engine.ledger import EpochRow, Ledger
@@ -10,6 +11,7 @@ __all__ = [
     "CostController",
     "Engine",
     "EpochRow",
+    "InputDependence",
     "Ledger",
     "LossPlateau",
     "StageChange",

@@ -1,11 +1,15 @@
-"""Sums over the processes of a run; the identity where there is one."""
+"""Sums and lists over the processes of a run; the value itself where there is one process."""
 
 from __future__ import annotations
+
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["is_first", "sum_over_ranks", "world_size"]
+__all__ = ["gather_over_ranks", "is_first", "sum_over_ranks", "world_size"]
+
+_Value = TypeVar("_Value")
 
 
 def world_size() -> int:
@@ -23,6 +27,15 @@ def sum_over_ranks(values: Tensor) -> Tensor:
     if _together():
         dist.all_reduce(values)
     return values
+
+
+def gather_over_ranks(value: _Value) -> list[_Value]:
+    """What each process holds, in the order of the processes; a collective, so each process must call it."""
+    if not _together():
+        return [value]
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, value)
+    return gathered
 
 
 def _together() -> bool:

@@ -7,14 +7,29 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from fractrain_fx.engine.dependence import InputDependence
 from fractrain_fx.engine.ledger import EpochRow
 
-__all__ = ["METRICS", "STARTS", "EpochRecord", "Start", "keep_start"]
+__all__ = ["METRICS", "STARTS", "EpochRecord", "Evaluation", "Start", "keep_start"]
 
 METRICS, STARTS = "metrics.jsonl", "starts.jsonl"
 _ROW = tuple(field.name for field in fields(EpochRow))
+
+
+class Evaluation(NamedTuple):
+    """A pass over the test samples.
+
+    Attributes:
+        loss: mean loss.
+        value: of the objective's measure.
+        dependence: how far the gates' choices depend on the sample; ``None`` without gates.
+    """
+
+    loss: float
+    value: float
+    dependence: InputDependence | None
 
 
 @dataclass(frozen=True)
@@ -32,8 +47,10 @@ class EpochRecord:
         steps: optimizer steps of this epoch.
         train_seconds: wall time of those steps and of the data they wait for, without evaluation.
         bitfusion_joules, bitfusion_seconds: what this epoch costs on BitFusion.
+        mutual_information, configurations, commonest: how far the gates chose by input on the test samples
+            (:class:`fractrain_fx.engine.InputDependence`); ``None`` without gates.
 
-    Runs of older versions have ``None`` for the last four.
+    Runs of older versions have ``None`` for what they did not keep.
     """
 
     row: EpochRow
@@ -47,6 +64,9 @@ class EpochRecord:
     train_seconds: float | None = None
     bitfusion_joules: float | None = None
     bitfusion_seconds: float | None = None
+    mutual_information: float | None = None
+    configurations: int | None = None
+    commonest: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """One flat mapping; the measure is under ``test_`` and its name."""

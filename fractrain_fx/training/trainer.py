@@ -15,6 +15,7 @@ from rich.console import Console
 from torch import Tensor
 
 from fractrain_fx.engine import Engine
+from fractrain_fx.engine.dependence import ChoiceMeter
 from fractrain_fx.engine.distributed import sum_over_ranks
 from fractrain_fx.errors import ConfigError, NonFiniteLossError, RunError
 from fractrain_fx.hardware.run_cost import StepPrices, run_cost
@@ -33,7 +34,7 @@ from fractrain_fx.training.objective import Objective
 from fractrain_fx.training.prepared import Prepared
 from fractrain_fx.training.processes import share_buffers
 from fractrain_fx.training.progress import Best, Progress
-from fractrain_fx.training.records import EpochRecord, Start
+from fractrain_fx.training.records import EpochRecord, Evaluation, Start
 from fractrain_fx.training.results import RunResult
 from fractrain_fx.training.settings import TrainSettings
 
@@ -136,19 +137,22 @@ class Trainer:
         self._resumed = True
         self._prepared.load_state_dict(checkpoint.tensors)
 
-    def evaluate(self) -> tuple[float, float]:
-        """Mean test loss and the objective's measure over the test samples of all processes."""
+    def evaluate(self) -> Evaluation:
+        """Mean test loss, the objective's measure and the gates' choices over the test samples of all processes."""
         share_buffers(self.model)
         inner = self._prepared.alone  # the other processes may have a batch more or less
         inner.eval()
         meter = self.objective.meter().to(self._accelerator.device)
+        choices = ChoiceMeter()
         loss = torch.zeros((), device=self._accelerator.device)
         with torch.no_grad():
             for inputs, targets in self._prepared.loader.test():
                 logits = self._forward(inner, inputs)
                 loss += self.objective.loss(logits, targets) * len(targets)
                 meter.update(logits, targets)
-        return float(sum_over_ranks(loss)) / len(self.data.test), self.objective.read(meter)
+                choices.add(self.model.cost.choice)
+        mean = float(sum_over_ranks(loss)) / len(self.data.test)
+        return Evaluation(mean, self.objective.read(meter), choices.read())
 
     @property
     def epochs(self) -> int:
@@ -183,7 +187,8 @@ class Trainer:
         change = self.engine.end_epoch()  # which waits for the device
         train_seconds = time.perf_counter() - started
         progress.epoch += 1
-        test_loss, progress.value = self.evaluate()
+        evaluation = self.evaluate()
+        progress.value, dependence = evaluation.value, evaluation.dependence
         if self.objective.better(progress.value, None if progress.best is None else progress.best.value):
             progress.best = Best(progress.value, progress.epoch, ledger.total_macs)
         progress.seconds += time.perf_counter() - started
@@ -194,7 +199,7 @@ class Trainer:
             row,
             metric,
             progress.value,
-            test_loss,
+            evaluation.loss,
             lr=rate,
             total_macs=ledger.total_macs,
             seconds=progress.seconds,
@@ -202,6 +207,9 @@ class Trainer:
             train_seconds=train_seconds,
             bitfusion_joules=hardware.joules,
             bitfusion_seconds=hardware.seconds,
+            mutual_information=None if dependence is None else dependence.mean_information,
+            configurations=None if dependence is None else dependence.configurations,
+            commonest=None if dependence is None else dependence.commonest,
         )
         log.epoch(record.to_dict())
         if change is not None:

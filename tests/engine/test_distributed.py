@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -10,18 +11,20 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from fractrain_fx.config import FracConfig
+from fractrain_fx.config import FracConfig, GateConfig
 from fractrain_fx.engine import Engine
+from fractrain_fx.engine.dependence import ChoiceMeter
 from tests.engine.fake import FakeModel
 
 pytestmark = pytest.mark.long
 
 CONFIG = FracConfig(targets=(2.5, 3.0))
+MULTIPLIER = FracConfig(targets=(2.5, 3.0), gate=GateConfig(control="multiplier"))
 
 
-def _rank(rank: int, folder: str) -> None:
+def _rank(rank: int, folder: str, config: FracConfig) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    model = FakeModel(CONFIG)
+    model = FakeModel(config)
     engine = Engine(model)
     # Alone, rank 0 (2.0 %) would push up and rank 1 (4.6 %) down; together they are above 2.5 %.
     model(4, k=1 + 4 * rank)
@@ -29,20 +32,34 @@ def _rank(rank: int, folder: str) -> None:
     (loss / 2).backward()  # DDP's mean over two processes
     push = float(model.cost.choice["block0"].grad[0, 1])
     engine.end_epoch()
-    facts = {"push": push, "ledger": engine.ledger.to_dict(), "stage": engine.stage}
+    meter = ChoiceMeter()
+    if rank == 0:  # the other one may have a batch less
+        meter.add(model.cost.choice)
+    dependence = meter.read()
+    assert dependence is not None
+    facts = {"push": push, "ledger": engine.ledger.to_dict(), "stage": engine.stage, **asdict(dependence)}
+    facts |= engine.state_dict()["controller"]
     Path(folder, f"{rank}.json").write_text(json.dumps(facts))
     dist.destroy_process_group()
 
 
-def test_two_processes_agree(tmp_path: Path) -> None:
-    mp.spawn(_rank, (str(tmp_path),), nprocs=2)
+@pytest.mark.parametrize("config", [CONFIG, MULTIPLIER], ids=["sign", "multiplier"])
+def test_two_processes_agree(tmp_path: Path, config: FracConfig) -> None:
+    mp.spawn(_rank, (str(tmp_path), config), nprocs=2)
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
     assert first == second
     assert first["ledger"]["epochs"][0]["loss"] == 0.5
     assert first["ledger"]["samples"] == 8
 
-    model = FakeModel(CONFIG)
+    model = FakeModel(config)
     engine = Engine(model)
-    model(8, k=5)
+    cost = first["ledger"]["epochs"][0]["cp"]
+    both = torch.tensor([1, 1, 1, 1, 5, 5, 5, 5])
+    model(8, k=both)
+    assert float(model.cost.cp.detach()) == pytest.approx(cost)
     engine.loss(torch.zeros(())).backward()
+    state = engine.state_dict()["controller"]
+    assert state == pytest.approx({name: first[name] for name in state}, rel=1e-5)
+    assert bool(state) == (config is MULTIPLIER)
+    assert first["configurations"] == 1
     assert abs(first["push"] - float(model.cost.choice["block0"].grad[0, 1])) < 1e-9

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
 
-from fractrain_fx.config import FracConfig
+from fractrain_fx.config import FracConfig, GateConfig
 from fractrain_fx.errors import ConfigError, NonFiniteLossError, RunError
 from fractrain_fx.training import RunSettings, TrainSettings, build_trainer, new_run, results_table, resume_run
 from fractrain_fx.training.trainer import Trainer
@@ -198,8 +199,38 @@ def test_evaluation_sees_every_test_sample() -> None:
     inputs, targets = data.prepare(data.test.tensors[0]), data.test.tensors[1]
     with torch.no_grad():
         right = (model(inputs).argmax(1) == targets).float().mean()
-    loss, accuracy = trainer.evaluate()
+    loss, accuracy, choices = trainer.evaluate()
+    assert choices is None  # there are no gates
     assert accuracy == pytest.approx(100 * float(right)) and math.isfinite(loss)
+
+
+def test_metrics_say_how_far_the_gates_chose_by_input(tmp_path: Path) -> None:
+    trainer = new_run(settings("dfq", epochs=1), tmp_path, quiet())
+    trainer.fit()
+    row = json.loads((tmp_path / "metrics.jsonl").read_text())
+    choices = trainer.evaluate().dependence
+    assert choices is not None and len(choices.mutual_information) == len(trainer.model.cost.choice)
+    assert row["mutual_information"] == choices.mean_information
+    assert (row["configurations"], row["commonest"]) == (choices.configurations, choices.commonest)
+    assert 1 <= row["configurations"] <= len(trainer.data.test) and 0 < row["commonest"] <= 1
+
+
+def test_a_multiplier_goes_on_where_the_run_was_stopped(tmp_path: Path) -> None:
+    gate = GateConfig(control="multiplier", init="he")
+    run = settings(epochs=3, gate_lr="model")
+    run = replace(run, frac=run.frac.replace(gate=gate, gradient_grid="zero"))
+    whole = new_run(run, tmp_path / "whole", quiet())
+    whole.fit()
+    parts = new_run(run, tmp_path / "parts", quiet())
+    interrupt_in_epoch(parts, 2)
+    with pytest.raises(KeyboardInterrupt):
+        parts.fit()
+    resumed = resume_run(tmp_path / "parts", quiet())
+    resumed.fit()
+    ours, theirs = weights(resumed), weights(whole)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    state = whole.engine.state_dict()["controller"]
+    assert resumed.engine.state_dict()["controller"] == state and state["integral"] != 0
 
 
 def test_text_is_trained_by_perplexity() -> None:
