@@ -1,0 +1,101 @@
+"""Trains a grid of runs and makes docs/results.md from what they came to.
+
+``python -m benchmarks.science run --grid main --data-dir DIR`` trains what is not trained yet, two runs at a time, and
+goes on where it was stopped. ``--task``, ``--method``, ``--setting``, ``--epochs`` and ``--seed`` give a grid by its
+axes. ``list`` shows how far each run is, ``collect`` adds finished runs to the results, ``page`` writes the page again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from pathlib import Path
+
+from benchmarks.science.folder import LOCKED, finished, is_done, train
+from benchmarks.science.grid import GRIDS, Run, runs_of
+from benchmarks.science.page import write_page
+from benchmarks.science.records import merge_records, read_records
+from benchmarks.science.runner import Place, work_off
+from fractrain_fx.training.records import METRICS
+
+RUNS, RESULTS, PAGE = Path("runs/science"), Path("docs/results/science.jsonl"), Path("docs/results.md")
+
+
+def main(argv: list[str] | None = None) -> int:
+    options = _parser().parse_args(argv)
+    if options.command == "train":
+        run = Run(options.task, options.method, options.setting, options.epochs, options.seed)
+        return 0 if train(run, options.runs / run.name, options.data_dir) else LOCKED
+    if options.command == "list":
+        for run in _chosen(options):
+            print(f"{_progress(run, options.runs):>12}  {run.name}")
+        return 0
+    if options.command == "run":
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped: call again to go on"))  # which stops the runs too
+        place = Place(options.runs, options.data_dir, options.jobs, options.nice)
+        failed = work_off(_chosen(options), place, lambda run: _collect(options, run.name))
+        for run in failed:
+            print(f"failed: {run.name}, see {options.runs / run.name / 'output.txt'}", file=sys.stderr)
+        return 1 if failed else 0
+    if options.command == "collect":
+        _collect(options, f"all finished runs of {options.runs}")
+    else:
+        write_page(options.page, options.results, read_records(options.results))
+    return 0
+
+
+def _collect(options: argparse.Namespace, what: str) -> None:
+    """Keep what is finished, and show it."""
+    merge_records(options.results, finished(options.runs))
+    write_page(options.page, options.results, read_records(options.results))
+    print(f"collected: {what}", flush=True)
+
+
+def _chosen(options: argparse.Namespace) -> list[Run]:
+    """The runs of the grids and axes that were given; a mistake in any of them shows before the first one starts."""
+    runs = [run for grid in options.grid for run in GRIDS[grid]]
+    if options.task:
+        runs += runs_of(options.task, options.method, options.setting, options.epochs, options.seed)
+    for run in runs:
+        assert run.values
+    return list(dict.fromkeys(runs))
+
+
+def _progress(run: Run, runs: Path) -> str:
+    folder = runs / run.name
+    if is_done(folder):
+        return "done"
+    metrics = folder / METRICS
+    epochs = len(metrics.read_text(encoding="utf-8").splitlines()) if metrics.is_file() else 0
+    return f"{epochs} of {run.epochs}" if folder.is_dir() else "not begun"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.science", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name in ("run", "list", "collect", "page", "train"):
+        command = commands.add_parser(name)
+        command.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs' folders")
+        command.add_argument("--results", type=Path, default=RESULTS, help="a line for each finished run")
+        command.add_argument("--page", type=Path, default=PAGE)
+        if name in ("run", "list"):
+            command.add_argument("--grid", nargs="+", choices=GRIDS, default=[])
+            command.add_argument("--task", nargs="+", default=[])
+            command.add_argument("--method", nargs="+", default=["fractrain"])
+            command.add_argument("--setting", nargs="+", default=["default"], help="names, joined by + for several")
+            command.add_argument("--epochs", nargs="+", type=int, default=[20])
+            command.add_argument("--seed", nargs="+", type=int, default=[0])
+        if name in ("run", "train"):
+            command.add_argument("--data-dir", help="folder of the data sets' files")
+        if name == "run":
+            command.add_argument("--jobs", type=int, default=2, help="runs at a time, one thread each")
+            command.add_argument("--nice", type=int, default=19)
+        if name == "train":
+            for axis, kind in (("task", str), ("method", str), ("setting", str), ("epochs", int), ("seed", int)):
+                command.add_argument(f"--{axis}", type=kind, required=True)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

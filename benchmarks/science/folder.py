@@ -1,0 +1,91 @@
+"""The folder of one run: what it was asked to train, whether it is through, and what it came to as one record."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from benchmarks.machine import describe, versions
+from benchmarks.science.grid import Run
+from fractrain_fx.training import RunResult, RunSettings, new_run, resume_run
+from fractrain_fx.training.checkpoint import latest_checkpoint
+from fractrain_fx.training.durable import write_text
+from fractrain_fx.training.records import METRICS, EpochRecord
+
+__all__ = ["LOCKED", "finished", "is_done", "record_of", "train"]
+
+_ASKED, _RESULT = "run.json", "result.json"
+
+# What a process that finds its run taken by another one exits with.
+LOCKED = 75
+
+
+def is_done(folder: Path) -> bool:
+    """Whether the run is through."""
+    return (folder / _RESULT).is_file()
+
+
+def train(run: Run, folder: Path, data_dir: str | None) -> bool:
+    """Train a run to its end, from its checkpoint if there is one; ``False`` where another process is at it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(folder / "lock", timeout=0):
+            if is_done(folder):
+                return True
+            asked = {"run": asdict(run), "values": run.values, "made_with": _made_with()}
+            write_text(folder / _ASKED, json.dumps(asked))
+            if latest_checkpoint(folder) is None:
+                trainer = new_run(RunSettings.from_dict(run.values | {"data_dir": data_dir}), folder)
+            else:
+                trainer = resume_run(folder)
+            trainer.fit()
+    except Timeout:
+        return False
+    return True
+
+
+def finished(runs: Path) -> list[dict[str, Any]]:
+    """The records of all finished runs in a folder of runs."""
+    return [record_of(asked.parent) for asked in sorted(runs.glob(f"*/{_ASKED}")) if is_done(asked.parent)]
+
+
+def record_of(folder: Path) -> dict[str, Any]:
+    """What a finished run was and came to: its axes, settings, outcome, and a point for each epoch."""
+    asked = json.loads((folder / _ASKED).read_text(encoding="utf-8"))
+    result = RunResult.from_json(folder / _RESULT)
+    lines = (folder / METRICS).read_text(encoding="utf-8").splitlines()
+    epochs = [EpochRecord.from_dict(json.loads(line)) for line in lines]
+    return {
+        **asked["run"],
+        "metric": result.metric,
+        "value": result.value,
+        "best": result.best,
+        "total_macs": result.total_macs,
+        "seconds": round(result.seconds),
+        "points": [_point(epoch) for epoch in epochs],
+        "values": asked["values"],
+        "made_with": asked["made_with"],
+    }
+
+
+def _point(epoch: EpochRecord) -> dict[str, Any]:
+    row = epoch.row
+    return {
+        "epoch": row.epoch,
+        "value": epoch.value,
+        "loss": row.loss,
+        "total_macs": epoch.total_macs,
+        "level": row.level,
+        "cp": row.cp,
+        "mutual_information": epoch.mutual_information,
+        "configurations": epoch.configurations,
+        "commonest": epoch.commonest,
+    }
+
+
+def _made_with() -> dict[str, str]:
+    return describe("cpu") | versions("torch", "timm", "fractrain_fx")

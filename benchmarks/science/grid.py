@@ -1,0 +1,158 @@
+"""What is trained: tasks, methods and settings by name, and the grids that the results page shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from fractrain_fx.config import AUTHORS_OPTIONS
+from fractrain_fx.errors import ConfigError, near
+from fractrain_fx.training import RunSettings
+
+__all__ = ["GRIDS", "METHODS", "SETTINGS", "TASKS", "Run", "runs_of"]
+
+Settings = Mapping[str, Any]
+
+# Model, data and loop. Learning rate 0.1 with a cosine after one epoch of warm-up, as `fractrain train` has it.
+_CIFAR = {"data": "cifar10", "batch_size": 128}
+TASKS: dict[str, Settings] = {
+    "resnet20-16px": {"model": "zoo:resnet20", "image_size": 16, **_CIFAR},
+    "resnet38": {"model": "zoo:resnet38", **_CIFAR},
+    "mobilenetv2-16px": {"model": "zoo:mobilenetv2", "image_size": 16, **_CIFAR},
+    "digits": {"model": "zoo:resnet20", "data": "digits", "image_size": 16, "batch_size": 32},
+    "digits-tiny": {"model": "zoo:resnet20", "data": "digits", "image_size": 8, "batch_size": 32, "subset": 96},
+    "pydoc": {"model": "hf:gpt2", "data": "pydoc", "subset": 512, "test_subset": 256, "batch_size": 32},
+}
+
+# Stages last equally long: with 20 epochs Algorithm 1 would see too few losses.
+_STAGED = {"schedule": "manual", "rounding": "compiled"}
+_GATED = _STAGED | {"weight_bits": 4}
+METHODS: dict[str, Settings] = {
+    "float": {"method": "float"},
+    "static": {"method": "static", "precision": "FW-8/BW-8", "rounding": "compiled"},
+    "pfq": {"method": "pfq", **_STAGED},
+    "dfq": {"method": "dfq", "targets": [3.0], **_GATED},
+    "fractrain": {"method": "fractrain", "targets": [1.5, 2.0, 2.5, 3.0], **_GATED},
+    "slu": {"method": "slu", "schedule": "manual"},
+    "dorefa": {"method": "static", "precision": "FW-8/BW-8", "format": "dorefa"},
+    "wageubn": {"method": "static", "precision": "FW-8/BW-8", "format": "wageubn"},
+}
+
+# Each changes one thing. Several are joined by "+".
+_MULTIPLIER = {"gate_lr": "model", "gate": {"init": "he", "control": "multiplier"}}
+SETTINGS: dict[str, Settings] = {
+    "default": {},
+    "steered": _MULTIPLIER,
+    "model-rate": {"gate_lr": "model"},
+    "he": {"gate": {"init": "he"}},
+    "proportional": {"gate": {"control": "proportional"}},
+    "integral": {"gate": {"control": "integral"}},
+    "multiplier": {"gate": {"control": "multiplier"}},
+    "authors-strength": {"gate": {"beta": 1e-3, "beta_unit": "full-precision"}},
+    "authors-options": {"options": [str(each) for each in AUTHORS_OPTIONS], "saturate_targets": True},
+    "weights-6": {"weight_bits": 6},
+    "zero-grid": {"gradient_grid": "zero"},
+    "cp-2-to-4.5": {"targets": [2.0, 3.0, 4.0, 4.5]},
+    "cp-1.5-to-5.4": {"targets": [1.5, 2.5, 4.0, 5.4]},
+    "cp-3.8": {"targets": [3.8]},
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training.
+
+    Attributes:
+        task, method: keys of ``TASKS`` and ``METHODS``.
+        setting: key of ``SETTINGS``, or several joined by ``+``.
+        epochs: length of the run; schedules of learning rate and stages are stretched over it.
+        seed: of weights, order and noise.
+    """
+
+    task: str
+    method: str
+    setting: str = "default"
+    epochs: int = 20
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return f"{self.task}-{self.method}-{self.setting}-{self.epochs}epochs-seed{self.seed}"
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The settings, as ``RunSettings.from_dict`` takes them.
+
+        Raises:
+            ConfigError: a name is unknown, or the parts do not go together.
+        """
+        values = dict(_named(TASKS, self.task)) | dict(_named(METHODS, self.method))
+        for name in self.setting.split("+"):
+            values = _merged(values, _named(SETTINGS, name))
+        values |= {"epochs": self.epochs, "seed": self.seed, "device": "cpu"}
+        RunSettings.from_dict(values)
+        return values
+
+
+def runs_of(
+    tasks: Iterable[str],
+    methods: Iterable[str],
+    settings: Iterable[str] = ("default",),
+    epochs: Iterable[int] = (20,),
+    seeds: Iterable[int] = (0,),
+) -> list[Run]:
+    """Every combination, seed by seed."""
+    return [Run(*axes, seed) for seed, axes in product(seeds, product(tasks, methods, settings, epochs))]
+
+
+_MAIN = "resnet20-16px"
+# Both at less than 60 per cent of what static training costs.
+_HIGH, _WIDE = "steered+cp-2-to-4.5", "steered+weights-6+cp-1.5-to-5.4"
+GRIDS: dict[str, list[Run]] = {
+    "quick": runs_of(["digits"], ["static"], epochs=[4])
+    + runs_of(["digits"], ["fractrain"], ["default", "steered"], epochs=[4]),
+    "main": [
+        *runs_of([_MAIN], ["fractrain"], [_HIGH, _WIDE, "steered"]),
+        *runs_of([_MAIN], ["static", "pfq"]),
+        *runs_of([_MAIN], ["dfq"], ["steered", "steered+cp-3.8"]),
+        *runs_of([_MAIN], ["float"]),
+    ],
+    "cost": runs_of([_MAIN], ["static"], epochs=[12, 8, 4]) + runs_of([_MAIN], ["fractrain"], [_HIGH], [12, 8, 4]),
+    "ablation": runs_of(
+        [_MAIN],
+        ["fractrain"],
+        [
+            "steered+authors-options",
+            "model-rate+he+integral",
+            "steered+weights-6",
+            "steered+zero-grid",
+            "model-rate+multiplier",
+            "he+multiplier",
+            "model-rate+he+proportional",
+            "model-rate+he+authors-strength",
+            "model-rate+authors-strength",
+            "default",
+        ],
+    ),
+    "seeds": runs_of([_MAIN], ["static", "pfq"], seeds=[1, 2])
+    + runs_of([_MAIN], ["fractrain"], ["steered", _HIGH], seeds=[1, 2])
+    + runs_of([_MAIN], ["dfq"], ["steered+cp-3.8"], seeds=[1, 2]),
+    "others": runs_of([_MAIN], ["slu"], ["steered"]) + runs_of([_MAIN], ["dorefa", "wageubn"]),
+    "larger": runs_of(["resnet38"], ["static"]) + runs_of(["resnet38"], ["fractrain"], [_HIGH]),
+}
+"""In the order of their worth."""
+
+
+def _named(known: Mapping[str, Settings], name: str) -> Settings:
+    if name not in known:
+        raise ConfigError(f"{name!r} is unknown: write one of {', '.join(known)}.{near(name, known)}")
+    return known[name]
+
+
+def _merged(values: Settings, more: Settings) -> dict[str, Any]:
+    """Later settings win; those of the gates are merged one by one."""
+    gate = dict(values.get("gate", {})) | dict(more.get("gate", {}))
+    return dict(values) | dict(more) | ({"gate": gate} if gate else {})

@@ -1,0 +1,124 @@
+"""docs/results.md, made of docs/results/science.jsonl: tables of means and spread, and accuracy against cost."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from benchmarks.page import markdown_table
+from benchmarks.records import machine_words
+from benchmarks.science.figures import write_figures
+from benchmarks.science.grid import SETTINGS, TASKS
+from benchmarks.science.records import Group, Record, cp_error, groups_of, static_at
+
+__all__ = ["write_page"]
+
+_HEAD = (
+    *("method", "setting", "epochs", "seeds", "last", "best", "MACs", "of static's", "cp off target", "MI"),
+    "configurations",
+)
+_INTRO = """# Results
+
+Whole trainings on all samples of their data sets, on a CPU: how accurate each method is and what it costs. Nothing on
+this page is typed in: `python -m benchmarks.science page` writes it from [the results]({results}), a line for each run
+with all of its epochs.
+
+- **last**, **best**: test {metric} after the last epoch, and the best of all; over several seeds their mean, with the
+  lowest and highest in brackets.
+- **MACs**: cost of the whole training in full-precision multiply-accumulates (`cp_total`, so float layers count too).
+- **of static's**: that cost as a share of static FW-8/BW-8's over as many epochs.
+- **cp off target**: the largest distance of an epoch's mean cp from its target, without the first epoch of each stage.
+- **MI**: mutual information between sample and option in the last evaluation, in bits a block, mean over blocks. It is
+  0 where a block gives all samples one option. **configurations**: how many different ones the test samples were given.
+"""
+
+
+def write_page(page: Path, results: Path, records: Sequence[Record]) -> None:
+    """Write the page and its figures, which lie beside the results."""
+    place = results.relative_to(page.parent) if results.is_relative_to(page.parent) else results
+    groups = groups_of(records)
+    metrics = sorted({record["metric"] for record in records})
+    parts = [_INTRO.format(results=place, metric=" or ".join(metrics) or "accuracy")]
+    for task in (name for name in TASKS if any(group.task == name for group in groups)):
+        mine = [group for group in groups if group.task == task]
+        parts += [f"## {task}", _task_words(task, mine), _table(mine)]
+        figures = write_figures(results.parent, task, mine)
+        parts += [f"![{words}]({place.parent / path.name})" for path, words in figures]
+        equal = _equal_cost(mine)
+        if equal:
+            parts += ["### At equal cost", equal]
+    parts += [_settings_words(groups), _made_with(records)]
+    page.write_text("\n\n".join(part.strip() for part in parts if part) + "\n", encoding="utf-8")
+
+
+def _task_words(task: str, groups: Sequence[Group]) -> str:
+    values = TASKS[task]
+    loop = ", ".join(f"`{name}` {value}" for name, value in values.items())
+    names = " ".join(sorted({name for group in groups for name in group.setting.split("+")}))
+    return f"{loop}. The settings {names} are [below](#settings)."
+
+
+def _table(groups: Sequence[Group]) -> str:
+    static = {group.epochs: group for group in groups if group.method == "static" and group.setting == "default"}
+    rows = []
+    for group in groups:
+        macs = statistics.mean(group.values("total_macs"))
+        base = static.get(group.epochs)
+        share = f"{100 * macs / statistics.mean(base.values('total_macs')):.0f} %" if base else ""
+        errors = [error for error in map(cp_error, group.records) if error is not None]
+        rows.append(
+            (
+                group.method,
+                group.setting,
+                str(group.epochs),
+                str(len(group.records)),
+                _spread(group.values("value")),
+                _spread(group.values("best")),
+                f"{macs:.3e}",
+                share,
+                f"{100 * max(errors):.1f} %" if errors else "",
+                _spread(group.at_end("mutual_information")),
+                _spread(group.at_end("configurations"), 0),
+            )
+        )
+    return markdown_table(_HEAD, rows, text_columns=2)
+
+
+def _equal_cost(groups: Sequence[Group]) -> str:
+    """Each method beside static training with a whole schedule of the same cost."""
+    static = [group for group in groups if group.method == "static" and group.setting == "default"]
+    rows = []
+    for group in groups:
+        macs, value = (statistics.mean(group.values(name)) for name in ("total_macs", "value"))
+        same = None if group in static else static_at(macs, static)
+        if same is not None:
+            rows.append((group.method, group.setting, str(group.epochs), f"{macs:.3e}", f"{value:.2f}", f"{same:.2f}"))
+    if not rows:
+        return ""
+    head = ("method", "setting", "epochs", "MACs", "last", "static at that cost")
+    words = "Static training costs less with fewer epochs too. Its value lies between those of the two nearest costs."
+    return f"{words}\n\n{markdown_table(head, rows, text_columns=2)}"
+
+
+def _settings_words(groups: Sequence[Group]) -> str:
+    names = sorted({name for group in groups for name in group.setting.split("+")})
+    rows = [(name, "`" + str(dict(SETTINGS[name])) + "`") for name in names if name in SETTINGS]
+    return f"## Settings\n\n{markdown_table(('name', 'what it changes'), rows, text_columns=2)}"
+
+
+def _made_with(records: Sequence[Record]) -> str:
+    machines = _distinct(machine_words(record["made_with"]) for record in records)
+    commands = "python -m benchmarks.science run --grid main cost ablation seeds --data-dir DIR"
+    return "\n\n".join(["## How they were made", f"```bash\n{commands}\n```", *machines])
+
+
+def _spread(values: Sequence[float], digits: int = 2) -> str:
+    if not values:
+        return ""
+    mean = f"{statistics.mean(values):.{digits}f}"
+    return mean if len(values) == 1 else f"{mean} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
+def _distinct(words: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(words))

@@ -1,0 +1,91 @@
+"""docs/results/science.jsonl: a line for each finished run, and what the page asks of several of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from filelock import FileLock
+
+from fractrain_fx.training.durable import write_text
+
+__all__ = ["Group", "cp_error", "groups_of", "key_of", "merge_records", "read_records", "static_at"]
+
+Record = dict[str, Any]
+_AXES = ("task", "method", "setting", "epochs", "seed")
+
+
+class Group(NamedTuple):
+    """Runs that differ by their seed alone."""
+
+    task: str
+    method: str
+    setting: str
+    epochs: int
+    records: tuple[Record, ...]
+
+    def values(self, name: str) -> list[float]:
+        """One field of each run."""
+        return [record[name] for record in self.records]
+
+    def at_end(self, name: str) -> list[float]:
+        """One field of each run's last epoch, where it has it."""
+        last = [record["points"][-1][name] for record in self.records]
+        return [value for value in last if value is not None]
+
+
+def key_of(record: Record) -> tuple[Any, ...]:
+    """What tells runs apart."""
+    return tuple(record[axis] for axis in _AXES)
+
+
+def read_records(path: Path) -> list[Record]:
+    """The lines of a results file; none where there is no file."""
+    if not path.is_file():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def merge_records(path: Path, records: Iterable[Record]) -> None:
+    """Add records to a results file, in place of those of the same runs."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_suffix(".lock")):
+        merged = {key_of(record): record for record in (*read_records(path), *records)}
+        lines = [json.dumps(merged[key]) for key in sorted(merged)]
+        write_text(path, "".join(f"{line}\n" for line in lines))
+
+
+def groups_of(records: Sequence[Record]) -> list[Group]:
+    """Runs by all but their seed."""
+    grouped: dict[tuple[Any, ...], list[Record]] = {}
+    for record in sorted(records, key=key_of):
+        grouped.setdefault(key_of(record)[:-1], []).append(record)
+    return [Group(*key, tuple(members)) for key, members in grouped.items()]
+
+
+def cp_error(record: Record) -> float | None:
+    """The largest relative distance of an epoch's cp from its target, after the first epoch of each stage."""
+    errors = []
+    level = None
+    for point in record["points"]:
+        if point["level"].startswith("cp ") and point["level"] == level:
+            target = float(level.split()[1])
+            errors.append(abs(100 * point["cp"] - target) / target)
+        level = point["level"]
+    return max(errors, default=None)
+
+
+def static_at(macs: float, groups: Sequence[Group]) -> float | None:
+    """Accuracy of static training whose whole schedule costs ``macs``, between the two lengths nearest to that."""
+    ends = sorted((_mean(group.values("total_macs")), _mean(group.values("value"))) for group in groups)
+    for (low, worse), (high, better) in pairwise(ends):
+        if low <= macs <= high:
+            return worse + (better - worse) * (macs - low) / (high - low)
+    return None
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

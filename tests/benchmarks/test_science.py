@@ -1,0 +1,142 @@
+"""The tool that trains grids: names become settings, runs are skipped and resumed, and the page says what they gave."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.science.__main__ import main
+from benchmarks.science.grid import GRIDS, Run, runs_of
+from benchmarks.science.page import write_page
+from benchmarks.science.records import cp_error, groups_of, merge_records, read_records, static_at
+from fractrain_fx.errors import ConfigError
+from fractrain_fx.training import RunSettings
+
+
+def test_every_run_of_the_grids_is_a_valid_run_with_a_name_of_its_own() -> None:
+    runs = [run for grid in GRIDS.values() for run in grid]
+    assert len({run.name for run in runs}) == len(set(runs))
+    for run in runs:
+        settings = RunSettings.from_dict(run.values)
+        assert (settings.train.epochs, settings.train.seed) == (run.epochs, run.seed)
+
+
+def test_settings_are_joined_and_those_of_the_gates_merged() -> None:
+    values = Run("digits", "fractrain", "he+multiplier+model-rate+zero-grid", 4, 3).values
+    assert values["gate"] == {"init": "he", "control": "multiplier"}
+    assert (values["gate_lr"], values["gradient_grid"], values["seed"]) == ("model", "zero", 3)
+    assert Run("digits", "fractrain", "default").values.get("gate") is None
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        (Run("digit", "fractrain"), "'digit' is unknown.*'digits'"),
+        (Run("digits", "fractrain", "he+multiplyer"), "'multiplier'"),
+        (Run("digits", "static", "model-rate"), "changes nothing for method 'static'"),
+    ],
+)
+def test_a_grid_with_a_mistake_says_so_before_anything_runs(run: Run, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        assert run.values
+
+
+def test_a_grid_goes_seed_by_seed() -> None:
+    runs = runs_of(["digits"], ["static", "pfq"], epochs=[4, 8], seeds=[0, 1])
+    assert len(runs) == 8 and [run.seed for run in runs] == [0] * 4 + [1] * 4
+
+
+def record(
+    method: str, epochs: int, value: float, macs: float, seed: int = 0, setting: str = "default"
+) -> dict[str, Any]:
+    points = [
+        {
+            "epoch": epoch,
+            "value": value * epoch / epochs,
+            "total_macs": macs * epoch / epochs,
+            "level": f"cp {2 + (2 * epoch > epochs)} %" if method == "fractrain" else "FW-8/BW-8",
+            "cp": 0.021,
+            "mutual_information": 0.75 if method == "fractrain" else None,
+            "configurations": 40 if method == "fractrain" else None,
+        }
+        for epoch in range(1, epochs + 1)
+    ]
+    axes = {"task": "digits", "method": method, "setting": setting, "epochs": epochs, "seed": seed}
+    outcome = {"metric": "accuracy", "value": value, "best": value, "total_macs": macs}
+    return axes | outcome | {"points": points, "made_with": {"torch": "2"}, "values": {}}
+
+
+def test_a_run_that_is_collected_again_takes_the_place_of_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "science.jsonl"
+    merge_records(path, [record("static", 4, 70, 1e9), record("static", 8, 80, 2e9)])
+    merge_records(path, [record("static", 4, 71, 1e9)])
+    assert [(each["epochs"], each["value"]) for each in read_records(path)] == [(4, 71), (8, 80)]
+
+
+def test_cp_is_off_its_target_by_the_worst_epoch_after_a_stages_first() -> None:
+    # 2.1 % in each of four epochs, two with target 2 and two with target 3: the first of each does not count.
+    assert cp_error(record("fractrain", 4, 80, 1e9)) == pytest.approx(0.9 / 3)
+    assert cp_error(record("static", 4, 80, 1e9)) is None
+
+
+def test_static_at_equal_cost_lies_between_the_nearest_lengths() -> None:
+    groups = groups_of([record("static", 4, 70, 1e9), record("static", 8, 80, 2e9), record("static", 8, 82, 2e9, 1)])
+    assert [len(group.records) for group in groups] == [1, 2]
+    assert static_at(1.5e9, groups) == pytest.approx(75.5)
+    assert static_at(0.9e9, groups) is None and static_at(2.1e9, groups) is None
+
+
+def test_the_page_has_means_spread_shares_and_figures(tmp_path: Path) -> None:
+    pytest.importorskip("vl_convert")
+    results, page = tmp_path / "results" / "science.jsonl", tmp_path / "results.md"
+    records = [record("static", 4, 70, 1e9), record("static", 8, 80, 2e9)]
+    records += [record("fractrain", 8, value, 1e9, seed, "he") for seed, value in enumerate((78.0, 79.0, 80.0))]
+    merge_records(results, records)
+    write_page(page, results, read_records(results))
+    text = page.read_text(encoding="utf-8")
+    (row,) = (line for line in text.splitlines() if line.startswith("| fractrain | he | 8 | 3 |"))
+    assert "79.00 (78.00 to 80.00)" in row and "| 50 % |" in row and "0.75" in row
+    assert "| fractrain | he | 8 | 1.000e+09 | 79.00 | 70.00 |" in text  # as dear as four epochs of static
+    for name in ("macs", "epoch"):
+        assert f"(results/science-digits-{name}.svg)" in text
+        assert (tmp_path / "results" / f"science-digits-{name}.svg").read_text(encoding="utf-8").startswith("<svg")
+
+
+@pytest.mark.long
+def test_a_tiny_grid_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    places = [f"--runs={tmp_path}/runs", f"--results={tmp_path}/science.jsonl", f"--page={tmp_path}/results.md"]
+    grid = ["--task=digits-tiny", "--method", "fractrain", "static", "--epochs=2"]
+    assert main(["run", *grid, *places, "--nice=0"]) == 0
+    records = {each["method"]: each for each in read_records(tmp_path / "science.jsonl")}
+    assert records.keys() == {"fractrain", "static"}
+    assert len(records["static"]["points"]) == 2 and records["static"]["points"][0]["mutual_information"] is None
+    assert records["fractrain"]["points"][1]["configurations"] >= 1
+    assert str(tmp_path) not in (tmp_path / "science.jsonl").read_text()
+    assert "| fractrain | default | 2 | 1 |" in (tmp_path / "results.md").read_text()
+
+    capsys.readouterr()
+    assert main(["list", *grid, *places]) == 0
+    assert capsys.readouterr().out.count("done") == 2
+    # A run without its result goes on from its last checkpoint; the other one is not touched.
+    run, other = (tmp_path / "runs" / Run("digits-tiny", method, epochs=2).name for method in ("static", "fractrain"))
+    before = json.loads((run / "result.json").read_text())
+    (run / "result.json").unlink()
+    times = (other / "result.json").stat().st_mtime_ns
+    assert main(["run", *grid, *places, "--nice=0"]) == 0
+    assert json.loads((run / "result.json").read_text()) == before
+    assert (other / "result.json").stat().st_mtime_ns == times
+    assert (run / "output.txt").read_text().count("epoch   1 ") == 1
+
+
+@pytest.mark.long
+def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    places = [f"--runs={tmp_path}/runs", f"--results={tmp_path}/science.jsonl", f"--page={tmp_path}/results.md"]
+    bad = Run("digits-tiny", "static", epochs=1)
+    (tmp_path / "runs" / bad.name / "checkpoint-0001").mkdir(parents=True)  # empty, so damaged
+    (tmp_path / "runs" / bad.name / "config.yaml").write_text("model: zoo:resnet20\n")
+    assert main(["run", "--task=digits-tiny", "--method", "static", "float", "--epochs=1", *places, "--nice=0"]) == 1
+    assert f"failed: {bad.name}" in capsys.readouterr().err
+    assert [each["method"] for each in read_records(tmp_path / "science.jsonl")] == ["float"]
