@@ -31,14 +31,17 @@ def kernels() -> Any:
     """The ops of ``csrc/``.
 
     The first call on a machine builds them, in half a minute, and keeps them on disk (``TORCH_EXTENSIONS_DIR``,
-    by default in the user's cache) for this state of the source, version of torch and kind of processor.
+    by default in the user's cache) for this state of the source, version of torch and kind of processor. Each copy of
+    the source and each environment has its own build: the commands name their folders, and ninja builds all again where
+    a command has changed.
 
     Raises:
         ConfigError: there is no compiler that can build them, or no ninja.
     """
     files = sorted(_SOURCES.iterdir())
     flags = _flags()
-    state = "\n".join([*(file.read_text() for file in files), torch.__version__, *flags])
+    places = [str(_SOURCES), sys.prefix]
+    state = "\n".join([*(file.read_text() for file in files), torch.__version__, *flags, *places])
     name = f"fractrain_fx_{hashlib.sha256(state.encode()).hexdigest()[:12]}"
     sources = [str(file) for file in files if file.suffix == ".cpp"]
     try:
