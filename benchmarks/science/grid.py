@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from fractrain_fx.config import AUTHORS_OPTIONS
+from fractrain_fx.config import AUTHORS_OPTIONS, DFQ_OPTIONS
 from fractrain_fx.errors import ConfigError, near
 from fractrain_fx.training import RunSettings
 
@@ -52,6 +52,7 @@ SETTINGS: dict[str, Settings] = {
     "multiplier": {"gate": {"control": "multiplier"}},
     "authors-strength": {"gate": {"beta": 1e-3, "beta_unit": "full-precision"}},
     "authors-options": {"options": [str(each) for each in AUTHORS_OPTIONS], "saturate_targets": True},
+    "wide-options": {"options": [*map(str, DFQ_OPTIONS), "FW-8/BW-8", "FW-8/BW-12"]},
     "weights-6": {"weight_bits": 6},
     "zero-grid": {"gradient_grid": "zero"},
     "cp-2-to-4.5": {"targets": [2.0, 3.0, 4.0, 4.5]},
@@ -120,6 +121,12 @@ GRIDS: dict[str, list[Run]] = {
         *runs_of([_MAIN], ["dfq"], ["steered", "steered+cp-3.8"]),
         *runs_of([_MAIN], ["float"]),
     ],
+    # How the same cost is spent best: weights of more bits, or dearer options for the samples that need them.
+    "spending": runs_of(
+        [_MAIN],
+        ["fractrain"],
+        ["steered+weights-6+cp-2-to-4.5", "steered+wide-options+cp-2-to-4.5", "steered+authors-options+cp-2-to-4.5"],
+    ),
     "cost": runs_of([_MAIN], ["static"], epochs=[12, 8, 4]) + runs_of([_MAIN], ["fractrain"], [_HIGH], [12, 8, 4]),
     "ablation": runs_of(
         [_MAIN],
