@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from fractrain_fx.capture.recorder import Recorder
 from fractrain_fx.capture.sizes import plain
 from fractrain_fx.capture.targets import function_node
 
-__all__ = ["foreign_functions"]
+__all__ = ["foreign_functions", "is_foreign"]
 
 # SpecAugment of transformers' speech models: draws from numpy which frames to mask, and returns an array.
 _ARRAYS = ("_compute_mask_indices",)
@@ -30,6 +30,15 @@ def foreign_functions(recorder: Recorder) -> Iterator[tuple[ModuleType, str, Cal
             for name in _ARRAYS:
                 if name in vars(module):
                     yield module, name, _written(recorder, vars(module)[name], name)
+
+
+def is_foreign(frame: FrameType | None) -> bool:
+    """Whether such a function runs, up to the forward that called it."""
+    while frame is not None and frame.f_code.co_name != "forward":
+        if frame.f_code.co_name in _ARRAYS and str(frame.f_globals.get("__name__")).startswith("transformers.models."):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _written(recorder: Recorder, real: Callable[..., Any], name: str) -> Callable[..., Any]:

@@ -22,6 +22,7 @@ from fractrain_fx.capture.guards import Guard
 from fractrain_fx.capture.leaves import opaque_reason
 from fractrain_fx.capture.merge import merge_modes
 from fractrain_fx.capture.module import RecordedModule
+from fractrain_fx.capture.outside import Outside, PythonState
 from fractrain_fx.capture.patch import Calls, recording
 from fractrain_fx.capture.recorder import Recorder, Return
 from fractrain_fx.capture.results import map_results
@@ -48,6 +49,7 @@ class Recording:
         batching: how inputs with more samples look; ``FIXED``: the graph holds for the example's batch size alone.
         checked: whether the graph was compared with the model; tensors without data (meta) cannot be.
         guards: what sizes the graphs of training (``True``) and evaluation are tied to.
+        python: attributes whose values decided what was recorded.
     """
 
     train: RecordedModule
@@ -59,6 +61,7 @@ class Recording:
     batching: Batching
     checked: bool
     guards: Mapping[bool, Guards]
+    python: PythonState
 
     @property
     def fixed_batch(self) -> bool:
@@ -88,6 +91,7 @@ class _Pass:
     graph: Graph
     returns: list[Return]
     guards: Guards
+    python: PythonState
 
 
 def record(
@@ -170,6 +174,7 @@ def record(
         batching=batching,
         checked=bool(trials),
         guards=attempt.guards,
+        python=attempt.python,
     )
     for graph in recorded.graphs:
         graph.__dict__["training"] = mode
@@ -194,7 +199,9 @@ def _attempt(snapshot: Snapshot, example: Example, whole: Whole) -> Attempt:
     used = {str(n.target) for r in (train, evaluation) for n in r.graph.nodes if n.op == "get_attr"}
     guards = {mode: passes[mode].guards for mode in (True, False)}
     additions.drop_unused(used.union(*(each.constants for each in guards.values())))
-    return Attempt(train, evaluation, {mode: passes[mode or one].returns for mode in (True, False)}, guards)
+    returns = {mode: passes[mode or one].returns for mode in (True, False)}
+    python = PythonState.joined(each.python for each in passes.values())
+    return Attempt(train, evaluation, returns, guards, python)
 
 
 def _run(snapshot: Snapshot, example: Example, whole: Whole, additions: Additions, train: bool) -> _Pass:
@@ -205,10 +212,11 @@ def _run(snapshot: Snapshot, example: Example, whole: Whole, additions: Addition
     for name, value in call.tensors.items():
         map_results(writer, value, writer.placeholder(name), set(), set())
     try:
-        calls = Calls(model, recorder, whole.modules)
+        calls, outside = Calls(model, recorder, whole.modules), Outside(model, recorder)
         with snapshot.kept(), recording(recorder, calls, whole.callees):
             model.train(train)
-            output = model(*call.args, **call.kwargs)
+            with outside.observed():
+                output = model(*call.args, **call.kwargs)
         writer.create("output", "output", (argument(writer, output),))
     except UnrepresentableError as error:
         raise CaptureError(
@@ -219,7 +227,7 @@ def _run(snapshot: Snapshot, example: Example, whole: Whole, additions: Addition
         raise (rejection(model, error) if has_data(model) else needs_data(model, recorder.failed, error)) from error
     if recorder.refused:  # what else was met may come from that
         raise KeepWholeError((), recorder.refused)
-    if writer.obstacles:
-        raise KeepWholeError(writer.obstacles)
+    if obstacles := [*writer.obstacles, *outside.obstacles(snapshot, example, train, whole)]:
+        raise KeepWholeError(obstacles)
     guards = recorder.looks.guards(join_whole_lists(writer.graph))
-    return _Pass(writer.graph, recorder.returns, Guards(guards, writer.graph))
+    return _Pass(writer.graph, recorder.returns, Guards(guards, writer.graph), outside.state(writer.graph))

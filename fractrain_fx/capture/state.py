@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from fractrain_fx.capture.generators import Generators
+
 __all__ = ["Snapshot", "preserved_random_state", "seeded"]
 
 
@@ -30,6 +32,8 @@ class Snapshot:
         ]
         tensors = [*model.parameters(), *model.buffers()]
         self._values = [(x, x.detach().clone()) for x in tensors if not x.is_meta]
+        self._generators = Generators(model)
+        self._drawn = self._generators.keep()
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
@@ -51,6 +55,11 @@ class Snapshot:
                 if contents is not None and (value or contents) and not _same_items(value, contents):
                     value.clear()
                     value.extend(contents) if isinstance(value, list) else value.update(contents)
+        self._generators.put_back(self._drawn)
+        self.restore_tensors()
+
+    def restore_tensors(self) -> None:
+        """Put back parameters and buffers, and leave attributes as they are now."""
         with torch.no_grad():
             for x, before in self._values:
                 if not torch.equal(x, before):

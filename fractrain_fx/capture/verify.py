@@ -18,6 +18,7 @@ from fractrain_fx.capture.guards import Expression, Guard, Place, Size
 from fractrain_fx.capture.locate import locate
 from fractrain_fx.capture.module import RecordedModule
 from fractrain_fx.capture.other_sizes import Change, Length, dims_of, lengths, longer, shorter
+from fractrain_fx.capture.outside import PythonState
 from fractrain_fx.capture.recorder import Return
 from fractrain_fx.capture.state import Snapshot
 from fractrain_fx.capture.whole import KeepWholeError
@@ -34,13 +35,15 @@ class Attempt:
         train: the graph in train mode.
         eval: the graph in eval mode, or the same object.
         returns: module calls of the recorded run in train (``True``) and eval mode.
-        guards: what the graph of each mode is tied to.
+        guards: what sizes the graph of each mode is tied to.
+        python: attributes whose values decided what was recorded.
     """
 
     train: RecordedModule
     eval: RecordedModule
     returns: Mapping[bool, list[Return]]
     guards: Mapping[bool, Guards]
+    python: PythonState
 
     def graph(self, train: bool) -> RecordedModule:
         """The graph of one mode."""

@@ -1,0 +1,45 @@
+"""Whether an attribute still is what it was: numbers, containers, tensors that were moved, and other objects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["copied", "same"]
+
+
+def copied(value: Any) -> Any:
+    """``value`` with its lists, dictionaries and sets copied, so that what is added to them later shows."""
+    if type(value) is list:
+        return [copied(part) for part in value]
+    if type(value) is dict:
+        return {key: copied(part) for key, part in value.items()}
+    return set(value) if type(value) is set else value
+
+
+def same(before: Any, now: Any) -> bool:
+    """Whether two values of an attribute mean the same; a tensor that was moved or cast does."""
+    if before is now:
+        return True
+    if isinstance(before, Tensor) and isinstance(now, Tensor):
+        return _same_tensors(before, now)
+    if type(before) is not type(now):
+        return False
+    if isinstance(before, list | tuple):
+        return len(before) == len(now) and all(map(same, before, now))
+    if isinstance(before, dict):
+        return list(before) == list(now) and all(same(before[key], now[key]) for key in before)
+    try:
+        return bool(before == now)
+    except Exception:  # an object that cannot say, such as an array, is another one
+        return False
+
+
+def _same_tensors(before: Tensor, now: Tensor) -> bool:
+    if before.shape != now.shape or before.is_meta or now.is_meta:
+        return before.shape == now.shape
+    if before.dtype == now.dtype and before.device == now.device:
+        return torch.equal(before, now)
+    return torch.allclose(before.detach().cpu().double(), now.detach().cpu().double(), rtol=1e-2, equal_nan=True)

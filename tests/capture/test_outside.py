@@ -1,0 +1,237 @@
+"""What a forward does outside torch: attributes it reads and changes, Python's and numpy's random numbers."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fractrain_fx.capture import Recording, record
+from fractrain_fx.capture.generators import LEVELS, drawing
+from fractrain_fx.errors import CaptureError
+from tests.capture.conftest import Call, huggingface_call, timm_call
+
+X = torch.randn(3, 4)
+
+
+class Body(nn.Module):
+    """Reads plain attributes; ``step`` is what each test gives it to do besides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tau, self.warm, self.p, self.n = 2.0, True, 0.5, 0
+        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.dropout(self.up(x) / self.tau, self.p, self.training)
+        return self.down(h.relu() if self.warm else h)
+
+
+class Counts(Body):
+    def forward(self, x: Tensor) -> Tensor:
+        self.n += 1
+        return super().forward(x)
+
+
+class WarmsUp(Body):
+    def forward(self, x: Tensor) -> Tensor:
+        self.n += 1
+        return super().forward(x) * min(1.0, self.n / 1000)
+
+
+class Remembers(Body):
+    last: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        y = y if self.last is None else y + self.last
+        self.last = y.detach()[:1]
+        return y
+
+
+class Caches(Body):
+    length: int | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.length != x.shape[1]:
+            self.length = int(x.shape[1])
+            self.table = torch.arange(4.0)
+        return super().forward(x) * self.table
+
+
+class LeavesALoss(Body):
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        self.balance = y.square().mean()
+        return y
+
+
+class Flips(Body):
+    def forward(self, x: Tensor) -> Tensor:
+        if random.random() < 0.5:
+            x = x.flip(-1)
+        return super().forward(x)
+
+
+class Scales(Body):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * np.random.uniform(0.5, 1.5)
+
+
+class OwnGenerator(Body):
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = np.random.default_rng(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.generator.random()
+
+
+class DropsNothing(Body):
+    """As the decoders of transformers do where the rate of dropped layers is 0."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and random.uniform(0, 1) < 0.0:
+            return x
+        return super().forward(x)
+
+
+class Augments(Body):
+    def augment(self, x: Tensor) -> Tensor:
+        return x.flip(-1) * float(np.random.rand()) if random.random() < 0.5 else x
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.augment(x))
+
+
+class Outer(nn.Module):
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.part, self.head = part, nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.part(x))
+
+
+def read(recording: Recording) -> set[str]:
+    return {str(place) for place in recording.python.read}
+
+
+def test_attributes_that_forward_reads_are_known() -> None:
+    assert read(record(Outer(Body()), (X,))) == {"part.tau", "part.warm", "part.p"}
+
+
+def test_recording_leaves_the_class_of_all_modules_as_it_was() -> None:
+    before = dict(vars(nn.Module))
+    record(Body(), (X,))
+    with pytest.raises(CaptureError):
+        record(Flips(), (X,))
+    assert dict(vars(nn.Module)) == before
+
+
+def test_a_configuration_that_a_model_reads_is_known_by_its_fields() -> None:
+    model, args, kwargs = huggingface_call("gpt2")
+    found = read(record(model, args, kwargs))
+    assert "config.output_hidden_states" in found and "transformer.h.0.attn.attn_dropout.p" in found
+    assert "config.pad_token_id" not in found
+
+
+def test_modules_that_the_graph_calls_read_for_themselves() -> None:
+    assert read(record(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 2)), (X,))) == set()
+
+
+@pytest.mark.parametrize("kind", [WarmsUp, Remembers])
+def test_an_attribute_that_a_call_leaves_for_the_next_keeps_its_module_whole(kind: type[nn.Module]) -> None:
+    recording = record(Outer(kind()), (X,))
+    assert list(recording.leaves) == ["part"]
+    assert "from call to call" in recording.leaves["part"] and "test_outside.py:" in recording.leaves["part"]
+    with pytest.raises(CaptureError, match=r"from call to call \(.*test_outside\.py:\d+\)"):
+        record(kind(), (X,))
+
+
+def test_a_whole_module_goes_on_counting() -> None:
+    model = Outer(WarmsUp())
+    recording = record(model, (X,))
+    first, second = recording.train.eval()(X), recording.train(X)
+    assert model.part.n == 2 and not torch.equal(first, second)
+
+
+def test_a_counter_that_nothing_reads_is_only_worth_a_note() -> None:
+    recording = record(Counts(), (X,))
+    assert recording.leaves == {}
+    assert "does not count" in recording.python.notes[0] and "test_outside.py:" in recording.python.notes[0]
+
+
+def test_a_table_made_at_the_first_call_is_no_obstacle() -> None:
+    recording = record(Caches(), (X,))
+    assert recording.leaves == {} and recording.python.notes == ()
+    assert read(recording) == {"tau", "warm", "p"}
+
+
+def test_a_tensor_left_in_an_attribute_for_the_training_loop_is_worth_a_note() -> None:
+    (note,) = record(LeavesALoss(), (X,)).python.notes
+    assert "balance" in note and "return them" in note
+
+
+@pytest.mark.parametrize("kind", [Flips, Scales, OwnGenerator])
+@pytest.mark.parametrize("seed", range(3))
+def test_draws_outside_torch_keep_their_module_whole_whatever_was_drawn(kind: type[nn.Module], seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+    model = Outer(kind())
+    recording = record(model, (X,))
+    assert "test_outside.py:" in recording.leaves["part"]
+    recording.train.eval()
+    assert len({tuple(recording.train(X).flatten().tolist()) for _ in range(20)}) > 1
+    with pytest.raises(CaptureError, match=r"random numbers of Python or numpy \(.*test_outside\.py:\d+\)"):
+        record(kind(), (X,))
+
+
+def test_a_method_that_draws_is_one_call_made_again_at_every_run() -> None:
+    model = Augments()
+    recording = record(model, (X,))
+    assert (
+        recording.leaves == {} and len(recording.train.graph.find_nodes(op="call_module", target="frac.methods.0")) == 1
+    )
+    model.eval()
+    for seed in range(5):
+        outputs = []
+        for run in (model, recording.train.eval()):
+            random.seed(seed)
+            np.random.seed(seed)
+            outputs.append(run(X))
+        assert torch.equal(*outputs)
+
+
+def test_draws_that_decide_nothing_change_nothing() -> None:
+    assert record(DropsNothing(), (X,)).leaves == {}
+
+
+def test_generators_can_be_made_to_give_a_level() -> None:
+    for level in LEVELS:
+        with drawing(level):
+            assert random.random() == pytest.approx(level, abs=1e-5)
+            assert np.random.random(100) == pytest.approx(np.full(100, level), abs=1e-5)
+            assert np.isfinite(np.random.randn(10)).all()
+
+
+@pytest.mark.parametrize("call", [timm_call("resnet10t", 32), huggingface_call("gpt2")], ids=["resnet10t", "gpt2"])
+def test_usual_models_leave_nothing_to_note(call: Call) -> None:
+    model, args, kwargs = call
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        recording: Any = record(model, args, kwargs)
+    assert recording.python.notes == () and recording.leaves == {}
+
+
+def test_activation_checkpointing_is_worth_a_note() -> None:
+    model, args, kwargs = huggingface_call("gpt2")
+    model.gradient_checkpointing_enable()
+    notes = record(model, args, {**kwargs, "use_cache": False}).python.notes
+    assert any("activation checkpointing" in note for note in notes)
