@@ -3,7 +3,7 @@
 from fractrain_fx.api import fractrainify, plan
 from fractrain_fx.config import CostTargets, FracConfig, GateConfig, Pin, Precision, PrecisionStages
 from fractrain_fx.engine import Engine
-from fractrain_fx.errors import FracTrainError
+from fractrain_fx.errors import FracTrainError, FracTrainWarning
 from fractrain_fx.model import FracModel
 from fractrain_fx.summary import Summary, summarize
 
@@ -13,6 +13,7 @@ __all__ = [
     "FracConfig",
     "FracModel",
     "FracTrainError",
+    "FracTrainWarning",
     "GateConfig",
     "Pin",
     "Precision",

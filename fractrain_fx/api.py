@@ -19,6 +19,8 @@ from fractrain_fx.passes.graph import NAMESPACE
 from fractrain_fx.rewriting import rewrite_graphs
 from fractrain_fx.summary import Summary, summarize
 from fractrain_fx.targets import resolve_targets
+from fractrain_fx.tied import forget_notices
+from fractrain_fx.tied.telling import warn
 
 __all__ = ["fractrainify", "plan"]
 
@@ -85,11 +87,15 @@ def _record(
     check: bool,
 ) -> Recording:
     _refuse_rewritten(model)
+    forget_notices(model)
     if example_inputs is None and example_kwargs is None:
         args, kwargs = find_examples(model)
     else:
         args, kwargs = tuple(example_inputs or ()), dict(example_kwargs or {})
-    return record(model, args, kwargs, batch_axis=config.batch_axis, check=check)
+    recording = record(model, args, kwargs, batch_axis=config.batch_axis, check=check)
+    for note in recording.python.notes:
+        warn(f"{type(model).__name__}: {note}")
+    return recording
 
 
 def _refuse_rewritten(model: nn.Module) -> None:

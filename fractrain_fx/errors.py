@@ -7,6 +7,7 @@ __all__ = [
     "CostTermError",
     "DataError",
     "FracTrainError",
+    "FracTrainWarning",
     "InputError",
     "ModelError",
     "NonFiniteLossError",
@@ -23,6 +24,10 @@ from difflib import get_close_matches
 
 class FracTrainError(Exception):
     """Base of every error that this package raises for something a user can mend."""
+
+
+class FracTrainWarning(UserWarning):
+    """What runs is not what the code seems to say: an attribute without effect, a call that runs the float original."""
 
 
 class ConfigError(FracTrainError, ValueError):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from fractrain_fx.errors import CalibrationError
 from fractrain_fx.nn.cost import Cost
 from fractrain_fx.nn.ranges import RunningRange
 from fractrain_fx.passes.graph import NAMESPACE
+from fractrain_fx.tied import FloatCalls, Tied
 from fractrain_fx.variants import Variants
 
 __all__ = ["Inside"]
@@ -35,6 +38,8 @@ class Inside:
         passes: the chain that rewrote the model, where that was not the default one.
         running: the copies that run in training (``True``) and evaluation.
         variants: the recording and those made for other sizes.
+        tied: what of the original the graphs were made for.
+        float_calls: watches what is looked up on the original.
     """
 
     def __init__(
@@ -51,6 +56,11 @@ class Inside:
         self.passes = passes
         self.variants = Variants(original, recording, config, passes)
         self.running = self.variants.first.running
+        self._tie(Tied(original, recording))
+
+    def _tie(self, tied: Tied) -> None:
+        self.tied = tied
+        self.float_calls = FloatCalls(self.original, tied.uncalled, tied.look_closely)
 
     @property
     def chain(self) -> tuple[str, ...] | None:
@@ -68,7 +78,10 @@ class Inside:
         Raises:
             InputError: arguments that do not fit what was recorded.
             CalibrationError: evaluation before any activation range was seen.
+            ModelError: modules or parameters of the original were replaced.
         """
+        if not torch.compiler.is_compiling():
+            self.tied.look()
         if not (training or self.calibrated):
             raise CalibrationError(
                 "this model is evaluated before its activation ranges were seen: train it for a step, "
@@ -79,6 +92,31 @@ class Inside:
         variant = self.variants.choose(values, (args, kwargs), training)
         output, self.cost = variant.running[training].current()(*values)
         return output
+
+    def handed_out(self, structure_changed: bool) -> nn.Module:
+        """The original, for :meth:`fractrain_fx.FracModel.restore`."""
+        if structure_changed:
+            self.tied.structure.adopt()
+        else:
+            self.tied.require_structure(
+                "restore() would hand out parts that were never trained",
+                ", where parts that are new start from the weights that they have now",
+            )
+        self.float_calls.be_silent()
+        return self.original
+
+    def copied(self, memo: dict[int, Any]) -> Inside:
+        """A copy around copies of the original and of the graphs."""
+        self.float_calls.disarm()
+        train = copy.deepcopy(self.recording.train, memo)
+        evaluate = copy.deepcopy(self.recording.eval, memo)  # the same copy again where one graph serves both
+        # The recording's modules are in the memo now, so the original is copied around the same new ones.
+        original = copy.deepcopy(self.original, memo)
+        duplicate = Inside(original, replace(self.recording, train=train, eval=evaluate), self.config, self.passes)
+        duplicate._tie(copy.deepcopy(self.tied, memo))
+        duplicate.targets, duplicate.reachable = self.targets, self.reachable
+        duplicate.calibrated = self.calibrated
+        return duplicate
 
     def look_for_ranges(self) -> None:
         """See whether every activation range was seen by now."""

@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 from torch import nn
-from torch.fx import Graph
 from torch.fx.passes.infra.pass_base import PassBase
 
-from fractrain_fx.capture import Guard, RecordedModule, Recording
+from fractrain_fx.capture import RecordedModule, Recording
 from fractrain_fx.config import FracConfig
 from fractrain_fx.config_checks import check_stage
 from fractrain_fx.errors import ConfigError, InputError
 from fractrain_fx.groups import param_groups
 from fractrain_fx.inside import Inside
 from fractrain_fx.nn.bits import StageBits
-from fractrain_fx.nn.cost import Cost
-from fractrain_fx.passes import Block, Op, blocks_of, ops_of
 from fractrain_fx.passes.graph import NAMESPACE
 from fractrain_fx.precision import Precision
+from fractrain_fx.shown import OWN, Shown
+from fractrain_fx.tied.setting import belongs_to_original, require_no_part
 
 __all__ = ["FracModel"]
 
-# What a FracModel keeps for itself; the rest of its attributes are the original's.
-_OWN = "_fractrain"
 
-
-class FracModel(nn.Module):
+class FracModel(Shown):
     """A model that trains with fractional precision; made by :func:`fractrain_fx.fractrainify`.
 
     Its modules, parameters and buffers are the original's own objects under their own names; what was inserted lives
@@ -41,19 +35,17 @@ class FracModel(nn.Module):
         self, original: nn.Module, recording: Recording, config: FracConfig, passes: Sequence[PassBase] | None = None
     ) -> None:
         super().__init__()
-        self.__dict__[_OWN] = Inside(original, recording, config, passes)
-        self._share(recording.train)
-        self.training = original.training
+        self._wear(Inside(original, recording, config, passes))
+
+    def _wear(self, inside: Inside) -> None:
+        self.training = inside.original.training
+        self._share(inside.recording.train)
+        self.__dict__[OWN] = inside
 
     def _share(self, graph_module: RecordedModule) -> None:
         """Hold the very dictionaries of the graph, so that a move or a load reaches both."""
         for name in ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set"):
             self.__dict__[name] = graph_module.__dict__[name]
-
-    @property
-    def _inside(self) -> Inside:
-        inside: Inside = self.__dict__[_OWN]
-        return inside
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the rewritten graph: the original's arguments, the original's output. The cost is kept in ``cost``.
@@ -62,11 +54,17 @@ class FracModel(nn.Module):
             InputError: arguments that do not fit what was recorded.
             CalibrationError: evaluation before any activation range was seen.
         """
-        inside: Inside = self.__dict__[_OWN]
+        inside: Inside = self.__dict__[OWN]
         return inside.run(args, kwargs, self.training)
 
     def train(self, mode: bool = True) -> Self:
-        """Switch all modules; switching to evaluation looks once whether the activation ranges were seen."""
+        """Switch all modules; a switch looks whether the original is as recorded, and evaluation for the ranges.
+
+        Raises:
+            ModelError: modules or parameters of the original were replaced.
+        """
+        if mode != self.training:
+            self.look_for_changes()
         super().train(mode)
         for graph_module in self._inside.graphs:
             graph_module.training = mode
@@ -95,100 +93,6 @@ class FracModel(nn.Module):
             raise InputError("calibrate() got no batch: give it a loader, or a list of inputs")
         self._inside.look_for_ranges()
 
-    @property
-    def graph_module(self) -> RecordedModule:
-        """The rewritten graph of the present mode (one graph serves both modes for most models).
-
-        What runs is a copy in which each quantized op and its quantize nodes are one op, with the same numbers; a
-        change to this graph takes effect once it is recompiled.
-        """
-        recording = self._inside.recording
-        return recording.train if self.training else recording.eval
-
-    @property
-    def graph(self) -> Graph:
-        """The rewritten ``torch.fx.Graph``."""
-        return self.graph_module.graph
-
-    @property
-    def code(self) -> str:
-        """The Python code of the rewritten graph."""
-        return self.graph_module.code
-
-    def print_readable(self, **options: Any) -> str:
-        """Print the rewritten graph as ``torch.fx.GraphModule.print_readable`` does."""
-        return self.graph_module.print_readable(**options)
-
-    @property
-    def config(self) -> FracConfig:
-        """The configuration this model was rewritten with."""
-        return self._inside.config
-
-    @property
-    def ops(self) -> list[Op]:
-        """Every contraction of the model in order, with its MACs and the reason for its precision."""
-        return [op for _, op in ops_of(self._inside.recording.train.graph)]
-
-    @property
-    def blocks(self) -> list[Block]:
-        """Every block, in order of its entry."""
-        return blocks_of(self._inside.recording.train.graph)
-
-    def kernels(self) -> dict[str, str]:
-        """How each quantized op multiplies, by name: ``int8``, ``float``, ``not yet timed``, or why it is float.
-
-        With torchao: the numbers in which it computes the op, or why the op stays simulated.
-        """
-        return self._inside.running[True].kernels()
-
-    @property
-    def leaves(self) -> Mapping[str, str]:
-        """Modules that were recorded as a whole, with the reason."""
-        return self._inside.recording.leaves
-
-    @property
-    def guards(self) -> tuple[Guard, ...]:
-        """What the model is tied to: sizes that its code looks at, with the lines that look, in training or evaluation.
-
-        A call that does not meet them is recorded anew, or refused (``FracConfig.recordings``).
-        """
-        found = {str(each): each for guards in self._inside.recording.guards.values() for each in guards.guards}
-        return tuple(found.values())
-
-    @property
-    def checked(self) -> bool:
-        """Whether the recording was compared with the model; tensors without data (meta) cannot be."""
-        return self._inside.recording.checked
-
-    @property
-    def macs(self) -> int:
-        """Forward MACs of one sample over all counted contractions."""
-        return sum(op.macs or 0 for op in self.ops)
-
-    @property
-    def cost(self) -> Cost:
-        """Cost of the last forward, as shares (0..1) of full-precision training."""
-        if self._inside.cost is None:
-            raise InputError("no forward has run yet, so there is no cost to read: call the model on a batch first")
-        return self._inside.cost
-
-    @property
-    def batch(self) -> int:
-        """Number of samples of the last forward."""
-        if self._inside.batch is None:
-            raise InputError("no forward has run yet, so there is no batch: call the model on a batch first")
-        return self._inside.batch
-
-    @property
-    def targets(self) -> tuple[float, ...]:
-        """Target cp of each stage in per cent (gated methods only; empty otherwise)."""
-        return self._inside.targets
-
-    @property
-    def reachable(self) -> tuple[float, float] | None:
-        """Lowest and highest cp in per cent that the gates can choose; ``None`` without gates."""
-        return self._inside.reachable
-
     def set_precision(self, precision: Precision) -> None:
         """Give all scheduled ops a precision, now, without touching the graph (``static`` and ``pfq``).
 
@@ -207,9 +111,26 @@ class FracModel(nn.Module):
         """Parameter groups for any optimizer, as :func:`fractrain_fx.groups.param_groups` makes them."""
         return param_groups(self, gates=gates, decay_norms_and_biases=decay_norms_and_biases)
 
-    def restore(self) -> nn.Module:
-        """The original module: its own class and names, the present weights (shared, not copied)."""
-        original = self._inside.original
+    def look_for_changes(self) -> None:
+        """Compare the original with what was recorded; warns of attributes and hooks that have no effect.
+
+        Mode switches and ``Engine.end_epoch`` do so, too.
+
+        Raises:
+            ModelError: modules or parameters of the original were replaced, added, removed, tied or untied.
+        """
+        self._inside.tied.look_closely()
+
+    def restore(self, *, structure_changed: bool = False) -> nn.Module:
+        """The original module: its own class and names, the present weights (shared, not copied).
+
+        Args:
+            structure_changed: hand it out although its modules or parameters are not those that were trained.
+
+        Raises:
+            ModelError: they are not, and ``structure_changed`` does not say that this is known.
+        """
+        original = self._inside.handed_out(structure_changed)
         original.training = self.training
         return original
 
@@ -273,28 +194,43 @@ class FracModel(nn.Module):
             own = {key: value for key, value in self.state_dict().items() if key.startswith(f"{NAMESPACE}.")}
             state_dict = {**state_dict, **own}
         result = super().load_state_dict(state_dict, strict=strict, assign=assign)
+        if assign:
+            self._inside.tied.structure.retie()
         self._inside.calibrated = False
         self._inside.look_for_ranges()
         return result
 
     def __getattr__(self, name: str) -> Any:
+        inside: Inside | None = self.__dict__.get(OWN)
         try:
-            return super().__getattr__(name)
+            value = super().__getattr__(name)
         except AttributeError:
-            if _OWN not in self.__dict__:
+            if inside is None:
                 raise
-            return getattr(self._inside.original, name)
+            value = getattr(inside.original, name)
+        return value if inside is None else inside.float_calls.looked_up(name, value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute, one of the original's on the original; warns where the graph does not follow.
+
+        Raises:
+            ModelError: it is a module or parameter that the graph was not made for.
+        """
+        inside: Inside | None = self.__dict__.get(OWN)
+        if inside is None:
+            super().__setattr__(name, value)
+            return
+        require_no_part(self, name, value)
+        if belongs_to_original(self, inside.original, name):
+            setattr(inside.original, name, value)
+            inside.tied.look_closely()
+        else:
+            super().__setattr__(name, value)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FracModel:
-        inside = self._inside
-        train = copy.deepcopy(inside.recording.train, memo)
-        evaluate = copy.deepcopy(inside.recording.eval, memo)  # the same copy again where one graph serves both
-        # The recording's modules are in the memo now, so the original is copied around the same new ones.
-        original = copy.deepcopy(inside.original, memo)
-        recording = replace(inside.recording, train=train, eval=evaluate)
-        copied = type(self)(original, recording, inside.config, inside.passes)
-        copied._inside.targets, copied._inside.reachable = inside.targets, inside.reachable
-        copied._inside.calibrated = inside.calibrated
+        copied = type(self).__new__(type(self))
+        nn.Module.__init__(copied)
+        copied._wear(self._inside.copied(memo))
         copied.training = self.training
         memo[id(self)] = copied
         return copied

@@ -26,14 +26,19 @@ _FORMAT = 1
 
 
 def save(model: FracModel, recording: Recording, directory: Path) -> None:
-    """Write ``config.json``, ``example_inputs.safetensors`` and ``model.safetensors``."""
+    """Write ``config.json``, ``example_inputs.safetensors`` and ``model.safetensors``.
+
+    Raises:
+        ModelError: modules or parameters of the original were replaced.
+    """
     from safetensors.torch import save_file, save_model
 
+    model._inside.tied.require_structure("save_pretrained would write a recipe and weights that do not fit together")
     tensors: dict[str, Tensor] = {}
     call = _pack({"args": list(recording.args), "kwargs": dict(recording.kwargs)}, tensors)
     recipe = {
         "fractrain_fx": _FORMAT,
-        "architecture": type(model.restore()).__name__,
+        "architecture": type(model._inside.original).__name__,
         "config": model.config.to_dict(),
         "example_inputs": call,
         "passes": model._inside.chain,

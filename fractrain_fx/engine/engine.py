@@ -190,11 +190,13 @@ class Engine:
 
         Raises:
             RunError: there was no step since the last call.
+            ModelError: the model's modules or parameters are no longer those of its graph.
             NonFiniteLossError: a task loss, or ``mean_loss``, was NaN or infinite. The epoch is in the ledger, the
                 stage stays, and the indicator has not seen the epoch.
         """
         if self._meter.steps == 0:
             raise RunError("end_epoch was called without a training step before it: call engine.loss in each step")
+        self.model.look_for_changes()
         sums, steps = self._meter.read(), self._meter.steps
         self._meter = EpochMeter()
         self._controller.start_step()

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 from transformers import Trainer
 
-from fractrain_fx.errors import ConfigError, RunError
+from fractrain_fx.errors import RunError
 from fractrain_fx.model import FracModel
 from fractrain_fx.passes.graph import NAMESPACE
+from fractrain_fx.tied.float_calls import refuse_checkpointing
 
 __all__ = ["face_of", "share_of"]
 
@@ -44,7 +45,7 @@ class _Face:
         loss = _loss_of(output)
         if loss is None:
             return output
-        share = share_of(model.restore(), kwargs, num_items_in_batch)
+        share = share_of(model._inside.original, kwargs, num_items_in_batch)
         scaled = loss if share is None else loss * share
         if model.training and self.__dict__["_add_cost"] is not None:
             scaled = self.__dict__["_add_cost"](scaled, loss, share is not None)
@@ -77,19 +78,16 @@ class _Face:
             self.__dict__["_frac_model"].save_pretrained(Path(save_directory))
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """Generate with the original class and the present weights."""
-        return self.__dict__["_frac_model"].restore().generate(*args, **kwargs)
+        """Generate with the original class and the present weights, as floats; warns of that."""
+        return self.__dict__["_frac_model"].generate(*args, **kwargs)
 
     def activation_checkpointing_enable(self, *_: Any, **__: Any) -> None:
         """Refuse.
 
         Raises:
-            ConfigError: always: layers are no modules of the recorded graph that could be run again.
+            ConfigError: always.
         """
-        raise ConfigError(
-            "a rewritten model runs as one recorded graph, in which single layers cannot be checkpointed: set "
-            "gradient_checkpointing=False and activation_checkpointing=False in TrainingArguments"
-        )
+        refuse_checkpointing()
 
     gradient_checkpointing_enable = activation_checkpointing_enable
 
@@ -102,7 +100,7 @@ def face_of(model: FracModel, add_cost: Callable[[Tensor, Tensor, bool], Tensor]
         add_cost: called in training with the loss to return, the mean loss of the batch and whether the former is
             already the batch's share of the step's loss; gives the loss to return.
     """
-    original = model.restore()
+    original = model._inside.original
     kind = type(original)
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -150,7 +150,7 @@ def summarize(model: FracModel, *, ops: bool = False) -> Summary:
     gates = gate_sizes(model._inside.recording.train, config)
     options = config.gate_options if config.gated else config.precision_stages if config.scheduled else ()
     return Summary(
-        model=type(model.restore()).__name__,
+        model=type(model._inside.original).__name__,
         method=config.method,
         options=tuple(str(option) for option in options),
         macs=model.macs,

@@ -17,7 +17,7 @@ def announcement(label: str, model: FracModel, data: str, engine: Engine) -> str
     levels = " / ".join(str(level) for level in engine.levels)
     stages = f"stages {levels}{'' if model.config.scheduled else ' % cp'}"
     return (
-        f"{label}: {type(model.restore()).__name__}, {model.macs:,} forward MACs a sample, on {data}; "
+        f"{label}: {type(model._inside.original).__name__}, {model.macs:,} forward MACs a sample, on {data}; "
         f"{stages if model.config.method != 'float' else 'float'}"
     )
 

@@ -35,6 +35,9 @@ class FakeModel(nn.Module):
     def set_precision(self, precision: Precision) -> None:
         self.precisions.append(precision)
 
+    def look_for_changes(self) -> None:
+        pass
+
     def forward(self, batch: int, k: int | Tensor = 2) -> None:
         options = self.config.gate_options
         share = torch.tensor([option_share(option, self.config.gate_weight_bits) for option in options])

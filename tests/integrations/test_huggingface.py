@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from fractrain_fx import FracConfig, FracModel, fractrainify
-from fractrain_fx.errors import ConfigError, CostTermError, NonFiniteLossError, RunError
+from fractrain_fx.errors import ConfigError, CostTermError, FracTrainWarning, NonFiniteLossError, RunError
 from fractrain_fx.integrations.huggingface import FracTrainCallback, FracTrainMixin
 from tests.integrations.stdlib_text import LENGTH, VOCABULARY, NextWord, WhichModule, batch
 
@@ -318,3 +318,26 @@ def test_a_checkpoint_that_a_later_callback_asks_for_is_whole(tmp_path: Path) ->
     other.train(resume_from_checkpoint=f"{tmp_path}/checkpoint-1")
     assert_same(weights(again), weights(model))
     assert resumed.ledger.to_dict() == engine.ledger.to_dict()
+
+
+def test_scores_of_generated_text_are_said_to_be_of_the_float_model(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2, "vocab_size": 32}
+    config = transformers.T5Config(**sizes, decoder_start_token_id=0, pad_token_id=0, eos_token_id=1)
+    rows = [{"input_ids": torch.arange(2, 8), "labels": torch.arange(2, 6)} for _ in range(4)]
+    example = {name: torch.stack([row[name] for row in rows[:2]]) for name in rows[0]}
+    model = fractrainify(transformers.T5ForConditionalGeneration(config), config=TWO_STAGES, example_kwargs=example)
+    model.calibrate([example])
+
+    class Summarizer(FracTrainMixin, transformers.Seq2SeqTrainer):
+        pass
+
+    quiet = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "save_strategy": "no"}
+    args = transformers.Seq2SeqTrainingArguments(str(tmp_path), predict_with_generate=True, **quiet)
+    same = lambda predicted: {"same": float((predicted.predictions[:, :2] == 3).mean())}  # noqa: E731
+    trainer: Any = Summarizer(model, args, train_dataset=rows, eval_dataset=rows, compute_metrics=same)
+    with pytest.warns(
+        FracTrainWarning, match=r"float T5ForConditionalGeneration.*every score of it, is not at"
+    ) as told:
+        assert {"eval_loss", "eval_same"} <= trainer.evaluate().keys()
+    assert len([each for each in told if each.category is FracTrainWarning]) == 1

@@ -1,0 +1,124 @@
+"""What a rewritten model shows of itself: graphs, ops, blocks, costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+from torch.fx import Graph
+
+from fractrain_fx.capture import Guard, RecordedModule
+from fractrain_fx.config import FracConfig
+from fractrain_fx.errors import InputError
+from fractrain_fx.inside import Inside
+from fractrain_fx.nn.cost import Cost
+from fractrain_fx.passes import Block, Op, blocks_of, ops_of
+
+__all__ = ["OWN", "Shown"]
+
+OWN = "_fractrain"
+"""Under which name a rewritten model keeps what is its own; its other attributes are the original's."""
+
+
+class Shown(nn.Module):
+    """The part of :class:`fractrain_fx.FracModel` that only reads."""
+
+    @property
+    def _inside(self) -> Inside:
+        inside: Inside = self.__dict__[OWN]
+        return inside
+
+    @property
+    def graph_module(self) -> RecordedModule:
+        """The rewritten graph of the present mode (one graph serves both modes for most models).
+
+        What runs is a copy in which each quantized op and its quantize nodes are one op, with the same numbers; a
+        change to this graph takes effect once it is recompiled.
+        """
+        recording = self._inside.recording
+        return recording.train if self.training else recording.eval
+
+    @property
+    def graph(self) -> Graph:
+        """The rewritten ``torch.fx.Graph``."""
+        return self.graph_module.graph
+
+    @property
+    def code(self) -> str:
+        """The Python code of the rewritten graph."""
+        return self.graph_module.code
+
+    def print_readable(self, **options: Any) -> str:
+        """Print the rewritten graph as ``torch.fx.GraphModule.print_readable`` does."""
+        return self.graph_module.print_readable(**options)
+
+    @property
+    def config(self) -> FracConfig:
+        """The configuration this model was rewritten with."""
+        return self._inside.config
+
+    @property
+    def ops(self) -> list[Op]:
+        """Every contraction of the model in order, with its MACs and the reason for its precision."""
+        return [op for _, op in ops_of(self._inside.recording.train.graph)]
+
+    @property
+    def blocks(self) -> list[Block]:
+        """Every block, in order of its entry."""
+        return blocks_of(self._inside.recording.train.graph)
+
+    def kernels(self) -> dict[str, str]:
+        """How each quantized op multiplies, by name: ``int8``, ``float``, ``not yet timed``, or why it is float.
+
+        With torchao: the numbers in which it computes the op, or why the op stays simulated.
+        """
+        return self._inside.running[True].kernels()
+
+    @property
+    def leaves(self) -> Mapping[str, str]:
+        """Modules that were recorded as a whole, with the reason."""
+        return self._inside.recording.leaves
+
+    @property
+    def guards(self) -> tuple[Guard, ...]:
+        """What the model is tied to: sizes that its code looks at, with the lines that look, in training or evaluation.
+
+        A call that does not meet them is recorded anew, or refused (``FracConfig.recordings``).
+        """
+        found = {str(each): each for guards in self._inside.recording.guards.values() for each in guards.guards}
+        return tuple(found.values())
+
+    @property
+    def checked(self) -> bool:
+        """Whether the recording was compared with the model; tensors without data (meta) cannot be."""
+        return self._inside.recording.checked
+
+    @property
+    def macs(self) -> int:
+        """Forward MACs of one sample over all counted contractions."""
+        return sum(op.macs or 0 for op in self.ops)
+
+    @property
+    def cost(self) -> Cost:
+        """Cost of the last forward, as shares (0..1) of full-precision training."""
+        if self._inside.cost is None:
+            raise InputError("no forward has run yet, so there is no cost to read: call the model on a batch first")
+        return self._inside.cost
+
+    @property
+    def batch(self) -> int:
+        """Number of samples of the last forward."""
+        if self._inside.batch is None:
+            raise InputError("no forward has run yet, so there is no batch: call the model on a batch first")
+        return self._inside.batch
+
+    @property
+    def targets(self) -> tuple[float, ...]:
+        """Target cp of each stage in per cent (gated methods only; empty otherwise)."""
+        return self._inside.targets
+
+    @property
+    def reachable(self) -> tuple[float, float] | None:
+        """Lowest and highest cp in per cent that the gates can choose; ``None`` without gates."""
+        return self._inside.reachable

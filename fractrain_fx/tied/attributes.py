@@ -1,0 +1,63 @@
+"""Attributes whose values decided what was recorded: whether they still have them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from fractrain_fx.capture.attributes import ABSENT, Place
+from fractrain_fx.capture.equality import copied, same
+
+__all__ = ["TiedAttributes"]
+
+
+@dataclass
+class _Tie:
+    holder: Any
+    place: Place
+    raw: Any
+    value: Any
+    told: bool = False
+
+
+class TiedAttributes:
+    """Holds each attribute as it was, and says what was set since, each attribute once.
+
+    Args:
+        original: the model as it was handed over.
+        read: what the recording read.
+    """
+
+    def __init__(self, original: nn.Module, read: Iterable[Place]) -> None:
+        self._ties: dict[Place, _Tie] = {}
+        for place in read:
+            holder: Any = original.get_submodule(place.module)
+            holder = getattr(holder, place.held) if place.held else holder
+            value = copied(getattr(holder, place.name, ABSENT))
+            self._ties[place] = _Tie(holder, place, vars(holder).get(place.name, ABSENT), value)
+
+    def own(self) -> Iterator[tuple[dict[str, Any], str, Any]]:
+        """Where each lies: an object's dictionary, the name in it, the very value (``ABSENT``: its class has it)."""
+        for tie in self._ties.values():
+            yield vars(tie.holder), tie.place.name, tie.raw
+
+    def changes(self) -> list[str]:
+        """What has another value than when it was recorded, in words; each attribute is told once."""
+        found = []
+        for tie in self._ties.values():
+            now = getattr(tie.holder, tie.place.name, ABSENT)
+            if not (tie.told or same(tie.value, now)):
+                found.append(f"{tie.place} was {_told(tie.value)} when the model was recorded and is {_told(now)}")
+                tie.told = True
+            tie.raw = vars(tie.holder).get(tie.place.name, ABSENT)
+        return found
+
+
+def _told(value: Any) -> str:
+    if value is ABSENT:
+        return "not there"
+    told = repr(value)
+    return told if len(told) < 60 and "\n" not in told else f"another {type(value).__name__}"

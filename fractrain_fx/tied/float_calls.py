@@ -1,0 +1,204 @@
+"""Methods and submodules of the original, reached through the rewritten model: calling them runs float layers.
+
+A rewritten model looks attributes up on the original. What comes back is watched at this look-up and nowhere else, so
+that a training step pays nothing: a method is handed out as one that tells when it runs a layer, and a submodule gets a
+hook that tells and goes, on the modules that the graph never calls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Mapping
+from types import FrameType, MethodType
+from typing import Any
+
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from fractrain_fx.capture.targets import CONTRACTIONS
+from fractrain_fx.capture.trees import tensors_in
+from fractrain_fx.errors import ConfigError
+from fractrain_fx.tied.telling import users_frame, warn
+
+__all__ = ["FloatCalls", "Notice", "forget_notices", "refuse_checkpointing", "told_of_generate"]
+
+_LAYERS = CONTRACTIONS | {"lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell"}
+_CHECKPOINTING = ("gradient_checkpointing_enable", "activation_checkpointing_enable", "set_grad_checkpointing")
+
+
+class FloatCalls:
+    """Hands out what was looked up on the original.
+
+    Args:
+        original: the model as it was handed over.
+        uncalled: modules by path that the graph does not call.
+        look: is called after each method: it may have changed the model.
+    """
+
+    def __init__(self, original: nn.Module, uncalled: Mapping[str, nn.Module], look: Callable[[], None]) -> None:
+        self.original, self._look = original, look
+        self._uncalled = {id(module): path for path, module in uncalled.items()}
+        self._told: set[str] = set()
+        self._armed: dict[str, list[Any]] = {}
+        self._silent = False
+        self._running = 0
+
+    def looked_up(self, name: str, value: Any) -> Any:
+        """The value of an attribute of the original, watched if it is a method or a module."""
+        if isinstance(value, nn.Module):
+            self._arm(name, value)
+        elif isinstance(value, MethodType) and value.__self__ is self.original:
+            if name in _CHECKPOINTING:
+                return functools.partial(_enable_checkpointing, value)
+            return MethodType(self._watched(name, value.__func__), self.original)
+        return value
+
+    def be_silent(self) -> None:
+        """Tell no more: the original is in the user's hands."""
+        self._silent = True
+        self.disarm()
+
+    def disarm(self, name: str | None = None) -> None:
+        """Take the hooks off again, those of one look-up or all."""
+        for each in [name] if name is not None else list(self._armed):
+            for handle in self._armed.pop(each, ()):
+                handle.remove()
+
+    def tell(self, name: str, at: FrameType | None) -> None:
+        """Warn of a call by what was looked up, once for each name."""
+        self.disarm(name)
+        if self._knows(name):
+            return
+        self._told.add(name)
+        if name == "generate":
+            words = told_of_generate(type(self.original).__name__)
+        else:
+            words = (
+                f"model.{name}(...) runs layers of the float original, with the trained weights and outside the "
+                f"rewritten graph: not at trained precision, not gated, and in no cost. model.restore().{name}(...) "
+                "says so explicitly; the rewritten model is called as model(...)"
+            )
+        warn(words, at)
+
+    def hears(self) -> bool:
+        """Whether a call of a submodule is one of the user's own, not one that a method makes."""
+        return not (self._running or self._silent)
+
+    def _knows(self, name: str) -> bool:
+        return self._silent or name in self._told
+
+    def _watched(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def call(original: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            caller = users_frame()
+            if name == "generate":
+                self.tell(name, caller)
+            self._running += 1
+            try:
+                with contextlib.nullcontext() if self._knows(name) else _Layers(lambda: self.tell(name, caller)):
+                    result = method(original, *args, **kwargs)
+            finally:
+                self._running -= 1
+            self._look()
+            if isinstance(result, nn.Module):
+                self._arm(f"{name}()", result)
+            return result
+
+        return call
+
+    def _arm(self, name: str, module: nn.Module) -> None:
+        if self._knows(name) or name in self._armed:
+            return
+        heard = [each for each in module.modules() if id(each) in self._uncalled and _can_be_told_of(each)]
+        notice = Notice(self, name)
+        self._armed[name] = [each.register_forward_pre_hook(notice) for each in heard]
+
+
+class Notice:
+    """A hook on modules that were looked up: tells of the first call, unless the original itself is what was called."""
+
+    def __init__(self, calls: FloatCalls, name: str) -> None:
+        self._calls: FloatCalls | None = calls
+        self._name = name
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        """Tell."""
+        if self._calls is None or not self._calls.hears():
+            return
+        at: FrameType | None = sys._getframe(1)
+        while at is not None:
+            if at.f_code.co_name == "forward" and at.f_locals.get("self") is self._calls.original:
+                return
+            at = at.f_back
+        self._calls.tell(self._name, users_frame())
+
+    def __reduce__(self) -> Any:
+        """A copy of the original has nothing to tell."""
+        return _deaf, ()
+
+
+def _deaf() -> Notice:
+    notice = Notice.__new__(Notice)
+    notice._calls, notice._name = None, ""
+    return notice
+
+
+class _Layers(TorchFunctionMode):
+    """Calls ``tell`` at the first product with a parameter."""
+
+    def __init__(self, tell: Callable[[], None]) -> None:
+        super().__init__()
+        self._tell: Callable[[], None] | None = tell
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        weighted = self._tell is not None and getattr(func, "__name__", "") in _LAYERS
+        if weighted and any(isinstance(x, nn.Parameter) for x in tensors_in((args, kwargs or {}))):
+            tell, self._tell = self._tell, None
+            if tell is not None:
+                tell()
+        return func(*args, **(kwargs or {}))
+
+
+def forget_notices(model: nn.Module) -> None:
+    """Take off what earlier look-ups left on the modules of a model that is recorded once more."""
+    for module in model.modules():
+        for key, hook in list(module._forward_pre_hooks.items()):
+            if isinstance(hook, Notice):
+                del module._forward_pre_hooks[key]
+
+
+def told_of_generate(kind: str) -> str:
+    """What generating with a rewritten model does, in words."""
+    return (
+        f"generate() runs the float {kind} with the trained weights, not the rewritten graph: what it gives, and every "
+        "score of it, is not at trained precision, while the loss of model(...) is. model.restore().generate(...) says "
+        "so explicitly"
+    )
+
+
+def refuse_checkpointing() -> None:
+    """Refuse.
+
+    Raises:
+        ConfigError: always: layers are no modules of the recorded graph that could be run again.
+    """
+    raise ConfigError(
+        "a rewritten model runs as one recorded graph, in which single layers cannot be checkpointed: set "
+        "gradient_checkpointing=False and activation_checkpointing=False in TrainingArguments"
+    )
+
+
+def _enable_checkpointing(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if method.__name__ == "set_grad_checkpointing" and (*args, *kwargs.values())[:1] == (False,):
+        return method(*args, **kwargs)
+    return refuse_checkpointing()
+
+
+def _can_be_told_of(module: nn.Module) -> bool:
+    """Whether a module holds parameters, and no earlier look-up waits for its call."""
+    waits = any(isinstance(hook, Notice) for hook in module._forward_pre_hooks.values())
+    return not waits and next(module.parameters(), None) is not None

@@ -1,0 +1,41 @@
+"""What setting an attribute of a rewritten model means: the original has it, and the graph does not follow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from fractrain_fx.errors import ModelError
+
+__all__ = ["belongs_to_original", "require_no_part"]
+
+
+def belongs_to_original(model: nn.Module, original: nn.Module, name: str) -> bool:
+    """Whether an attribute to be set is a plain one of the original, where reading it through the model looks."""
+    kept_by_torch = name in model._parameters or name in model._buffers or name in model._modules
+    return not (kept_by_torch or name in vars(model) or hasattr(type(model), name)) and hasattr(original, name)
+
+
+def require_no_part(model: nn.Module, name: str, value: Any) -> None:
+    """Check that a value to be set is no module or parameter that the graph knows nothing of.
+
+    A parameter may take the place of one of its shape, as it does where a checkpoint is assigned.
+
+    Raises:
+        ModelError: it is.
+    """
+    before = model._modules.get(name, model._parameters.get(name))
+    if value is before or (before is None and not isinstance(value, nn.Module | nn.Parameter)):
+        return
+    if isinstance(value, nn.Parameter) and isinstance(before, nn.Parameter) and value.shape == before.shape:
+        return
+    if before is None:
+        raise ModelError(
+            f"{name} = {type(value).__name__}(...) would add a part to a rewritten model, whose graph does not run it: "
+            "add it to the model before fractrainify, or hold it beside the rewritten model"
+        )
+    raise ModelError(
+        f"{name} = {type(value).__name__}(...) would replace a {type(before).__name__} that the rewritten graph was "
+        f"made for: set it on the original (plain = model.restore(); plain.{name} = ...) and call fractrainify(plain)"
+    )

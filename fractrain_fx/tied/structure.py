@@ -1,0 +1,160 @@
+"""The modules and parameters that a graph was made for, and what became of them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+from fractrain_fx.capture.compare import same_tensor
+from fractrain_fx.passes.graph import NAMESPACE
+
+__all__ = ["Structure"]
+
+
+class Structure:
+    """Modules by path and identity; parameters and saved buffers by name and shape; which names are one parameter.
+
+    Tensors are not compared by identity: a move, a cast, a checkpoint that is assigned and FSDP put others in their
+    place, under the same names.
+
+    Args:
+        original: the model as it was handed over.
+        graph_module: its graph, whose dictionary of children is another one than the original's.
+        called: paths of modules that the graph calls; their parents' code is in the graph instead.
+    """
+
+    def __init__(self, original: nn.Module, graph_module: nn.Module, called: frozenset[str]) -> None:
+        self._views = (original, graph_module)
+        self._called = called
+        self._modules = _modules(original)
+        self._held = {name: module for name, module in original._modules.items()}
+        self._shapes = {name: _shape(x) for name, x in _tensors(self._modules)}
+        self._ties = _ties(self._modules)
+
+    @property
+    def modules(self) -> dict[str, nn.Module]:
+        """Every module by path, the model itself first, under ``""``."""
+        return self._modules
+
+    def children(self) -> Iterator[tuple[dict[str, Any], str, Any]]:
+        """Where each child lies: the dictionary, its name in that, and the child (or ``None``)."""
+        graph = self._views[1]
+        yield from ((graph._modules, name, child) for name, child in graph._modules.items() if name != NAMESPACE)
+        for module in self._modules.values():
+            yield from ((module._modules, name, child) for name, child in module._modules.items())
+
+    def differences(self) -> list[str]:
+        """What differs, in words: first modules, then parameters of those that are the same."""
+        found: dict[str, str] = {}
+        stand_ins: set[str] = set()
+        for view in self._views:
+            now = _modules(view)
+            for path, module in self._modules.items():
+                if path and now.get(path) is not module and not _within(path, {*found, *stand_ins}):
+                    if _same_tensors(path, module, now.get(path)) and path in self._called:
+                        stand_ins.add(path)
+                    else:
+                        found[path] = _told(path, module, now.get(path))
+            for path, module in now.items():
+                if path not in self._modules and not _within(path, {*found, *stand_ins}):
+                    found[path] = f"{path!r} was added: {_short(module)}"
+        return [*found.values(), *self._tensor_differences({*found, *stand_ins})]
+
+    def adopt(self) -> None:
+        """Give the original the children that were put in the graph's dictionary alone, as Trainer's model does."""
+        original, graph = self._views
+        for name, child in graph._modules.items():
+            if name != NAMESPACE and child is not self._held.get(name) and name in self._held:
+                original._modules[name] = child
+
+    def retie(self) -> None:
+        """Make names one parameter again that were one, where they are equal: an assigned checkpoint splits them."""
+        now = _ties(self._modules)
+        for names in self._ties - now:
+            owners = [(self._modules[name.rpartition(".")[0]]._parameters, name.rpartition(".")[2]) for name in names]
+            found = [parameters.get(name) for parameters, name in owners]
+            first = found[0]
+            if first is not None and all(x is not None and same_tensor(first, x) for x in found):
+                for parameters, name in owners:
+                    parameters[name] = first
+
+    def _tensor_differences(self, others: set[str]) -> list[str]:
+        tensors = dict(_tensors(self._modules))
+        if any(getattr(x, "_fsdp_flattened", False) for x in tensors.values()):
+            return []  # FSDP of the first kind keeps one flat parameter in place of all
+        now = {name: x for name, x in tensors.items() if not _within(name, others)}
+        before = {name: shape for name, shape in self._shapes.items() if not _within(name, others)}
+        found = []
+        for name, shape in before.items():
+            if name not in now:
+                found.append(f"{name!r} is gone; pruning and parametrizations put others in a parameter's place")
+            elif _shape(now[name]) != shape:
+                found.append(f"{name!r} had shape {shape} and has {_shape(now[name])}")
+        found += [f"{name!r} was added" for name in now if name not in self._shapes]
+        if not found and (ties := _ties(self._modules)) != self._ties:
+            named = sorted({name for group in ties ^ self._ties for name in group})
+            found.append(f"which of {', '.join(map(repr, named))} are one parameter has changed")
+        return found
+
+
+def _modules(model: nn.Module) -> dict[str, nn.Module]:
+    inserted = f"{NAMESPACE}."
+    found = model.named_modules(remove_duplicate=False)
+    return {path: module for path, module in found if not f"{path}.".startswith(inserted)}
+
+
+def _tensors(modules: dict[str, nn.Module]) -> Iterator[tuple[str, Tensor]]:
+    """Parameters, and buffers that checkpoints hold."""
+    for path, module in modules.items():
+        saved = {n: x for n, x in module._buffers.items() if n not in module._non_persistent_buffers_set}
+        for name, x in {**module._parameters, **saved}.items():
+            if x is not None:
+                yield f"{path}.{name}".lstrip("."), x
+
+
+def _ties(modules: dict[str, nn.Module]) -> set[frozenset[str]]:
+    """Names of parameters that are one, in groups; two of one storage count as one."""
+    groups: dict[Any, set[str]] = defaultdict(set)
+    for path, module in modules.items():
+        for name, x in module._parameters.items():
+            if x is not None:
+                groups[_place(x)].add(f"{path}.{name}".lstrip("."))
+    return {frozenset(names) for names in groups.values() if len(names) > 1}
+
+
+def _place(x: Tensor) -> Any:
+    try:
+        return x.data_ptr() or id(x)
+    except Exception:  # tensors without storage, as subclasses may be
+        return id(x)
+
+
+def _shape(x: Tensor) -> tuple[int, ...]:
+    return tuple(getattr(x, "ds_shape", x.shape))  # DeepSpeed's third stage leaves an empty tensor and notes the shape
+
+
+def _same_tensors(path: str, module: nn.Module, now: nn.Module | None) -> bool:
+    """Whether another module took over the tensors of one, as a synchronised batch norm does."""
+    if now is None:
+        return False
+    before = [*module.named_parameters(), *module.named_buffers()]
+    after = dict([*now.named_parameters(), *now.named_buffers()])
+    return bool(before) and all(after.get(name) is x for name, x in before)
+
+
+def _within(path: str, others: set[str]) -> bool:
+    return any(f"{path}.".startswith(f"{other}.") for other in others)
+
+
+def _told(path: str, module: nn.Module, now: nn.Module | None) -> str:
+    if now is None:
+        return f"{path!r} ({_short(module)}) is gone"
+    return f"{path!r} was {_short(module)} and is {_short(now)}"
+
+
+def _short(module: nn.Module) -> str:
+    told = repr(module)
+    return told if "\n" not in told and len(told) < 80 else type(module).__name__

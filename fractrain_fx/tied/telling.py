@@ -1,0 +1,30 @@
+"""Warnings that name the user's line, however deep the call that found something."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from types import FrameType
+
+from fractrain_fx.errors import FracTrainWarning
+
+__all__ = ["users_frame", "warn"]
+
+_NOT_THEIRS = ("torch", __name__.partition(".")[0])
+
+
+def warn(words: str, at: FrameType | None = None) -> None:
+    """Warn at a frame, by default the innermost that is neither torch's nor this package's."""
+    at = at or users_frame()
+    if at is None:
+        warnings.warn(words, FracTrainWarning, stacklevel=2)
+    else:
+        warnings.warn_explicit(words, FracTrainWarning, at.f_code.co_filename, at.f_lineno)
+
+
+def users_frame() -> FrameType | None:
+    """The innermost frame that is neither torch's nor this package's."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] in _NOT_THEIRS:
+        frame = frame.f_back
+    return frame

@@ -1,0 +1,126 @@
+"""Whether the original still is what was recorded: a cheap look at every call, a close one where it pays."""
+
+from __future__ import annotations
+
+import copy
+from itertools import repeat
+from operator import contains, is_
+from typing import Any, Self
+
+from torch import nn
+
+from fractrain_fx.capture import Recording
+from fractrain_fx.capture.attributes import ABSENT
+from fractrain_fx.errors import ModelError
+from fractrain_fx.tied.attributes import TiedAttributes
+from fractrain_fx.tied.hooks import TiedHooks
+from fractrain_fx.tied.structure import Structure
+from fractrain_fx.tied.telling import warn
+
+__all__ = ["Tied"]
+
+_REWRITE = "call fractrainify again, on what restore() gives, for it to count"
+
+
+class Tied:
+    """What of the original a rewritten model was made for.
+
+    Args:
+        original: the model as it was handed over.
+        recording: its graphs, and what they took from Python.
+    """
+
+    def __init__(self, original: nn.Module, recording: Recording) -> None:
+        called = _called_by(recording)
+        self.structure = Structure(original, recording.train, called)
+        self._attributes = TiedAttributes(original, recording.python.read)
+        modules = self.structure.modules
+        self.uncalled = {path: module for path, module in modules.items() if not _is_within(path, called)}
+        self._hooks = TiedHooks(self.uncalled)
+        self._note()
+
+    def look(self) -> None:
+        """At a call: compare by identity, all in C; look closely where anything differs.
+
+        Raises:
+            ModelError: modules or parameters are others than those of the graph.
+        """
+        if not self._as_noted():
+            self.look_closely()
+
+    def look_closely(self) -> None:
+        """Compare modules, parameters, attributes and hooks; warn of what has no effect.
+
+        Raises:
+            ModelError: modules or parameters are others than those of the graph.
+        """
+        self.require_structure("what runs is the graph of the model as it was")
+        changes = self._attributes.changes()
+        if changes:
+            warn(f"without effect on the rewritten model: {_listed(changes)}; {_REWRITE}")
+        hooks = self._hooks.changes()
+        if hooks:
+            warn(
+                f"never run: {_listed(hooks)}. The rewritten graph does the work of these modules without calling "
+                "them: put the hook on the rewritten model itself, or on the module before fractrainify, which then "
+                "keeps it whole"
+            )
+        self._note()
+
+    def require_structure(self, what: str, way_out: str = "") -> None:
+        """Compare modules and parameters with those of the graph.
+
+        Args:
+            what: is wrong if they differ, for the message.
+            way_out: what else can be done.
+
+        Raises:
+            ModelError: they differ.
+        """
+        if differences := self.structure.differences():
+            raise ModelError(
+                f"the model's structure has changed since fractrainify: {_listed(differences)}. {what[0].upper()}"
+                f"{what[1:]}: undo the change, or rewrite the model as it is now with "
+                f"fractrainify(model.restore(structure_changed=True), ...){way_out}"
+            )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """The same for a copy of the original, whose modules are in ``memo``."""
+        duplicate = type(self).__new__(type(self))
+        for name in ("structure", "_attributes", "uncalled", "_hooks"):
+            setattr(duplicate, name, copy.deepcopy(getattr(self, name), memo))
+        duplicate._note()
+        return duplicate
+
+    def _note(self) -> None:
+        places = [*self._attributes.own(), *self.structure.children()]
+        self._dictionaries = [dictionary for dictionary, _, _ in places]
+        self._names = [name for _, name, _ in places]
+        self._values = [value for _, _, value in places]
+        modules = self.structure.modules.values()
+        self._owners = [module._parameters for module in modules for _ in module._parameters]
+        self._parameters = [name for module in modules for name in module._parameters]
+        self._hooked = self._hooks.counted()
+        self._counts = list(map(len, self._hooked))
+
+    def _as_noted(self) -> bool:
+        return (
+            all(map(is_, map(dict.get, self._dictionaries, self._names, repeat(ABSENT)), self._values))
+            and all(map(contains, self._owners, self._parameters))
+            and list(map(len, self._hooked)) == self._counts
+        )
+
+
+def _called_by(recording: Recording) -> frozenset[str]:
+    """Paths of the modules that the graphs call."""
+    return frozenset(str(n.target) for g in recording.graphs for n in g.graph.nodes if n.op == "call_module")
+
+
+def _is_within(path: str, others: frozenset[str]) -> bool:
+    """Whether a path is one of the others, or lies below one."""
+    parts = path.split(".")
+    return any(".".join(parts[: i + 1]) in others for i in range(len(parts)))
+
+
+def _listed(found: list[str]) -> str:
+    return "; ".join(found[:4]) + (f"; and {len(found) - 4} more" if len(found) > 4 else "")

@@ -1,0 +1,68 @@
+"""Models that tests change after they were rewritten."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fractrain_fx import FracConfig, FracModel, fractrainify
+
+FLOAT = FracConfig(method="float")
+IMAGES = torch.linspace(-1, 1, 2 * 3 * 32 * 32).reshape(2, 3, 32, 32)
+ROWS = torch.linspace(-1, 1, 12).reshape(3, 4)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.warm = True
+        self.one, self.two = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.one(x)
+        return x + self.two(h.relu() if self.warm else h)
+
+
+class Net(nn.Module):
+    """Reads ``tau`` and ``p``; its block reads ``warm``; nothing reads ``note``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tau, self.p, self.note = 2.0, 0.5, ""
+        self.up, self.block, self.down = nn.Linear(4, 8), Block(), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.block(F.dropout(self.up(x) / self.tau, self.p, self.training)))
+
+
+def net(config: FracConfig = FLOAT) -> FracModel:
+    return fractrainify(Net(), config=config, example_inputs=(ROWS,))
+
+
+def resnet(config: FracConfig = FLOAT) -> FracModel:
+    import timm
+
+    return fractrainify(timm.create_model("resnet10t", num_classes=10), config=config, example_inputs=(IMAGES,))
+
+
+def text() -> dict[str, Tensor]:
+    tokens = torch.arange(3, 27).reshape(2, 12)
+    mask = torch.ones_like(tokens)
+    mask[1, 9:] = 0
+    return {"input_ids": tokens, "attention_mask": mask, "labels": tokens.masked_fill(mask == 0, -100)}
+
+
+def gpt2(config: FracConfig = FLOAT) -> FracModel:
+    sizes: dict[str, Any] = {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+    tokens = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    original = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **tokens))
+    return fractrainify(original, config=config, example_kwargs=text())
+
+
+def original_of(model: FracModel) -> Any:
+    """The original as somebody holds it who kept it from before."""
+    return model._inside.original

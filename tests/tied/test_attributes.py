@@ -1,0 +1,93 @@
+"""Attributes of the original that are set after it was rewritten."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import pytest
+from torch import nn
+
+from fractrain_fx import Engine, fractrainify
+from fractrain_fx.errors import FracTrainWarning, ModelError
+from tests.tied.models import FLOAT, ROWS, gpt2, net, original_of
+
+
+def test_setting_one_that_was_read_warns_once_and_reaches_the_original() -> None:
+    model = net()
+    with pytest.warns(FracTrainWarning, match=r"without effect.*tau was 2\.0.*is 0\.5.*fractrainify again") as told:
+        model.tau = 0.5
+    assert told[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.tau = 0.25
+        model(ROWS)
+    assert model.tau == 0.25
+    again = fractrainify(model.restore(), config=FLOAT, example_inputs=(ROWS,)).eval()
+    assert (again(ROWS) == model.restore().eval()(ROWS)).all()
+
+
+def test_one_of_a_submodule_is_found_at_the_next_call() -> None:
+    model = net()
+    model.block.warm = False
+    with pytest.warns(FracTrainWarning, match=r"block\.warm was True") as told:
+        model(ROWS)
+    assert told[0].filename == __file__
+
+
+def test_one_set_behind_the_back_is_found_at_a_mode_switch_and_at_the_end_of_an_epoch() -> None:
+    model = net()
+    original_of(model).p = 0.0
+    with pytest.warns(FracTrainWarning, match=r"p was 0\.5 .* is 0\.0"):
+        model.eval()
+    model.train()
+    engine = Engine(model)
+    engine.loss(model(ROWS).mean()).backward()
+    original_of(model).block.warm = False
+    with pytest.warns(FracTrainWarning, match=r"block\.warm"):
+        engine.end_epoch()
+
+
+def test_a_field_of_a_configuration_is_found() -> None:
+    model = gpt2()
+    original_of(model).config.output_hidden_states = True
+    with pytest.warns(FracTrainWarning, match=r"config\.output_hidden_states"):
+        model.eval()
+
+
+def test_what_nothing_read_may_be_set() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = net()
+        model.note = "a run of Tuesday"
+        model.mine = 3
+        model.tau = 2.0
+        gpt = gpt2()
+        original_of(gpt).config.use_cache = False
+        original_of(gpt).config.pad_token_id = 5
+        for each in (model, gpt):
+            each.eval().train()
+    assert original_of(model).note == "a run of Tuesday" and not hasattr(original_of(model), "mine")
+
+
+def test_a_copy_is_tied_to_its_own_original() -> None:
+    model = net()
+    twin = copy.deepcopy(model)
+    original_of(twin).block.warm = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(ROWS)
+    with pytest.warns(FracTrainWarning, match=r"block\.warm"):
+        twin(ROWS)
+
+
+def test_a_module_or_parameter_that_the_graph_runs_is_not_set() -> None:
+    model = net()
+    with pytest.raises(ModelError, match=r"down = Linear\(\.\.\.\) would replace a Linear.*fractrainify\(plain\)"):
+        model.down = nn.Linear(8, 2)
+    with pytest.raises(ModelError, match="would add a part"):
+        model.extra = nn.Linear(8, 2)
+    with pytest.raises(ModelError, match="would replace"):
+        model.down = None
+    model.down = model.down
+    assert model(ROWS).shape == (3, 4)
