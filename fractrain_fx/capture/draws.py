@@ -15,7 +15,7 @@ from torch import nn
 from fractrain_fx.capture.call import Example
 from fractrain_fx.capture.callees import Callee, callees
 from fractrain_fx.capture.compare import difference
-from fractrain_fx.capture.foreign import is_foreign
+from fractrain_fx.capture.foreign import is_foreign, same_draws
 from fractrain_fx.capture.generators import LEVELS, Generators, drawing
 from fractrain_fx.capture.patch import plain_paths
 from fractrain_fx.capture.state import Snapshot, seeded
@@ -29,11 +29,15 @@ _LIBRARIES = ("random", "numpy")
 
 @dataclass
 class _Site:
-    """A line that draws: the module in whose forward it runs, and the functions and methods around it."""
+    """A line that draws: the module in whose forward it runs, and the functions and methods around it.
+
+    ``foreign``: it lies in a function of a library that is written down as one call in any case.
+    """
 
     module: str
     line: str
     callees: tuple[Callee, ...] = field(default_factory=tuple)
+    foreign: bool = False
 
 
 def draws(snapshot: Snapshot, example: Example, train: bool, whole: Whole) -> list[Obstacle]:
@@ -69,6 +73,8 @@ def _cause(site: _Site) -> str:
 
 
 def _stays_one_call(site: _Site, whole: Whole) -> bool:
+    if site.foreign:
+        return True
     inside = any(f"{site.module}.".startswith(f"{path}.") for path in whole.modules)
     return inside or any(callee in whole.callees for callee in site.callees)
 
@@ -134,11 +140,11 @@ def _sites(model: nn.Module, generators: Generators, example: Example, train: bo
         at: FrameType | None = frame.f_back if kind == "call" else frame
         while at is not None and str(at.f_globals.get("__name__", "")).partition(".")[0] in _LIBRARIES:
             at = at.f_back
-        if at is None or is_foreign(at):
+        if at is None:
             return
         line = f"{at.f_code.co_filename}:{at.f_lineno}"
         module = _module_of(at, paths)
-        found.setdefault((module, line), _Site(module, line, tuple(callees(at, paths))))
+        found.setdefault((module, line), _Site(module, line, tuple(callees(at, paths)), is_foreign(at)))
 
     handles = []
     before: list[Any] = []
@@ -181,7 +187,7 @@ def _matters(snapshot: Snapshot, example: Example, train: bool) -> bool:
         return True
     first: Any = None
     for level in LEVELS:
-        with snapshot.kept(), seeded(), drawing(level), _quiet():
+        with snapshot.kept(), seeded(), drawing(level), same_draws(), _quiet():
             output = _call(snapshot.model, example, train)
         if level is LEVELS[0]:
             first = output

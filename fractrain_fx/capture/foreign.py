@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from types import FrameType, ModuleType
@@ -12,9 +13,10 @@ from torch import Tensor
 
 from fractrain_fx.capture.recorder import Recorder
 from fractrain_fx.capture.sizes import plain
+from fractrain_fx.capture.state import seeded
 from fractrain_fx.capture.targets import function_node
 
-__all__ = ["foreign_functions", "is_foreign"]
+__all__ = ["foreign_functions", "is_foreign", "same_draws"]
 
 # SpecAugment of transformers' speech models: draws from numpy which frames to mask, and returns an array.
 _ARRAYS = ("_compute_mask_indices",)
@@ -25,11 +27,32 @@ def foreign_functions(recorder: Recorder) -> Iterator[tuple[ModuleType, str, Cal
 
     A graph that kept the array of one run as a constant would mask the same frames of every batch.
     """
+    for module, name in _loaded():
+        yield module, name, _written(recorder, vars(module)[name], name)
+
+
+@contextlib.contextmanager
+def same_draws() -> Iterator[None]:
+    """Let these functions draw the same at each call inside, whatever the generators would give."""
+    with contextlib.ExitStack() as stack:
+        for module, name in _loaded():
+            stack.callback(setattr, module, name, vars(module)[name])
+            setattr(module, name, _seeded(vars(module)[name]))
+        yield
+
+
+def _seeded(real: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with seeded():
+            return real(*args, **kwargs)
+
+    return call
+
+
+def _loaded() -> Iterator[tuple[ModuleType, str]]:
     for module_name, module in list(sys.modules.items()):
         if module_name.startswith("transformers.models."):
-            for name in _ARRAYS:
-                if name in vars(module):
-                    yield module, name, _written(recorder, vars(module)[name], name)
+            yield from ((module, name) for name in _ARRAYS if name in vars(module))
 
 
 def is_foreign(frame: FrameType | None) -> bool:

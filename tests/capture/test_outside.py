@@ -235,3 +235,19 @@ def test_activation_checkpointing_is_worth_a_note() -> None:
     model.gradient_checkpointing_enable()
     notes = record(model, args, {**kwargs, "use_cache": False}).python.notes
     assert any("activation checkpointing" in note for note in notes)
+
+
+def test_the_frames_that_specaugment_masks_are_drawn_by_one_call() -> None:
+    import transformers
+
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+    }
+    sizes |= {"conv_dim": (16, 16), "conv_stride": (5, 4), "conv_kernel": (10, 4), "num_feat_extract_layers": 2}
+    sizes |= {"num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 2, "mask_time_length": 2}
+    # The adapter draws from numpy too, which layers to drop; at a rate of 0 that decides nothing.
+    config = transformers.Wav2Vec2Config(**sizes, add_adapter=True, layerdrop=0.0)
+    assert record(transformers.Wav2Vec2Model(config), (torch.randn(2, 2000),)).leaves == {}
