@@ -20,6 +20,7 @@ from fractrain_fx.passes import default_passes
 from fractrain_fx.passes.graph import NAMESPACE
 from fractrain_fx.rewriting import rewrite_graphs
 from fractrain_fx.running import Running
+from fractrain_fx.tied.float_calls import forget_notices
 
 __all__ = ["Variant", "Variants"]
 
@@ -161,6 +162,7 @@ class Variants:
     def _record(self, call: tuple[tuple[Any, ...], Mapping[str, Any]], training: bool, guard: Guard) -> Variant:
         config, original = self._config, self._original
         args, kwargs = call
+        forget_notices(original)
         with torch.inference_mode(False):
             recording = record(original, args, kwargs, batch_axis=config.batch_axis)
             passes = default_passes(config) if self._passes is None else self._passes
@@ -213,10 +215,13 @@ class Variants:
         return Variant(recording, {True: made[0], False: made[-1]})
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _place_of(variants: Variants, training: bool, forms: Sequence[Form]) -> int:
     """Asked once for each set of sizes that is compiled."""
     return variants.place_for(training, forms)
+
+
+# What ``torch.compiler.assume_constant_result`` does, which would import the compiler now.
+_place_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _told(values: Any) -> str:
