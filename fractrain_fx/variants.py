@@ -12,7 +12,7 @@ from torch import nn
 from torch.fx.passes.infra.pass_base import PassBase
 from torch.utils import _pytree as pytree
 
-from fractrain_fx.capture import Form, Guard, RecordedModule, Recording, forms_of, record, shapes_of
+from fractrain_fx.capture import Form, RecordedModule, Recording, forms_of, record, shapes_of
 from fractrain_fx.config import FracConfig
 from fractrain_fx.errors import FracTrainError, InputError
 from fractrain_fx.nn.tuning import Tuner
@@ -32,10 +32,24 @@ _OWN = ("constants", "mode", "methods", "cost", "dispatched")
 
 @dataclass(frozen=True)
 class Variant:
-    """One recording, rewritten, with the copies of its graphs that run in training (``True``) and evaluation."""
+    """One recording, rewritten.
+
+    Attributes:
+        recording: the graphs shown.
+        running: the copies that run in training (``True``) and evaluation.
+        dimensions: how many each input has.
+    """
 
     recording: Recording
     running: Mapping[bool, Running]
+    dimensions: tuple[int, ...]
+
+    def broken(self, values: tuple[Any, ...], model: nn.Module, training: bool) -> str | None:
+        """A condition that a call does not meet, with the line that looks; ``None``: the graph is the model's."""
+        if tuple(map(len, shapes_of(values))) != self.dimensions:
+            return f"inputs of {', '.join(map(str, self.dimensions))} dimensions"
+        guard = self.recording.broken(values, model, training)
+        return None if guard is None else f"{guard}, at which {guard.place} looks"
 
     @property
     def graphs(self) -> list[RecordedModule]:
@@ -64,7 +78,7 @@ class Variants:
         self.first = self._variant(first)
         self._others: list[Variant] = []
         self._chosen: dict[Any, Variant] = {}
-        self._guarded = any(guards.guards for guards in first.guards.values())
+        self._holds_always = not any(guards.guards for guards in first.guards.values())
 
     def __iter__(self) -> Iterator[Variant]:
         yield self.first
@@ -83,9 +97,9 @@ class Variants:
         Raises:
             InputError: the model was recorded for other sizes, and cannot be recorded for these.
         """
-        if not self._guarded:
-            return self.first
         if torch.compiler.is_compiling():
+            if self._holds_always and tuple(map(len, shapes_of(values))) == self.first.dimensions:
+                return self.first  # for sizes that the compiler leaves open
             place = _place_of(self, training, forms_of(values))
             if place < 0:
                 raise InputError(
@@ -119,29 +133,28 @@ class Variants:
         example = recording.call.bind(recording.args, recording.kwargs)
         values = pytree.tree_map_only(torch.Tensor, lambda _: next(made), example)
         for place, variant in enumerate(self):
-            if variant.recording.broken(values, self._original, training) is None:
+            if variant.broken(values, self._original, training) is None:
                 return place
         return -1
 
     def _find(
         self, values: tuple[Any, ...], call: tuple[tuple[Any, ...], Mapping[str, Any]], training: bool
     ) -> Variant:
-        guard: Guard | None = None
+        conditions = []
         for variant in self:
-            broken = variant.recording.broken(values, self._original, training)
-            if broken is None:
+            condition = variant.broken(values, self._original, training)
+            if condition is None:
                 return variant
-            guard = guard or broken
-        assert guard is not None  # the first recording is among those asked
+            conditions.append(condition)
         refused = self._refusal()
         if refused is None:
             try:
-                return self._record(call, training, guard)
+                return self._record(call, training, conditions[0])
             except FracTrainError as error:
-                refused = f"for these sizes it cannot be recorded anew: {error}"
+                refused = f"for this call it cannot be recorded anew: {error}"
         raise InputError(
-            f"{type(self._original).__name__} was recorded for {guard}, which this call does not meet: {guard.place} "
-            f"looks at it. It was called with {_told(values)}. {refused}"
+            f"{type(self._original).__name__} was recorded for {conditions[0]}; this call has inputs of shape "
+            f"{_told(values)}. {refused}"
         )
 
     def _refusal(self) -> str | None:
@@ -159,7 +172,7 @@ class Variants:
             )
         return None
 
-    def _record(self, call: tuple[tuple[Any, ...], Mapping[str, Any]], training: bool, guard: Guard) -> Variant:
+    def _record(self, call: tuple[tuple[Any, ...], Mapping[str, Any]], training: bool, condition: str) -> Variant:
         config, original = self._config, self._original
         args, kwargs = call
         forget_notices(original)
@@ -174,12 +187,11 @@ class Variants:
             graph.training = training
         self.train(training)
         _LOG.warning(
-            "%s was recorded anew (%d of at most %d recordings): %s does not hold for this call, %s looks at it",
+            "%s is recorded anew (%d of at most %d recordings), as this call does not meet: %s",
             type(original).__name__,
             1 + len(self._others),
             config.recordings,
-            guard,
-            guard.place,
+            condition,
         )
         return variant
 
@@ -212,7 +224,8 @@ class Variants:
             Running(shown, self._config, self._tuner, each)
             for shown, each in zip(recording.graphs, places, strict=False)
         ]
-        return Variant(recording, {True: made[0], False: made[-1]})
+        example = recording.call.bind(recording.args, recording.kwargs)
+        return Variant(recording, {True: made[0], False: made[-1]}, tuple(map(len, shapes_of(example))))
 
 
 def _place_of(variants: Variants, training: bool, forms: Sequence[Form]) -> int:

@@ -26,7 +26,7 @@ def same_tensor(a: Tensor | None, b: Tensor | None, tolerance: float = 0.0, floo
         return True
     if not a.is_floating_point():
         return a.is_complex() and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
-    scale = float(a[a.isfinite()].abs().max()) if a.isfinite().any() else 0.0
+    scale = float(a.detach()[a.isfinite()].abs().max()) if a.isfinite().any() else 0.0
     return torch.allclose(a, b, rtol=0, atol=max(tolerance * scale, floor), equal_nan=True)
 
 

@@ -429,16 +429,26 @@ def test_other_sizes_give_what_the_model_gives_or_are_refused(name: str) -> None
 def test_one_recording_serves_all_sizes_at_which_its_conditions_hold() -> None:
     _, rewritten = built(branch_on_a_length)
     assert [str(guard) for guard in rewritten.guards] == ["x.size(1) < 6"]
+    first = rewritten._inside.variants.first
     for length in (5, 2, 8, 7, 20, 3):
         rewritten(torch.randn(2, length, 4))
-    assert len(list(rewritten._inside.variants)) == 2
+    assert [variant is first for variant in rewritten._inside.variants] == [True, False]
+
+
+def test_inputs_with_other_dimensions_are_recorded_anew() -> None:
+    model, rewritten = built(number_of_dimensions)
+    for shape in ((2, 5, 4), (5, 4), (3, 4)):
+        x = torch.randn(shape)
+        assert torch.equal(rewritten(x), model(x))
 
 
 def test_a_call_that_no_recording_may_be_made_for_names_the_line_and_both_sizes() -> None:
     model = type("Probe", (Layers,), {"forward": loop_over_a_length})()
     config = FracConfig(method="float", recordings=1)
     rewritten = fractrainify(model, config=config, example_inputs=(torch.randn(2, 5, 4),))
-    with pytest.raises(InputError, match=r"== 5.*test_guards\.py:\d+ \(for t in range.*\(2, 7, 4\).*recordings"):
+    with pytest.raises(
+        InputError, match=r"== 5, at which .*test_guards\.py:\d+ \(for t in range.*\(2, 7, 4\).*recordings"
+    ):
         rewritten(torch.randn(2, 7, 4))
     assert "range(x.shape[1])" in str(summarize(rewritten))
 
