@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.fx.passes.infra.pass_base import PassBase
 
 from fractrain_fx.capture import RecordedModule, Recording
@@ -17,6 +17,7 @@ from fractrain_fx.errors import CalibrationError
 from fractrain_fx.nn.cost import Cost
 from fractrain_fx.nn.ranges import RunningRange
 from fractrain_fx.passes.graph import NAMESPACE
+from fractrain_fx.samples import SampleCount
 from fractrain_fx.tied import FloatCalls, Tied
 from fractrain_fx.variants import Variants
 
@@ -54,6 +55,7 @@ class Inside:
         self.batch: int | None = None
         self.calibrated = False
         self.passes = passes
+        self._count = SampleCount(recording, config.batch_axis)
         self.variants = Variants(original, recording, config, passes)
         self.running = self.variants.first.running
         self._tie(Tied(original, recording))
@@ -88,7 +90,7 @@ class Inside:
                 "load a trained checkpoint, or call model.calibrate(loader) with a few batches"
             )
         values = self.recording.call.bind(args, kwargs)
-        self.batch = _samples(values, self.config.batch_axis)
+        self.batch = self._count(values)
         variant = self.variants.choose(values, (args, kwargs), training)
         output, self.cost = variant.running[training].current()(*values)
         return output
@@ -139,10 +141,6 @@ class Inside:
     def _ranges(self) -> list[RunningRange]:
         inserted = self.recording.train._modules.get(NAMESPACE)
         return [module for module in inserted.modules() if isinstance(module, RunningRange)] if inserted else []
-
-
-def _samples(values: Iterable[Any], axis: int) -> int | None:
-    return next((value.shape[axis] for value in values if isinstance(value, Tensor) and value.ndim > axis), None)
 
 
 def _call_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

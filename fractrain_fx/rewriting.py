@@ -9,7 +9,7 @@ from torch.fx.passes.infra.pass_base import PassBase
 from torch.fx.passes.infra.pass_manager import PassManager
 
 from fractrain_fx.capture import RecordedModule, Recording
-from fractrain_fx.errors import FracTrainError, ModelError
+from fractrain_fx.errors import FracTrainError, ModelError, PassError
 from fractrain_fx.passes import FIXED_BATCH, TRAINED
 from fractrain_fx.passes.graph import NAMESPACE
 
@@ -60,8 +60,15 @@ def _run(graph_module: RecordedModule, recording: Recording, passes: Sequence[Pa
             PassManager(passes=list(passes))(graph_module)
     except Exception as error:
         # torch's manager wraps whatever a pass raises; users get the error itself.
-        if isinstance(error.__cause__, FracTrainError):
-            raise error.__cause__ from None
-        raise
+        cause = error.__cause__
+        if isinstance(cause, FracTrainError):
+            raise cause from None
+        if cause is None:
+            raise
+        raise PassError(
+            f"{error}: {type(cause).__name__}: {cause}. The recorded graph runs on the example inputs as they are; a "
+            "pass also runs it with more samples and with other values. Try example inputs of several samples that "
+            "differ; if that does not help, please report the model"
+        ) from cause
     for node in placeholders:
         node.meta.pop("example", None)

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx import GraphModule
+from torch.fx.passes.infra.pass_base import PassBase
 
 from fractrain_fx import (
     CostTargets,
@@ -27,6 +29,7 @@ from fractrain_fx.errors import (
     ConfigError,
     InputError,
     ModelError,
+    PassError,
     RuleError,
     RunError,
     TargetError,
@@ -229,3 +232,14 @@ def test_the_package_imports_no_compiler_and_no_library_of_models() -> None:
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+def test_what_goes_wrong_inside_a_pass_names_the_pass_and_keeps_the_cause() -> None:
+    class Lost(PassBase):
+        def call(self, graph_module: GraphModule) -> None:
+            raise IndexError("index out of range in self")
+
+    case = build("tied_weights")
+    with pytest.raises(PassError, match=r"'Lost' pass.*IndexError: index out of range in self.*example inputs") as told:
+        fractrainify(case.model, example_inputs=case.args, passes=[Lost()])
+    assert isinstance(told.value.__cause__, IndexError)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 from jaxtyping import Int
@@ -28,11 +29,29 @@ class QuantizedLeaf(nn.Module):
         super().__init__()
         # In a tuple, which torch does not register as a child.
         self._leaf = (leaf,)
-        self._names = tuple(name for name, parameter in leaf.named_parameters() if parameter.ndim >= 2)
+        self._places = _matrices(leaf)
         self.quantizer = WeightQuantizer(fmt, 0)
 
     def forward(self, bits: Int[Tensor, ""], *args: Any, **kwargs: Any) -> Any:
         """The module's own output, with weights at ``bits``."""
         (leaf,) = self._leaf
-        weights = {name: self.quantizer(leaf.get_parameter(name), bits) for name in self._names}
-        return functional_call(leaf, weights, args, kwargs)
+        weights: dict[str, Tensor] = {}
+        for names in self._places:
+            # Not by ``get_parameter``, which refuses the plain tensors that a caller's ``functional_call`` puts there.
+            weights.update(dict.fromkeys(names, self.quantizer(attrgetter(names[0])(leaf), bits)))
+        # Ties are dealt with here. Torch would look for them by name, and leaves rounded tensors in the place of the
+        # parameters of a module that it finds under two names.
+        return functional_call(leaf, weights, args, kwargs, tie_weights=False)
+
+
+def _matrices(leaf: nn.Module) -> tuple[tuple[str, ...], ...]:
+    """For each matrix the names of the places that hold it: several where weights are tied.
+
+    A place counts once, also where the module that has it is found under two names.
+    """
+    places: dict[int, list[str]] = {}
+    for path, module in leaf.named_modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None and parameter.ndim >= 2:
+                places.setdefault(id(parameter), []).append(f"{path}.{name}" if path else name)
+    return tuple(map(tuple, places.values()))

@@ -187,9 +187,10 @@ def _perturb_first(batch: list[Any], size: int, batch_axis: int, packed: bool) -
             return value
         value = value.clone()
         sample = value.narrow(batch_axis, 0, rows)
-        sample.copy_(sample.roll(1, dims=-1).clone())
-        if value.is_floating_point():
-            sample.mul_(0.9)
+        moved = sample.roll(1, dims=-1)
+        # Whole numbers may be rows of tables, one table for each column: a smaller number is a row of the same table.
+        whole = not (value.is_floating_point() or value.is_complex())
+        sample.copy_(torch.minimum(sample, moved) if whole else moved * 0.9)
         return value
 
     return list(tree_map(change, batch))

@@ -121,3 +121,23 @@ def test_what_a_model_draws_is_not_taken_for_another_sample() -> None:
     model = fractrainify(Sampling(), example_inputs=(torch.randn(2, 3, 8),))
     products = [node for node in model.graph.nodes if (op := facts(node).op) is not None and op.kind == "matmul"]
     assert [facts(node).batch for node in products] == [BatchAxis(0, 2)]
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_whole_numbers_stay_rows_of_the_tables_they_index(batch: int) -> None:
+    class Categories(nn.Module):
+        """Each column of its input has a table of its own, and the last rows of both are used."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.tables = nn.ModuleList([nn.Embedding(4, 8), nn.Embedding(7, 8)])
+            self.mix, self.head = nn.Linear(8, 8), nn.Linear(8, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = torch.stack([table(x[:, i]) for i, table in enumerate(self.tables)], dim=1)
+            x = x + self.mix(x.flatten(0, 1)).unflatten(0, (-1, 2))
+            return self.head(x.mean(1))
+
+    rows = torch.tensor([[3, 6]] * batch)
+    model = fractrainify(Categories(), config=FracConfig(method="static"), example_inputs=(rows,))
+    assert model(torch.tensor([[0, 5], [2, 1]])).shape == (2, 1)
