@@ -16,6 +16,7 @@ from fractrain_fx.capture import targets
 from fractrain_fx.capture.callees import Callee, only_constants, own_containers, placed
 from fractrain_fx.capture.foreign import foreign_functions
 from fractrain_fx.capture.leaves import Depth, depth_of
+from fractrain_fx.capture.memos import memoized_functions
 from fractrain_fx.capture.recorder import Recorder
 from fractrain_fx.capture.sizes import observed, plain
 from fractrain_fx.capture.standins import standins
@@ -194,7 +195,7 @@ def recording(recorder: Recorder, calls: Calls, kept: Iterable[Callee]) -> Itera
         observed(recorder.looks.saw),
         recorder,
     ):
-        for place in (*foreign_functions(recorder), *standins(calls.root)):
+        for place in (*foreign_functions(recorder), *standins(calls.root), *memoized_functions(calls.root)):
             stack.enter_context(_replaced(*place))
         for callee in kept:
             stack.enter_context(_replaced(*calls.kept(callee)))
