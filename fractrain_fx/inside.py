@@ -14,6 +14,7 @@ from torch.fx.passes.infra.pass_base import PassBase
 from fractrain_fx.capture import RecordedModule, Recording
 from fractrain_fx.config import FracConfig
 from fractrain_fx.errors import CalibrationError
+from fractrain_fx.failures import run_graph
 from fractrain_fx.nn.cost import Cost
 from fractrain_fx.nn.ranges import RunningRange
 from fractrain_fx.passes.graph import NAMESPACE
@@ -92,7 +93,7 @@ class Inside:
         values = self.recording.call.bind(args, kwargs)
         self.batch = self._count(values)
         variant = self.variants.choose(values, (args, kwargs), training)
-        output, self.cost = variant.running[training].current()(*values)
+        output, self.cost = run_graph(variant.running[training].current(), values, variant.recording)
         return output
 
     def handed_out(self, structure_changed: bool) -> nn.Module:
@@ -134,7 +135,8 @@ class Inside:
             for batch in batches:
                 args, kwargs = _call_of(batch)
                 values = self.recording.call.bind(args, kwargs)
-                self.variants.choose(values, (args, kwargs), False).running[False].current()(*values)
+                variant = self.variants.choose(values, (args, kwargs), False)
+                run_graph(variant.running[False].current(), values, variant.recording)
                 seen += 1
         return seen
 

@@ -54,7 +54,13 @@ class RecordedModule(GraphModule):
 
     def recompile(self) -> Any:
         """Make the graph's code, unless more changes follow."""
-        return None if self.__dict__.get("_waits") else super().recompile()
+        if self.__dict__.get("_waits"):
+            return None
+        code = super().recompile()
+        # fx gives the class a call that prints the generated code when a node fails. The module's usual call is left.
+        if "__call__" in vars(type(self)):
+            del type(self).__call__
+        return code
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RecordedModule:
         """A copy with every child, container class, unused parameter and tie; modules in ``memo`` are reused."""

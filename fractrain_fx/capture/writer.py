@@ -14,6 +14,7 @@ from torch.fx import Graph, Node
 
 from fractrain_fx.capture.callees import Callee
 from fractrain_fx.capture.constants import Additions
+from fractrain_fx.capture.source import source_line
 from fractrain_fx.capture.trees import tensors_in
 
 __all__ = ["Obstacle", "Source", "UnrepresentableError", "Writer"]
@@ -107,6 +108,7 @@ class Writer:
         """A node of the module that runs; it depends on what its arguments depend on."""
         node = self.graph.create_node(op, target, args, kwargs or {})
         node.meta["nn_module_stack"] = self.stack
+        node.meta["source"] = source_line()
         if effect:
             node.meta["effect"] = True
         for members in self._sources.values():

@@ -92,8 +92,8 @@ def read(graph: Graph, path: str, *, owner: str) -> Node:
 def _record(node: Node, role: Role, owner: str, like: Node | None) -> None:
     source = facts(like) if like is not None else Facts()
     node.meta["frac"] = replace(source, op=None, blocks=(), role=role, owner=owner)
-    if like is not None and "nn_module_stack" in like.meta:
-        node.meta["nn_module_stack"] = like.meta["nn_module_stack"]
+    if like is not None:
+        node.meta.update({key: like.meta[key] for key in ("nn_module_stack", "source") if key in like.meta})
 
 
 def unique(name: str, taken: Iterable[str]) -> str:

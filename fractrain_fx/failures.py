@@ -1,0 +1,103 @@
+"""A rewritten model that fails on the inputs of a call: where that was, and what differs from the recorded call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from fractrain_fx.capture import RecordedModule, Recording
+from fractrain_fx.capture.trees import tensors_in
+from fractrain_fx.errors import FracTrainError, InputError
+from fractrain_fx.passes import facts
+
+__all__ = ["run_graph"]
+
+# The device is at fault, not the call.
+_OF_THE_DEVICE: tuple[type[BaseException], ...] = (MemoryError, torch.OutOfMemoryError, torch.AcceleratorError)
+_NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+_SHOWN = 4  # inputs in a message
+
+
+def run_graph(graph_module: RecordedModule, values: Sequence[Any], recording: Recording) -> Any:
+    """Call a rewritten graph.
+
+    Args:
+        graph_module: what runs.
+        values: for its placeholders.
+        recording: what the inputs looked like when the model was recorded.
+
+    Raises:
+        InputError: the graph fails on inputs of other shapes or types than the recorded ones; names the node.
+    """
+    if torch.compiler.is_compiling():
+        return graph_module(*values)
+    try:
+        return graph_module(*values)
+    except FracTrainError:
+        raise
+    except _OF_THE_DEVICE:
+        raise
+    except Exception as error:  # whatever the model's calls raise
+        if any(words in str(error) for words in _NO_MEMORY):
+            raise
+        place = _place(error)
+        differences = list(_differences(recording, values))
+        if not differences:
+            error.add_note(f"fractrain_fx: raised in {place}, on inputs of the recorded shapes")
+            raise
+        shown = "; ".join(differences[:_SHOWN]) + (" ..." if len(differences) > _SHOWN else "")
+        raise InputError(
+            f"the rewritten model fails on these inputs: {type(error).__name__}: {error}. It failed in {place}. The "
+            f"inputs differ from the recorded ones: {shown}. Pass inputs like the recorded ones, or rewrite the model "
+            "on inputs like these: fractrainify(model.restore(), example_inputs=...)"
+        ) from error
+
+
+def _place(error: Exception) -> str:
+    """The node whose call raised ``error``, in words."""
+    node = _failed_node(error)
+    if node is None:
+        return "the graph"
+    stack = node.meta.get("nn_module_stack") or {"": None}
+    path = next(reversed(stack)) or "the model's own code"
+    op = facts(node).op
+    name = f"op {op.name!r}" if op is not None else f"node {node.name!r}"
+    source = node.meta.get("source")
+    return f"{name} of {path}" + (f", recorded from {source}" if source else "")
+
+
+def _failed_node(error: Exception) -> Node | None:
+    """The node of the innermost recorded graph that ran."""
+    found, trace = None, error.__traceback__
+    while trace is not None:
+        graph_module = trace.tb_frame.f_locals.get("self")
+        if isinstance(graph_module, RecordedModule) and trace.tb_frame.f_code is _forward_code(graph_module):
+            lines = graph_module.code.splitlines()
+            line = lines[trace.tb_lineno - 1] if trace.tb_lineno <= len(lines) else ""
+            name = line.partition("=")[0].partition(":")[0].strip()
+            found = next((node for node in graph_module.graph.nodes if node.name == name), found)
+        trace = trace.tb_next
+    return found
+
+
+def _forward_code(graph_module: RecordedModule) -> Any:
+    return getattr(type(graph_module).forward, "__code__", None)
+
+
+def _differences(recording: Recording, values: Sequence[Any]) -> Iterator[str]:
+    """Which tensors of a call have another shape or type than when the model was recorded."""
+    recorded = recording.call.bind(recording.args, recording.kwargs)
+    for name, before, now in zip(recording.call.placeholders, recorded, values, strict=True):
+        pairs = list(zip(tensors_in(before), tensors_in(now), strict=False))
+        for index, (x, y) in enumerate(pairs):
+            if (x.shape, x.dtype) != (y.shape, y.dtype):
+                part = f"tensor {index + 1} of {name}" if len(pairs) > 1 else name
+                yield f"{part} was {_described(x)} and is {_described(y)}"
+
+
+def _described(x: Tensor) -> str:
+    return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}"

@@ -1,0 +1,86 @@
+"""A rewritten model that fails on other inputs says where, in words of the model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fractrain_fx import FracConfig, FracModel, fractrainify
+from fractrain_fx.errors import CalibrationError, InputError
+
+
+class Positions(nn.Module):
+    """Has a table of positions for five tokens, so that it runs at this length only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.block, self.head = nn.Linear(6, 8), Block(), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        return self.head(x + self.block(x))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.table = nn.Linear(8, 8), nn.Parameter(torch.randn(5, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(x)
+        return x + self.table
+
+
+def rewritten(**config: object) -> FracModel:
+    chosen = FracConfig(method="dfq", **config)  # type: ignore[arg-type]
+    return fractrainify(Positions(), config=chosen, example_inputs=(torch.randn(4, 5, 6),))
+
+
+@pytest.mark.parametrize("execution", ["simulate", "auto"])
+def test_other_sizes_than_the_model_takes_name_the_module_the_line_and_both_shapes(
+    execution: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = rewritten(execution=execution)
+    with pytest.raises(InputError, match=r"must match the size") as told:
+        model(torch.randn(3, 7, 6))
+    words = str(told.value)
+    assert " of block" in words and "test_failures.py:" in words
+    assert "x was float32 (4, 5, 6) and is float32 (3, 7, 6)" in words and "fractrainify(model.restore()" in words
+    assert isinstance(told.value.__cause__, RuntimeError)
+    assert capsys.readouterr().err == ""  # fx would print the code that it made
+
+
+def test_an_op_is_named_where_one_fails() -> None:
+    with pytest.raises(InputError, match=r"op 'stem' .*was float32 \(4, 5, 6\) and is float32 \(4, 5, 9\)"):
+        rewritten()(torch.randn(4, 5, 9))
+
+
+def test_an_error_on_inputs_of_the_recorded_shapes_is_the_models_own_with_a_note() -> None:
+    class Strict(Positions):
+        def forward(self, x: Tensor, index: Tensor) -> Tensor:  # type: ignore[override]
+            return super().forward(x)[torch.arange(4), index]
+
+    model = fractrainify(Strict(), example_inputs=(torch.randn(4, 5, 6), torch.zeros(4, dtype=torch.long)))
+    with pytest.raises(IndexError) as told:
+        model(torch.randn(4, 5, 6), torch.full((4,), 9))
+    assert "raised in node" in told.value.__notes__[0]
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), KeyboardInterrupt(), MemoryError()])
+def test_what_is_no_fault_of_the_call_passes_unchanged(error: BaseException) -> None:
+    model = rewritten()
+
+    def fail(*_: object) -> None:
+        raise error
+
+    handle = next(iter(model.frac.gates.children())).register_forward_pre_hook(fail)
+    with pytest.raises(type(error)) as told:
+        model(torch.randn(3, 7, 6))
+    handle.remove()
+    assert told.value is error
+
+
+def test_an_evaluation_without_ranges_is_still_told_as_such() -> None:
+    with pytest.raises(CalibrationError):
+        rewritten().eval()(torch.randn(4, 5, 6))
