@@ -100,6 +100,11 @@ class Shown(nn.Module):
         return sum(op.macs or 0 for op in self.ops)
 
     @property
+    def uncounted(self) -> int:
+        """Contractions that no formula counts: their cost is in no share."""
+        return sum(op.macs is None for op in self.ops)
+
+    @property
     def cost(self) -> Cost:
         """Cost of the last forward, as shares (0..1) of full-precision training."""
         if self._inside.cost is None:

@@ -15,6 +15,7 @@ from torch.utils import checkpoint
 from fractrain_fx.capture import targets
 from fractrain_fx.capture.callees import Callee, only_constants, own_containers, placed
 from fractrain_fx.capture.foreign import foreign_functions
+from fractrain_fx.capture.hidden import contractions_in_backward
 from fractrain_fx.capture.leaves import Depth, depth_of
 from fractrain_fx.capture.memos import memoized_functions
 from fractrain_fx.capture.recorder import Recorder
@@ -105,7 +106,7 @@ class Calls:
                 return result
             recorder.fold(mark)
         else:
-            with recorder.pause():
+            with recorder.pause(), recorder.hidden.counted({}, trained_only=True):
                 result = forward(module, *plain(args), **plain(dict(kwargs)))
         with recorder.pause():
             try:
@@ -153,7 +154,7 @@ def recording(recorder: Recorder, calls: Calls, kept: Iterable[Callee]) -> Itera
         if recorder.paused:
             return real(*args, **kwargs)
         watched = recorder.watch(args, kwargs)
-        with recorder.pause():
+        with recorder.pause(), recorder.hidden.counted(contractions_in_backward(cls), trained_only=False):
             result = real(*plain(args), **plain(dict(kwargs)))
             try:
                 target = targets.function_node(real, cls.__name__)

@@ -21,6 +21,7 @@ from fractrain_fx.capture.callees import Callee
 from fractrain_fx.capture.constants import Additions
 from fractrain_fx.capture.data_sizes import decided_dims, passed_on
 from fractrain_fx.capture.effects import Effects, Watch
+from fractrain_fx.capture.hidden import HiddenCalls
 from fractrain_fx.capture.looks import Looks
 from fractrain_fx.capture.results import map_results
 from fractrain_fx.capture.sizes import plain
@@ -63,6 +64,7 @@ class Recorder(TorchFunctionMode):
         failed: path of the innermost module in whose forward an error was raised.
         paths: path of each module of the model, by identity.
         refused: functions and methods that were to be kept as one call, and cannot be.
+        hidden: the contractions inside a call that becomes one node.
     """
 
     def __init__(self, model: nn.Module, additions: Additions) -> None:
@@ -77,6 +79,7 @@ class Recorder(TorchFunctionMode):
             self.paths.setdefault(id(module), path)
         self.refused: set[Callee] = set()
         self.looks = Looks(self.writer, self.paths, lambda: self.paused)
+        self.hidden = HiddenCalls()
         self._effects = Effects()
 
     @contextlib.contextmanager
@@ -153,6 +156,7 @@ class Recorder(TorchFunctionMode):
         changed, drawn = self._effects.since(watched)
         drawn = drawn or random
         if not holds_tensor(result) and not changed:
+            self.hidden.forget()
             return result
         writer = self.writer
         cut = not torch.is_grad_enabled()
@@ -163,6 +167,7 @@ class Recorder(TorchFunctionMode):
             argument(writer, dict(kwargs), cut),
             effect=bool(changed) or drawn,
         )
+        self.hidden.note_on(node)
         if drawn:
             writer.mark_random(node)
         for x in changed:
@@ -194,7 +199,7 @@ class Recorder(TorchFunctionMode):
         """Make the call and write it down."""
         kwargs = kwargs or {}
         if self.paused:
-            return func(*args, **kwargs)
+            return self.hidden.seen(func, func(*args, **kwargs))
         through = targets.call_through(func)
         if through is not None:
             with self:

@@ -73,7 +73,7 @@ class Engine:
         self._stage = 0
         self._meter = EpochMeter()
         self._unpaid = 0
-        self.ledger = Ledger(self.model.macs)
+        self.ledger = Ledger(self.model.macs, self.model.uncounted)
         self._apply_level()
 
     @property

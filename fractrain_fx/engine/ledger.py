@@ -9,7 +9,7 @@ from typing import Any
 
 from fractrain_fx.engine.meter import EpochSums
 
-__all__ = ["EpochRow", "Ledger"]
+__all__ = ["EpochRow", "Ledger", "beside_shares"]
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class EpochRow:
         fw, eb, gc: forward, error-backward and gradient parts of the cost over the same ops as ``cp``.
         samples: training samples seen in this epoch.
         options: for each block, the share of samples that chose each option.
+        uncounted: contractions that no formula counts, and that are therefore in no share.
     """
 
     epoch: int
@@ -39,6 +40,12 @@ class EpochRow:
     gc: float
     samples: int
     options: dict[str, tuple[float, ...]]
+    uncounted: int = 0
+
+
+def beside_shares(uncounted: int) -> str:
+    """What stands behind a printed share of cost: how many contractions it leaves out; empty for none."""
+    return f" (+{uncounted} uncounted)" if uncounted else ""
 
 
 class Ledger:
@@ -46,10 +53,12 @@ class Ledger:
 
     Args:
         macs: forward MACs of one sample.
+        uncounted: contractions that no formula counts.
     """
 
-    def __init__(self, macs: int) -> None:
+    def __init__(self, macs: int, uncounted: int = 0) -> None:
         self.macs = macs
+        self.uncounted = uncounted
         self.rows: list[EpochRow] = []
 
     def close_epoch(self, sums: EpochSums, stage: int, level: str) -> EpochRow:
@@ -61,6 +70,7 @@ class Ledger:
             loss=sums.loss if math.isfinite(sums.loss) else None,
             samples=sums.samples,
             options=sums.options,
+            uncounted=self.uncounted,
             **sums.shares,
         )
         self.rows.append(row)

@@ -16,7 +16,8 @@ __all__ = ["SteeredModel", "levels_of", "show_level", "steered_model"]
 class SteeredModel(Protocol):
     """What the engine needs of a model; ``FracModel`` has it.
 
-    ``cost`` and ``batch`` (samples) are those of the last forward; ``targets`` are in per cent, one for each stage.
+    ``cost`` and ``batch`` (samples) are those of the last forward; ``targets`` are in per cent, one for each stage;
+    ``uncounted`` is the number of contractions that no formula counts.
     """
 
     @property
@@ -27,6 +28,8 @@ class SteeredModel(Protocol):
     def batch(self) -> int: ...
     @property
     def macs(self) -> int: ...
+    @property
+    def uncounted(self) -> int: ...
     @property
     def targets(self) -> tuple[float, ...]: ...
     def set_precision(self, precision: Precision, /) -> object: ...

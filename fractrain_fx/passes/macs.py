@@ -6,8 +6,16 @@ from torch import nn
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
+from fractrain_fx.capture.hidden import HIDDEN
 from fractrain_fx.errors import ModelError, PassError
-from fractrain_fx.passes.contractions import Contraction, contraction, operand, uncounted_kind, unsplit
+from fractrain_fx.passes.contractions import (
+    Contraction,
+    contraction,
+    function_name,
+    operand,
+    uncounted_kind,
+    unsplit,
+)
 from fractrain_fx.passes.facts import Op, facts, ops_of
 from fractrain_fx.passes.formulas import recurrent_macs
 from fractrain_fx.passes.graph import module_path, owner_module, unique, varying
@@ -47,9 +55,11 @@ class Macs(PassBase):
     def ensures(self, graph_module: GraphModule) -> None:
         names = [op.name for _, op in ops_of(graph_module.graph)]
         if not any(op.macs for _, op in ops_of(graph_module.graph)):
+            inside = ", ".join(repr(op.name) for _, op in ops_of(graph_module.graph) if op.macs is None)
             raise ModelError(
                 "the model has no contraction whose cost is known, so there is nothing to quantize or to count: "
                 "fractrain_fx works on convolutions, linear layers and matrix products"
+                + (f". What multiplies here lies inside calls that a graph cannot see into: {inside}" if inside else "")
             )
         if len(set(names)) != len(names):
             raise PassError("two contractions have one name; please report this model")
@@ -80,10 +90,14 @@ def _whole(node: Node, owner: nn.Module | None, names: set[str]) -> Op | None:
     """A module recorded as a whole that multiplies inside, or a function that has no two operands of a product."""
     counted = unsplit(node) if owner is None else None
     kind = counted[0] if counted is not None else uncounted_kind(node, owner)
+    hidden = kind is None and HIDDEN in node.meta
+    if hidden:
+        kind = "function" if owner is None else "module"
     if kind is None:
         return None
     path = module_path(node)
-    label = path if owner is not None else f"{path}.{kind}" if path else kind
+    own = function_name(node) if hidden else kind
+    label = path if owner is not None else f"{path}.{own}" if path else own
     op = Op(unique(label, names), kind, path, None)
     read = [facts(each) for each in node.all_input_nodes if facts(each).shape is not None]
     if counted is not None:

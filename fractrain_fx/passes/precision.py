@@ -9,9 +9,10 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
+from fractrain_fx.capture.hidden import HIDDEN, hidden_words
 from fractrain_fx.config import FracConfig, Pin
 from fractrain_fx.errors import ModelError, PassError, RuleError, near
-from fractrain_fx.passes.contractions import OPAQUE_KINDS, UNSPLIT_KINDS, contraction, operand
+from fractrain_fx.passes.contractions import OPAQUE_KINDS, UNSPLIT_KINDS, contraction, function_name, operand
 from fractrain_fx.passes.facts import TRAINED, Decision, Op, blocks_of, facts, ops_of
 from fractrain_fx.passes.graph import unique, varying
 
@@ -96,6 +97,9 @@ class DecidePrecision(PassBase):
             if op.macs is None:
                 return Decision("uncounted", f"recorded as a whole, no formula for what multiplies inside{inside}")
             return Decision("float", f"activations stay inside one call{inside}")
+        if op.macs is None and HIDDEN in node.meta:
+            call = f"the autograd Function {function_name(node)}" if op.kind == "function" else "a module kept whole"
+            return Decision("uncounted", f"stays float, inside {call}: {hidden_words(node.meta[HIDDEN])}")
         if op.macs is None:
             return Decision("uncounted", f"no formula for {op.kind}")
         if self.config.method == "float":

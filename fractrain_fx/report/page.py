@@ -16,6 +16,7 @@ import jinja2
 import vl_convert
 from markupsafe import Markup
 
+from fractrain_fx.engine.ledger import beside_shares
 from fractrain_fx.report.frames import Row
 from fractrain_fx.report.runs import Run
 from fractrain_fx.report.sheet import Figure, Panel, Sheet
@@ -141,7 +142,7 @@ def _cells(run: Run, name_metric: bool) -> list[str]:
         _number(last.value, ".2f") + (f" {run.metric}" if name_metric else ""),
         _NONE if best is None else f"{best.value:.2f} ({best.row.epoch})",
         f"{100 * run.mean('cp'):.2f}",
-        f"{100 * run.mean('cp_total'):.2f}",
+        f"{100 * run.mean('cp_total'):.2f}{beside_shares(last.row.uncounted)}",
         f"{last.total_macs:.3e}",
         _number(energy, ".3g"),
         _number(latency, ".3g"),

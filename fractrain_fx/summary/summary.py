@@ -123,7 +123,9 @@ class Summary:
             for mode in ("gated", "scheduled", "pinned", "float")
             if self.share(mode)
         )
-        yield f"{self.macs:,} forward MACs a sample: {shares}; {len(self.ops)} contractions, {len(self.blocks)} blocks"
+        uncounted = f" ({len(self.uncounted)} uncounted, in no share)" if self.uncounted else ""
+        counts = f"{len(self.ops)} contractions{uncounted}, {len(self.blocks)} blocks"
+        yield f"{self.macs:,} forward MACs a sample: {shares}; {counts}"
         if self.options:
             yield f"precisions: {', '.join(self.options)}"
         if self.reachable:

@@ -80,7 +80,7 @@ class EpochRecord:
         Raises:
             KeyError, TypeError, ValueError: it is not that.
         """
-        row = EpochRow(**{name: values[name] for name in _ROW})
+        row = EpochRow(**{name: values[name] for name in _ROW if name in values})
         options = {block: tuple(float(share) for share in shares) for block, shares in row.options.items()}
         (measure,) = (name for name in values if name.startswith("test_") and name != "test_loss")
         own = {field.name for field in fields(cls)} - {"row", "metric", "value"}

@@ -11,7 +11,7 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from fractrain_fx.engine.ledger import Ledger
+from fractrain_fx.engine.ledger import Ledger, beside_shares
 from fractrain_fx.errors import RunError
 from fractrain_fx.hardware.run_cost import StepPrices, run_cost
 from fractrain_fx.training.durable import write_text
@@ -38,6 +38,7 @@ class RunResult:
         epochs: epochs trained.
         hardware: cost to the ``end`` and to the ``best`` evaluation in bit operations and on BitFusion, by path, stage,
             block and op (:class:`fractrain_fx.hardware.run_cost.RunCost`).
+        uncounted: contractions that no formula counts, and that are therefore in no cost.
     """
 
     label: str
@@ -53,6 +54,7 @@ class RunResult:
     turning_points: tuple[int, ...]
     epochs: int
     hardware: dict[str, Any]
+    uncounted: int = 0
 
     @classmethod
     def of(cls, label: str, metric: str, ledger: Ledger, progress: Progress, prices: StepPrices) -> RunResult:
@@ -81,6 +83,7 @@ class RunResult:
             turning_points=ledger.turning_points,
             epochs=progress.epoch,
             hardware={until: cost.to_dict() for until, cost in costs.items()},
+            uncounted=ledger.uncounted,
         )
 
     @property
@@ -146,7 +149,7 @@ def results_table(results: Sequence[RunResult], title: str | None = None) -> Tab
             f"{result.value:.2f}",
             f"{result.best:.2f}",
             f"{100 * result.mean_cp:.2f}",
-            f"{100 * result.mean_cp_total:.2f}",
+            f"{100 * result.mean_cp_total:.2f}{beside_shares(result.uncounted)}",
             f"{result.total_macs:.3e}",
             f"{result.energy:.3g}",
             f"{result.latency:.3g}",

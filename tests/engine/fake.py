@@ -21,6 +21,7 @@ class FakeModel(nn.Module):
         self.config = config or FracConfig()
         self.macs_of_block = macs_of_block
         self.macs = sum(macs_of_block)
+        self.uncounted = 0
         self.targets = self.config.targets.per_cent if self.config.targets else (1.5, 2.0, 2.5, 3.0)
         self.batch = 0
         self.precisions: list[Precision] = []

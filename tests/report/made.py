@@ -29,6 +29,7 @@ class Steered:
 
     def __init__(self, model: FracModel) -> None:
         self.config, self.macs, self.targets = model.config, model.macs, model.targets
+        self.uncounted = model.uncounted
         (self._meter,) = (module for module in model.graph_module.modules() if isinstance(module, CostMeter))
         self.batch = BATCH
         self.cost: Cost

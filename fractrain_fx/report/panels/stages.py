@@ -62,6 +62,10 @@ def stages(runs: Sequence[Run], rows: Sequence[frames.Row], slugs: Mapping[str, 
             key = f"stages-{field.replace('_', '-')}"
             figures.append(Figure(key, f"Bars: {title}. {told}.", stage_columns, {"": variant}, width="third"))
     notes = []
+    uncounted = {run.name: run.records[-1].row.uncounted for run in runs if run.records[-1].row.uncounted}
+    if uncounted:
+        counts = ", ".join(f"{count} in {name}" for name, count in uncounted.items())
+        notes.append(f"No formula counts some contractions, which are in no share of cost: {counts}.")
     if not timed:
         notes.append("The time of steps was not kept by these runs: epochs are shown, with their evaluation.")
     lighter = [run.name for run in runs if run.settings is not None and run.settings.frac.execution == "auto"]
