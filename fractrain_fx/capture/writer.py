@@ -108,7 +108,7 @@ class Writer:
         """A node of the module that runs; it depends on what its arguments depend on."""
         node = self.graph.create_node(op, target, args, kwargs or {})
         node.meta["nn_module_stack"] = self.stack
-        node.meta["source"] = source_line()
+        node.meta["source"] = source_line("torch", "fractrain_fx.capture")
         if effect:
             node.meta["effect"] = True
         for members in self._sources.values():

@@ -16,6 +16,7 @@ from fractrain_fx.engine.ledger import Ledger
 from fractrain_fx.engine.meter import EpochMeter
 from fractrain_fx.engine.schedules import Level, StagePlan, StageSchedule, plan_stages
 from fractrain_fx.engine.steered import SteeredModel, levels_of, show_level, steered_model
+from fractrain_fx.engine.watch import LoopWatch
 from fractrain_fx.errors import ConfigError, CostTermError, InputError, NonFiniteLossError, RunError
 from fractrain_fx.precision import Precision
 
@@ -54,6 +55,8 @@ class Engine:
         accumulate: batches whose gradients make one optimizer step, if the loop divides each loss by that number.
         schedule: replaces the one that the configuration names.
         epochs: length of the run, for the ``manual`` and ``cyclic`` schedules; by default the configuration's.
+        watch: whether to look, in the first steps and at the end of the first epoch, if backward reaches the cost term
+            and the optimizer moves gates and model.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class Engine:
         accumulate: int = 1,
         schedule: StageSchedule | None = None,
         epochs: int | None = None,
+        watch: bool = True,
     ) -> None:
         self.model = steered_model(model)
         config = self.model.config if epochs is None else self.model.config.replace(epochs=epochs)
@@ -72,7 +76,7 @@ class Engine:
         self.accumulate = accumulate
         self._stage = 0
         self._meter = EpochMeter()
-        self._unpaid = 0
+        self._watch = LoopWatch(self.model, watch)
         self.ledger = Ledger(self.model.macs, self.model.uncounted)
         self._apply_level()
 
@@ -124,7 +128,9 @@ class Engine:
 
         Raises:
             InputError: the loss is not one number, or the model has not run yet.
+            CostTermError: the first optimizer steps changed the model, and backward never reached the cost term.
         """
+        self._watch.batch()
         if task_loss.numel() != 1:
             raise InputError(
                 f"engine.loss needs one number, got a tensor of shape {tuple(task_loss.shape)}: "
@@ -135,13 +141,12 @@ class Engine:
         seen = task_loss if mean is None else mean.reshape(())
         if not self.model.config.gated:
             self._meter.add(seen, cost, samples)
+            self._watch.hand_out(task_loss, cost_term=False)
             return task_loss
         term = self._controller.term(cost.cp, self._target, samples, len(cost.choice), weight)
         share = self.accumulate / (self.accumulate if weight is None else weight)  # of the step's cost term, as a mean
         self._meter.add(seen, cost, samples, cost_term=share * term)
-        if term.requires_grad:
-            self._unpaid += 1
-            term.register_hook(self._pay)  # type: ignore[no-untyped-call]
+        self._watch.hand_out(term, cost_term=True)
         return task_loss + term
 
     def start_step(self) -> None:
@@ -160,15 +165,12 @@ class Engine:
         Raises:
             CostTermError: it was not.
         """
-        unpaid, self._unpaid = self._unpaid, 0
+        unpaid = self._watch.take_unpaid()
         if unpaid:
             raise CostTermError(
                 f"{culprit} dropped the cost term: backward was called on something else than what engine.loss "
                 f"returned, for {unpaid} batch(es). Call backward on engine.loss(task_loss), or on a sum that holds it"
             )
-
-    def _pay(self, gradient: Tensor) -> None:
-        self._unpaid -= 1
 
     def check_finite(self) -> None:
         """Look for losses that were not finite in this epoch so far. Waits for the device.
@@ -191,12 +193,14 @@ class Engine:
         Raises:
             RunError: there was no step since the last call.
             ModelError: the model's modules or parameters are no longer those of its graph.
+            CostTermError: the first epoch changed the model, but not its gates, or not with the cost term.
             NonFiniteLossError: a task loss, or ``mean_loss``, was NaN or infinite. The epoch is in the ledger, the
                 stage stays, and the indicator has not seen the epoch.
         """
         if self._meter.steps == 0:
             raise RunError("end_epoch was called without a training step before it: call engine.loss in each step")
         self.model.look_for_changes()
+        self._watch.end_epoch()
         sums, steps = self._meter.read(), self._meter.steps
         self._meter = EpochMeter()
         self._controller.start_step()

@@ -1,0 +1,182 @@
+"""Whether a training loop trains what it should: backward reaches the cost term, the optimizer moves the parameters.
+
+An optimizer's step raises the version that torch counts for each parameter, whatever the learning rate is, and a step
+that a ``GradScaler`` skips does not. Versions cost nothing to read and wait for no device. Some optimizers write behind
+torch's back (to ``.data``, or in kernels of their own): where a version stayed, the norm of the values decides.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Variable
+
+from fractrain_fx.capture.source import source_line
+from fractrain_fx.engine import told
+from fractrain_fx.errors import CostTermError
+
+__all__ = ["LoopWatch"]
+
+_ENOUGH = 2  # optimizer steps, to say that something does not move
+_LOOKS = 3  # at gradients
+_LONG = 50  # batches, to say that nothing moves
+_FIRST = 1000  # batches, after each of which versions are read as long as there was no step
+
+
+@dataclass
+class _Mark:
+    """A parameter as it stood when the watch began."""
+
+    name: str
+    parameter: nn.Parameter
+    version: int
+    norm: Tensor | None
+    reached: bool = False
+
+    @property
+    def of_gates(self) -> bool:
+        return self.name.startswith("frac.")
+
+    def moved(self) -> bool:
+        """Whether the parameter was written to since; also where that cannot be known."""
+        if self.parameter._version != self.version or self.norm is None:
+            return True
+        now = _norm(self.parameter)
+        return now is None or not torch.equal(now, self.norm)
+
+
+class LoopWatch:
+    """Follows the first steps of a training loop, until an epoch has ended in which it could be judged.
+
+    Args:
+        model: whose parameters are trained.
+        active: whether to look at anything but the cost term's way to backward.
+    """
+
+    def __init__(self, model: Any, active: bool = True) -> None:
+        self._model = model
+        self._active = active and isinstance(model, nn.Module)
+        self._marks: list[_Mark] | None = None
+        self._line: str | None = None
+        self._handed = self._unpaid = self._paid = 0
+        self._batches = self._epochs = self._looks = 0
+        self._pulse = self._steps = 0
+
+    def batch(self) -> None:
+        """A batch is about to get its loss. Raises or warns once it is known that the loop goes wrong.
+
+        Raises:
+            CostTermError: optimizer steps changed the model, and backward never reached a cost term.
+        """
+        if not self._active or torch.compiler.is_compiling():
+            return
+        self._batches += 1
+        if self._marks is None:
+            self._line = source_line("torch", "fractrain_fx")
+            self._marks = list(_marks(self._model))
+            self._pulse = self._versions()
+        elif self._steps < _ENOUGH and self._batches <= _FIRST:
+            self._count_step()
+            if self._steps == _ENOUGH:
+                self._judge(final=False)
+
+    def hand_out(self, part: Tensor, *, cost_term: bool) -> None:
+        """Follow a part of the loss that the loop gets: ``cost_term``, or else the task's loss."""
+        if not part.requires_grad:
+            return
+        self._handed += cost_term
+        self._unpaid += cost_term
+        if cost_term or self._looks < _LOOKS:
+            part.register_hook(self._reach_term if cost_term else self._reach)  # type: ignore[no-untyped-call]
+
+    def take_unpaid(self) -> int:
+        """Cost terms handed out since the last call that backward did not reach."""
+        unpaid, self._unpaid = self._unpaid, 0
+        return unpaid
+
+    def end_epoch(self) -> None:
+        """Judge the loop.
+
+        Raises:
+            CostTermError: backward never reached a cost term, or no gate moves.
+        """
+        if not self._active or self._marks is None:
+            return
+        self._epochs += 1
+        if self._steps < _ENOUGH:
+            self._count_step()
+        if self._judge(final=True):
+            self._active, self._marks = False, None
+
+    def _reach_term(self, gradient: Tensor) -> None:
+        self._unpaid -= 1
+        self._reach(gradient)
+
+    def _reach(self, gradient: Tensor) -> None:
+        self._paid += 1
+        if self._active and self._looks < _LOOKS:
+            self._looks += 1
+            Variable._execution_engine.queue_callback(self._look_for_gradients)
+
+    def _look_for_gradients(self) -> None:
+        """At the end of a backward: which parameters have a gradient (the loop may soon take it away)."""
+        for mark in self._marks or ():
+            mark.reached |= mark.parameter.grad is not None
+
+    def _versions(self) -> int:
+        return sum(mark.parameter._version for mark in self._marks or ())
+
+    def _count_step(self) -> None:
+        pulse = self._versions()
+        self._steps += pulse != self._pulse
+        self._pulse = pulse
+
+    def _judge(self, *, final: bool) -> bool:
+        """Raise or warn for what is wrong; whether all could be judged."""
+        present = dict(self._model.named_parameters())
+        # One that was replaced (sharded, moved by swapping) or frozen since says nothing.
+        marks = [m for m in self._marks or () if present.get(m.name) is m.parameter and m.parameter.requires_grad]
+        still = [mark for mark in marks if not mark.moved()]
+        if len(still) == len(marks):
+            if marks and self._paid and self._epochs > 1 and self._batches >= _LONG:
+                warnings.warn(told.nothing_moves(self._batches), stacklevel=4)
+                return True
+            return False
+        if self._handed and not self._paid:
+            raise CostTermError(told.no_backward(self._handed, self._line))
+        if self._steps < _ENOUGH and self._batches < _LONG:
+            return False
+        gates = [mark for mark in marks if mark.of_gates]
+        if gates and all(mark in still for mark in gates):
+            if final:
+                raise CostTermError(told.gates_stay(len(gates)))
+            warnings.warn(told.gates_stay(len(gates)) + told.IF_RARER, stacklevel=4)
+        missed = [mark.name for mark in still if mark.reached]
+        if final and missed:
+            warnings.warn(told.missed(missed, len(marks)), stacklevel=4)
+        return True
+
+
+def _marks(model: nn.Module) -> Iterator[_Mark]:
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter.numel() and not parameter.is_meta:
+            yield _Mark(name, parameter, parameter._version, _norm(parameter))
+
+
+@torch.no_grad()
+def _norm(parameter: Tensor) -> Tensor | None:
+    """The norm of this process's values; ``None`` where torch finds none for their type."""
+    local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+    if not local.numel():
+        return None
+    double = torch.float32 if local.device.type == "mps" else torch.float64
+    try:
+        norm: Tensor = torch.linalg.vector_norm(local, dtype=double)
+    except RuntimeError:
+        return None
+    return norm

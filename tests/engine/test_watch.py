@@ -1,0 +1,206 @@
+"""Loops that train something else than they should are told which line to change; sound loops are told nothing."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fractrain_fx import CostTargets, Engine, FracConfig, FracModel, fractrainify
+from fractrain_fx.errors import CostTermError
+from tests.training.tiny import Plain
+
+Optimizer = torch.optim.Optimizer
+
+
+def rewritten(method: str = "dfq", model: nn.Module | None = None) -> FracModel:
+    torch.manual_seed(3)
+    config = FracConfig(method=method, targets=CostTargets((0.5,)))  # type: ignore[arg-type]
+    return fractrainify(model or Plain(), config=config, example_inputs=(torch.rand(2, 3, 8, 8),)).train()
+
+
+def batches(count: int) -> Iterator[tuple[Tensor, Tensor]]:
+    for _ in range(count):
+        yield torch.rand(4, 3, 8, 8), torch.randint(10, (4,))
+
+
+def train(
+    model: FracModel, optimizer: Optimizer, engine: Engine | None = None, *, epochs: int = 2, steps: int = 4
+) -> None:
+    """The loop of the README."""
+    engine = engine or Engine(model)
+    for _ in range(epochs):
+        for x, y in batches(steps):
+            optimizer.zero_grad()
+            engine.loss(F.cross_entropy(model(x), y)).backward()
+            optimizer.step()
+        engine.end_epoch()
+
+
+@pytest.fixture
+def silent() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+@pytest.mark.filterwarnings("ignore:the gates never learn")
+@pytest.mark.parametrize("steps", [1, 5])
+def test_an_optimizer_from_before_the_rewrite_is_named(steps: int) -> None:
+    original = Plain()
+    optimizer = torch.optim.SGD(original.parameters(), lr=0.1)
+    with pytest.raises(CostTermError, match=r"gates never learn.*built before fractrainify.*model\.param_groups\(\)"):
+        train(rewritten(model=original), optimizer, steps=steps, epochs=3)
+
+
+def test_gates_that_stay_are_a_warning_before_the_epoch_has_ended() -> None:
+    original = Plain()
+    optimizer = torch.optim.Adam(original.parameters(), lr=0.1)
+    model = rewritten(model=original)
+    engine = Engine(model)
+    with pytest.warns(UserWarning, match="gates never learn"):
+        for x, y in batches(4):
+            engine.loss(F.cross_entropy(model(x), y)).backward()
+            optimizer.step()
+
+
+@pytest.mark.parametrize("mistake", ["result thrown away", "backward on the task's loss"])
+def test_a_cost_term_that_backward_never_reaches_names_the_line(mistake: str) -> None:
+    model = rewritten()
+    engine, optimizer = Engine(model), torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(CostTermError, match=r"test_watch\.py:\d+.*for 2 batches.*loss = engine\.loss\(loss\)"):
+        for x, y in batches(5):
+            loss = F.cross_entropy(model(x), y)
+            if mistake == "result thrown away":
+                engine.loss(loss)
+            else:
+                total = engine.loss(loss)
+                assert total.requires_grad
+            loss.backward()
+            optimizer.step()
+
+
+def test_it_is_found_at_the_first_end_of_an_epoch_of_one_step() -> None:
+    model = rewritten()
+    engine, optimizer = Engine(model), torch.optim.SGD(model.parameters(), lr=0.1)
+    ((x, y),) = batches(1)
+    loss = F.cross_entropy(model(x), y)
+    engine.loss(loss)
+    loss.backward()
+    optimizer.step()
+    with pytest.raises(CostTermError, match="trains without the cost term"):
+        engine.end_epoch()
+
+
+@pytest.mark.parametrize("method", ["dfq", "static"])
+def test_parameters_that_the_optimizer_misses_are_named(method: str) -> None:
+    model = rewritten(method)
+    optimizer = torch.optim.SGD([p for name, p in model.named_parameters() if not name.startswith("stem")], lr=0.1)
+    with pytest.warns(UserWarning, match=r"2 of \d+ parameters get gradients.*stem\.weight, stem\.bias\. Build"):
+        train(model, optimizer)
+
+
+def test_an_optimizer_of_another_model_is_found_in_time() -> None:
+    model = rewritten()
+    optimizer = torch.optim.SGD(Plain().parameters(), lr=0.1)
+    with pytest.warns(UserWarning, match=r"no parameter of the model has changed in 60 batches"):
+        train(model, optimizer, steps=30)
+
+
+class Behind(Optimizer):
+    """Writes to ``.data``, which raises no version."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.data.add_(p.grad.data, alpha=-0.1)
+
+
+OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+    "foreach": lambda p: torch.optim.Adam(p, lr=1e-3, foreach=True),
+    "fused": lambda p: torch.optim.AdamW(p, lr=1e-3, fused=True),
+    "lr 0": lambda p: torch.optim.SGD(p, lr=0.0),
+    "behind torch's back": Behind,
+}
+
+
+@pytest.mark.usefixtures("silent")
+@pytest.mark.parametrize("method", ["dfq", "static"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_sound_loops_are_told_nothing(method: str, name: str) -> None:
+    model = rewritten(method)
+    train(model, OPTIMIZERS[name](model.parameters()))
+
+
+@pytest.mark.usefixtures("silent")
+def test_gates_of_an_optimizer_that_starts_later_are_no_error_where_the_engine_does_not_watch() -> None:
+    original = Plain()
+    optimizer = torch.optim.SGD(original.parameters(), lr=0.1)
+    model = rewritten(model=original)
+    train(model, optimizer, Engine(model, watch=False))
+
+
+@pytest.mark.usefixtures("silent")
+def test_frozen_parts_and_unused_ones_are_not_missed() -> None:
+    model = rewritten()
+    model.stem.requires_grad_(False)
+    model.unused = nn.Linear(3, 3)
+    train(model, torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1))
+
+
+@pytest.mark.usefixtures("silent")
+@pytest.mark.parametrize("told", [True, False])
+def test_accumulated_gradients_are_no_missing_backward(told: bool) -> None:
+    """A loop that tells the engine and divides, and one that adds losses up and calls backward once."""
+    model = rewritten()
+    engine, optimizer = Engine(model, accumulate=4 if told else 1), torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        losses = []
+        for x, y in batches(4):
+            loss = engine.loss(F.cross_entropy(model(x), y))
+            losses.append(loss)
+            if told:
+                (loss / 4).backward()
+        if not told:
+            sum(losses).backward()  # type: ignore[union-attr]
+        optimizer.step()
+        optimizer.zero_grad()
+    engine.end_epoch()
+
+
+@pytest.mark.usefixtures("silent")
+def test_steps_that_a_scaler_skips_are_no_alarm() -> None:
+    model = rewritten()
+    engine, optimizer = Engine(model), torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1e38, growth_interval=1000)
+    for epoch in range(3):
+        for x, y in batches(3):
+            optimizer.zero_grad()
+            scaler.scale(engine.loss(1e3 * F.cross_entropy(model(x), y))).backward()
+            scaler.step(optimizer)
+            scaler.update(new_scale=1.0 if epoch == 1 else None)
+        engine.end_epoch()
+    assert scaler.get_scale() == 1
+
+
+@pytest.mark.usefixtures("silent")
+def test_an_epoch_without_training_is_no_alarm() -> None:
+    model = rewritten()
+    engine = Engine(model)
+    for x, y in batches(3):
+        engine.loss(F.cross_entropy(model(x), y))
+    engine.end_epoch()
+    with torch.no_grad():
+        for x, y in batches(3):
+            engine.loss(F.cross_entropy(model(x), y))
+    engine.end_epoch()
