@@ -16,6 +16,9 @@ from fractrain_fx.passes import facts
 
 __all__ = ["run_graph"]
 
+# What torch and models raise for sizes that do not fit. Other exceptions may be torch's own way to stop a run early, as
+# activation checkpointing does.
+_OF_SIZES = (RuntimeError, ValueError, TypeError, LookupError, AssertionError, ArithmeticError)
 # The device is at fault, not the call.
 _OF_THE_DEVICE: tuple[type[BaseException], ...] = (MemoryError, torch.OutOfMemoryError, torch.AcceleratorError)
 _NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
@@ -41,7 +44,7 @@ def run_graph(graph_module: RecordedModule, values: Sequence[Any], recording: Re
         raise
     except _OF_THE_DEVICE:
         raise
-    except Exception as error:  # whatever the model's calls raise
+    except _OF_SIZES as error:
         if any(words in str(error) for words in _NO_MEMORY):
             raise
         place = _place(error)

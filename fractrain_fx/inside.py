@@ -15,6 +15,7 @@ from fractrain_fx.capture import RecordedModule, Recording
 from fractrain_fx.config import FracConfig
 from fractrain_fx.errors import CalibrationError
 from fractrain_fx.failures import run_graph
+from fractrain_fx.frozen import Frozen
 from fractrain_fx.nn.cost import Cost
 from fractrain_fx.nn.ranges import RunningRange
 from fractrain_fx.passes.graph import NAMESPACE
@@ -59,6 +60,7 @@ class Inside:
         self._count = SampleCount(recording, config.batch_axis)
         self.variants = Variants(original, recording, config, passes)
         self.running = self.variants.first.running
+        self._frozen = Frozen(recording.graphs, config, self.variants.forget)
         self._tie(Tied(original, recording))
 
     def _tie(self, tied: Tied) -> None:
@@ -90,11 +92,17 @@ class Inside:
                 "this model is evaluated before its activation ranges were seen: train it for a step, "
                 "load a trained checkpoint, or call model.calibrate(loader) with a few batches"
             )
+        self.follow_frozen()
         values = self.recording.call.bind(args, kwargs)
         self.batch = self._count(values)
         variant = self.variants.choose(values, (args, kwargs), training)
         output, self.cost = run_graph(variant.running[training].current(), values, variant.recording)
         return output
+
+    def follow_frozen(self, *, anew: bool = False) -> None:
+        """Let costs follow the present ``requires_grad`` of the parameters; not in a graph that torch compiles."""
+        if not torch.compiler.is_compiling():
+            self.reachable = self._frozen.follow(self.reachable, self.targets, anew=anew)
 
     def handed_out(self, structure_changed: bool) -> nn.Module:
         """The original, for :meth:`fractrain_fx.FracModel.restore`."""
@@ -111,6 +119,7 @@ class Inside:
     def copied(self, memo: dict[int, Any]) -> Inside:
         """A copy around copies of the original and of the graphs."""
         self.float_calls.disarm()
+        self.follow_frozen()
         train = copy.deepcopy(self.recording.train, memo)
         evaluate = copy.deepcopy(self.recording.eval, memo)  # the same copy again where one graph serves both
         # The recording's modules are in the memo now, so the original is copied around the same new ones.

@@ -198,6 +198,7 @@ class FracModel(Shown):
             self._inside.tied.structure.retie()
         self._inside.calibrated = False
         self._inside.look_for_ranges()
+        self._inside.follow_frozen(anew=True)  # the tables of costs were loaded too
         return result
 
     def __getattr__(self, name: str) -> Any:

@@ -1,4 +1,4 @@
-"""What a rewritten model shows of itself: graphs, ops, blocks, costs."""
+"""What a rewritten model shows of itself: graphs, configuration, kernels, and to what it is tied."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from torch.fx import Graph
 
 from fractrain_fx.capture import Guard, RecordedModule
 from fractrain_fx.config import FracConfig
-from fractrain_fx.errors import InputError
+from fractrain_fx.counted import Counted
 from fractrain_fx.inside import Inside
-from fractrain_fx.nn.cost import Cost
-from fractrain_fx.passes import Block, Op, blocks_of, ops_of
 
 __all__ = ["OWN", "Shown"]
 
@@ -21,7 +19,7 @@ OWN = "_fractrain"
 """Under which name a rewritten model keeps what is its own; its other attributes are the original's."""
 
 
-class Shown(nn.Module):
+class Shown(Counted, nn.Module):
     """The part of :class:`fractrain_fx.FracModel` that only reads."""
 
     @property
@@ -58,16 +56,6 @@ class Shown(nn.Module):
         """The configuration this model was rewritten with."""
         return self._inside.config
 
-    @property
-    def ops(self) -> list[Op]:
-        """Every contraction of the model in order, with its MACs and the reason for its precision."""
-        return [op for _, op in ops_of(self._inside.recording.train.graph)]
-
-    @property
-    def blocks(self) -> list[Block]:
-        """Every block, in order of its entry."""
-        return blocks_of(self._inside.recording.train.graph)
-
     def kernels(self) -> dict[str, str]:
         """How each quantized op multiplies, by name: ``int8``, ``float``, ``not yet timed``, or why it is float.
 
@@ -93,37 +81,3 @@ class Shown(nn.Module):
     def checked(self) -> bool:
         """Whether the recording was compared with the model; tensors without data (meta) cannot be."""
         return self._inside.recording.checked
-
-    @property
-    def macs(self) -> int:
-        """Forward MACs of one sample over all counted contractions."""
-        return sum(op.macs or 0 for op in self.ops)
-
-    @property
-    def uncounted(self) -> int:
-        """Contractions that no formula counts: their cost is in no share."""
-        return sum(op.macs is None for op in self.ops)
-
-    @property
-    def cost(self) -> Cost:
-        """Cost of the last forward, as shares (0..1) of full-precision training."""
-        if self._inside.cost is None:
-            raise InputError("no forward has run yet, so there is no cost to read: call the model on a batch first")
-        return self._inside.cost
-
-    @property
-    def batch(self) -> int:
-        """Number of samples of the last forward."""
-        if self._inside.batch is None:
-            raise InputError("no forward has run yet, so there is no batch: call the model on a batch first")
-        return self._inside.batch
-
-    @property
-    def targets(self) -> tuple[float, ...]:
-        """Target cp of each stage in per cent (gated methods only; empty otherwise)."""
-        return self._inside.targets
-
-    @property
-    def reachable(self) -> tuple[float, float] | None:
-        """Lowest and highest cp in per cent that the gates can choose; ``None`` without gates."""
-        return self._inside.reachable

@@ -204,7 +204,7 @@ class Engine:
         sums, steps = self._meter.read(), self._meter.steps
         self._meter = EpochMeter()
         self._controller.start_step()
-        row = self.ledger.close_epoch(sums, self._stage, show_level(self.level))
+        row = self.ledger.close_epoch(sums, self._stage, show_level(self.level), self.model.trained_share)
         _refuse_bad_step(sums.bad_step, row.epoch, steps)
         if row.loss is None:  # finite here, so that every process stops together
             raise NonFiniteLossError(f"a task loss of epoch {row.epoch} was NaN or infinite in another process")

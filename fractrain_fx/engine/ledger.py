@@ -27,6 +27,7 @@ class EpochRow:
         samples: training samples seen in this epoch.
         options: for each block, the share of samples that chose each option.
         uncounted: contractions that no formula counts, and that are therefore in no share.
+        trained: full-precision MACs of a step at the epoch's end, as a share 0..1 of those with nothing frozen.
     """
 
     epoch: int
@@ -41,6 +42,7 @@ class EpochRow:
     samples: int
     options: dict[str, tuple[float, ...]]
     uncounted: int = 0
+    trained: float = 1.0
 
 
 def beside_shares(uncounted: int) -> str:
@@ -61,7 +63,7 @@ class Ledger:
         self.uncounted = uncounted
         self.rows: list[EpochRow] = []
 
-    def close_epoch(self, sums: EpochSums, stage: int, level: str) -> EpochRow:
+    def close_epoch(self, sums: EpochSums, stage: int, level: str, trained: float = 1.0) -> EpochRow:
         """Append the row of the epoch that ended."""
         row = EpochRow(
             epoch=len(self.rows) + 1,
@@ -71,6 +73,7 @@ class Ledger:
             samples=sums.samples,
             options=sums.options,
             uncounted=self.uncounted,
+            trained=trained,
             **sums.shares,
         )
         self.rows.append(row)
@@ -83,8 +86,11 @@ class Ledger:
 
     @property
     def total_macs(self) -> float:
-        """Training cost so far in full-precision MACs: ``3 * M * cp_total`` for each sample (ALGORITHM 7)."""
-        return 3 * self.macs * sum(row.cp_total * row.samples for row in self.rows)
+        """Training cost so far in full-precision MACs: ``3 * M * cp_total`` for each sample (ALGORITHM 7).
+
+        ``cp_total`` is a share of what the parts that are trained would cost; frozen ones take ``3 * M`` down.
+        """
+        return 3 * self.macs * sum(row.cp_total * row.samples * row.trained for row in self.rows)
 
     @property
     def mean_cp(self) -> float:

@@ -17,7 +17,8 @@ class SteeredModel(Protocol):
     """What the engine needs of a model; ``FracModel`` has it.
 
     ``cost`` and ``batch`` (samples) are those of the last forward; ``targets`` are in per cent, one for each stage;
-    ``uncounted`` is the number of contractions that no formula counts.
+    ``uncounted`` is the number of contractions that no formula counts, ``trained_share`` (0..1) what is left of the
+    full-precision cost where parameters are frozen.
     """
 
     @property
@@ -30,6 +31,8 @@ class SteeredModel(Protocol):
     def macs(self) -> int: ...
     @property
     def uncounted(self) -> int: ...
+    @property
+    def trained_share(self) -> float: ...
     @property
     def targets(self) -> tuple[float, ...]: ...
     def set_precision(self, precision: Precision, /) -> object: ...

@@ -92,6 +92,12 @@ class CostMeter(nn.Module):
     fixed: Tensor
     total: Tensor
 
+    @torch.no_grad()
+    def follow(self, other: CostMeter) -> None:
+        """Take the numbers of another meter of the same blocks, in place: a compiled graph sees them too."""
+        for name, value in other.named_buffers():
+            self.get_buffer(name).copy_(value)
+
     def forward(self, choices: Sequence[Tensor], bits: tuple[Tensor, Tensor] | None) -> Cost:
         """Cost of the choices (one tensor for each gated block) and of the stage's (forward, backward) bits."""
         spent = torch.zeros_like(self.full)

@@ -63,6 +63,14 @@ class MeterCost(PassBase):
                 _accumulate(fixed, cost.spent(op.precision.precision or FULL))
         return CostMeter({name: tables[name] for name in gated_blocks}, steered, scheduled, fixed, total)
 
+    def refresh(self, graph_module: GraphModule) -> None:
+        """Let the cost node of a graph follow its ops, whose products of backward may have changed."""
+        for node in graph_module.graph.nodes:
+            if facts(node).role == "cost":
+                meter = graph_module.get_submodule(str(node.target))
+                if isinstance(meter, CostMeter):
+                    meter.follow(self._meter(graph_module, list(meter.blocks)))
+
     def ensures(self, graph_module: GraphModule) -> None:
         returned = next(iter(graph_module.graph.find_nodes(op="output"))).args[0]
         if not (isinstance(returned, tuple) and isinstance(returned[1], Node) and facts(returned[1]).role == "cost"):

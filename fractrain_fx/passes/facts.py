@@ -179,6 +179,8 @@ class Facts:
             that in another way, or where nobody has looked.
         flows: whether autograd could reach it, were every parameter trained: what a path of activations consists of.
         requires_grad: whether autograd does reach it.
+        trained_by: the parameters by which it would, one bit each (:mod:`fractrain_fx.passes.trained`).
+        gradients_by: of an op, the same for the two factors whose gradients are EB and GC.
         op: the contraction that it is.
         blocks: on an exit node, the blocks that end here.
         role: what an inserted node does.
@@ -193,6 +195,8 @@ class Facts:
     grows: bool | None = None
     flows: bool = False
     requires_grad: bool = False
+    trained_by: int = 0
+    gradients_by: tuple[int, int] | None = None
     op: Op | None = None
     blocks: tuple[Block, ...] = ()
     role: Role | None = None

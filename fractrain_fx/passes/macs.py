@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import nn
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
@@ -16,10 +18,11 @@ from fractrain_fx.passes.contractions import (
     uncounted_kind,
     unsplit,
 )
-from fractrain_fx.passes.facts import Op, facts, ops_of
+from fractrain_fx.passes.facts import Facts, Op, facts, ops_of
 from fractrain_fx.passes.formulas import recurrent_macs
 from fractrain_fx.passes.graph import module_path, owner_module, unique, varying
 from fractrain_fx.passes.products import product_of
+from fractrain_fx.passes.trained import bits_of
 
 __all__ = ["Macs"]
 
@@ -68,12 +71,13 @@ class Macs(PassBase):
 def _op(graph_module: GraphModule, node: Node, moving: set[Node], names: set[str]) -> Op | None:
     family = contraction(node)
     if family is None or facts(node).shape is None:
-        return _whole(node, owner_module(graph_module, node), names)
+        return _whole(graph_module, node, names)
     first, second = (operand(node, place) for place in family.operands)
     a, b, out = facts(first), facts(second), facts(node)
     if a.shape is None or b.shape is None or out.shape is None:
         return None
     macs = family.macs(a.shape, b.shape, out.shape) // (out.samples or 1)
+    out.gradients_by = a.trained_by, b.trained_by
     return Op(
         name=unique(_name(node, family, second, moving), names),
         kind=family.kind,
@@ -86,8 +90,9 @@ def _op(graph_module: GraphModule, node: Node, moving: set[Node], names: set[str
     )
 
 
-def _whole(node: Node, owner: nn.Module | None, names: set[str]) -> Op | None:
+def _whole(graph_module: GraphModule, node: Node, names: set[str]) -> Op | None:
     """A module recorded as a whole that multiplies inside, or a function that has no two operands of a product."""
+    owner = owner_module(graph_module, node)
     counted = unsplit(node) if owner is None else None
     kind = counted[0] if counted is not None else uncounted_kind(node, owner)
     hidden = kind is None and HIDDEN in node.meta
@@ -104,11 +109,20 @@ def _whole(node: Node, owner: nn.Module | None, names: set[str]) -> Op | None:
         op.macs = counted[1] // (facts(node).samples or 1)
         op.input_gradient = read[0].requires_grad
         op.weight_gradient = any(each.requires_grad for each in read[1:])
+        facts(node).gradients_by = read[0].trained_by, _either(read[1:])
     elif isinstance(owner, nn.RNNBase | nn.RNNCellBase) and read:
         op.macs = recurrent_macs(owner, read[0].shape or ()) // (read[0].samples or 1)
         op.input_gradient = read[0].requires_grad
         op.weight_gradient = any(parameter.requires_grad for parameter in owner.parameters())
+        facts(node).gradients_by = read[0].trained_by, bits_of(graph_module, owner)
     return op
+
+
+def _either(read: Sequence[Facts]) -> int:
+    mask = 0
+    for each in read:
+        mask |= each.trained_by
+    return mask
 
 
 def _name(node: Node, family: Contraction, second: Node, moving: set[Node]) -> str:

@@ -17,6 +17,7 @@ from fractrain_fx.nn.axis import BatchAxis
 from fractrain_fx.passes.facts import FIXED_BATCH, facts, fixed_batch
 from fractrain_fx.passes.folds import Fold, folds_by_change, folds_by_origin
 from fractrain_fx.passes.graph import varying
+from fractrain_fx.passes.trained import find_trained
 from fractrain_fx.passes.watch import Watch
 
 __all__ = ["Shapes", "evaluating"]
@@ -48,7 +49,7 @@ class Shapes(PassBase):
         examples = [node.meta[_EXAMPLE] for node in graph_module.graph.find_nodes(op="placeholder")]
         with evaluating(graph_module), torch.enable_grad():
             self._measure(graph_module, examples)
-        _propagate_gradients(graph_module)
+        find_trained(graph_module, _EXAMPLE)
         return PassResult(graph_module, True)
 
     def _measure(self, graph_module: GraphModule, examples: list[Any]) -> None:
@@ -148,23 +149,6 @@ def _tracked(inputs: list[Any]) -> list[Any]:
         return value
 
     return list(tree_map(track, inputs))
-
-
-def _propagate_gradients(graph_module: GraphModule) -> None:
-    """Which nodes need a gradient in training, from the parameters that are trained."""
-    for node in graph_module.graph.nodes:
-        record = facts(node)
-        if node.op == "placeholder":
-            trained = any(isinstance(x, Tensor) and x.requires_grad for x in tree_leaves(node.meta[_EXAMPLE]))
-        elif node.op == "get_attr":
-            owner, _, name = str(node.target).rpartition(".")
-            trained = getattr(getattr(graph_module.get_submodule(owner), name), "requires_grad", False)
-        else:
-            trained = any(facts(source).requires_grad for source in node.all_input_nodes)
-        if node.op == "call_module":
-            module = graph_module.get_submodule(str(node.target))
-            trained = trained or any(parameter.requires_grad for parameter in module.parameters())
-        record.requires_grad = record.flows and trained
 
 
 class evaluating:

@@ -29,7 +29,7 @@ class Steered:
 
     def __init__(self, model: FracModel) -> None:
         self.config, self.macs, self.targets = model.config, model.macs, model.targets
-        self.uncounted = model.uncounted
+        self.uncounted, self.trained_share = model.uncounted, model.trained_share
         (self._meter,) = (module for module in model.graph_module.modules() if isinstance(module, CostMeter))
         self.batch = BATCH
         self.cost: Cost
