@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fractrain_fx import FracConfig, fractrainify
-from fractrain_fx.capture.examples import example_inputs
+from fractrain_fx.capture.inputs.examples import example_inputs
 from fractrain_fx.passes import facts, ops_of
 
 __all__ = ["MODELS", "Row", "count", "main"]

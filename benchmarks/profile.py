@@ -51,7 +51,7 @@ _BY_FRAME: tuple[tuple[str, re.Pattern[str]], ...] = (
 _BY_FRAME_AFTER_PRODUCTS: tuple[tuple[str, re.Pattern[str]], ...] = (
     (NOISE, re.compile(r"(?i).*(formats/noise\.py: |: .*(noise|dither))")),
     (RANGES, re.compile(r"(?i)(nn/ranges\.py: |.*: .*(measure|range|_ends))")),
-    (ROUNDING, re.compile(r"(formats|nn)/")),
+    (ROUNDING, re.compile(r"(formats|nn|execution)/")),
 )
 
 

@@ -9,16 +9,16 @@ from torch import nn
 from torch.fx.passes.infra.pass_base import PassBase
 
 from fractrain_fx.capture import Recording, record
-from fractrain_fx.capture.examples import example_inputs as find_examples
-from fractrain_fx.capture.wrappers import unwrapped
+from fractrain_fx.capture.inputs.examples import example_inputs as find_examples
+from fractrain_fx.capture.inputs.wrappers import unwrapped
 from fractrain_fx.config import FracConfig
+from fractrain_fx.config.targets import resolve_targets
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.model import FracModel
 from fractrain_fx.passes import analysis_passes, default_passes, reachable
-from fractrain_fx.passes.graph import NAMESPACE
+from fractrain_fx.passes.graph.edit import NAMESPACE
 from fractrain_fx.rewriting import rewrite_graphs
 from fractrain_fx.summary import Summary, summarize
-from fractrain_fx.targets import resolve_targets
 from fractrain_fx.tied import forget_notices
 from fractrain_fx.tied.telling import warn
 

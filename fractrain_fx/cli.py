@@ -139,8 +139,8 @@ def _train(arguments: dict[str, Any]) -> int:
 def _run(arguments: dict[str, Any]) -> int:
     from fractrain_fx.training.flags import given_flags
     from fractrain_fx.training.log import new_console
-    from fractrain_fx.training.records import keep_start
-    from fractrain_fx.training.results import results_table
+    from fractrain_fx.training.log.records import keep_start
+    from fractrain_fx.training.log.results import results_table
     from fractrain_fx.training.run import free_folder, new_run, resume_run
 
     console = new_console()

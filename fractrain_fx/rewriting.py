@@ -11,7 +11,7 @@ from torch.fx.passes.infra.pass_manager import PassManager
 from fractrain_fx.capture import RecordedModule, Recording
 from fractrain_fx.errors import FracTrainError, ModelError, PassError
 from fractrain_fx.passes import FIXED_BATCH, TRAINED
-from fractrain_fx.passes.graph import NAMESPACE
+from fractrain_fx.passes.graph.edit import NAMESPACE
 
 __all__ = ["rewrite_graphs"]
 

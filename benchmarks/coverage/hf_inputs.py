@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.coverage.hf_guess import guess
-from fractrain_fx.capture.examples import example_inputs
+from fractrain_fx.capture.inputs.examples import example_inputs
 from fractrain_fx.capture.state import Snapshot
 
 __all__ = ["inputs_for"]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.coverage.cases import Case, NotBuiltError, Ready
-from fractrain_fx.capture.examples import example_inputs
+from fractrain_fx.capture.inputs.examples import example_inputs
 from fractrain_fx.errors import InputError
 
 __all__ = ["build", "cases"]

@@ -20,9 +20,9 @@ from benchmarks.coverage.checks import Step, difference, evaluate, objective, st
 from fractrain_fx import Engine, FracConfig, FracModel, summarize
 from fractrain_fx.api import rewrite
 from fractrain_fx.capture import Recording, record, resize_batch
-from fractrain_fx.capture.call import describe_call
-from fractrain_fx.capture.check import Batching
-from fractrain_fx.capture.patch import plain_paths
+from fractrain_fx.capture.checking.check import Batching
+from fractrain_fx.capture.inputs.call import describe_call
+from fractrain_fx.capture.recording.patch import plain_paths
 from fractrain_fx.capture.state import Snapshot, seeded
 from fractrain_fx.config import Method
 from fractrain_fx.passes import default_passes
@@ -136,7 +136,7 @@ class _Trial:
         if words is None:
             return
         # A model that is told not to look at values may take another path to the same result: capture follows that one
-        # and has compared it with the usual one up to rounding. See fractrain_fx/capture/check.py.
+        # and has compared it with the usual one up to rounding. See fractrain_fx/capture/checking/check.py.
         with self.snapshot.kept(), plain_paths(value_free=True):
             other = step(self.model, self.ready.args, self.asked, 7)
         if difference(getattr(other, what), mine, what) is None:

@@ -17,7 +17,7 @@ from benchmarks.science.grid import GRIDS, Run, runs_of
 from benchmarks.science.page import write_page
 from benchmarks.science.records import merge_records, read_records
 from benchmarks.science.runner import Place, work_off
-from fractrain_fx.training.records import METRICS
+from fractrain_fx.training.log.records import METRICS
 
 RUNS, RESULTS, PAGE = Path("runs/science"), Path("docs/results/science.jsonl"), Path("docs/results.md")
 

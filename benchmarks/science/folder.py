@@ -11,10 +11,10 @@ from filelock import FileLock, Timeout
 
 from benchmarks.machine import describe, versions
 from benchmarks.science.grid import Run
+from fractrain_fx.durable import write_text
 from fractrain_fx.training import RunResult, RunSettings, new_run, resume_run
 from fractrain_fx.training.checkpoint import latest_checkpoint
-from fractrain_fx.training.durable import write_text
-from fractrain_fx.training.records import METRICS, EpochRecord
+from fractrain_fx.training.log.records import METRICS, EpochRecord
 
 __all__ = ["LOCKED", "finished", "is_done", "record_of", "train"]
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from filelock import FileLock
 
-from fractrain_fx.training.durable import write_text
+from fractrain_fx.durable import write_text
 
 __all__ = ["Group", "cp_error", "groups_of", "key_of", "merge_records", "read_records", "static_at"]
 

@@ -10,26 +10,26 @@ import torch
 from torch import nn
 from torch.fx import Graph
 
-from fractrain_fx.capture.arguments import argument
-from fractrain_fx.capture.caches import fill_caches
-from fractrain_fx.capture.call import CallSpec, Example, describe_call
-from fractrain_fx.capture.check import Batching, rejection, trials_of
-from fractrain_fx.capture.cleanup import join_whole_lists, remove_dead
-from fractrain_fx.capture.constants import Additions
-from fractrain_fx.capture.data import has_data, needs_data, without_data
-from fractrain_fx.capture.guard_check import Guards
-from fractrain_fx.capture.guards import Guard
-from fractrain_fx.capture.leaves import opaque_reason
-from fractrain_fx.capture.merge import merge_modes
+from fractrain_fx.capture.checking.check import Batching, rejection, trials_of
+from fractrain_fx.capture.checking.guard_check import Guards
+from fractrain_fx.capture.checking.verify import Attempt, Elsewhere, check_trial, tie_batch
+from fractrain_fx.capture.inputs.caches import fill_caches
+from fractrain_fx.capture.inputs.call import CallSpec, Example, describe_call
+from fractrain_fx.capture.inputs.data import has_data, needs_data, without_data
 from fractrain_fx.capture.module import RecordedModule
-from fractrain_fx.capture.outside import Outside, PythonState
-from fractrain_fx.capture.patch import Calls, recording
-from fractrain_fx.capture.recorder import Recorder, Return
-from fractrain_fx.capture.results import map_results
+from fractrain_fx.capture.outside.outside import Outside, PythonState
+from fractrain_fx.capture.recording.arguments import argument
+from fractrain_fx.capture.recording.cleanup import join_whole_lists, remove_dead
+from fractrain_fx.capture.recording.constants import Additions
+from fractrain_fx.capture.recording.leaves import opaque_reason
+from fractrain_fx.capture.recording.merge import merge_modes
+from fractrain_fx.capture.recording.patch import Calls, recording
+from fractrain_fx.capture.recording.recorder import Recorder, Return
+from fractrain_fx.capture.recording.results import map_results
+from fractrain_fx.capture.recording.whole import KeepWholeError, Whole
+from fractrain_fx.capture.recording.writer import UnrepresentableError
+from fractrain_fx.capture.sizes.guards import Guard
 from fractrain_fx.capture.state import Snapshot
-from fractrain_fx.capture.verify import Attempt, Elsewhere, check_trial, tie_batch
-from fractrain_fx.capture.whole import KeepWholeError, Whole
-from fractrain_fx.capture.writer import UnrepresentableError
 from fractrain_fx.errors import CaptureError
 
 __all__ = ["Recording", "record"]

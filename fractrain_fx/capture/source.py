@@ -5,7 +5,10 @@ from __future__ import annotations
 import sys
 from types import FrameType
 
-__all__ = ["source_line"]
+__all__ = ["CAPTURE", "source_line"]
+
+CAPTURE = __name__.rpartition(".")[0]
+"""The package whose modules record; their functions and frames are told by it."""
 
 
 def source_line(*apart: str) -> str | None:

@@ -30,10 +30,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fractrain_fx.config import GateConfig
+from fractrain_fx.config.precision import Precision
 from fractrain_fx.engine.control import ControlLaw
 from fractrain_fx.engine.distributed import sum_over_ranks, world_size
 from fractrain_fx.nn.cost import OpCost
-from fractrain_fx.precision import Precision
 
 __all__ = ["CostController", "option_share"]
 

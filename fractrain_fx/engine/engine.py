@@ -10,6 +10,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor
 
+from fractrain_fx.config.precision import Precision
 from fractrain_fx.engine.controller import CostController
 from fractrain_fx.engine.distributed import sum_over_ranks, world_size
 from fractrain_fx.engine.ledger import Ledger
@@ -18,7 +19,6 @@ from fractrain_fx.engine.schedules import Level, StagePlan, StageSchedule, plan_
 from fractrain_fx.engine.steered import SteeredModel, levels_of, show_level, steered_model
 from fractrain_fx.engine.watch import LoopWatch
 from fractrain_fx.errors import ConfigError, CostTermError, InputError, NonFiniteLossError, RunError
-from fractrain_fx.precision import Precision
 
 __all__ = ["Engine", "StageChange"]
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from fractrain_fx.config import FracConfig
+from fractrain_fx.config.precision import Precision
 from fractrain_fx.engine.indicator import LossPlateau
 from fractrain_fx.errors import ConfigError
-from fractrain_fx.precision import Precision
 
 __all__ = ["AutoSchedule", "EpochSchedule", "Level", "StagePlan", "StageSchedule", "plan_stages"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from fractrain_fx.config import FracConfig
+from fractrain_fx.config.precision import FULL, Precision
 from fractrain_fx.engine.meter import StepCost
 from fractrain_fx.engine.schedules import Level
 from fractrain_fx.errors import InputError
-from fractrain_fx.precision import FULL, Precision
 
 __all__ = ["SteeredModel", "levels_of", "show_level", "steered_model"]
 

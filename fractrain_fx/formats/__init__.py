@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fractrain_fx.config_choices import GradientGrid
+from fractrain_fx.config.choices import GradientGrid
 from fractrain_fx.errors import ConfigError, near
 from fractrain_fx.formats.affine import AffineFormat
 from fractrain_fx.formats.base import CodedFormat, Format

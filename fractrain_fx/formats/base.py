@@ -18,7 +18,7 @@ Bits = int | Int[Tensor, "*bits"]
 
 
 class SampleAxis(Protocol):
-    """Where the samples of a batch lie in a tensor (:class:`fractrain_fx.nn.axis.BatchAxis` is one)."""
+    """Where the samples of a batch lie in a tensor (:class:`fractrain_fx.nn.batch_axis.BatchAxis` is one)."""
 
     def expand(self, per_sample: Float[Tensor, " batch"], shape: Sequence[int]) -> Tensor: ...
 

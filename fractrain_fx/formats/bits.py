@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from fractrain_fx.config.precision import FLOAT_BITS
 from fractrain_fx.errors import InputError
-from fractrain_fx.precision import FLOAT_BITS
 
 __all__ = [
     "as_bits",

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fractrain_fx.config.precision import FULL, Precision
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.hardware.bitfusion import FREQUENCY, training_step
 from fractrain_fx.nn.cost import OpCost
 from fractrain_fx.passes import Op, costed
-from fractrain_fx.precision import FULL, Precision
 
 if TYPE_CHECKING:
     from fractrain_fx.engine.ledger import EpochRow

@@ -18,7 +18,7 @@ from transformers import Trainer
 
 from fractrain_fx.errors import RunError
 from fractrain_fx.model import FracModel
-from fractrain_fx.passes.graph import NAMESPACE
+from fractrain_fx.passes.graph.edit import NAMESPACE
 from fractrain_fx.tied.float_calls import refuse_checkpointing
 
 __all__ = ["face_of", "share_of"]

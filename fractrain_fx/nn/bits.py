@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fractrain_fx.precision import Precision
+from fractrain_fx.config.precision import Precision
 
 __all__ = ["StageBits", "WidthTable", "width_name"]
 

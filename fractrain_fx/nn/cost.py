@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fractrain_fx.precision import FLOAT_BITS, Precision
+from fractrain_fx.config.precision import FLOAT_BITS, Precision
 
 __all__ = ["Cost", "CostMeter", "OpCost"]
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fractrain_fx.formats import Format
 from fractrain_fx.formats.bits import rounding
-from fractrain_fx.nn.axis import BatchAxis
+from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.nn.ranges import RunningRange
 from fractrain_fx.nn.rounding import gate_gradient, rounded_gradient
 

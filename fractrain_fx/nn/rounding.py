@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fractrain_fx.formats import Format
 from fractrain_fx.formats.bits import known_bits, put_where
-from fractrain_fx.nn.axis import BatchAxis
+from fractrain_fx.nn.batch_axis import BatchAxis
 
 __all__ = ["gate_gradient", "rounded_gradient"]
 

@@ -5,11 +5,18 @@ from __future__ import annotations
 from torch.fx.passes.infra.pass_base import PassBase
 
 from fractrain_fx.config import FracConfig
-from fractrain_fx.passes.attention import KeepAttention, OpenAttention
-from fractrain_fx.passes.blocks import Blocks
-from fractrain_fx.passes.cost import MeterCost, costed, reachable
-from fractrain_fx.passes.dispatch import Dispatch, undispatched
-from fractrain_fx.passes.facts import (
+from fractrain_fx.passes.analyse.blocks import Blocks
+from fractrain_fx.passes.analyse.macs import Macs
+from fractrain_fx.passes.analyse.precision import DecidePrecision
+from fractrain_fx.passes.analyse.separate import Separate
+from fractrain_fx.passes.analyse.shapes import Shapes
+from fractrain_fx.passes.execute.dispatch import Dispatch, undispatched
+from fractrain_fx.passes.execute.fuse import Fuse, unfused
+from fractrain_fx.passes.execute.fuse_skips import FuseSkips
+from fractrain_fx.passes.execute.int8 import Lower, fused_ops, unlowered
+from fractrain_fx.passes.execute.relu import Unmask
+from fractrain_fx.passes.execute.torchao import Swap, unswapped
+from fractrain_fx.passes.graph.facts import (
     FIXED_BATCH,
     TRAINED,
     Block,
@@ -22,19 +29,12 @@ from fractrain_fx.passes.facts import (
     fixed_batch,
     ops_of,
 )
-from fractrain_fx.passes.fuse import Fuse, unfused
-from fractrain_fx.passes.fuse_skips import FuseSkips
-from fractrain_fx.passes.gate_size import GateSize, controller_size, gate_sizes
-from fractrain_fx.passes.gates import InsertGates
-from fractrain_fx.passes.lower import Lower, fused_ops, unlowered
-from fractrain_fx.passes.macs import Macs
-from fractrain_fx.passes.outputs import MixOutputs
-from fractrain_fx.passes.precision import DecidePrecision
-from fractrain_fx.passes.quantize import Quantize
-from fractrain_fx.passes.separate import Separate
-from fractrain_fx.passes.shapes import Shapes
-from fractrain_fx.passes.swap import Swap, unswapped
-from fractrain_fx.passes.unmask import Unmask
+from fractrain_fx.passes.rewrite.attention import KeepAttention, OpenAttention
+from fractrain_fx.passes.rewrite.cost import MeterCost, costed, reachable
+from fractrain_fx.passes.rewrite.gate_size import GateSize, controller_size, gate_sizes
+from fractrain_fx.passes.rewrite.gates import InsertGates
+from fractrain_fx.passes.rewrite.mix_outputs import MixOutputs
+from fractrain_fx.passes.rewrite.quantize import Quantize
 
 __all__ = [
     "FIXED_BATCH",

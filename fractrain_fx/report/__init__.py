@@ -1,5 +1,5 @@
-"""What a model became and what its runs did, to look at."""
+"""What runs did, side by side, to look at."""
 
-from fractrain_fx.report.drawing import draw
+from fractrain_fx.drawing import draw
 
 __all__ = ["draw"]

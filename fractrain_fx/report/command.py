@@ -29,11 +29,11 @@ def write_report(runs: Sequence[str], out: Path, *, plots: Path | None = None, e
     missing = [name for module, name in _LIBRARIES.items() if importlib.util.find_spec(module) is None]
     if missing:
         raise RunError(f"{' and '.join(missing)} must be installed: pip install 'fractrain_fx[report]'")
+    from fractrain_fx.durable import write_text
     from fractrain_fx.report.page import render_page
     from fractrain_fx.report.panels import build_sheet
     from fractrain_fx.report.plots import write_plots
     from fractrain_fx.report.runs import read_runs
-    from fractrain_fx.training.durable import write_text
 
     found = read_runs(runs)
     for run in found:

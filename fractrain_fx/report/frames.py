@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fractrain_fx.precision import Precision
+from fractrain_fx.config.precision import Precision
 from fractrain_fx.report.runs import Run
-from fractrain_fx.training.records import EpochRecord
+from fractrain_fx.training.log.records import EpochRecord
 
 __all__ = [
     "ALL_PATHS",

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from fractrain_fx.config.precision import Precision
 from fractrain_fx.errors import RunError
-from fractrain_fx.precision import Precision
-from fractrain_fx.training.records import METRICS, STARTS, EpochRecord, Start
-from fractrain_fx.training.results import RunResult
+from fractrain_fx.training.log.records import METRICS, STARTS, EpochRecord, Start
+from fractrain_fx.training.log.results import RunResult
 from fractrain_fx.training.settings import RunSettings
 
 __all__ = ["Run", "Stage", "read_run", "read_runs"]

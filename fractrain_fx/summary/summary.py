@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fractrain_fx.config import Torchao
+from fractrain_fx.execution.int8.timing import lacks_products
+from fractrain_fx.execution.torchao.devices import refusal, slow
+from fractrain_fx.execution.torchao.linear import NUMERICS
 from fractrain_fx.model import FracModel
-from fractrain_fx.nn.swapped import NUMERICS
-from fractrain_fx.nn.torchao_device import refusal, slow
-from fractrain_fx.nn.tuning import lacks_products
 from fractrain_fx.passes import (
     Block,
     GateSize,
@@ -22,7 +22,7 @@ from fractrain_fx.passes import (
     unlowered,
     unswapped,
 )
-from fractrain_fx.passes.graph import NAMESPACE
+from fractrain_fx.passes.graph.edit import NAMESPACE
 from fractrain_fx.summary import notebook, text
 from fractrain_fx.summary.rows import Row, tree
 

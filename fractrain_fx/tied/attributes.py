@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from fractrain_fx.capture.attributes import ABSENT, Place
-from fractrain_fx.capture.equality import copied, same
+from fractrain_fx.capture.outside.attributes import ABSENT, Place
+from fractrain_fx.capture.outside.equality import copied, same
 
 __all__ = ["TiedAttributes"]
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fractrain_fx.capture.compare import same_tensor
-from fractrain_fx.passes.graph import NAMESPACE
+from fractrain_fx.passes.graph.edit import NAMESPACE
 
 __all__ = ["Structure"]
 

@@ -10,7 +10,7 @@ from typing import Any, Self
 from torch import nn
 
 from fractrain_fx.capture import Recording
-from fractrain_fx.capture.attributes import ABSENT
+from fractrain_fx.capture.outside.attributes import ABSENT
 from fractrain_fx.errors import ModelError
 from fractrain_fx.tied.attributes import TiedAttributes
 from fractrain_fx.tied.hooks import TiedHooks

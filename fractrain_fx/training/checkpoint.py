@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_model, save_model
 from torch import nn
 
+from fractrain_fx.durable import sync
 from fractrain_fx.errors import NonFiniteLossError, RunError
-from fractrain_fx.training.durable import sync
 
 __all__ = ["Checkpoint", "latest_checkpoint", "load_checkpoint", "require_finite", "save_checkpoint"]
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from fractrain_fx.config import FracConfig
+from fractrain_fx.durable import write_text
 from fractrain_fx.errors import ConfigError, near
 from fractrain_fx.training.data.dataset import Augmentation
 from fractrain_fx.training.data.splits import Setting
-from fractrain_fx.training.durable import write_text
 
 __all__ = ["RunSettings", "TrainSettings"]
 

@@ -29,13 +29,13 @@ from fractrain_fx.training.checkpoint import (
 from fractrain_fx.training.data import DataSet
 from fractrain_fx.training.interrupt import Interrupt
 from fractrain_fx.training.log import RunLog
-from fractrain_fx.training.messages import announcement, epoch_line, step_line
+from fractrain_fx.training.log.messages import announcement, epoch_line, step_line
+from fractrain_fx.training.log.progress import Best, Progress
+from fractrain_fx.training.log.records import EpochRecord, Evaluation, Start
+from fractrain_fx.training.log.results import RunResult
 from fractrain_fx.training.objective import Objective
 from fractrain_fx.training.prepared import Prepared
 from fractrain_fx.training.processes import share_buffers
-from fractrain_fx.training.progress import Best, Progress
-from fractrain_fx.training.records import EpochRecord, Evaluation, Start
-from fractrain_fx.training.results import RunResult
 from fractrain_fx.training.settings import TrainSettings
 
 if TYPE_CHECKING:

@@ -15,13 +15,13 @@ from functools import lru_cache
 import numpy as np
 
 from fractrain_fx.config import FracConfig, Pin
+from fractrain_fx.config.precision import Precision
 from fractrain_fx.engine.schedules import plan_stages
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.hardware.bitfusion import FREQUENCY, NATIVE_BITS
 from fractrain_fx.hardware.run_cost import StepPrices, Sums
 from fractrain_fx.nn.cost import OpCost
 from fractrain_fx.passes import Op
-from fractrain_fx.precision import Precision
 from fractrain_fx.training.data import Task, stand_in
 from fractrain_fx.training.models import build_model
 from fractrain_fx.training.settings import RunSettings

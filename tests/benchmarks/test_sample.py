@@ -11,7 +11,7 @@ from torch import nn
 
 from benchmarks.coverage.cases import Ready
 from benchmarks.coverage.trial import examine, passed
-from fractrain_fx.capture.examples import example_inputs
+from fractrain_fx.capture.inputs.examples import example_inputs
 
 # timm's own small ones, one for each family of layers, and those whose structure has none of these.
 TIMM: dict[str, dict[str, Any]] = {

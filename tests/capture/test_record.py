@@ -14,8 +14,7 @@ from torch.nn import functional as F
 
 from fractrain_fx.capture import Recording, record, resize_batch
 from fractrain_fx.errors import CaptureError, InputError
-
-from .conftest import Call, huggingface_call, images, timm_call, tokens
+from tests.capture.conftest import Call, huggingface_call, images, timm_call, tokens
 
 TIMM: dict[str, tuple[int, dict[str, Any]]] = {
     "resnet18": (64, {}),

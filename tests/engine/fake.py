@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from fractrain_fx.config import FracConfig
+from fractrain_fx.config.precision import Precision
 from fractrain_fx.engine.controller import option_share
 from fractrain_fx.errors import InputError
-from fractrain_fx.precision import Precision
 
 
 class FakeModel(nn.Module):

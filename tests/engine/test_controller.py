@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from fractrain_fx.config import AUTHORS_OPTIONS, COMPACT_OPTIONS, DFQ_OPTIONS, Control, FracConfig, GateConfig
+from fractrain_fx.config.precision import FULL, SKIP, Precision
 from fractrain_fx.engine import CostController, Engine
 from fractrain_fx.engine.controller import option_share
 from fractrain_fx.nn.cost import OpCost
-from fractrain_fx.precision import FULL, SKIP, Precision
 from tests.engine.fake import FakeModel
 
 BETA = 3e-4

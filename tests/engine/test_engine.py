@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from fractrain_fx.config import FracConfig, GateConfig
+from fractrain_fx.config.precision import Precision
 from fractrain_fx.engine import Engine, StageChange
 from fractrain_fx.errors import ConfigError, InputError, NonFiniteLossError, RunError
-from fractrain_fx.precision import Precision
 from tests.engine.fake import FakeModel
 
 

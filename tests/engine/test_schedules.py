@@ -3,9 +3,9 @@
 import pytest
 
 from fractrain_fx.config import FracConfig
+from fractrain_fx.config.precision import Precision
 from fractrain_fx.engine.schedules import AutoSchedule, StagePlan, StageSchedule, plan_stages
 from fractrain_fx.errors import ConfigError
-from fractrain_fx.precision import Precision
 
 STAGES = FracConfig().stages.stages
 TARGETS = (1.5, 2.0, 2.5, 3.0)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fractrain_fx.formats.dorefa import DoReFaFormat
-from fractrain_fx.nn.axis import BatchAxis
+from fractrain_fx.nn.batch_axis import BatchAxis
 
 DOREFA = DoReFaFormat()
 RANGE = {"lo": torch.tensor(0.0), "span": torch.tensor(1.0)}

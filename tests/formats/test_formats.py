@@ -9,7 +9,7 @@ import torch
 
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.formats import Format, get_format
-from fractrain_fx.nn.axis import BatchAxis
+from fractrain_fx.nn.batch_axis import BatchAxis
 
 FORMATS = {name: get_format(name) for name in ("affine", "dorefa", "wageubn")}
 FORMATS["affine, compiled"] = get_format("affine", compiled=True)

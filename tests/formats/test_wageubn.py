@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fractrain_fx.formats.wageubn import WageubnFormat
-from fractrain_fx.nn.axis import BatchAxis
+from fractrain_fx.nn.batch_axis import BatchAxis
 
 WAGEUBN = WageubnFormat()
 RANGE = {"lo": torch.tensor(-1.0), "span": torch.tensor(2.0)}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fractrain_fx import FracConfig, GateConfig, fractrainify
-from fractrain_fx.nn.axis import BatchAxis
+from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.nn.gates import BlockEmbedding
 from tests.residual import Residual
 

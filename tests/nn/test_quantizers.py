@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional as F
 
-from fractrain_fx.formats import Format, affine_rounding, dorefa, get_format, noise
+from fractrain_fx.formats import Format, dorefa, get_format, noise
 from fractrain_fx.formats.affine import fake_quantize, measure
-from fractrain_fx.nn.axis import BatchAxis
+from fractrain_fx.formats.affine import rounding as affine_rounding
+from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.nn.quantizers import (
     ActivationQuantizer,
     GradientQuantizer,

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from fractrain_fx import Engine, FracModel, fractrainify
 from fractrain_fx.config import FracConfig
+from fractrain_fx.config.precision import Precision
 from fractrain_fx.engine.controller import option_share
 from fractrain_fx.hardware.run_cost import StepPrices, run_cost
 from fractrain_fx.nn.cost import Cost, CostMeter
-from fractrain_fx.precision import Precision
 from fractrain_fx.training import RunResult, RunSettings, TrainSettings
 from fractrain_fx.training.log import RunLog
-from fractrain_fx.training.records import EpochRecord, Start, keep_start
+from fractrain_fx.training.log.records import EpochRecord, Start, keep_start
 from fractrain_fx.zoo.models import resnet74
 
 BATCH = 128

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fractrain_fx.config import COMPACT_OPTIONS, DFQ_OPTIONS
+from fractrain_fx.config.precision import FULL, SKIP, Precision
 from fractrain_fx.errors import ConfigError
-from fractrain_fx.precision import FULL, SKIP, Precision
 from fractrain_fx.training.settings import RunSettings
 from fractrain_fx.zoo.comparison import compare
 from fractrain_fx.zoo.expected import expected, mix_of, training_samples

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from fractrain_fx.config.targets import resolve_targets
 from fractrain_fx.errors import ConfigError
-from fractrain_fx.targets import resolve_targets
 from fractrain_fx.zoo.recipes import TABLES, Recipe, load_recipe, load_recipes, recipes_of
 
 RECIPES = load_recipes()

@@ -1,4 +1,4 @@
-// The levels of the affine format (ALGORITHM 2), as formats/affine_grid.py has them.
+// The levels of the affine format (ALGORITHM 2), as formats/affine/grid.py has them.
 //
 // All is float32, and nothing may be contracted to fused multiply-adds: the numbers are those of the formula.
 

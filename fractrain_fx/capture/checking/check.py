@@ -1,0 +1,183 @@
+"""Compare a recorded graph with the model it came from: outputs, gradients and buffers, bit for bit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fractrain_fx.capture.compare import difference, same_tensor
+from fractrain_fx.capture.inputs.batch import batch_size, resize_batch
+from fractrain_fx.capture.inputs.call import Example
+from fractrain_fx.capture.module import RecordedModule
+from fractrain_fx.capture.recording.patch import plain_paths
+from fractrain_fx.capture.state import Snapshot, seeded
+from fractrain_fx.capture.trees import tensors_in
+from fractrain_fx.errors import InputError
+
+__all__ = ["Batching", "Mismatch", "Trial", "find_mismatch", "rejection", "trial_of", "trials_of"]
+
+# A model told that values must not be read may take another path to the same result (an attention mask that masks
+# nothing, rather than none). The graph follows that path bit for bit, and the usual one up to rounding. Relative.
+_ROUNDING = 1e-4
+
+# Of the largest gradient of all: what rounding leaves where a gradient is 0.
+_NOTHING = 1e-6
+
+
+class Batching(Enum):
+    """How inputs with more samples look."""
+
+    ROWS = "a row more in every tensor that has one for each sample"
+    PACKED = "as many rows more as a sample has, one sample after the other"
+    FIXED = "no other batch size than the example's runs"
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    output: Any
+    gradients: dict[str, Tensor | None]
+    buffers: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of the model: in which mode, on which call, and what came out."""
+
+    train: bool
+    example: Example
+    expected: _Outcome
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """A run in which the graph was not its model.
+
+    Attributes:
+        trial: the run.
+        cause: what differed, in words.
+        names: parameters (or buffers) whose gradients (or values) differ while the outputs agree.
+    """
+
+    trial: Trial
+    cause: str
+    names: tuple[str, ...] = ()
+
+
+def trials_of(snapshot: Snapshot, example: Example, axis: int, grow: bool = True) -> tuple[list[Trial], Batching]:
+    """Runs to compare with, in eval and in train mode, and how a batch can grow.
+
+    They have more samples than the example, or as many where the model does not run with more (or without ``grow``).
+
+    Raises:
+        InputError: the model fails on the example.
+    """
+    inputs = (example.args, example.kwargs)
+    for batching in (Batching.ROWS, Batching.PACKED) if grow else ():
+        packed = batching is Batching.PACKED
+        size = batch_size(inputs, axis, packed=packed)
+        if not size:
+            continue
+        # Twice as many in evaluation, which keeps nothing for gradients: a share of the batch shows only then.
+        grown = {
+            train: example.on(*resize_batch(inputs, samples, axis, packed=packed))
+            for train, samples in ((False, 2 * size + 1), (True, size + 1))
+        }
+        try:
+            runs = [trial_of(snapshot, call, train) for train, call in grown.items()]
+        except Exception:  # whatever a model says to a batch size that it does not take
+            continue
+        return runs, batching
+    try:
+        runs = [trial_of(snapshot, example, train) for train in (False, True)]
+    except Exception as error:  # whatever a model says to inputs that it does not take
+        raise rejection(snapshot.model, error) from error
+    return runs, Batching.FIXED
+
+
+def trial_of(snapshot: Snapshot, example: Example, train: bool) -> Trial:
+    """Run the model on a call."""
+    return Trial(train, example, _run(snapshot, snapshot.model, train, example))
+
+
+def rejection(model: nn.Module, error: Exception) -> InputError:
+    """What to tell whose model fails on its own example inputs."""
+    return InputError(
+        f"{type(model).__name__} rejects the example inputs: {type(error).__name__}: {error}. "
+        "Pass example_inputs=(...) and example_kwargs={...} as you call the model"
+    )
+
+
+def find_mismatch(snapshot: Snapshot, recorded: RecordedModule, trial: Trial) -> Mismatch | None:
+    """Run the graph from the same seed as the model, and compare."""
+    try:
+        actual = _run(snapshot, recorded, trial.train, trial.example)
+    except Exception as error:  # any error of the graph is a mismatch, as the model ran
+        return Mismatch(trial, f"the graph fails where the model runs: {type(error).__name__}: {error}")
+    found = _differ(trial, trial.expected, actual)
+    if found is None:
+        return None
+    again = _run(snapshot, snapshot.model, trial.train, trial.example)
+    if _differ(trial, trial.expected, again) is not None:
+        # The model itself is not deterministic (atomic additions on a GPU): equal up to rounding is all there is.
+        return _differ(trial, trial.expected, actual, _ROUNDING)
+    if _differ(trial, _run(snapshot, snapshot.model, trial.train, trial.example, value_free=True), actual) is None:
+        return _differ(trial, trial.expected, actual, _ROUNDING)
+    return found
+
+
+def _run(snapshot: Snapshot, run: nn.Module, train: bool, example: Example, value_free: bool = False) -> _Outcome:
+    model, example = snapshot.model, example.renewed()
+    with snapshot.kept(), seeded(), plain_paths(value_free=value_free), torch.enable_grad():
+        model.train(train)
+        if isinstance(run, RecordedModule):
+            run.train(train)
+            # Not through ``__call__``, which prints the generated code when a node fails.
+            output = run.forward(*example.tensors.values())
+        else:
+            output = run(*example.args, **example.kwargs)
+        gradients = _gradients(model, example, output) if train else {}
+        buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()} if train else {}
+    return _Outcome(output, gradients, buffers)
+
+
+def _gradients(model: nn.Module, example: Example, output: Any) -> dict[str, Tensor | None]:
+    """Gradients of a weighted sum of all outputs; the weights differ, as an even sum of a softmax has no gradient."""
+    terms = []
+    for x in tensors_in(output):
+        if x.requires_grad and x.is_floating_point():
+            weights = torch.arange(x.numel(), device=x.device, dtype=torch.float32).cos().to(x.dtype)
+            terms.append((x.reshape(-1) * weights).sum().double())
+    if not terms:
+        return {}
+    wanted: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    wanted |= {f"input {i}": x for i, x in enumerate(tensors_in(example.tensors)) if x.requires_grad}
+    found = torch.autograd.grad(torch.stack(terms).sum(), list(wanted.values()), allow_unused=True)
+    return dict(zip(wanted, found, strict=True))
+
+
+def _differ(trial: Trial, expected: _Outcome, actual: _Outcome, tolerance: float = 0.0) -> Mismatch | None:
+    words = difference(expected.output, actual.output, tolerance=tolerance)
+    if words:
+        return Mismatch(trial, words)
+    for name, before in expected.buffers.items():
+        if not same_tensor(before, actual.buffers[name], tolerance):
+            return Mismatch(trial, f"buffer {name!r} is left with other values", names=(name,))
+    # A gradient that is 0 but for rounding (of a query where there is one key) has no digits to compare.
+    floor = _NOTHING * max((_largest(x) for x in expected.gradients.values()), default=0.0) if tolerance else 0.0
+    wrong = tuple(
+        name
+        for name, x in expected.gradients.items()
+        if not same_tensor(x, actual.gradients.get(name), tolerance, floor)
+    )
+    if wrong:
+        return Mismatch(trial, f"the gradient of {', '.join(wrong[:3])} differs", names=wrong)
+    return None
+
+
+def _largest(x: Tensor | None) -> float:
+    finite = None if x is None or x.is_sparse else x[x.isfinite()]
+    return 0.0 if finite is None or not finite.numel() else float(finite.abs().max())

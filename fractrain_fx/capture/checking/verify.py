@@ -1,0 +1,189 @@
+"""Show that a recorded graph equals its model: on more samples, on one, and at other lengths and image sizes."""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from fractrain_fx.capture.checking.check import Batching, Mismatch, Trial, find_mismatch, trial_of
+from fractrain_fx.capture.checking.guard_check import Guards
+from fractrain_fx.capture.checking.locate import locate
+from fractrain_fx.capture.inputs.batch import batch_size
+from fractrain_fx.capture.inputs.call import Example
+from fractrain_fx.capture.inputs.other_sizes import Change, Length, dims_of, lengths, longer, shorter
+from fractrain_fx.capture.module import RecordedModule
+from fractrain_fx.capture.outside.outside import PythonState
+from fractrain_fx.capture.recording.recorder import Return
+from fractrain_fx.capture.recording.whole import KeepWholeError
+from fractrain_fx.capture.recording.writer import Obstacle
+from fractrain_fx.capture.sizes.guards import Expression, Guard, Place, Size
+from fractrain_fx.capture.state import Snapshot
+
+__all__ = ["Attempt", "Elsewhere", "broken", "check_trial", "tie_batch"]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """Both modes of a model, recorded with a given set of modules kept whole.
+
+    Attributes:
+        train: the graph in train mode.
+        eval: the graph in eval mode, or the same object.
+        returns: module calls of the recorded run in train (``True``) and eval mode.
+        guards: what sizes the graph of each mode is tied to.
+        python: attributes whose values decided what was recorded.
+    """
+
+    train: RecordedModule
+    eval: RecordedModule
+    returns: Mapping[bool, list[Return]]
+    guards: Mapping[bool, Guards]
+    python: PythonState
+
+    def graph(self, train: bool) -> RecordedModule:
+        """The graph of one mode."""
+        return self.train if train else self.eval
+
+
+def broken(snapshot: Snapshot, attempt: Attempt, example: Example, train: bool) -> Guard | None:
+    """The first guard that does not hold for a call."""
+    values = tuple(example.tensors.values())
+    return attempt.guards[train].broken(values, attempt.graph(train), snapshot.model)
+
+
+def check_trial(snapshot: Snapshot, attempt: Attempt, trial: Trial, batching: Batching) -> None:
+    """Compare the graph with the model.
+
+    Raises:
+        KeepWholeError: they differ, or the model's own code looks at the number of samples; names the modules to blame.
+    """
+    guard = broken(snapshot, attempt, trial.example, trial.train)
+    if guard is not None:
+        cause = f"run on more samples than it was recorded with, its code takes another way ({guard}, {guard.place})"
+        raise KeepWholeError([Obstacle(guard.module, cause)], compared=True)
+    mismatch = find_mismatch(snapshot, attempt.graph(trial.train), trial)
+    if mismatch is None:
+        return
+    path = _blamed(snapshot, attempt, mismatch)
+    model = snapshot.model
+    mode = "train" if trial.train else "eval"
+    # What one module of a class does, the others of that class do too: found together, not one a recording.
+    kind = type(model.get_submodule(path))
+    alike = [name for name, module in model.named_modules() if name and type(module) is kind] if path else [path]
+    samples = "as many samples as" if batching is Batching.FIXED else "more samples than"
+    cause = f"in {mode} mode, run on {samples} it was recorded with, {mismatch.cause}"
+    raise KeepWholeError([Obstacle(name, cause) for name in alike], compared=True)
+
+
+class Elsewhere:
+    """Runs of the model in eval mode at other sizes than the example's, each made once, when it is first asked for.
+
+    Sizes that the model itself refuses are left out.
+
+    Args:
+        snapshot: the model.
+        example: the call that is recorded.
+        axis: the dimension of the inputs that holds the samples.
+        batching: how inputs with more samples look.
+    """
+
+    def __init__(self, snapshot: Snapshot, example: Example, axis: int, batching: Batching) -> None:
+        self._snapshot, self._example, self._axis, self._batching = snapshot, example, axis, batching
+        self._inputs = (example.args, example.kwargs)
+        self._trials: dict[Change, Trial | None] = {}
+
+    def check(self, attempt: Attempt) -> None:
+        """Compare the graph with the model, and tie it to the sizes at which it was recorded where they differ."""
+        samples = batch_size(self._inputs, self._axis, packed=self._batching is Batching.PACKED) or 1
+        one = 1 if samples > 1 and self._batching is not Batching.FIXED else None
+        found = lengths(self._inputs, self._axis)
+        # One sample at another length takes one run, and tells of both where it agrees.
+        whole = [Change(one, Length(found[0], other(found[0]))) for other in (shorter, longer)] if found else []
+        apart = [change for change in whole if not self._agrees(attempt, change)]
+        if one and len(apart) == len(whole):
+            self._settle(attempt, Change(one))
+        for change in apart:
+            self._settle_length(attempt, change.length)
+        for before in found[1:]:
+            self._settle_length(attempt, Length(before, longer(before)))
+
+    def _agrees(self, attempt: Attempt, change: Change) -> bool:
+        """Whether graph and model are the same for several changes at once."""
+        trial = self._trial(change)
+        if trial is None or broken(self._snapshot, attempt, trial.example, train=False) is not None:
+            return False
+        return find_mismatch(self._snapshot, attempt.eval, trial) is None
+
+    def _settle_length(self, attempt: Attempt, length: Length | None) -> None:
+        """Try one length; where the model refuses it, the same in each dimension of that size by itself."""
+        if length is None or self._settle(attempt, Change(length=length)):
+            return
+        dims = dims_of(self._inputs, self._axis, length.before)
+        for dim in dims if len(dims) > 1 else ():
+            self._settle(attempt, Change(length=replace(length, dim=dim)))
+
+    def _settle(self, attempt: Attempt, change: Change) -> bool:
+        """Compare, and tie the graph where it differs; whether the model runs so."""
+        trial = self._trial(change)
+        if trial is None:
+            return False
+        if broken(self._snapshot, attempt, trial.example, train=False) is None:
+            mismatch = find_mismatch(self._snapshot, attempt.eval, trial)
+            if mismatch is not None:
+                place = _place(self._snapshot.model, _blamed(self._snapshot, attempt, mismatch))
+                for guards in attempt.guards.values():
+                    guards.add(self._ties(guards, change, *place))
+        return True
+
+    def _ties(self, guards: Guards, change: Change, path: str, place: Place) -> Iterator[Guard]:
+        for node, x in _inputs(guards, self._example):
+            if change.batch is not None and x.ndim > self._axis:
+                yield Guard(Expression(operator.gt, (Size(node, self._axis), 1)), True, path, place)
+            for dim, size in enumerate(x.shape):
+                if change.length is not None and dim != self._axis and change.length.changes(dim, size):
+                    yield Guard(Expression(operator.pos, (Size(node, dim),)), size, path, place)
+
+    def _trial(self, change: Change) -> Trial | None:
+        if change not in self._trials:
+            try:
+                changed = change.of(self._inputs, self._axis, packed=self._batching is Batching.PACKED)
+                call = self._example.on(*changed)
+                self._trials[change] = trial_of(self._snapshot, call, train=False)
+            except Exception:  # whatever a model says to sizes that it does not take
+                self._trials[change] = None
+        return self._trials[change]
+
+
+def tie_batch(model: nn.Module, attempt: Attempt, example: Example, axis: int) -> None:
+    """Tie both graphs to the example's number of samples."""
+    path, place = _place(model, "")
+    for guards in attempt.guards.values():
+        sizes = [(Size(node, axis), x.shape[axis]) for node, x in _inputs(guards, example) if x.ndim > axis]
+        guards.add(Guard(Expression(operator.pos, (size,)), count, path, place) for size, count in sizes)
+
+
+def _inputs(guards: Guards, example: Example) -> Iterator[tuple[Any, Tensor]]:
+    """Nodes of inputs that are tensors themselves, with the example's."""
+    for index, value in enumerate(example.tensors.values()):
+        if isinstance(value, Tensor):
+            yield guards.placeholder(index), value
+
+
+def _blamed(snapshot: Snapshot, attempt: Attempt, mismatch: Mismatch) -> str:
+    train = mismatch.trial.train
+    path = locate(snapshot, attempt.graph(train), attempt.returns[train], mismatch)
+    # Torch's own modules do the same for every batch: what they were given is at fault.
+    while path and type(snapshot.model.get_submodule(path)).__module__.startswith("torch.nn."):
+        path = path.rpartition(".")[0]
+    return path
+
+
+def _place(model: nn.Module, path: str) -> tuple[str, Place]:
+    """A module's path with the first line of its forward."""
+    code: Any = getattr(inspect.unwrap(type(model.get_submodule(path)).forward), "__code__", None)
+    return path, Place(code.co_filename, code.co_firstlineno) if code else Place("?", 0)

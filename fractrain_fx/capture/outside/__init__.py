@@ -1,0 +1,1 @@
+"""What a run does outside torch: attributes that it reads and changes, random numbers of other libraries."""

@@ -1,0 +1,215 @@
+"""Which Python attributes of its modules a model reads and sets while it is recorded."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import CodeType
+from typing import Any
+
+from torch import nn
+from torch.utils import checkpoint
+
+from fractrain_fx.capture.outside.equality import copied, same
+from fractrain_fx.capture.recording import patch
+from fractrain_fx.capture.recording.recorder import Recorder
+
+__all__ = ["ABSENT", "Access", "Attributes", "Place", "present"]
+
+
+class ABSENT:
+    """Stands for an attribute that an object does not have itself; a class, so that a copy of it is the same object."""
+
+
+# What torch itself keeps on a module, and its methods.
+_OF_TORCH = frozenset({*vars(nn.Module()), *dir(nn.Module), "__dict__"})
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+# What torch.utils.checkpoint calls, by the versions of torch.
+_CHECKPOINTS = (
+    (checkpoint.CheckpointFunction, "apply"),
+    (checkpoint, "_checkpoint_without_reentrant_generator"),
+    (checkpoint, "_checkpoint_without_reentrant_generator_impl"),
+)
+_Line = tuple[CodeType, int]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an attribute lies.
+
+    Attributes:
+        module: path of the module.
+        held: name of the object (a configuration) that the module holds and whose attribute it is, or ``""``.
+        name: of the attribute.
+    """
+
+    module: str
+    held: str
+    name: str
+
+    def __str__(self) -> str:
+        return ".".join(part for part in (self.module, self.held, self.name) if part)
+
+
+@dataclass
+class Access:
+    """What one recorded run did with one attribute.
+
+    Attributes:
+        holder: the module or object that has it.
+        place: where that lies in the model.
+        value: what it was when it was first read or set.
+        carried: whether the run read it before it set it, so that a value from before the run counts.
+        readers: paths of the modules in whose forward it was read.
+        writers: paths of the modules in whose forward it was set.
+        read_at: lines of code that read it.
+        set_at: lines of code that set it.
+    """
+
+    holder: Any
+    place: Place
+    value: Any
+    carried: bool
+    readers: set[str] = field(default_factory=set)
+    writers: set[str] = field(default_factory=set)
+    read_at: set[_Line] = field(default_factory=set)
+    set_at: set[_Line] = field(default_factory=set)
+
+    @property
+    def only_counts(self) -> bool:
+        """Whether every line that reads it sets it too, as ``self.n += 1`` does."""
+        return bool(self.set_at) and self.read_at <= self.set_at
+
+    @property
+    def line(self) -> str:
+        """File and line that set it, or read it."""
+        code, line = sorted(self.set_at or self.read_at, key=lambda at: at[1])[0]
+        return f"{code.co_filename}:{line}"
+
+
+class Attributes:
+    """Notes each read and each setting of a plain attribute while a recorder writes.
+
+    What happens while the recorder is paused belongs to a module or function that stays one call: it reads its
+    attributes again at every run, so nothing is noted.
+
+    Attributes:
+        accesses: what was read or set, by holder and name.
+        checkpointed: paths of modules that asked for activation checkpointing.
+    """
+
+    def __init__(self, model: nn.Module, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._places: dict[int, tuple[Any, str, str]] = {}
+        self.accesses: dict[tuple[int, str], Access] = {}
+        self.checkpointed: set[str] = set()
+        for path, module in model.named_modules():
+            self._places[id(module)] = module, path, ""
+            for name, value in vars(module).items():
+                if _is_settings(value):
+                    self._places.setdefault(id(value), (value, path, name))
+
+    @contextlib.contextmanager
+    def observed(self) -> Iterator[None]:
+        """Watch inside."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(setattr, nn.Module, "__setattr__", nn.Module.__setattr__)
+            nn.Module.__setattr__ = self._setter(nn.Module.__setattr__)  # type: ignore[method-assign, assignment]
+            held = {type(holder) for holder, _, name in self._places.values() if name}
+            for kind in {nn.Module, *map(_reader_of, held)}:
+                own = "__getattribute__" in vars(kind)
+                undo = (setattr, kind, "__getattribute__", kind.__getattribute__) if own else None
+                stack.callback(*(undo or (delattr, kind, "__getattribute__")))
+                real: Any = kind.__getattribute__
+                kind.__getattribute__ = self._getter(real)  # type: ignore[method-assign, assignment]
+            for owner, name in _CHECKPOINTS:
+                if name not in vars(owner):
+                    continue
+                stack.callback(setattr, owner, name, vars(owner)[name])
+                setattr(owner, name, self._checkpoint(getattr(owner, name)))
+            yield
+
+    def carried(self) -> list[Access]:
+        """Attributes that the run read before it gave them another value."""
+        return [each for each in self.accesses.values() if each.carried and not same(each.value, present(each))]
+
+    def left_behind(self) -> list[Access]:
+        """Attributes that the run gave a tensor with a gradient and did not read: for code around the model."""
+        unread = [each for each in self.accesses.values() if each.set_at and not each.read_at]
+        return [each for each in unread if getattr(present(each), "grad_fn", None) is not None]
+
+    def _getter(self, real: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+        places, recorder = self._places, self._recorder
+
+        def read(holder: Any, name: str) -> Any:
+            value = real(holder, name)
+            if name not in _OF_TORCH and not recorder.paused and id(holder) in places:
+                access = self.accesses.get((id(holder), name))
+                if access is None and not _is_plain(holder, name, value):
+                    return value
+                frame = sys._getframe(1)
+                access = access or self._access(holder, name, value, carried=True)
+                access.readers.add(recorder.writer.path)
+                access.read_at.add((frame.f_code, frame.f_lineno))
+            return value
+
+        return read
+
+    def _setter(self, real: Callable[[Any, str, Any], None]) -> Callable[[Any, str, Any], None]:
+        places, recorder = self._places, self._recorder
+
+        def write(holder: Any, name: str, value: Any) -> None:
+            if name not in _OF_TORCH and not recorder.paused and id(holder) in places:
+                before = vars(holder).get(name, ABSENT)
+                access = self.accesses.get((id(holder), name)) or self._access(holder, name, before, carried=False)
+                frame = sys._getframe(1)
+                access.writers.add(recorder.writer.path)
+                access.set_at.add((frame.f_code, frame.f_lineno))
+            real(holder, name, value)
+
+        return write
+
+    def _access(self, holder: Any, name: str, value: Any, carried: bool) -> Access:
+        _, path, held = self._places[id(holder)]
+        access = Access(holder, Place(path, held, name), copied(value), carried)
+        self.accesses[id(holder), name] = access
+        return access
+
+    def _checkpoint(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not self._recorder.paused:
+                self.checkpointed.add(self._recorder.writer.path)
+            return real(*args, **kwargs)
+
+        return call
+
+
+def present(access: Access) -> Any:
+    """What the attribute is now."""
+    return getattr(access.holder, access.place.name, ABSENT)
+
+
+def _is_plain(holder: Any, name: str, value: Any) -> bool:
+    """Whether ``value`` is what Python code set: not a module, a method or something that a property computes."""
+    if isinstance(value, nn.Module) or getattr(value, "__module__", None) == patch.__name__:
+        return False  # what stands in for a method that stays one call is put on the module for the recording alone
+    if name in vars(holder):
+        return True
+    return isinstance(value, _PLAIN) and any(vars(kind).get(name, ABSENT) is value for kind in type(holder).__mro__)
+
+
+def _is_settings(value: Any) -> bool:
+    """Whether an object is a bag of settings: a dataclass, a Hugging Face configuration, parsed arguments."""
+    if isinstance(value, type | nn.Module) or not hasattr(value, "__dict__"):
+        return False
+    named = type(value).__name__.lower().endswith(("config", "args", "arguments"))
+    return dataclasses.is_dataclass(value) or isinstance(value, Namespace) or (named and not callable(value))
+
+
+def _reader_of(kind: type) -> type:
+    """The class whose ``__getattribute__`` instances of ``kind`` go through, or ``kind`` where that is Python's own."""
+    return next((each for each in kind.__mro__[:-1] if "__getattribute__" in vars(each)), kind)

@@ -1,0 +1,79 @@
+"""Attributes that a forward changes for its next call: a graph starts every call from what was recorded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from fractrain_fx.capture.compare import difference
+from fractrain_fx.capture.inputs.call import Example
+from fractrain_fx.capture.inputs.data import has_data
+from fractrain_fx.capture.outside.attributes import Access, present
+from fractrain_fx.capture.outside.equality import copied, same
+from fractrain_fx.capture.recording.patch import plain_paths
+from fractrain_fx.capture.recording.writer import Obstacle
+from fractrain_fx.capture.state import Snapshot, seeded
+
+__all__ = ["carried"]
+
+
+def carried(
+    snapshot: Snapshot, example: Example, train: bool, changed: list[Access]
+) -> tuple[list[Obstacle], list[str]]:
+    """What must stay one call, and what is only worth a warning, among the attributes that a recorded run changed.
+
+    A table that is made at the first call and kept is neither: a second call finds it, leaves it, and gives the same.
+
+    Args:
+        snapshot: the model, to come back to after each run.
+        example: the call to make, twice.
+        train: the mode.
+        changed: what the run read and then changed.
+
+    Returns:
+        Obstacles, and warnings about counters that nothing else reads.
+    """
+    if not changed:
+        return [], []
+    try:
+        moving, differs = _twice(snapshot, example, train, changed)
+    except Exception:  # a second call that fails says nothing about the first
+        return [], []
+    counters = [each for each in moving if each.only_counts]
+    blamed = [each for each in (changed if differs else moving) if each not in counters]
+    if differs and not blamed:
+        blamed, counters = counters, []
+    obstacles = [
+        Obstacle(path, f"its forward changes {each.place} from call to call ({each.line}), which a graph cannot repeat")
+        for each in blamed
+        for path in sorted(each.writers or each.readers)[-1:]
+    ]
+    notes = [
+        f"forward counts in {each.place} ({each.line}), and nothing else in it reads that: the rewritten model does "
+        "not count"
+        for each in counters
+    ]
+    return obstacles, notes
+
+
+def _twice(snapshot: Snapshot, example: Example, train: bool, changed: list[Access]) -> tuple[list[Access], bool]:
+    """Attributes that a second call on the same inputs changes again, and whether it returns something else."""
+    model = snapshot.model
+    outputs: list[Any] = []
+    after: list[list[Any]] = []
+    with snapshot.kept(), plain_paths(), torch.no_grad():
+        model.train(train)
+        for _ in range(2):
+            snapshot.restore_tensors()
+            call = example.renewed()
+            with seeded():
+                outputs.append(model(*call.args, **call.kwargs))
+            after.append([copied(present(each)) for each in changed])
+    moving = [each for each, *values in zip(changed, *after, strict=True) if _moves(*values)]
+    return moving, has_data(model) and difference(*outputs) is not None
+
+
+def _moves(first: Any, second: Any) -> bool:
+    # A container that only grows is a log: whether the model reads it shows in what it returns.
+    return not isinstance(first, list | dict | set) and not same(first, second)

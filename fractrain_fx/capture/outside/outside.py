@@ -1,0 +1,107 @@
+"""What a recorded run does outside torch: Python attributes that it reads and changes, random numbers of others."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from torch import nn
+from torch.fx import Graph
+
+from fractrain_fx.capture.generators import Generators
+from fractrain_fx.capture.inputs.call import Example
+from fractrain_fx.capture.outside.attributes import Access, Attributes, Place
+from fractrain_fx.capture.outside.carried import carried
+from fractrain_fx.capture.outside.draws import draws
+from fractrain_fx.capture.recording.recorder import Recorder
+from fractrain_fx.capture.recording.whole import Whole
+from fractrain_fx.capture.recording.writer import Obstacle
+from fractrain_fx.capture.state import Snapshot
+
+__all__ = ["Outside", "PythonState"]
+
+
+@dataclass(frozen=True)
+class PythonState:
+    """What a recording took from Python.
+
+    Attributes:
+        read: plain attributes whose values decided what was recorded.
+        notes: what the graph leaves out without being wrong for it, in words.
+    """
+
+    read: tuple[Place, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def joined(cls, parts: Iterable[PythonState]) -> PythonState:
+        """What several recorded runs took, each thing once."""
+        read: dict[Place, None] = {}
+        notes: dict[str, None] = {}
+        for part in parts:
+            read |= dict.fromkeys(part.read)
+            notes |= dict.fromkeys(part.notes)
+        return cls(tuple(read), tuple(notes))
+
+
+class Outside:
+    """Watches one recorded run."""
+
+    def __init__(self, model: nn.Module, recorder: Recorder) -> None:
+        self._attributes = Attributes(model, recorder)
+        self._generators = Generators(model)
+        self._changed: list[Access] = []
+        self._left: list[Access] = []
+        self._drew = False
+        self._notes: list[str] = []
+
+    @contextlib.contextmanager
+    def observed(self) -> Iterator[None]:
+        """Watch inside, and see how things stand at the end."""
+        before = self._generators.states()
+        with self._attributes.observed():
+            yield
+        self._drew = self._generators.states() != before
+        self._changed = self._attributes.carried()
+        self._left = self._attributes.left_behind()
+
+    def obstacles(self, snapshot: Snapshot, example: Example, train: bool, whole: Whole) -> list[Obstacle]:
+        """What must stay one call because the next run of the model would not repeat this one."""
+        found, self._notes = carried(snapshot, example, train, self._changed)
+        if self._drew:
+            found += draws(snapshot, example, train, whole)
+        return found
+
+    def state(self, graph: Graph) -> PythonState:
+        """What ``graph`` holds of Python's state; modules that it calls read their attributes again."""
+        called = [str(node.target) for node in graph.nodes if node.op == "call_module"]
+        read = [each.place for each in self._attributes.accesses.values() if self._decided(each, called)]
+        notes = list(self._notes)
+        if asked := sorted(self._attributes.checkpointed):
+            notes.append(
+                f"{_some(map(repr, asked))} asked for activation checkpointing, which a recorded graph does not do: it "
+                "keeps all activations. Switch it off before fractrainify, and expect the memory of a model without it"
+            )
+        if left := [each for each in self._left if self._is_shown(each.writers, called)]:
+            notes.append(
+                f"forward leaves tensors in {_some(f'{each.place} ({each.line})' for each in left)}, which the "
+                "rewritten model does not set: return them from forward where a loss or a log needs them"
+            )
+        return PythonState(tuple(read), tuple(notes))
+
+    def _decided(self, access: Access, called: list[str]) -> bool:
+        # What the forward changes itself it keeps up to date itself, too, wherever it runs.
+        if not access.carried or any(access is each for each in self._changed):
+            return False
+        return self._is_shown(access.readers, called)
+
+    @staticmethod
+    def _is_shown(paths: Iterable[str], called: list[str]) -> bool:
+        """Whether the code of one of these modules is in the graph, rather than a call of the module."""
+        return any(not any(f"{path}.".startswith(f"{each}.") for each in called) for path in paths)
+
+
+def _some(words: Iterable[str]) -> str:
+    listed = list(words)
+    return ", ".join(listed[:3]) + (f" and {len(listed) - 3} more" if len(listed) > 3 else "")

@@ -1,0 +1,1 @@
+"""One real run, written down call by call, and what stays one node in it."""

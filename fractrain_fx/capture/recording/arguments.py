@@ -1,0 +1,103 @@
+"""Values that a call was given, as the arguments of its node."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from keyword import iskeyword
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.fx import Node
+from torch.utils import _pytree as pytree
+
+from fractrain_fx.capture.recording.writer import UnrepresentableError, Writer
+from fractrain_fx.capture.sizes.symbolic import READS, SymbolicFloat, SymbolicInt, plain
+from fractrain_fx.capture.targets import function_node
+from fractrain_fx.capture.trees import holds_tensor
+from fractrain_fx.capture.values import ValueList
+
+__all__ = ["argument"]
+
+_LITERALS = (str, bool, int, float, complex, type(None), type(...), torch.dtype, torch.layout, torch.memory_format)
+
+
+def argument(writer: Writer, value: Any, cut: bool = False) -> Any:
+    """A value as a node's argument.
+
+    Args:
+        writer: knows the tensors' nodes, and gets those that build the rest.
+        value: what the call was given.
+        cut: whether gradients are off, so that tensors enter detached.
+
+    Raises:
+        UnrepresentableError: something in ``value`` has no form in generated code.
+    """
+    if isinstance(value, Tensor):
+        node = writer.node_of(value)
+        return writer.detached(node) if cut and value.requires_grad else node
+    if isinstance(value, (SymbolicInt, SymbolicFloat)):
+        return _size(writer, value)
+    if isinstance(value, ValueList):
+        node = writer.node_of(value.source)
+        return writer.once(("tolist", node), lambda: writer.create("call_method", "tolist", (node,)))
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, torch.device):
+        return writer.device(value)
+    if isinstance(value, (Node, *_LITERALS)):
+        return value
+    if isinstance(value, range):
+        return tuple(value)
+    if isinstance(value, (tuple, list)):
+        parts = [argument(writer, part, cut) for part in value]
+        if isinstance(value, list):
+            return parts
+        return _built(writer, type(value), parts, {}) if hasattr(value, "_fields") else tuple(parts)
+    if isinstance(value, slice):
+        return slice(*(argument(writer, part, cut) for part in (value.start, value.stop, value.step)))
+    if type(value) is dict:
+        return {
+            key: writer.device(torch.device(part))
+            if key == "device" and isinstance(part, (str, int))
+            else argument(writer, part, cut)
+            for key, part in value.items()
+        }
+    return _object(writer, value, cut)
+
+
+def _size(writer: Writer, value: SymbolicInt | SymbolicFloat) -> Any:
+    """A size, or a number computed from sizes, as a node that computes it for the sizes at hand."""
+    if value.op in READS:
+        node = writer.known(value.operands[0])
+        if node is None:
+            return plain(value)
+        read, operands = READS[value.op], (node, value.operands[1])
+        return writer.once((read, operands), lambda: writer.create("call_method", read, operands))
+    parts = tuple(_size(writer, x) if isinstance(x, (SymbolicInt, SymbolicFloat)) else x for x in value.operands)
+    if not any(isinstance(x, Node) for x in parts):
+        return plain(value)
+    return writer.once((value.op, parts), lambda: writer.create("call_function", value.op, parts))
+
+
+def _object(writer: Writer, value: Any, cut: bool) -> Any:
+    """An instance that holds tensors, rebuilt by a call of its class."""
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        parts = {key: argument(writer, part, cut) for key, part in value.items()}
+        names = all(key.isidentifier() and not iskeyword(key) for key in parts)
+        return _built(writer, type(value), (), parts) if names else _built(writer, type(value), (parts,), {})
+    if holds_tensor(value) and not isinstance(value, Mapping):
+        wanted = [field.name for field in dataclasses.fields(value) if field.init]
+        return _built(writer, type(value), (), {name: argument(writer, getattr(value, name), cut) for name in wanted})
+    leaves, spec = pytree.tree_flatten(value)
+    if leaves == [value] or not holds_tensor(leaves):
+        raise UnrepresentableError(type(value).__name__)
+    rebuild = function_node(lambda *parts: pytree.tree_unflatten(parts, spec), type(value).__name__)
+    return writer.create("call_function", rebuild, tuple(argument(writer, part, cut) for part in leaves))
+
+
+def _built(writer: Writer, kind: type[Any], args: Iterable[Any], kwargs: dict[str, Any]) -> Node:
+    # A class as a node's argument or target breaks code generation; a function that calls it does not.
+    return writer.create("call_function", function_node(kind, kind.__name__), tuple(args), kwargs)

@@ -1,0 +1,93 @@
+"""Modules that capture adds under ``frac``: tensors that belong to no module, values that follow the mode, methods."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fractrain_fx.capture.recording.callees import Callee, Method
+
+__all__ = ["Additions", "ModeSwitch"]
+
+
+class ModeSwitch(nn.Module):
+    """Gives ``train_value`` while training, else ``eval_value``: what a recording baked from ``self.training``."""
+
+    def __init__(self, train_value: Any, eval_value: Any) -> None:
+        super().__init__()
+        self.train_value = train_value
+        self.eval_value = eval_value
+
+    def forward(self) -> Any:
+        """The value for the present mode."""
+        return self.train_value if self.training else self.eval_value
+
+    def extra_repr(self) -> str:
+        """Both values."""
+        return f"train={self.train_value!r}, eval={self.eval_value!r}"
+
+
+class Additions:
+    """The ``frac`` child of a recording, filled while recording.
+
+    Attributes:
+        root: the module that becomes ``frac``; ``constants``, ``mode`` and ``methods`` appear in it when first
+            needed.
+    """
+
+    def __init__(self) -> None:
+        self.root = nn.Module()
+        self._constants: dict[int, str] = {}
+        self._switches: list[tuple[Any, Any, str]] = []
+        self._methods: dict[Callee, str] = {}
+
+    def constant(self, value: Tensor) -> str:
+        """Keep a tensor that belongs to no module as a non-persistent buffer; its qualified name."""
+        if id(value) not in self._constants:
+            holder = self._child("constants")
+            name = f"c{len(self._constants)}"
+            holder.register_buffer(name, value, persistent=False)
+            self._constants[id(value)] = f"frac.constants.{name}"
+        return self._constants[id(value)]
+
+    def switch(self, train_value: Any, eval_value: Any) -> str:
+        """A :class:`ModeSwitch` of the two values; its qualified name."""
+        for known_train, known_eval, path in self._switches:
+            if _identical(known_train, train_value) and _identical(known_eval, eval_value):
+                return path
+        name = str(len(self._switches))
+        self._child("mode").add_module(name, ModeSwitch(train_value, eval_value))
+        self._switches.append((train_value, eval_value, f"frac.mode.{name}"))
+        return f"frac.mode.{name}"
+
+    def method(self, callee: Callee, owner: nn.Module) -> str:
+        """A module that calls a method of another one; its qualified name."""
+        if callee not in self._methods:
+            name = str(len(self._methods))
+            self._child("methods").add_module(name, Method(owner, callee.name))
+            self._methods[callee] = f"frac.methods.{name}"
+        return self._methods[callee]
+
+    def same(self, a: str, b: str) -> bool:
+        """Whether two ``get_attr`` targets are the same parameter, or constants with the same content."""
+        if a == b or not (a.startswith("frac.constants.") and b.startswith("frac.constants.")):
+            return a == b
+        x, y = (self.root.get_buffer(path.partition(".")[2]) for path in (a, b))
+        return x.dtype == y.dtype and x.device == y.device and not x.is_meta and torch.equal(x, y)
+
+    def drop_unused(self, targets: set[str]) -> None:
+        """Forget constants that no ``get_attr`` among ``targets`` reads."""
+        for path in self._constants.values():
+            if path not in targets:
+                self.root.get_submodule("constants")._buffers.pop(path.rpartition(".")[2], None)
+
+    def _child(self, name: str) -> nn.Module:
+        if name not in self.root._modules:
+            self.root.add_module(name, nn.Module())
+        return self.root.get_submodule(name)
+
+
+def _identical(a: Any, b: Any) -> bool:
+    return type(a) is type(b) and bool(a == b)

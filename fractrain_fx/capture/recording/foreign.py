@@ -1,0 +1,80 @@
+"""Functions of libraries that compute outside torch, each written down as one call that is made again at every run."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fractrain_fx.capture.recording.recorder import Recorder
+from fractrain_fx.capture.sizes.symbolic import plain
+from fractrain_fx.capture.state import seeded
+from fractrain_fx.capture.targets import function_node
+
+__all__ = ["foreign_functions", "is_foreign", "same_draws"]
+
+# SpecAugment of transformers' speech models: draws from numpy which frames to mask, and returns an array.
+_ARRAYS = ("_compute_mask_indices",)
+
+
+def foreign_functions(recorder: Recorder) -> Iterator[tuple[ModuleType, str, Callable[..., Any]]]:
+    """Owner, name and what to put in the place of each such function that is loaded.
+
+    A graph that kept the array of one run as a constant would mask the same frames of every batch.
+    """
+    for module, name in _loaded():
+        yield module, name, _written(recorder, vars(module)[name], name)
+
+
+@contextlib.contextmanager
+def same_draws() -> Iterator[None]:
+    """Let these functions draw the same at each call inside, whatever the generators would give."""
+    with contextlib.ExitStack() as stack:
+        for module, name in _loaded():
+            stack.callback(setattr, module, name, vars(module)[name])
+            setattr(module, name, _seeded(vars(module)[name]))
+        yield
+
+
+def _seeded(real: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with seeded():
+            return real(*args, **kwargs)
+
+    return call
+
+
+def _loaded() -> Iterator[tuple[ModuleType, str]]:
+    for module_name, module in list(sys.modules.items()):
+        if module_name.startswith("transformers.models."):
+            yield from ((module, name) for name in _ARRAYS if name in vars(module))
+
+
+def is_foreign(frame: FrameType | None) -> bool:
+    """Whether such a function runs, up to the forward that called it."""
+    while frame is not None and frame.f_code.co_name != "forward":
+        if frame.f_code.co_name in _ARRAYS and str(frame.f_globals.get("__name__")).startswith("transformers.models."):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _written(recorder: Recorder, real: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def compute(*args: Any, **kwargs: Any) -> Tensor:
+        return torch.from_numpy(real(*args, **kwargs))
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if recorder.paused:
+            return real(*args, **kwargs)
+        watched = recorder.watch(args, kwargs)
+        with recorder.pause():
+            result = compute(*plain(args), **plain(kwargs))
+            target = function_node(compute, name.strip("_"))
+            return recorder.write("call_function", target, args, kwargs, result, watched, random=True)
+
+    return call

@@ -1,0 +1,167 @@
+"""What Python code sees of a recorded run: values of tensors, which no graph holds, and sizes, to which it is tied."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from fractrain_fx.capture import targets
+from fractrain_fx.capture.recording.callees import callees
+from fractrain_fx.capture.recording.writer import Source, Writer
+from fractrain_fx.capture.sizes.branches import guards_an_error, tests_for_overflow
+from fractrain_fx.capture.sizes.data_sizes import decided_dims
+from fractrain_fx.capture.sizes.guards import Expression, Guard, Size, place_of
+from fractrain_fx.capture.sizes.parts import part_count
+from fractrain_fx.capture.sizes.symbolic import READS, SymbolicFloat, SymbolicInt, plain, symbolic_shape
+from fractrain_fx.capture.source import CAPTURE
+from fractrain_fx.capture.trees import has_mask, tensors_in
+from fractrain_fx.capture.values import ValueList, is_sizes
+
+__all__ = ["Looks"]
+
+
+class Looks:
+    """Notes what Python code looks at while a model is recorded.
+
+    Args:
+        writer: the graph and its tensors.
+        paths: path of each module of the model, by identity.
+        paused: whether calls are made without being written.
+    """
+
+    def __init__(self, writer: Writer, paths: dict[int, str], paused: Callable[[], bool]) -> None:
+        self._writer = writer
+        self._paths = paths
+        self._paused = paused
+        self._guards: dict[tuple[Expression, Any], Guard] = {}
+        self._parts: dict[tuple[Expression, Any], Node] = {}
+
+    def __len__(self) -> int:
+        return len(self._guards)
+
+    def forget_after(self, count: int) -> None:
+        """Take back all guards but the first ``count``."""
+        for key in list(self._guards)[count:]:
+            del self._guards[key]
+
+    def guards(self, joined: Collection[Node] = ()) -> tuple[Guard, ...]:
+        """What was seen of sizes, once each; but not how many parts those calls gave that are ``joined`` again."""
+        return tuple(guard for key, guard in self._guards.items() if self._parts.get(key) not in joined)
+
+    # Sizes
+
+    def shape(self, x: Tensor, read: Callable[..., Any] = torch.Tensor.size) -> torch.Size:
+        """The shape (or the strides), symbolic where it may differ from call to call."""
+        if self._writer.known(x) is not None and self._writer.depends(x, Source.INPUT):
+            return symbolic_shape(x, read)
+        return x.shape if read is torch.Tensor.size else torch.Size(x.stride())
+
+    def saw(self, op: Callable[..., Any], operands: tuple[Any, ...], value: Any) -> None:
+        """Python code saw the result of an operation on sizes."""
+        if not self._paused():
+            self._note(op, operands, value, sys._getframe(1))
+
+    def cut(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+        """A tensor was cut into parts: Python code sees how many there are."""
+        counted = part_count(name, args, kwargs)
+        if counted is not None and isinstance(result, (tuple, list)) and any(self._writer.known(x) for x in result):
+            x, dim, count, operands = counted
+            node = self._writer.node_of(tensors_in(result).__next__())
+            size = self.shape(x)[dim]
+            key = self._note(count, (size, *operands), len(result), sys._getframe(2))
+            if key is not None and node.args:
+                self._parts[key] = node.args[0]  # type: ignore[assignment]
+
+    def _note(
+        self, op: Callable[..., Any], operands: tuple[Any, ...], value: Any, frame: FrameType
+    ) -> tuple[Expression, Any] | None:
+        expression = self._expression(op, operands)
+        if not expression.sizes or (len(operands) > 1 and len(set(expression.operands)) == 1):
+            return None
+        while str(frame.f_globals.get("__name__", "")).startswith(f"{CAPTURE}.") and frame.f_back:
+            frame = frame.f_back
+        if any(size.dim in self._writer.sized_by_data(size.node) for size in expression.sizes):
+            if not (isinstance(value, bool) and guards_an_error(frame, value, compared=True)):
+                self._writer.block(
+                    f"what it computes depends on a size that data decide ({expression})",
+                    tuple(callees(frame, self._paths)),
+                )
+            return None
+        key = expression, value
+        if key not in self._guards:
+            self._guards[key] = Guard(expression, value, self._writer.path, place_of(frame))
+        return key
+
+    def _expression(self, op: Callable[..., Any], operands: tuple[Any, ...]) -> Expression:
+        return Expression(op, tuple(map(self._operand, operands)))
+
+    def _operand(self, value: Any) -> Any:
+        if not isinstance(value, (SymbolicInt, SymbolicFloat)):
+            return value
+        if value.op not in READS:
+            return self._expression(value.op, value.operands)
+        x, dim = value.operands
+        node = self._writer.known(x)
+        return plain(value) if node is None else Size(node, dim, READS[value.op])
+
+    # Values
+
+    def values(self, name: str, args: tuple[Any, ...], result: Any, frame: FrameType) -> Any:
+        """Note where values decide what Python code sees, or how large a tensor is.
+
+        A tensor of varying size in the root's own code (a loss over the labels that count) stays in the graph: its
+        rows reach no block of the model.
+
+        Args:
+            name: of the call.
+            args: what it was given.
+            result: what it returned.
+            frame: the code that made it.
+
+        Returns:
+            ``result``, or a list of sizes that notes who looks inside.
+        """
+        writer = self._writer
+        if name == "tolist" and is_sizes(args[0]) and writer.depends(args[0], Source.DATA):
+            return ValueList(result, args[0], partial(self._listed, args[0]))
+        read = name in targets.VALUE_READS
+        sized = bool(decided_dims(name, args))
+        if not (read or (sized and writer.path)):
+            return result
+        masked = name in ("__getitem__", "getitem") and has_mask(args[1])
+        for x in tensors_in(args):
+            if writer.depends(x, Source.DATA):
+                if isinstance(result, bool) and self._is_check(name, x, result, frame):
+                    self._assert_as_recorded(x, result)
+                    continue
+                self._block(x, "indexing with a boolean mask" if masked else f"{name}()", frame)
+        return result
+
+    def _listed(self, x: Tensor, frame: FrameType) -> None:
+        """Python code looks into what ``x.tolist()`` gave."""
+        if not self._paused():
+            self._block(x, "tolist()", frame)
+
+    def _block(self, x: Tensor, call: str, frame: FrameType) -> None:
+        cause = f"what it computes depends on values ({call})"
+        if self._writer.depends(x, Source.RANDOM) and not self._writer.depends(x, Source.INPUT):
+            cause = "random numbers decide what it computes (set its rate of dropped layers to 0)"
+        self._writer.block(cause, tuple(callees(frame, self._paths)))
+
+    def _is_check(self, name: str, x: Tensor, value: bool, frame: FrameType) -> bool:
+        return tests_for_overflow(self._writer.node_of(x)) or guards_an_error(frame, value, called=name == "item")
+
+    def _assert_as_recorded(self, x: Tensor, value: bool) -> None:
+        """The graph is without the branch that handles an error or overflow, and stops where it would be needed."""
+        writer = self._writer
+        node = writer.node_of(x)
+        holds = node if value else writer.create("call_function", torch.logical_not, (node,))
+        message = f"{writer.path or 'the model'}: a test of values, {value} when recorded, is {not value}"
+        writer.create("call_function", torch._assert_async, (holds, message), effect=True)

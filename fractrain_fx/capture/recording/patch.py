@@ -1,0 +1,260 @@
+"""What is replaced in torch while a model is recorded, and put back afterwards whatever happens."""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import checkpoint
+
+from fractrain_fx.capture import targets
+from fractrain_fx.capture.recording.callees import Callee, only_constants, own_containers, placed
+from fractrain_fx.capture.recording.foreign import foreign_functions
+from fractrain_fx.capture.recording.hidden import contractions_in_backward
+from fractrain_fx.capture.recording.leaves import Depth, depth_of
+from fractrain_fx.capture.recording.recorder import Recorder
+from fractrain_fx.capture.recording.writer import UnrepresentableError
+from fractrain_fx.capture.sizes.memos import memoized_functions
+from fractrain_fx.capture.sizes.standins import standins
+from fractrain_fx.capture.sizes.symbolic import observed, plain
+from fractrain_fx.capture.trees import tensors_in
+
+__all__ = ["Calls", "plain_paths", "recording"]
+
+
+class Calls:
+    """What happens at each module call of a recorded run.
+
+    Args:
+        model: the module that is recorded.
+        recorder: where calls are written.
+        leaves: paths of modules that must stay one node.
+
+    Attributes:
+        root: the module that is recorded.
+        weighted: how many calls were made to modules that hold parameters.
+    """
+
+    def __init__(self, model: nn.Module, recorder: Recorder, leaves: Mapping[str, str]) -> None:
+        self._recorder = recorder
+        self._leaves = leaves
+        self.root = model
+        self.weighted = 0
+
+    def call(self, forward: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Stand in for ``nn.Module.__call__``, which is passed as ``forward``."""
+        recorder = self._recorder
+        path = recorder.paths.get(id(module))
+        self.weighted += any(p is not None for p in module._parameters.values())
+        if recorder.paused or path is None or module is self.root:
+            return forward(module, *args, **kwargs)
+        depth = Depth.LEAF if path in self._leaves else depth_of(module)
+        result = self._one_node(depth, path, forward, module, args, kwargs)
+        recorder.returned(path, result)
+        return result
+
+    def kept(self, callee: Callee) -> tuple[Any, str, Callable[..., Any]]:
+        """Owner, name and what to put in the place of a function or method that is to be one call.
+
+        It is refused if a gradient flows through it, weights are used in it or it returns anything but tensors.
+        """
+        recorder = self._recorder
+        owner, real = placed(callee, self.root)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if recorder.paused:
+                return real(*args, **kwargs)
+            watched, weighted = recorder.watch(args, kwargs), self.weighted
+            with recorder.pause():
+                result = real(*plain(args), **plain(kwargs))
+                if weighted == self.weighted and only_constants(result):
+                    with contextlib.suppress(UnrepresentableError):
+                        if callee.method:
+                            path = recorder.writer.additions.method(callee, owner)
+                            return recorder.write("call_module", path, args, kwargs, result, watched)
+                        function = targets.function_node(own_containers(real), callee.name.strip("_"))
+                        return recorder.write("call_function", function, args, kwargs, result, watched)
+                recorder.refused.add(callee)
+                return result
+
+        return owner, callee.name, call
+
+    def _one_node(
+        self,
+        depth: Depth,
+        path: str,
+        forward: Callable[..., Any],
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        recorder = self._recorder
+        if depth is Depth.THROUGH:
+            return self._inside(path, forward, module, args, kwargs)
+        watched = recorder.watch(args, kwargs)
+        if depth is Depth.MAYBE:
+            mark = recorder.mark()
+            result = self._inside(path, forward, module, args, kwargs)
+            # One that adds to a list which it was given is no node: its own result would be among its arguments.
+            same = [id(x) for x in watched.tensors] == [id(x) for x in tensors_in((args, kwargs))]
+            if recorder.contractions > mark.contractions or not same or not recorder.writes((args, kwargs)):
+                return result
+            recorder.fold(mark)
+        else:
+            with recorder.pause(), recorder.hidden.counted({}, trained_only=True):
+                result = forward(module, *plain(args), **plain(dict(kwargs)))
+        with recorder.pause():
+            try:
+                return recorder.write("call_module", path, args, kwargs, result, watched)
+            except UnrepresentableError as error:
+                recorder.writer.block(f"its child {path!r} stays one node and is given a {error}, which no graph holds")
+                return result
+
+    def _inside(
+        self,
+        path: str,
+        forward: Callable[..., Any],
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        with self._recorder.inside(path, module):
+            result = forward(module, *args, **kwargs)
+            self._recorder.writer.require_known(result)
+            return result
+
+
+@contextlib.contextmanager
+def recording(recorder: Recorder, calls: Calls, kept: Iterable[Callee]) -> Iterator[None]:
+    """Send module calls, autograd functions and autocast regions to ``recorder`` while the mode is active.
+
+    Args:
+        recorder: where calls are written.
+        calls: what happens at module calls.
+        kept: functions and methods to write as one call each.
+    """
+    forward = nn.Module.__call__
+    apply = torch.autograd.Function.__dict__["apply"]
+    enter: Callable[..., Any] = torch.autocast.__enter__
+    leave: Callable[..., Any] = torch.autocast.__exit__
+    move: Callable[..., nn.Module] = nn.Module._apply
+    real_len = len
+    regions: dict[int, list[Any]] = {}
+
+    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return calls.call(forward, module, *args, **kwargs)
+
+    def apply_function(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        real = apply.__get__(None, cls)
+        if recorder.paused:
+            return real(*args, **kwargs)
+        watched = recorder.watch(args, kwargs)
+        with recorder.pause(), recorder.hidden.counted(contractions_in_backward(cls), trained_only=False):
+            result = real(*plain(args), **plain(dict(kwargs)))
+            try:
+                target = targets.function_node(real, cls.__name__)
+                return recorder.write("call_function", target, args, kwargs, result, watched)
+            except UnrepresentableError:
+                return recorder.write_closed(cls.__name__, real, args, kwargs, result, watched)
+
+    def enter_region(self: Any) -> Any:
+        result = enter(self)
+        if not recorder.paused:
+            regions.setdefault(id(self), []).append(recorder.enter_autocast(self))
+        return result
+
+    def length(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.ndim and not recorder.paused:
+            return recorder.size("size", (value, 0), {})
+        return real_len(value)
+
+    def convert(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        # A module moved to its device or type in a forward (routers do so) is there already; no part of the graph.
+        with recorder.pause():
+            return move(self, *args, **kwargs)
+
+    def leave_region(self: Any, *error: Any) -> Any:
+        if not recorder.paused and regions.get(id(self)):
+            recorder.leave_autocast(regions[id(self)].pop())
+        return leave(self, *error)
+
+    with (
+        contextlib.ExitStack() as stack,
+        plain_paths(),
+        _replaced(nn.Module, "__call__", call),
+        _replaced(nn.Module, "_apply", convert),
+        _replaced(torch.autograd.Function, "apply", classmethod(apply_function)),
+        _replaced(torch.autocast, "__enter__", enter_region),
+        _replaced(torch.autocast, "__exit__", leave_region),
+        # ``len`` turns what ``__len__`` returns into a plain int, so that a size would be lost.
+        _replaced(builtins, "len", length),
+        observed(recorder.looks.saw),
+        recorder,
+    ):
+        for place in (*foreign_functions(recorder), *standins(calls.root), *memoized_functions(calls.root)):
+            stack.enter_context(_replaced(*place))
+        for callee in kept:
+            stack.enter_context(_replaced(*calls.kept(callee)))
+        yield
+
+
+@contextlib.contextmanager
+def plain_paths(*, value_free: bool = True) -> Iterator[None]:
+    """Run models on their plain path: no fused attention, no compiled children, no re-entrant checkpoints.
+
+    Args:
+        value_free: also tell libraries that values must not be read, the way a CUDA stream capture does. Transformers
+            then builds its attention masks always, rather than looking whether this batch happens to need one.
+    """
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    with contextlib.ExitStack() as stack:
+        stack.callback(torch.backends.mha.set_fastpath_enabled, fast_path)
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(_replaced(checkpoint.CheckpointFunction, "apply", _without_checkpoint))
+        if value_free:
+            stack.enter_context(_replaced(torch.cuda, "is_current_stream_capturing", lambda: True))
+            stack.enter_context(_replaced(nn.modules.transformer, "_detect_is_causal_mask", _stated_causality))
+            masks = sys.modules.get("transformers.masking_utils")
+            if hasattr(masks, "_vmap_expansion_sdpa"):
+                stack.enter_context(_replaced(masks, "_vmap_expansion_sdpa", _broadcast_mask))
+        yield
+
+
+def _without_checkpoint(function: Callable[..., Any], preserve_random_state: bool, *args: Any) -> Any:
+    """Re-entrant checkpointing hides what it runs, and refuses ``torch.autograd.grad``; the values are the same."""
+    return function(*args)
+
+
+def _stated_causality(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
+    """Whether a mask was said to be causal; torch's own looks at its values where nothing was said."""
+    return is_causal is True
+
+
+def _broadcast_mask(mask: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Transformers' rule of who attends to whom, for all indices at once; ``torch.vmap`` shows none of its calls."""
+
+    def over(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        indices = (batch[:, None, None, None], head[:, None, None], query[:, None], key)
+        return mask(*indices).expand(len(batch), len(head), len(query), len(key))
+
+    return over
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    own = name in vars(owner)
+    before = vars(owner)[name] if own else None
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if own:
+            setattr(owner, name, before)
+        else:
+            delattr(owner, name)

@@ -1,0 +1,270 @@
+"""Write down every torch call of one real run as a node of an fx graph."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Node
+from torch.overrides import TorchFunctionMode
+
+from fractrain_fx.capture import targets
+from fractrain_fx.capture.recording.arguments import argument
+from fractrain_fx.capture.recording.callees import Callee
+from fractrain_fx.capture.recording.constants import Additions
+from fractrain_fx.capture.recording.effects import Effects, Watch
+from fractrain_fx.capture.recording.hidden import HiddenCalls
+from fractrain_fx.capture.recording.looks import Looks
+from fractrain_fx.capture.recording.results import map_results
+from fractrain_fx.capture.recording.writer import UnrepresentableError, Writer
+from fractrain_fx.capture.sizes.data_sizes import decided_dims, passed_on
+from fractrain_fx.capture.sizes.symbolic import plain
+from fractrain_fx.capture.trees import holds_tensor, map_tree, tensors_in
+
+__all__ = ["Mark", "Recorder", "Return"]
+
+_SIZES = frozenset({"size", "numel", "nelement", "stride"})
+
+
+@dataclass(frozen=True)
+class Return:
+    """One call of the module at ``path``, as it ended: the nodes of the tensors that it returned."""
+
+    path: str
+    nodes: tuple[Node | None, ...]
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A point in a recording to which it can be taken back."""
+
+    last: Node
+    obstacles: int
+    returns: int
+    contractions: int
+    guards: int
+
+
+class Recorder(TorchFunctionMode):
+    """While active, makes each torch call and writes it to ``writer``.
+
+    Attributes:
+        writer: the graph and its tensors.
+        looks: what Python code saw of sizes and values.
+        returns: module calls in the order in which they ended.
+        contractions: how many contractions were written through which a gradient flows.
+        paused: whether calls are made without being written.
+        failed: path of the innermost module in whose forward an error was raised.
+        paths: path of each module of the model, by identity.
+        refused: functions and methods that were to be kept as one call, and cannot be.
+        hidden: the contractions inside a call that becomes one node.
+    """
+
+    def __init__(self, model: nn.Module, additions: Additions) -> None:
+        super().__init__()
+        self.writer = Writer(model, additions)
+        self.returns: list[Return] = []
+        self.contractions = 0
+        self.paused = False
+        self.failed = ""
+        self.paths: dict[int, str] = {}
+        for path, module in model.named_modules():
+            self.paths.setdefault(id(module), path)
+        self.refused: set[Callee] = set()
+        self.looks = Looks(self.writer, self.paths, lambda: self.paused)
+        self.hidden = HiddenCalls()
+        self._effects = Effects()
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """Make calls without writing them."""
+        before, self.paused = self.paused, True
+        try:
+            yield
+        finally:
+            self.paused = before
+
+    @contextlib.contextmanager
+    def inside(self, path: str, module: nn.Module) -> Iterator[None]:
+        """Attribute calls to the module at ``path``."""
+        before = self.writer.stack
+        self.writer.stack = OrderedDict(before)
+        self.writer.stack[path] = (path, type(module))
+        self.writer.stack.move_to_end(path)
+        try:
+            yield
+        except Exception:
+            self.failed = self.failed or path
+            raise
+        finally:
+            self.writer.stack = before
+
+    def mark(self) -> Mark:
+        """Where the recording stands."""
+        writer = self.writer
+        return Mark(
+            writer.graph._root.prev, len(writer.obstacles), len(self.returns), self.contractions, len(self.looks)
+        )
+
+    def fold(self, mark: Mark) -> None:
+        """Take back what was written since ``mark``."""
+        self.writer.erase_after(mark.last)
+        del self.writer.obstacles[mark.obstacles :]
+        del self.returns[mark.returns :]
+        self.looks.forget_after(mark.guards)
+
+    def writes(self, value: Any) -> bool:
+        """Whether a value can be a node's argument."""
+        try:
+            argument(self.writer, value)
+        except UnrepresentableError:
+            return False
+        return True
+
+    def returned(self, path: str, result: Any) -> None:
+        """Note that a call of the module at ``path`` ended."""
+        self.returns.append(Return(path, tuple(self.writer.known(x) for x in tensors_in(result))))
+
+    def watch(self, args: Any, kwargs: Any) -> Watch:
+        """How the tensors among the arguments stand before the call."""
+        with torch._C.DisableTorchFunction():  # what is asked of the tensors here is no call of the model
+            return self._effects.watch(tensors_in((args, kwargs)))
+
+    def write(
+        self,
+        op: str,
+        target: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        result: Any,
+        watched: Watch,
+        random: bool = False,
+        decided: Collection[int] | None = None,
+    ) -> Any:
+        """Add the node of a call that was made and map its results (see :func:`map_results`).
+
+        A call that returns no tensor and changes none leaves no node. ``random``: it draws numbers elsewhere than in
+        torch. ``decided``: dimensions of its results whose length values decide.
+        """
+        changed, drawn = self._effects.since(watched)
+        drawn = drawn or random
+        if not holds_tensor(result) and not changed:
+            self.hidden.forget()
+            return result
+        writer = self.writer
+        cut = not torch.is_grad_enabled()
+        node = writer.create(
+            op,
+            target,
+            tuple(argument(writer, value, cut) for value in args),
+            argument(writer, dict(kwargs), cut),
+            effect=bool(changed) or drawn,
+        )
+        self.hidden.note_on(node)
+        if drawn:
+            writer.mark_random(node)
+        for x in changed:
+            if not (cut and x.requires_grad):
+                writer.touched(x, node, result)
+        taken, in_place = {id(x) for x in watched.tensors}, {id(x) for x in changed}
+        forms = [(x, writer.sized_by_data(writer.known(x))) for x in watched.tensors]
+        mapped = map_results(writer, result, node, taken, in_place, cut=cut and op == "call_module")
+        if decided or any(dims for _, dims in forms):
+            for x in tensors_in(mapped):
+                dims = decided or passed_on(str(getattr(target, "__name__", target)), x, forms)
+                writer.mark_sized(x, frozenset(dims))
+        return mapped
+
+    def enter_autocast(self, region: torch.autocast) -> Node:
+        """Write the start of an autocast region."""
+        writer = self.writer
+        arguments = (writer.device_type(region.device), region.fast_dtype, region._enabled, region._cache_enabled)
+        return writer.create("call_function", torch.amp.autocast_mode._enter_autocast, arguments, effect=True)
+
+    def leave_autocast(self, entry: Node) -> None:
+        """Write the end of the autocast region that ``entry`` began."""
+        if not entry._erased:
+            self.writer.create("call_function", torch.amp.autocast_mode._exit_autocast, (entry,), effect=True)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Make the call and write it down."""
+        kwargs = kwargs or {}
+        if self.paused:
+            return self.hidden.seen(func, func(*args, **kwargs))
+        through = targets.call_through(func)
+        if through is not None:
+            with self:
+                return through(*args, **kwargs)
+        name = targets.getter_name(func)
+        if name is not None:
+            return self._property(func, name, args)
+        (op, target), ordered = targets.resolve(func, args, kwargs)
+        name = str(target if op == "call_method" else getattr(func, "__name__", "call"))
+        if name in _SIZES:
+            return self.size(name, args, kwargs)
+        watched = self.watch(args, kwargs)
+        result = self.looks.values(name, args, func(*plain(args), **plain(dict(kwargs))), sys._getframe(1))
+        if name in targets.CONTRACTIONS and any(x.requires_grad for x in tensors_in(result)):
+            self.contractions += 1
+        try:
+            result = self.write(op, target, ordered, kwargs, result, watched, decided=decided_dims(name, args))
+        except UnrepresentableError:
+            return self.write_closed(name, func, args, kwargs, result, watched)
+        self.looks.cut(name, args, kwargs, result)
+        return result
+
+    def _property(self, func: Any, name: str, args: tuple[Any, ...]) -> Any:
+        if name == "shape":
+            return self.looks.shape(args[0])
+        if name == "nbytes":
+            return self.size("numel", args, {}) * args[0].element_size()
+        watched = self.watch(args, {})
+        result = func(*plain(args))
+        if targets.is_setter(func):
+            arguments = tuple(argument(self.writer, value) for value in (args[0], name, args[1]))
+            self.writer.create("call_function", setattr, arguments, effect=True)
+            return result
+        if isinstance(result, Tensor):
+            return self.write("call_function", getattr, (args[0], name), {}, result, watched)
+        return result
+
+    def size(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """What ``size``, ``stride``, ``numel`` or ``nelement`` return, symbolic where it may differ between calls."""
+        shape = self.looks.shape(args[0], torch.Tensor.stride if name == "stride" else torch.Tensor.size)
+        if name in ("numel", "nelement"):
+            return math.prod(shape)
+        dim = args[1] if len(args) > 1 else kwargs.get("dim")
+        return shape if dim is None else shape[dim]
+
+    def write_closed(
+        self,
+        name: str,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        result: Any,
+        watched: Watch,
+    ) -> Any:
+        """Write a call that has an argument with no form in generated code: a closure keeps all but the tensors."""
+        given = watched.tensors
+        if not given:
+            return result
+        slots = {id(x): i for i, x in enumerate(given)}
+
+        def call(*tensors: Tensor) -> Any:
+            def fill(value: Any) -> Any:
+                return tensors[slots[id(value)]] if isinstance(value, Tensor) else value
+
+            return func(*map_tree(plain(args), fill), **map_tree(plain(dict(kwargs)), fill))
+
+        target = targets.function_node(call, name.strip("_") or "call")
+        return self.write("call_function", target, tuple(given), {}, result, watched)

@@ -1,0 +1,58 @@
+"""What a call returned, mapped to its node."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from fractrain_fx.capture.recording.writer import Writer
+from fractrain_fx.capture.trees import fields_of, holds_tensor
+
+__all__ = ["map_results"]
+
+
+def map_results(writer: Writer, result: Any, node: Node, taken: set[int], in_place: set[int], cut: bool = False) -> Any:
+    """Map the tensors in a call's result to its node.
+
+    Args:
+        writer: is told which node each tensor comes from.
+        result: what the call returned.
+        node: the call's node.
+        taken: identities of the call's arguments.
+        in_place: those among them that the call changed.
+        cut: whether the results were computed without gradients although the node would have some.
+
+    Returns:
+        ``result``, with a new tensor object in the place of each one that is an argument merely handed back: two
+        nodes must not share one identity, or users of the argument would be re-routed through this call.
+    """
+
+    def part_of(part: Any, follow: Callable[..., Any], key: Any) -> Any:
+        if not holds_tensor(part):
+            return part
+        return map_results(writer, part, writer.create("call_function", follow, (node, key)), taken, in_place, cut)
+
+    if isinstance(result, Tensor):
+        if id(result) in in_place or (node.op == "call_method" and str(node.target).endswith("_")):
+            return result
+        if id(result) in taken or writer.known(result) is not None or writer.owned(result):
+            result = torch.ops.aten.alias.default(result)
+        writer.bind(result, writer.detached(node) if cut and result.is_floating_point() else node)
+        return result
+    if isinstance(result, (tuple, list)):
+        parts = [part_of(part, operator.getitem, i) for i, part in enumerate(result)]
+        if all(a is b for a, b in zip(parts, result, strict=True)):
+            return result
+        if isinstance(result, list):
+            return parts
+        return type(result)(*parts) if hasattr(result, "_fields") else type(result)(parts)
+    items = result.items() if isinstance(result, Mapping) else fields_of(result)
+    follow = operator.getitem if isinstance(result, Mapping) else getattr
+    for key, part in items:
+        part_of(part, follow, key)
+    return result

@@ -1,0 +1,98 @@
+"""What a graph cannot hold and therefore keeps as one node, found in one recording after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from fractrain_fx.capture.recording.callees import Callee
+from fractrain_fx.capture.recording.writer import Obstacle
+from fractrain_fx.errors import CaptureError
+
+__all__ = ["KeepWholeError", "Whole"]
+
+
+@dataclass
+class Whole:
+    """What stays one node: modules by path, functions and methods, each with the reason; and what cannot be one.
+
+    Attributes:
+        modules: path and reason.
+        callees: functions and methods, with reasons.
+        refused: those that cannot be one node.
+        met: paths of modules in whose own code anything was met.
+    """
+
+    modules: dict[str, str]
+    callees: dict[Callee, str] = field(default_factory=dict)
+    refused: set[Callee] = field(default_factory=set)
+    met: set[str] = field(default_factory=set)
+
+    def add(self, obstacles: Iterable[Obstacle], refused: Iterable[Callee]) -> dict[str, str]:
+        """Take in what one recording met.
+
+        Returns:
+            The modules that are to be kept whole next, by path with the reason.
+        """
+        self.refused |= set(refused)
+        for each in refused:
+            self.callees.pop(each, None)
+        modules: dict[str, str] = {}
+        for obstacle in obstacles:
+            self.met.add(obstacle.module)
+            callee = next((each for each in obstacle.callees if each not in self.refused), None)
+            if callee is None:
+                modules[obstacle.module] = obstacle.cause
+            else:
+                self.callees[callee] = obstacle.cause
+        return modules
+
+    def keep(self, model: nn.Module, found: Mapping[str, str]) -> None:
+        """Keep these modules of ``model`` as one node, too.
+
+        Raises:
+            CaptureError: one of them is the model itself, or none of them is new.
+        """
+        new = {path: cause for path, cause in found.items() if path not in self.modules}
+        blamed = "" if "" in new else next(iter(found)) if not new else None
+        if blamed is not None:
+            kind = type(model.get_submodule(blamed)).__name__
+            where = f"module {blamed!r} ({kind})" if blamed else f"{kind} itself"
+            raise CaptureError(
+                f"{where} cannot be written as a graph: {found[blamed]}. Move that computation into a submodule of its "
+                "own, which is then kept as one node, or switch it off in the model's config or the example inputs"
+                + _largest_part(model, blamed, {*self.modules, *self.met})
+            )
+        self.modules |= new
+
+
+def _largest_part(model: nn.Module, path: str, kept: Collection[str]) -> str:
+    """How to rewrite only the largest part of a module that is no graph, in words; nothing where none is one itself."""
+    parts = {
+        f"{path}.{name}".lstrip("."): sum(p.numel() for p in part.parameters())
+        for name, part in model.get_submodule(path).named_children()
+        if part._modules and type(part).forward is not nn.Module.forward
+    }
+    parts = {part: size for part, size in parts.items() if not any(f"{each}.".startswith(f"{part}.") for each in kept)}
+    if not parts:
+        return ""
+    largest = f"model.{max(parts, key=lambda part: parts[part])}"
+    return f"; or rewrite its largest part alone: {largest} = fractrainify({largest}, example_inputs=(...))"
+
+
+class KeepWholeError(Exception):
+    """Something must stay one node; the model is recorded again.
+
+    Attributes:
+        obstacles: modules, functions and methods, with reasons.
+        refused: functions and methods that cannot be one node.
+        compared: whether this came out in a run with more samples than the example has.
+    """
+
+    def __init__(self, obstacles: Iterable[Obstacle], refused: Iterable[Callee] = (), compared: bool = False) -> None:
+        super().__init__()
+        self.obstacles = tuple(obstacles)
+        self.refused = frozenset(refused)
+        self.compared = compared

@@ -1,0 +1,221 @@
+"""The graph being written, and which node stands for which tensor."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Graph, Node
+
+from fractrain_fx.capture.recording.callees import Callee
+from fractrain_fx.capture.recording.constants import Additions
+from fractrain_fx.capture.source import CAPTURE, source_line
+from fractrain_fx.capture.trees import tensors_in
+
+__all__ = ["Obstacle", "Source", "UnrepresentableError", "Writer"]
+
+ModuleStack = OrderedDict[str, tuple[str, type[nn.Module]]]
+
+
+class UnrepresentableError(Exception):
+    """An argument has no form in generated code."""
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """What makes a graph wrong for other data, and why.
+
+    Attributes:
+        module: path of the module to keep as one node.
+        cause: why, in words.
+        callees: what to try first: one of the functions and methods that ran, innermost first.
+    """
+
+    module: str
+    cause: str
+    callees: tuple[Callee, ...] = ()
+
+
+class Source(Enum):
+    """What a value depends on, as far as it matters here."""
+
+    INPUT = "the call's tensors, so that sizes vary"
+    DATA = "values that vary: inputs, parameters, buffers, random numbers"
+    RANDOM = "random numbers"
+
+
+class Writer:
+    """Nodes, and the map from tensors (by identity) to nodes.
+
+    Attributes:
+        graph: what was written so far.
+        stack: the modules whose forward runs, outermost first, as fx notes them on nodes.
+        obstacles: what was met that the graph cannot hold.
+        additions: what goes under ``frac``.
+    """
+
+    def __init__(self, model: nn.Module, additions: Additions) -> None:
+        self.graph = Graph()
+        self.stack: ModuleStack = OrderedDict({"": ("", type(model))})
+        self.obstacles: list[Obstacle] = []
+        self.additions = additions
+        self._home: tuple[Node, torch.device] | None = None
+        self._alive: list[Any] = []
+        self._nodes: dict[int, Node] = {}
+        self._cache: dict[Any, Node] = {}
+        self._sources: dict[Source, set[Node]] = {source: set() for source in Source}
+        self._blamed: set[int] = set()
+        self._sized: dict[Node, frozenset[int]] = {}
+        self._names: dict[int, list[str]] = {}
+        for named in (model.named_parameters, model.named_buffers):
+            for name, tensor in named(remove_duplicate=False):
+                self._names.setdefault(id(tensor), []).append(name)
+
+    @property
+    def path(self) -> str:
+        """Path of the module whose forward runs."""
+        return next(reversed(self.stack))
+
+    def block(self, cause: str, callees: tuple[Callee, ...] = ()) -> None:
+        """Note that the module that runs cannot be written down as it is."""
+        self.obstacles.append(Obstacle(self.path, cause, callees))
+
+    def require_known(self, result: Any) -> None:
+        """Note if the module that runs returns what no recorded call computed."""
+        for x in tensors_in(result):
+            if self.known(x) is None:
+                self._require_shown(x)
+
+    def placeholder(self, name: str) -> Node:
+        """A new input of the graph."""
+        node = self.create("placeholder", name)
+        self._mark(node, (Source.INPUT, Source.DATA))
+        return node
+
+    def create(
+        self,
+        op: str,
+        target: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        effect: bool = False,
+    ) -> Node:
+        """A node of the module that runs; it depends on what its arguments depend on."""
+        node = self.graph.create_node(op, target, args, kwargs or {})
+        node.meta["nn_module_stack"] = self.stack
+        node.meta["source"] = source_line("torch", CAPTURE)
+        if effect:
+            node.meta["effect"] = True
+        for members in self._sources.values():
+            if any(argument in members for argument in node.all_input_nodes):
+                members.add(node)
+        if op == "call_module" or (op == "get_attr" and not str(target).startswith("frac.")):
+            self._mark(node, (Source.DATA,))
+        return node
+
+    def once(self, key: Any, make: Callable[[], Node]) -> Node:
+        """The node that was made for ``key``, as long as it stands."""
+        node = self._cache.get(key)
+        if node is None or node._erased:
+            node = self._cache[key] = make()
+        return node
+
+    def bind(self, value: Tensor, node: Node) -> None:
+        """Let ``node`` stand for this very tensor object."""
+        self._alive.append(value)
+        self._nodes[id(value)] = node
+        if self._home is None:
+            self._home = node, value.device
+
+    def known(self, value: Tensor) -> Node | None:
+        """The node that a tensor came from, if it came from one."""
+        node = self._nodes.get(id(value))
+        return None if node is None or node._erased else node
+
+    def owned(self, value: Tensor) -> bool:
+        """Whether a tensor is a parameter or buffer of the model."""
+        return id(value) in self._names
+
+    def node_of(self, value: Tensor) -> Node:
+        """The node that stands for a tensor; parameters, buffers and unknown tensors get one when first used."""
+        node = self.known(value)
+        if node is not None:
+            return node
+        names = self._names.get(id(value))
+        if names:
+            own = [name for name in names if name.rpartition(".")[0] == self.path]
+            return self._attribute((own or names)[0])
+        self._require_shown(value)
+        self._alive.append(value)
+        return self._attribute(self.additions.constant(value))
+
+    def depends(self, value: Tensor, source: Source) -> bool:
+        """Whether a tensor depends on ``source``."""
+        return self.node_of(value) in self._sources[source]
+
+    def mark_random(self, node: Node) -> None:
+        """The node draws random numbers."""
+        self._mark(node, (Source.DATA, Source.RANDOM))
+
+    def touched(self, x: Tensor, node: Node, result: Any) -> None:
+        """A call changed ``x``: later uses read it from the call if that returns it."""
+        before = self.known(x)
+        if result is x:
+            self.bind(x, node)
+        elif before is not None:
+            for members in self._sources.values():
+                if node in members:
+                    members.add(before)
+
+    def mark_sized(self, value: Tensor, dims: frozenset[int]) -> None:
+        """Data decide the length of these dimensions of a tensor."""
+        if dims and (node := self.known(value)) is not None:
+            self._sized[node] = dims
+
+    def sized_by_data(self, node: Node | None) -> frozenset[int]:
+        """Dimensions of a node's tensor whose length data decide."""
+        return self._sized.get(node, frozenset()) if node is not None else frozenset()
+
+    def detached(self, node: Node) -> Node:
+        """The node's value, cut from autograd."""
+        return self.once(("detach", node), lambda: self.create("call_method", "detach", (node,)))
+
+    def device(self, device: torch.device) -> Any:
+        """A device; that of the inputs becomes a node which follows the inputs."""
+        if self._home is None:
+            return device
+        home, where = self._home
+        if device != where and (device.type != where.type or None not in (device.index, where.index)):
+            return device
+        return self.once(("device", home), lambda: self.create("call_function", getattr, (home, "device")))
+
+    def device_type(self, device_type: str) -> Any:
+        """A kind of device ("cpu"); that of the inputs becomes a node which follows the inputs."""
+        device = self.device(torch.device(device_type))
+        if not isinstance(device, Node):
+            return device_type
+        return self.once(("type", device), lambda: self.create("call_function", getattr, (device, "type")))
+
+    def erase_after(self, mark: Node) -> None:
+        """Take back all nodes after ``mark``."""
+        while (last := self.graph._root.prev) is not mark:
+            self.graph.erase_node(last)
+
+    def _require_shown(self, value: Tensor) -> None:
+        """An unknown tensor with a history was computed unseen: by the first module that returns or uses it."""
+        if value.grad_fn is not None and id(value) not in self._blamed:
+            self._alive.append(value)
+            self._blamed.add(id(value))
+            self.block("it holds a tensor computed by calls that torch does not show (scripted or foreign code, vmap)")
+
+    def _attribute(self, name: str) -> Node:
+        return self.once(("get_attr", name), lambda: self.create("get_attr", name))
+
+    def _mark(self, node: Node, sources: Iterable[Source]) -> None:
+        for source in sources:
+            self._sources[source].add(node)

@@ -1,0 +1,147 @@
+"""Stand-ins for functions that would take a size without asking it: ``range``, ``int``, those of ``math``."""
+
+from __future__ import annotations
+
+import builtins
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Union
+
+import numpy as np
+from torch import nn
+
+from fractrain_fx.capture.sizes.symbolic import SymbolicFloat, SymbolicInt, number_of, observe, plain, symbols_in
+
+__all__ = ["standins"]
+
+Place = tuple[Any, str, Any]
+"""Owner, name, and what to put there while a model is recorded."""
+
+
+class _StandsFor(type):
+    """A class that makes another one's instances, and says that they are its own."""
+
+    real: type[Any]
+    make: Callable[..., Any]
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        return cls.make(*args, **kwargs)
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, cls.real)
+
+    def __subclasscheck__(cls, subclass: type[Any]) -> bool:
+        return issubclass(subclass, cls.real)
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(type.__getattribute__(cls, "real"), name)
+
+    def __or__(cls, other: Any) -> Any:
+        return Union[cls.real, other]  # noqa: UP007 (the operator is what is defined here)
+
+    def __eq__(cls, other: object) -> bool:
+        return other is cls or other is cls.real
+
+    def __hash__(cls) -> int:
+        return hash(cls.real)
+
+
+def _stand_in(real: type[Any], make: Callable[..., Any]) -> type[Any]:
+    return _StandsFor(real.__name__, (), {"real": real, "make": staticmethod(make)})
+
+
+def _range(*args: Any) -> Any:
+    """A range holds plain numbers: what is seen of sizes is how many it gives, or each of its ends."""
+    if not any(map(_is_symbol, args)):
+        return _RANGE(*args)
+    if len(args) == 1 or (len(args) == 2 and not _is_symbol(args[0])):
+        ends = (0, *args)[-2:]
+        observe(_range_length, ends, _range_length(*plain(ends)))
+    else:
+        for symbol in symbols_in(args):
+            observe(_same, (symbol,), plain(symbol))
+    return _RANGE(*plain(args))
+
+
+_RANGE = range
+
+
+def _range_length(start: int, stop: int) -> int:
+    return len(_RANGE(start, stop))
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+_range_length.__name__, _same.__name__ = "count", "value"
+
+
+def _is_symbol(value: Any) -> bool:
+    return isinstance(value, (SymbolicInt, SymbolicFloat))
+
+
+def _conversion(real: type[Any]) -> Callable[..., Any]:
+    def make(*args: Any, **kwargs: Any) -> Any:
+        return number_of(real, args) if len(args) == 1 and _is_symbol(args[0]) else real(*args, **kwargs)
+
+    return make
+
+
+def _symbolic(real: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of numbers, symbolic for symbols; what looks into containers of them sees plain numbers."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if kwargs or not any(map(_is_symbol, args)):
+            for symbol in symbols_in((args, tuple(kwargs.values()))):
+                observe(_same, (symbol,), plain(symbol))
+            return real(*plain(args), **plain(kwargs))
+        return number_of(real, args)
+
+    return call
+
+
+def _product(values: Any, *args: Any, **kwargs: Any) -> Any:
+    """``numpy.prod``, which would make an array of the sizes."""
+    if args or kwargs or not (isinstance(values, (tuple, list)) and any(map(_is_symbol, values))):
+        return _PROD(values, *args, **kwargs)
+    return math.prod(values)
+
+
+_PROD = np.prod
+# Those that Python leaves to methods of numbers, or to their operators, are symbolic already.
+_OPERATORS = ("ceil", "floor", "trunc", "prod")
+_MATH: Mapping[Any, Callable[..., Any]] = {
+    real: _symbolic(real)
+    for name, real in vars(math).items()
+    if callable(real) and not name.startswith("_") and name not in _OPERATORS
+}
+_NAMES = {"int": _stand_in(int, _conversion(int)), "float": _stand_in(float, _conversion(float))}
+
+
+def standins(model: nn.Module) -> Iterator[Place]:
+    """What to replace while ``model`` is recorded.
+
+    ``int`` and ``float`` are replaced in the files of the model's own classes alone: Python itself and libraries
+    compare types with them. There, functions of ``math`` that were imported by name are found, too.
+    """
+    yield builtins, "range", _stand_in(range, _range)
+    yield np, "prod", _product
+    for real, stand_in in _MATH.items():
+        yield math, real.__name__, stand_in
+    for file in _files(model):
+        for name, value in list(vars(file).items()):
+            if type(value) is type(math.sqrt) and value in _MATH:
+                yield file, name, _MATH[value]
+        for name, made in _NAMES.items():
+            if name not in vars(file):
+                yield file, name, made
+
+
+def _files(model: nn.Module) -> Iterable[Any]:
+    names = {base.__module__ for module in model.modules() for base in type(module).__mro__}
+    own = (
+        name for name in names if not name.startswith(("torch.", "fractrain_fx.")) and name not in ("torch", "builtins")
+    )
+    return [sys.modules[name] for name in sorted(own) if name in sys.modules]

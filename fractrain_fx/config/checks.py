@@ -1,0 +1,180 @@
+"""What a configuration may not say: unknown words, numbers out of range, options that would change nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, get_args
+
+from fractrain_fx.config.choices import CHOICES, CODE_BITS, TORCHAO_PRECISION
+from fractrain_fx.config.precision import FLOAT_BITS, SKIP, Precision
+from fractrain_fx.errors import ConfigError, near
+
+if TYPE_CHECKING:
+    from fractrain_fx.config import FracConfig
+
+__all__ = ["check_config", "check_stage", "check_words"]
+
+
+def check_words(config: FracConfig) -> None:
+    """Raise a ``ConfigError`` for a word that is none of a field's own."""
+    for name, kind in CHOICES.items():
+        value, known = getattr(config, name), get_args(kind)
+        if value not in known:
+            raise ConfigError(f"{name}={value!r} is unknown: write one of {', '.join(known)}.{near(str(value), known)}")
+
+
+def check_config(config: FracConfig) -> None:
+    """Raise a ``ConfigError`` for what does not fit together; its fields have their own types already."""
+    _check_options(config)
+    _check_codes(config)
+    _check_rounding(config)
+    _check_execution(config)
+    if config.recordings < 1:
+        raise ConfigError(f"recordings={config.recordings} must be at least 1: a model is recorded once")
+    _check_gradient_grid(config)
+    _check_steering(config)
+    for name, low, high in (("epsilon", 0, None), ("alpha", 0, 1), ("keep", 0, 1)):
+        value = getattr(config, name)
+        if not (value >= low and (high is None or value <= high)):
+            raise ConfigError(f"{name}={value} must lie in {low}..{'' if high is None else high}")
+    if not (2 <= config.weight_bits <= 16 or config.weight_bits == FLOAT_BITS):
+        raise ConfigError(f"weight_bits={config.weight_bits} must be 2 to 16, or 32 for float")
+    if config.schedule in ("manual", "cyclic") and config.epochs is None:
+        raise ConfigError(f"schedule={config.schedule!r} divides a run into parts: say how long with epochs=...")
+    if (config.epochs is not None and config.epochs < 1) or config.cycles < 1:
+        raise ConfigError(f"epochs={config.epochs} and cycles={config.cycles} must be at least 1")
+
+
+def check_stage(config: FracConfig, precision: Precision) -> None:
+    """Raise a ``ConfigError`` for a precision that the scheduled ops of a model cannot be given."""
+    if not config.scheduled:
+        raise ConfigError(f"method {config.method!r} has no stage precision to set: 'static' and 'pfq' have one")
+    if config.saved == "codes" and precision.fw > CODE_BITS:
+        raise ConfigError(
+            f"saved='codes' holds up to {CODE_BITS} forward bits, not {precision}: write saved='operands'"
+        )
+    if config.torchao is not None and precision != TORCHAO_PRECISION:
+        raise ConfigError(
+            f"execution={config.execution!r} computes at {TORCHAO_PRECISION}, not at {precision}: write "
+            "execution='simulate'"
+        )
+
+
+def _check_options(config: FracConfig) -> None:
+    if len(set(config.options)) != len(config.options):
+        raise ConfigError(f"options {', '.join(map(str, config.options))} name one precision twice")
+    if SKIP in config.options[1:]:
+        raise ConfigError(
+            "FW-0/BW-0 must come first among the options: it is the one that blocks without a skip path drop"
+        )
+    if not any(not option.skips for option in config.options):
+        raise ConfigError("options need at least one precision besides FW-0/BW-0")
+    if config.precision.skips:
+        raise ConfigError("static precision FW-0/BW-0 would remove the model: write 2 bits or more")
+
+
+def _check_codes(config: FracConfig) -> None:
+    if config.saved != "codes":
+        return
+    if not config.scheduled:
+        raise ConfigError(
+            f"saved='codes' goes with method 'static' or 'pfq', not {config.method!r}: the gradient of gates needs "
+            "the activations themselves"
+        )
+    if config.format != "affine":
+        raise ConfigError(f"saved='codes' needs the levels of format 'affine', not {config.format!r}")
+    wide = [str(each) for each in config.precision_stages if each.fw > CODE_BITS]
+    if wide:
+        raise ConfigError(f"saved='codes' holds up to {CODE_BITS} forward bits, not {', '.join(wide)}")
+
+
+def _check_rounding(config: FracConfig) -> None:
+    if config.rounding == "compiled" and (config.method in ("float", "slu") or config.format != "affine"):
+        raise ConfigError(
+            f"rounding='compiled' changes nothing for method {config.method!r} with format {config.format!r}: it is "
+            "for what format 'affine' rounds. Write rounding='eager'"
+        )
+
+
+def _check_gradient_grid(config: FracConfig) -> None:
+    if config.gradient_grid == "range":
+        return
+    if config.method in ("float", "slu") or config.format != "affine":
+        raise ConfigError(
+            f"gradient_grid={config.gradient_grid!r} changes nothing for method {config.method!r} with format "
+            f"{config.format!r}: it shifts the levels of format 'affine'. Write gradient_grid='range'"
+        )
+    if config.execution != "simulate":
+        raise ConfigError(
+            f"gradient_grid={config.gradient_grid!r} goes with execution='simulate': execution={config.execution!r} "
+            "multiplies gradients whose levels start at the lowest value"
+        )
+
+
+def _check_steering(config: FracConfig) -> None:
+    if config.saturate_targets and not (config.gated and config.targets is not None):
+        raise ConfigError(
+            f"saturate_targets changes nothing for method {config.method!r} with targets={config.targets}: it goes "
+            "with targets that were set for gates"
+        )
+    if config.indicator == "total" and not (config.method == "fractrain" and config.schedule in ("auto", "two-stage")):
+        raise ConfigError(
+            f"indicator='total' changes nothing for method {config.method!r} with schedule={config.schedule!r}: it is "
+            "what moves 'fractrain' from stage to stage with schedule 'auto' or 'two-stage'. Write indicator='task'"
+        )
+
+
+def _check_execution(config: FracConfig) -> None:
+    if config.skip_threshold is not None:
+        if not config.dispatches:
+            raise ConfigError(
+                f"skip_threshold={config.skip_threshold} changes nothing with execution={config.execution!r} and "
+                f"skipping={config.skipping!r}: it goes with 'auto' and 'dispatched'"
+            )
+        if not 0 <= config.skip_threshold <= 1:
+            raise ConfigError(f"skip_threshold={config.skip_threshold} must lie in 0..1, the share of a batch")
+    if config.kernels != "auto" and config.execution != "auto":
+        raise ConfigError(
+            f"kernels={config.kernels!r} changes nothing with execution={config.execution!r}, which computes what it "
+            "rounds in float: it goes with 'auto'"
+        )
+    if config.kernels == "int8" and not config.lowers:
+        raise ConfigError(
+            f"kernels='int8' changes nothing for method {config.method!r} with format {config.format!r} at these "
+            f"precisions: it goes with format 'affine' at {CODE_BITS} forward bits or fewer"
+        )
+    if config.execution == "simulate":
+        return
+    if config.torchao is not None:
+        _check_torchao(config)
+        return
+    if not (config.dispatches or config.lowers):
+        raise ConfigError(
+            f"execution='auto' changes nothing for method {config.method!r} with these options: it leaves out "
+            "samples that skip a block, which a gated method with the option FW-0/BW-0 has, and multiplies on int8 "
+            f"what format 'affine' rounds to {CODE_BITS} bits or fewer. Write execution='simulate'"
+        )
+    if config.mixing == "outputs":
+        raise ConfigError(
+            "execution='auto' goes with mixing='inputs': mixing='outputs' runs each block at every option for all "
+            "samples, to compare with"
+        )
+
+
+def _check_torchao(config: FracConfig) -> None:
+    way_out = f"write method='static' with precision='{TORCHAO_PRECISION}', or execution='simulate'"
+    if config.method != "static" or config.precision != TORCHAO_PRECISION:
+        given = f"method {config.method!r}" + (f" at {config.precision}" if config.method == "static" else "")
+        raise ConfigError(
+            f"execution={config.execution!r} computes linear layers at 8 bits whatever a stage or a gate says, which "
+            f"{given} does not ask for: {way_out}"
+        )
+    if config.format != "affine":
+        raise ConfigError(
+            f"execution={config.execution!r} computes linear layers in torchao's own numbers, not in those of format "
+            f"{config.format!r}: write format='affine', or execution='simulate'"
+        )
+    if config.mixing == "outputs":
+        raise ConfigError(
+            f"execution={config.execution!r} goes with mixing='inputs': mixing='outputs' runs the options of gates, "
+            "and method 'static' has none"
+        )

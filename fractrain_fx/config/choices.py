@@ -1,0 +1,69 @@
+"""The words that a configuration chooses from, and the numbers that go with them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from fractrain_fx.config.precision import Precision
+
+__all__ = [
+    "CHOICES",
+    "CODE_BITS",
+    "DISPATCH_FROM",
+    "TORCHAO_PRECISION",
+    "Attention",
+    "BetaUnit",
+    "Control",
+    "Execution",
+    "GateInit",
+    "GradientGrid",
+    "Indicator",
+    "Kernels",
+    "Method",
+    "Mixing",
+    "Rounding",
+    "Saved",
+    "Schedule",
+    "Skipping",
+    "Torchao",
+]
+
+Method = Literal["float", "static", "pfq", "dfq", "fractrain", "slu"]
+Schedule = Literal["auto", "two-stage", "manual", "cyclic", "constant"]
+Mixing = Literal["inputs", "outputs"]
+Saved = Literal["operands", "rounded", "codes"]
+Attention = Literal["quantized", "float"]
+Torchao = Literal["torchao-int8", "torchao-float8"]
+Execution = Literal["simulate", "auto", Torchao]
+Skipping = Literal["dispatched", "masked"]
+Kernels = Literal["auto", "float", "int8"]
+Rounding = Literal["eager", "compiled"]
+Indicator = Literal["task", "total"]
+GradientGrid = Literal["range", "zero"]
+Control = Literal["sign", "proportional", "integral", "multiplier"]
+BetaUnit = Literal["mean-option", "full-precision"]
+GateInit = Literal["linear", "he"]
+
+# What a kept code, one byte, can tell apart.
+CODE_BITS = 8
+
+# Where the gathered form of a block was measured to take less time than the masked one (docs/execution.md).
+DISPATCH_FROM = 0.1
+
+# What torchao computes in, whatever a stage says.
+TORCHAO_PRECISION = Precision(8, 8)
+
+CHOICES: dict[str, Any] = {
+    "method": Method,
+    "schedule": Schedule,
+    "mixing": Mixing,
+    "saved": Saved,
+    "attention": Attention,
+    "execution": Execution,
+    "skipping": Skipping,
+    "kernels": Kernels,
+    "rounding": Rounding,
+    "indicator": Indicator,
+    "gradient_grid": GradientGrid,
+}
+"""Fields of ``FracConfig`` that take one of a few words."""

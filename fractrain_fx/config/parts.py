@@ -1,0 +1,108 @@
+"""What a configuration holds beside numbers and words: rules for single contractions, and its gates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import get_args
+
+from fractrain_fx.config.choices import BetaUnit, Control, GateInit
+from fractrain_fx.config.precision import Precision
+from fractrain_fx.errors import ConfigError, near
+
+__all__ = ["GateConfig", "Pin"]
+
+# Proportional and integral gain of each control, where none is given.
+_GAINS: dict[str, tuple[float, float]] = {
+    "sign": (0.0, 0.0),
+    "proportional": (10.0, 0.0),
+    "integral": (4.0, 0.02),
+    "multiplier": (4.0, 0.02),
+}
+
+
+@dataclass(frozen=True)
+class Pin:
+    """A rule: contractions that match ``pattern`` keep ``precision`` in every stage and for every input.
+
+    ``pattern`` is a shell-style pattern over op names (``blocks.0.*``), a kind of op (``linear``), ``depthwise`` or
+    ``first``/``last``. Later rules win. ``Pin("depthwise", Precision(8, 16))`` is the paper's for MobileNetV2.
+    """
+
+    pattern: str
+    precision: Precision
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "precision", Precision.parse(self.precision))
+        if not self.pattern:
+            raise ConfigError("a Pin needs a pattern, for example Pin('layer4.*', Precision(8, 8))")
+        if self.precision.skips:
+            raise ConfigError(f"Pin({self.pattern!r}) at {self.precision} would remove the op: write 2 bits or more")
+
+
+@dataclass(frozen=True)
+class GateConfig:
+    """DFQ's gates and what steers them (paper 3.2; ALGORITHM 3 and 5).
+
+    Attributes:
+        dims: widths of the two linear layers that embed a block's entry.
+        hidden: width of the LSTM cell shared by all blocks.
+        init: how the two linear layers start. ``linear``: as ``nn.Linear`` does. ``he``: weights drawn by He's rule for
+            the fan-out, as in the authors' code, so that choices differ more between samples from the start.
+        beta: strength of the cost term for one sample's choice in one block of mean size.
+        beta_unit: what ``beta`` is the price of. ``mean-option``: of the mean option that computes, so that the push is
+            the same whatever the options and weight bits. ``full-precision``: of FW, EB and GC at 32 bits each, as in
+            the authors' code, where ``beta`` is 1e-3.
+        width: dead band above the target, in per cent of cost, in which the error of cp counts as 0.
+        control: how the strength follows ``e``, the relative error of cp. ``sign``: ``beta`` times the sign of ``e``,
+            as in the paper. ``proportional``: ``beta * gain * e``, at most ``beta``. ``integral``: the same with an
+            added sum over steps of ``integral_gain * e``, at most ``beta``. ``multiplier``: a Lagrange multiplier,
+            moved by ``beta * integral_gain * e`` in each step, plus ``beta * gain * e``; it has no bound.
+        gain: proportional gain; by default that of the control. ``sign`` has none.
+        integral_gain: integral gain of a step, for ``integral`` and ``multiplier``; by default that of the control.
+    """
+
+    dims: tuple[int, int] = (32, 16)
+    hidden: int = 16
+    init: GateInit = "linear"
+    beta: float = 1e-3
+    beta_unit: BetaUnit = "mean-option"
+    width: float = 0.0
+    control: Control = "sign"
+    gain: float | None = None
+    integral_gain: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dims", tuple(int(dim) for dim in self.dims))
+        if len(self.dims) != 2 or min(*self.dims, self.hidden) < 1:
+            raise ConfigError(
+                f"gate sizes dims={self.dims}, hidden={self.hidden} must be two widths and one, all at least 1"
+            )
+        if not (self.beta > 0 and self.width >= 0):
+            raise ConfigError(f"beta={self.beta} must be above 0 and width={self.width} at least 0")
+        for name, kind in (("init", GateInit), ("beta_unit", BetaUnit), ("control", Control)):
+            value, known = getattr(self, name), get_args(kind)
+            if value not in known:
+                offer = near(str(value), known)
+                raise ConfigError(f"gate.{name}={value!r} is unknown: write one of {', '.join(known)}.{offer}")
+        self._check_gains()
+
+    def _check_gains(self) -> None:
+        used = {"gain": self.control != "sign", "integral_gain": self.control in ("integral", "multiplier")}
+        for name, has_effect in used.items():
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if not has_effect:
+                raise ConfigError(
+                    f"gate.{name}={value} changes nothing with control={self.control!r}: leave it out, or write "
+                    "control='multiplier'"
+                )
+            if not 0 < value < float("inf"):
+                raise ConfigError(f"gate.{name}={value} must be above 0 and finite")
+
+    @property
+    def gains(self) -> tuple[float, float]:
+        """Proportional and integral gain of the control; an integral gain of 0 where it has none."""
+        usual = _GAINS[self.control]
+        gain = usual[0] if self.gain is None else self.gain
+        return gain, usual[1] if self.integral_gain is None else self.integral_gain

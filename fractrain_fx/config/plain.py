@@ -1,0 +1,77 @@
+"""A configuration as plain values, which JSON and YAML hold, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fractrain_fx.config.parts import GateConfig, Pin
+from fractrain_fx.errors import ConfigError, near
+
+if TYPE_CHECKING:
+    from fractrain_fx.config import FracConfig
+
+__all__ = ["given_fields", "plain_values", "read_yaml", "write_yaml"]
+
+
+def plain_values(config: FracConfig) -> dict[str, Any]:
+    """Numbers, words, lists and mappings only."""
+    plain = asdict(config)
+    plain["precision"] = str(config.precision)
+    plain["stages"] = str(config.stages)
+    plain["options"] = [str(option) for option in config.options]
+    plain["targets"] = None if config.targets is None else list(config.targets.per_cent)
+    plain["pins"] = [{"pattern": pin.pattern, "precision": str(pin.precision)} for pin in config.pins]
+    plain["gate"]["dims"] = list(config.gate.dims)
+    return plain
+
+
+def given_fields(cls: type[FracConfig], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of ``cls`` that plain values give, to build it from.
+
+    Raises:
+        ConfigError: a key is no field; near names are offered.
+    """
+    _known_keys(cls, values)
+    given = dict(values)
+    if isinstance(given.get("gate"), Mapping):
+        _known_keys(GateConfig, given["gate"])
+        given["gate"] = GateConfig(**given["gate"])
+    if "pins" in given:
+        given["pins"] = tuple(pin if isinstance(pin, Pin) else Pin(**pin) for pin in given["pins"] or ())
+    if "options" in given:
+        given["options"] = tuple(given["options"])
+    return given
+
+
+def write_yaml(path: str | Path, values: dict[str, Any]) -> None:
+    """Write plain values in their order."""
+    import yaml
+
+    Path(path).write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
+
+
+def read_yaml(path: str | Path) -> Mapping[str, Any]:
+    """Read the plain values of a file.
+
+    Raises:
+        ConfigError: it cannot be read, is no YAML, or holds no fields.
+    """
+    import yaml
+
+    try:
+        values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path} could not be read as YAML: {error}") from error
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{path} holds no fields: write lines like 'method: fractrain'")
+    return values
+
+
+def _known_keys(cls: type, values: Mapping[str, Any]) -> None:
+    known = [f.name for f in fields(cls)]
+    for key in values:
+        if key not in known:
+            raise ConfigError(f"{cls.__name__} has no field {key!r}; it has {', '.join(known)}.{near(key, known)}")

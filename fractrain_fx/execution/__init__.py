@@ -1,0 +1,1 @@
+"""The modules that the copy which runs calls: fused ops, and how they multiply."""

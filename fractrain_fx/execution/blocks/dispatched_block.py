@@ -1,0 +1,244 @@
+"""Run a block's branch for the samples that do not skip it, and only for those."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.fx import GraphModule
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fractrain_fx.nn.batch_axis import BatchAxis
+from fractrain_fx.nn.quantizers import picked
+from fractrain_fx.nn.ranges import RunningRange
+
+__all__ = ["Adding", "DispatchedBlock", "Given", "rows_of", "share_of"]
+
+Given = BatchAxis | Literal["count"] | None
+"""What a branch is given: a tensor with rows of each sample, a number in proportion to them, or what all share."""
+
+Adding = Literal["new", "in place", "elsewhere"]
+"""What adds the branch to the skip path: this module, as a new tensor or in the branch's memory; or the graph."""
+
+
+class DispatchedBlock(nn.Module):
+    """A branch, its skip select and the residual add behind it: gather the running samples, run, add them in.
+
+    Runs for all samples, with the numbers of the graph that is shown, where fewer than ``threshold`` of them skip, and
+    in a compiled graph. Where all skip, the branch is not run, and its parameters get gradients of zero, so that
+    optimizers and DistributedDataParallel meet what they would if it had run. What is not computed has no gradient: the
+    samples that skip give none to their own choice of skipping (``-<upstream, branch>`` where it runs for all).
+
+    Modules and parameters of the branch stay registered where the model has them; this module only refers to them.
+
+    Args:
+        region: from the values given to the branch to its skip select, for any number of samples.
+        given: what each of those values is.
+        axis: where the samples lie in what the branch gives.
+        adding: what adds that to the skip path.
+        threshold: share of skipped samples (0..1) from which leaving them out pays.
+    """
+
+    threshold: Tensor
+
+    def __init__(
+        self, region: GraphModule, given: Sequence[Given], axis: BatchAxis, adding: Adding, threshold: float
+    ) -> None:
+        super().__init__()
+        # In a tuple, which torch does not register as children: what is in it must not get a second name.
+        self._region = (region,)
+        self.given, self.axis, self.adding = tuple(given), axis, adding
+        self.register_buffer("threshold", torch.tensor(threshold), persistent=False)
+        self._types: dict[tuple[Any, ...], torch.dtype] = {}
+
+    def forward(self, choice: Float[Tensor, "batch options"], onto: Float[Tensor, "*dims"], *given: Any) -> Tensor:
+        """The block's output, or the branch with zeros for those that skip, where the graph does the adding.
+
+        Args:
+            choice: of the block.
+            onto: the skip path; of the branch's shape.
+            given: to the branch.
+        """
+        running = self._running(choice, onto, given)
+        if running is None:
+            branch = self._branch(onto, given)
+            return branch if self.adding == "elsewhere" else branch.add_(onto) if self._in_place else onto + branch
+        if not len(running):
+            return self._idle(choice, onto, given)
+        samples = len(choice)
+        branch = self._branch(onto, tuple(self._gathered(given, running, samples)))
+        base = torch.zeros_like(onto, dtype=branch.dtype) if self.adding == "elsewhere" else onto
+        dtype = self._type(onto.dtype, branch.dtype)
+        return _added(base.to(dtype), branch.to(dtype), self.axis, running, samples)
+
+    @property
+    def _in_place(self) -> bool:
+        return self.adding == "in place"
+
+    def _running(self, choice: Tensor, onto: Tensor, given: Sequence[Any]) -> Int[Tensor, " some"] | None:
+        """Numbers of the samples that run; ``None`` where all do, whatever they chose."""
+        samples = len(choice)
+        if torch.compiler.is_compiling() or choice.is_meta or not samples:
+            return None
+        runs = picked(choice) != 0
+        running = runs.nonzero().flatten()
+        skipped = 1 - len(running) / samples
+        if not skipped or skipped < float(self.threshold) - 1e-6:  # one in ten is 0.1, whatever the buffer holds
+            return None
+        if not self._divides(onto, given, samples) or (self.training and self._meets_others()):
+            return None
+        if len(running) == 1 and self.training and self._normalises():
+            # One value of a channel has no variance; the sample that comes along still counts as skipped.
+            running = torch.cat([running, (~runs).nonzero().flatten()[:1]])
+        return running
+
+    def _divides(self, onto: Tensor, given: Sequence[Any], samples: int) -> bool:
+        """Whether each tensor has rows of each sample: a single row may stand for all."""
+        rows = [x.shape[axis.axis] for x, axis in zip(given, self.given, strict=True) if isinstance(axis, BatchAxis)]
+        return not any(each % samples for each in (*rows, onto.shape[self.axis.axis]))
+
+    def _gathered(self, given: Sequence[Any], running: Tensor, samples: int) -> Iterator[Any]:
+        for value, kind in zip(given, self.given, strict=True):
+            if isinstance(kind, BatchAxis):
+                yield rows_of(value, kind, running, samples)
+            else:
+                yield value if kind is None else share_of(value, len(running), samples)
+
+    def _branch(self, onto: Tensor, given: Sequence[Any]) -> Tensor:
+        branch: Tensor = self._region[0](*given)
+        if not torch.compiler.is_compiling():
+            self._types[self._kind(onto)] = branch.dtype
+        return branch
+
+    def _kind(self, onto: Tensor) -> tuple[Any, ...]:
+        """What the type of the branch depends on."""
+        device = onto.device.type
+        half = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        return self.training, half, onto.dtype
+
+    def _type(self, onto: torch.dtype, branch: torch.dtype) -> torch.dtype:
+        return torch.promote_types(onto, branch) if self.adding == "new" else branch
+
+    def _idle(self, choice: Tensor, onto: Tensor, given: Sequence[Any]) -> Tensor:
+        """The block where all samples skip."""
+        kind = self._kind(onto)
+        if kind not in self._types or any(each.training and not each.seen for each in self._ranges()):
+            # Never run so far: its type has to be seen, and its ranges, without which evaluation means nothing.
+            self._look(onto, given)
+        dtype = self._type(onto.dtype, self._types[kind])
+        tensors = [x for x in (choice, *given, *self._parameters_read()) if isinstance(x, Tensor) and x.requires_grad]
+        kept = [x for x in tensors if x is not onto and x.is_floating_point()]
+        out: Tensor = _Idle.apply(onto, dtype, self.adding != "elsewhere", *dict.fromkeys(kept))
+        return out
+
+    def _look(self, onto: Tensor, given: Sequence[Any]) -> None:
+        """Run the branch without leaving a trace but its ranges and running averages."""
+        cached = torch.is_autocast_cache_enabled()
+        torch.set_autocast_cache_enabled(False)  # half copies of weights that know of no gradient
+        try:
+            with torch.no_grad(), torch.random.fork_rng([onto.device] if onto.is_cuda else []):
+                self._branch(onto, given)
+        finally:
+            torch.set_autocast_cache_enabled(cached)
+
+    def _modules_called(self) -> Iterator[nn.Module]:
+        region = self._region[0]
+        for node in region.graph.find_nodes(op="call_module"):
+            yield from region.get_submodule(str(node.target)).modules()
+
+    def _parameters_read(self) -> Iterator[nn.Parameter]:
+        region = self._region[0]
+        for module in self._modules_called():
+            yield from module.parameters(recurse=False)
+        for node in region.graph.find_nodes(op="get_attr"):
+            owner, _, name = str(node.target).rpartition(".")
+            value = getattr(region.get_submodule(owner), name)
+            if isinstance(value, nn.Parameter):
+                yield value
+
+    def _ranges(self) -> Iterator[RunningRange]:
+        return (module for module in self._modules_called() if isinstance(module, RunningRange))
+
+    def _normalises(self) -> bool:
+        functions = self._region[0].graph.find_nodes(op="call_function", target=nn.functional.batch_norm)
+        return bool(functions) or any(isinstance(module, _BatchNorm) for module in self._modules_called())
+
+    def _meets_others(self) -> bool:
+        """Whether it waits for other processes, some of which may not run theirs."""
+        together = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        return together and any(isinstance(module, nn.SyncBatchNorm) for module in self._modules_called())
+
+
+def rows_of(x: Tensor, axis: BatchAxis, running: Int[Tensor, " some"], samples: int) -> Tensor:
+    """The rows of some samples, in the memory order of all."""
+    split, dim = _split(x, axis, samples)
+    return _joined(_selected(split, dim, running), axis)
+
+
+def _selected(x: Tensor, dim: int, index: Tensor) -> Tensor:
+    """``index_select``, which by itself would put the result into the common memory order."""
+    if x.is_contiguous():
+        return x.index_select(dim, index)
+    strides = x.stride()
+    order = sorted(range(x.ndim), key=lambda each: (-strides[each], each))
+    back = sorted(range(x.ndim), key=order.__getitem__)
+    return x.permute(order).index_select(order.index(dim), index).permute(back)
+
+
+def share_of(count: int, running: int, samples: int) -> int:
+    """A number in proportion to the samples, for some of them."""
+    return count // samples * running
+
+
+def _added(base: Tensor, rows: Tensor, axis: BatchAxis, running: Int[Tensor, " some"], samples: int) -> Tensor:
+    """``base`` with the rows of some samples added."""
+    split, dim = _split(base, axis, samples)
+    added: Tensor = _Added.apply(split, _split(rows, axis, len(running))[0], dim, running)
+    return _joined(added, axis)
+
+
+def _split(x: Tensor, axis: BatchAxis, samples: int) -> tuple[Tensor, int]:
+    """A view whose samples have a dimension of their own, and which that is."""
+    if not axis.folded:
+        return x, axis.axis
+    rows = x.shape[axis.axis] // samples
+    sizes = (samples, rows) if axis.major else (rows, samples)
+    return torch.unflatten(x, axis.axis, sizes), axis.axis + (not axis.major)
+
+
+def _joined(x: Tensor, axis: BatchAxis) -> Tensor:
+    return x.flatten(axis.axis, axis.axis + 1) if axis.folded else x
+
+
+class _Added(torch.autograd.Function):
+    """``index_add``, which by itself would keep the rows for their shape."""
+
+    @staticmethod
+    def forward(ctx: Any, base: Tensor, rows: Tensor, dim: int, index: Tensor) -> Tensor:
+        ctx.save_for_backward(index)
+        ctx.dim = dim
+        return base.index_add(dim, index, rows)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (index,) = ctx.saved_tensors
+        return grads[0], _selected(grads[0], ctx.dim, index) if ctx.needs_input_grad[1] else None, None, None
+
+
+class _Idle(torch.autograd.Function):
+    """The skip path, or zeros like it; zero gradients for what the branch would have read."""
+
+    @staticmethod
+    def forward(ctx: Any, onto: Tensor, dtype: torch.dtype, adds: bool, *read: Tensor) -> Tensor:
+        ctx.adds, ctx.dtype = adds, onto.dtype
+        ctx.read = [(each.shape, each.dtype, each.device) for each in read]
+        return onto.to(dtype, copy=True) if adds else torch.zeros_like(onto, dtype=dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        zeros = (torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.read)
+        return grads[0].to(ctx.dtype) if ctx.adds else None, None, None, *zeros

@@ -1,0 +1,105 @@
+"""A branch's last batch norm and the skip behind it, as one autograd Function that keeps the norm's input alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from fractrain_fx.execution.blocks.original import Original, is_hooked
+from fractrain_fx.formats.bits import readable, work_dtype
+from fractrain_fx.nn.gates import Skip
+
+__all__ = ["SkippedNorm", "is_plain_norm"]
+
+
+class SkippedNorm(nn.Module):
+    """``(1 - choice_0) * norm(x)`` with the numbers of the two modules.
+
+    By itself the skip keeps the norm's output for the gradient of its choice, beside the input that the norm keeps:
+    the largest part of what a gated ResNet keeps above a float one. But the norm is ``a x + c`` for each channel, so
+    that the sum of ``g * norm(x)`` over a sample follows from those of ``g * x`` and ``g``.
+
+    Args:
+        norm: the norm; where it is no plain one (any more), it runs as it is.
+        skip: where the samples lie, and what is done where this form is not for.
+    """
+
+    def __init__(self, norm: Original, skip: Skip) -> None:
+        super().__init__()
+        # In a tuple, which torch does not register as children: their state must not get a second name.
+        self._parts = (norm, skip)
+
+    def forward(self, x: Float[Tensor, "*dims"], choice: Float[Tensor, "batch options"]) -> Float[Tensor, "*dims"]:
+        """What the norm gives, and zero for samples that skip; the norm's running averages move as always."""
+        original, skip = self._parts
+        norm = original.find()
+        if not (is_plain_norm(norm) and readable(x) and x.numel()):
+            masked: Tensor = skip(norm(x), choice)
+            return masked
+        assert isinstance(norm, nn.modules.batchnorm._BatchNorm)
+        batch = norm.training or norm.running_mean is None
+        if norm.training and norm.num_batches_tracked is not None:
+            norm.num_batches_tracked.add_(1)
+        keep = (1 - choice[:, 0]).to(x.dtype)
+        averages = (norm.running_mean, norm.running_var)
+        result: Tensor = _SkippedNorm.apply(x, keep, norm.weight, norm.bias, averages, batch, norm.momentum, norm.eps)
+        return result
+
+
+def is_plain_norm(norm: nn.Module) -> bool:
+    """Whether a module computes torch's own batch norm, with samples in dimension 0, and nobody listens to it."""
+    if type(norm) not in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
+        return False
+    return norm.momentum is not None and not is_hooked(norm)
+
+
+class _SkippedNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        keep: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        averages: tuple[Tensor | None, Tensor | None],
+        batch: bool,
+        momentum: float,
+        eps: float,
+    ) -> Tensor:
+        y, mean, inverse = torch.native_batch_norm(x, weight, bias, *averages, batch, momentum, eps)
+        # In evaluation it was divided by the averages, which may have moved on by the time of backward.
+        kept = (mean, inverse) if batch else tuple(None if each is None else each.clone() for each in averages)
+        ctx.save_for_backward(x, keep, weight, bias, *kept)
+        ctx.batch, ctx.eps = batch, eps
+        return y.mul_(_along(keep, y))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, keep, weight, bias, mean, width = ctx.saved_tensors
+        (g,) = grads
+        of_keep = None
+        if ctx.needs_input_grad[1]:
+            wide, positions = work_dtype(g), list(range(2, x.ndim))
+            inverse = width.to(wide) if ctx.batch else (width.to(wide) + ctx.eps).rsqrt()
+            slope = inverse if weight is None else weight.to(wide) * inverse
+            start = -mean.to(wide) * slope if bias is None else bias.to(wide) - mean.to(wide) * slope
+            of_keep = _sums(g.to(wide) * x, positions) @ slope + _sums(g.to(wide), positions) @ start
+            of_keep = of_keep.to(keep.dtype)
+        needs = [ctx.needs_input_grad[0], weight is not None, bias is not None]
+        ends = (None, None, mean, width) if ctx.batch else (mean, width, None, None)
+        found = torch.ops.aten.native_batch_norm_backward(
+            g * _along(keep, g), x, weight, *ends, ctx.batch, ctx.eps, needs
+        )
+        return found[0], of_keep, found[1], found[2], *[None] * 4
+
+
+def _along(keep: Tensor, x: Tensor) -> Tensor:
+    return keep.view(-1, *[1] * (x.ndim - 1))
+
+
+def _sums(x: Tensor, positions: list[int]) -> Float[Tensor, "batch channels"]:
+    """Sums over the positions of each channel of each sample."""
+    return x.sum(positions) if positions else x

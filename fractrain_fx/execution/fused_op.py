@@ -1,0 +1,245 @@
+"""Quantize, contract, quantize the gradient: one op of the graph as one autograd Function.
+
+By default it keeps the operands as they came, which the model holds anyway, and rounds them again in backward; the
+rounded copies live only while they are multiplied.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from fractrain_fx.config import Saved
+from fractrain_fx.execution.compiled_call import OpaqueProduct, number_of
+from fractrain_fx.execution.int8.choice import Lowered, needs_of
+from fractrain_fx.execution.simulated.arithmetic import Arithmetic, Needs
+from fractrain_fx.execution.simulated.operand import Factor, factor
+from fractrain_fx.execution.simulated.short_path import weight_ends
+from fractrain_fx.execution.simulated.strategy import FIRST, SECOND, SIMULATED, Call, Plan, Product, Rounds
+from fractrain_fx.execution.torchao.linear import Swapped
+from fractrain_fx.nn.quantizers import ActivationQuantizer, GradientQuantizer, WeightQuantizer
+
+__all__ = ["FusedOp"]
+
+Range = tuple[Tensor, Tensor]
+Quantizer = ActivationQuantizer | WeightQuantizer
+
+
+class FusedOp(nn.Module):
+    """What the quantize nodes around one contraction do, in one autograd Function; the numbers are the same.
+
+    The quantizers stay registered where the quantize pass put them; this module only refers to them.
+
+    Args:
+        arithmetic: the contraction.
+        static: its arguments that are no tensors, as :meth:`Arithmetic.bind` gives them.
+        first: quantizer of the first factor.
+        second: quantizer of the second: a weight's or an activation's.
+        gradient: quantizer of the output's gradient.
+        saved: what is kept of activations between forward and backward.
+    """
+
+    def __init__(
+        self,
+        arithmetic: Arithmetic,
+        static: tuple[Any, ...],
+        first: Quantizer,
+        second: Quantizer,
+        gradient: GradientQuantizer,
+        saved: Saved = "operands",
+    ) -> None:
+        super().__init__()
+        self.training = gradient.training
+        # In a tuple, which torch does not register as children: their state must not get a second name.
+        self._quantizers = (first, second, gradient)
+        matrices = arithmetic.matrices
+        self._plans = {
+            mode: Plan(
+                arithmetic,
+                static,
+                factor(first, mode, matrices, saved),
+                factor(second, mode, matrices, saved),
+                gradient.fmt,
+                gradient.axis,
+            )
+            for mode in (True, False)
+        }
+        self.lowered: Lowered | None = None
+        """The form on integers, where the pass ``Lower`` gave it one."""
+        self.swapped: Swapped | None = None
+        """What computes it instead, where the pass ``Swap`` gave it to torchao."""
+        self._number = number_of(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._number = number_of(self)  # a copy is another op, and another process has other numbers
+
+    def forward(
+        self,
+        controls: tuple[Tensor, Tensor, Tensor],
+        choice: Float[Tensor, "batch options"] | None,
+        ranges: tuple[Range | None, Range | None],
+        seed: Int[Tensor, ""],
+        a: Float[Tensor, "*a"],
+        b: Float[Tensor, "*b"],
+        added: Float[Tensor, "*added"] | None,
+    ) -> Float[Tensor, "*out"]:
+        """Contract with rounded operands.
+
+        Args:
+            controls: what says the bits of both factors and of the gradient: a width, or what each sample has picked.
+            choice: of the block, for its gradient.
+            ranges: of the factors that are activations.
+            seed: of this step's noise.
+            a: first factor, unrounded.
+            b: second factor, unrounded.
+            added: to the product.
+        """
+        if self.swapped is not None:
+            return self.swapped(a, b, added)
+        first, second, gradient = self._quantizers
+        plan, compiling = self._plans[self.training], torch.compiler.is_compiling()
+        ahead = not compiling and self.lowered is None and plan.by_kernels
+        bits = gradient.bits_of(controls[2]) if self.training else None
+        tensors = [
+            a,
+            b,
+            added,
+            *_rounding_of(first, controls[0], choice, ranges[0], a, plan.first if ahead else None, FIRST),
+            *_rounding_of(second, controls[1], choice, ranges[1], b, plan.second if ahead else None, SECOND),
+            bits,
+            gradient.seed_of(seed) if self.training else None,
+        ]
+        if compiling:
+            tensors = _told_apart(tensors)
+        product = SIMULATED if self.lowered is None else self._product(self.lowered, plan, _call(tensors))
+        out: Tensor = _Fused.apply(*tensors, plan, product)
+        return out
+
+    @property
+    def plan(self) -> Plan:
+        """Everything about the op in training that is no tensor."""
+        return self._plans[True]
+
+    def plan_in(self, training: bool) -> Plan:
+        """Everything about the op that is no tensor, in training or in evaluation."""
+        return self._plans[training]
+
+    def chosen(self, plan: Plan, call: Call, needs: Needs) -> Product:
+        """How to compute a call whose tensors do not say which gradients they need."""
+        return SIMULATED if self.lowered is None else self.lowered.product(plan, call, needs)
+
+    def _product(self, lowered: Lowered, plan: Plan, call: Call) -> Product:
+        if not torch.compiler.is_compiling():
+            return lowered.product(plan, call)
+        return OpaqueProduct(self._number, needs_of(call)) if _is_plain(call) else SIMULATED
+
+
+def _is_plain(call: Call) -> bool:
+    """Whether a compiled graph may leave a call to eager mode: on a CPU, where little is gained by compiling it."""
+    tensors = [x for x in (call.a, call.b, call.added) if x is not None]
+    plain = all(x.is_cpu and x.dtype == torch.float32 for x in tensors) and not torch.is_autocast_enabled("cpu")
+    return plain and (call.bits is not None or not torch.is_grad_enabled())
+
+
+def _call(tensors: list[Tensor | None]) -> Call:
+    """The tensors of a call but the choices, which no product reads."""
+    a, b, added, _, *of_a = tensors[:7]
+    _, *of_b, bits, seed = tensors[7:]
+    return Call(a, b, added, Rounds(*of_a), Rounds(*of_b), bits, seed)  # type: ignore[arg-type]
+
+
+def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """``x`` in a type; to ask torch for the type it has takes as long as a small op."""
+    return x if x.dtype == dtype else x.to(dtype)
+
+
+def _told_apart(tensors: list[Tensor | None]) -> list[Tensor | None]:
+    """The same tensors, none of them twice: Dynamo takes no Function that gets one in two places."""
+    distinct: list[Tensor | None] = []
+    for each in tensors:
+        twice = each is not None and any(each is other for other in distinct)
+        distinct.append(each.view_as(each) if twice and each is not None else each)
+    return distinct
+
+
+def _rounding_of(
+    quantizer: Quantizer,
+    control: Tensor,
+    choice: Tensor | None,
+    ends: Range | None,
+    x: Tensor,
+    ahead: Factor | None,
+    slot: int,
+) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
+    """A factor's choice, bits, and both ends of its range; ``ahead``: a weight may be rounded there and then."""
+    if isinstance(quantizer, WeightQuantizer):
+        found = None if ahead is None else weight_ends(ahead, x, control, slot)
+        return None, control, *(found or quantizer.fmt.weight_range(x.detach(), dim=quantizer.dim))
+    assert ends is not None
+    return (None if choice is None else quantizer.choice_of(choice)), quantizer.bits_of(control), *ends
+
+
+class _Fused(torch.autograd.Function):
+    """Inputs: both factors, what is added; of each factor choice, bits, lo, span; bits and seed of the gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        a: Tensor,
+        b: Tensor,
+        added: Tensor | None,
+        a_choice: Tensor | None,
+        a_bits: Tensor,
+        a_lo: Tensor,
+        a_span: Tensor,
+        b_choice: Tensor | None,
+        b_bits: Tensor,
+        b_lo: Tensor,
+        b_span: Tensor,
+        bits: Tensor | None,
+        seed: Tensor | None,
+        plan: Plan,
+        product: Product,
+    ) -> Tensor:
+        ctx.plan, ctx.product = plan, product
+        ctx.choices = tuple(None if each is None else each.dtype for each in (a_choice, b_choice))
+        ctx.types = a.dtype, b.dtype
+        of_a, of_b = Rounds(a_bits, a_lo, a_span), Rounds(b_bits, b_lo, b_span)
+        out, of_first, of_second = product.forward(plan, Call(a, b, added, of_a, of_b, bits, seed))
+        operands = (
+            a if plan.first.needed(of_first, a_choice is not None) else None,
+            b if plan.second.needed(of_second, b_choice is not None) else None,
+            added,
+        )
+        ctx.save_for_backward(*operands, *of_a, *of_b, bits, seed, of_first, of_second)
+        # Detached, as some products are views of their own memory, which autograd lets no op in place follow.
+        return out.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        a, b, added, a_bits, a_lo, a_span, b_bits, b_lo, b_span, bits, seed, *kept = ctx.saved_tensors
+        plan: Plan = ctx.plan
+        of_first, of_second = kept
+        call = Call(a, b, added, Rounds(a_bits, a_lo, a_span), Rounds(b_bits, b_lo, b_span), bits, seed)
+        needs = tuple(ctx.needs_input_grad[:3])
+        needs = (needs[0] or ctx.choices[0] is not None, needs[1] or ctx.choices[1] is not None, needs[2])
+        of_a, of_b, of_added = ctx.product.backward(plan, call, grads[0], (of_first, of_second), needs)
+        choices: list[Tensor | None] = [None, None]
+        if ctx.choices[0] is not None and of_a is not None:
+            choices[0] = _as(plan.first.of_choice(a, of_a, a_lo, a_span, len(a_bits)), ctx.choices[0])
+        if ctx.choices[1] is not None and of_b is not None:
+            choices[1] = _as(plan.second.of_choice(b, of_b, b_lo, b_span, len(b_bits)), ctx.choices[1])
+        return (
+            None if of_a is None else plan.first.gradient(a, _as(of_a, ctx.types[0]), a_bits),
+            None if of_b is None else plan.second.gradient(b, _as(of_b, ctx.types[1]), b_bits),
+            None if of_added is None or added is None else _as(of_added, added.dtype),
+            choices[0],
+            *(None, None, None),
+            choices[1],
+            *(None, None, None),
+            *(None, None, None, None),
+        )

@@ -1,0 +1,184 @@
+"""The choice, call by call, whether a fused op runs on integer codes or in float."""
+
+from __future__ import annotations
+
+import weakref
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fractrain_fx.config import CODE_BITS
+from fractrain_fx.config.precision import FLOAT_BITS
+from fractrain_fx.execution.int8.coded_product import Coded
+from fractrain_fx.execution.int8.half_types import HALF_TYPES, Halved
+from fractrain_fx.execution.int8.layout import Layout
+from fractrain_fx.execution.int8.rows import has_codes
+from fractrain_fx.execution.int8.timing import Tuner
+from fractrain_fx.execution.int8.windows import Windows
+from fractrain_fx.execution.simulated.arithmetic import Needs
+from fractrain_fx.execution.simulated.strategy import SIMULATED, Call, Plan, Product
+from fractrain_fx.formats import AffineFormat
+from fractrain_fx.formats.bits import readable
+from fractrain_fx.nn.batch_axis import BatchAxis
+
+__all__ = ["Lowered", "needs_of"]
+
+
+class _Kind(NamedTuple):
+    """What the time of both forms depends on.
+
+    Attributes:
+        layout: how the contraction is one product of matrices.
+        rows: of the output, up to the next power of two.
+        outputs, inner: channels.
+        gated: whether samples have bits of their own.
+        widths: of activation, weight and gradient, as far as the time depends on them: C++ kernels take less of it for
+            fewer bits, and what samples choose may be another width in each step.
+        needs: which gradients are asked for.
+        dtype: of the result.
+        device: where it runs.
+    """
+
+    layout: Layout
+    rows: int
+    outputs: int
+    inner: int
+    gated: bool
+    widths: tuple[int, int, int]
+    needs: Needs
+    dtype: torch.dtype
+    device: str
+
+
+class Lowered:
+    """What makes a fused op run on integers where it can and where that takes less time.
+
+    Args:
+        name: of the op.
+        layout: how it is one product of matrices.
+        tuner: of the model.
+
+    Attributes:
+        kernel: what ran last: ``int8``, ``float`` as it took less time, or in other words why it was float;
+            ``not yet timed`` before it trained.
+    """
+
+    def __init__(self, name: str, layout: Layout, tuner: Tuner) -> None:
+        self.name, self.layout, self.tuner = name, layout, tuner
+        self.kernel = "not yet timed"
+
+    def product(self, plan: Plan, call: Call, needs: Needs | None = None) -> Product:
+        """How to compute a call. In evaluation as the op last did in training, if the call can be.
+
+        Args:
+            plan: of the op.
+            call: the tensors.
+            needs: which gradients will be asked for, where the tensors do not tell.
+        """
+        coded = self._coded(plan, call)
+        training = call.bits is not None
+        if isinstance(coded, str):
+            if training:
+                self.kernel = coded
+            return SIMULATED
+        device, dtype, needs = call.a.device, _result_type(call), needs_of(call) if needs is None else needs
+        product: Product = coded if dtype == torch.float32 else Halved(coded, dtype)
+        if not training:
+            return product if self.kernel == "int8" or self.tuner.kernels == "int8" else SIMULATED
+        int8 = self.tuner.int8(
+            self._kind(call, coded, needs, dtype),
+            self.name,
+            device,
+            lambda each: _run(plan, call, product if each else SIMULATED, needs),
+        )
+        if int8 is not None:
+            self.kernel = "int8" if int8 else "float"
+        return product if int8 else SIMULATED
+
+    def _coded(self, plan: Plan, call: Call) -> Coded | str:
+        """The form on integers, or why there is none for this call."""
+        types = {x.dtype for x in (call.a, call.b, call.added) if x is not None}
+        device = call.a.device
+        if (reason := self.tuner.lacks(device)) is not None:
+            return reason
+        if (other := next(iter(types - {torch.float32, *HALF_TYPES}), None)) is not None:
+            return f"computes in {other}"
+        if len(types) > 1 and not torch.is_autocast_enabled(device.type):
+            return f"its operands are of {len(types)} types"
+        if not (call.a.numel() and call.b.numel()) or device.type == "meta":
+            return "has no values"
+        if call.bits is None and torch.is_grad_enabled():
+            return "evaluates with gradients"
+        fw, w = _widths(call.of_a.bits), _widths(call.of_b.bits)
+        bw = () if call.bits is None else _widths(call.bits)
+        if not all(map(has_codes, w)) or not any(map(has_codes, fw)):
+            return f"operands of {fw[0]} and {w[0]} bits have no codes of 8"
+        if not all(has_codes(bits) or bits in (0, FLOAT_BITS) for bits in fw):
+            return f"an activation of {max(set(fw) - {FLOAT_BITS})} bits has no codes of 8"
+        if len(bw) > 1 and 1 < len(fw) != len(bw):
+            return "its output has other samples than its input"
+        samples: list[BatchAxis] = [plan.first.axis] * (len(fw) > 1) + [plan.axis] * (len(bw) > 1)
+        if (reason := self.layout.misfit(call.a.shape, call.b.shape, samples) or self._unpadded(call)) is not None:
+            return reason
+        compiled = isinstance(plan.fmt, AffineFormat) and plan.fmt.compiled
+        return Coded(self.layout, fw, bw, compiled, self.tuner.multiplies(device))
+
+    def _unpadded(self, call: Call) -> str | None:
+        """Why what lies around an input has no code."""
+        if not isinstance(self.layout, Windows):
+            return None
+        if not call.a.is_cpu:
+            return "its kernels overlap, and only on a CPU are such kernels multiplied as codes"
+        padded = any(self.layout.padding) and float(call.of_a.lo)
+        return "it pads with 0, where the range of its activation does not begin" if padded else None
+
+    def _kind(self, call: Call, coded: Coded, needs: Needs, dtype: torch.dtype) -> _Kind:
+        outputs, inner = self.layout.columns(call.b).shape
+        gated = len(coded.fw) > 1 or len(coded.bw) > 1
+        widths = CODE_BITS, CODE_BITS, 2 * CODE_BITS if max(coded.bw) > CODE_BITS else CODE_BITS
+        if coded.multiplied and not gated:
+            widths = coded.fw[0], max(_widths(call.of_b.bits)), coded.bw[0]
+        return _Kind(
+            self.layout,
+            1 << (call.a.numel() // inner - 1).bit_length(),
+            outputs,
+            inner,
+            gated,
+            widths,
+            needs,
+            dtype,
+            str(call.a.device),
+        )
+
+
+def _result_type(call: Call) -> torch.dtype:
+    device = call.a.device.type
+    result: torch.dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else call.a.dtype
+    return result
+
+
+def needs_of(call: Call) -> Needs:
+    """Which gradients a call will be asked for."""
+    return call.a.requires_grad, call.b.requires_grad, call.added is not None and call.added.requires_grad
+
+
+def _run(plan: Plan, call: Call, product: Product, needs: Needs) -> None:
+    """All products of a call, with the output in place of its gradient."""
+    with torch.no_grad():
+        out, *kept = product.forward(plan, call)
+        product.backward(plan, call, out, (kept[0], kept[1]), needs)
+
+
+# Widths that were read from a device, each with the tensor and its version, to be waited for only once.
+_read: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
+
+
+def _widths(bits: Tensor) -> tuple[int, ...]:
+    """Bits on the host: one width, or that of each sample, which has to be read anew in each step."""
+    if readable(bits) or bits.ndim:
+        return tuple(bits.flatten().tolist())
+    known = _read.get(id(bits))
+    if known is None or known[0]() is not bits or known[1] != bits._version:
+        known = _read[id(bits)] = weakref.ref(bits), bits._version, int(bits)
+    return (known[2],)

@@ -1,0 +1,213 @@
+"""A fused op on integer codes: the numbers of the simulation from products of bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fractrain_fx.config import CODE_BITS
+from fractrain_fx.execution.int8.products import (
+    Codes,
+    error_product,
+    product,
+    select_rows,
+    some_rows,
+    spread,
+    weight_product,
+)
+from fractrain_fx.execution.int8.rows import GRADIENT_BITS, CodedRows, both_coded, has_codes, in_float
+from fractrain_fx.execution.int8.windows import Windows, window_errors
+from fractrain_fx.execution.simulated.arithmetic import Gradients, Needs
+from fractrain_fx.execution.simulated.operand import Factor
+from fractrain_fx.execution.simulated.strategy import FIRST, GRADIENT, SECOND, Call, Made, Plan, Rounds
+from fractrain_fx.formats.affine import measure
+from fractrain_fx.formats.affine.kernels import coded_compiled, coded_gradient_compiled
+from fractrain_fx.formats.affine.rounding import code_ends, codes_affine
+from fractrain_fx.formats.bits import put_where
+from fractrain_fx.formats.scratch import scratch
+from fractrain_fx.nn.rounding import rounded_gradient
+
+__all__ = ["Coded"]
+
+
+@dataclass(frozen=True)
+class Coded(CodedRows):
+    """A product of codes, whose bits are known on the host.
+
+    Rows without codes are multiplied in float: those of samples whose activation is not rounded (0 or 32 bits), and in
+    the gradient of the weight those whose gradient has more bits than a code.
+
+    Attributes:
+        compiled: whether the simulation rounds by C++ kernels.
+        multiplied: whether C++ kernels multiply codes too; otherwise it is units for bytes.
+    """
+
+    compiled: bool = False
+    multiplied: bool = False
+
+    def forward(self, plan: Plan, call: Call) -> Made:
+        a, b, added = call.a, call.b, call.added
+        w = self._weight(plan.second, b, None, call.of_b)
+        codes, x = self._activation(plan.first, a, None, call.of_a)
+        bias = added if added is not None and added.ndim == 1 else None
+        y = product(x, w, bias, compiled=self.multiplied)
+        if not plan.first.inside:
+            # A NaN or an infinite value shows in a range of its own. In another, its code hides it; 0 * inf does not.
+            rows = self.layout.rows(a)
+            y.add_((rows.amax(1).mul_(0) + rows.amin(1).mul_(0)).unsqueeze(1))
+        apart = self.apart(plan.first.axis, a.shape, len(y), y.device)
+        if apart is not None:
+            rounded = self.layout.columns(plan.second.again(b, None, *call.of_b, SECOND))
+            y.index_copy_(0, apart, F.linear(self.layout.rows(a)[apart], rounded, bias))
+        out = self.layout.output(y, a)
+        if added is not None and bias is None:
+            out.add_(added)
+        keeps = len(self.fw) == 1 and plan.first.keeps(a)
+        return out, codes if keeps else None, w.codes if plan.second.keeps(b) else None
+
+    def backward(
+        self, plan: Plan, call: Call, g: Tensor, kept: tuple[Tensor | None, Tensor | None], needs: Needs
+    ) -> Gradients:
+        added = call.added if needs[2] else None
+        summed = added is not None and added.ndim == 1 and needs[1]  # the weight's product sums up what a bias gets
+        rounded, codes = self._gradient(plan, call, g, values=added is not None and not summed)
+        rows = None if rounded is None else self.layout.output_rows(rounded)
+        of_a = of_b = of_added = None
+        if needs[0]:
+            w = self._weight(plan.second, call.b, kept[1], call.of_b)
+            errors = codes if rows is None else rows
+            assert errors is not None
+            of_a = self.layout.activation(self._errors(errors, w, g), g)
+        if needs[1]:
+            _, x = self._activation(plan.first, call.a, kept[0], call.of_a)
+            of_weight, sums = self._of_weight(plan, call, g, rows, codes, x)
+            of_b = self.layout.weight(of_weight, call.b)
+            of_added = sums.sum_to_size(added.shape) if added is not None and summed else None
+        if added is not None and not summed:
+            assert rounded is not None
+            of_added = self.layout.added(rounded, added)
+        return of_a, of_b, of_added
+
+    def _errors(self, errors: Tensor | Codes, w: Codes, g: Tensor) -> Tensor:
+        if isinstance(self.layout, Windows):
+            return window_errors(errors, w, self.layout, g.shape, compiled=self.multiplied)
+        return error_product(errors, w, compiled=self.multiplied)
+
+    def _weight(self, factor: Factor, w: Tensor, kept: Tensor | None, at: Rounds) -> Codes:
+        if kept is None and self.multiplied and (found := coded_compiled(w, *at, inside=True)) is not None:
+            return Codes(self.layout.columns(found[0]), *found[1:])
+        if kept is None:
+            out = scratch(w, SECOND, matrices=True)
+            kept = self.layout.columns(self._codes(w, at, torch.int8, inside=True, out=out)[0])
+        scale, zero = self._ends(at)
+        return Codes(kept, scale.flatten(), zero.flatten())
+
+    def _activation(self, factor: Factor, x: Tensor | None, kept: Tensor | None, at: Rounds) -> tuple[Tensor, Codes]:
+        """Its codes as they are kept, and as rows."""
+        if x is not None:
+            at = at._replace(bits=factor.axis.expand(at.bits, x.shape))
+        if kept is not None:
+            codes, scale, zero = kept, *self._ends(at)
+        else:
+            assert x is not None
+            codes, scale, zero = self._encoded(factor, x, at)
+        rows = self.layout.code_rows(codes, at.bits, compiled=self.compiled)
+        return codes, self._with_ends(rows, at.bits, codes.shape, scale, zero)
+
+    def _encoded(self, factor: Factor, x: Tensor, at: Rounds) -> tuple[Tensor, Tensor, Tensor]:
+        """The codes of an activation, their scales and zeros."""
+        if self.multiplied and (found := coded_compiled(x, *at, inside=factor.inside)) is not None:
+            return found
+        out = scratch(x, FIRST, matrices=True)
+        return self._codes(x, at, torch.int8, inside=factor.inside, out=out)[0], *self._ends(at)
+
+    def _gradient(self, plan: Plan, call: Call, g: Tensor, *, values: bool) -> tuple[Tensor | None, Codes | None]:
+        """The rounded gradient, bit for bit that of the simulation, and the codes of those rows that have some.
+
+        Values are left out where codes say it all, unless they are asked for.
+        """
+        assert call.bits is not None
+        coded = [bits for bits in self.bw if 0 < bits <= GRADIENT_BITS]
+        if not coded:
+            out = scratch(g, GRADIENT, matrices=True)
+            return rounded_gradient(plan.fmt, g, call.bits, plan.axis, call.seed, out), None
+        bits = self.axis(plan, g).expand(call.bits, g.shape)
+        dtype = torch.int16 if max(coded) > CODE_BITS else torch.int8
+        values = values or any(in_float(fw, bw) for fw, bw in self.pairs())
+        if self.multiplied:
+            rounded = _memory(g) if values else None
+            if (found := coded_gradient_compiled(g, bits, call.seed, dtype, rounded)) is not None:
+                return rounded, self._with_ends(self.layout.output_rows(found[0]), bits, g.shape, *found[1:])
+        at = Rounds(bits, *measure(g, compiled=self.compiled))
+        how = {"stochastic": True, "seed": call.seed, "inside": True, "values": True, "out": _memory(g)}
+        codes, rounded = self._codes(g, at, dtype, **how)
+        assert rounded is not None
+        matrix = self._with_ends(self.layout.output_rows(codes), bits, g.shape, *self._ends(at))
+        return put_where(bits, (0,), 0.0, rounded), matrix
+
+    def _with_ends(self, codes: Tensor, bits: Tensor, shape: Sequence[int], scale: Tensor, zero: Tensor) -> Codes:
+        """Codes with the numbers of their rows, from those of samples that ``bits`` are of."""
+        if bits.numel() == 1:
+            return Codes(codes, scale.view(()), zero.view(()))
+        if self.multiplied and bits.shape[0] == bits.numel():
+            return Codes(codes, scale.flatten(), zero.flatten())
+        each = (self.layout.each(ends.view(bits.shape), shape, len(codes)) for ends in (scale, zero))
+        return Codes(codes, *each)
+
+    def _ends(self, at: Rounds) -> tuple[Tensor, Tensor]:
+        """Scale and zero of signed codes; NaN where the range is not finite."""
+        return code_ends(*at, compiled=self.compiled)
+
+    def _codes(self, x: Tensor, at: Rounds, dtype: torch.dtype, **how: Any) -> tuple[Tensor, Tensor | None]:
+        return codes_affine(x, *at, dtype=dtype, compiled=self.compiled, **how)
+
+    def _of_weight(
+        self, plan: Plan, call: Call, g: Tensor, rounded: Tensor | None, codes: Codes | None, x: Codes
+    ) -> tuple[Tensor, Tensor]:
+        """The gradient of the weight, whose scales lie on the rows that are summed over, and that of a bias.
+
+        C++ kernels multiply all rows that have codes at once, units for bytes those of each pair of bits.
+        """
+        together = codes if self.multiplied else None
+        found = None if together is None else self._together(plan, call, g, together, x)
+        for fw, bw, rows in self.groups(plan, call, g, len(x.codes), without_coded=together is not None):
+            if codes is not None and both_coded(fw, bw):
+                part = weight_product(some_rows(codes, rows, narrow=bw <= CODE_BITS), some_rows(x, rows))
+            else:
+                assert rounded is not None
+                some = select_rows(rounded, rows)
+                part = some.t().mm(self._values(call, x, rows, coded=has_codes(fw))), some.sum(0)
+            found = part if found is None else (found[0].add_(part[0]), found[1].add_(part[1]))
+        if found is not None:
+            return found
+        assert rounded is not None
+        return rounded.new_zeros(rounded.shape[1], x.codes.shape[1]), rounded.new_zeros(rounded.shape[1])
+
+    def _values(self, call: Call, x: Codes, rows: Tensor | None, *, coded: bool) -> Tensor:
+        """Some rows of the rounded activation."""
+        if not coded:
+            return select_rows(self.layout.rows(call.a), rows)
+        some = some_rows(x, rows)
+        return some.codes * some.scale + some.zero
+
+    def _together(self, plan: Plan, call: Call, g: Tensor, codes: Codes, x: Codes) -> tuple[Tensor, Tensor] | None:
+        """The part of those rows whose activation and gradient both have codes."""
+        pairs = self.pairs()
+        if not any(both_coded(fw, bw) for fw, bw in pairs):
+            return None
+        left_out = [in_float(fw, bw) for fw, bw in pairs]
+        if any(left_out):  # those of 0 bits have scale 0 anyway
+            rows = self.by_row(plan, call, g, torch.tensor(left_out), len(codes.codes))
+            codes = codes._replace(scale=spread(codes.scale, len(rows)).masked_fill(rows, 0))
+        return weight_product(codes, x, compiled=True)
+
+
+def _memory(g: Tensor) -> Tensor:
+    """Memory for a rounded gradient."""
+    kept = scratch(g, GRADIENT, matrices=True)
+    return torch.empty_like(g) if kept is None else kept

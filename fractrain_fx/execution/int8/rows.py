@@ -1,0 +1,87 @@
+"""Which rows of a product have which bits, and so which are multiplied as codes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from fractrain_fx.config import CODE_BITS
+from fractrain_fx.execution.int8.layout import Layout
+from fractrain_fx.execution.simulated.strategy import Call, Plan
+from fractrain_fx.nn.batch_axis import BatchAxis
+
+__all__ = ["GRADIENT_BITS", "CodedRows", "both_coded", "has_codes", "in_float"]
+
+# What the two bytes of a gradient's code hold.
+GRADIENT_BITS = 16
+
+_Group = tuple[int, int, Int[Tensor, " some"] | None]
+
+
+@dataclass(frozen=True)
+class CodedRows:
+    """The rows of a product, of which those of a sample have its bits.
+
+    Attributes:
+        layout: how the contraction is one of matrices.
+        fw: bits of the activation: one for all values, or one for each sample.
+        bw: of the output's gradient, likewise; empty in evaluation.
+    """
+
+    layout: Layout
+    fw: tuple[int, ...]
+    bw: tuple[int, ...]
+
+    def groups(self, plan: Plan, call: Call, g: Tensor, rows: int, *, without_coded: bool) -> Iterator[_Group]:
+        """The pairs of bits, each with its rows (``None``: all); those of samples that skip add nothing."""
+        pairs = self.pairs()
+        kinds = sorted(set(pairs))
+        wanted = [(fw, bw) for fw, bw in kinds if bw and not (without_coded and both_coded(fw, bw))]
+        if len(kinds) == 1 or not wanted:
+            yield from ((fw, bw, None) for fw, bw in wanted)
+            return
+        numbers = self.by_row(plan, call, g, torch.tensor([kinds.index(pair) for pair in pairs]), rows)
+        for fw, bw in wanted:
+            yield fw, bw, (numbers == kinds.index((fw, bw))).nonzero().flatten()
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """Bits of activation and gradient: one pair for all, or one for each sample."""
+        samples = max(len(self.fw), len(self.bw))
+        return [(self.fw[i % len(self.fw)], self.bw[i % len(self.bw)]) for i in range(samples)]
+
+    def by_row(self, plan: Plan, call: Call, g: Tensor, of_samples: Tensor, rows: int) -> Tensor:
+        """What belongs to each sample, for each row."""
+        axis, shape = (self.axis(plan, g), g.shape) if len(self.bw) > 1 else (plan.first.axis, call.a.shape)
+        return self.layout.each(axis.expand(of_samples.to(g.device), shape), shape, rows)
+
+    def apart(
+        self, axis: BatchAxis, shape: Sequence[int], rows: int, device: torch.device
+    ) -> Int[Tensor, " some"] | None:
+        """The rows whose activation has no codes."""
+        marks = [not has_codes(bits) for bits in self.fw]
+        if not any(marks):
+            return None
+        return self.layout.each(axis.expand(torch.tensor(marks, device=device), shape), shape, rows).nonzero().flatten()
+
+    def axis(self, plan: Plan, g: Tensor) -> BatchAxis:
+        """Where the samples lie in a gradient of the output."""
+        return plan.axis.at(g.shape, len(self.bw)) if len(self.bw) > 1 else plan.axis
+
+
+def has_codes(bits: int) -> bool:
+    """Whether a value rounded to so many bits has a code of one byte."""
+    return 0 < bits <= CODE_BITS
+
+
+def both_coded(fw: int, bw: int) -> bool:
+    """Whether an activation and a gradient of so many bits both have codes."""
+    return has_codes(fw) and 0 < bw <= GRADIENT_BITS
+
+
+def in_float(fw: int, bw: int) -> bool:
+    """Whether rows have a part in the gradient of the weight for which they lack codes."""
+    return bw != 0 and not both_coded(fw, bw)

@@ -1,0 +1,77 @@
+"""The rounding of a fused op by C++ kernels alone (``rounding="compiled"``), with little Python around them.
+
+A model has a hundred such ops, so that what passes before a kernel starts adds up to some per cent of a step. This is,
+in short, what ``execution/simulated/operand.py`` and ``nn/rounding.py`` do for every format and device.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fractrain_fx.execution.simulated.operand import Factor
+from fractrain_fx.formats import AffineFormat, Format
+from fractrain_fx.formats.affine.kernels import (
+    has_kernels,
+    round_channels_compiled,
+    round_compiled,
+)
+from fractrain_fx.formats.scratch import scratch, scratch_holds
+from fractrain_fx.nn.batch_axis import BatchAxis
+
+__all__ = ["has_all_kernels", "round_factor", "round_gradient", "weight_ends"]
+
+
+def has_all_kernels(first: Factor, second: Factor, gradient: Format) -> bool:
+    """Whether kernels round all that an op rounds, which keeps no rounded copies."""
+    formats = (first.fmt, second.fmt, gradient)
+    compiled = all(isinstance(fmt, AffineFormat) and fmt.compiled for fmt in formats)
+    return compiled and first.saved == second.saved == "operands"
+
+
+def weight_ends(factor: Factor, w: Tensor, bits: Tensor, slot: int) -> tuple[Tensor, Tensor] | None:
+    """The ranges of a weight's channels, found while it is rounded: the result lies ready for :func:`round_factor`.
+
+    ``None`` where kernels do not take it so.
+    """
+    if not has_kernels(w) or factor.channel != 0 or not w.is_contiguous():
+        return None
+    out = scratch(w, slot, matrices=factor.matrices)
+    if out is None:
+        return None
+    lo, span, rounded = round_channels_compiled(w.detach(), bits, out)
+    if rounded is out:
+        scratch_holds(slot).keep(w, _ready(factor, bits), out)
+    return lo, span
+
+
+def round_factor(factor: Factor, x: Tensor, bits: Tensor, lo: Tensor, span: Tensor, slot: int) -> Tensor | None:
+    """A rounded factor in memory that is used again, maybe there already; ``None`` where kernels do not take it."""
+    if not has_kernels(x, lo):
+        return None
+    if not factor.weight:
+
+        def rounded(out: Tensor | None) -> Tensor | None:
+            return round_compiled(x, factor.axis.expand(bits, x.shape), lo, span, inside=factor.inside, out=out)
+
+        return factor.once(x, bits, lo, span, slot, rounded)
+    ready: Tensor | None = scratch_holds(slot).of(x, _ready(factor, bits))
+    if ready is not None:
+        return ready
+    # And not noted: a weight that is changed through its `data`, as some optimizers do, shows no sign of that.
+    return round_compiled(x, bits, lo, span, inside=True, out=scratch(x, slot, matrices=factor.matrices))
+
+
+def round_gradient(
+    fmt: Format, g: Tensor, bits: Tensor, axis: BatchAxis, seed: Tensor | None, slot: int, *, matrices: bool
+) -> Tensor | None:
+    """An output gradient, rounded as :func:`~fractrain_fx.nn.rounding.rounded_gradient` does; ``None`` as there."""
+    if not has_kernels(g) or not isinstance(fmt, AffineFormat):
+        return None
+    out = scratch(g, slot, matrices=matrices)
+    bits = axis.expand(bits, g.shape)
+    lo, span, inside = fmt.gradient_range(g, bits)
+    return round_compiled(g, bits, lo, span, stochastic=True, seed=seed, inside=inside, erase=True, out=out)
+
+
+def _ready(factor: Factor, bits: Tensor) -> tuple[object, ...]:
+    return "weight", factor.fmt, factor.matrices, int(bits)

@@ -1,0 +1,150 @@
+"""How a fused op multiplies: rounds its operands, contracts them, and in backward contracts the rounded gradient."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from fractrain_fx.execution.simulated.arithmetic import Arithmetic, Bound, Gradients, Needs
+from fractrain_fx.execution.simulated.operand import Factor
+from fractrain_fx.execution.simulated.short_path import has_all_kernels, round_factor, round_gradient
+from fractrain_fx.formats import Format
+from fractrain_fx.formats.scratch import scratch
+from fractrain_fx.nn.batch_axis import BatchAxis
+from fractrain_fx.nn.rounding import rounded_gradient
+
+__all__ = ["FIRST", "GRADIENT", "SECOND", "SIMULATED", "Call", "Plan", "Product", "Rounds", "Simulated", "autocast"]
+
+# Where the rounded operands of the op at work lie.
+FIRST, SECOND, GRADIENT = range(3)
+
+# Entering torch.autocast costs as much as a small op.
+_AS_IT_IS = nullcontext()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything about a fused op that is no tensor: how both factors and the output's gradient are rounded.
+
+    Attributes:
+        arithmetic: the contraction.
+        static: its arguments that are no tensors.
+        first, second: how its factors are rounded.
+        fmt: the format of the output's gradient.
+        axis: where the samples lie in the output.
+    """
+
+    arithmetic: Arithmetic
+    static: tuple[Any, ...]
+    first: Factor
+    second: Factor
+    fmt: Format
+    axis: BatchAxis
+
+    @cached_property
+    def by_kernels(self) -> bool:
+        """Whether C++ kernels round all of it."""
+        return has_all_kernels(self.first, self.second, self.fmt)
+
+
+class Rounds(NamedTuple):
+    """How a factor is rounded in this step: its bits and both ends of its range."""
+
+    bits: Tensor
+    lo: Tensor
+    span: Tensor
+
+
+class Call(NamedTuple):
+    """The tensors of a call.
+
+    Attributes:
+        a, b: both factors, unrounded; in backward ``None`` where what was kept of them is enough.
+        added: to the product.
+        of_a, of_b: how the factors are rounded.
+        bits, seed: of the gradient; ``bits`` is ``None`` in evaluation, where it is not rounded.
+    """
+
+    a: Any
+    b: Any
+    added: Tensor | None
+    of_a: Rounds
+    of_b: Rounds
+    bits: Tensor | None
+    seed: Tensor | None
+
+
+Made = tuple[Tensor, Tensor | None, Tensor | None]
+"""A product, and what is kept of the first and of the second factor besides the operands."""
+
+
+class Product(Protocol):
+    """One way to compute a fused op. All give the same numbers, up to the order of sums."""
+
+    def forward(self, plan: Plan, call: Call) -> Made:
+        """The contraction of the rounded factors."""
+        ...
+
+    def backward(
+        self, plan: Plan, call: Call, g: Tensor, kept: tuple[Tensor | None, Tensor | None], needs: Needs
+    ) -> Gradients:
+        """Gradients of both rounded factors and of what was added, where ``needs`` asks for them, from that of it."""
+        ...
+
+
+class Simulated:
+    """Rounded values in float."""
+
+    def forward(self, plan: Plan, call: Call) -> Made:
+        added = call.added
+        if (factors := _factors_by_kernels(plan, call)) is not None:
+            return plan.arithmetic.forward(Bound(*factors, added, plan.static)), None, None
+        first, of_first = plan.first.take(call.a, *call.of_a, FIRST)
+        second, of_second = plan.second.take(call.b, *call.of_b, SECOND)
+        device = call.a.device.type
+        halved = torch.is_autocast_enabled(device)
+        if halved:
+            dtype = torch.get_autocast_dtype(device)
+            first, second, added = autocast(first, dtype), autocast(second, dtype), autocast(added, dtype)
+        with torch.autocast(device, enabled=False) if halved else _AS_IT_IS:
+            return plan.arithmetic.forward(Bound(first, second, added, plan.static)), of_first, of_second
+
+    def backward(
+        self, plan: Plan, call: Call, g: Tensor, kept: tuple[Tensor | None, Tensor | None], needs: Needs
+    ) -> Gradients:
+        matrices = plan.arithmetic.matrices
+        if call.bits is not None and kept == (None, None) and (factors := _factors_by_kernels(plan, call)) is not None:
+            rounded = round_gradient(plan.fmt, g, call.bits, plan.axis, call.seed, GRADIENT, matrices=matrices)
+            if rounded is not None:
+                return plan.arithmetic.backward(rounded, Bound(*factors, call.added, plan.static), needs)
+        if call.bits is not None:
+            out = scratch(g, GRADIENT, matrices=matrices)
+            g = rounded_gradient(plan.fmt, g, call.bits, plan.axis, call.seed, out)
+        # Under autocast the product was taken in a half type, and so are its gradients.
+        first = plan.first.again(call.a, kept[0], *call.of_a, FIRST).to(g.dtype)
+        second = plan.second.again(call.b, kept[1], *call.of_b, SECOND).to(g.dtype)
+        return plan.arithmetic.backward(g, Bound(first, second, call.added, plan.static), needs)
+
+
+SIMULATED = Simulated()
+
+
+def _factors_by_kernels(plan: Plan, call: Call) -> tuple[Tensor, Tensor] | None:
+    """Both rounded factors, where kernels alone make them."""
+    if torch.compiler.is_compiling() or not plan.by_kernels or torch.is_autocast_enabled("cpu"):
+        return None
+    first = round_factor(plan.first, call.a, *call.of_a, FIRST)
+    if first is None:
+        return None
+    second = round_factor(plan.second, call.b, *call.of_b, SECOND)
+    return None if second is None else (first, second)
+
+
+def autocast(x: Any, dtype: torch.dtype) -> Any:
+    """What autocast does to an argument of a product."""
+    return x.to(dtype) if isinstance(x, Tensor) and x.dtype != torch.float64 else x

@@ -1,0 +1,1 @@
+"""Linear layers that torchao computes."""

@@ -1,0 +1,48 @@
+"""Where torchao's 8-bit products run, and where they save no time."""
+
+from __future__ import annotations
+
+import torch
+from torch.utils._triton import has_triton
+
+from fractrain_fx.config import Torchao
+from fractrain_fx.execution.int8.timing import lacks_int8
+
+__all__ = ["refusal", "slow"]
+
+# The first GPUs with float8 tensor cores, of NVIDIA (Ada) and of AMD (MI300).
+_FLOAT8_CUDA, _FLOAT8_HIP = (8, 9), (9, 4)
+
+
+def refusal(kind: Torchao, device: torch.device) -> str | None:
+    """Why a device cannot take such products, with the way out; ``None`` where it can."""
+    if device.type == "meta":
+        return None
+    if device.type not in ("cpu", "cuda"):
+        return f"torchao multiplies on CPUs and on GPUs of CUDA and ROCm, and this is a device of type {device.type}"
+    if kind == "torchao-float8":
+        return _no_float8(device) if device.type == "cuda" else None
+    # torchao takes a kernel in Triton wherever Triton finds a GPU, and torch._int_mm elsewhere.
+    if device.type == "cpu" and has_triton():
+        return (
+            "where Triton finds a GPU, torchao multiplies bytes on that only: write model.to('cuda'), start with "
+            "CUDA_VISIBLE_DEVICES=''"
+        )
+    if device.type == "cuda" and not has_triton():
+        return "torchao multiplies bytes on a GPU in Triton, which is not there: pip install triton"
+    return None
+
+
+def slow(kind: Torchao, device: torch.device) -> str | None:
+    """Why such products take no less time than those of floats on a device, as far as its kind tells."""
+    if kind == "torchao-int8":
+        return lacks_int8(device)
+    return "torch multiplies float8 on a CPU in other types" if device.type == "cpu" else None
+
+
+def _no_float8(device: torch.device) -> str | None:
+    hip = torch.version.hip is not None
+    if torch.cuda.get_device_capability(device) >= (_FLOAT8_HIP if hip else _FLOAT8_CUDA):
+        return None
+    needed = "MI300" if hip else "compute capability 8.9 (Ada, Hopper)"
+    return f"{torch.cuda.get_device_name(device)} has no products of float8, which begin at {needed}: take another GPU"

@@ -1,0 +1,107 @@
+"""A linear layer that torchao computes, forward and backward, on the weight and bias of the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from fractrain_fx.config import Torchao
+from fractrain_fx.errors import ConfigError
+from fractrain_fx.execution.simulated.strategy import autocast
+from fractrain_fx.execution.torchao.devices import refusal
+
+__all__ = ["FLOAT8_MULTIPLE", "NUMERICS", "Swapped"]
+
+NUMERICS: dict[Torchao, str] = {
+    "torchao-int8": "torchao int8: symmetric, a scale for each row and column, rounded to the nearest",
+    "torchao-float8": "torchao float8: e4m3, gradients e5m2, a scale for each tensor, rounded to the nearest",
+}
+"""What a layer is computed in, and how that differs from the simulation."""
+
+FLOAT8_MULTIPLE = 16
+"""Both sizes of a weight are multiples of this where ``torch._scaled_mm`` is to multiply by it."""
+
+_Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
+
+class Swapped:
+    """``x @ weight.T + bias`` as torchao trains it.
+
+    Args:
+        kind: int8 or float8.
+        inputs, outputs: channels.
+        bias: whether something is added.
+
+    Raises:
+        ConfigError: torchao is not installed.
+    """
+
+    def __init__(self, kind: Torchao, inputs: int, outputs: int, bias: bool) -> None:
+        self.kind = kind
+        self._rows = _rows(kind, _converted(kind, inputs, outputs, bias))
+
+    def __call__(
+        self, x: Float[Tensor, "*rows inputs"], weight: Float[Tensor, "outputs inputs"], bias: Tensor | None
+    ) -> Float[Tensor, "*rows outputs"]:
+        """The layer's output.
+
+        Raises:
+            ConfigError: the device cannot multiply so, or float8 is to multiply float64.
+        """
+        if not x.numel():
+            return F.linear(x, weight, bias)  # torchao takes the largest of no values
+        device = x.device.type
+        if torch.is_autocast_enabled(device):
+            # torchao asks for the autocast of a GPU only. It takes the weight in the type of the activation by itself.
+            dtype = torch.get_autocast_dtype(device)
+            x, bias = autocast(x, dtype), autocast(bias, dtype)
+        # As one matrix, with one as its gradient: of more dimensions torchao takes views, which strides may forbid.
+        rows = self._rows(x.reshape(-1, x.shape[-1]), weight, bias)
+        return rows.reshape(*x.shape[:-1], rows.shape[-1])
+
+
+def _rows(kind: Torchao, module: nn.Module) -> _Linear:
+    """Run a module of torchao on parameters that it does not hold."""
+
+    def run(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if (reason := refusal(kind, rows.device)) is not None:
+            raise ConfigError(f"execution={kind!r} cannot run here: {reason}, or write execution='simulate'")
+        if kind == "torchao-float8" and rows.dtype == torch.float64:
+            raise ConfigError("execution='torchao-float8' multiplies for float32 and half types: write model.float()")
+        parameters = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
+        out: Tensor = functional_call(module, parameters, (rows,))
+        return out
+
+    # One call to Dynamo, which cannot pass on the configuration that torchao's int8 layer hands to its own Function.
+    allowed: _Linear = torch.compiler.allow_in_graph(run)  # type: ignore[no-untyped-call]
+    return allowed
+
+
+def _converted(kind: Torchao, inputs: int, outputs: int, bias: bool) -> nn.Module:
+    """A layer without values that torchao's public functions turned into theirs."""
+    layer: Any = nn.Linear(inputs, outputs, bias=bias, device="meta")
+    try:
+        if kind == "torchao-int8":
+            from torchao.prototype.quantized_training import Int8MixedPrecisionTrainingConfig
+            from torchao.quantization import quantize_
+
+            # The default is a weight of a class of its own, with which a CPU multiplies in float without a word.
+            quantize_(layer, Int8MixedPrecisionTrainingConfig(module_swap=True))
+        else:
+            from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+            # The gradient of the weight is summed over the rows, whose number need not be a multiple of 16.
+            layer = convert_to_float8_training(layer, config=Float8LinearConfig(pad_inner_dim=True))
+    except ImportError as error:
+        raise ConfigError(
+            f"execution={kind!r} needs torchao: pip install 'fractrain_fx[torchao]' ({error}), or write "
+            "execution='simulate'"
+        ) from error
+    module: nn.Module = layer
+    return module

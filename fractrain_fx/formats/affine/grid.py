@@ -1,0 +1,128 @@
+"""The levels of an affine rounding on a CPU: their numbers read once, so that a rounding is a few passes in place.
+
+An op on one number costs as much as one on thousands, so the small ones are plain arithmetic. A division of two float32
+numbers in float64, then rounded to float32, is that in float32.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fractrain_fx.config.precision import FLOAT_BITS
+from fractrain_fx.formats.bits import highest_level, readable
+
+__all__ = ["SMALLEST_SCALE", "Grid", "modest"]
+
+# Levels lie at least this far apart, so that a constant tensor has a grid too.
+SMALLEST_SCALE = 1e-8
+
+# From this width of a range on, differences inside it may overflow.
+_WIDE = 1e38
+
+# Up to here level numbers are far from where float32 stops telling whole numbers apart.
+_SURE_BITS = 16
+
+
+def modest(span: Tensor) -> bool:
+    """Whether widths can be seen to be finite and so small that no difference inside them overflows."""
+    return readable(span) and _widest(span) < _WIDE
+
+
+class Grid:
+    """The levels ``lo + scale * q`` of some bits in a range, on a CPU.
+
+    Args:
+        bits: one width, or widths that broadcast against the values; none of them 0 or 32 where it is one.
+        lo: low end of the range, or of that of each channel.
+        span: width of the range, likewise.
+        inside: the range was measured on the values.
+        quick: take fewer passes where the range lies around 0. A value so close to the middle of two levels that
+            float32 roundings decide may then go to the other one, and results may be off by the last bit.
+
+    Attributes:
+        lo: the lowest level.
+        start: that as a number, where it is one.
+        scale: distance between levels.
+        step: that as a number, where it is one.
+        highest: number of the highest level.
+        sure: nothing lies outside and no level number loses its fraction in float32.
+        near: the lowest level is no further from 0 than the range is wide, so that the roundings of
+            ``x / scale - lo / scale`` stay far below a level.
+        quick: whether to use that.
+    """
+
+    __slots__ = ("highest", "lo", "near", "quick", "scale", "start", "step", "sure")
+
+    def __init__(self, bits: Tensor | int, lo: Tensor, span: Tensor, *, inside: bool, quick: bool = False) -> None:
+        self.lo = lo
+        self.start: float | None = None
+        self.step: float | None = None
+        self.highest: Tensor | float
+        self.scale: Tensor
+        wide = _widest(span)
+        widths = [bits] if isinstance(bits, int) else bits.flatten().tolist()
+        self.sure = inside and wide < _WIDE and all(width <= _SURE_BITS or width == FLOAT_BITS for width in widths)
+        self.near = self.quick = False
+        if lo.numel() == 1:
+            self.start = float(lo)
+        if isinstance(bits, int):
+            self.highest = 2.0**bits - 1
+            if self.start is not None:
+                self.step = max(wide / self.highest, SMALLEST_SCALE)
+                scale = span / self.highest
+                self.scale = scale.fill_(SMALLEST_SCALE) if self.step == SMALLEST_SCALE else scale
+                self.near = self.sure and abs(self.start) < wide
+                self.quick = quick and self.near
+                return
+        else:
+            self.highest = highest_level(bits, lo.dtype)
+        if self.start is not None:
+            scales = [max(wide / (2.0**width - 1 if width else 1.0), SMALLEST_SCALE) for width in widths]
+            self.scale = torch.tensor(scales, dtype=lo.dtype).view(bits.shape if isinstance(bits, Tensor) else ())
+        else:
+            self.scale = (span / self.highest).clamp_(min=SMALLEST_SCALE)
+
+    def round(self, x: Tensor, noise: Tensor | None, out: Tensor | None) -> Tensor:
+        """The level nearest to each value, or to each value with noise."""
+        q = self.levels(x, noise, out)
+        return self.values(q, out=q)
+
+    def levels(self, x: Tensor, noise: Tensor | None, out: Tensor | None) -> Tensor:
+        """Number of the nearest level to ``x``, or to ``x`` with noise."""
+        if noise is not None:
+            return self._inside(self._with_noise(x, noise, out))
+        if self.start == 0:
+            q = torch.div(x, self.scale, out=out)
+        elif self.quick and self.step is not None and self.start is not None:
+            q = torch.add(self.lo * (-1 / self.step), x, alpha=1 / self.step, out=out)
+        else:
+            q = torch.sub(x, self.lo, out=out).div_(self.scale)
+        return q.round_() if self.sure else self._inside(q)
+
+    def _with_noise(self, x: Tensor, noise: Tensor, out: Tensor | None) -> Tensor:
+        if self.near and self.step is not None:
+            # In fewer passes whoever asks: what these round differently is far below the noise.
+            q = torch.add(noise, x, alpha=1 / self.step, out=out)
+            return q.sub_(self.lo / self.scale) if self.start else q
+        q = torch.div(x, self.scale, out=out) if self.start == 0 else torch.sub(x, self.lo, out=out).div_(self.scale)
+        return q.add_(noise)
+
+    def _inside(self, q: Tensor) -> Tensor:
+        """Whole numbers of the grid, in place."""
+        if isinstance(self.highest, float):
+            q.clamp_(0, self.highest)
+        else:
+            q.clamp_(min=0).clamp_(max=self.highest)
+        return q.round_()
+
+    def values(self, q: Tensor, out: Tensor | None = None) -> Tensor:
+        """The values of levels."""
+        if self.quick and self.start and self.step is not None and q.dtype == self.lo.dtype:
+            return torch.add(self.lo, q, alpha=self.step, out=out)
+        x = torch.mul(q, self.scale, out=out)
+        return x if self.start == 0 else x.add_(self.lo)
+
+
+def _widest(span: Tensor) -> float:
+    return float(span if span.numel() == 1 else span.amax())

@@ -1,0 +1,78 @@
+"""The copy of a rewritten graph that runs: with fused ops; on request on int8, by torchao, or for fewer samples."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+
+from fractrain_fx.capture import RecordedModule
+from fractrain_fx.config import FracConfig
+from fractrain_fx.execution.fused_op import FusedOp
+from fractrain_fx.execution.int8.timing import Tuner
+from fractrain_fx.execution.torchao.linear import NUMERICS
+from fractrain_fx.passes import (
+    Dispatch,
+    Fuse,
+    FuseSkips,
+    Lower,
+    Swap,
+    Unmask,
+    fused_ops,
+    ops_of,
+    unlowered,
+    unswapped,
+)
+
+__all__ = ["Running"]
+
+
+class Running:
+    """A graph and its copy that runs, whose modules and parameters are those of the graph.
+
+    Args:
+        shown: the rewritten graph, with its quantize nodes.
+        config: what fused ops keep of activations between forward and backward, and how skipped blocks run.
+        tuner: chooses between float and int8.
+        place: under ``frac.``, where the modules of this graph alone lie.
+
+    Attributes:
+        fused: the fused ops of the copy, by name.
+    """
+
+    def __init__(self, shown: RecordedModule, config: FracConfig, tuner: Tuner, place: str = "dispatched") -> None:
+        self._shown, self._config, self._tuner, self._place = shown, config, tuner, place
+        self.fused: dict[str, FusedOp] = {}
+        self._code = ""
+        self.graph_module = shown
+        self.current()
+
+    def current(self) -> RecordedModule:
+        """The copy, made anew where the graph shown was changed and recompiled since."""
+        if not torch.compiler.is_compiling() and self._code is not self._shown._code:
+            copied = RecordedModule.over(self._shown, self._shown._modules, copy.deepcopy(self._shown.graph))
+            Fuse(self._config.saved)(copied)
+            Unmask()(copied)
+            if self._config.lowers:
+                Lower(self._config, self._tuner)(copied)
+            if self._config.torchao is not None:
+                Swap(self._config.torchao)(copied)
+            self.fused = fused_ops(copied)
+            if self._config.dispatches:
+                Dispatch(self._config.dispatch_from, self._place)(copied)
+            FuseSkips()(copied)
+            self.graph_module = copied
+            self.graph_module.training = self._shown.training
+            self._code = self._shown._code
+        return self.graph_module
+
+    def kernels(self) -> dict[str, str]:
+        """How each quantized op multiplies, by name: see :meth:`fractrain_fx.FracModel.kernels`."""
+        shown, config = self._shown, self._config
+        names = [op.name for _, op in ops_of(shown.graph) if op.precision.mode not in ("float", "uncounted")]
+        if config.torchao is not None:
+            apart = unswapped(shown, config)
+            return {name: apart.get(name) or NUMERICS[config.torchao] for name in names}
+        kept = unlowered(shown, config)
+        ran = {name: op.lowered.kernel for name, op in self.fused.items() if op.lowered is not None}
+        return {name: kept.get(name) or ran.get(name) or "float" for name in names}

@@ -1,0 +1,248 @@
+"""The rewritten graph behind the original model's face."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from torch import nn
+from torch.fx.passes.infra.pass_base import PassBase
+
+from fractrain_fx.capture import RecordedModule, Recording
+from fractrain_fx.config import FracConfig
+from fractrain_fx.config.checks import check_stage
+from fractrain_fx.config.precision import Precision
+from fractrain_fx.errors import ConfigError, InputError
+from fractrain_fx.model.groups import param_groups
+from fractrain_fx.model.shown import OWN, Shown
+from fractrain_fx.model.state import Inside
+from fractrain_fx.nn.bits import StageBits
+from fractrain_fx.passes.graph.edit import NAMESPACE
+from fractrain_fx.tied.setting import belongs_to_original, require_no_part
+
+__all__ = ["FracModel"]
+
+
+class FracModel(Shown):
+    """A model that trains with fractional precision; made by :func:`fractrain_fx.fractrainify`.
+
+    Its modules, parameters and buffers are the original's own objects under their own names; what was inserted lives
+    under ``frac``. Attributes that it does not have itself are looked up on the original.
+    """
+
+    def __init__(
+        self, original: nn.Module, recording: Recording, config: FracConfig, passes: Sequence[PassBase] | None = None
+    ) -> None:
+        super().__init__()
+        self._wear(Inside(original, recording, config, passes))
+
+    def _wear(self, inside: Inside) -> None:
+        self.training = inside.original.training
+        self._share(inside.recording.train)
+        self.__dict__[OWN] = inside
+
+    def _share(self, graph_module: RecordedModule) -> None:
+        """Hold the very dictionaries of the graph, so that a move or a load reaches both."""
+        for name in ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set"):
+            self.__dict__[name] = graph_module.__dict__[name]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the rewritten graph: the original's arguments, the original's output. The cost is kept in ``cost``.
+
+        Raises:
+            InputError: arguments that do not fit what was recorded.
+            CalibrationError: evaluation before any activation range was seen.
+        """
+        inside: Inside = self.__dict__[OWN]
+        return inside.run(args, kwargs, self.training)
+
+    def train(self, mode: bool = True) -> Self:
+        """Switch all modules; a switch looks whether the original is as recorded, and evaluation for the ranges.
+
+        Raises:
+            ModelError: modules or parameters of the original were replaced.
+        """
+        if mode != self.training:
+            self.look_for_changes()
+        super().train(mode)
+        for graph_module in self._inside.graphs:
+            graph_module.training = mode
+        self._inside.variants.train(mode)
+        if not mode:
+            self._inside.look_for_ranges()
+        return self
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        """Move or convert all tensors; recordings for other sizes are made anew when they are needed."""
+        self._inside.variants.forget()
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+    def calibrate(self, batches: Iterable[Any]) -> None:
+        """Fill the activation ranges from batches, in evaluation mode, without training anything.
+
+        Args:
+            batches: what a loader gives: a tensor, a tuple whose first element is the input, or a mapping of keywords.
+        """
+        mode = self.training
+        super().train(False)
+        seen = self._inside.fill_ranges(batches)
+        self.train(mode)
+        if not seen:
+            raise InputError("calibrate() got no batch: give it a loader, or a list of inputs")
+        self._inside.look_for_ranges()
+
+    def set_precision(self, precision: Precision) -> None:
+        """Give all scheduled ops a precision, now, without touching the graph (``static`` and ``pfq``).
+
+        Raises:
+            ConfigError: the method has no scheduled ops, or they keep codes, which hold fewer bits, or torchao
+                computes some, at 8 bits always.
+        """
+        check_stage(self.config, precision)
+        for module in self.modules():
+            if isinstance(module, StageBits):
+                module.set(precision)
+
+    def param_groups(
+        self, *, gates: Mapping[str, Any] | None = None, decay_norms_and_biases: bool = True
+    ) -> list[dict[str, Any]]:
+        """Parameter groups for any optimizer, as :func:`fractrain_fx.model.groups.param_groups` makes them."""
+        return param_groups(self, gates=gates, decay_norms_and_biases=decay_norms_and_biases)
+
+    def look_for_changes(self) -> None:
+        """Compare the original with what was recorded; warns of attributes and hooks that have no effect.
+
+        Mode switches and ``Engine.end_epoch`` do so, too.
+
+        Raises:
+            ModelError: modules or parameters of the original were replaced, added, removed, tied or untied.
+        """
+        self._inside.tied.look_closely()
+
+    def restore(self, *, structure_changed: bool = False) -> nn.Module:
+        """The original module: its own class and names, the present weights (shared, not copied).
+
+        Args:
+            structure_changed: hand it out although its modules or parameters are not those that were trained.
+
+        Raises:
+            ModelError: they are not, and ``structure_changed`` does not say that this is known.
+        """
+        original = self._inside.handed_out(structure_changed)
+        original.training = self.training
+        return original
+
+    def save_pretrained(self, directory: str | Path, *, push_to_hub: bool = False, **hub: Any) -> None:
+        """Write recipe (``config.json``), example inputs and weights (safetensors) into a directory.
+
+        Args:
+            directory: where to; made if it is not there.
+            push_to_hub: also upload, as :meth:`push_to_hub` does, to ``repo_id`` or the directory's name.
+            hub: ``repo_id`` and what else ``push_to_hub`` takes.
+        """
+        from fractrain_fx.model.saving import save
+
+        directory = Path(directory)
+        if hub and not push_to_hub:
+            raise ConfigError(f"{', '.join(hub)} mean(s) nothing without an upload: add push_to_hub=True")
+        save(self, self._inside.recording, directory)
+        if push_to_hub:
+            self.push_to_hub(hub.pop("repo_id", directory.name), **hub)
+
+    def push_to_hub(self, repo_id: str, **options: Any) -> Any:
+        """Upload what ``save_pretrained`` writes, and a model card, through huggingface_hub's ``ModelHubMixin``.
+
+        Args:
+            repo_id: repository, such as ``"user/model"``; made if it is not there.
+            options: those of ``ModelHubMixin.push_to_hub``: ``private``, ``token``, ``branch``, ``commit_message``, ...
+
+        Returns:
+            What ``HfApi.upload_folder`` says of the commit.
+        """
+        from fractrain_fx.model.hub import push
+
+        return push(self, repo_id, **options)
+
+    @classmethod
+    def from_pretrained(
+        cls, directory: str | Path, *, model: nn.Module, passes: Sequence[PassBase] | None = None, **hub: Any
+    ) -> FracModel:
+        """Rebuild what ``save_pretrained`` wrote.
+
+        Args:
+            directory: the directory it wrote, or a repository on the Hub.
+            model: a fresh model of the original's architecture; its weights are replaced.
+            passes: the chain that rewrote it, where that was not the default one.
+            hub: for a repository, options of huggingface_hub's ``snapshot_download``: ``revision``, ``token``, ...
+
+        Raises:
+            RunError: the directory is missing, damaged, belongs to another architecture, or cannot be downloaded.
+        """
+        from fractrain_fx.model.saving import load
+
+        if Path(directory).is_dir():
+            return load(Path(directory), model, passes)
+        from fractrain_fx.model.hub import fetch
+
+        return load(fetch(str(directory), **hub), model, passes)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Load a checkpoint: a FracModel's, or the original's (which has no ``frac.`` keys) as it is."""
+        if not any(key.startswith(f"{NAMESPACE}.") for key in state_dict):
+            own = {key: value for key, value in self.state_dict().items() if key.startswith(f"{NAMESPACE}.")}
+            state_dict = {**state_dict, **own}
+        result = super().load_state_dict(state_dict, strict=strict, assign=assign)
+        if assign:
+            self._inside.tied.structure.retie()
+        self._inside.calibrated = False
+        self._inside.look_for_ranges()
+        self._inside.follow_frozen(anew=True)  # the tables of costs were loaded too
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        inside: Inside | None = self.__dict__.get(OWN)
+        try:
+            value = super().__getattr__(name)
+        except AttributeError:
+            if inside is None:
+                raise
+            value = getattr(inside.original, name)
+        return value if inside is None else inside.float_calls.looked_up(name, value)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute, one of the original's on the original; warns where the graph does not follow.
+
+        Raises:
+            ModelError: it is a module or parameter that the graph was not made for.
+        """
+        inside: Inside | None = self.__dict__.get(OWN)
+        if inside is None:
+            super().__setattr__(name, value)
+            return
+        require_no_part(self, name, value)
+        if belongs_to_original(self, inside.original, name):
+            setattr(inside.original, name, value)
+            inside.tied.look_closely()
+        else:
+            super().__setattr__(name, value)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FracModel:
+        copied = type(self).__new__(type(self))
+        nn.Module.__init__(copied)
+        copied._wear(self._inside.copied(memo))
+        copied.training = self.training
+        memo[id(self)] = copied
+        return copied
+
+    def _replicate_for_data_parallel(self) -> FracModel:
+        """Refuse what ``nn.DataParallel`` calls for each GPU: all of them would run one graph and keep one cost."""
+        raise ConfigError(
+            "nn.DataParallel cannot run a rewritten model on several GPUs of one process: start one process a GPU "
+            "(torchrun, accelerate launch) with DistributedDataParallel"
+        )
+
+    def extra_repr(self) -> str:
+        """What was rewritten, in one line."""
+        return f"method={self.config.method}, ops={len(self.ops)}, blocks={len(self.blocks)}, macs={self.macs:,}"

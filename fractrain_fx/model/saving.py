@@ -1,0 +1,120 @@
+"""A rewritten model on disk: recipe, example inputs and weights; never a pickled graph."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.fx.passes.infra.pass_base import PassBase
+
+from fractrain_fx.capture import Recording
+from fractrain_fx.capture.inputs.wrappers import unwrapped
+from fractrain_fx.config import FracConfig
+from fractrain_fx.errors import InputError, RunError
+
+if TYPE_CHECKING:
+    from fractrain_fx.model import FracModel
+
+__all__ = ["FILES", "load", "save"]
+
+_RECIPE, _EXAMPLES, _WEIGHTS = "config.json", "example_inputs.safetensors", "model.safetensors"
+FILES = (_RECIPE, _EXAMPLES, _WEIGHTS)
+_FORMAT = 1
+
+
+def save(model: FracModel, recording: Recording, directory: Path) -> None:
+    """Write ``config.json``, ``example_inputs.safetensors`` and ``model.safetensors``.
+
+    Raises:
+        ModelError: modules or parameters of the original were replaced.
+    """
+    from safetensors.torch import save_file, save_model
+
+    model._inside.tied.require_structure("save_pretrained would write a recipe and weights that do not fit together")
+    tensors: dict[str, Tensor] = {}
+    call = _pack({"args": list(recording.args), "kwargs": dict(recording.kwargs)}, tensors)
+    recipe = {
+        "fractrain_fx": _FORMAT,
+        "architecture": type(model._inside.original).__name__,
+        "config": model.config.to_dict(),
+        "example_inputs": call,
+        "passes": model._inside.chain,
+    }
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / _RECIPE).write_text(json.dumps(recipe, indent=2) + "\n", encoding="utf-8")
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, directory / _EXAMPLES)
+    save_model(model, str(directory / _WEIGHTS))
+
+
+def load(directory: Path, model: nn.Module, passes: Sequence[PassBase] | None = None) -> FracModel:
+    """Rewrite a fresh model as the recipe says and load the weights.
+
+    Raises:
+        RunError: a file is missing or damaged, the weights cannot be loaded, or another chain of passes wrote it.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file, load_model
+
+    from fractrain_fx.api import fractrainify
+
+    try:
+        recipe = json.loads((directory / _RECIPE).read_text(encoding="utf-8"))
+        tensors = load_file(directory / _EXAMPLES)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise RunError(f"{directory} holds no model that save_pretrained wrote: {error}") from error
+    if not isinstance(recipe, dict) or recipe.get("fractrain_fx") != _FORMAT:
+        raise RunError(f"{directory / _RECIPE} is not a recipe of this version; write it again with save_pretrained")
+    model = unwrapped(model)
+    if recipe["architecture"] != type(model).__name__:
+        raise RunError(f"{directory} holds a {recipe['architecture']}, but model= is a {type(model).__name__}")
+    call = _unpack(recipe["example_inputs"], tensors)
+    config = FracConfig.from_dict(recipe["config"])
+    chain = None if passes is None else [type(each).__name__ for each in passes]
+    if recipe.get("passes") != chain:
+        made = (
+            "the default passes"
+            if recipe.get("passes") is None
+            else f"a chain of its own ({', '.join(recipe['passes'])})"
+        )
+        raise RunError(f"the model in {directory} was rewritten by {made}: give from_pretrained the same, with passes=")
+    rewritten = fractrainify(
+        model, config=config, example_inputs=call["args"], example_kwargs=call["kwargs"], passes=passes
+    )
+    try:
+        load_model(rewritten, str(directory / _WEIGHTS))
+    except (OSError, RuntimeError, SafetensorError) as error:
+        raise RunError(f"the weights in {directory} cannot be loaded into {type(model).__name__}: {error}") from error
+    return rewritten
+
+
+def _pack(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """JSON in place of nested arguments; tensors go to ``tensors`` under a number."""
+    if isinstance(value, Tensor):
+        name = str(len(tensors))
+        tensors[name] = value.detach().cpu().clone()
+        return {"tensor": name}
+    if isinstance(value, dict):
+        return {"dict": {str(key): _pack(each, tensors) for key, each in value.items()}}
+    if isinstance(value, list | tuple):
+        return {type(value).__name__: [_pack(each, tensors) for each in value]}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise InputError(
+        f"an example input of type {type(value).__name__} cannot be written to {_RECIPE}: "
+        "save state_dict() and call fractrainify again instead"
+    )
+
+
+def _unpack(packed: Any, tensors: dict[str, Tensor]) -> Any:
+    if not isinstance(packed, dict):
+        return packed
+    ((kind, content),) = packed.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "dict":
+        return {key: _unpack(each, tensors) for key, each in content.items()}
+    items = [_unpack(each, tensors) for each in content]
+    return tuple(items) if kind == "tuple" else items

@@ -1,0 +1,162 @@
+"""What a FracModel does behind the original's face: it runs the rewritten graph, and knows what that gave and saw."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.fx.passes.infra.pass_base import PassBase
+
+from fractrain_fx.capture import RecordedModule, Recording
+from fractrain_fx.config import FracConfig
+from fractrain_fx.errors import CalibrationError
+from fractrain_fx.model.failures import run_graph
+from fractrain_fx.model.frozen import Frozen
+from fractrain_fx.model.samples import SampleCount
+from fractrain_fx.model.variants import Variants
+from fractrain_fx.nn.cost import Cost
+from fractrain_fx.nn.ranges import RunningRange
+from fractrain_fx.passes.graph.edit import NAMESPACE
+from fractrain_fx.tied import FloatCalls, Tied
+
+__all__ = ["Inside"]
+
+
+class Inside:
+    """The private state of a FracModel, out of the way of the original's attribute names.
+
+    Attributes:
+        original: the model as it was handed over.
+        recording: the rewritten graphs, and the inputs they were recorded on.
+        config: what they were rewritten with.
+        targets: target cp of each stage in per cent, where there are gates.
+        reachable: lowest and highest cp in per cent that the gates can choose, where there are any.
+        cost: of the last forward.
+        batch: number of samples of the last forward.
+        calibrated: whether every activation range was seen.
+        passes: the chain that rewrote the model, where that was not the default one.
+        running: the copies that run in training (``True``) and evaluation.
+        variants: the recording and those made for other sizes.
+        tied: what of the original the graphs were made for.
+        float_calls: watches what is looked up on the original.
+    """
+
+    def __init__(
+        self, original: nn.Module, recording: Recording, config: FracConfig, passes: Sequence[PassBase] | None = None
+    ) -> None:
+        self.original = original
+        self.recording = recording
+        self.config = config
+        self.targets: tuple[float, ...] = ()
+        self.reachable: tuple[float, float] | None = None
+        self.cost: Cost | None = None
+        self.batch: int | None = None
+        self.calibrated = False
+        self.passes = passes
+        self._count = SampleCount(recording, config.batch_axis)
+        self.variants = Variants(original, recording, config, passes)
+        self.running = self.variants.first.running
+        self._frozen = Frozen(recording.graphs, config, self.variants.forget)
+        self._tie(Tied(original, recording))
+
+    def _tie(self, tied: Tied) -> None:
+        self.tied = tied
+        self.float_calls = FloatCalls(self.original, tied.uncalled, tied.look_closely)
+
+    @property
+    def chain(self) -> tuple[str, ...] | None:
+        """The classes of passes that are not the default ones."""
+        return None if self.passes is None else tuple(type(each).__name__ for each in self.passes)
+
+    @property
+    def graphs(self) -> list[RecordedModule]:
+        """The graphs shown and their copies that run."""
+        return [graph for variant in self.variants for graph in variant.graphs]
+
+    def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], training: bool) -> Any:
+        """Run the copy for training or evaluation; keep its cost and return the original's output.
+
+        Raises:
+            InputError: arguments that do not fit what was recorded.
+            CalibrationError: evaluation before any activation range was seen.
+            ModelError: modules or parameters of the original were replaced.
+        """
+        if not torch.compiler.is_compiling():
+            self.tied.look()
+        if not (training or self.calibrated):
+            raise CalibrationError(
+                "this model is evaluated before its activation ranges were seen: train it for a step, "
+                "load a trained checkpoint, or call model.calibrate(loader) with a few batches"
+            )
+        self.follow_frozen()
+        values = self.recording.call.bind(args, kwargs)
+        self.batch = self._count(values)
+        variant = self.variants.choose(values, (args, kwargs), training)
+        output, self.cost = run_graph(variant.running[training].current(), values, variant.recording)
+        return output
+
+    def follow_frozen(self, *, anew: bool = False) -> None:
+        """Let costs follow the present ``requires_grad`` of the parameters; not in a graph that torch compiles."""
+        if not torch.compiler.is_compiling():
+            self.reachable = self._frozen.follow(self.reachable, self.targets, anew=anew)
+
+    def handed_out(self, structure_changed: bool) -> nn.Module:
+        """The original, for :meth:`fractrain_fx.FracModel.restore`."""
+        if structure_changed:
+            self.tied.structure.adopt()
+        else:
+            self.tied.require_structure(
+                "restore() would hand out parts that were never trained",
+                ", where parts that are new start from the weights that they have now",
+            )
+        self.float_calls.be_silent()
+        return self.original
+
+    def copied(self, memo: dict[int, Any]) -> Inside:
+        """A copy around copies of the original and of the graphs."""
+        self.float_calls.disarm()
+        self.follow_frozen()
+        train = copy.deepcopy(self.recording.train, memo)
+        evaluate = copy.deepcopy(self.recording.eval, memo)  # the same copy again where one graph serves both
+        # The recording's modules are in the memo now, so the original is copied around the same new ones.
+        original = copy.deepcopy(self.original, memo)
+        duplicate = Inside(original, replace(self.recording, train=train, eval=evaluate), self.config, self.passes)
+        duplicate._tie(copy.deepcopy(self.tied, memo))
+        duplicate.targets, duplicate.reachable = self.targets, self.reachable
+        duplicate.calibrated = self.calibrated
+        return duplicate
+
+    def look_for_ranges(self) -> None:
+        """See whether every activation range was seen by now."""
+        if not self.calibrated:
+            self.calibrated = all(bool(each.seen) for each in self._ranges())
+
+    def fill_ranges(self, batches: Iterable[Any]) -> int:
+        """Let the activation ranges follow batches that a model in evaluation mode runs; returns how many."""
+        for each in self._ranges():
+            each.train()
+        seen = 0
+        with torch.no_grad():
+            for batch in batches:
+                args, kwargs = _call_of(batch)
+                values = self.recording.call.bind(args, kwargs)
+                variant = self.variants.choose(values, (args, kwargs), False)
+                run_graph(variant.running[False].current(), values, variant.recording)
+                seen += 1
+        return seen
+
+    def _ranges(self) -> list[RunningRange]:
+        inserted = self.recording.train._modules.get(NAMESPACE)
+        return [module for module in inserted.modules() if isinstance(module, RunningRange)] if inserted else []
+
+
+def _call_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(batch, Mapping):
+        return (), dict(batch)
+    if isinstance(batch, tuple | list):
+        return (batch[0],), {}
+    return (batch,), {}

@@ -1,0 +1,124 @@
+"""Group the contractions into blocks: residual ones with a skip path, the rest by module without one."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.fx import GraphModule, Node
+from torch.fx.passes.infra.pass_base import PassBase, PassResult
+
+from fractrain_fx.errors import PassError
+from fractrain_fx.passes.analyse.residual import Residual, residuals
+from fractrain_fx.passes.graph.contractions import OPAQUE_KINDS, UNSPLIT_KINDS, contraction, operand
+from fractrain_fx.passes.graph.edit import unique
+from fractrain_fx.passes.graph.facts import Block, Op, facts, ops_of
+
+__all__ = ["Blocks"]
+
+# A module that issues more contractions than this outside residual blocks is a network, not a layer group.
+_LARGEST_GROUP = 6
+
+Found = tuple[Node, Op]
+
+
+class Blocks(PassBase):
+    """Give every counted contraction its block (paper 3.2: a gate chooses for a layer or block).
+
+    Requires: shapes and ops. Ensures: each counted op that depends on the input is in one block.
+    """
+
+    def requires(self, graph_module: GraphModule) -> None:
+        if not any(True for _ in ops_of(graph_module.graph)):
+            raise PassError("the graph has no contractions annotated: run the Macs pass before Blocks")
+
+    def call(self, graph_module: GraphModule) -> PassResult:
+        names: set[str] = set()
+        for node in graph_module.graph.nodes:
+            facts(node).blocks = ()
+        counted = [(node, op) for node, op in ops_of(graph_module.graph) if _can_choose(op)]
+        for residual in residuals(graph_module):
+            inside = [(node, op) for node, op in counted if node in residual.region]
+            if not inside:
+                continue
+            _add_residual(residual, inside, unique(residual.path or "model", names))
+            names.add(inside[0][1].block or "")
+        for group, members in _groups(graph_module, [pair for pair in counted if pair[1].block is None]).items():
+            name = unique(group, names)
+            names.add(name)
+            _add_group(members, name)
+        return PassResult(graph_module, True)
+
+    def ensures(self, graph_module: GraphModule) -> None:
+        for _, op in ops_of(graph_module.graph):
+            if _can_choose(op) and op.block is None:
+                raise PassError(f"contraction {op.name!r} was left without a block")
+
+
+def _can_choose(op: Op) -> bool:
+    """Whether the bits of both operands can be chosen: not where a module recorded as a whole multiplies inside."""
+    return op.macs is not None and op.kind not in (*OPAQUE_KINDS, *UNSPLIT_KINDS)
+
+
+def _add_residual(residual: Residual, inside: list[Found], name: str) -> None:
+    for node, op in inside:
+        op.skip_path = node in residual.projection
+    _add(
+        inside,
+        Block(
+            name=name,
+            entry=residual.entry.name,
+            exit=residual.exit.name,
+            skip=residual.skip,
+            ops=tuple(op.name for _, op in inside),
+            macs=sum(op.macs or 0 for _, op in inside),
+            branches=tuple(branch.name for branch, _ in residual.branches),
+        ),
+        residual.exit,
+    )
+
+
+def _add_group(members: list[Found], name: str) -> None:
+    first, last = members[0][0], members[-1][0]
+    family = contraction(first)
+    assert family is not None
+    _add(
+        members,
+        Block(
+            name=name,
+            entry=operand(first, family.operands[0]).name,
+            exit=last.name,
+            skip=None,
+            ops=tuple(op.name for _, op in members),
+            macs=sum(op.macs or 0 for _, op in members),
+        ),
+        last,
+    )
+
+
+def _add(members: list[Found], block: Block, exit_node: Node) -> None:
+    for _, op in members:
+        op.block = block.name
+    facts(exit_node).blocks += (block,)
+
+
+def _groups(graph_module: GraphModule, left: list[Found]) -> dict[str, list[Found]]:
+    """Contractions outside residual blocks, by the module that is their layer."""
+    sizes: dict[str, int] = {}
+    for _, op in left:
+        sizes[_layer(graph_module, op)] = sizes.get(_layer(graph_module, op), 0) + 1
+    groups: dict[str, list[Found]] = {}
+    for node, op in left:
+        layer = _layer(graph_module, op)
+        grouped = layer and 1 < sizes[layer] <= _LARGEST_GROUP
+        groups.setdefault(layer if grouped else op.name, []).append((node, op))
+    return groups
+
+
+def _layer(graph_module: GraphModule, op: Op) -> str:
+    """The nearest module above an op that is neither the op's own layer nor a mere container."""
+    path = op.module
+    own = graph_module.get_submodule(path)
+    if not any(True for _ in own.children()):
+        path = path.rpartition(".")[0]
+    while path and isinstance(graph_module.get_submodule(path), nn.Sequential | nn.ModuleList | nn.ModuleDict):
+        path = path.rpartition(".")[0]
+    return path

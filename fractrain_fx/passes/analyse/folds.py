@@ -1,0 +1,208 @@
+"""Where the samples' rows lie in a dimension that holds more than the samples (windows or heads folded into it)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from fractrain_fx.capture.state import seeded
+from fractrain_fx.nn.batch_axis import BatchAxis
+from fractrain_fx.passes.graph.contractions import function_name
+from fractrain_fx.passes.graph.facts import facts
+from fractrain_fx.passes.graph.run import Watch
+
+__all__ = ["Fold", "folds_by_change", "folds_by_origin"]
+
+Fold = tuple[int, int]
+"""A dimension, and how many of its rows belong to one sample."""
+
+_ROUNDING = 1e-5  # of the largest value
+_SHARED = 255  # in a tensor of sample numbers: no sample's own
+# Calls that only move, repeat or pick values: run on sample numbers, they say where each value came from.
+_MOVES = frozenset(
+    {
+        *("view", "reshape", "flatten", "unflatten", "permute", "transpose", "t", "movedim", "swapaxes", "swapdims"),
+        *("squeeze", "unsqueeze", "expand", "expand_as", "repeat", "repeat_interleave", "tile", "cat", "concat"),
+        *("stack", "chunk", "split", "split_with_sizes", "tensor_split", "unbind", "getitem", "roll", "flip", "rot90"),
+        *("contiguous", "clone", "detach", "alias", "unfold", "narrow", "select", "index_select", "diagonal", "pad"),
+    }
+)
+
+
+def folds_by_change(
+    graph_module: GraphModule,
+    batch: list[Any],
+    size: int,
+    batch_axis: int,
+    folded: Mapping[Node, Fold],
+    *,
+    packed: bool = False,
+) -> dict[Node, BatchAxis | None]:
+    """Change one sample and see which rows are its own.
+
+    Args:
+        graph_module: a graph in evaluation mode.
+        batch: its inputs.
+        size: their number of samples.
+        batch_axis: the dimension of the inputs that holds them.
+        folded: the nodes in question.
+        packed: whether a sample may have several rows of an input.
+
+    Returns:
+        For each node where its samples lie, or ``None`` where their rows are mixed in another order.
+    """
+    with torch.no_grad():
+        before = _values(graph_module, batch, folded)
+        after = _values(graph_module, _perturb_first(batch, size, batch_axis, packed), folded)
+    return {node: _compare(before[node], after[node], *fold, size) for node, fold in folded.items()}
+
+
+def folds_by_origin(
+    graph_module: GraphModule, batch: list[Any], size: int, folded: Mapping[Node, Fold]
+) -> dict[Node, BatchAxis | None]:
+    """The same for tensors without data: follow each sample's number through the calls that move values.
+
+    Every other call is taken to leave the rows of a folded dimension where they are.
+    """
+    found: dict[Node, BatchAxis | None] = {}
+    origins: dict[Node, Any] = {}
+
+    class Follow(Watch):
+        def run_node(self, n: Node) -> Any:
+            origin = _moved(self, n, origins) if _moves(n, origins) else None
+            value = super().run_node(n)
+            if not _moves(n, origins):
+                origin = _kept(n, value, folded, found, size)
+            if origin is not None:
+                origins[n] = origin
+            if n in folded:
+                found[n] = _layout(origin, *folded[n], size) if isinstance(origin, Tensor) else None
+            for used in self.user_to_last_uses.get(n, ()):
+                origins.pop(used, None)
+            return value
+
+    with torch.no_grad():
+        Follow(graph_module, lambda node, value: None).run(*batch)
+    return found
+
+
+def _moves(node: Node, origins: Mapping[Node, Any]) -> bool:
+    """Whether a node moves values of known samples, to places that are known without reading other tensors' values."""
+    name = function_name(node)
+    if name in ("getitem", "index_select"):
+        return node.args[0] in origins and not any(facts(each).tensors for each in node.all_input_nodes[1:])
+    return name in _MOVES and any(source in origins for source in node.all_input_nodes)
+
+
+def _moved(run: Watch, node: Node, origins: Mapping[Node, Any]) -> Any:
+    """The call made on sample numbers in the place of values."""
+    flat, spec = tree_flatten((node.args, node.kwargs), is_leaf=lambda x: isinstance(x, Node))
+    values: Any = run.map_nodes_to_values(tuple(flat), node)
+    numbers = [
+        origins[x] if isinstance(x, Node) and x in origins else tree_map(_unowned, value)
+        for x, value in zip(flat, values, strict=True)
+    ]
+    args, kwargs = tree_unflatten(numbers, spec)
+    name = function_name(node)
+    if name == "pad":
+        return torch.nn.functional.pad(args[0], args[1], value=_SHARED) if len(args) < 3 else None
+    if node.op == "call_method":
+        # What stays a view of the values need not be one of their numbers, which have other strides.
+        return getattr(args[0], "reshape" if name == "view" else name)(*args[1:], **kwargs)
+    assert callable(node.target)
+    return node.target(*args, **kwargs)
+
+
+def _unowned(value: Any) -> Any:
+    """What is no sample's own, as sample numbers."""
+    if isinstance(value, Tensor) and value.is_meta:
+        return torch.full((1,) * value.ndim, _SHARED, dtype=torch.uint8).expand(value.shape)
+    return value
+
+
+def _kept(
+    node: Node, value: Any, folded: Mapping[Node, Fold], found: Mapping[Node, BatchAxis | None], size: int
+) -> Tensor | None:
+    """Sample numbers of a tensor whose rows stayed where they were in what it was computed from."""
+    if not isinstance(value, Tensor):
+        return None
+    batch = facts(node).batch
+    if node in folded:
+        axis, factor = folded[node]
+        sources = {found.get(source) for source in node.all_input_nodes if folded.get(source) == (axis, factor)}
+        batch = sources.pop() if len(sources) == 1 else None
+    if batch is None:
+        return None
+    rows = batch.expand(torch.arange(size, dtype=torch.uint8), value.shape)
+    return rows.expand(value.shape)
+
+
+def _layout(origin: Tensor, axis: int, factor: int, size: int) -> BatchAxis | None:
+    rows = origin.movedim(axis, 0).reshape(origin.shape[axis], -1)
+    first = rows.amin(dim=1, keepdim=True)
+    if ((rows != first) & (rows != _SHARED)).any():
+        return None
+    numbers = torch.arange(size, dtype=torch.uint8)
+    for major, expected in ((True, numbers.repeat_interleave(factor)), (False, numbers.repeat(factor))):
+        if ((first[:, 0] == expected) | (first[:, 0] == _SHARED)).all():
+            return BatchAxis(axis, factor, major)
+    return None
+
+
+def _compare(before: Tensor, after: Tensor, axis: int, factor: int, size: int) -> BatchAxis | None:
+    same = (before == after) | ((before != before) & (after != after))
+    place = _changed(~same, axis, factor, size)
+    if place is None and before.is_floating_point():
+        # Rows of other samples are rounded differently where rows are multiplied in other groups (experts).
+        largest = float(before.nan_to_num(0.0, 0.0, 0.0).abs().max())
+        place = _changed(~(same | ((before - after).abs() <= _ROUNDING * largest)), axis, factor, size)
+    return place
+
+
+def _changed(differs: Tensor, axis: int, factor: int, size: int) -> BatchAxis | None:
+    changed = differs.movedim(axis, 0).reshape(differs.shape[axis], -1).any(dim=1)
+    if not changed.any():
+        return BatchAxis(axis, factor)  # no value depends on the sample; the common layout is as good as the other
+    first = torch.zeros_like(changed)
+    first[:factor] = True
+    if not (changed & ~first).any():
+        return BatchAxis(axis, factor, major=True)
+    if not (changed & (torch.arange(len(changed), device=changed.device) % size != 0)).any():
+        return BatchAxis(axis, factor, major=False)
+    return None
+
+
+def _perturb_first(batch: list[Any], size: int, batch_axis: int, packed: bool) -> list[Any]:
+    def change(value: Any) -> Any:
+        if not isinstance(value, Tensor) or value.ndim <= max(batch_axis, 1) or value.shape[batch_axis] % size:
+            return value
+        rows = value.shape[batch_axis] // size
+        # Beside packed rows whole numbers say how many there are for each sample.
+        if not rows or (packed and not value.is_floating_point()) or (rows > 1 and not packed):
+            return value
+        value = value.clone()
+        sample = value.narrow(batch_axis, 0, rows)
+        moved = sample.roll(1, dims=-1)
+        # Whole numbers may be rows of tables, one table for each column: a smaller number is a row of the same table.
+        whole = not (value.is_floating_point() or value.is_complex())
+        sample.copy_(torch.minimum(sample, moved) if whole else moved * 0.9)
+        return value
+
+    return list(tree_map(change, batch))
+
+
+def _values(graph_module: GraphModule, inputs: list[Any], wanted: Collection[Node]) -> dict[Node, Tensor]:
+    values: dict[Node, Tensor] = {}
+
+    def keep(node: Node, value: Any) -> None:
+        if node in wanted:
+            values[node] = value.clone()
+
+    with seeded():  # what a model draws is no change of a sample
+        Watch(graph_module, keep).run(*inputs)
+    return values

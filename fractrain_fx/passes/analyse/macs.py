@@ -1,0 +1,159 @@
+"""Find every contraction and count its MACs for one sample."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+from torch.fx import GraphModule, Node
+from torch.fx.passes.infra.pass_base import PassBase, PassResult
+
+from fractrain_fx.capture.recording.hidden import HIDDEN
+from fractrain_fx.errors import ModelError, PassError
+from fractrain_fx.passes.analyse.products import product_of
+from fractrain_fx.passes.analyse.trained import bits_of
+from fractrain_fx.passes.graph.contractions import (
+    Contraction,
+    contraction,
+    function_name,
+    operand,
+    uncounted_kind,
+    unsplit,
+)
+from fractrain_fx.passes.graph.edit import module_path, owner_module, unique, varying
+from fractrain_fx.passes.graph.facts import Facts, Op, facts, ops_of
+from fractrain_fx.passes.graph.formulas import recurrent_macs
+
+__all__ = ["Macs"]
+
+
+class Macs(PassBase):
+    """Put an :class:`Op` into the record of each contraction.
+
+    MACs are closed forms of the shapes, for one sample; where a tensor is shared by all samples its op is counted once.
+    An op family without a formula gets ``macs=None`` and is listed as uncounted.
+
+    Requires: shapes. Ensures: every contraction that depends on the input has an op with a name of its own.
+    """
+
+    def requires(self, graph_module: GraphModule) -> None:
+        if not any(facts(node).shape is not None for node in graph_module.graph.nodes):
+            raise PassError("the graph has no shapes yet: run the Shapes pass before Macs")
+
+    def call(self, graph_module: GraphModule) -> PassResult:
+        moving = varying(graph_module.graph)
+        names: set[str] = set()
+        modified = False
+        for node in graph_module.graph.nodes:
+            facts(node).op = None
+            if node not in moving:
+                continue
+            op = _op(graph_module, node, moving, names)
+            if op is not None:
+                facts(node).op = op
+                names.add(op.name)
+                modified = True
+        return PassResult(graph_module, modified)
+
+    def ensures(self, graph_module: GraphModule) -> None:
+        names = [op.name for _, op in ops_of(graph_module.graph)]
+        if not any(op.macs for _, op in ops_of(graph_module.graph)):
+            inside = ", ".join(repr(op.name) for _, op in ops_of(graph_module.graph) if op.macs is None)
+            raise ModelError(
+                "the model has no contraction whose cost is known, so there is nothing to quantize or to count: "
+                "fractrain_fx works on convolutions, linear layers and matrix products"
+                + (f". What multiplies here lies inside calls that a graph cannot see into: {inside}" if inside else "")
+            )
+        if len(set(names)) != len(names):
+            raise PassError("two contractions have one name; please report this model")
+
+
+def _op(graph_module: GraphModule, node: Node, moving: set[Node], names: set[str]) -> Op | None:
+    family = contraction(node)
+    if family is None or facts(node).shape is None:
+        return _whole(graph_module, node, names)
+    first, second = (operand(node, place) for place in family.operands)
+    a, b, out = facts(first), facts(second), facts(node)
+    if a.shape is None or b.shape is None or out.shape is None:
+        return None
+    macs = family.macs(a.shape, b.shape, out.shape) // (out.samples or 1)
+    out.gradients_by = a.trained_by, b.trained_by
+    return Op(
+        name=unique(_name(node, family, second, moving), names),
+        kind=family.kind,
+        module=module_path(node),
+        macs=macs,
+        product=product_of(node, family, macs, shared=second not in moving),
+        depthwise=family.kind == "conv" and b.shape[1] == 1 and b.shape[0] >= a.shape[1] > 1,
+        input_gradient=a.requires_grad,
+        weight_gradient=b.requires_grad,
+    )
+
+
+def _whole(graph_module: GraphModule, node: Node, names: set[str]) -> Op | None:
+    """A module recorded as a whole that multiplies inside, or a function that has no two operands of a product."""
+    owner = owner_module(graph_module, node)
+    counted = unsplit(node) if owner is None else None
+    kind = counted[0] if counted is not None else uncounted_kind(node, owner)
+    hidden = kind is None and HIDDEN in node.meta
+    if hidden:
+        kind = "function" if owner is None else "module"
+    if kind is None:
+        return None
+    path = module_path(node)
+    own = function_name(node) if hidden else kind
+    label = path if owner is not None else f"{path}.{own}" if path else own
+    op = Op(unique(label, names), kind, path, None)
+    read = [facts(each) for each in node.all_input_nodes if facts(each).shape is not None]
+    if counted is not None:
+        op.macs = counted[1] // (facts(node).samples or 1)
+        op.input_gradient = read[0].requires_grad
+        op.weight_gradient = any(each.requires_grad for each in read[1:])
+        facts(node).gradients_by = read[0].trained_by, _either(read[1:])
+    elif isinstance(owner, nn.RNNBase | nn.RNNCellBase) and read:
+        op.macs = recurrent_macs(owner, read[0].shape or ()) // (read[0].samples or 1)
+        op.input_gradient = read[0].requires_grad
+        op.weight_gradient = any(parameter.requires_grad for parameter in owner.parameters())
+        facts(node).gradients_by = read[0].trained_by, bits_of(graph_module, owner)
+    return op
+
+
+def _either(read: Sequence[Facts]) -> int:
+    mask = 0
+    for each in read:
+        mask |= each.trained_by
+    return mask
+
+
+def _name(node: Node, family: Contraction, second: Node, moving: set[Node]) -> str:
+    """The weight's owner where there is a weight, else the issuing module and the kind of op."""
+    if second not in moving:
+        weight = _parameter(second)
+        if weight is not None:
+            # torch's parametrizations keep what a weight is computed from one level further down.
+            weight = weight.partition(".parametrizations.")[0]
+            owner, _, attribute = weight.rpartition(".")
+            return owner if attribute == "weight" and owner else weight
+    path = module_path(node)
+    return f"{path}.{family.kind}" if path else family.kind
+
+
+def _parameter(node: Node) -> str | None:
+    """The parameter that a weight-like value is computed from: the first one of two or more dimensions."""
+    seen, queue = {node}, [node]
+    while queue:
+        each = queue.pop(0)
+        value = _attribute(each)
+        if isinstance(value, nn.Parameter) and value.ndim >= 2:
+            return str(each.target)
+        fresh = [source for source in each.all_input_nodes if source not in seen]
+        seen.update(fresh)
+        queue.extend(fresh)
+    return None
+
+
+def _attribute(node: Node) -> object:
+    if node.op != "get_attr" or node.graph.owning_module is None:
+        return None
+    owner, _, name = str(node.target).rpartition(".")
+    return getattr(node.graph.owning_module.get_submodule(owner), name)

@@ -1,0 +1,213 @@
+"""Decide each op's precision: float, pinned by a rule, scheduled by stage, or gated for each sample."""
+
+from __future__ import annotations
+
+from collections import Counter
+from fnmatch import fnmatchcase
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.passes.infra.pass_base import PassBase, PassResult
+
+from fractrain_fx.capture.recording.hidden import HIDDEN, hidden_words
+from fractrain_fx.config import FracConfig, Pin
+from fractrain_fx.errors import ModelError, PassError, RuleError, near
+from fractrain_fx.passes.graph.contractions import OPAQUE_KINDS, UNSPLIT_KINDS, contraction, function_name, operand
+from fractrain_fx.passes.graph.edit import unique, varying
+from fractrain_fx.passes.graph.facts import TRAINED, Decision, Op, blocks_of, facts, ops_of
+
+__all__ = ["DecidePrecision"]
+
+
+class DecidePrecision(PassBase):
+    """Put a :class:`Decision` into every op, and mark the blocks that get a gate.
+
+    Defaults (ALGORITHM 1): first and last contractions and depthwise convolutions are float; ``config.pins`` come after
+    and win. What the method leaves in full precision says why.
+
+    Requires: ops and blocks. Ensures: no op is undecided.
+
+    Raises:
+        RuleError: a pin that matches no op (with near names).
+        ModelError: a model where the method finds nothing to gate or to quantize.
+    """
+
+    def __init__(self, config: FracConfig) -> None:
+        super().__init__()
+        self.config = config
+
+    def requires(self, graph_module: GraphModule) -> None:
+        if not blocks_of(graph_module.graph):
+            raise PassError("the graph has no blocks yet: run the Blocks pass before DecidePrecision")
+
+    def call(self, graph_module: GraphModule) -> PassResult:
+        _name_as_in_training(graph_module)
+        ops = list(ops_of(graph_module.graph))
+        labels = _labels(graph_module, ops)
+        pins = self._pins([op for _, op in ops], labels)
+        readable = _readable_blocks(graph_module)
+        for node, op in ops:
+            op.precision = self._decide(node, op, labels.get(op.name, ()), pins.get(op.name), op.block in readable)
+        _follow_training(graph_module, [op for _, op in ops])
+        gated = {op.block for _, op in ops if op.precision.mode == "gated"}
+        for block in blocks_of(graph_module.graph):
+            block.gated = block.name in gated
+        self._refuse_nothing([op for _, op in ops])
+        return PassResult(graph_module, True)
+
+    def _refuse_nothing(self, ops: list[Op]) -> None:
+        """A method that would change nothing is an error."""
+        left = "every contraction stays float. plan(model, config=FracConfig(method='float')) lists them"
+        if self.config.gated and not any(op.precision.mode == "gated" for op in ops):
+            reasons = Counter(op.precision.reason for op in ops).most_common(3)
+            why = ", ".join(f"{count} ({reason})" for reason, count in reasons)
+            raise ModelError(
+                f"method {self.config.method!r} finds no block to gate: {left}; 'pfq' works without gates. Why: {why}"
+            )
+        if self.config.scheduled and all(op.precision.mode == "float" and op.kind not in OPAQUE_KINDS for op in ops):
+            raise ModelError(f"method {self.config.method!r} finds nothing to quantize: {left}")
+
+    def _pins(self, ops: list[Op], labels: dict[str, tuple[str, ...]]) -> dict[str, Pin]:
+        pins: dict[str, Pin] = {}
+        for pin in self.config.pins:
+            matched = [
+                op.name
+                for op in ops
+                if op.macs is not None
+                and op.kind not in (*OPAQUE_KINDS, *UNSPLIT_KINDS)
+                and (
+                    pin.pattern == op.kind
+                    or pin.pattern in labels.get(op.name, ())
+                    or fnmatchcase(op.name, pin.pattern)
+                    or fnmatchcase(op.module, pin.pattern)
+                )
+            ]
+            if not matched:
+                known = {op.name for op in ops} | {op.kind for op in ops} | {"first", "last", "depthwise"}
+                raise RuleError(
+                    f"the rule for {pin.pattern!r} matches none of the model's {len(ops)} contractions."
+                    f"{near(pin.pattern, known)} plan(model) lists them all"
+                )
+            pins.update(dict.fromkeys(matched, pin))
+        return pins
+
+    def _decide(self, node: Node, op: Op, labels: tuple[str, ...], pin: Pin | None, readable: bool) -> Decision:
+        if op.kind in OPAQUE_KINDS:
+            inside = "" if self.config.method == "float" else "; its weights are quantized"
+            if op.macs is None:
+                return Decision("uncounted", f"recorded as a whole, no formula for what multiplies inside{inside}")
+            return Decision("float", f"activations stay inside one call{inside}")
+        if op.macs is None and HIDDEN in node.meta:
+            call = f"the autograd Function {function_name(node)}" if op.kind == "function" else "a module kept whole"
+            return Decision("uncounted", f"stays float, inside {call}: {hidden_words(node.meta[HIDDEN])}")
+        if op.macs is None:
+            return Decision("uncounted", f"no formula for {op.kind}")
+        if self.config.method == "float":
+            return Decision("float", "method float")
+        if op.kind in UNSPLIT_KINDS:
+            fused = op.kind == "scaled_dot_product_attention"
+            return Decision("float", "attention='float'" if fused else "one call multiplies more than two tensors")
+        if pin is not None:
+            return Decision("pinned", f"rule {pin.pattern!r}", pin.precision)
+        reasons = {"first": "first contraction", "last": "last contraction", "depthwise": "depthwise convolution"}
+        for label in labels:
+            if label in reasons:
+                return Decision("float", reasons[label])
+        if "constant" in labels:
+            return Decision("float", "no gradient passes and no weight is read")
+        if self.config.scheduled:
+            return Decision("scheduled", "stage precision")
+        if facts(node).batch is None and facts(node).samples is not None:
+            return Decision("float", "the samples lie in mixed order, so no choice for each")
+        if facts(node).batch is None:
+            return Decision("float", "shared by all samples of a batch, so no choice for each")
+        if not readable:
+            return Decision("float", f"all samples share the entry of block {op.block!r}, so no gate can read it")
+        return Decision("gated", f"gate of block {op.block!r}")
+
+    def ensures(self, graph_module: GraphModule) -> None:
+        for _, op in ops_of(graph_module.graph):
+            if op.precision.reason == "not yet decided":
+                raise PassError(f"contraction {op.name!r} was left undecided")
+
+
+def _name_as_in_training(graph_module: GraphModule) -> None:
+    """Give blocks of a graph of evaluation the names that the same ops have in training: gates go by them."""
+    training = graph_module.meta.get(TRAINED)
+    if training is None:
+        return
+    blocks, ops = blocks_of(graph_module.graph), {op.name: op for _, op in ops_of(graph_module.graph)}
+    theirs = {block.ops: block.name for block in blocks_of(training.graph)}
+    taken = set(theirs.values())
+    for block in blocks:
+        same = theirs.get(block.ops)
+        block.name = unique(block.name, taken) if same is None else same
+        taken.add(block.name)
+        for name in block.ops:
+            ops[name].block = block.name
+
+
+def _follow_training(graph_module: GraphModule, ops: list[Op]) -> None:
+    """In a graph of evaluation, gate what is gated in training: other gates would never have been trained."""
+    training = graph_module.meta.get(TRAINED)
+    if training is None:
+        return
+    trained = {op.name: op for _, op in ops_of(training.graph)}
+    for op in ops:
+        known = trained.get(op.name)
+        if op.precision.mode != "gated":
+            continue
+        if known is not None and known.precision.mode != "gated":
+            op.precision = known.precision
+        elif known is None or known.block != op.block:
+            op.precision = Decision("float", "training has no gate of this block")
+
+
+def _readable_blocks(graph_module: GraphModule) -> set[str | None]:
+    """Blocks whose entry a gate can read: a floating-point tensor with a row for each sample."""
+    nodes = {node.name: facts(node) for node in graph_module.graph.nodes}
+    return {
+        block.name
+        for block in blocks_of(graph_module.graph)
+        if (entry := nodes[block.entry]).batch is not None and entry.dtype is not None and entry.dtype.is_floating_point
+    }
+
+
+def _labels(graph_module: GraphModule, ops: list[tuple[Node, Op]]) -> dict[str, tuple[str, ...]]:
+    """Which ops are ``first``, ``last``, ``depthwise`` or ``constant`` (products of constants)."""
+    moving = varying(graph_module.graph)
+    contractions = {node for node, _ in ops}
+    untouched: set[Node] = set()  # float inputs, and what comes from them and from no contraction
+    product: set[Node] = set()
+    for node in graph_module.graph.nodes:
+        sources = node.all_input_nodes
+        if node in contractions or any(source in product for source in sources):
+            product.add(node)
+        elif (node.op == "placeholder" and _floating(node)) or any(source in untouched for source in sources):
+            untouched.add(node)
+    after: set[Node] = set()
+    for node in reversed(list(graph_module.graph.nodes)):
+        if any(user in contractions or user in after for user in node.users):
+            after.add(node)
+    residual = {name for block in blocks_of(graph_module.graph) if block.skip for name in block.ops}
+    labels: dict[str, tuple[str, ...]] = {}
+    for node, op in ops:
+        family = contraction(node)
+        first, second = (operand(node, place) for place in family.operands) if family else (None, None)
+        found = [
+            label
+            for label, holds in (
+                ("first", first in untouched or second in untouched),
+                ("last", node not in after and op.name not in residual),
+                ("depthwise", op.depthwise),
+                ("constant", second in moving and not op.input_gradient and not op.weight_gradient),
+            )
+            if holds
+        ]
+        labels[op.name] = tuple(found)
+    return labels
+
+
+def _floating(node: Node) -> bool:
+    dtype = facts(node).dtype
+    return dtype is not None and (dtype.is_floating_point or dtype.is_complex) and dtype != torch.bool

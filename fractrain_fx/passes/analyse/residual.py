@@ -1,0 +1,226 @@
+"""Find residual blocks: an add whose operands are a skip path and a branch from one common entry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import networkx as nx
+from torch import nn
+from torch.fx import GraphModule, Node
+
+from fractrain_fx.passes.graph.contractions import function_name, operand
+from fractrain_fx.passes.graph.edit import module_path, varying
+from fractrain_fx.passes.graph.facts import facts
+
+__all__ = ["Residual", "residuals"]
+
+_ADDS = frozenset({"add", "iadd", "add_", "__add__", "__radd__", "__iadd__"})
+_CASTS = frozenset({"to", "type", "type_as", "float", "half", "bfloat16", "double", "contiguous", "clone", "alias"})
+_ACTIVATIONS = frozenset(
+    {
+        *("relu", "relu_", "gelu", "silu", "silu_", "sigmoid", "tanh", "hardswish", "hardsigmoid", "leaky_relu", "elu"),
+        *("attention_probabilities", "scaled_dot_product_attention"),
+        *("selu", "celu", "relu6", "mish", "softplus", "softmax", "prelu", "glu", "hardtanh"),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Residual:
+    """One residual block found in a graph.
+
+    Attributes:
+        entry: the node that skip path and branch both start from.
+        exit: the add.
+        skip: kind of the skip path.
+        branches: the add's operands besides the skip path (with the add that takes each: sums may be chained).
+        region: every node of the branches and of the skip path, and the add.
+        projection: the nodes of a skip path that computes.
+        path: module whose forward issued the add.
+    """
+
+    entry: Node
+    exit: Node
+    skip: Literal["identity", "projection"]
+    branches: tuple[tuple[Node, Node], ...]
+    region: frozenset[Node]
+    projection: frozenset[Node]
+    path: str
+
+
+def residuals(graph_module: GraphModule) -> list[Residual]:
+    """All residual blocks, none inside or across another, in order of their exit."""
+    flow = _Flow(graph_module)
+    found = [block for node in flow.order if (block := flow.residual(node)) is not None]
+    return _disjoint(found)
+
+
+class _Flow:
+    """The paths along which activations flow, with their dominators."""
+
+    def __init__(self, graph_module: GraphModule) -> None:
+        self._graph_module = graph_module
+        moving = varying(graph_module.graph)
+        self.order = [node for node in graph_module.graph.nodes if node in moving and facts(node).flows]
+        self._position = {node: index for index, node in enumerate(self.order)}
+        self._start = object()
+        self._paths: nx.DiGraph = nx.DiGraph()
+        for node in self.order:
+            sources = [source for source in node.all_input_nodes if source in self._position]
+            self._paths.add_edges_from((source, node) for source in sources)
+            if not sources:
+                self._paths.add_edge(self._start, node)
+        self._dominator = nx.immediate_dominators(self._paths, self._start) if self.order else {}
+
+    def residual(self, add: Node) -> Residual | None:
+        """The block that ends at an add, if it is one."""
+        terms = self._terms(add)
+        if terms is None:
+            return self._from_learned(add)
+        entry = next((node for node, _ in terms if self._feeds_all(node, terms)), None)
+        if entry is not None:
+            branches = [(node, user) for node, user in terms if node is not entry]
+            return self._closed(entry, add, "identity", branches, projection=frozenset())
+        entry = self._dominator.get(add)
+        if not isinstance(entry, Node) or facts(entry).shape is None or len(terms) != 2:
+            return None
+        regions = [self._between(entry, node) for node, _ in terms]
+        if regions[0] & regions[1]:
+            return None
+        light = min((0, 1), key=lambda side: (self._macs(regions[side]), len(regions[side])))
+        # Where neither side has an activation, two linear maps are added: an adapter (LoRA), or one kernel in parts.
+        if self._activates(regions[light]) or not self._activates(regions[1 - light]):
+            return None
+        if all(self._is_identity(node) for node in regions[light]):
+            return self._closed(entry, add, "identity", [terms[1 - light]], projection=regions[light])
+        return self._closed(entry, add, "projection", [terms[1 - light]], projection=regions[light])
+
+    def _from_learned(self, add: Node) -> Residual | None:
+        """A block whose skip path carries what all samples share so far (CaiT's class token, before it has read any).
+
+        The branch has to be computed from that too, unlike what position embeddings are added to. Its gate reads what
+        the shared tensor first meets.
+        """
+        if function_name(add) not in _ADDS or facts(add).batch is None:
+            return None
+        pair = [operand(add, (0, "input")), operand(add, (1, "other"))]
+        shared = [each for each in pair if isinstance(each, Node) and each not in self._position and facts(each).flows]
+        branch = [each for each in pair if isinstance(each, Node) and each in self._position]
+        if len(shared) != 1 or len(branch) != 1 or facts(shared[0]).shape != facts(add).shape:
+            return None
+        met = [node for node in self._first_met(shared[0]) if node is not add]
+        if not met:
+            return None
+        entry = self._dominator.get(min(met, key=self._position.__getitem__))
+        if not isinstance(entry, Node) or facts(entry).shape is None or not self._between(entry, branch[0]) & set(met):
+            return None
+        return self._closed(entry, add, "identity", [(branch[0], add)], projection=frozenset())
+
+    def _first_met(self, shared: Node) -> list[Node]:
+        """Nodes at which something that all samples share joins the flow."""
+        seen, queue, met = {shared}, [shared], []
+        while queue:
+            for user in queue.pop().users:
+                if user in self._position:
+                    met.append(user)
+                elif user not in seen:
+                    seen.add(user)
+                    queue.append(user)
+        return met
+
+    def _terms(self, add: Node) -> list[tuple[Node, Node]] | None:
+        """Operands of an add, with those of adds that only feed it, each with the add that takes it."""
+        if function_name(add) not in _ADDS or facts(add).batch is None:
+            return None
+        pair = [operand(add, (0, "input")), operand(add, (1, "other"))]
+        if not all(isinstance(each, Node) and each in self._position for each in pair):
+            return None
+        if any(facts(each).shape != facts(add).shape for each in pair) or pair[0] is pair[1]:
+            return None
+        terms: list[tuple[Node, Node]] = []
+        for each in pair:
+            inner = self._terms(each) if self._only_feeds(each, add) else None
+            terms += inner or [(each, add)]
+        return terms
+
+    def _only_feeds(self, node: Node, add: Node) -> bool:
+        return all(user is add for user in node.users if user in self._position) and module_path(node) == module_path(
+            add
+        )
+
+    def _feeds_all(self, entry: Node, terms: list[tuple[Node, Node]]) -> bool:
+        """Whether a term is the one that all other terms come from."""
+        others = [node for node, _ in terms if node is not entry]
+        return len(others) == len(terms) - 1 and all(self._between(entry, node) for node in others)
+
+    def _between(self, entry: Node, end: Node) -> frozenset[Node]:
+        """Nodes on a path from the entry to ``end``, ``end`` included and the entry not.
+
+        Looks only at nodes recorded between the two, so that its cost does not grow with the depth of the model.
+        """
+        start = self._position[entry]
+        window, queue = set(), [end]
+        while queue:
+            node = queue.pop()
+            if node not in window and self._position.get(node, -1) > start:
+                window.add(node)
+                queue.extend(self._paths.predecessors(node))
+        reached = {entry}
+        for node in sorted(window, key=self._position.__getitem__):
+            if any(source in reached for source in self._paths.predecessors(node)):
+                reached.add(node)
+        return frozenset(reached - {entry}) if end in reached else frozenset()
+
+    def _closed(
+        self,
+        entry: Node,
+        add: Node,
+        skip: Literal["identity", "projection"],
+        branches: list[tuple[Node, Node]],
+        projection: frozenset[Node],
+    ) -> Residual | None:
+        """A block, if its branch computes something and nothing leaks out of it."""
+        inside = self._between(entry, add)
+        branch = inside - projection - {add}
+        if not any(facts(node).op is not None for node in branch):
+            return None
+        for node in inside - {add}:
+            if any(user in self._position and user not in inside for user in node.users):
+                return None
+        return Residual(entry, add, skip, tuple(branches), inside, projection, module_path(add))
+
+    def _macs(self, region: frozenset[Node]) -> int:
+        return sum(op.macs or 0 for node in region if (op := facts(node).op) is not None)
+
+    def _activates(self, region: frozenset[Node]) -> bool:
+        return any(function_name(node) in _ACTIVATIONS or self._activation_module(node) for node in region)
+
+    def _is_identity(self, node: Node) -> bool:
+        if node.op != "call_module":
+            return function_name(node) in _CASTS
+        module = self._graph_module.get_submodule(str(node.target))
+        return isinstance(module, nn.Identity) or (isinstance(module, nn.Sequential) and not len(module))
+
+    def _activation_module(self, node: Node) -> bool:
+        if node.op != "call_module":
+            return False
+        modules = self._graph_module.get_submodule(str(node.target)).modules()
+        return any(
+            type(module).__module__.endswith("activation") or type(module).__name__.lower() in _ACTIVATIONS
+            for module in modules
+            if not isinstance(module, nn.Identity)
+        )
+
+
+def _disjoint(found: list[Residual]) -> list[Residual]:
+    """Settle overlaps: the outer block wins over sums inside its own module, the inner one over everything else."""
+    kept: list[Residual] = []
+    for block in sorted(found, key=lambda each: len(each.region)):
+        rivals = [other for other in kept if other.region & block.region]
+        if not rivals:
+            kept.append(block)
+        elif all(other.region < block.region and other.path == block.path for other in rivals):
+            kept = [other for other in kept if other not in rivals] + [block]
+    order = {id(block): index for index, block in enumerate(found)}
+    return sorted(kept, key=lambda each: order[id(each)])

@@ -1,0 +1,132 @@
+"""Try each block that can be skipped on a part of the batch: what it gives there must be what it gives in the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Interpreter, Node
+from torch.fx.passes.infra.pass_base import PassBase, PassResult
+from torch.utils._pytree import tree_leaves
+
+from fractrain_fx.capture import RecordedModule, batch_size, resize_batch
+from fractrain_fx.capture.state import seeded
+from fractrain_fx.errors import PassError
+from fractrain_fx.execution.blocks.dispatched_block import rows_of, share_of
+from fractrain_fx.nn.batch_axis import BatchAxis
+from fractrain_fx.passes.analyse.shapes import evaluating
+from fractrain_fx.passes.graph.branches import Part, ends_of, inseparable, part_of, skippable
+from fractrain_fx.passes.graph.facts import Block, facts
+from fractrain_fx.passes.graph.run import Watch
+
+__all__ = ["Separate"]
+
+# Of the largest value: products of fewer rows are summed in another order.
+_ROUNDING = 1e-3
+
+
+class Separate(PassBase):
+    """Note which numbers of a graph grow with the batch, and which blocks cannot run for a part of their samples.
+
+    Each branch that can be skipped is run for the last sample alone, in evaluation, and compared with the rows that it
+    gave in the batch: whatever the rules of :func:`part_of` do not see (an index that counts samples, say) shows there.
+    Tensors without data (meta) are not compared.
+
+    Requires: ``node.meta["example"]`` on every placeholder, and decided precisions. Ensures: ``Block.together`` gives
+    the reason of each block that cannot.
+
+    Args:
+        batch_axis: dimension of the model's inputs that holds the samples.
+    """
+
+    def __init__(self, batch_axis: int = 0) -> None:
+        super().__init__()
+        self.batch_axis = batch_axis
+
+    def requires(self, graph_module: GraphModule) -> None:
+        for node in graph_module.graph.find_nodes(op="placeholder"):
+            if "example" not in node.meta:
+                raise PassError(f"input {node.name!r} has no example value in node.meta['example'] to run with")
+
+    def call(self, graph_module: GraphModule) -> PassResult:
+        if not isinstance(graph_module, RecordedModule):
+            raise PassError("branches can be taken out of a graph that fractrainify recorded only")
+        ends, reason = ends_of(graph_module.graph), inseparable(graph_module)
+        for block in skippable(graph_module.graph):
+            block.together = reason
+        if ends and reason is None:
+            self._try(graph_module, ends)
+        return PassResult(graph_module, bool(ends))
+
+    def _try(self, graph_module: RecordedModule, ends: dict[Node, Block]) -> None:
+        examples = [node.meta["example"] for node in graph_module.graph.find_nodes(op="placeholder")]
+        size = max(batch_size(examples, self.batch_axis) or 0, 2)
+        grown: dict[Node, Any] = {}
+        with evaluating(graph_module), torch.no_grad(), seeded():
+            batch = resize_batch(examples, size + 1, self.batch_axis)
+            Watch(graph_module, lambda node, value: grown.update(_plain(node, value))).run(*batch)
+            _Trial(graph_module, ends, grown, size).run(*resize_batch(examples, size, self.batch_axis))
+
+
+class _Trial(Interpreter):
+    """Runs the graph, and each branch once more for the last sample as soon as all of it is known."""
+
+    def __init__(
+        self, graph_module: RecordedModule, ends: dict[Node, Block], grown: dict[Node, Any], size: int
+    ) -> None:
+        super().__init__(graph_module, garbage_collect_values=False)
+        self._recorded, self._ends, self._grown, self._size = graph_module, ends, grown, size
+
+    def run_node(self, n: Node) -> Any:
+        value = super().run_node(n)
+        if n in self._grown:
+            facts(n).grows = _grows(value, self._grown[n], self._size)
+        block = self._ends.get(n)
+        if block is not None and block.together is None:
+            part = part_of(self._recorded, block, n)
+            block.together = part if isinstance(part, str) else self._alone(part, value)
+        return value
+
+    def _alone(self, part: Part, together: Tensor) -> str | None:
+        """Why a branch gives a sample something else when it is by itself."""
+        last = torch.tensor([self._size - 1], device=together.device)
+        given = [
+            rows_of(self.env[node], kind, last, self._size)
+            if isinstance(kind, BatchAxis)
+            else share_of(self.env[node], 1, self._size)
+            if kind == "count"
+            else self.env[node]
+            for node, kind in zip(part.inputs, part.given, strict=True)
+        ]
+        try:
+            alone = Interpreter(part.module(self._recorded)).run(*given)
+        except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
+            return f"it does not run for a part of the samples ({str(error).splitlines()[0]})"
+        expected = rows_of(together, part.axis, last, self._size)
+        if alone.shape != expected.shape:
+            return "it gives another shape for a part of the samples"
+        if expected.is_meta:
+            return None
+        largest = float(expected.abs().nan_to_num(0.0, 0.0, 0.0).max()) if expected.numel() else 0.0
+        same = torch.isclose(alone, expected, rtol=_ROUNDING, atol=_ROUNDING * largest, equal_nan=True).all()
+        return None if same else "it gives a sample other values when the others are left out"
+
+
+def _plain(node: Node, value: Any) -> dict[Node, Any]:
+    """A value without tensors."""
+    return {} if any(isinstance(leaf, Tensor) for leaf in tree_leaves(value)) else {node: value}
+
+
+def _grows(value: Any, grown: Any, size: int) -> bool | None:
+    """Whether a number is in proportion to the samples, from its values at ``size`` of them and at one more."""
+    if isinstance(value, int) and isinstance(grown, int) and value != grown:
+        return True if value * (size + 1) == grown * size else None
+    return False if _same(value, grown) else None
+
+
+def _same(value: Any, other: Any) -> bool:
+    if isinstance(value, Sequence) and isinstance(other, Sequence) and not isinstance(value, str):
+        return len(value) == len(other) and all(map(_same, value, other))
+    return bool(type(value) is type(other) and (value is other or value == other or repr(value) == repr(other)))

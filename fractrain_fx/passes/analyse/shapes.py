@@ -1,0 +1,175 @@
+"""Run the graph to learn every tensor's shape, dtype and gradient, and where its samples lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.fx.passes.infra.pass_base import PassBase, PassResult
+from torch.utils._pytree import tree_leaves, tree_map
+
+from fractrain_fx.capture import batch_size, resize_batch
+from fractrain_fx.errors import PassError
+from fractrain_fx.nn.batch_axis import BatchAxis
+from fractrain_fx.passes.analyse.folds import Fold, folds_by_change, folds_by_origin
+from fractrain_fx.passes.analyse.trained import find_trained
+from fractrain_fx.passes.graph.edit import varying
+from fractrain_fx.passes.graph.facts import FIXED_BATCH, facts, fixed_batch
+from fractrain_fx.passes.graph.run import Watch
+
+__all__ = ["Shapes", "evaluating"]
+
+_EXAMPLE = "example"
+
+
+class Shapes(PassBase):
+    """Annotate each node with shape, dtype, whether autograd reaches it, and its batch axis.
+
+    The batch axis is the one dimension that grows in proportion when the batch does. Where several rows belong to a
+    sample (windows or heads folded into the batch), one sample is changed to see which rows are its own. A graph that
+    runs at one batch size only (``graph_module.meta["fixed_batch"]``, else found out here) has no such dimension: its
+    whole batch counts as one sample.
+
+    Requires: ``node.meta["example"]`` on every placeholder. Ensures: a record on every node whose value is a tensor.
+    """
+
+    def __init__(self, batch_axis: int = 0) -> None:
+        super().__init__()
+        self.batch_axis = batch_axis
+
+    def requires(self, graph_module: GraphModule) -> None:
+        for node in graph_module.graph.find_nodes(op="placeholder"):
+            if _EXAMPLE not in node.meta:
+                raise PassError(f"input {node.name!r} has no example value in node.meta['example'] to run with")
+
+    def call(self, graph_module: GraphModule) -> PassResult:
+        examples = [node.meta[_EXAMPLE] for node in graph_module.graph.find_nodes(op="placeholder")]
+        with evaluating(graph_module), torch.enable_grad():
+            self._measure(graph_module, examples)
+        find_trained(graph_module, _EXAMPLE)
+        return PassResult(graph_module, True)
+
+    def _measure(self, graph_module: GraphModule, examples: list[Any]) -> None:
+        packed, grown = self._kind(graph_module, examples)
+        if not grown:
+            # Nothing tells samples apart: gates choose once for all, and what the call costs is shared out evenly.
+            graph_module.meta[FIXED_BATCH] = True
+            Watch(graph_module, _annotate).run(*_tracked(examples))
+            for node in varying(graph_module.graph):
+                facts(node).samples, facts(node).batch = batch_size(examples, self.batch_axis), BatchAxis(whole=True)
+            return
+        graph_module.meta[FIXED_BATCH] = False
+        size = self._samples(examples, packed)
+        batch = resize_batch(examples, size, self.batch_axis, packed=packed)
+        Watch(graph_module, _annotate).run(*_tracked(batch))
+        folded: dict[Node, Fold] = {}
+        for node, other in grown.items():
+            place = _growing(facts(node).shape or (), other, size)
+            facts(node).samples = size if place is not None else None
+            if place is not None and place[1] == 1:
+                facts(node).batch = BatchAxis(place[0])
+            elif place is not None:
+                folded[node] = place
+        if not folded:
+            return
+        if any(leaf.is_meta for leaf in tree_leaves(examples) if isinstance(leaf, Tensor)):
+            places = folds_by_origin(graph_module, batch, size, folded)
+        else:
+            places = folds_by_change(graph_module, batch, size, self.batch_axis, folded, packed=packed)
+        for node, axis in places.items():
+            facts(node).batch = axis
+
+    def _grown(self, graph_module: GraphModule, examples: list[Any], packed: bool) -> dict[Node, tuple[int, ...]]:
+        """Shapes with one sample more; none where the graph does not run so."""
+        if not batch_size(examples, self.batch_axis, packed=packed):
+            return {}
+        grown = resize_batch(examples, self._samples(examples, packed) + 1, self.batch_axis, packed=packed)
+        shapes: dict[Node, tuple[int, ...]] = {}
+
+        def measure(node: Node, value: Any) -> None:
+            if isinstance(value, Tensor):
+                shapes[node] = tuple(value.shape)
+
+        try:
+            with torch.no_grad():
+                Watch(graph_module, measure).run(*grown)
+        except (RuntimeError, ValueError, TypeError, IndexError, AssertionError):
+            return {}
+        return shapes
+
+    def _kind(self, graph_module: GraphModule, examples: list[Any]) -> tuple[bool, dict[Node, tuple[int, ...]]]:
+        """Whether samples lie packed in rows, and the shapes at one sample more; no shapes if one size only runs."""
+        if not fixed_batch(graph_module):
+            for packed in (False, True):
+                if shapes := self._grown(graph_module, examples, packed):
+                    return packed, shapes
+        return False, {}
+
+    def _samples(self, examples: list[Any], packed: bool) -> int:
+        """How many samples to run with: those of the example, at least two."""
+        return max(batch_size(examples, self.batch_axis, packed=packed) or 0, 2)
+
+    def ensures(self, graph_module: GraphModule) -> None:
+        if not any(facts(node).shape is not None for node in graph_module.graph.nodes):
+            raise PassError("no node of the graph gives a tensor; was it recorded with example inputs?")
+
+
+def _growing(shape: Sequence[int], grown: Sequence[int], size: int) -> tuple[int, int] | None:
+    """The one dimension that is ``factor`` times the batch size in both runs (at ``size`` and ``size + 1``)."""
+    if len(grown) != len(shape):
+        return None
+    changed = [axis for axis in range(len(shape)) if shape[axis] != grown[axis]]
+    if len(changed) != 1:
+        return None
+    axis = changed[0]
+    factor, rest = divmod(shape[axis], size)
+    return (axis, factor) if not rest and factor and grown[axis] == factor * (size + 1) else None
+
+
+def _annotate(node: Node, value: Any) -> None:
+    record = facts(node)
+    record.batch = record.samples = None
+    if isinstance(value, Tensor):
+        record.tensors, record.flows = True, value.requires_grad
+        record.shape, record.dtype = tuple(value.shape), value.dtype
+    else:
+        tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+        record.tensors, record.flows = bool(tensors), any(tensor.requires_grad for tensor in tensors)
+
+
+def _tracked(inputs: list[Any]) -> list[Any]:
+    """Inputs that autograd follows, and that an in-place op may change."""
+
+    def track(value: Any) -> Any:
+        if isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex()):
+            return value.detach().requires_grad_().clone()
+        return value
+
+    return list(tree_map(track, inputs))
+
+
+class evaluating:
+    """Run in eval mode with every parameter trained; leave modes, buffers and what is frozen as they were."""
+
+    def __init__(self, graph_module: GraphModule) -> None:
+        self._module = graph_module
+
+    def __enter__(self) -> None:
+        self._modes = {module: module.training for module in self._module.modules()}
+        self._buffers = {name: buffer.detach().clone() for name, buffer in self._module.named_buffers()}
+        self._frozen = [p for p in self._module.parameters() if not p.requires_grad and p.is_floating_point()]
+        for parameter in self._frozen:
+            parameter.requires_grad_(True)
+        self._module.eval()
+
+    def __exit__(self, *_: object) -> None:
+        for module, mode in self._modes.items():
+            module.training = mode
+        for parameter in self._frozen:
+            parameter.requires_grad_(False)
+        with torch.no_grad():
+            for name, buffer in self._module.named_buffers():
+                buffer.copy_(self._buffers[name])

@@ -1,0 +1,98 @@
+"""Which products of backward run, from the parameters that are trained: at the rewrite, and when that changes later.
+
+Each node knows by which parameters a gradient would reach it, as a number with one bit for each. So the present
+``requires_grad`` of the parameters says at once which ops need EB and GC, without a look at the graph.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.fx import GraphModule
+from torch.utils._pytree import tree_leaves
+
+from fractrain_fx.passes.graph.facts import facts, ops_of
+
+__all__ = ["Place", "bits_of", "find_trained", "follow_trained", "places_of", "trained_share"]
+
+_ALWAYS = 1  # the bit of inputs that ask for a gradient
+_NAMES = "parameters"  # key of ``graph_module.meta``: names in the order of their bits
+
+Place = tuple[dict[str, nn.Parameter | None], str]
+"""Where a parameter lies: the dictionary of its module, and its name there. A move may put another object there."""
+
+
+def places_of(graph_module: GraphModule) -> list[Place]:
+    """Where the parameters of an analysed graph lie, in the order of their bits."""
+    places: list[Place] = []
+    for name in graph_module.meta.get(_NAMES, ()):
+        owner, _, own = name.rpartition(".")
+        places.append((graph_module.get_submodule(owner)._parameters, own))
+    return places
+
+
+def find_trained(graph_module: GraphModule, example: str) -> None:
+    """Note on every node by which parameters a gradient reaches it, and whether one does now.
+
+    Args:
+        graph_module: its parameters have been run with a gradient (``flows``).
+        example: key of ``node.meta`` with the example value of a placeholder.
+    """
+    named = dict(graph_module.named_parameters())
+    graph_module.meta[_NAMES] = tuple(named)
+    bits = {id(parameter): 1 << bit for bit, parameter in enumerate(named.values(), start=1)}
+    now = _now(graph_module)
+    for node in graph_module.graph.nodes:
+        record = facts(node)
+        mask = 0
+        if node.op == "placeholder":
+            mask = _ALWAYS * any(isinstance(x, Tensor) and x.requires_grad for x in tree_leaves(node.meta[example]))
+        elif node.op == "get_attr":
+            owner, _, name = str(node.target).rpartition(".")
+            value = getattr(graph_module.get_submodule(owner), name)
+            mask = bits.get(id(value), _ALWAYS * bool(getattr(value, "requires_grad", False)))
+        else:
+            for source in node.all_input_nodes:
+                mask |= facts(source).trained_by
+        if node.op == "call_module":
+            mask |= bits_of(graph_module, graph_module.get_submodule(str(node.target)))
+        record.trained_by = mask if record.flows else 0
+        record.requires_grad = bool(record.trained_by & now)
+
+
+def follow_trained(graph_module: GraphModule) -> None:
+    """Let the ops of a graph, rewritten or not, have the gradients that the present ``requires_grad`` asks for."""
+    now = _now(graph_module)
+    for node, op in ops_of(graph_module.graph):
+        by = facts(node).gradients_by
+        if by is not None:
+            op.input_gradient, op.weight_gradient = bool(by[0] & now), bool(by[1] & now)
+
+
+def trained_share(graph_module: GraphModule) -> float:
+    """Full-precision MACs of a step (FW, EB, GC) as a share 0..1 of those with every parameter trained."""
+    now = everything = 0
+    for node, op in ops_of(graph_module.graph):
+        by = facts(node).gradients_by
+        if by is not None and op.macs:
+            now += sum(op.training_macs)
+            everything += op.macs * (1 + bool(by[0]) + bool(by[1]))
+    return now / everything if everything else 1.0
+
+
+def bits_of(graph_module: GraphModule, module: nn.Module) -> int:
+    """The bits of a module's parameters."""
+    named = {id(parameters[name]): bit for bit, (parameters, name) in enumerate(places_of(graph_module), start=1)}
+    mask = 0
+    for parameter in module.parameters():
+        bit = named.get(id(parameter))
+        mask |= _ALWAYS * parameter.requires_grad if bit is None else 1 << bit
+    return mask
+
+
+def _now(graph_module: GraphModule) -> int:
+    now = _ALWAYS
+    for bit, (parameters, name) in enumerate(places_of(graph_module), start=1):
+        parameter = parameters.get(name)
+        if parameter is not None and parameter.requires_grad:
+            now |= 1 << bit
+    return now

@@ -1,0 +1,82 @@
+"""Let each block compute only the samples that do not skip it, for the copy of the graph that runs."""
+
+from __future__ import annotations
+
+from torch.fx import GraphModule, Node
+from torch.fx.passes.infra.pass_base import PassBase, PassResult
+
+from fractrain_fx.capture import RecordedModule
+from fractrain_fx.errors import PassError
+from fractrain_fx.execution.blocks.dispatched_block import DispatchedBlock
+from fractrain_fx.passes.graph.branches import Part, ends_of, part_of
+from fractrain_fx.passes.graph.edit import NAMESPACE, call, identifier, unique
+from fractrain_fx.passes.graph.facts import Block
+from fractrain_fx.passes.rewrite.gates import choices_of
+
+__all__ = ["Dispatch", "undispatched"]
+
+
+class Dispatch(PassBase):
+    """Replace each branch that can be skipped, with its skip select and residual add, by one :class:`DispatchedBlock`.
+
+    What several parts of the model read stays outside and is computed for all samples, as are the ranges of what the
+    branch is given. A branch that has to run for all samples (:func:`undispatched` says why) stays as it is.
+
+    Requires: a graph with gates. Ensures: parameters, buffers and their names are the same; so are the numbers where
+    no sample is left out.
+
+    Args:
+        threshold: share of skipped samples (0..1) from which leaving them out pays.
+        place: under ``frac.``, where the blocks of this graph lie.
+    """
+
+    def __init__(self, threshold: float, place: str = "dispatched") -> None:
+        super().__init__()
+        self._threshold, self._place = threshold, place
+
+    def call(self, graph_module: GraphModule) -> PassResult:
+        recorded = _recorded(graph_module)
+        choices = choices_of(recorded.graph)
+        paths: set[str] = set()
+        for end, block in ends_of(recorded.graph).items() if choices else ():
+            part = part_of(recorded, block, end) if block.together is None else block.together
+            if isinstance(part, Part):
+                path = unique(f"{self._place}.{identifier(block.name)}", paths)
+                paths.add(path)
+                self._write(recorded, block, part, choices[block.name], path)
+        graph_module.graph.lint()
+        graph_module.recompile()
+        return PassResult(graph_module, bool(paths))
+
+    def _write(self, graph_module: RecordedModule, block: Block, part: Part, choice: Node, path: str) -> None:
+        made = DispatchedBlock(part.module(graph_module), part.given, part.axis, part.adding, self._threshold)
+        made.train(graph_module.training)
+        # In the place of the one that an earlier copy of this graph had.
+        graph_module.add_submodule(f"{NAMESPACE}.{path}", made)
+        graph = graph_module.graph
+        with graph.inserting_before(part.add):
+            like = part.end if part.adding == "elsewhere" else part.add
+            arguments = [choice, part.onto, *part.inputs]
+            run = call(graph, path, arguments, role="dispatched", owner=block.name, like=like)
+        like.replace_all_uses_with(run)
+        if part.adding != "elsewhere":
+            graph.erase_node(part.add)
+        for node in reversed(part.nodes):
+            graph.erase_node(node)
+
+
+def undispatched(graph_module: GraphModule) -> dict[str, str]:
+    """Blocks with a gate and a skip path whose branches run for all samples even if some skip, with the reason."""
+    recorded = _recorded(graph_module)
+    found: dict[str, str] = {}
+    for end, block in ends_of(recorded.graph).items():
+        part = block.together or part_of(recorded, block, end)
+        if isinstance(part, str):
+            found.setdefault(block.name, part)
+    return found
+
+
+def _recorded(graph_module: GraphModule) -> RecordedModule:
+    if not isinstance(graph_module, RecordedModule):
+        raise PassError("branches can be taken out of a graph that fractrainify recorded only")
+    return graph_module

@@ -1,0 +1,127 @@
+"""Let fused ops multiply integer codes where that takes less time, in the copy of the graph that runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.fx import GraphModule, Node
+from torch.fx.passes.infra.pass_base import PassBase, PassResult
+
+from fractrain_fx.config import CODE_BITS, FracConfig
+from fractrain_fx.errors import PassError
+from fractrain_fx.execution.fused_op import FusedOp
+from fractrain_fx.execution.int8.choice import Lowered
+from fractrain_fx.execution.int8.layout import Features, Layout, Patches
+from fractrain_fx.execution.int8.timing import Tuner
+from fractrain_fx.execution.int8.windows import Windows
+from fractrain_fx.execution.simulated.arithmetic import AddMatMul, Arithmetic, Convolution, Linear, MatMul
+from fractrain_fx.formats import AffineFormat
+from fractrain_fx.passes.execute.kept import kept
+from fractrain_fx.passes.graph.facts import Op, facts, ops_of
+
+__all__ = ["Lower", "fused_ops", "unlowered"]
+
+
+class Lower(PassBase):
+    """Give each fused op that multiplies an activation by a weight of at most 8 bits its form on int8.
+
+    Whether that runs is decided call by call (:class:`Lowered`); the numbers are the same. :func:`unlowered` names the
+    ops that have none.
+
+    Requires: a graph that ``Fuse`` has been over. Ensures: nodes and parameters are the same.
+
+    Args:
+        config: of the model.
+        tuner: chooses between float and int8.
+    """
+
+    def __init__(self, config: FracConfig, tuner: Tuner) -> None:
+        super().__init__()
+        self._config, self._tuner = config, tuner
+
+    def call(self, graph_module: GraphModule) -> PassResult:
+        found = fused_ops(graph_module)
+        ops = {op.name: op for _, op in ops_of(graph_module.graph)}
+        for name, fused in found.items():
+            layout = self._layout(fused, ops[name])
+            fused.lowered = None if layout is None else Lowered(name, layout, self._tuner)
+        return PassResult(graph_module, any(fused.lowered is not None for fused in found.values()))
+
+    def _layout(self, fused: FusedOp, op: Op) -> Layout | None:
+        plan = fused.plan
+        formats = {type(each) for each in (plan.first.fmt, plan.second.fmt, plan.fmt)}
+        if plan.first.weight or not plan.second.weight or formats != {AffineFormat} or _wide(op, self._config):
+            return None
+        layout = _layout(plan.arithmetic, plan.static)
+        return None if isinstance(layout, str) else layout
+
+    def ensures(self, graph_module: GraphModule) -> None:
+        for name, fused in fused_ops(graph_module).items():
+            if fused.lowered is not None and not isinstance(fused.plan.fmt, AffineFormat):
+                raise PassError(f"{name!r} has no integer codes but was lowered")
+
+
+def fused_ops(graph_module: GraphModule) -> dict[str, FusedOp]:
+    """The fused ops of a graph, by the name of the op."""
+    found: dict[str, FusedOp] = {}
+    for node in graph_module.graph.find_nodes(op="call_module"):
+        module = graph_module.get_submodule(str(node.target))
+        op = facts(node).op
+        if isinstance(module, FusedOp) and op is not None:
+            found[op.name] = module
+    return found
+
+
+def unlowered(graph_module: GraphModule, config: FracConfig) -> dict[str, str]:
+    """Quantized ops that always multiply in float, by name, with the reason; of a graph as it is shown."""
+    if not config.lowers:
+        return {}
+
+    def reason(node: Node, op: Op, arithmetic: Arithmetic, weight: Node) -> str | None:
+        if not isinstance(arithmetic, Convolution) and len(facts(weight).shape or ()) != 2:
+            return "multiplies by a batch of matrices"
+        layout = _layout(arithmetic, arithmetic.bind(node.args, node.kwargs).static)
+        return layout if isinstance(layout, str) else _wide(op, config)
+
+    return kept(graph_module, reason)
+
+
+def _layout(arithmetic: Arithmetic, static: tuple[Any, ...]) -> Layout | str:
+    """How a contraction with a weight is one product of matrices, or why it is none."""
+    match arithmetic:
+        case Linear():
+            return Features()
+        case MatMul():
+            return Features(upright=True)
+        case AddMatMul():
+            return Features(upright=True) if static == (1, 1) else "scales its product or what it adds"
+        case Convolution(kernel, transposed):
+            stride, padding, dilation, _, groups = static
+            if transposed or groups != 1:
+                return "is a transposed convolution" if transposed else "convolves groups of channels"
+            apart = set(dilation) != {1} and max(kernel) > 1
+            if tuple(stride) == tuple(kernel) and not any(padding) and not apart:
+                return Patches(kernel)
+            if set(stride) != {1} or apart or any(pad >= side for pad, side in zip(padding, kernel, strict=True)):
+                sides = "x".join(map(str, kernel))
+                return f"its {sides} kernels neither lie side by side nor follow one another at every place"
+            return Windows(kernel, tuple(padding))
+        case _:
+            return "is no product of matrices as it comes"
+
+
+def _wide(op: Op, config: FracConfig) -> str | None:
+    """Why the bits of an op have no codes of a byte."""
+    if op.precision.mode == "pinned":
+        fw = [op.precision.precision.fw] if op.precision.precision else []
+        weights = fw
+    elif op.precision.mode == "gated":
+        options = config.projection_options if op.skip_path else config.gate_options
+        fw, weights = [option.fw for option in options], [config.gate_weight_bits]
+    else:
+        fw = weights = [stage.fw for stage in config.precision_stages]
+    if not any(bits <= CODE_BITS for bits in weights):
+        return f"its weight has {min(weights)} bits, more than {CODE_BITS}"
+    if not any(0 < bits <= CODE_BITS for bits in fw):
+        return f"its activation has more than {CODE_BITS} bits"
+    return None

@@ -1,0 +1,54 @@
+"""Give ReLUs a gradient that compiles well, for the copy of the graph that runs."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import nn
+from torch.fx import GraphModule, Node
+from torch.fx.passes.infra.pass_base import PassBase, PassResult
+from torch.nn import functional as F
+
+from fractrain_fx.capture import changes_operands
+from fractrain_fx.execution.blocks.maskless_relu import MasklessReLU, relu
+from fractrain_fx.execution.blocks.original import Original
+from fractrain_fx.passes.graph.aliases import base, memory_of
+from fractrain_fx.passes.graph.edit import NAMESPACE, identifier, insert_module, owner_module
+
+__all__ = ["Unmask"]
+
+
+class Unmask(PassBase):
+    """Replace each ReLU by one that a compiled graph keeps no mask for (``execution/blocks/maskless_relu.py``).
+
+    One that changes its operand stays where something else may read that memory.
+
+    Requires: nothing. Ensures: eager steps compute what they did, compiled ones the same numbers.
+    """
+
+    def call(self, graph_module: GraphModule) -> PassResult:
+        found = [node for node in graph_module.graph.nodes if _is_relu(node, graph_module)]
+        children = cast(dict[str, nn.Module], graph_module._modules)
+        for node in found:
+            if node.op == "call_module":
+                path = str(node.target)
+                name = f"fused.{identifier(path)}_relu"
+                insert_module(graph_module, name, lambda p=path: MasklessReLU(Original(children, p)))  # type: ignore[misc]
+                node.target = f"{NAMESPACE}.{name}"
+            else:
+                node.target = relu
+        graph_module.graph.lint()
+        graph_module.recompile()
+        return PassResult(graph_module, bool(found))
+
+
+def _is_relu(node: Node, graph_module: GraphModule) -> bool:
+    module = owner_module(graph_module, node)
+    if type(module) is not nn.ReLU and not (node.op == "call_function" and node.target in (F.relu, torch.relu)):
+        return False
+    if len(node.all_input_nodes) != 1 or not changes_operands(node):
+        return len(node.all_input_nodes) == 1
+    operand = base(node)
+    own = operand is not None and operand.op not in ("placeholder", "get_attr") and len(operand.users) == 1
+    return own and memory_of(operand, graph_module) is operand

@@ -1,0 +1,99 @@
+"""Let torchao compute linear layers, in the copy of the graph that runs."""
+
+from __future__ import annotations
+
+from torch.fx import GraphModule, Node
+from torch.fx.passes.infra.pass_base import PassBase, PassResult
+
+from fractrain_fx.config import TORCHAO_PRECISION, FracConfig, Torchao
+from fractrain_fx.errors import ModelError, PassError
+from fractrain_fx.execution.fused_op import FusedOp
+from fractrain_fx.execution.simulated.arithmetic import Arithmetic, Linear
+from fractrain_fx.execution.torchao.linear import FLOAT8_MULTIPLE, Swapped
+from fractrain_fx.passes.execute.kept import kept
+from fractrain_fx.passes.graph.facts import Op, facts
+
+__all__ = ["Swap", "unswapped"]
+
+# Where a call of a fused op has its factors and what is added (FusedOp.forward).
+_FACTORS = slice(4, 7)
+
+
+class Swap(PassBase):
+    """Give each fused op that is a linear layer at FW-8/BW-8 to torchao, forward and backward.
+
+    Its numbers are torchao's own, in evaluation too. :func:`unswapped` names the ops that stay as they are.
+
+    Requires: a graph that ``Fuse`` has been over. Ensures: nodes and parameters are the same, and ranges are measured
+    as before.
+
+    Args:
+        kind: int8 or float8.
+
+    Raises:
+        ConfigError: torchao is not installed.
+        ModelError: the graph has no op to give.
+    """
+
+    def __init__(self, kind: Torchao) -> None:
+        super().__init__()
+        self._kind = kind
+
+    def call(self, graph_module: GraphModule) -> PassResult:
+        swapped = 0
+        for node in graph_module.graph.find_nodes(op="call_module"):
+            fused, op = graph_module.get_submodule(str(node.target)), facts(node).op
+            if isinstance(fused, FusedOp) and op is not None:
+                fused.swapped = self._swapped(node, fused, op)
+                swapped += fused.swapped is not None
+        quantized = any(facts(node).role in ("fused", "gradient") for node in graph_module.graph.nodes)
+        if quantized and not swapped:
+            raise ModelError(
+                f"execution={self._kind!r} would change nothing: no quantized op of this model is a linear layer that "
+                "torchao can compute (plan(model, ...) says why of each); write execution='simulate'"
+            )
+        return PassResult(graph_module, swapped > 0)
+
+    def _swapped(self, node: Node, fused: FusedOp, op: Op) -> Swapped | None:
+        _, weight, added = node.args[_FACTORS]
+        plan = fused.plan
+        if plan.first.weight or not plan.second.weight or not isinstance(weight, Node):
+            return None
+        bias = added if isinstance(added, Node) else None
+        if _reason(plan.arithmetic, op, weight, bias, self._kind) is not None:
+            return None
+        outputs, inputs = facts(weight).shape or ()
+        return Swapped(self._kind, inputs, outputs, bias is not None)
+
+    def ensures(self, graph_module: GraphModule) -> None:
+        for module in graph_module.modules():
+            if isinstance(module, FusedOp) and module.swapped is not None and module.lowered is not None:
+                raise PassError("an op was given both to torchao and to int8 products")
+
+
+def unswapped(graph_module: GraphModule, config: FracConfig) -> dict[str, str]:
+    """Quantized ops that torchao does not compute, by name, with the reason; of a graph as it is shown."""
+    if config.torchao is None:
+        return {}
+    kind = config.torchao
+
+    def reason(node: Node, op: Op, arithmetic: Arithmetic, weight: Node) -> str | None:
+        added = arithmetic.bind(node.args, node.kwargs).added
+        return _reason(arithmetic, op, weight, added if isinstance(added, Node) else None, kind)
+
+    return kept(graph_module, reason)
+
+
+def _reason(arithmetic: Arithmetic, op: Op, weight: Node, bias: Node | None, kind: Torchao) -> str | None:
+    """Why torchao does not compute an activation times a weight."""
+    if not isinstance(arithmetic, Linear):
+        return "is no linear layer, and torchao computes no other"
+    pinned = op.precision.precision
+    if pinned not in (None, TORCHAO_PRECISION):
+        return f"is pinned to {pinned}, and torchao computes at {TORCHAO_PRECISION}"
+    sizes = facts(weight).shape or ()
+    if bias is not None and facts(bias).shape != sizes[:1]:
+        return "adds something else than a number for each channel"
+    if kind == "torchao-float8" and any(size % FLOAT8_MULTIPLE for size in sizes):
+        return f"its weight is {'x'.join(map(str, sizes))}, and float8 takes multiples of {FLOAT8_MULTIPLE} only"
+    return None

@@ -1,0 +1,106 @@
+"""Small questions to a graph, and the one way to put a module into it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from torch import nn
+from torch.fx import Graph, GraphModule, Node
+
+from fractrain_fx.errors import PassError
+from fractrain_fx.passes.graph.facts import Facts, Role, facts
+
+__all__ = [
+    "NAMESPACE",
+    "call",
+    "identifier",
+    "insert_module",
+    "module_path",
+    "owner_module",
+    "read",
+    "unique",
+    "varying",
+]
+
+NAMESPACE = "frac"
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def module_path(node: Node) -> str:
+    """Path of the module whose forward issued a node (the module itself for ``call_module``); "" for the model."""
+    if node.op == "call_module":
+        return str(node.target)
+    stack = node.meta.get("nn_module_stack")
+    if not stack:
+        return ""
+    path, _ = list(stack.values())[-1]
+    return str(path)
+
+
+def owner_module(graph_module: GraphModule, node: Node) -> nn.Module | None:
+    """The module that a ``call_module`` node calls."""
+    return graph_module.get_submodule(str(node.target)) if node.op == "call_module" else None
+
+
+def varying(graph: Graph) -> set[Node]:
+    """Nodes that depend on the values of the model's inputs (those that depend on sizes only are left out)."""
+    found: set[Node] = set()
+    for node in graph.nodes:
+        if node.op == "placeholder" or any(
+            source in found and facts(source).tensors for source in node.all_input_nodes
+        ):
+            found.add(node)
+    return found
+
+
+def identifier(name: str) -> str:
+    """A name that can be one attribute of a module: dots and signs become underscores."""
+    return re.sub(r"\W", "_", name) or "model"
+
+
+def insert_module(graph_module: GraphModule, path: str, make: Callable[[], M]) -> M:
+    """The module at ``frac.<path>``, made now unless the other mode's graph already put it there."""
+    full = f"{NAMESPACE}.{path}"
+    try:
+        existing = graph_module.get_submodule(full)
+    except AttributeError:
+        made = make()
+        if not graph_module.add_submodule(full, made):
+            raise PassError(f"{full!r} is taken by something that is no module; was it rewritten before?") from None
+        return made
+    return existing  # type: ignore[return-value]  # the path fixes the class
+
+
+def call(graph: Graph, path: str, args: Sequence[Any], *, role: Role, owner: str, like: Node | None = None) -> Node:
+    """A ``call_module`` node on ``frac.<path>`` at the present insertion point, with its record."""
+    node = graph.call_module(f"{NAMESPACE}.{path}", tuple(args))
+    _record(node, role, owner, like)
+    return node
+
+
+def read(graph: Graph, path: str, *, owner: str) -> Node:
+    """A ``get_attr`` node on the buffer ``frac.<path>`` at the present insertion point."""
+    node = graph.create_node("get_attr", f"{NAMESPACE}.{path}")
+    _record(node, "bits", owner, None)
+    return node
+
+
+def _record(node: Node, role: Role, owner: str, like: Node | None) -> None:
+    source = facts(like) if like is not None else Facts()
+    node.meta["frac"] = replace(source, op=None, blocks=(), role=role, owner=owner)
+    if like is not None:
+        node.meta.update({key: like.meta[key] for key in ("nn_module_stack", "source") if key in like.meta})
+
+
+def unique(name: str, taken: Iterable[str]) -> str:
+    """``name``, or ``name_1``, ``name_2``, ... where it is taken."""
+    taken = set(taken)
+    candidate, number = name, 0
+    while candidate in taken:
+        number += 1
+        candidate = f"{name}_{number}"
+    return candidate

@@ -1,0 +1,230 @@
+"""What the passes know of a node: one typed record under ``node.meta["frac"]``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from fractrain_fx.config.precision import Precision
+from fractrain_fx.nn.batch_axis import BatchAxis
+
+__all__ = [
+    "FIXED_BATCH",
+    "TRAINED",
+    "Block",
+    "Decision",
+    "Facts",
+    "Op",
+    "Product",
+    "blocks_of",
+    "facts",
+    "fixed_batch",
+    "ops_of",
+]
+
+TRAINED = "trained"
+"""Key of ``graph_module.meta`` of a graph of evaluation: the graph of training, which learns the gates of both."""
+
+FIXED_BATCH = "fixed_batch"
+"""Key of ``graph_module.meta``: whether the graph runs at the batch size of its example only."""
+
+Mode = Literal["float", "pinned", "scheduled", "gated", "uncounted"]
+Role = Literal[
+    "gate",
+    "choice",
+    "skip",
+    "input",
+    "weight",
+    "gradient",
+    "bits",
+    "seed",
+    "samples",
+    "range",
+    "fused",
+    "dispatched",
+    "mix",
+    "cost",
+]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Why an op has its precision.
+
+    Attributes:
+        mode: ``float``, ``pinned`` (by a rule), ``scheduled`` (one precision for all, by stage), ``gated`` (chosen for
+            each sample) or ``uncounted`` (an op whose cost no formula gives: it stays float).
+        reason: the rule or cause in words.
+        precision: the bits of a pinned op.
+    """
+
+    mode: Mode
+    reason: str
+    precision: Precision | None = None
+
+    def __str__(self) -> str:
+        bits = f" {self.precision}" if self.precision else ""
+        return f"{self.mode}{bits}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Product:
+    """An op of one sample as equal convolutions on square sides; a matrix product has sides of 1.
+
+    Attributes:
+        kernel, output, input: sides of the kernel, the output and the input.
+        stride: of the kernel.
+        inputs, outputs: channels of one of the convolutions.
+        rows: outputs that share the weight besides the ``output ** 2`` positions.
+        repeats: number of these convolutions, each with a weight of its own (groups, heads).
+        shared: whether all samples use the same weight, so that a batch is one convolution of more rows.
+    """
+
+    kernel: int
+    output: int
+    input: int
+    stride: int
+    inputs: int
+    outputs: int
+    rows: int = 1
+    repeats: int = 1
+    shared: bool = True
+
+    @property
+    def macs(self) -> int:
+        """Forward multiply-accumulates."""
+        each = self.kernel**2 * self.inputs * self.outputs * self.output**2
+        return each * self.rows * self.repeats
+
+
+@dataclass
+class Op:
+    """One contraction of the model.
+
+    Attributes:
+        name: unique name; the path of the module that owns the weight, where there is one.
+        kind: ``conv``, ``linear``, ``matmul``, ...; ``opaque`` for a module that could not be seen into.
+        module: path of the module whose forward issued it.
+        macs: forward multiply-accumulates for one sample; ``None`` where no formula is known.
+        depthwise: whether it is a convolution of one channel a group.
+        skip_path: whether it lies on the projection that carries the samples which skip its block, so that it always
+            runs: where they choose FW-0/BW-0 it takes the cheapest option that computes.
+        input_gradient, weight_gradient: whether the backward pass computes EB and GC for it.
+        product: the op as a machine model prices it; ``None`` where it cannot be put so.
+        block: name of its block, or ``None``.
+        precision: the decision of the precision pass.
+    """
+
+    name: str
+    kind: str
+    module: str
+    macs: int | None
+    depthwise: bool = False
+    skip_path: bool = False
+    input_gradient: bool = True
+    weight_gradient: bool = True
+    product: Product | None = None
+    block: str | None = None
+    precision: Decision = field(default_factory=lambda: Decision("float", "not yet decided"))
+
+    @property
+    def training_macs(self) -> tuple[int, int, int]:
+        """MACs of FW, EB and GC for one sample (0 where a gradient is not needed or the op is uncounted)."""
+        macs = self.macs or 0
+        return macs, macs * self.input_gradient, macs * self.weight_gradient
+
+
+@dataclass
+class Block:
+    """Ops that share one precision choice.
+
+    Attributes:
+        name: path of the module that holds it (with a number where one module holds several).
+        entry: name of the node the gate reads.
+        exit: name of the residual add, or of the last op of a block without a skip path.
+        skip: ``identity``, ``projection``, or ``None`` where the block cannot be skipped.
+        ops: names of its ops, in order.
+        macs: forward MACs of those for one sample.
+        branches: names of the nodes that the add takes besides the skip path.
+        gated: whether a gate chooses its precision.
+        together: why samples that skip it are computed all the same where ``execution="auto"`` leaves such samples out;
+            ``None`` where they are left out, or where nobody has looked.
+    """
+
+    name: str
+    entry: str
+    exit: str
+    skip: Literal["identity", "projection"] | None
+    ops: tuple[str, ...]
+    macs: int
+    branches: tuple[str, ...] = ()
+    gated: bool = False
+    together: str | None = None
+
+
+@dataclass
+class Facts:
+    """The record of one node; each pass fills in its part.
+
+    Attributes:
+        shape, dtype: of the tensor at the example inputs; ``None`` for what is no tensor.
+        tensors: whether the value is a tensor or a structure that holds some.
+        batch: where its samples lie; ``None`` where all samples share it, or where they lie in mixed order.
+        samples: how many samples its rows are of; ``None`` where all samples share it.
+        grows: of what is no tensor, whether it is in proportion to the number of samples; ``None`` where it depends on
+            that in another way, or where nobody has looked.
+        flows: whether autograd could reach it, were every parameter trained: what a path of activations consists of.
+        requires_grad: whether autograd does reach it.
+        trained_by: the parameters by which it would, one bit each (:mod:`fractrain_fx.passes.analyse.trained`).
+        gradients_by: of an op, the same for the two factors whose gradients are EB and GC.
+        op: the contraction that it is.
+        blocks: on an exit node, the blocks that end here.
+        role: what an inserted node does.
+        owner: the op or block that an inserted node serves.
+    """
+
+    shape: tuple[int, ...] | None = None
+    dtype: torch.dtype | None = None
+    tensors: bool = False
+    batch: BatchAxis | None = None
+    samples: int | None = None
+    grows: bool | None = None
+    flows: bool = False
+    requires_grad: bool = False
+    trained_by: int = 0
+    gradients_by: tuple[int, int] | None = None
+    op: Op | None = None
+    blocks: tuple[Block, ...] = ()
+    role: Role | None = None
+    owner: str | None = None
+
+
+def facts(node: Node) -> Facts:
+    """The record of a node, made at first use."""
+    record = node.meta.setdefault("frac", Facts())
+    assert isinstance(record, Facts)
+    return record
+
+
+def fixed_batch(graph_module: GraphModule) -> bool:
+    """Whether the graph is known to run at one batch size only: samples are then not told apart."""
+    return bool(graph_module.meta.get(FIXED_BATCH))
+
+
+def ops_of(graph: Graph) -> Iterator[tuple[Node, Op]]:
+    """Every contraction of a graph, in order."""
+    for node in graph.nodes:
+        op = facts(node).op
+        if op is not None:
+            yield node, op
+
+
+def blocks_of(graph: Graph) -> list[Block]:
+    """Every block of a graph, in order of its entry."""
+    position = {node.name: index for index, node in enumerate(graph.nodes)}
+    blocks = [block for node in graph.nodes for block in facts(node).blocks]
+    return sorted(blocks, key=lambda block: (position[block.entry], position[block.exit]))

@@ -1,0 +1,1 @@
+"""Passes that change the graph shown: attention, gates, quantizers, the cost."""

@@ -1,0 +1,79 @@
+"""Open up scaled dot-product attention into its two products, so that each can be quantized."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.passes.infra.pass_base import PassBase, PassResult
+
+from fractrain_fx.errors import ModelError, PassError
+from fractrain_fx.nn.attention import attention_probabilities, repeat_heads
+from fractrain_fx.passes.graph.contractions import function_name
+
+__all__ = ["KeepAttention", "OpenAttention"]
+
+_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale")
+
+
+class OpenAttention(PassBase):
+    """Replace each ``scaled_dot_product_attention`` by query @ key, masked softmax, @ value.
+
+    Requires: nothing. Ensures: no such node is left; the numbers are those of torch's documented formula.
+    """
+
+    def call(self, graph_module: GraphModule) -> PassResult:
+        found = [node for node in graph_module.graph.nodes if _is_attention(node)]
+        for node in found:
+            _open(node)
+        return PassResult(graph_module, bool(found))
+
+    def ensures(self, graph_module: GraphModule) -> None:
+        for node in graph_module.graph.nodes:
+            if _is_attention(node):
+                raise PassError(f"{node.name} is still one fused attention; its products would stay unquantized")
+
+
+class KeepAttention(PassBase):
+    """Leave fused attention as it is, for ``FracConfig(attention="float")``.
+
+    Requires: a graph that has some. Ensures: nothing changes.
+
+    Raises:
+        ModelError: there is none to leave.
+    """
+
+    def call(self, graph_module: GraphModule) -> PassResult:
+        if not any(_is_attention(node) for node in graph_module.graph.nodes):
+            raise ModelError(
+                "attention='float' would change nothing: this model calls no scaled_dot_product_attention. Where it "
+                "multiplies queries, keys and values itself, pin those products: Pin('matmul', Precision(32, 32))"
+            )
+        return PassResult(graph_module, False)
+
+
+def _is_attention(node: Node) -> bool:
+    return function_name(node) == "scaled_dot_product_attention"
+
+
+def _open(node: Node) -> None:
+    given: dict[str, Any] = dict(zip(_ARGUMENTS, node.args, strict=False)) | dict(node.kwargs)
+    query, key, value = given.pop("query"), given.pop("key"), given.pop("value")
+    grouped = given.pop("enable_gqa", False)
+    graph = node.graph
+    made: list[Node] = []
+    with graph.inserting_before(node):
+        if grouped:
+            key = graph.call_function(repeat_heads, (key, query))
+            value = graph.call_function(repeat_heads, (value, query))
+            made += [key, value]
+        transposed = graph.call_method("transpose", (key, -2, -1))
+        scores = graph.call_function(torch.matmul, (query, transposed))
+        probabilities = graph.call_function(attention_probabilities, (scores, query), given)
+        output = graph.call_function(torch.matmul, (probabilities, value))
+    for each in (*made, transposed, scores, probabilities, output):
+        each.meta = dict(node.meta)
+        each.meta.pop("frac", None)
+    node.replace_all_uses_with(output)
+    graph.erase_node(node)

@@ -1,0 +1,130 @@
+"""Turn every op's MACs into a cost for each option, and put one node in the graph that sums what was chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.passes.infra.pass_base import PassBase, PassResult
+
+from fractrain_fx.config import FracConfig
+from fractrain_fx.config.precision import FULL
+from fractrain_fx.errors import PassError
+from fractrain_fx.nn.cost import CostMeter, OpCost
+from fractrain_fx.passes.graph.contractions import contraction, operand
+from fractrain_fx.passes.graph.edit import call, insert_module, unique, varying
+from fractrain_fx.passes.graph.facts import Op, blocks_of, facts, ops_of
+from fractrain_fx.passes.rewrite.gates import choices_of
+
+__all__ = ["MeterCost", "costed", "op_cost", "reachable"]
+
+Paths = tuple[float, float, float]
+
+
+class MeterCost(PassBase):
+    """Add the cost node, and return its value beside the model's own output.
+
+    Requires: decided precisions, and choices where blocks are gated. Ensures: the graph returns (output, cost).
+    """
+
+    def __init__(self, config: FracConfig) -> None:
+        super().__init__()
+        self.config = config
+
+    def requires(self, graph_module: GraphModule) -> None:
+        if any(facts(node).role == "cost" for node in graph_module.graph.nodes):
+            raise PassError("the graph already returns its cost: MeterCost runs once on a graph")
+
+    def call(self, graph_module: GraphModule) -> PassResult:
+        graph = graph_module.graph
+        choices = choices_of(graph)
+        meter = self._meter(graph_module, list(choices))
+        taken = [name for name, _ in getattr(graph_module, "frac", graph_module).named_children()]
+        path = unique("cost", taken)
+        insert_module(graph_module, path, lambda: meter)
+        output = next(iter(graph.find_nodes(op="output")))
+        with graph.inserting_before(output):
+            cost = call(graph, path, [list(choices.values()), _stage_bits(graph)], role="cost", owner="model")
+        output.args = ((output.args[0], cost),)
+        graph.lint()
+        return PassResult(graph_module, True)
+
+    def _meter(self, graph_module: GraphModule, gated_blocks: list[str]) -> CostMeter:
+        tables = _tables(graph_module, self.config)
+        scheduled, fixed, steered, total = ([0.0, 0.0, 0.0] for _ in range(4))
+        for op, cost in costed(graph_module):
+            mode = op.precision.mode
+            _accumulate(total, cost.macs)
+            if mode in ("gated", "scheduled"):
+                _accumulate(steered, cost.macs)
+            if mode == "scheduled":
+                _accumulate(scheduled, cost.macs)
+            elif mode != "gated":
+                _accumulate(fixed, cost.spent(op.precision.precision or FULL))
+        return CostMeter({name: tables[name] for name in gated_blocks}, steered, scheduled, fixed, total)
+
+    def refresh(self, graph_module: GraphModule) -> None:
+        """Let the cost node of a graph follow its ops, whose products of backward may have changed."""
+        for node in graph_module.graph.nodes:
+            if facts(node).role == "cost":
+                meter = graph_module.get_submodule(str(node.target))
+                if isinstance(meter, CostMeter):
+                    meter.follow(self._meter(graph_module, list(meter.blocks)))
+
+    def ensures(self, graph_module: GraphModule) -> None:
+        returned = next(iter(graph_module.graph.find_nodes(op="output"))).args[0]
+        if not (isinstance(returned, tuple) and isinstance(returned[1], Node) and facts(returned[1]).role == "cost"):
+            raise PassError("the graph does not return its cost")
+
+
+def op_cost(node: Node, op: Op, moving: set[Node]) -> OpCost:
+    """The MACs of an op's three products for one sample, and whether it reads a weight."""
+    family = contraction(node)
+    second = operand(node, family.operands[1]) if family else None
+    record = facts(second) if isinstance(second, Node) else None
+    weight = second not in moving if record is None or record.role is None else record.role == "weight"
+    return OpCost(op.training_macs, weight)
+
+
+def reachable(graph_module: GraphModule, config: FracConfig) -> tuple[float, float]:
+    """The lowest and highest cp, in per cent, that the gates of a graph can choose."""
+    full = sum(sum(cost.macs) for op, cost in costed(graph_module) if op.precision.mode == "gated")
+    low = high = 0.0
+    skippable = {block.name for block in blocks_of(graph_module.graph) if block.skip is not None}
+    for name, table in _tables(graph_module, config).items():
+        usable = [
+            sum(paths)
+            for option, paths in zip(config.gate_options, table, strict=True)
+            if name in skippable or not option.skips
+        ]
+        low, high = low + min(usable), high + max(usable)
+    return 100 * low / full, 100 * high / full
+
+
+def _tables(graph_module: GraphModule, config: FracConfig) -> dict[str, list[Paths]]:
+    """For each gated block, the MACs spent on FW, EB and GC under each option."""
+    tables: dict[str, list[list[float]]] = {}
+    for op, cost in costed(graph_module):
+        if op.precision.mode == "gated":
+            rows = tables.setdefault(op.block or "", [[0.0, 0.0, 0.0] for _ in config.gate_options])
+            options = config.projection_options if op.skip_path else config.gate_options
+            for row, option in zip(rows, options, strict=True):
+                _accumulate(row, cost.spent(option, config.gate_weight_bits))
+    return {name: [(row[0], row[1], row[2]) for row in rows] for name, rows in tables.items()}
+
+
+def costed(graph_module: GraphModule) -> list[tuple[Op, OpCost]]:
+    """Every counted contraction of a graph, rewritten or not, with what its products cost."""
+    moving = varying(graph_module.graph)
+    return [(op, op_cost(node, op, moving)) for node, op in ops_of(graph_module.graph) if op.macs is not None]
+
+
+def _accumulate(total: list[float], more: Iterable[float]) -> None:
+    for index, each in enumerate(more):
+        total[index] += each
+
+
+def _stage_bits(graph: Graph) -> tuple[Node, Node] | None:
+    nodes = {str(node.target): node for node in graph.find_nodes(op="get_attr")}
+    fw, bw = nodes.get("frac.stage.fw"), nodes.get("frac.stage.bw")
+    return (fw, bw) if fw is not None and bw is not None else None

@@ -1,0 +1,229 @@
+"""Quantize every op that is not float: activations in, weight, output gradient (ALGORITHM 2 and 3)."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.passes.infra.pass_base import PassBase, PassResult
+
+from fractrain_fx.config import FracConfig
+from fractrain_fx.config.precision import Precision
+from fractrain_fx.errors import PassError
+from fractrain_fx.formats import Format, get_format
+from fractrain_fx.nn.bits import StageBits, WidthTable
+from fractrain_fx.nn.noise import NoiseSeed
+from fractrain_fx.nn.quantized_leaf import QuantizedLeaf
+from fractrain_fx.nn.quantizers import (
+    ActivationQuantizer,
+    GradientQuantizer,
+    MixedActivationQuantizer,
+    MixedGradientQuantizer,
+    WeightQuantizer,
+)
+from fractrain_fx.passes.graph.contractions import OPAQUE_KINDS, contraction, operand, set_operand
+from fractrain_fx.passes.graph.edit import NAMESPACE, call, identifier, insert_module, read, varying
+from fractrain_fx.passes.graph.facts import Op, facts, ops_of
+from fractrain_fx.passes.rewrite.gates import choices_of
+
+__all__ = ["Quantize"]
+
+
+@dataclass(frozen=True)
+class _Bits:
+    """Where an op's bits come from: nodes for one width for all, or a block's choice."""
+
+    fw: Node
+    bw: Node
+    weight: Node
+    choice: Node | None = None
+
+
+class Quantize(PassBase):
+    """Put a quantize node on each operand and on the output of every op whose precision is not float.
+
+    Weights are quantized as graph values, so parameters keep their names. Ops that read one tensor at the same bits
+    share its quantize node.
+
+    Args:
+        config: of the model.
+        fmt: a number format of one's own, in place of the one that the configuration names.
+
+    Requires: decided precisions, and a choice node for each gated block. Ensures: no op keeps an operand as it was.
+    """
+
+    def __init__(self, config: FracConfig, fmt: Format | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self.fmt = fmt or get_format(
+            config.format, compiled=config.rounding == "compiled", gradient_grid=config.gradient_grid
+        )
+
+    def requires(self, graph_module: GraphModule) -> None:
+        choices = choices_of(graph_module.graph)
+        for _, op in ops_of(graph_module.graph):
+            if op.precision.mode == "gated" and op.block not in choices:
+                raise PassError(f"op {op.name!r} is gated but block {op.block!r} has no gate: run InsertGates first")
+
+    def call(self, graph_module: GraphModule) -> PassResult:
+        ops = [
+            (node, op)
+            for node, op in ops_of(graph_module.graph)
+            if op.precision.mode != "float" or op.kind in OPAQUE_KINDS
+        ]
+        if not ops or self.config.method == "float":
+            return PassResult(graph_module, False)
+        writer = _Writer(graph_module, self.config, self.fmt)
+        for node, op in ops:
+            if op.kind in OPAQUE_KINDS:
+                writer.quantize_inside(node, op)
+            elif op.precision.mode != "uncounted":
+                writer.quantize(node, op)
+        graph_module.graph.lint()
+        return PassResult(graph_module, True)
+
+    def ensures(self, graph_module: GraphModule) -> None:
+        for node, op in ops_of(graph_module.graph):
+            family = contraction(node)
+            if op.precision.mode in ("float", "uncounted") or family is None:
+                continue
+            for place in family.operands:
+                if facts(operand(node, place)).role not in ("input", "weight"):
+                    raise PassError(f"an operand of {op.name!r} was left unquantized though it is {op.precision}")
+
+
+class _Writer:
+    """Writes the quantize nodes of one graph."""
+
+    def __init__(self, graph_module: GraphModule, config: FracConfig, fmt: Format) -> None:
+        self._graph_module = graph_module
+        self._graph: Graph = graph_module.graph
+        self._config = config
+        self._format = fmt
+        self._choices = choices_of(self._graph)
+        self._moving = varying(self._graph)
+        self._widths: dict[str, Node] = {}
+        self._shared: dict[tuple[object, ...], Node] = {}
+        self._first = next(node for node in self._graph.nodes if node.op != "placeholder")
+
+    def quantize(self, node: Node, op: Op) -> None:
+        family = contraction(node)
+        if family is None:
+            raise PassError(f"op {op.name!r} ({node.format_node()}) is no contraction that can be quantized")
+        bits = self._bits(op)
+        for side, place in zip(("input", "other"), family.operands, strict=True):
+            source = operand(node, place)
+            if source in self._moving:
+                replaced = self._activation(node, op, source, bits, side)
+            else:
+                channel = family.channel if side == "other" else family.first_channel
+                replaced = self._weight(node, op, source, bits, channel)
+            set_operand(node, place, replaced)
+        self._gradient(node, op, bits)
+
+    def quantize_inside(self, node: Node, op: Op) -> None:
+        """Run a module recorded as a whole with its weights rounded; its activations stay as they are."""
+        leaf = self._graph_module.get_submodule(str(node.target))
+        path = f"opaque.{identifier(op.name)}"
+        insert_module(self._graph_module, path, lambda: QuantizedLeaf(leaf, self._format))
+        bits = self._stage("fw") if self._config.scheduled else self._width(self._config.gate_weight_bits)
+        node.args = (bits, *node.args)
+        node.target = f"{NAMESPACE}.{path}"
+
+    def _seed(self) -> Node:
+        if "noise" not in self._widths:
+            insert_module(self._graph_module, "noise", NoiseSeed)
+            with self._graph.inserting_before(self._first):
+                self._widths["noise"] = call(self._graph, "noise", (), role="seed", owner="noise")
+        return self._widths["noise"]
+
+    def _stage(self, side: str) -> Node:
+        insert_module(self._graph_module, "stage", lambda: StageBits(self._config.precision_stages[0]))
+        return self._read(f"stage.{side}")
+
+    def _bits(self, op: Op) -> _Bits:
+        mode, precision = op.precision.mode, op.precision.precision
+        if mode == "scheduled":
+            return _Bits(self._stage("fw"), self._stage("bw"), self._stage("fw"))
+        if mode == "gated":
+            weight = self._width(self._config.gate_weight_bits)
+            return _Bits(weight, weight, weight, self._choices[op.block or ""])
+        if precision is None:
+            raise PassError(f"op {op.name!r} is {mode} but has no precision")
+        return _Bits(self._width(precision.fw), self._width(precision.bw), self._width(precision.fw))
+
+    def _width(self, bits: int) -> Node:
+        table = insert_module(self._graph_module, "widths", WidthTable)
+        return self._read(f"widths.{table.add(bits)}")
+
+    def _read(self, path: str) -> Node:
+        if path not in self._widths:
+            with self._graph.inserting_before(self._first):
+                self._widths[path] = read(self._graph, path, owner=path)
+        return self._widths[path]
+
+    def _activation(self, node: Node, op: Op, source: Node, bits: _Bits, side: str) -> Node:
+        batch = facts(source).batch
+        if bits.choice is not None and batch is not None:
+            widths = [option.fw for option in self._options(op)]
+            return self._once(
+                ("activation", source, bits.choice, *widths),
+                node,
+                f"quant.{identifier(op.name)}.{side}",
+                lambda: MixedActivationQuantizer(self._format, widths, batch, self._config.keep),
+                [source, bits.choice],
+                op,
+            )
+        # A tensor that all samples share cannot follow one sample's choice: it has the width of gated weights.
+        return self._once(
+            ("activation", source, bits.fw),
+            node,
+            f"quant.{identifier(op.name)}.{side}",
+            lambda: ActivationQuantizer(self._format, self._config.keep, batch),
+            [source, bits.fw],
+            op,
+        )
+
+    def _options(self, op: Op) -> tuple[Precision, ...]:
+        return self._config.projection_options if op.skip_path else self._config.gate_options
+
+    def _weight(self, node: Node, op: Op, source: Node, bits: _Bits, channel: int) -> Node:
+        ndim = len(facts(source).shape or ())
+        dim = channel % ndim if ndim > 1 else None
+        return self._once(
+            ("weight", source.target if source.op == "get_attr" else source, bits.weight, dim),
+            node,
+            f"quant.{identifier(op.name)}.weight",
+            lambda: WeightQuantizer(self._format, dim),
+            [source, bits.weight],
+            op,
+        )
+
+    def _once(self, key: tuple[object, ...], node: Node, path: str, make: object, args: Sequence[Node], op: Op) -> Node:
+        if key not in self._shared:
+            insert_module(self._graph_module, path, make)  # type: ignore[arg-type]
+            role = "weight" if key[0] == "weight" else "input"
+            with self._graph.inserting_before(node):
+                self._shared[key] = call(self._graph, path, args, role=role, owner=op.name, like=args[0])  # type: ignore[arg-type]
+        return self._shared[key]
+
+    def _gradient(self, node: Node, op: Op, bits: _Bits) -> None:
+        path = f"quant.{identifier(op.name)}.gradient"
+        batch = facts(node).batch
+        stream = zlib.crc32(op.name.encode())
+        if bits.choice is not None and batch is not None:
+            widths = [option.bw for option in self._options(op)]
+            insert_module(self._graph_module, path, lambda: MixedGradientQuantizer(self._format, widths, batch, stream))
+            arguments = [node, bits.choice, self._seed()]
+        else:
+            insert_module(self._graph_module, path, lambda: GradientQuantizer(self._format, batch, stream))
+            arguments = [node, bits.bw, self._seed()]
+        users = list(node.users)
+        with self._graph.inserting_after(node):
+            quantized = call(self._graph, path, arguments, role="gradient", owner=op.name, like=node)
+        # What reads it next must not take it for a weight.
+        self._moving.add(quantized)
+        for user in users:
+            user.replace_input_with(node, quantized)

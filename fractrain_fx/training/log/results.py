@@ -1,0 +1,159 @@
+"""What a run came to, and the table that compares runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from fractrain_fx.durable import write_text
+from fractrain_fx.engine.ledger import Ledger, beside_shares
+from fractrain_fx.errors import RunError
+from fractrain_fx.hardware.run_cost import StepPrices, run_cost
+from fractrain_fx.training.log.progress import Best, Progress
+
+__all__ = ["RunResult", "results_table"]
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """The outcome of a run. Costs are shares 0..1 of full-precision training, means over all samples seen.
+
+    Attributes:
+        label: how tables call this run.
+        metric: name of the test measure.
+        value: the measure after the last epoch; ``best`` the best of all epochs, reached after ``best_epoch``
+            (0 where no measure was finite).
+        mean_cp: cost of the gated or scheduled contractions.
+        mean_cp_total: cost of all contractions.
+        total_macs: training cost in full-precision MACs.
+        best_macs: the same up to the best epoch.
+        seconds: wall time of training, evaluation included.
+        turning_points: epochs after which another stage began.
+        epochs: epochs trained.
+        hardware: cost to the ``end`` and to the ``best`` evaluation in bit operations and on BitFusion, by path, stage,
+            block and op (:class:`fractrain_fx.hardware.run_cost.RunCost`).
+        uncounted: contractions that no formula counts, and that are therefore in no cost.
+    """
+
+    label: str
+    metric: str
+    value: float
+    best: float
+    best_epoch: int
+    mean_cp: float
+    mean_cp_total: float
+    total_macs: float
+    best_macs: float
+    seconds: float
+    turning_points: tuple[int, ...]
+    epochs: int
+    hardware: dict[str, Any]
+    uncounted: int = 0
+
+    @classmethod
+    def of(cls, label: str, metric: str, ledger: Ledger, progress: Progress, prices: StepPrices) -> RunResult:
+        """What a run has come to so far.
+
+        Args:
+            label: how tables call the run.
+            metric: name of the test measure.
+            ledger: the engine's.
+            progress: how far the run has come.
+            prices: what its steps cost.
+        """
+        best = progress.best or Best()
+        costs = {"end": run_cost(prices, ledger.rows), "best": run_cost(prices, ledger.rows[: best.epoch])}
+        return cls(
+            label=label,
+            metric=metric,
+            value=progress.value,
+            best=best.value,
+            best_epoch=best.epoch,
+            mean_cp=ledger.mean_cp,
+            mean_cp_total=ledger.mean_cp_total,
+            total_macs=ledger.total_macs,
+            best_macs=best.macs,
+            seconds=progress.seconds,
+            turning_points=ledger.turning_points,
+            epochs=progress.epoch,
+            hardware={until: cost.to_dict() for until, cost in costs.items()},
+            uncounted=ledger.uncounted,
+        )
+
+    @property
+    def energy(self) -> float:
+        """Joules of the whole training on BitFusion."""
+        return float(self.hardware["end"]["total"]["joules"])
+
+    @property
+    def latency(self) -> float:
+        """Seconds of the whole training on BitFusion."""
+        return float(self.hardware["end"]["total"]["seconds"])
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, path: Path) -> RunResult:
+        """Read what ``to_json`` wrote.
+
+        Raises:
+            RunError: it is not there, or holds something else.
+        """
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            return cls(**values | {"turning_points": tuple(values["turning_points"])})
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RunError(
+                f"{path} holds no result of a run ({error}): fractrain train --resume {path.parent} writes it anew"
+            ) from error
+
+    def to_json(self, path: Path) -> None:
+        """Write as JSON."""
+        write_text(path, json.dumps(self.to_dict(), indent=2))
+
+
+def results_table(results: Sequence[RunResult], title: str | None = None) -> Table:
+    """Runs side by side; all of one task."""
+    metric = results[0].metric
+    unit = " %" if metric == "accuracy" else ""
+    table = Table(
+        title=title,
+        box=SIMPLE_HEAD,
+        caption="cp: gated or scheduled contractions, cp_total: all of them, as shares of\n"
+        "full-precision training; MACs: the whole training, counted at 32 bits;\n"
+        "energy and latency: of all that on BitFusion (docs/bitfusion.md)",
+    )
+    table.add_column("\nrun", no_wrap=True)
+    for heading in (
+        f"test\n{metric}{unit}",
+        "\nbest",
+        "mean\ncp %",
+        "\ncp_total %",
+        "training\nMACs",
+        "energy\nJ",
+        "latency\ns",
+        "time\ns",
+    ):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("turning\npoints", justify="right")
+    for result in results:
+        table.add_row(
+            result.label,
+            f"{result.value:.2f}",
+            f"{result.best:.2f}",
+            f"{100 * result.mean_cp:.2f}",
+            f"{100 * result.mean_cp_total:.2f}{beside_shares(result.uncounted)}",
+            f"{result.total_macs:.3e}",
+            f"{result.energy:.3g}",
+            f"{result.latency:.3g}",
+            f"{result.seconds:.0f}",
+            ", ".join(map(str, result.turning_points)) or "-",
+        )
+    return table

@@ -1,0 +1,84 @@
+"""A batch norm and the skip behind it as one op against the two modules."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fractrain_fx.execution.blocks.original import Original
+from fractrain_fx.execution.blocks.skipped_norm import SkippedNorm
+from fractrain_fx.nn.batch_axis import BatchAxis
+from fractrain_fx.nn.gates import Skip
+
+SHAPES = {"1d": (6, 4), "sequence": (6, 4, 5), "2d": (6, 4, 5, 3), "3d": (6, 4, 2, 3, 2)}
+NORMS = {"1d": nn.BatchNorm1d, "sequence": nn.BatchNorm1d, "2d": nn.BatchNorm2d, "3d": nn.BatchNorm3d}
+
+
+def made(kind: str, **options: object) -> nn.Module:
+    norm = NORMS[kind](4, **options)  # type: ignore[arg-type]
+    if norm.affine:
+        nn.init.normal_(norm.weight)
+        nn.init.normal_(norm.bias)
+    if norm.running_var is not None:
+        norm.running_mean.normal_()
+        norm.running_var.uniform_(0.5, 2)
+    return norm
+
+
+def run(norm: nn.Module, x: Tensor, choice: Tensor, *, fused: bool) -> dict[str, Tensor]:
+    norm, skip = copy.deepcopy(norm), Skip(BatchAxis())
+    x, choice = x.clone().requires_grad_(), choice.clone().requires_grad_()
+    out = SkippedNorm(Original({"bn": norm}, "bn"), skip)(x, choice) if fused else skip(norm(x), choice)
+    out.square().sum().backward()
+    parameters = {name: p.grad for name, p in norm.named_parameters()}
+    return {"out": out.detach(), "x": x.grad, "choice": choice.grad, **parameters, **dict(norm.named_buffers())}
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("options", [{}, {"affine": False}, {"track_running_stats": False}], ids=str)
+def test_gives_the_numbers_of_the_two_modules(kind: str, training: bool, options: dict[str, bool]) -> None:
+    norm, x = made(kind, **options).train(training), torch.randn(SHAPES[kind])
+    choice = nn.functional.one_hot(torch.tensor([0, 1, 2, 0, 1, 1]), 3).float()
+    shown, run_ = run(norm, x, choice, fused=False), run(norm, x, choice, fused=True)
+    assert shown.keys() == run_.keys() and shown["choice"].any()
+    for name in shown:
+        if name == "choice":  # the same sum in another order
+            torch.testing.assert_close(run_[name], shown[name], rtol=1e-4, atol=1e-4)
+        else:
+            assert torch.equal(run_[name], shown[name]), name
+
+
+def test_half_types_and_running_averages_that_move_on_before_backward() -> None:
+    norm = made("2d").bfloat16().eval()
+    x, choice = torch.randn(3, 4, 2, 2).bfloat16(), torch.eye(3).bfloat16()
+    inputs = [each.clone().requires_grad_() for each in (x, choice)]
+    out = SkippedNorm(Original({"bn": norm}, "bn"), Skip(BatchAxis()))(*inputs)
+    y = norm(x).float()
+    norm.running_var.mul_(9)
+    out.sum().backward()
+    assert out.dtype == torch.bfloat16
+    # A gradient in bfloat16 holds three digits.
+    torch.testing.assert_close(inputs[1].grad[:, 0].float(), -y.sum((1, 2, 3)), rtol=2e-2, atol=2e-2)
+
+
+def test_another_module_in_the_norms_place_runs_as_it_is() -> None:
+    class Doubled(nn.BatchNorm2d):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * super().forward(x)
+
+    modules: dict[str, nn.Module] = {"block": nn.Sequential(made("2d"))}
+    fused = SkippedNorm(Original(modules, "block.0"), Skip(BatchAxis()))
+    x, choice = torch.randn(2, 4, 3, 3), torch.tensor([[0.0, 1.0], [0.0, 1.0]])
+    before = fused(x, choice)
+    modules["block"][0] = Doubled(4)  # type: ignore[index]
+    modules["block"][0].load_state_dict(modules["block"][0].state_dict())  # type: ignore[index]
+    assert not torch.equal(fused(x, choice), before)
+    seen: list[Tensor] = []
+    modules["block"][0] = plain = made("2d")  # type: ignore[index]
+    plain.register_forward_hook(lambda module, args, output: seen.append(output))
+    fused(x, choice)
+    assert len(seen) == 1, "a hook on the norm is called"

@@ -1,0 +1,213 @@
+"""A fused op on integer codes gives what it gives in float: output and all gradients, at every width."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fractrain_fx.execution.fused_op import FusedOp
+from fractrain_fx.execution.int8.choice import Lowered
+from fractrain_fx.execution.int8.coded_product import Coded
+from fractrain_fx.execution.int8.layout import Features, Layout, Patches
+from fractrain_fx.execution.int8.timing import Tuner
+from fractrain_fx.execution.int8.windows import Windows
+from fractrain_fx.execution.simulated.arithmetic import AddMatMul, Arithmetic, Convolution, Linear, MatMul
+from fractrain_fx.execution.simulated.strategy import Call, Rounds
+from fractrain_fx.formats import AffineFormat
+from fractrain_fx.nn.batch_axis import BatchAxis
+from fractrain_fx.nn.quantizers import (
+    ActivationQuantizer,
+    GradientQuantizer,
+    MixedActivationQuantizer,
+    MixedGradientQuantizer,
+    WeightQuantizer,
+)
+from fractrain_fx.nn.rounding import rounded_gradient
+from tests.products import FORMS
+
+# Of the output, and of the gradients of the activation, the weight, what was added, and the choice (which is a sum over
+# the gradient of the activation). Largest error over largest value.
+_BOUNDS = (1e-5, 1e-4, 1e-5, 1e-5, 2e-4)
+_OPTIONS = ((0, 0), (2, 6), (4, 8), (6, 12), (8, 16), (32, 32), (8, 32), (32, 8))
+
+Case = tuple[Arithmetic, tuple[Any, ...], Layout, tuple[int, ...], tuple[int, ...], int, tuple[int, ...] | None]
+
+
+def _convolution(kernel: int) -> Case:
+    sides = (kernel, kernel)
+    static = (sides, (0, 0), (1, 1), (0, 0), 1)
+    return Convolution(sides), static, Patches(sides), (8, 6, 4, 4), (10, 6, *sides), 0, (10,)
+
+
+def _windows(kernel: tuple[int, ...], padding: tuple[int, ...], sizes: tuple[int, ...]) -> Case:
+    once, none = (1,) * len(kernel), (0,) * len(kernel)
+    static = (once, padding, once, none, 1)
+    return Convolution(kernel), static, Windows(kernel, padding), (8, 6, *sizes), (10, 6, *kernel), 0, (10,)
+
+
+_CASES: dict[str, Case] = {
+    "linear": (Linear(), (), Features(), (32, 24), (20, 24), 0, (20,)),
+    "linear of 3 dimensions": (Linear(), (), Features(), (8, 5, 24), (20, 24), 0, None),
+    "addmm": (AddMatMul(("input", "mat1", "mat2")), (1, 1), Features(True), (32, 24), (24, 20), 1, (20,)),
+    "addmm of a matrix": (
+        AddMatMul(("input", "mat1", "mat2")),
+        (1, 1),
+        Features(True),
+        (32, 24),
+        (24, 20),
+        1,
+        (32, 20),
+    ),
+    "matmul": (MatMul(), (), Features(True), (8, 5, 24), (24, 20), 1, None),
+    "conv 1x1": _convolution(1),
+    "patches": _convolution(2),
+    "conv 3x3": _windows((3, 3), (1, 1), (5, 4)),
+    "conv 3x2 with more around one side": _windows((3, 2), (2, 0), (4, 5)),
+    "conv of 1 dimension": _windows((5,), (1,), (9,)),
+    "conv of 3 dimensions": _windows((2, 3, 1), (0, 1, 0), (3, 4, 2)),
+}
+
+
+@pytest.fixture(params=FORMS, ids=lambda compiled: "kernels" if compiled else "units")
+def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether C++ kernels round and multiply, as on a CPU that has no units for bytes."""
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: not request.param)
+    return bool(request.param)
+
+
+def _op(case: Case, quantizers: Sequence[Any], low: bool, compiled: bool, **options: Any) -> FusedOp:
+    op = FusedOp(case[0], case[1], *quantizers, **options)
+    if low:
+        op.lowered = Lowered("op", case[2], Tuner("int8", compiled=compiled))
+    return op
+
+
+def _results(
+    case: Case,
+    bits: tuple[int, int, int],
+    low: bool,
+    compiled: bool,
+    choice: Tensor | None = None,
+    half: torch.dtype | None = None,
+    **options: Any,
+) -> list[Tensor]:
+    """Output and gradients; with a choice each sample has the bits of its own option."""
+    torch.manual_seed(0)
+    fmt, axis = AffineFormat(compiled=compiled), BatchAxis()
+    weight = WeightQuantizer(fmt, case[5])
+    if choice is None:
+        quantizers: tuple[Any, ...] = ActivationQuantizer(fmt), weight, GradientQuantizer(fmt)
+        controls = (torch.tensor(bits[0]), torch.tensor(bits[2]), torch.tensor(bits[1]))
+    else:
+        fw, bw = zip(*_OPTIONS, strict=True)
+        quantizers = MixedActivationQuantizer(fmt, fw, axis), weight, MixedGradientQuantizer(fmt, bw, axis)
+        controls = (choice.argmax(1), torch.tensor(bits[2]), choice.argmax(1))
+        choice = choice.clone().requires_grad_()
+    op = _op(case, quantizers, low, compiled, **options)
+    a = torch.randn(case[3]).relu().requires_grad_()
+    b = torch.randn(case[4]).requires_grad_()
+    added = None if case[6] is None else torch.randn(case[6]).requires_grad_()
+    with torch.autocast("cpu", half, enabled=half is not None):
+        out = op(controls, choice, (quantizers[0].range(a), None), torch.tensor(5), a, b, added)
+    upstream = torch.randn(out.shape) * torch.rand(len(out), *[1] * (out.ndim - 1)).exp()
+    out.backward(upstream.bfloat16().to(out.dtype))
+    assert op.lowered is None or op.lowered.kernel == "int8"
+    found = [out, *(x if x is None else x.grad for x in (a, b, added, choice))]
+    return [torch.zeros(1) if x is None else x for x in found]
+
+
+def _assert_equal(found: list[Tensor], wanted: list[Tensor]) -> None:
+    for ours, theirs, bound in zip(found, wanted, _BOUNDS, strict=True):
+        assert ours.shape == theirs.shape and ours.stride() == theirs.stride()
+        assert (ours - theirs).abs().max() <= bound * theirs.abs().max()
+
+
+@pytest.mark.parametrize("fw", range(2, 9))
+@pytest.mark.parametrize("bw", range(2, 17))
+def test_every_width_of_a_linear_layer(fw: int, bw: int, compiled: bool) -> None:
+    case = _CASES["linear"]
+    _assert_equal(_results(case, (fw, bw, fw), True, compiled), _results(case, (fw, bw, fw), False, compiled))
+
+
+@pytest.mark.parametrize("name", _CASES)
+@pytest.mark.parametrize("bits", [(2, 2, 2), (6, 8, 4), (8, 9, 8), (8, 16, 8), (4, 32, 6)])
+def test_every_kind_of_product(name: str, bits: tuple[int, int, int], compiled: bool) -> None:
+    _assert_equal(_results(_CASES[name], bits, True, compiled), _results(_CASES[name], bits, False, compiled))
+
+
+@pytest.mark.parametrize("name", ["linear", "linear of 3 dimensions", "addmm", "conv 1x1", "patches", "conv 3x3"])
+@pytest.mark.parametrize(
+    "options", [range(8), (1, 2, 3, 4, 3, 2, 1, 2), (0, 1, 0, 1, 1, 0, 0, 1), (3,) * 8, (0, 5, 0, 5, 5, 7, 7, 2)]
+)
+def test_samples_with_options_of_their_own(name: str, options: Sequence[int], compiled: bool) -> None:
+    """Those that skip, and those at 32 bits, are among them."""
+    case = _CASES[name]
+    samples = case[3][0]
+    choice = torch.eye(len(_OPTIONS))[[options[i % 8] for i in range(samples)]]
+    bits = (0, 0, 6)
+    _assert_equal(_results(case, bits, True, compiled, choice), _results(case, bits, False, compiled, choice))
+
+
+def test_large_samples_are_rounded_alike(compiled: bool) -> None:
+    """They are rounded one by one, on grids that differ at ties."""
+    case = (Linear(), (), Features(), (8, 700, 48), (12, 48), 0, None)
+    choice = torch.eye(len(_OPTIONS))[range(8)]
+    bits = (0, 0, 6)
+    _assert_equal(_results(case, bits, True, compiled, choice), _results(case, bits, False, compiled, choice))
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("name", ["linear", "addmm", "patches", "conv 3x3"])
+def test_under_autocast_results_are_those_of_float32(name: str, half: torch.dtype, gated: bool, compiled: bool) -> None:
+    """But for the type of the output; the simulation's operands are of that type too."""
+    case = _CASES[name]
+    choice = torch.eye(len(_OPTIONS))[[i % 8 for i in range(case[3][0])]] if gated else None
+    found = _results(case, (6, 8, 4), True, compiled, choice, half=half)
+    out, *grads = _results(case, (6, 8, 4), False, compiled, choice)
+    assert found[0].dtype == half
+    assert (found[0] - out).abs().max() <= torch.finfo(half).eps * out.abs().max()
+    _assert_equal([out, *found[1:]], [out, *grads])
+
+
+@pytest.mark.parametrize("saved", ["rounded", "codes"])
+@pytest.mark.parametrize("name", ["linear", "patches", "conv 3x3"])
+def test_codes_can_be_kept(name: str, saved: str, compiled: bool) -> None:
+    case, bits = _CASES[name], (6, 9, 6)
+    _assert_equal(_results(case, bits, True, compiled, saved=saved), _results(case, bits, False, compiled, saved=saved))
+
+
+@pytest.mark.parametrize("bits", [[7], [9], [16], [0, 6, 12, 32, 16, 8, 3, 0]])
+def test_the_rounded_gradient_is_that_of_the_simulation_bit_for_bit(bits: list[int], compiled: bool) -> None:
+    fmt = AffineFormat(compiled=compiled)
+    op = FusedOp(Linear(), (), ActivationQuantizer(fmt), WeightQuantizer(fmt, 0), GradientQuantizer(fmt))
+    g, seed, rounds = torch.randn(8, 5, 6), torch.tensor(3), Rounds(*torch.zeros(3))
+    widths = torch.tensor(bits) if len(bits) > 1 else torch.tensor(bits[0])
+    call = Call(None, None, None, rounds, rounds, widths, seed)
+    found, _ = Coded(Features(), (8,), tuple(bits), compiled)._gradient(op.plan, call, g, values=True)
+    assert torch.equal(found, rounded_gradient(fmt, g, widths, BatchAxis(), seed))
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("training", [True, False])
+def test_bad_values_show(bad: float, training: bool, compiled: bool) -> None:
+    fmt = AffineFormat(compiled=compiled)
+    quantizers: tuple[Any, ...] = ActivationQuantizer(fmt), WeightQuantizer(fmt, 0), GradientQuantizer(fmt)
+    quantizers[0].range(torch.randn(9))
+    results = []
+    for low in (False, True):
+        for each in quantizers:
+            each.train(training)
+        op = _op(_CASES["linear"], quantizers, low, compiled)
+        a = torch.randn(4, 24, generator=torch.Generator().manual_seed(0))
+        a[1, 3] = bad
+        with torch.no_grad():
+            ends = quantizers[0].range(a)
+            b = torch.ones(20, 24)
+            results.append(op((torch.tensor(8),) * 3, None, (ends, None), torch.tensor(1), a, b, None))
+    assert torch.equal(results[0].isfinite(), results[1].isfinite())
+    assert not results[1][1].isfinite().any() and bool(results[1][0].isfinite().any()) != training

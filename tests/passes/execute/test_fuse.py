@@ -1,0 +1,348 @@
+"""The graph that runs gives the numbers of the graph that is shown, and keeps less."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fractrain_fx import FracConfig, FracModel, Precision, fractrainify
+from fractrain_fx.config import Rounding
+from fractrain_fx.errors import ConfigError
+from fractrain_fx.execution.simulated import short_path as by_kernels
+from fractrain_fx.formats.affine import format as affine
+from fractrain_fx.passes import facts, unfused
+from tests.models import build
+from tests.test_invariants import objective
+
+FORMATS = [("affine", "eager"), ("affine", "compiled"), ("dorefa", "eager")]
+
+
+class Everything(nn.Module):
+    """One op of each family that is fused, and one that is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(8, 8)
+        self.conv = nn.Conv1d(8, 8, 3, padding="same", groups=2)
+        self.plane = nn.Conv2d(1, 2, 3, padding=1, stride=2)
+        self.up = nn.ConvTranspose1d(8, 8, 2, stride=2)
+        self.weight = nn.Parameter(torch.randn(8, 8) / 3)
+        self.bias = nn.Parameter(torch.zeros(8))
+        self.even = nn.Conv1d(8, 8, 2, padding="same")
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        x = x + self.conv(x.mT).mT
+        y = self.up(x.mT).mT.tanh()
+        y = y @ self.weight
+        scores = torch.einsum("bqc,bkc->bqk", y, y) / 4
+        y = torch.bmm(scores.softmax(-1), y).relu()
+        y = torch.addmm(self.bias, y.flatten(0, 1), self.weight, beta=0.5, alpha=2.0).view_as(y).relu()
+        y = torch.baddbmm(y, scores.softmax(-1), y, alpha=0.5).relu()
+        y = y + self.plane(y[:, None]).mean() + self.even(y.mT).mT
+        return self.head(y.relu().mean(1))
+
+
+def rewritten(method: str, **changes: object) -> tuple[FracModel, Tensor]:
+    x = torch.randn(4, 6, 8)
+    config = FracConfig(method=method, **changes)  # type: ignore[arg-type]
+    return fractrainify(Everything(), config=config, example_inputs=(x,)), x
+
+
+def step(model: FracModel, x: Tensor, *, shown: bool) -> dict[str, Tensor]:
+    """Output, gradients and buffers after one training step from the same state and seed."""
+    twin = copy.deepcopy(model)
+    torch.manual_seed(3)
+    x = x.clone().requires_grad_()
+    out = twin.graph_module(x)[0] if shown else twin(x)
+    cost = twin.graph_module(x)[1].cp if shown else twin.cost.cp
+    (out.square().sum() + (0 if shown else 0 * cost)).backward()
+    found = {"out": out.detach(), "x": x.grad}
+    return found | {n: p.grad for n, p in twin.named_parameters() if p.grad is not None} | dict(twin.named_buffers())
+
+
+@pytest.mark.parametrize("method", ["static", "pfq"])
+@pytest.mark.parametrize(("fmt", "rounding"), FORMATS)
+def test_scheduled_ops_give_the_same_numbers_noise_included(method: str, fmt: str, rounding: str) -> None:
+    torch.manual_seed(1)
+    model, x = rewritten(method, format=fmt, rounding=rounding)
+    shown, run = step(model, x, shown=True), step(model, x, shown=False)
+    assert shown.keys() == run.keys()
+    ranges = [name for name in shown if name.endswith((".lo", ".span"))]
+    assert ranges or fmt == "dorefa"
+    assert torch.equal(shown["out"], run["out"])
+    for name in shown.keys() - set(ranges):  # the shown graph ran twice above, and moved its running ranges twice
+        # What several ops read gets its gradients in another order, which shows upstream; a level is far more.
+        scale = float(shown[name].double().norm())
+        torch.testing.assert_close(shown[name], run[name], rtol=0, atol=1e-5 * scale)
+
+
+@pytest.mark.parametrize("rounding", ["eager", "compiled"])
+def test_gated_ops_give_the_same_numbers_and_the_gates_the_same_gradients(rounding: Rounding) -> None:
+    case = build("vit_tiny_patch16_224")
+    config = FracConfig(method="dfq", rounding=rounding)
+    model = fractrainify(case.model, config=config, example_inputs=case.args)
+    results = []
+    for shown in (True, False):
+        twin = copy.deepcopy(model).train()
+        torch.manual_seed(5)
+        out = twin.graph_module(*case.args)[0] if shown else twin(*case.args)
+        objective(out).backward()
+        gradients = {n: p.grad for n, p in twin.named_parameters() if p.grad is not None}
+        assert any(n.startswith("frac.controller") for n in gradients)
+        results.append((out.detach(), gradients))
+    assert torch.equal(results[0][0], results[1][0])
+    for name, expected in results[0][1].items():
+        # A tensor that several ops read gets its gradients in another order.
+        torch.testing.assert_close(
+            results[1][1][name], expected, rtol=1e-4, atol=1e-6 * float(expected.abs().max() + 1)
+        )
+
+
+class Heads(nn.Module):
+    """Three layers that read one tensor, as queries, keys and values do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.heads = nn.Linear(8, 8), nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.last = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x).tanh()
+        a, b, c = (head(x) for head in self.heads)
+        return self.last(a * b + c)
+
+
+@pytest.mark.parametrize("rounding", ["eager", "compiled"])
+def test_layers_that_read_one_tensor_round_it_once(rounding: Rounding, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(4, 8)
+    config = FracConfig(method="static", rounding=rounding)
+    model = fractrainify(Heads(), config=config, example_inputs=(x,))
+    expected = step(model, x, shown=True)
+    rounded: list[int] = []
+    place, name = (by_kernels, "round_compiled") if rounding == "compiled" else (affine, "round_affine")
+    plain = getattr(place, name)
+
+    def counted(x: Tensor, *args: Any, **options: Any) -> Tensor:
+        rounded.extend([1] if x.shape == (4, 8) and not options.get("stochastic") else [])
+        return plain(x, *args, **options)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(place, name, counted)
+    found = step(model, x, shown=False)
+    # Stem and last layer stay float, so what the heads rounded still lies there in backward.
+    assert len(rounded) == 1
+    for name in found.keys() - {n for n in found if n.endswith((".lo", ".span"))}:
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-5, atol=1e-6)
+
+
+class Written(nn.Module):
+    """Writes into a part of what a product gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+        self.weight = nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.einsum("bpc,dc->bdp", self.stem(x), self.weight)
+        y[:, 0].mul_(2)
+        return self.head(y.mT + x)
+
+
+def test_an_op_in_place_may_follow_any_product() -> None:
+    x = torch.randn(2, 3, 4)
+    model = fractrainify(Written(), config=FracConfig(method="static"), example_inputs=(x,))
+    shown, run = step(model, x, shown=True), step(model, x, shown=False)
+    assert torch.equal(shown["weight"], run["weight"]) and run["weight"].any()
+
+
+class Added(nn.Module):
+    """Adds to a product what has its shape; another quantized op's backward comes before that of the addend."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.middle, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+        self.weight = nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        stem = self.stem(x)
+        addend = stem.tanh()
+        return self.head(torch.addmm(addend, self.middle(stem), self.weight).tanh())
+
+
+def test_the_gradient_of_an_addend_outlives_the_ops_that_follow() -> None:
+    x = torch.randn(5, 4)
+    model = fractrainify(Added(), config=FracConfig(method="static"), example_inputs=(x,))
+    shown, run = step(model, x, shown=True), step(model, x, shown=False)
+    assert torch.equal(shown["x"], run["x"]) and torch.equal(shown["stem.weight"], run["stem.weight"])
+
+
+def test_every_family_is_fused_and_what_is_not_says_why() -> None:
+    model, _ = rewritten("static")
+    running = model._inside.running[True].current()
+    fused = {facts(node).op.name for node in running.graph.nodes if facts(node).role == "fused"}  # type: ignore[union-attr]
+    left = unfused(model.graph_module)
+    assert left == {"even": "pads its two sides differently"}
+    quantized = {op.name for op in model.ops if op.precision.mode != "float"}
+    assert fused == quantized - left.keys() and len(fused) >= 8
+
+
+def test_the_graph_shown_keeps_its_quantize_nodes_and_a_change_of_it_takes_effect() -> None:
+    model, x = rewritten("static")
+    assert sum(facts(node).role == "gradient" for node in model.graph.nodes) >= 8
+    before = model(x)
+    (output,) = model.graph.find_nodes(op="output")
+    result, cost = output.args[0]
+    with model.graph.inserting_before(output):
+        output.args = ((model.graph.call_function(torch.zeros_like, (result,)), cost),)
+    assert model(x).any() and before.any()
+    model.graph_module.recompile()
+    assert not model(x).any()
+
+
+def test_only_the_operands_are_kept_for_backward() -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.ReLU(), nn.Conv2d(32, 4, 3))
+    x = torch.randn(8, 3, 16, 16)
+
+    def kept(model: nn.Module) -> int:
+        storages = {}
+
+        def pack(saved: Tensor) -> Tensor:
+            storages[saved.untyped_storage().data_ptr()] = saved.untyped_storage().nbytes()
+            return saved
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
+            out = model(x)
+        out.sum().backward()
+        return sum(storages.values())
+
+    before = kept(plain)
+    model = fractrainify(plain, config=FracConfig(method="pfq"), example_inputs=(x[:2],))
+    assert kept(model) <= 1.1 * before
+
+
+def test_float_precision_is_the_model_itself() -> None:
+    model, x = rewritten("static", precision=Precision(32, 32))
+    expected = model.restore()(x)
+    assert torch.equal(model(x), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_under_autocast_products_are_half_and_gradients_come_in_the_types_of_the_parameters(dtype: torch.dtype) -> None:
+    model, x = rewritten("dfq")
+    with torch.autocast("cpu", dtype=dtype):
+        out = model(x)
+    assert out.dtype == dtype
+    out.float().square().sum().backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None and parameter.grad.dtype == parameter.dtype, name
+        assert parameter.grad.isfinite().all()
+
+
+def test_a_forward_computed_again_rounds_alike() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    model, x = rewritten("pfq")
+    grads = []
+    for again in (False, True):
+        twin = copy.deepcopy(model)
+        torch.manual_seed(1)
+        out = checkpoint(twin, x, use_reentrant=False) if again else twin(x)
+        out.square().sum().backward()
+        grads.append({n: p.grad for n, p in twin.named_parameters() if p.grad is not None})
+    for name, expected in grads[0].items():
+        assert torch.equal(grads[1][name], expected), name
+
+
+def test_steps_round_differently_and_a_seed_fixes_them() -> None:
+    model, x = rewritten("static")
+
+    def gradient(seed: int) -> Tensor:
+        torch.manual_seed(seed)
+        model.zero_grad()
+        model(x).square().sum().backward()
+        assert model.conv.weight.grad is not None
+        return model.conv.weight.grad.clone()
+
+    assert torch.equal(gradient(1), gradient(1)) and not torch.equal(gradient(1), gradient(2))
+    torch.manual_seed(1)
+    model.zero_grad()
+    first, second = (F.mse_loss(model(x), torch.zeros(4, 3)) for _ in range(2))
+    a, b = (torch.autograd.grad(loss, model.conv.weight)[0] for loss in (first, second))
+    assert not torch.equal(a, b)
+
+
+def test_channels_last_stays() -> None:
+    convolution = nn.Sequential(nn.Conv2d(4, 8, 3), nn.Conv2d(8, 8, 3), nn.Conv2d(8, 4, 3))
+    x = torch.randn(2, 4, 12, 12).contiguous(memory_format=torch.channels_last)
+    model = fractrainify(
+        convolution.to(memory_format=torch.channels_last), config=FracConfig("static"), example_inputs=(x,)
+    )
+    assert model(x).is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("saved", ["rounded", "codes"])
+@pytest.mark.parametrize("shift", [0.0, 3.0])
+@pytest.mark.parametrize("rounding", ["eager", "compiled"])
+def test_what_is_kept_changes_no_number(saved: str, shift: float, rounding: str) -> None:
+    results = []
+    for kept in ("operands", saved):
+        torch.manual_seed(0)
+        model, x = rewritten("static", saved=kept, precision=Precision(6, 8), rounding=rounding)
+        results.append(step(model, x + shift, shown=False))
+    assert results[0].keys() == results[1].keys()
+    for name, expected in results[0].items():
+        assert torch.equal(results[1][name], expected), name
+
+
+@pytest.mark.parametrize(("fmt", "rounding"), FORMATS)
+def test_rounded_copies_serve_gates_too(fmt: str, rounding: str) -> None:
+    results = []
+    for kept in ("operands", "rounded"):
+        torch.manual_seed(0)
+        model, x = rewritten("dfq", saved=kept, format=fmt, rounding=rounding)
+        results.append(step(model, x, shown=False))
+    for name, expected in results[0].items():
+        assert torch.equal(results[1][name], expected), name
+
+
+def test_codes_take_a_byte_a_value_where_nothing_else_holds_the_activation() -> None:
+    sizes = {}
+    for saved in ("operands", "rounded", "codes"):
+        torch.manual_seed(0)
+        plain = nn.Sequential(nn.Linear(8, 256), nn.Hardswish(), nn.Linear(256, 256), nn.Hardswish(), nn.Linear(256, 4))
+        x = torch.randn(64, 8)
+        config = FracConfig(method="pfq", saved=saved)  # type: ignore[arg-type]
+        model = fractrainify(plain, config=config, example_inputs=(x,))
+        storages: dict[int, int] = {}
+
+        def pack(saved: Tensor, storages: dict[int, int] = storages) -> Tensor:
+            if saved.dtype in (torch.uint8, torch.float32) and saved.shape == (64, 256):
+                storages[saved.data_ptr()] = saved.untyped_storage().nbytes()
+            return saved
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
+            model(x)
+        sizes[saved] = sum(storages.values())
+    value = 64 * 256
+    # Float keeps three: the inputs of both activation functions and of the last layer; the middle layer's differs.
+    assert sizes == {"operands": 4 * 4 * value, "rounded": 4 * 4 * value, "codes": 3 * 4 * value + 1 * value}
+
+
+def test_codes_that_cannot_be_kept_are_an_error() -> None:
+    with pytest.raises(ConfigError, match="goes with method 'static' or 'pfq'"):
+        FracConfig(method="dfq", saved="codes")
+    with pytest.raises(ConfigError, match="needs the levels of format 'affine'"):
+        FracConfig(method="pfq", saved="codes", format="dorefa")
+    with pytest.raises(ConfigError, match="up to 8 forward bits, not FW-12/BW-16"):
+        FracConfig(method="static", saved="codes", precision=Precision(12, 16))
+    model, _ = rewritten("pfq", saved="codes")
+    with pytest.raises(ConfigError, match="up to 8 forward bits"):
+        model.set_precision(Precision(16, 16))
