@@ -15,7 +15,7 @@ from fractrain_fx.model import FracModel
 from fractrain_fx.passes import Block, Op, facts, gate_sizes, ops_of
 from fractrain_fx.passes.graph.contractions import function_name
 from fractrain_fx.passes.graph.edit import module_path, owner_module
-from fractrain_fx.passes.rewrite.gates import choices_of
+from fractrain_fx.passes.graph.facts import choices_of
 
 __all__ = ["Level", "picture"]
 

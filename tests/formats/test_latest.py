@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fractrain_fx.formats.latest import Latest
-from fractrain_fx.formats.scratch import scratch, scratch_holds
+from fractrain_fx.formats.scratch import Latest, scratch, scratch_holds
 
 
 def test_a_result_is_found_for_the_same_tensor_made_in_the_same_way() -> None:

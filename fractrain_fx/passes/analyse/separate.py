@@ -16,10 +16,9 @@ from fractrain_fx.capture.state import seeded
 from fractrain_fx.errors import PassError
 from fractrain_fx.execution.blocks.dispatched_block import rows_of, share_of
 from fractrain_fx.nn.batch_axis import BatchAxis
-from fractrain_fx.passes.analyse.shapes import evaluating
 from fractrain_fx.passes.graph.branches import Part, ends_of, inseparable, part_of, skippable
 from fractrain_fx.passes.graph.facts import Block, facts
-from fractrain_fx.passes.graph.run import Watch
+from fractrain_fx.passes.graph.run import Watch, evaluating
 
 __all__ = ["Separate"]
 

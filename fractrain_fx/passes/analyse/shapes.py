@@ -18,9 +18,9 @@ from fractrain_fx.passes.analyse.folds import Fold, folds_by_change, folds_by_or
 from fractrain_fx.passes.analyse.trained import find_trained
 from fractrain_fx.passes.graph.edit import varying
 from fractrain_fx.passes.graph.facts import FIXED_BATCH, facts, fixed_batch
-from fractrain_fx.passes.graph.run import Watch
+from fractrain_fx.passes.graph.run import Watch, evaluating
 
-__all__ = ["Shapes", "evaluating"]
+__all__ = ["Shapes"]
 
 _EXAMPLE = "example"
 
@@ -149,27 +149,3 @@ def _tracked(inputs: list[Any]) -> list[Any]:
         return value
 
     return list(tree_map(track, inputs))
-
-
-class evaluating:
-    """Run in eval mode with every parameter trained; leave modes, buffers and what is frozen as they were."""
-
-    def __init__(self, graph_module: GraphModule) -> None:
-        self._module = graph_module
-
-    def __enter__(self) -> None:
-        self._modes = {module: module.training for module in self._module.modules()}
-        self._buffers = {name: buffer.detach().clone() for name, buffer in self._module.named_buffers()}
-        self._frozen = [p for p in self._module.parameters() if not p.requires_grad and p.is_floating_point()]
-        for parameter in self._frozen:
-            parameter.requires_grad_(True)
-        self._module.eval()
-
-    def __exit__(self, *_: object) -> None:
-        for module, mode in self._modes.items():
-            module.training = mode
-        for parameter in self._frozen:
-            parameter.requires_grad_(False)
-        with torch.no_grad():
-            for name, buffer in self._module.named_buffers():
-                buffer.copy_(self._buffers[name])

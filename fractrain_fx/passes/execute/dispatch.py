@@ -10,8 +10,7 @@ from fractrain_fx.errors import PassError
 from fractrain_fx.execution.blocks.dispatched_block import DispatchedBlock
 from fractrain_fx.passes.graph.branches import Part, ends_of, part_of
 from fractrain_fx.passes.graph.edit import NAMESPACE, call, identifier, unique
-from fractrain_fx.passes.graph.facts import Block
-from fractrain_fx.passes.rewrite.gates import choices_of
+from fractrain_fx.passes.graph.facts import Block, choices_of
 
 __all__ = ["Dispatch", "undispatched"]
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from torch.fx import GraphModule, Node
 
 from fractrain_fx.execution.simulated.arithmetic import Arithmetic
-from fractrain_fx.passes.execute.fuse import arithmetic_of, unfused
+from fractrain_fx.passes.execute.fuse import unfused
+from fractrain_fx.passes.graph.arithmetic import arithmetic_of
 from fractrain_fx.passes.graph.contractions import OPAQUE_KINDS, contraction, operand
 from fractrain_fx.passes.graph.edit import varying
 from fractrain_fx.passes.graph.facts import Op, ops_of

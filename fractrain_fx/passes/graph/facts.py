@@ -21,6 +21,7 @@ __all__ = [
     "Op",
     "Product",
     "blocks_of",
+    "choices_of",
     "facts",
     "fixed_batch",
     "ops_of",
@@ -228,3 +229,8 @@ def blocks_of(graph: Graph) -> list[Block]:
     position = {node.name: index for index, node in enumerate(graph.nodes)}
     blocks = [block for node in graph.nodes for block in facts(node).blocks]
     return sorted(blocks, key=lambda block: (position[block.entry], position[block.exit]))
+
+
+def choices_of(graph: Graph) -> dict[str, Node]:
+    """The choice node of each gated block, by the block's name."""
+    return {facts(node).owner or "": node for node in graph.nodes if facts(node).role == "choice"}

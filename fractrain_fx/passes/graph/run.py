@@ -1,13 +1,14 @@
-"""Run a graph and see each value as it is made."""
+"""Run a graph and see each value as it is made, and leave modes and buffers as they were."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.fx import GraphModule, Interpreter, Node
 
-__all__ = ["Watch"]
+__all__ = ["Watch", "evaluating"]
 
 
 class Watch(Interpreter):
@@ -24,3 +25,27 @@ class Watch(Interpreter):
         value = super().run_node(n)
         self._see(n, value)
         return value
+
+
+class evaluating:
+    """Run in eval mode with every parameter trained; leave modes, buffers and what is frozen as they were."""
+
+    def __init__(self, graph_module: GraphModule) -> None:
+        self._module = graph_module
+
+    def __enter__(self) -> None:
+        self._modes = {module: module.training for module in self._module.modules()}
+        self._buffers = {name: buffer.detach().clone() for name, buffer in self._module.named_buffers()}
+        self._frozen = [p for p in self._module.parameters() if not p.requires_grad and p.is_floating_point()]
+        for parameter in self._frozen:
+            parameter.requires_grad_(True)
+        self._module.eval()
+
+    def __exit__(self, *_: object) -> None:
+        for module, mode in self._modes.items():
+            module.training = mode
+        for parameter in self._frozen:
+            parameter.requires_grad_(False)
+        with torch.no_grad():
+            for name, buffer in self._module.named_buffers():
+                buffer.copy_(self._buffers[name])

@@ -13,8 +13,7 @@ from fractrain_fx.errors import PassError
 from fractrain_fx.nn.cost import CostMeter, OpCost
 from fractrain_fx.passes.graph.contractions import contraction, operand
 from fractrain_fx.passes.graph.edit import call, insert_module, unique, varying
-from fractrain_fx.passes.graph.facts import Op, blocks_of, facts, ops_of
-from fractrain_fx.passes.rewrite.gates import choices_of
+from fractrain_fx.passes.graph.facts import Op, blocks_of, choices_of, facts, ops_of
 
 __all__ = ["MeterCost", "costed", "op_cost", "reachable"]
 

@@ -14,9 +14,9 @@ from fractrain_fx.errors import PassError
 from fractrain_fx.nn.gates import BlockEmbedding, Controller, Skip
 from fractrain_fx.passes.graph.contractions import function_name
 from fractrain_fx.passes.graph.edit import call, identifier, insert_module, owner_module
-from fractrain_fx.passes.graph.facts import Block, blocks_of, facts, ops_of
+from fractrain_fx.passes.graph.facts import Block, blocks_of, choices_of, facts, ops_of
 
-__all__ = ["InsertGates", "block_embedding", "choices_of"]
+__all__ = ["InsertGates", "block_embedding"]
 
 
 class InsertGates(PassBase):
@@ -121,11 +121,6 @@ def block_embedding(graph_module: GraphModule, block: Block, entry: Node, config
     together = record.batch.folded and axis == record.batch.axis
     features = record.batch.factor if together else record.shape[axis]
     return BlockEmbedding(features, axis, record.batch, config.gate.dims, config.gate.init)
-
-
-def choices_of(graph: Graph) -> dict[str, Node]:
-    """The choice node of each gated block, by the block's name."""
-    return {facts(node).owner or "": node for node in graph.nodes if facts(node).role == "choice"}
 
 
 def _later(graph: Graph, first: Node, second: Node | None) -> Node:

@@ -18,8 +18,7 @@ from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.nn.gates import Mix
 from fractrain_fx.nn.quantizers import MixedGradientQuantizer, every, takers
 from fractrain_fx.passes.graph.edit import NAMESPACE, call, insert_module, varying
-from fractrain_fx.passes.graph.facts import Block, blocks_of, facts
-from fractrain_fx.passes.rewrite.gates import choices_of
+from fractrain_fx.passes.graph.facts import Block, blocks_of, choices_of, facts
 
 __all__ = ["MixOutputs"]
 

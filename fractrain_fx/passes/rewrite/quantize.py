@@ -25,8 +25,7 @@ from fractrain_fx.nn.quantizers import (
 )
 from fractrain_fx.passes.graph.contractions import OPAQUE_KINDS, contraction, operand, set_operand
 from fractrain_fx.passes.graph.edit import NAMESPACE, call, identifier, insert_module, read, varying
-from fractrain_fx.passes.graph.facts import Op, facts, ops_of
-from fractrain_fx.passes.rewrite.gates import choices_of
+from fractrain_fx.passes.graph.facts import Op, choices_of, facts, ops_of
 
 __all__ = ["Quantize"]
 
