@@ -8,19 +8,12 @@ from typing import Any
 from torch import nn
 from torch.fx.passes.infra.pass_base import PassBase
 
-from fractrain_fx.capture import Recording, record
-from fractrain_fx.capture.inputs.examples import example_inputs as find_examples
 from fractrain_fx.capture.inputs.wrappers import unwrapped
 from fractrain_fx.config import FracConfig
-from fractrain_fx.config.targets import resolve_targets
-from fractrain_fx.errors import ConfigError
 from fractrain_fx.model import FracModel
-from fractrain_fx.passes import analysis_passes, default_passes, reachable
-from fractrain_fx.passes.graph.edit import NAMESPACE
-from fractrain_fx.rewriting import rewrite_graphs
+from fractrain_fx.passes import analysis_passes
+from fractrain_fx.rewriting import record_model, rewrite
 from fractrain_fx.summary import Summary, summarize
-from fractrain_fx.tied import forget_notices
-from fractrain_fx.tied.telling import warn
 
 __all__ = ["fractrainify", "plan"]
 
@@ -57,9 +50,8 @@ def fractrainify(
         TargetError: a cost target that the gates cannot reach.
     """
     config, model = config or FracConfig(), unwrapped(model)
-    recording = _record(model, config, example_inputs, example_kwargs, check)
-    chain = default_passes(config) if passes is None else list(passes)
-    return rewrite(model, recording, chain, config, own=passes is not None)
+    recording = record_model(model, config, example_inputs, example_kwargs, check=check)
+    return FracModel(rewrite(model, recording, config, passes))
 
 
 def plan(
@@ -75,57 +67,5 @@ def plan(
         FracTrainError: as ``fractrainify``.
     """
     config, model = config or FracConfig(), unwrapped(model)
-    recording = _record(model, config, example_inputs, example_kwargs, check=True)
-    return summarize(rewrite(model, recording, analysis_passes(config), config))
-
-
-def _record(
-    model: nn.Module,
-    config: FracConfig,
-    example_inputs: Sequence[Any] | None,
-    example_kwargs: Mapping[str, Any] | None,
-    check: bool,
-) -> Recording:
-    _refuse_rewritten(model)
-    forget_notices(model)
-    if example_inputs is None and example_kwargs is None:
-        args, kwargs = find_examples(model)
-    else:
-        args, kwargs = tuple(example_inputs or ()), dict(example_kwargs or {})
-    recording = record(model, args, kwargs, batch_axis=config.batch_axis, check=check)
-    for note in recording.python.notes:
-        warn(f"{type(model).__name__}: {note}")
-    return recording
-
-
-def _refuse_rewritten(model: nn.Module) -> None:
-    if isinstance(model, FracModel):
-        raise ConfigError("this model was rewritten already: call fractrainify on model.restore() with another config")
-    for path, module in model.named_modules():
-        if isinstance(module, FracModel):
-            raise ConfigError(
-                f"{path!r} inside this {type(model).__name__} was rewritten already: put {path}.restore() in its place "
-                "and rewrite the whole, or train the whole with Engine(that part)"
-            )
-    if NAMESPACE in model._modules:
-        raise ConfigError(
-            f"this {type(model).__name__} has a part named {NAMESPACE!r}, under which a rewritten model keeps what was "
-            "inserted: if it was rewritten already (as trainer.model), call fractrainify on what restore() gives; "
-            "otherwise rename that part"
-        )
-
-
-def rewrite(
-    model: nn.Module, recording: Recording, passes: Sequence[PassBase], config: FracConfig, own: bool = False
-) -> FracModel:
-    """Run a chain over the graph of each mode, and put the model's face on the result.
-
-    ``own``: the chain is not the one that the configuration gives.
-    """
-    rewrite_graphs(model, recording, passes)
-    rewritten = FracModel(model, recording, config, passes=passes if own else None)
-    if config.gated:
-        low, high = reachable(recording.train, config)
-        rewritten._inside.reachable = low, high
-        rewritten._inside.targets = resolve_targets(config, low, high)
-    return rewritten
+    recording = record_model(model, config, example_inputs, example_kwargs)
+    return summarize(FracModel(rewrite(model, recording, config, analysis_passes(config))))

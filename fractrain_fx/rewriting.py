@@ -1,19 +1,95 @@
-"""Run a chain of passes over what was recorded of a model."""
+"""Record a model, and run a chain of passes over the recording."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 from torch.fx.passes.infra.pass_base import PassBase
 from torch.fx.passes.infra.pass_manager import PassManager
 
-from fractrain_fx.capture import RecordedModule, Recording
-from fractrain_fx.errors import FracTrainError, ModelError, PassError
-from fractrain_fx.passes import FIXED_BATCH, TRAINED
-from fractrain_fx.passes.graph.edit import NAMESPACE
+from fractrain_fx.capture import RecordedModule, Recording, record
+from fractrain_fx.capture.inputs.examples import example_inputs as find_examples
+from fractrain_fx.config import FracConfig
+from fractrain_fx.config.targets import resolve_targets
+from fractrain_fx.errors import ConfigError, FracTrainError, ModelError, PassError
+from fractrain_fx.passes import FIXED_BATCH, TRAINED, default_passes, reachable
+from fractrain_fx.passes.graph import NAMESPACE
+from fractrain_fx.tied import forget_notices
+from fractrain_fx.tied.telling import warn
 
-__all__ = ["rewrite_graphs"]
+__all__ = ["OWN", "Rewritten", "record_model", "rewrite", "rewrite_graphs"]
+
+OWN = "_fractrain"
+"""Under which name a rewritten model keeps what is its own; its other attributes are the original's."""
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """A recording that a chain of passes has been over, and all that a :class:`fractrain_fx.FracModel` is made from.
+
+    Attributes:
+        original: the model as it was handed over.
+        recording: the rewritten graphs, and the inputs they were recorded on.
+        config: what they were rewritten with.
+        chain: the passes that rewrote them, where those were not the default ones.
+        targets: target cp of each stage in per cent, where there are gates.
+        reachable: lowest and highest cp in per cent that the gates can choose, where there are any.
+    """
+
+    original: nn.Module
+    recording: Recording
+    config: FracConfig
+    chain: tuple[PassBase, ...] | None = None
+    targets: tuple[float, ...] = ()
+    reachable: tuple[float, float] | None = None
+
+
+def record_model(
+    model: nn.Module,
+    config: FracConfig,
+    example_inputs: Sequence[Any] | None = None,
+    example_kwargs: Mapping[str, Any] | None = None,
+    *,
+    check: bool = True,
+) -> Recording:
+    """Record a model that was not rewritten yet, on the inputs given or on those that can be found for it.
+
+    Raises:
+        ConfigError: the model, or a part of it, was rewritten already.
+        InputError: no example inputs were given and none can be found, or the model rejects them.
+        CaptureError: the model could not be recorded as a graph that equals it.
+    """
+    _refuse_rewritten(model)
+    forget_notices(model)
+    if example_inputs is None and example_kwargs is None:
+        args, kwargs = find_examples(model)
+    else:
+        args, kwargs = tuple(example_inputs or ()), dict(example_kwargs or {})
+    recording = record(model, args, kwargs, batch_axis=config.batch_axis, check=check)
+    for note in recording.python.notes:
+        warn(f"{type(model).__name__}: {note}")
+    return recording
+
+
+def rewrite(
+    model: nn.Module, recording: Recording, config: FracConfig, passes: Sequence[PassBase] | None = None
+) -> Rewritten:
+    """Run a chain, by default ``default_passes(config)``, over the graph of each mode.
+
+    Raises:
+        ModelError: nothing to quantize, or nothing to gate.
+        TargetError: a cost target that the gates cannot reach.
+        FracTrainError: what a pass raises.
+    """
+    chain = None if passes is None else tuple(passes)
+    rewrite_graphs(model, recording, default_passes(config) if chain is None else chain)
+    if not config.gated:
+        return Rewritten(model, recording, config, chain)
+    low, high = reachable(recording.train, config)
+    return Rewritten(model, recording, config, chain, resolve_targets(config, low, high), (low, high))
 
 
 def rewrite_graphs(model: nn.Module, recording: Recording, passes: Sequence[PassBase]) -> None:
@@ -38,6 +114,23 @@ def rewrite_graphs(model: nn.Module, recording: Recording, passes: Sequence[Pass
     inserted = recording.train._modules.get(NAMESPACE)
     if inserted is not None and place is not None and place.type != "meta":
         inserted.to(place)
+
+
+def _refuse_rewritten(model: nn.Module) -> None:
+    if OWN in model.__dict__:
+        raise ConfigError("this model was rewritten already: call fractrainify on model.restore() with another config")
+    for path, module in model.named_modules():
+        if OWN in module.__dict__:
+            raise ConfigError(
+                f"{path!r} inside this {type(model).__name__} was rewritten already: put {path}.restore() in its place "
+                "and rewrite the whole, or train the whole with Engine(that part)"
+            )
+    if NAMESPACE in model._modules:
+        raise ConfigError(
+            f"this {type(model).__name__} has a part named {NAMESPACE!r}, under which a rewritten model keeps what was "
+            "inserted: if it was rewritten already (as trainer.model), call fractrainify on what restore() gives; "
+            "otherwise rename that part"
+        )
 
 
 def _told(recording: Recording) -> str:

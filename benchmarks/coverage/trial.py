@@ -18,14 +18,13 @@ from torch import nn
 from benchmarks.coverage.cases import NotBuiltError, Ready
 from benchmarks.coverage.checks import Step, difference, evaluate, objective, step
 from fractrain_fx import Engine, FracConfig, FracModel, summarize
-from fractrain_fx.api import rewrite
 from fractrain_fx.capture import Recording, record, resize_batch
 from fractrain_fx.capture.checking.check import Batching
 from fractrain_fx.capture.inputs.call import describe_call
 from fractrain_fx.capture.recording.patch import plain_paths
 from fractrain_fx.capture.state import Snapshot, seeded
 from fractrain_fx.config import Method
-from fractrain_fx.passes import default_passes
+from fractrain_fx.rewriting import rewrite
 
 __all__ = ["CHECKS", "Row", "examine", "passed"]
 
@@ -70,7 +69,7 @@ class _Trial:
 
     def _rewrite(self, recording: Recording, method: Method) -> FracModel:
         config = FracConfig(method=method)
-        return rewrite(self.model, recording, default_passes(config), config)
+        return FracModel(rewrite(self.model, recording, config))
 
     def build(self) -> None:
         """The model is made, without a download."""

@@ -9,16 +9,16 @@ from typing import Any, Self
 from torch import nn
 from torch.fx.passes.infra.pass_base import PassBase
 
-from fractrain_fx.capture import RecordedModule, Recording
-from fractrain_fx.config import FracConfig
+from fractrain_fx.capture import RecordedModule
 from fractrain_fx.config.checks import check_stage
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.errors import ConfigError, InputError
 from fractrain_fx.model.groups import param_groups
-from fractrain_fx.model.shown import OWN, Shown
+from fractrain_fx.model.shown import Shown
 from fractrain_fx.model.state import Inside
 from fractrain_fx.nn.bits import StageBits
 from fractrain_fx.passes.graph.edit import NAMESPACE
+from fractrain_fx.rewriting import OWN, Rewritten
 from fractrain_fx.tied.setting import belongs_to_original, require_no_part
 
 __all__ = ["FracModel"]
@@ -31,11 +31,9 @@ class FracModel(Shown):
     under ``frac``. Attributes that it does not have itself are looked up on the original.
     """
 
-    def __init__(
-        self, original: nn.Module, recording: Recording, config: FracConfig, passes: Sequence[PassBase] | None = None
-    ) -> None:
+    def __init__(self, rewritten: Rewritten) -> None:
         super().__init__()
-        self._wear(Inside(original, recording, config, passes))
+        self._wear(Inside(rewritten))
 
     def _wear(self, inside: Inside) -> None:
         self.training = inside.original.training
@@ -147,7 +145,7 @@ class FracModel(Shown):
         directory = Path(directory)
         if hub and not push_to_hub:
             raise ConfigError(f"{', '.join(hub)} mean(s) nothing without an upload: add push_to_hub=True")
-        save(self, self._inside.recording, directory)
+        save(self, self._inside, directory)
         if push_to_hub:
             self.push_to_hub(hub.pop("repo_id", directory.name), **hub)
 
@@ -168,7 +166,7 @@ class FracModel(Shown):
     @classmethod
     def from_pretrained(
         cls, directory: str | Path, *, model: nn.Module, passes: Sequence[PassBase] | None = None, **hub: Any
-    ) -> FracModel:
+    ) -> Self:
         """Rebuild what ``save_pretrained`` wrote.
 
         Args:
@@ -180,13 +178,16 @@ class FracModel(Shown):
         Raises:
             RunError: the directory is missing, damaged, belongs to another architecture, or cannot be downloaded.
         """
-        from fractrain_fx.model.saving import load
+        from fractrain_fx.model.saving import load, load_weights
 
-        if Path(directory).is_dir():
-            return load(Path(directory), model, passes)
-        from fractrain_fx.model.hub import fetch
+        path = Path(directory)
+        if not path.is_dir():
+            from fractrain_fx.model.hub import fetch
 
-        return load(fetch(str(directory), **hub), model, passes)
+            path = fetch(str(directory), **hub)
+        rebuilt = cls(load(path, model, passes))
+        load_weights(rebuilt, rebuilt._inside.original, path)
+        return rebuilt
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load a checkpoint: a FracModel's, or the original's (which has no ``frac.`` keys) as it is."""

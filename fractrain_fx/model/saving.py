@@ -5,43 +5,47 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 from torch.fx.passes.infra.pass_base import PassBase
 
-from fractrain_fx.capture import Recording
 from fractrain_fx.capture.inputs.wrappers import unwrapped
 from fractrain_fx.config import FracConfig
 from fractrain_fx.errors import InputError, RunError
+from fractrain_fx.model.state import Inside
+from fractrain_fx.rewriting import Rewritten, record_model, rewrite
 
-if TYPE_CHECKING:
-    from fractrain_fx.model import FracModel
-
-__all__ = ["FILES", "load", "save"]
+__all__ = ["FILES", "load", "load_weights", "save"]
 
 _RECIPE, _EXAMPLES, _WEIGHTS = "config.json", "example_inputs.safetensors", "model.safetensors"
 FILES = (_RECIPE, _EXAMPLES, _WEIGHTS)
 _FORMAT = 1
 
 
-def save(model: FracModel, recording: Recording, directory: Path) -> None:
+def save(model: nn.Module, inside: Inside, directory: Path) -> None:
     """Write ``config.json``, ``example_inputs.safetensors`` and ``model.safetensors``.
+
+    Args:
+        model: whose weights are written.
+        inside: what it is made from.
+        directory: where to; made if it is not there.
 
     Raises:
         ModelError: modules or parameters of the original were replaced.
     """
     from safetensors.torch import save_file, save_model
 
-    model._inside.tied.require_structure("save_pretrained would write a recipe and weights that do not fit together")
+    inside.tied.require_structure("save_pretrained would write a recipe and weights that do not fit together")
     tensors: dict[str, Tensor] = {}
+    recording = inside.recording
     call = _pack({"args": list(recording.args), "kwargs": dict(recording.kwargs)}, tensors)
     recipe = {
         "fractrain_fx": _FORMAT,
-        "architecture": type(model._inside.original).__name__,
-        "config": model.config.to_dict(),
+        "architecture": type(inside.original).__name__,
+        "config": inside.config.to_dict(),
         "example_inputs": call,
-        "passes": model._inside.chain,
+        "passes": inside.chain,
     }
     directory.mkdir(parents=True, exist_ok=True)
     (directory / _RECIPE).write_text(json.dumps(recipe, indent=2) + "\n", encoding="utf-8")
@@ -49,16 +53,14 @@ def save(model: FracModel, recording: Recording, directory: Path) -> None:
     save_model(model, str(directory / _WEIGHTS))
 
 
-def load(directory: Path, model: nn.Module, passes: Sequence[PassBase] | None = None) -> FracModel:
-    """Rewrite a fresh model as the recipe says and load the weights.
+def load(directory: Path, model: nn.Module, passes: Sequence[PassBase] | None = None) -> Rewritten:
+    """Rewrite a fresh model as the recipe says.
 
     Raises:
-        RunError: a file is missing or damaged, the weights cannot be loaded, or another chain of passes wrote it.
+        RunError: a file is missing or damaged, or another chain of passes wrote it.
     """
     from safetensors import SafetensorError
-    from safetensors.torch import load_file, load_model
-
-    from fractrain_fx.api import fractrainify
+    from safetensors.torch import load_file
 
     try:
         recipe = json.loads((directory / _RECIPE).read_text(encoding="utf-8"))
@@ -80,14 +82,23 @@ def load(directory: Path, model: nn.Module, passes: Sequence[PassBase] | None = 
             else f"a chain of its own ({', '.join(recipe['passes'])})"
         )
         raise RunError(f"the model in {directory} was rewritten by {made}: give from_pretrained the same, with passes=")
-    rewritten = fractrainify(
-        model, config=config, example_inputs=call["args"], example_kwargs=call["kwargs"], passes=passes
-    )
+    return rewrite(model, record_model(model, config, call["args"], call["kwargs"]), config, passes)
+
+
+def load_weights(model: nn.Module, original: nn.Module, directory: Path) -> None:
+    """Load the weights that :func:`save` wrote into a rewritten model.
+
+    Raises:
+        RunError: the file is missing or damaged, or its weights are of another model.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_model
+
     try:
-        load_model(rewritten, str(directory / _WEIGHTS))
+        load_model(model, str(directory / _WEIGHTS))
     except (OSError, RuntimeError, SafetensorError) as error:
-        raise RunError(f"the weights in {directory} cannot be loaded into {type(model).__name__}: {error}") from error
-    return rewritten
+        kind = type(original).__name__
+        raise RunError(f"the weights in {directory} cannot be loaded into {kind}: {error}") from error
 
 
 def _pack(value: Any, tensors: dict[str, Tensor]) -> Any:

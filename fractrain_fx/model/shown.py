@@ -12,11 +12,9 @@ from fractrain_fx.capture import Guard, RecordedModule
 from fractrain_fx.config import FracConfig
 from fractrain_fx.model.counted import Counted
 from fractrain_fx.model.state import Inside
+from fractrain_fx.rewriting import OWN
 
-__all__ = ["OWN", "Shown"]
-
-OWN = "_fractrain"
-"""Under which name a rewritten model keeps what is its own; its other attributes are the original's."""
+__all__ = ["Shown"]
 
 
 class Shown(Counted, nn.Module):

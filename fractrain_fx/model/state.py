@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
-from torch.fx.passes.infra.pass_base import PassBase
 
-from fractrain_fx.capture import RecordedModule, Recording
-from fractrain_fx.config import FracConfig
+from fractrain_fx.capture import RecordedModule
 from fractrain_fx.errors import CalibrationError
 from fractrain_fx.model.failures import run_graph
 from fractrain_fx.model.frozen import Frozen
@@ -21,6 +19,7 @@ from fractrain_fx.model.variants import Variants
 from fractrain_fx.nn.cost import Cost
 from fractrain_fx.nn.ranges import RunningRange
 from fractrain_fx.passes.graph.edit import NAMESPACE
+from fractrain_fx.rewriting import Rewritten
 from fractrain_fx.tied import FloatCalls, Tied
 
 __all__ = ["Inside"]
@@ -45,27 +44,23 @@ class Inside:
         float_calls: watches what is looked up on the original.
     """
 
-    def __init__(
-        self, original: nn.Module, recording: Recording, config: FracConfig, passes: Sequence[PassBase] | None = None
-    ) -> None:
+    def __init__(self, rewritten: Rewritten, tied: Tied | None = None, *, calibrated: bool = False) -> None:
+        original, recording, config = rewritten.original, rewritten.recording, rewritten.config
         self.original = original
         self.recording = recording
         self.config = config
-        self.targets: tuple[float, ...] = ()
-        self.reachable: tuple[float, float] | None = None
+        self.passes = rewritten.chain
+        self.targets = rewritten.targets
+        self.reachable = rewritten.reachable
         self.cost: Cost | None = None
         self.batch: int | None = None
-        self.calibrated = False
-        self.passes = passes
+        self.calibrated = calibrated
         self._count = SampleCount(recording, config.batch_axis)
-        self.variants = Variants(original, recording, config, passes)
+        self.variants = Variants(original, recording, config, rewritten.chain)
         self.running = self.variants.first.running
         self._frozen = Frozen(recording.graphs, config, self.variants.forget)
-        self._tie(Tied(original, recording))
-
-    def _tie(self, tied: Tied) -> None:
-        self.tied = tied
-        self.float_calls = FloatCalls(self.original, tied.uncalled, tied.look_closely)
+        self.tied = tied or Tied(original, recording)
+        self.float_calls = FloatCalls(original, self.tied.uncalled, self.tied.look_closely)
 
     @property
     def chain(self) -> tuple[str, ...] | None:
@@ -124,11 +119,9 @@ class Inside:
         evaluate = copy.deepcopy(self.recording.eval, memo)  # the same copy again where one graph serves both
         # The recording's modules are in the memo now, so the original is copied around the same new ones.
         original = copy.deepcopy(self.original, memo)
-        duplicate = Inside(original, replace(self.recording, train=train, eval=evaluate), self.config, self.passes)
-        duplicate._tie(copy.deepcopy(self.tied, memo))
-        duplicate.targets, duplicate.reachable = self.targets, self.reachable
-        duplicate.calibrated = self.calibrated
-        return duplicate
+        recording = replace(self.recording, train=train, eval=evaluate)
+        rewritten = Rewritten(original, recording, self.config, self.passes, self.targets, self.reachable)
+        return Inside(rewritten, copy.deepcopy(self.tied, memo), calibrated=self.calibrated)
 
     def look_for_ranges(self) -> None:
         """See whether every activation range was seen by now."""
