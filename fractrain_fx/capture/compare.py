@@ -39,7 +39,7 @@ def difference(a: Any, b: Any, where: str = "output", tolerance: float = 0.0) ->
             return f"{where} has shape {tuple(b.shape)} instead of {tuple(a.shape)}"
         if a.dtype != b.dtype:
             return f"{where} is {b.dtype} instead of {a.dtype}"
-        return f"{where} differs by {float((a.double() - b.double()).abs().max()):.3g}"
+        return f"{where} differs by {float((a.detach().double() - b.detach().double()).abs().max()):.3g}"
     if type(a) is not type(b):
         return f"{where} is a {type(b).__name__} instead of a {type(a).__name__}"
     if isinstance(a, Mapping):

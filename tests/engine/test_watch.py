@@ -152,9 +152,10 @@ def test_gates_of_an_optimizer_that_starts_later_are_no_error_where_the_engine_d
 
 @pytest.mark.usefixtures("silent")
 def test_frozen_parts_and_unused_ones_are_not_missed() -> None:
-    model = rewritten()
+    original = Plain()
+    original.unused = nn.Linear(3, 3)
+    model = rewritten(model=original)
     model.stem.requires_grad_(False)
-    model.unused = nn.Linear(3, 3)
     train(model, torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1))
 
 

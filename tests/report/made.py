@@ -37,6 +37,9 @@ class Steered:
     def set_precision(self, precision: Precision) -> None:
         raise AssertionError("only gated methods are made here")
 
+    def look_for_changes(self) -> None:
+        pass
+
     def choose(self, target: float, noise: torch.Generator) -> None:
         options = self.config.gate_options
         share = torch.tensor([option_share(option, self.config.gate_weight_bits) for option in options])

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from fractrain_fx.capture import targets
+from fractrain_fx.capture.recording.arguments import argument
 from fractrain_fx.capture.recording.callees import callees
 from fractrain_fx.capture.recording.writer import Source, Writer
 from fractrain_fx.capture.sizes.branches import guards_an_error, tests_for_overflow
@@ -23,8 +24,18 @@ from fractrain_fx.capture.sizes.symbolic import READS, SymbolicFloat, SymbolicIn
 from fractrain_fx.capture.source import CAPTURE
 from fractrain_fx.capture.trees import has_mask, tensors_in
 from fractrain_fx.capture.values import ValueList, is_sizes
+from fractrain_fx.errors import InputError
 
 __all__ = ["Looks"]
+
+
+def _require_as_recorded(value: bool, recorded: bool, message: str) -> None:
+    """The graph is without the way that the model takes otherwise."""
+    if bool(value) != recorded:
+        raise InputError(
+            f"the values of these inputs let the model take another way than the recorded one ({message}): pass inputs "
+            "of the recorded kind, or move that code into a submodule, which then stays one call"
+        )
 
 
 class Looks:
@@ -89,15 +100,30 @@ class Looks:
             frame = frame.f_back
         if any(size.dim in self._writer.sized_by_data(size.node) for size in expression.sizes):
             if not (isinstance(value, bool) and guards_an_error(frame, value, compared=True)):
-                self._writer.block(
-                    f"what it computes depends on a size that data decide ({expression})",
-                    tuple(callees(frame, self._paths)),
-                )
+                self._saw_data(op, operands, value, expression, frame)
             return None
         key = expression, value
         if key not in self._guards:
             self._guards[key] = Guard(expression, value, self._writer.path, place_of(frame))
         return key
+
+    def _saw_data(
+        self, op: Callable[..., Any], operands: tuple[Any, ...], value: Any, expression: Expression, frame: FrameType
+    ) -> None:
+        """Python code looked at a size that data decide.
+
+        What the model's own code asks of its inputs (whether a batch has any labels) is asked again at every run, and
+        another answer is an error. All else is an obstacle.
+        """
+        writer = self._writer
+        by_model = any(writer.made_from(size.node, Source.MODEL) for size in expression.sizes)
+        if by_model or writer.path or not isinstance(value, bool):
+            cause = f"what it computes depends on a size that data decide ({expression})"
+            writer.block(cause, tuple(callees(frame, self._paths)))
+            return
+        asked = writer.create("call_function", op, tuple(argument(writer, each) for each in operands))
+        message = f"{Guard(expression, value, '', place_of(frame))} when recorded, at {place_of(frame)}"
+        writer.create("call_function", _require_as_recorded, (asked, value, message), effect=True)
 
     def _expression(self, op: Callable[..., Any], operands: tuple[Any, ...]) -> Expression:
         return Expression(op, tuple(map(self._operand, operands)))

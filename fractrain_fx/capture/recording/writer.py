@@ -47,6 +47,7 @@ class Source(Enum):
     INPUT = "the call's tensors, so that sizes vary"
     DATA = "values that vary: inputs, parameters, buffers, random numbers"
     RANDOM = "random numbers"
+    MODEL = "parameters and buffers"
 
 
 class Writer:
@@ -115,7 +116,7 @@ class Writer:
             if any(argument in members for argument in node.all_input_nodes):
                 members.add(node)
         if op == "call_module" or (op == "get_attr" and not str(target).startswith("frac.")):
-            self._mark(node, (Source.DATA,))
+            self._mark(node, (Source.DATA, Source.MODEL))
         return node
 
     def once(self, key: Any, make: Callable[[], Node]) -> Node:
@@ -156,7 +157,11 @@ class Writer:
 
     def depends(self, value: Tensor, source: Source) -> bool:
         """Whether a tensor depends on ``source``."""
-        return self.node_of(value) in self._sources[source]
+        return self.made_from(self.node_of(value), source)
+
+    def made_from(self, node: Node, source: Source) -> bool:
+        """Whether a node's value depends on ``source``."""
+        return node in self._sources[source]
 
     def mark_random(self, node: Node) -> None:
         """The node draws random numbers."""

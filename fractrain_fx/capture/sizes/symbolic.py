@@ -1,7 +1,7 @@
 """Sizes that remember where they came from: they behave as numbers and can be written as graph nodes.
 
-Arithmetic on them stays symbolic. Where one becomes a plain value (a comparison, ``bool()``, a key of a dictionary,
-text), an observer is told what Python saw: a graph of this run holds only for calls in which it would see the same.
+Arithmetic on them stays symbolic. Where one becomes a plain value (a comparison, ``bool()``, a key of a dictionary), an
+observer is told what Python saw: a graph of this run holds only for calls in which it would see the same.
 """
 
 from __future__ import annotations
@@ -185,7 +185,8 @@ def _install() -> None:
         setattr(_Symbol, f"__{name}__", _unary(op))
     for name in ("lt", "le", "gt", "ge", "eq", "ne"):
         setattr(_Symbol, f"__{name}__", _compared(getattr(operator, name)))
-    for name in ("int", "float", "index", "trunc", "complex", "hash", "str", "repr", "format"):
+    # Not text: it goes into messages, which are made whether or not anything is wrong.
+    for name in ("int", "float", "index", "trunc", "complex", "hash"):
         setattr(_Symbol, f"__{name}__", _converted(f"__{name}__"))
     for name in ("bit_length", "bit_count", "is_integer", "as_integer_ratio", "to_bytes", "hex"):
         setattr(_Symbol, name, _converted(name))

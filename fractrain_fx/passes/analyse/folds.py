@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -58,7 +58,10 @@ def folds_by_change(
     """
     with torch.no_grad():
         before = _values(graph_module, batch, folded)
-        after = _values(graph_module, _perturb_first(batch, size, batch_axis, packed), folded)
+        try:
+            after = _values(graph_module, _perturb_first(batch, size, batch_axis, packed, torch.roll), folded)
+        except (RuntimeError, ValueError, IndexError):
+            after = _values(graph_module, _perturb_first(batch, size, batch_axis, packed, _lowered), folded)
     return {node: _compare(before[node], after[node], *fold, size) for node, fold in folded.items()}
 
 
@@ -177,7 +180,20 @@ def _changed(differs: Tensor, axis: int, factor: int, size: int) -> BatchAxis | 
     return None
 
 
-def _perturb_first(batch: list[Any], size: int, batch_axis: int, packed: bool) -> list[Any]:
+def _lowered(numbers: Tensor, shift: int, dims: int) -> Tensor:
+    """Another row of the same table, for columns that are rows of one table each: moved, they may be no rows of it."""
+    return torch.minimum(numbers, numbers.roll(shift, dims))
+
+
+def _perturb_first(
+    batch: list[Any], size: int, batch_axis: int, packed: bool, change_numbers: Callable[[Tensor, int, int], Tensor]
+) -> list[Any]:
+    """The batch with another first sample.
+
+    ``change_numbers`` takes whole numbers. Only where they are moved stays the same how many of each there are: of the
+    tokens that stand for an image, say.
+    """
+
     def change(value: Any) -> Any:
         if not isinstance(value, Tensor) or value.ndim <= max(batch_axis, 1) or value.shape[batch_axis] % size:
             return value
@@ -187,10 +203,8 @@ def _perturb_first(batch: list[Any], size: int, batch_axis: int, packed: bool) -
             return value
         value = value.clone()
         sample = value.narrow(batch_axis, 0, rows)
-        moved = sample.roll(1, dims=-1)
-        # Whole numbers may be rows of tables, one table for each column: a smaller number is a row of the same table.
         whole = not (value.is_floating_point() or value.is_complex())
-        sample.copy_(torch.minimum(sample, moved) if whole else moved * 0.9)
+        sample.copy_(change_numbers(sample.clone(), 1, -1) if whole else sample.roll(1, dims=-1) * 0.9)
         return value
 
     return list(tree_map(change, batch))

@@ -371,29 +371,36 @@ def sampled_positions(m: Layers, x: Tensor) -> Tensor:
 
 @probe(refused=True)
 def number_of_hits(m: Layers, x: Tensor) -> Tensor:
-    hits = (x[:, 0, 0] > 0).nonzero().squeeze(-1)
+    hits = (m.linear(x)[:, 0, 0] > 0).nonzero().squeeze(-1)
     return m.linear(x[hits]).sum(0) if hits.numel() else m.other(x).sum(0)
 
 
 @probe(refused=True)
 def masked_rows_counted(m: Layers, x: Tensor) -> Tensor:
-    rows = x[x[..., 0] > 0]
+    rows = x[m.other(x)[..., 0] > 0]
     return m.linear(rows).sum(0) if len(rows) > 5 else m.other(x).sum((0, 1))
 
 
 @probe(refused=True)
 def unique_values_counted(m: Layers, x: Tensor) -> Tensor:
-    return m.linear(x) * x.round().unique().shape[0] if x.round().unique().shape[0] > 3 else m.other(x)
+    values = m.linear(x).round().unique()
+    return m.linear(x) * values.shape[0] if values.shape[0] > 3 else m.other(x)
 
 
 @probe(refused=True)
 def experts_with_tokens(m: Layers, x: Tensor) -> Tensor:
-    chosen, out = x[..., :2].argmax(-1).flatten(), x.flatten(0, 1) * 0
+    chosen, out = m.other(x)[..., :2].argmax(-1).flatten(), x.flatten(0, 1) * 0
     for k, layer in enumerate((m.linear, m.other)):
         n = (chosen == k).nonzero().squeeze(-1)
         if n.numel():
             out = out.index_add(0, n, layer(x.flatten(0, 1)[n]))
     return out
+
+
+@probe
+def labels_that_may_be_missing(m: Layers, x: Tensor) -> Tensor:
+    rows = (x[:, 0, 0] > -9).nonzero().squeeze(-1)
+    return m.linear(x[rows]).sum(0) if rows.numel() > 0 else x[0] * 0
 
 
 def built(code: Code) -> tuple[nn.Module, FracModel]:
@@ -451,6 +458,12 @@ def test_a_call_that_no_recording_may_be_made_for_names_the_line_and_both_sizes(
     ):
         rewritten(torch.randn(2, 7, 4))
     assert "range(x.shape[1])" in str(summarize(rewritten))
+
+
+def test_another_answer_of_the_values_of_inputs_is_an_error_that_names_the_line() -> None:
+    _, rewritten = built(labels_that_may_be_missing)
+    with pytest.raises(InputError, match=r"another way than the recorded one .*> 0.*test_guards\.py"):
+        rewritten(torch.full((2, 5, 4), -10.0))
 
 
 def test_a_table_looked_up_by_python_ties_the_model_to_its_length_and_is_found_by_comparing() -> None:
