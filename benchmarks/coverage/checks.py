@@ -14,7 +14,7 @@ from fractrain_fx.capture.compare import difference
 from fractrain_fx.capture.state import seeded
 from fractrain_fx.capture.trees import tensors_in
 
-__all__ = ["Step", "difference", "evaluate", "floats", "objective", "step"]
+__all__ = ["Step", "cause", "difference", "evaluate", "floats", "objective", "one_line", "step", "train_outputs"]
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,25 @@ def evaluate(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any],
     with torch.no_grad(), seeded(seed):
         args, kwargs = _copied(args, kwargs)
         return floats(model(*args, **kwargs))
+
+
+def train_outputs(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], seed: int = 0) -> list[Tensor]:
+    """Floating-point outputs in training mode."""
+    model.train()
+    with seeded(seed):
+        args, kwargs = _copied(args, kwargs)
+        return [leaf.detach() for leaf in floats(model(*args, **kwargs))]
+
+
+def cause(error: BaseException) -> str:
+    """The class and the message of an error, and of what it came from where that was not to be shown."""
+    behind = f" from {cause(error.__cause__)}" if error.__cause__ else ""
+    return f"{type(error).__name__}: {one_line(error)}{behind}"
+
+
+def one_line(error: BaseException) -> str:
+    """The message alone."""
+    return " ".join(str(error).split())[:600]
 
 
 def _copied(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

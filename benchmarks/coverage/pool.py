@@ -103,6 +103,7 @@ def _finished(each: _Running, limits: Limits) -> Row | None:
         row["checks"] = {name: row["checks"].get(name, "not reached") for name in CHECKS} | {at: "failed"}
         row.setdefault("failed_at", at)
         row.setdefault("cause", cause)
+        row.setdefault("verdict", "failed")
     return row
 
 

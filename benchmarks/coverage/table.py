@@ -7,7 +7,9 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from benchmarks.coverage.resized import DIFFERENT, REFUSED, summary
 from benchmarks.coverage.results import Results
+from benchmarks.coverage.sizes import Kind
 from benchmarks.coverage.trial import CHECKS, Row, passed
 
 __all__ = ["markdown"]
@@ -24,7 +26,14 @@ library only that library's part.
 Models are cut where their library lets them be: timm's in depth, width and image size, Hugging Face's by their
 configurations, torchvision's in image size, and in depth the few that do not fit into memory. torchvision's detectors
 are no graphs, as values decide what they compute; their backbones, which the error names as what to rewrite instead,
-are counted beside them.
+are counted beside them. The suite of libraries is of other people's packages that this project does nothing for:
+models of small configurations in
+[`benchmarks/coverage/libraries`](../benchmarks/coverage/libraries/__init__.py), run by `make coverage-libraries`.
+
+The check "sizes" calls the float rewrite with 1, n + 1 and 2n + 1 samples, and with sequences and images that are
+smaller and larger than the recorded ones, in evaluation and training. It holds where every call is equal to the
+original's bit for bit, or refused with an error that says why; what the original itself does not take counts for
+nothing. "Tied" is a model that is refused at every other size.
 
 Times are processor seconds of one thread, the libraries loaded: "capture" is both modes written down as a graph,
 "rewrite" all that `fractrainify` does: capture, the comparison with the model, every pass.
@@ -65,12 +74,46 @@ def _section(rows: Sequence[Row], made_with: Mapping[str, str]) -> str:
     states = ", ".join(f"{n} at {commit}" for commit, n in counts.most_common())
     versions = ", ".join(f"{name} {version}" for name, version in made_with.items())
     parts = [f"Made with {versions}. Rows by the commit that made them: {states}."]
+    parts += [line for line in (_libraries(rows), _sizes(rows), _verdicts(rows)) if line]
     failed = [row for row in rows if not passed(row)]
     if failed:
         parts += ["### What does not pass", _table(("model", "check", "cause"), map(_failure, failed))]
     return "\n\n".join([*parts, "### What passes", _table(_MODEL, (_model(row) for row in rows if passed(row)))])
 
 
+def _libraries(rows: Sequence[Row]) -> str:
+    """The releases of what the suite of libraries took its models from."""
+    found = {row["how"]["library"]: row["how"]["release"] for row in rows if "library" in row.get("how", {})}
+    words = ", ".join(f"{library} {release}" for library, release in sorted(found.items()))
+    return f"Models of {len(found)} libraries: {words}." if found else ""
+
+
+def _sizes(rows: Sequence[Row]) -> str:
+    """How many models are equal to their originals at other sizes, and how many are tied to the recorded one."""
+    checked = [row["sizes"] for row in rows if "sizes" in row]
+    if not checked:
+        return ""
+    parts = []
+    for what, kinds in _KINDS.items():
+        counts = Counter(word for sizes in checked if (word := summary(sizes, *kinds)))
+        parts.append(f"At other {what}: " + (", ".join(f"{n} {word}" for word, n in counts.most_common()) or "none"))
+    return ". ".join(parts) + f". Looked at in {len(checked)} models, of which some take no other size themselves."
+
+
+def _verdicts(rows: Sequence[Row]) -> str:
+    """Of what is built and does not pass, how much is refused in words, and how much is wrong without a word."""
+    failed = [row for row in rows if not passed(row) and row["checks"].get("build") == "passed" and "verdict" in row]
+    counts = Counter(row["verdict"] for row in failed)
+    if not failed:
+        return ""
+    other = len(failed) - counts[REFUSED] - counts[DIFFERENT]
+    return (
+        f"Of the {len(failed)} models that are built and do not pass, {counts[REFUSED]} are refused when they are "
+        f"recorded, {counts[DIFFERENT]} compute something else silently, and {other} fail in another way."
+    )
+
+
+_KINDS: dict[str, tuple[Kind, ...]] = {"batch sizes": ("batch",), "lengths and image sizes": ("length", "image")}
 _SUMMARY = ("suite", "known", "run", "built", "pass", "of those built", "capture, s (median)", "rewrite, s (median)")
 
 
@@ -103,7 +146,8 @@ def _failure(row: Row) -> list[str]:
 
 _MODEL = (
     *("model", "nodes", "contractions", "MMACs", "blocks: identity / projection / no skip"),
-    *("gated", "float", "uncounted ops", "leaves", "capture, s", "rewrite, s"),
+    *("gated", "float", "uncounted ops", "leaves", *(f"other {what}" for what in _KINDS)),
+    *("capture, s", "rewrite, s"),
 )
 
 
@@ -119,6 +163,7 @@ def _model(row: Row) -> list[str]:
         f"{100 * shares['float']:.0f} %",
         ", ".join(f"{count} {kind}" for kind, count in row["uncounted"].items()),
         str(sum(leaf["count"] for leaf in row["leaves"]) or ""),
+        *(summary(row.get("sizes", {}), *kinds) for kinds in _KINDS.values()),
         f"{row['seconds']['capture']:.2f}",
         f"{row['seconds']['rewrite']:.2f}",
     ]

@@ -16,25 +16,31 @@ import torch
 from torch import nn
 
 from benchmarks.coverage.cases import NotBuiltError, Ready
-from benchmarks.coverage.checks import Step, difference, evaluate, objective, step
+from benchmarks.coverage.checks import Step, cause, difference, evaluate, objective, one_line, step, train_outputs
+from benchmarks.coverage.resized import DIFFERENT, ERROR, REFUSED, Pair, worst
+from benchmarks.coverage.sizes import variants
 from fractrain_fx import Engine, FracConfig, FracModel, summarize
 from fractrain_fx.capture import Recording, record, resize_batch
 from fractrain_fx.capture.checking.check import Batching
+from fractrain_fx.capture.inputs.batch import batch_size
 from fractrain_fx.capture.inputs.call import describe_call
 from fractrain_fx.capture.recording.patch import plain_paths
 from fractrain_fx.capture.state import Snapshot, seeded
 from fractrain_fx.config import Method
+from fractrain_fx.errors import FracTrainError
 from fractrain_fx.rewriting import rewrite
 
 __all__ = ["CHECKS", "Row", "examine", "passed"]
 
 Row = dict[str, Any]
 
-_LARGER = 3
-
 
 class _FailedError(Exception):
     """A check found something wrong."""
+
+
+class _DifferentError(_FailedError):
+    """The rewritten model computes something else than the model, and says nothing."""
 
 
 class _Trial:
@@ -145,14 +151,15 @@ class _Trial:
             again = step(self.model, self.ready.args, self.asked, 7)
         if difference(theirs, getattr(again, what), what) is not None:
             words += "; the model itself differs between two runs of one seed"
-        raise _FailedError(words)
+        raise _DifferentError(words)
 
     def eval_outputs(self) -> None:
         """Evaluation at another batch size is equal bit for bit."""
         batches = [{"args": self.ready.args, "kwargs": kwargs} for kwargs in (self.asked, self.ready.kwargs)]
         if not self.recording.fixed_batch:
             packed = self.recording.batching is Batching.PACKED
-            batches = [resize_batch(batch, _LARGER, packed=packed) for batch in batches]
+            larger = (batch_size(batches, packed=packed) or 0) + 1
+            batches = [resize_batch(batch, larger, packed=packed) for batch in batches]
         asked, given = batches
         with self.snapshot.kept():
             theirs = evaluate(self.model, **asked)
@@ -164,7 +171,7 @@ class _Trial:
         with self.snapshot.kept(), plain_paths(value_free=True):
             other = evaluate(self.model, **asked)
         if difference(other, mine, "outputs") is not None:
-            raise _FailedError(words)
+            raise _DifferentError(words)
         self.row["notes"].append("evaluation equals the model's path that reads no values")
 
     def rewrite(self) -> None:
@@ -250,8 +257,16 @@ class _Trial:
             self.expected = evaluate(self.rewritten, self.ready.args, self.ready.kwargs)
 
     def deepcopy(self) -> None:
-        """A deep copy shares nothing and computes the same."""
-        twin = copy.deepcopy(self.rewritten)
+        """A deep copy shares nothing and computes the same, where the model can be copied after a step at all."""
+        try:
+            twin = copy.deepcopy(self.rewritten)
+        except Exception:
+            try:
+                copy.deepcopy(self.model)
+            except Exception as error:  # old forms of weight norm keep a computed tensor
+                self.row["notes"].append(f"the model itself cannot be copied after a step: {one_line(error)[:100]}")
+                return
+            raise
         if {p.data_ptr() for p in twin.parameters() if p.numel()} & {p.data_ptr() for p in self.rewritten.parameters()}:
             raise _FailedError("the copy shares parameters with the model")
         self._require_expected(twin)
@@ -268,6 +283,23 @@ class _Trial:
         words = difference(self.expected, evaluate(model, self.ready.args, self.ready.kwargs), "outputs")
         if words:
             raise _FailedError(words)
+
+    def sizes(self) -> None:
+        """At other batch, sequence and image sizes it equals the model, or refuses with an error that says why.
+
+        Sizes that the model itself refuses count for nothing.
+        """
+        found: dict[str, str] = self.row.setdefault("sizes", {})
+        words: dict[str, str] = self.row.setdefault("size_words", {})
+        packed = self.recording.batching is Batching.PACKED
+        pair = Pair(self.model, self.plain, self.snapshot, frozenset(self.ready.kwargs))
+        for variant in variants(self.ready.args, self.asked, packed=packed):
+            found[variant.label], why = worst(pair.at(variant, run) for run in (evaluate, train_outputs))
+            words.update({variant.label: why[:300]} if why else {})
+        failed = [label for label, outcome in found.items() if outcome in (ERROR, DIFFERENT)]
+        if failed:
+            kind = _DifferentError if DIFFERENT in found.values() else _FailedError
+            raise kind("; ".join(f"{label}: {found[label]}: {words[label]}" for label in failed))
 
 
 # Each check with those it needs: it is not reached where one of them failed.
@@ -290,6 +322,7 @@ _ORDER: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("evaluation", ("training_step",)),
     ("deepcopy", ("evaluation",)),
     ("save_and_load", ("evaluation",)),
+    ("sizes", ("float_rewrite",)),  # the last one, as it takes the longest
 )
 CHECKS = tuple(name for name, _ in _ORDER)
 
@@ -319,24 +352,27 @@ def examine(build: Callable[[], Ready], report: Callable[[Row], None] = lambda r
         except Exception as error:  # whatever goes wrong with a model is what is being measured
             checks[name] = "failed"
             row.setdefault("failed_at", name)
-            row.setdefault("cause", _cause(error))
+            told = isinstance(error, _FailedError | NotBuiltError)
+            row.setdefault("cause", one_line(error) if told else cause(error))
+            row.setdefault("verdict", _verdict(name, error))
             row["not_built"] = isinstance(error, NotBuiltError)
     row.pop("at", None)
     return row
 
 
 def passed(row: Row) -> bool:
-    """Whether every single check was made and held."""
-    return all(row["checks"].get(name) == "passed" for name in CHECKS)
+    """Whether every single check was made and held; rows from before there was one at other sizes lack that."""
+    checks = {"sizes": "passed"} | row["checks"]
+    return all(checks.get(name) == "passed" for name in CHECKS)
 
 
-def _cause(error: BaseException) -> str:
-    """The message of an error, and of what it came from where that was not to be shown."""
-    words = " ".join(str(error).split())[:600]
-    if isinstance(error, _FailedError | NotBuiltError):
-        return words
-    behind = f" from {_cause(error.__cause__)}" if error.__cause__ else ""
-    return f"{type(error).__name__}: {words}{behind}"
+def _verdict(check: str, error: BaseException) -> str:
+    """Whether the toolkit refuses the model with an error of its own, is silently wrong about it, or neither."""
+    if isinstance(error, _DifferentError):
+        return DIFFERENT
+    if isinstance(error, FracTrainError) and check in ("capture", "float_rewrite", "rewrite"):
+        return REFUSED
+    return "failed" if isinstance(error, _FailedError | NotBuiltError) else ERROR
 
 
 def _leaves(recording: Recording) -> list[dict[str, Any]]:
