@@ -4,10 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 
-.PHONY: help install demo test long slow readme coverage bench paper docs lint format typecheck check clean
+.PHONY: help install demo test long slow readme coverage coverage-libraries bench paper docs lint format typecheck check clean
 
 help:  ## what can be made
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
 
 install: $(READY)  ## .venv with the package (editable) and what tests and checks need
 
@@ -42,6 +42,22 @@ coverage: $(READY)  ## put timm, Hugging Face and torchvision through every chec
 		$(BIN)/python -m benchmarks.coverage --suite $$suite $(SAMPLE) --out docs/results/coverage.json.gz \
 			--table docs/coverage.md || exit 1; \
 	done
+
+# Other people's libraries, in an environment that sees this one's packages: none of them may bring another torch, so
+# none brings what it depends on, and requirements.txt names that as well.
+LIBRARIES := .venv-libraries
+FOREIGN := benchmarks/coverage/libraries/requirements.txt
+SITE := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
+
+$(LIBRARIES)/.installed: $(READY) $(FOREIGN)
+	test -x $(LIBRARIES)/bin/python || $(BIN)/python -m venv $(LIBRARIES)
+	$(BIN)/python $(SITE) > $$($(LIBRARIES)/bin/python $(SITE))/project.pth
+	$(LIBRARIES)/bin/python -m pip install --no-deps -r $(FOREIGN)
+	touch $@
+
+coverage-libraries: $(LIBRARIES)/.installed  ## put models of third-party libraries through every check
+	$(LIBRARIES)/bin/python -m benchmarks.coverage --suite libraries --seconds 300 \
+		--out docs/results/coverage.json.gz --table docs/coverage.md
 
 # Minutes, so only two models and the main methods; docs/performance.md has the command behind each of its tables.
 bench: $(READY)  ## time and saved memory of a training step against float32 (short form)

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.coverage --suite timm|hf|torchvision --out FILE``: sweep a library, write a table."""
+"""``python -m benchmarks.coverage --suite SUITE --out FILE``: sweep a library, or many, and write a table."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from benchmarks.coverage import hf_models, timm_models, torchvision_models
+from benchmarks.coverage import hf_models, libraries, timm_models, torchvision_models
 from benchmarks.coverage.pool import Limits, run
 from benchmarks.coverage.results import Results
 from benchmarks.coverage.table import markdown
 from benchmarks.coverage.trial import passed
 
-_SUITES = {"timm": timm_models, "hf": hf_models, "torchvision": torchvision_models}
+_SUITES = {"timm": timm_models, "hf": hf_models, "torchvision": torchvision_models, "libraries": libraries}
 
 
 def main(argv: Sequence[str] | None = None) -> None:

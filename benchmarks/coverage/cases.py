@@ -10,7 +10,7 @@ from torch import nn
 
 __all__ = ["Case", "NotBuiltError", "Ready", "Suite"]
 
-Suite = Literal["timm", "hf", "torchvision"]
+Suite = Literal["timm", "hf", "torchvision", "libraries"]
 
 
 class NotBuiltError(Exception):
