@@ -33,14 +33,14 @@ ENTRIES: tuple[Entry, ...] = tuple(
 
 
 def cases(sample: bool) -> list[Case]:
-    """All of them; the sample has the first two of each library."""
-    seen: dict[str, int] = {}
+    """All of them, the libraries in turn; the sample has the first two of each."""
+    places: dict[str, int] = {}
     found = []
     for entry in ENTRIES:
-        seen[entry.library] = seen.get(entry.library, 0) + 1
-        if not sample or seen[entry.library] <= 2:
-            found.append(Case("libraries", f"{entry.library}/{entry.name}", entry.library))
-    return found
+        place = places[entry.library] = places.get(entry.library, -1) + 1
+        if not sample or place < 2:
+            found.append((place, Case("libraries", f"{entry.library}/{entry.name}", entry.library)))
+    return [case for _, case in sorted(found, key=lambda each: each[0])]
 
 
 def build(case: Case) -> Ready:
