@@ -30,9 +30,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     suite = _SUITES[options.suite]
     results = Results(options.out)
+    for path in options.merge:
+        results.take(path)
     known = {case.name: case for case in suite.cases(sample=False)}
     results.known[options.suite] = len(known)
     wanted = [known[name] for name in options.only] if options.only else suite.cases(options.sample)
+    first, count = options.shard
+    wanted = wanted[first - 1 :: count]
     left = [case for case in wanted if results.open(case.key, options.retry)]
     console = Console()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -46,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.table:
         before = options.table.read_text(encoding="utf-8") if options.table.exists() else ""
         options.table.write_text(markdown(results, before), encoding="utf-8")
+    results.write()
     good = sum(passed(results.rows[case.key]) for case in wanted)
     console.print(f"{options.suite}: {good} of {len(wanted)} pass every check; {options.out}", markup=False)
 
@@ -57,11 +62,20 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--table", type=Path, help="Markdown page: what --out holds of a library is its part")
     parser.add_argument("--sample", action="store_true", help="two of each timm or torchvision module, all HF types")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these models")
+    parser.add_argument("--shard", type=_shard, default=(1, 1), metavar="K/N", help="the K-th of N parts of the models")
+    parser.add_argument("--merge", nargs="+", type=Path, default=[], metavar="FILE", help="what --out lacks of these")
     parser.add_argument("--retry", action="store_true", help="run again what did not pass")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="processes at a time")
     parser.add_argument("--seconds", type=float, default=60.0, help="processor time for one model")
     parser.add_argument("--gib", type=float, default=8.0, help="memory for one model")
     return parser
+
+
+def _shard(text: str) -> tuple[int, int]:
+    first, _, count = text.partition("/")
+    if not (first.isdigit() and count.isdigit() and 1 <= int(first) <= int(count)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not K/N with 1 <= K <= N")
+    return int(first), int(count)
 
 
 if __name__ == "__main__":

@@ -39,8 +39,18 @@ class Results:
         return key not in self.rows or (retry and not passed(self.rows[key]))
 
     def add(self, case: Case, row: Row) -> None:
-        """Keep a row, and write the file as a whole or not at all."""
+        """Keep a row, and write the file."""
         self.rows[case.key] = asdict(case) | row | {"commit": self._commit}
+        self.write()
+
+    def take(self, path: Path) -> None:
+        """Take over the rows of another file that this one lacks, or that did not pass here."""
+        for key, row in json.loads(_unpacked(path)).get("models", {}).items():
+            if self.open(key, retry=True):
+                self.rows[key] = row
+
+    def write(self) -> None:
+        """Write the file as a whole or not at all."""
         part = self._path.with_suffix(".part")
         held = {"made_with": self.made_with, "known": self.known, "models": self.rows}
         text = json.dumps(held, indent=1).encode()

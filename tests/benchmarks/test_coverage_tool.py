@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,8 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from benchmarks.coverage import hf_models, timm_models, torchvision_models
+from benchmarks.coverage import __main__ as sweep
+from benchmarks.coverage import hf_models, libraries, timm_models, torchvision_models
 from benchmarks.coverage.cases import Case, NotBuiltError, Ready, Suite
 from benchmarks.coverage.hf_shrink import PLANS, shrink
 from benchmarks.coverage.pool import Limits, run
@@ -116,6 +119,36 @@ def test_a_sweep_of_one_library_leaves_the_others_in_the_page(tmp_path: Path) ->
     assert "| timm |  | 2 | 2 | 2 | 100.0 % |" in again
     assert again.count("| second |") == again.count("## hf") == again.count("| hf |") == 1
     assert markdown(results("hf"), again) == again
+
+
+def test_rows_of_parts_of_a_sweep_come_together(tmp_path: Path) -> None:
+    row = examine(lambda: ready(Residual))
+    failed = row | {"checks": row["checks"] | {"gates": "failed"}}
+    one, two = Results(tmp_path / "one.json"), Results(tmp_path / "two.json.gz")
+    one.add(Case("timm", "first", ""), failed)
+    two.add(Case("timm", "first", ""), row)
+    two.add(Case("timm", "second", ""), failed)
+    one.take(tmp_path / "two.json.gz")
+    one.write()
+    again = Results(tmp_path / "one.json")
+    assert passed(again.rows["timm/first"])
+    assert not passed(again.rows["timm/second"])
+
+
+def test_parts_of_a_sweep_have_each_model_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+
+    def record(cases: Sequence[Case], *_: Any) -> list[Any]:
+        ran.extend(case.name for case in cases)
+        return []
+
+    monkeypatch.setattr(sweep, "run", record)
+    for shard in ("1/3", "2/3", "3/3"):
+        with contextlib.suppress(KeyError):  # no row comes of it
+            sweep.main(["--suite", "libraries", "--out", str(tmp_path / "all.json"), "--shard", shard])
+    assert sorted(ran) == sorted(case.name for case in libraries.cases(sample=False))
+    with pytest.raises(SystemExit):
+        sweep.main(["--suite", "libraries", "--out", str(tmp_path / "all.json"), "--shard", "4/3"])
 
 
 def test_a_process_that_stands_still_is_ended() -> None:

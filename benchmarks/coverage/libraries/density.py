@@ -65,7 +65,7 @@ class _Field(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 4))
+        self.net = nn.Sequential(nn.Linear(4, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 4))
 
     def forward(self, t: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         slope: torch.Tensor = self.net(y)
@@ -140,7 +140,7 @@ ENTRIES = (
     Entry(
         "gpytorch",
         "deep kernel",
-        lambda: nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 2), _Kernel()),
+        lambda: nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 2), _Kernel()),
         lambda: (torch.randn(8, 4),),
     ),
 )

@@ -31,7 +31,7 @@ def _basic(name: str, **options: Any) -> Entry:
     return Entry(
         "torch_geometric",
         name,
-        lambda: getattr(_geometric, name)(**_SIZES, num_layers=2, dropout=0.1, **options),
+        lambda: getattr(_geometric, name)(**_SIZES, num_layers=3, dropout=0.1, **options),
         _graph,
     )
 

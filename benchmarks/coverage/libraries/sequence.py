@@ -39,6 +39,10 @@ def _autoregressive() -> nn.Module:
     return made
 
 
+def _encoder() -> nn.Module:
+    return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 16))
+
+
 class _Tagger(nn.Module):
     """An encoder with a CRF on it, as pytorch-crf's documentation uses it: the loss is minus its likelihood."""
 
@@ -46,7 +50,7 @@ class _Tagger(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(64, 32)
         self.encoder = nn.LSTM(32, 16, bidirectional=True, batch_first=True)
-        self.head = nn.Linear(32, 5)
+        self.head = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 5))
         self.crf = _crf.CRF(5, batch_first=True)
 
     def forward(self, ids: torch.Tensor, tags: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -60,7 +64,8 @@ class _SparseClassifier(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.score, self.body, self.head = nn.Linear(32, 1), nn.Linear(32, 32), nn.Linear(32, 5)
+        self.score, self.head = nn.Linear(32, 1), nn.Linear(32, 5)
+        self.body = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32))
         self.loss = _entmax.Entmax15Loss()
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -74,7 +79,7 @@ class _Embedder(nn.Module):
 
     def __init__(self, loss: nn.Module) -> None:
         super().__init__()
-        self.body, self.loss = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 16)), loss
+        self.body, self.loss = _encoder(), loss
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         loss: torch.Tensor = self.loss(self.body(x), labels)
@@ -241,13 +246,13 @@ ENTRIES = (
     Entry(
         "vector-quantize-pytorch",
         "VectorQuantize",
-        lambda: nn.Sequential(nn.Linear(32, 16), _quantizers.VectorQuantize(16, 32)),
+        lambda: nn.Sequential(_encoder(), _quantizers.VectorQuantize(16, 32)),
         lambda: (features(),),
     ),
     Entry(
         "vector-quantize-pytorch",
         "ResidualFSQ",
-        lambda: nn.Sequential(nn.Linear(32, 16), _quantizers.ResidualFSQ(dim=16, levels=[8, 5, 5], num_quantizers=2)),
+        lambda: nn.Sequential(_encoder(), _quantizers.ResidualFSQ(dim=16, levels=[8, 5, 5], num_quantizers=2)),
         lambda: (features(),),
     ),
 )

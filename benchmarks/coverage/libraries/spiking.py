@@ -19,20 +19,21 @@ _STEPS = 4
 
 
 class _Leaky(nn.Module):
-    """Two layers of snntorch's neurons over a few steps of time, as its tutorial builds them."""
+    """Three layers of snntorch's neurons over a few steps of time, as its tutorial builds them."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first, self.second = nn.Linear(32, 64), nn.Linear(64, 10)
-        self.spikes, self.out = _snn.Leaky(beta=0.9), _snn.Leaky(beta=0.9)
+        self.layers = nn.ModuleList([nn.Linear(32, 64), nn.Linear(64, 64), nn.Linear(64, 10)])
+        self.neurons = nn.ModuleList([_snn.Leaky(beta=0.9) for _ in self.layers])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        first, second = self.spikes.init_leaky(), self.out.init_leaky()
+        states = [neuron.init_leaky() for neuron in self.neurons]
         potentials = []
         for _ in range(_STEPS):
-            spikes, first = self.spikes(self.first(x), first)
-            _, second = self.out(self.second(spikes), second)
-            potentials.append(second)
+            spikes = x
+            for i, (layer, neuron) in enumerate(zip(self.layers, self.neurons, strict=True)):
+                spikes, states[i] = neuron(layer(spikes), states[i])
+            potentials.append(states[-1])
         return torch.stack(potentials)
 
 
