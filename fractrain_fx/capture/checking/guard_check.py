@@ -14,7 +14,7 @@ from torch.nn.modules import activation, batchnorm, dropout, normalization
 from torch.utils import _pytree as pytree
 
 from fractrain_fx.capture.sizes.guards import Guard, Size
-from fractrain_fx.capture.state import Snapshot
+from fractrain_fx.capture.state import Snapshot, preserved_random_state
 from fractrain_fx.capture.trees import tensors_in
 
 __all__ = ["Form", "Guards", "Shapes", "forms_of", "shapes_of"]
@@ -118,7 +118,7 @@ class Guards:
     def _inner(self, wanted: set[Size], values: Sequence[Any], owner: nn.Module, model: nn.Module) -> dict[Size, int]:
         shapes_only = pytree.tree_map_only(Tensor, _without_data, list(values))
         try:
-            with torch.no_grad():
+            with preserved_random_state(), torch.no_grad():
                 return _SizesWithoutData(owner, self._graph, wanted).found(shapes_only)
         except Exception:  # values decide sizes, or foreign code reads them: only a run with data tells
             if any(x.is_meta for x in tensors_in(values)):

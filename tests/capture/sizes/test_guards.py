@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, log, sqrt
@@ -464,6 +465,32 @@ def test_another_answer_of_the_values_of_inputs_is_an_error_that_names_the_line(
     _, rewritten = built(labels_that_may_be_missing)
     with pytest.raises(InputError, match=r"another way than the recorded one .*> 0.*test_guards\.py"):
         rewritten(torch.full((2, 5, 4), -10.0))
+
+
+class Flips(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flip(1) if random.random() < 0.5 else x
+
+
+def test_a_look_at_new_shapes_draws_no_random_numbers() -> None:
+    class Augmented(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.flips, self.linear = Flips(), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.linear(self.flips(x))
+            return y * 2 if y.shape[1] > 3 else y
+
+    model = Augmented()
+    rewritten = fractrainify(model, config=FracConfig(method="float"), example_inputs=(torch.randn(2, 5, 4),))
+    for length in (4, 6, 8, 9):
+        x = torch.randn(2, length, 4)
+        random.seed(length)
+        expected = model(x), random.random()
+        random.seed(length)
+        assert torch.equal(rewritten(x), expected[0])
+        assert random.random() == expected[1]
 
 
 def test_a_table_looked_up_by_python_ties_the_model_to_its_length_and_is_found_by_comparing() -> None:
