@@ -20,18 +20,19 @@ class Snapshot:
     """The state of ``model`` at one moment, to return to after each run.
 
     It holds a copy of every parameter and buffer, as a forward may write to both (running averages of codebooks).
-    Gradients are not touched by what is run here, and not kept.
+    Gradients are not touched by what is run here, and not kept. Without ``tensors``, attributes alone are held: for runs
+    on the meta device, which write to no parameter.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, tensors: bool = True) -> None:
         self.model = model
         # Containers among the attributes are copied: a forward may fill them (caches of tables, say).
         self._attributes = [
             (module, {name: (value, _contents(value)) for name, value in vars(module).items()})
             for module in model.modules()
         ]
-        tensors = [*model.parameters(), *model.buffers()]
-        self._values = [(x, x.detach().clone()) for x in tensors if not x.is_meta]
+        held = [*model.parameters(), *model.buffers()] if tensors else []
+        self._values = [(x, x.detach().clone()) for x in held if not x.is_meta]
         self._generators = Generators(model)
         self._drawn = self._generators.keep()
 

@@ -14,7 +14,7 @@ from torch.nn.modules import activation, batchnorm, dropout, normalization
 from torch.utils import _pytree as pytree
 
 from fractrain_fx.capture.sizes.guards import Guard, Size
-from fractrain_fx.capture.state import Snapshot, preserved_random_state
+from fractrain_fx.capture.state import Snapshot
 from fractrain_fx.capture.trees import tensors_in
 
 __all__ = ["Form", "Guards", "Shapes", "forms_of", "shapes_of"]
@@ -118,7 +118,7 @@ class Guards:
     def _inner(self, wanted: set[Size], values: Sequence[Any], owner: nn.Module, model: nn.Module) -> dict[Size, int]:
         shapes_only = pytree.tree_map_only(Tensor, _without_data, list(values))
         try:
-            with preserved_random_state(), torch.no_grad():
+            with Snapshot(model, tensors=False).kept(), torch.no_grad():
                 return _SizesWithoutData(owner, self._graph, wanted).found(shapes_only)
         except Exception:  # values decide sizes, or foreign code reads them: only a run with data tells
             if any(x.is_meta for x in tensors_in(values)):
@@ -179,8 +179,14 @@ class _SizesWithoutData(_Sizes):
         module = self.fetch_attr(target)
         if type(module).__module__ in _KEEPING and not isinstance(module, _OTHERS):
             return args[0] if args else kwargs["input"]
-        state = {name: _without_data(x) for name, x in (*module.named_parameters(), *module.named_buffers())}
-        return torch.func.functional_call(module, state, args, kwargs)
+        # Each place once: a module that has two names would keep what is put there for the call.
+        places = (
+            (f"{path}.{name}".lstrip("."), x)
+            for path, part in module.named_modules()
+            for name, x in (*part._parameters.items(), *part._buffers.items())
+        )
+        state = {name: _without_data(x) for name, x in places if x is not None}
+        return torch.func.functional_call(module, state, args, kwargs, tie_weights=False)
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call a function, or spare it."""

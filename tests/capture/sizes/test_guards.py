@@ -493,6 +493,31 @@ def test_a_look_at_new_shapes_draws_no_random_numbers() -> None:
         assert random.random() == expected[1]
 
 
+def test_a_look_at_new_shapes_leaves_what_modules_keep_for_themselves() -> None:
+    class Grid(nn.Module):
+        table: Tensor | None = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.table is None or len(self.table) != x.shape[1]:
+                self.table = torch.arange(x.shape[1], device=x.device)[:, None] * 0.1
+            return x + self.table
+
+    class Placed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.grid, self.linear = Grid(), nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.linear(self.grid(x))
+            return y * 2 if y.shape[1] > 3 else y
+
+    model = Placed()
+    rewritten = fractrainify(model, config=FracConfig(method="float"), example_inputs=(torch.randn(2, 5, 4),))
+    for length in (5, 7, 5, 3):
+        x = torch.randn(2, length, 4)
+        assert torch.equal(rewritten(x), model(x))
+
+
 def test_a_table_looked_up_by_python_ties_the_model_to_its_length_and_is_found_by_comparing() -> None:
     _, rewritten = built(list_indexed_by_a_length)
     assert "x.size(1) == 5" in [str(guard) for guard in rewritten.guards]
