@@ -20,8 +20,8 @@ class Snapshot:
     """The state of ``model`` at one moment, to return to after each run.
 
     It holds a copy of every parameter and buffer, as a forward may write to both (running averages of codebooks).
-    Gradients are not touched by what is run here, and not kept. Without ``tensors``, attributes alone are held: for runs
-    on the meta device, which write to no parameter.
+    Gradients are not touched by what is run here, and not kept. Without ``tensors``, attributes alone are held: for
+    runs on the meta device, which write to no parameter.
     """
 
     def __init__(self, model: nn.Module, *, tensors: bool = True) -> None:

@@ -148,7 +148,8 @@ def _feature_axis(graph_module: GraphModule, entry: Node, block: Block) -> int:
                 return axis % ndim
             if facts(user).shape is not None and len(facts(user).shape or ()) == ndim:
                 queue.append(user)
-    return 1 if ndim == 4 else ndim - 1
+    batch = facts(entry).batch
+    return 1 if ndim == 4 and (batch is None or batch.axis != 1) else ndim - 1
 
 
 def _reads_features(graph_module: GraphModule, node: Node) -> int | None:
