@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from fractrain_fx.capture.patch import plain_paths
 from torch import Tensor, nn
 
 from benchmarks.coverage.checks import cause, difference
 from benchmarks.coverage.sizes import Kind, Variant
+from fractrain_fx.capture.recording.patch import plain_paths
 from fractrain_fx.capture.state import Snapshot
 from fractrain_fx.errors import InputError
 

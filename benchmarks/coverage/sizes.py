@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from fractrain_fx.capture.batch import batch_size
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from fractrain_fx.capture import resize_batch
+from fractrain_fx.capture.inputs.batch import batch_size
 
 __all__ = ["Kind", "Variant", "variants"]
 
