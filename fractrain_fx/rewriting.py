@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import nn
 from torch.fx.passes.infra.pass_base import PassBase
-from torch.fx.passes.infra.pass_manager import PassManager
 
 from fractrain_fx.capture import RecordedModule, Recording, record
 from fractrain_fx.capture.inputs.examples import example_inputs as find_examples
@@ -17,6 +16,7 @@ from fractrain_fx.config.targets import resolve_targets
 from fractrain_fx.errors import ConfigError, FracTrainError, ModelError, PassError
 from fractrain_fx.passes import FIXED_BATCH, TRAINED, default_passes, reachable
 from fractrain_fx.passes.graph import NAMESPACE
+from fractrain_fx.passes.graph.run import run_passes
 from fractrain_fx.tied import forget_notices
 from fractrain_fx.tied.telling import warn
 
@@ -149,13 +149,11 @@ def _run(graph_module: RecordedModule, recording: Recording, passes: Sequence[Pa
         node.meta["example"] = value
     graph_module.meta[FIXED_BATCH] = recording.fixed_batch
     try:
-        with graph_module.edited():
-            PassManager(passes=list(passes))(graph_module)
+        run_passes(graph_module, passes)
+    except FracTrainError:
+        raise
     except Exception as error:
-        # torch's manager wraps whatever a pass raises; users get the error itself.
         cause = error.__cause__
-        if isinstance(cause, FracTrainError):
-            raise cause from None
         if cause is None:
             raise
         raise PassError(

@@ -11,18 +11,8 @@ from fractrain_fx.config import FracConfig
 from fractrain_fx.execution.fused_op import FusedOp
 from fractrain_fx.execution.int8.timing import Tuner
 from fractrain_fx.execution.torchao.linear import NUMERICS
-from fractrain_fx.passes import (
-    Dispatch,
-    Fuse,
-    FuseSkips,
-    Lower,
-    Swap,
-    Unmask,
-    fused_ops,
-    ops_of,
-    unlowered,
-    unswapped,
-)
+from fractrain_fx.passes import execution_passes, fused_ops, ops_of, unlowered, unswapped
+from fractrain_fx.passes.graph.run import run_passes
 
 __all__ = ["Running"]
 
@@ -51,16 +41,8 @@ class Running:
         """The copy, made anew where the graph shown was changed and recompiled since."""
         if not torch.compiler.is_compiling() and self._code is not self._shown._code:
             copied = RecordedModule.over(self._shown, self._shown._modules, copy.deepcopy(self._shown.graph))
-            Fuse(self._config.saved)(copied)
-            Unmask()(copied)
-            if self._config.lowers:
-                Lower(self._config, self._tuner)(copied)
-            if self._config.torchao is not None:
-                Swap(self._config.torchao)(copied)
+            run_passes(copied, execution_passes(self._config, self._tuner, self._place))
             self.fused = fused_ops(copied)
-            if self._config.dispatches:
-                Dispatch(self._config.dispatch_from, self._place)(copied)
-            FuseSkips()(copied)
             self.graph_module = copied
             self.graph_module.training = self._shown.training
             self._code = self._shown._code

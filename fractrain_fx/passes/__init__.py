@@ -1,19 +1,20 @@
-"""The chain of rewrites that makes a recorded model train with fractional precision."""
+"""The three chains: passes that look, passes that rewrite the graph shown, passes that make the copy which runs."""
 
 from __future__ import annotations
 
 from torch.fx.passes.infra.pass_base import PassBase
 
 from fractrain_fx.config import FracConfig
+from fractrain_fx.execution.int8.timing import Tuner
 from fractrain_fx.passes.analyse.blocks import Blocks
 from fractrain_fx.passes.analyse.macs import Macs
 from fractrain_fx.passes.analyse.precision import DecidePrecision
 from fractrain_fx.passes.analyse.separate import Separate
 from fractrain_fx.passes.analyse.shapes import Shapes
 from fractrain_fx.passes.execute.dispatch import Dispatch, undispatched
-from fractrain_fx.passes.execute.fuse import Fuse, unfused
+from fractrain_fx.passes.execute.fuse import Fuse, fused_ops, unfused
 from fractrain_fx.passes.execute.fuse_skips import FuseSkips
-from fractrain_fx.passes.execute.int8 import Lower, fused_ops, unlowered
+from fractrain_fx.passes.execute.int8 import Lower, unlowered
 from fractrain_fx.passes.execute.relu import Unmask
 from fractrain_fx.passes.execute.torchao import Swap, unswapped
 from fractrain_fx.passes.graph.facts import (
@@ -67,6 +68,7 @@ __all__ = [
     "controller_size",
     "costed",
     "default_passes",
+    "execution_passes",
     "facts",
     "fixed_batch",
     "fused_ops",
@@ -93,3 +95,21 @@ def default_passes(config: FracConfig) -> list[PassBase]:
     """All passes in order, as a plain list: add, drop or reorder at will."""
     mixing: list[PassBase] = [MixOutputs(config)] if config.gated and config.mixing == "outputs" else []
     return [*analysis_passes(config), InsertGates(config), Quantize(config), *mixing, MeterCost(config)]
+
+
+def execution_passes(config: FracConfig, tuner: Tuner | None = None, place: str = "dispatched") -> list[PassBase]:
+    """The passes that make the copy which runs from the graph that is shown.
+
+    Args:
+        config: what fused ops keep of activations between forward and backward, and how they and skipped blocks run.
+        tuner: chooses between float and int8; one of its own by default.
+        place: under ``frac.``, where the skipped blocks of this graph lie.
+    """
+    passes: list[PassBase] = [Fuse(config.saved), Unmask()]
+    if config.lowers:
+        passes.append(Lower(config, tuner or Tuner(config.kernels, compiled=config.rounding == "compiled")))
+    if config.torchao is not None:
+        passes.append(Swap(config.torchao))
+    if config.dispatches:
+        passes.append(Dispatch(config.dispatch_from, place))
+    return [*passes, FuseSkips()]

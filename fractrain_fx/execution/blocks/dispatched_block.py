@@ -55,6 +55,11 @@ class DispatchedBlock(nn.Module):
         self.register_buffer("threshold", torch.tensor(threshold), persistent=False)
         self._types: dict[tuple[Any, ...], torch.dtype] = {}
 
+    @property
+    def region(self) -> GraphModule:
+        """The graph of the branch."""
+        return self._region[0]
+
     def forward(self, choice: Float[Tensor, "batch options"], onto: Float[Tensor, "*dims"], *given: Any) -> Tensor:
         """The block's output, or the branch with zeros for those that skip, where the graph does the adding.
 

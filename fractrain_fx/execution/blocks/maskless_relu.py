@@ -36,11 +36,11 @@ class MasklessReLU(nn.Module):
 
     def __init__(self, original: Original) -> None:
         super().__init__()
-        self._original = original
+        self.original = original
 
     def forward(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
         """The values above zero, and zero elsewhere."""
-        module = self._original.find()
+        module = self.original.find()
         plain = type(module) is nn.ReLU and not is_hooked(module)
         y: Tensor = relu(x) if plain and _masks_are_slow(x) else module(x)
         return y

@@ -59,6 +59,12 @@ class Separate(PassBase):
             self._try(graph_module, ends)
         return PassResult(graph_module, bool(ends))
 
+    def ensures(self, graph_module: GraphModule) -> None:
+        reason = inseparable(graph_module) if isinstance(graph_module, RecordedModule) else None
+        for block in skippable(graph_module.graph) if reason is not None else ():
+            if block.together != reason:
+                raise PassError(f"block {block.name!r} cannot run for a part of the samples, and does not say so")
+
     def _try(self, graph_module: RecordedModule, ends: dict[Node, Block]) -> None:
         examples = [node.meta["example"] for node in graph_module.graph.find_nodes(op="placeholder")]
         size = max(batch_size(examples, self.batch_axis) or 0, 2)

@@ -10,7 +10,7 @@ from fractrain_fx.errors import PassError
 from fractrain_fx.execution.blocks.dispatched_block import DispatchedBlock
 from fractrain_fx.passes.graph.branches import Part, ends_of, part_of
 from fractrain_fx.passes.graph.edit import NAMESPACE, call, identifier, unique
-from fractrain_fx.passes.graph.facts import Block, choices_of
+from fractrain_fx.passes.graph.facts import Block, choices_of, facts
 
 __all__ = ["Dispatch", "undispatched"]
 
@@ -32,6 +32,9 @@ class Dispatch(PassBase):
     def __init__(self, threshold: float, place: str = "dispatched") -> None:
         super().__init__()
         self._threshold, self._place = threshold, place
+
+    def requires(self, graph_module: GraphModule) -> None:
+        _recorded(graph_module)
 
     def call(self, graph_module: GraphModule) -> PassResult:
         recorded = _recorded(graph_module)
@@ -62,6 +65,13 @@ class Dispatch(PassBase):
             graph.erase_node(part.add)
         for node in reversed(part.nodes):
             graph.erase_node(node)
+
+    def ensures(self, graph_module: GraphModule) -> None:
+        for node in graph_module.graph.nodes:
+            if facts(node).role == "dispatched":
+                module = graph_module.get_submodule(str(node.target))
+                if not isinstance(module, DispatchedBlock) or len(node.args) != 2 + len(module.given):
+                    raise PassError(f"{node.name!r} is not given what the branch in it reads")
 
 
 def undispatched(graph_module: GraphModule) -> dict[str, str]:

@@ -10,6 +10,7 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from fractrain_fx.config import CODE_BITS, Saved
 from fractrain_fx.errors import PassError
+from fractrain_fx.execution.blocks.dispatched_block import DispatchedBlock
 from fractrain_fx.execution.fused_op import FusedOp
 from fractrain_fx.nn.quantizers import ActivationQuantizer, GradientQuantizer, WeightQuantizer, picked
 from fractrain_fx.passes.graph.arithmetic import arithmetic_of
@@ -17,7 +18,7 @@ from fractrain_fx.passes.graph.contractions import contraction, operand
 from fractrain_fx.passes.graph.edit import NAMESPACE, call, insert_module
 from fractrain_fx.passes.graph.facts import facts
 
-__all__ = ["Fuse", "unfused"]
+__all__ = ["Fuse", "fused_ops", "require_fused", "unfused"]
 
 
 class Fuse(PassBase):
@@ -38,6 +39,11 @@ class Fuse(PassBase):
         super().__init__()
         self._saved = saved
 
+    def requires(self, graph_module: GraphModule) -> None:
+        for node in graph_module.graph.nodes:
+            if facts(node).role in ("input", "weight", "gradient") and node.op != "call_module":
+                raise PassError(f"the quantize node {node.name!r} calls no quantizer: run Quantize, which inserts them")
+
     def call(self, graph_module: GraphModule) -> PassResult:
         groups = [node for node in graph_module.graph.nodes if _group(node) is not None]
         kept = _kept(groups)
@@ -53,12 +59,37 @@ class Fuse(PassBase):
         for node in graph_module.graph.nodes:
             if facts(node).role in ("input", "weight", "gradient") and not node.users:
                 raise PassError(f"the quantize node {node.name!r} serves nothing any more but still runs")
+        require_fused(graph_module)
 
 
 def unfused(graph_module: GraphModule) -> dict[str, str]:
     """Quantized ops of a graph that have no fused form, by name, with the reason."""
     groups = [node for node in graph_module.graph.nodes if _group(node) is not None]
     return {facts(node).op.name: reason for node, reason in _kept(groups).items()}  # type: ignore[union-attr]
+
+
+def fused_ops(graph_module: GraphModule) -> dict[str, FusedOp]:
+    """The fused ops of a graph and of the branches that were taken out of it, by the name of the op."""
+    found: dict[str, FusedOp] = {}
+    for node in graph_module.graph.find_nodes(op="call_module"):
+        module = graph_module.get_submodule(str(node.target))
+        op = facts(node).op
+        if isinstance(module, FusedOp) and op is not None:
+            found[op.name] = module
+        elif isinstance(module, DispatchedBlock):
+            found |= fused_ops(module.region)
+    return found
+
+
+def require_fused(graph_module: GraphModule) -> None:
+    """Check that :class:`Fuse` has been over a graph.
+
+    Raises:
+        PassError: an op that has a fused form is not fused.
+    """
+    groups = [node for node in graph_module.graph.nodes if _group(node) is not None]
+    for node in set(groups) - _kept(groups).keys():
+        raise PassError(f"{node.name!r} is not one op with the quantize nodes around it yet: run Fuse first")
 
 
 def _group(node: Node) -> tuple[list[Node], Node] | None:

@@ -25,6 +25,11 @@ class FuseSkips(PassBase):
     norm is left that only a skip reads.
     """
 
+    def requires(self, graph_module: GraphModule) -> None:
+        for node in graph_module.graph.nodes:
+            if facts(node).role == "skip" and len(node.args) != 2:
+                raise PassError(f"the skip {node.name!r} reads {len(node.args)} values, not a branch and a choice")
+
     def call(self, graph_module: GraphModule) -> PassResult:
         found = [node for node in graph_module.graph.nodes if _norm_of(graph_module, node) is not None]
         for skip in found:

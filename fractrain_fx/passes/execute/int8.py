@@ -16,10 +16,11 @@ from fractrain_fx.execution.int8.timing import Tuner
 from fractrain_fx.execution.int8.windows import Windows
 from fractrain_fx.execution.simulated.arithmetic import AddMatMul, Arithmetic, Convolution, Linear, MatMul
 from fractrain_fx.formats import AffineFormat
+from fractrain_fx.passes.execute.fuse import fused_ops, require_fused
 from fractrain_fx.passes.execute.kept import kept
 from fractrain_fx.passes.graph.facts import Op, facts, ops_of
 
-__all__ = ["Lower", "fused_ops", "unlowered"]
+__all__ = ["Lower", "unlowered"]
 
 
 class Lower(PassBase):
@@ -38,6 +39,9 @@ class Lower(PassBase):
     def __init__(self, config: FracConfig, tuner: Tuner) -> None:
         super().__init__()
         self._config, self._tuner = config, tuner
+
+    def requires(self, graph_module: GraphModule) -> None:
+        require_fused(graph_module)
 
     def call(self, graph_module: GraphModule) -> PassResult:
         found = fused_ops(graph_module)
@@ -59,17 +63,6 @@ class Lower(PassBase):
         for name, fused in fused_ops(graph_module).items():
             if fused.lowered is not None and not isinstance(fused.plan.fmt, AffineFormat):
                 raise PassError(f"{name!r} has no integer codes but was lowered")
-
-
-def fused_ops(graph_module: GraphModule) -> dict[str, FusedOp]:
-    """The fused ops of a graph, by the name of the op."""
-    found: dict[str, FusedOp] = {}
-    for node in graph_module.graph.find_nodes(op="call_module"):
-        module = graph_module.get_submodule(str(node.target))
-        op = facts(node).op
-        if isinstance(module, FusedOp) and op is not None:
-            found[op.name] = module
-    return found
 
 
 def unlowered(graph_module: GraphModule, config: FracConfig) -> dict[str, str]:

@@ -10,6 +10,7 @@ from fractrain_fx.errors import ModelError, PassError
 from fractrain_fx.execution.fused_op import FusedOp
 from fractrain_fx.execution.simulated.arithmetic import Arithmetic, Linear
 from fractrain_fx.execution.torchao.linear import FLOAT8_MULTIPLE, Swapped
+from fractrain_fx.passes.execute.fuse import require_fused
 from fractrain_fx.passes.execute.kept import kept
 from fractrain_fx.passes.graph.facts import Op, facts
 
@@ -38,6 +39,9 @@ class Swap(PassBase):
     def __init__(self, kind: Torchao) -> None:
         super().__init__()
         self._kind = kind
+
+    def requires(self, graph_module: GraphModule) -> None:
+        require_fused(graph_module)
 
     def call(self, graph_module: GraphModule) -> PassResult:
         swapped = 0

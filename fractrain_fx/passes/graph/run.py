@@ -1,14 +1,34 @@
-"""Run a graph and see each value as it is made, and leave modes and buffers as they were."""
+"""Run a chain of passes over a graph; run a graph, see each value, and leave modes and buffers as they were."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch.fx import GraphModule, Interpreter, Node
+from torch.fx.passes.infra.pass_base import PassBase
+from torch.fx.passes.infra.pass_manager import PassManager
 
-__all__ = ["Watch", "evaluating"]
+from fractrain_fx.capture import RecordedModule
+from fractrain_fx.errors import FracTrainError
+
+__all__ = ["Watch", "evaluating", "run_passes"]
+
+
+def run_passes(graph_module: RecordedModule, passes: Iterable[PassBase]) -> None:
+    """Run a chain by torch's manager, which asks each pass what it requires and ensures; make the code once.
+
+    Raises:
+        FracTrainError: what a pass raises, itself; the manager would wrap it.
+    """
+    try:
+        with graph_module.edited():
+            PassManager(passes=list(passes))(graph_module)
+    except Exception as error:
+        if isinstance(error.__cause__, FracTrainError):
+            raise error.__cause__ from None
+        raise
 
 
 class Watch(Interpreter):

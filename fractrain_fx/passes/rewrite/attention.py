@@ -44,13 +44,18 @@ class KeepAttention(PassBase):
         ModelError: there is none to leave.
     """
 
-    def call(self, graph_module: GraphModule) -> PassResult:
+    def requires(self, graph_module: GraphModule) -> None:
         if not any(_is_attention(node) for node in graph_module.graph.nodes):
             raise ModelError(
                 "attention='float' would change nothing: this model calls no scaled_dot_product_attention. Where it "
                 "multiplies queries, keys and values itself, pin those products: Pin('matmul', Precision(32, 32))"
             )
+
+    def call(self, graph_module: GraphModule) -> PassResult:
         return PassResult(graph_module, False)
+
+    def ensures(self, graph_module: GraphModule) -> None:
+        self.requires(graph_module)
 
 
 def _is_attention(node: Node) -> bool:

@@ -37,6 +37,12 @@ class MixOutputs(PassBase):
         super().__init__()
         self.config = config
 
+    def requires(self, graph_module: GraphModule) -> None:
+        choices = choices_of(graph_module.graph)
+        for block in blocks_of(graph_module.graph):
+            if block.gated and block.name not in choices:
+                raise PassError(f"block {block.name!r} has no gate yet: run InsertGates first")
+
     def call(self, graph_module: GraphModule) -> PassResult:
         choices = choices_of(graph_module.graph)
         for block in blocks_of(graph_module.graph):

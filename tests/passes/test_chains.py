@@ -1,0 +1,86 @@
+"""The three chains, and passes that refuse a graph that is not ready for them."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.fx.passes.infra.pass_base import PassBase
+
+from fractrain_fx import FracConfig, FracModel, fractrainify
+from fractrain_fx.capture import RecordedModule
+from fractrain_fx.errors import ModelError, PassError
+from fractrain_fx.passes import Fuse, FuseSkips, MixOutputs, execution_passes, fused_ops
+from fractrain_fx.passes.graph.run import run_passes
+from tests.residual import Residual
+
+
+def residual_net(**options: str) -> FracModel:
+    config = FracConfig(**options)  # type: ignore[arg-type]
+    return fractrainify(Residual(), config=config, example_inputs=(torch.randn(4, 6),))
+
+
+def names(passes: list[PassBase]) -> list[str]:
+    return [type(each).__name__ for each in passes]
+
+
+def copied(model: FracModel) -> RecordedModule:
+    shown = model.graph_module
+    return RecordedModule.over(shown, shown._modules, copy.deepcopy(shown.graph))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"method": "float"}, "Fuse Unmask FuseSkips"),
+        ({"method": "fractrain", "execution": "simulate"}, "Fuse Unmask FuseSkips"),
+        ({"method": "fractrain", "execution": "auto"}, "Fuse Unmask Lower Dispatch FuseSkips"),
+        ({"method": "static", "execution": "torchao-int8"}, "Fuse Unmask Swap FuseSkips"),
+    ],
+)
+def test_a_configuration_says_what_makes_the_copy_that_runs(options: dict[str, str], expected: str) -> None:
+    assert " ".join(names(execution_passes(FracConfig(**options)))) == expected  # type: ignore[arg-type]
+
+
+def test_the_chain_gives_the_copy_that_runs() -> None:
+    model = residual_net(execution="auto")
+    made = copied(model)
+    run_passes(made, execution_passes(model.config))
+    running = model._inside.running[True]
+    assert [(node.op, node.name) for node in made.graph.nodes] == [
+        (node.op, node.name) for node in running.current().graph.nodes
+    ]
+    assert fused_ops(made).keys() == running.fused.keys() and running.fused
+
+
+@pytest.mark.parametrize("execution", ["auto", "torchao-int8"])
+def test_other_forms_of_fused_ops_are_refused_before_there_are_any(execution: str) -> None:
+    config = FracConfig(method="static", execution=execution)  # type: ignore[arg-type]
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    shown = copied(fractrainify(net, config=FracConfig(method="static"), example_inputs=(torch.randn(2, 4),)))
+    apart = [each for each in execution_passes(config) if not isinstance(each, Fuse)]
+    with pytest.raises(PassError, match="run Fuse first"):
+        run_passes(shown, apart)
+
+
+def test_what_is_not_a_graph_of_gates_is_refused() -> None:
+    graph = copied(residual_net(execution="simulate"))
+    (skip, *_) = (node for node in graph.graph.nodes if "skip" in node.name and node.op == "call_module")
+    skip.args = skip.args[:1]
+    with pytest.raises(PassError, match="not a branch and a choice"):
+        FuseSkips().requires(graph)
+    config = FracConfig(mixing="outputs")
+    with pytest.raises(PassError, match="run InsertGates first"):
+        bare = copied(residual_net(execution="simulate"))
+        for node in bare.graph.nodes:
+            if node.meta["frac"].role == "choice":
+                node.meta["frac"].role = None
+        MixOutputs(config).requires(bare)
+
+
+def test_a_chain_raises_the_error_of_its_pass() -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+    with pytest.raises(ModelError, match="attention='float' would change nothing"):
+        fractrainify(net, config=FracConfig(attention="float"), example_inputs=(torch.randn(2, 4),))
