@@ -54,3 +54,9 @@ def test_a_name_offered_in_two_places_is_one_thing() -> None:
 
     assert report.draw is drawing.draw and affine.AffineFormat is AffineFormat
     assert callable(fractrain_fx.passes.facts) and callable(fractrain_fx.capture.record)
+
+
+@pytest.mark.parametrize(("old", "new"), fractrain_fx.passes.RENAMED.items())
+def test_an_old_name_of_a_pass_leads_to_the_new_one_with_a_warning(old: str, new: str) -> None:
+    with pytest.deprecated_call(match=new):
+        assert getattr(fractrain_fx.passes, old) is getattr(fractrain_fx.passes, new)

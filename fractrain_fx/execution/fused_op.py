@@ -68,9 +68,9 @@ class FusedOp(nn.Module):
             for mode in (True, False)
         }
         self.lowered: Lowered | None = None
-        """The form on integers, where the pass ``Lower`` gave it one."""
+        """The form on integers, where the pass ``UseInt8`` gave it one."""
         self.swapped: Swapped | None = None
-        """What computes it instead, where the pass ``Swap`` gave it to torchao."""
+        """What computes it instead, where the pass ``UseTorchao`` gave it to torchao."""
         self._number = number_of(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from fractrain_fx.capture.inputs.wrappers import unwrapped
 from fractrain_fx.config import FracConfig
 from fractrain_fx.errors import InputError, RunError
 from fractrain_fx.model.state import Inside
+from fractrain_fx.passes import RENAMED
 from fractrain_fx.rewriting import Rewritten, record_model, rewrite
 
 __all__ = ["FILES", "load", "load_weights", "save"]
@@ -75,7 +76,8 @@ def load(directory: Path, model: nn.Module, passes: Sequence[PassBase] | None = 
     call = _unpack(recipe["example_inputs"], tensors)
     config = FracConfig.from_dict(recipe["config"])
     chain = None if passes is None else [type(each).__name__ for each in passes]
-    if recipe.get("passes") != chain:
+    wrote = recipe.get("passes")
+    if (None if wrote is None else [RENAMED.get(each, each) for each in wrote]) != chain:
         made = (
             "the default passes"
             if recipe.get("passes") is None

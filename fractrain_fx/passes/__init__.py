@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from typing import TYPE_CHECKING
+
 from torch.fx.passes.infra.pass_base import PassBase
 
 from fractrain_fx.config import FracConfig
@@ -9,14 +12,14 @@ from fractrain_fx.execution.int8.timing import Tuner
 from fractrain_fx.passes.analyse.blocks import Blocks
 from fractrain_fx.passes.analyse.macs import Macs
 from fractrain_fx.passes.analyse.precision import DecidePrecision
-from fractrain_fx.passes.analyse.separate import Separate
+from fractrain_fx.passes.analyse.separate import FindSeparableBlocks
 from fractrain_fx.passes.analyse.shapes import Shapes
 from fractrain_fx.passes.execute.dispatch import Dispatch, undispatched
 from fractrain_fx.passes.execute.fuse import Fuse, fused_ops, unfused
 from fractrain_fx.passes.execute.fuse_skips import FuseSkips
-from fractrain_fx.passes.execute.int8 import Lower, unlowered
-from fractrain_fx.passes.execute.relu import Unmask
-from fractrain_fx.passes.execute.torchao import Swap, unswapped
+from fractrain_fx.passes.execute.int8 import UseInt8, unlowered
+from fractrain_fx.passes.execute.relu import ReplaceReLUs
+from fractrain_fx.passes.execute.torchao import UseTorchao, unswapped
 from fractrain_fx.passes.graph.facts import (
     FIXED_BATCH,
     TRAINED,
@@ -39,6 +42,7 @@ from fractrain_fx.passes.rewrite.quantize import Quantize
 
 __all__ = [
     "FIXED_BATCH",
+    "RENAMED",
     "TRAINED",
     "Block",
     "Blocks",
@@ -46,12 +50,12 @@ __all__ = [
     "Decision",
     "Dispatch",
     "Facts",
+    "FindSeparableBlocks",
     "Fuse",
     "FuseSkips",
     "GateSize",
     "InsertGates",
     "KeepAttention",
-    "Lower",
     "Macs",
     "MeterCost",
     "MixOutputs",
@@ -59,10 +63,10 @@ __all__ = [
     "OpenAttention",
     "Product",
     "Quantize",
-    "Separate",
+    "ReplaceReLUs",
     "Shapes",
-    "Swap",
-    "Unmask",
+    "UseInt8",
+    "UseTorchao",
     "analysis_passes",
     "blocks_of",
     "controller_size",
@@ -82,12 +86,31 @@ __all__ = [
 ]
 
 
+RENAMED = {
+    "Lower": "UseInt8",
+    "Separate": "FindSeparableBlocks",
+    "Swap": "UseTorchao",
+    "Unmask": "ReplaceReLUs",
+}
+"""The old names of passes, which work until version 0.2, and the names that they have now."""
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> type[PassBase]:
+        if name not in RENAMED:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        warnings.warn(
+            f"{name} is called {RENAMED[name]} now; the old name goes in 0.2", DeprecationWarning, stacklevel=2
+        )
+        return globals()[RENAMED[name]]
+
+
 def analysis_passes(config: FracConfig) -> list[PassBase]:
     """The passes that only look: shapes, MACs, blocks, precisions, and what can run for a part of the samples."""
     attention: list[PassBase] = []
     if config.method != "float":
         attention = [OpenAttention() if config.attention == "quantized" else KeepAttention()]
-    separating: list[PassBase] = [Separate(config.batch_axis)] if config.dispatches else []
+    separating: list[PassBase] = [FindSeparableBlocks(config.batch_axis)] if config.dispatches else []
     return [*attention, Shapes(config.batch_axis), Macs(), Blocks(), DecidePrecision(config), *separating]
 
 
@@ -105,11 +128,11 @@ def execution_passes(config: FracConfig, tuner: Tuner | None = None, place: str 
         tuner: chooses between float and int8; one of its own by default.
         place: under ``frac.``, where the skipped blocks of this graph lie.
     """
-    passes: list[PassBase] = [Fuse(config.saved), Unmask()]
+    passes: list[PassBase] = [Fuse(config.saved), ReplaceReLUs()]
     if config.lowers:
-        passes.append(Lower(config, tuner or Tuner(config.kernels, compiled=config.rounding == "compiled")))
+        passes.append(UseInt8(config, tuner or Tuner(config.kernels, compiled=config.rounding == "compiled")))
     if config.torchao is not None:
-        passes.append(Swap(config.torchao))
+        passes.append(UseTorchao(config.torchao))
     if config.dispatches:
         passes.append(Dispatch(config.dispatch_from, place))
     return [*passes, FuseSkips()]

@@ -20,13 +20,13 @@ from fractrain_fx.passes.graph.branches import Part, ends_of, inseparable, part_
 from fractrain_fx.passes.graph.facts import Block, facts
 from fractrain_fx.passes.graph.run import Watch, evaluating
 
-__all__ = ["Separate"]
+__all__ = ["FindSeparableBlocks"]
 
 # Of the largest value: products of fewer rows are summed in another order.
 _ROUNDING = 1e-3
 
 
-class Separate(PassBase):
+class FindSeparableBlocks(PassBase):
     """Note which numbers of a graph grow with the batch, and which blocks cannot run for a part of their samples.
 
     Each branch that can be skipped is run for the last sample alone, in evaluation, and compared with the rows that it

@@ -20,10 +20,10 @@ from fractrain_fx.passes.execute.fuse import fused_ops, require_fused
 from fractrain_fx.passes.execute.kept import kept
 from fractrain_fx.passes.graph.facts import Op, facts, ops_of
 
-__all__ = ["Lower", "unlowered"]
+__all__ = ["UseInt8", "unlowered"]
 
 
-class Lower(PassBase):
+class UseInt8(PassBase):
     """Give each fused op that multiplies an activation by a weight of at most 8 bits its form on int8.
 
     Whether that runs is decided call by call (:class:`Lowered`); the numbers are the same. :func:`unlowered` names the

@@ -17,10 +17,10 @@ from fractrain_fx.execution.blocks.original import Original
 from fractrain_fx.passes.graph.aliases import base, memory_of
 from fractrain_fx.passes.graph.edit import NAMESPACE, identifier, insert_module, owner_module
 
-__all__ = ["Unmask"]
+__all__ = ["ReplaceReLUs"]
 
 
-class Unmask(PassBase):
+class ReplaceReLUs(PassBase):
     """Replace each ReLU by one that a compiled graph keeps no mask for (``execution/blocks/maskless_relu.py``).
 
     One that changes its operand stays where something else may read that memory.

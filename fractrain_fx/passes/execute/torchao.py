@@ -14,13 +14,13 @@ from fractrain_fx.passes.execute.fuse import require_fused
 from fractrain_fx.passes.execute.kept import kept
 from fractrain_fx.passes.graph.facts import Op, facts
 
-__all__ = ["Swap", "unswapped"]
+__all__ = ["UseTorchao", "unswapped"]
 
 # Where a call of a fused op has its factors and what is added (FusedOp.forward).
 _FACTORS = slice(4, 7)
 
 
-class Swap(PassBase):
+class UseTorchao(PassBase):
     """Give each fused op that is a linear layer at FW-8/BW-8 to torchao, forward and backward.
 
     Its numbers are torchao's own, in evaluation too. :func:`unswapped` names the ops that stay as they are.

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fractrain_fx import Engine, FracConfig, FracModel, fractrainify, plan, summarize
 from fractrain_fx.capture import resize_batch
-from fractrain_fx.passes import Separate, default_passes, facts, undispatched
+from fractrain_fx.passes import FindSeparableBlocks, default_passes, facts, undispatched
 from fractrain_fx.zoo.models.transformer import TransformerLM
 from tests.choices import choose, without_gradient_of_skipping
 from tests.models import Case, build
@@ -340,7 +340,7 @@ def test_a_chain_without_the_trial_leaves_out_only_what_needs_none() -> None:
     """Nobody has looked which sizes grow with the batch: branches that read them from outside run for all."""
     case = case_of("bert")
     config = FracConfig(method="slu", execution="auto", skip_threshold=0.0)
-    chain = [each for each in default_passes(config) if not isinstance(each, Separate)]
+    chain = [each for each in default_passes(config) if not isinstance(each, FindSeparableBlocks)]
     model = fractrainify(case.model, config=config, example_kwargs=case.keywords, passes=chain)
     assert any("may depend on the number of samples" in reason for reason in undispatched(model.graph_module).values())
     choose(model, [0, 1])
