@@ -119,13 +119,14 @@ ENTRIES = (
             uno_n_modes=[[4, 4]] * 3,
             uno_scalings=[[1.0, 1.0], [0.5, 0.5], [2.0, 2.0]],
             horizontal_skips_map={2: 0},
+            channel_mlp_skip="linear",
         ),
         lambda: (image(1, 32, 32),),
     ),
     Entry(
         "pykan",
         "KAN",
-        lambda: _kan.KAN(width=[4, 5, 2], grid=3, k=3, auto_save=False, save_act=False, symbolic_enabled=False),
+        lambda: _kan.KAN(width=[4, 5, 5, 2], grid=3, k=3, auto_save=False, save_act=False, symbolic_enabled=False),
         lambda: (torch.rand(16, 4) * 2 - 1,),
     ),
     Entry(

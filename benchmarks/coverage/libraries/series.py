@@ -11,6 +11,7 @@ from benchmarks.coverage.libraries.entry import Entry, Module
 
 __all__ = ["ENTRIES"]
 
+_encoders = Module("pytorch_forecasting.data.encoders")
 _forecasting = Module("pytorch_forecasting.models")
 _losses = Module("pytorch_forecasting.metrics")
 _neural = Module("neuralforecast.models")
@@ -99,6 +100,7 @@ ENTRIES = (
             expansion_coefficient_lengths=[3, 7],
             sharing=[True, True],
             loss=_losses.MAE(),
+            output_transformer=_encoders.TorchNormalizer(),
         ),
         _encoded,
     ),

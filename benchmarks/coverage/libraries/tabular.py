@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from benchmarks.coverage.libraries.entry import Entry, Module
 
@@ -79,7 +79,9 @@ ENTRIES = (
     Entry(
         "tab-transformer-pytorch",
         "TabTransformer",
-        lambda: _tab.TabTransformer(categories=_KINDS, num_continuous=_NUMBERS, dim=16, depth=2, heads=2),
+        lambda: _tab.TabTransformer(
+            categories=_KINDS, num_continuous=_NUMBERS, dim=16, depth=2, heads=2, mlp_act=nn.ReLU()
+        ),
         lambda: (_categories(), _numbers()),
     ),
     Entry(
