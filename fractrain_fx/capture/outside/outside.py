@@ -11,9 +11,10 @@ from torch.fx import Graph
 
 from fractrain_fx.capture.generators import Generators
 from fractrain_fx.capture.inputs.call import Example
-from fractrain_fx.capture.outside.attributes import Access, Attributes, Place
+from fractrain_fx.capture.outside.attributes import Access, Attributes, Place, present
 from fractrain_fx.capture.outside.carried import carried
 from fractrain_fx.capture.outside.draws import draws
+from fractrain_fx.capture.outside.equality import same
 from fractrain_fx.capture.recording.recorder import Recorder
 from fractrain_fx.capture.recording.whole import Whole
 from fractrain_fx.capture.recording.writer import Obstacle
@@ -49,6 +50,7 @@ class Outside:
     """Watches one recorded run."""
 
     def __init__(self, model: nn.Module, recorder: Recorder) -> None:
+        self._recorder = recorder
         self._attributes = Attributes(model, recorder)
         self._generators = Generators(model)
         self._changed: list[Access] = []
@@ -71,7 +73,18 @@ class Outside:
         found, self._notes = carried(snapshot, example, train, self._changed)
         if self._drew:
             found += draws(snapshot, example, train, whole)
-        return found
+        return found + list(self._set_from_outside())
+
+    def _set_from_outside(self) -> Iterator[Obstacle]:
+        """Attributes of a part that the graph calls, set by code that is in the graph: the graph would not set them."""
+        called = [str(node.target) for node in self._recorder.writer.graph.nodes if node.op == "call_module"]
+        for access in self._attributes.accesses.values():
+            outside = [path for path in access.writers if self._is_shown([path], called)]
+            if not outside or self._is_shown([access.place.module], called):
+                continue
+            if len(outside) < len(access.writers) or not same(access.value, present(access)):
+                cause = f"it sets {access.place} of a part that stays one call, which a graph does not do"
+                yield Obstacle(outside[0], cause)
 
     def state(self, graph: Graph) -> PythonState:
         """What ``graph`` holds of Python's state; modules that it calls read their attributes again."""

@@ -251,3 +251,42 @@ def test_the_frames_that_specaugment_masks_are_drawn_by_one_call() -> None:
     # The adapter draws from numpy too, which layers to drop; at a rate of 0 that decides nothing.
     config = transformers.Wav2Vec2Config(**sizes, add_adapter=True, layerdrop=0.0)
     assert record(transformers.Wav2Vec2Model(config), (torch.randn(2, 2000),)).leaves == {}
+
+
+@torch.jit.script
+def _charge(v: Tensor, x: Tensor) -> Tensor:
+    return v + x * 0.5
+
+
+class Neuron(nn.Module):
+    """Keeps what it was charged with from call to call, by code that a recording does not see."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.v: float | Tensor = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if isinstance(self.v, float):
+            self.v = torch.zeros_like(x)
+        self.v = _charge(self.v, x)
+        return self.v
+
+
+class Resetting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.neuron, self.last = nn.Linear(4, 4), Neuron(), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.neuron.v = 0.0
+        return self.last(self.neuron(self.first(x)) + self.neuron(x))  # type: ignore[no-any-return]
+
+
+def test_what_the_code_around_a_part_sets_in_it_is_not_left_out_of_the_graph() -> None:
+    with pytest.raises(CaptureError, match=r"sets neuron\.v of a part that stays one call"):
+        record(Resetting(), (torch.randn(2, 4),))
+    inner = nn.Sequential(nn.Linear(4, 4), Resetting())
+    recording = record(inner, (torch.randn(2, 4),))
+    assert list(recording.leaves) == ["1"]
+    x = torch.randn(2, 4)
+    assert all(torch.equal(recording.eval(x), inner.eval()(x)) for _ in range(3))
