@@ -84,7 +84,7 @@ class Looks:
         counted = part_count(name, args, kwargs)
         if counted is not None and isinstance(result, (tuple, list)) and any(self._writer.known(x) for x in result):
             x, dim, count, operands = counted
-            node = self._writer.node_of(tensors_in(result).__next__())
+            node = self._writer.node_of(next(tensors_in(result)))
             size = self.shape(x)[dim]
             key = self._note(count, (size, *operands), len(result), sys._getframe(2))
             if key is not None and node.args:

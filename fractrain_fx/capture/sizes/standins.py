@@ -59,8 +59,7 @@ def _range(*args: Any) -> Any:
         ends = (0, *args)[-2:]
         observe(_range_length, ends, _range_length(*plain(ends)))
     else:
-        for symbol in symbols_in(args):
-            observe(_same, (symbol,), plain(symbol))
+        _see_all(args)
     return _RANGE(*plain(args))
 
 
@@ -73,6 +72,12 @@ def _range_length(start: int, stop: int) -> int:
 
 def _same(value: Any) -> Any:
     return value
+
+
+def _see_all(values: Any) -> None:
+    """Say that Python sees each symbol in ``values``."""
+    for symbol in symbols_in(values):
+        observe(_same, (symbol,), plain(symbol))
 
 
 _range_length.__name__, _same.__name__ = "count", "value"
@@ -94,8 +99,7 @@ def _symbolic(real: Callable[..., Any]) -> Callable[..., Any]:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if kwargs or not any(map(_is_symbol, args)):
-            for symbol in symbols_in((args, tuple(kwargs.values()))):
-                observe(_same, (symbol,), plain(symbol))
+            _see_all((args, tuple(kwargs.values())))
             return real(*plain(args), **plain(kwargs))
         return number_of(real, args)
 
