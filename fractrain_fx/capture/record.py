@@ -12,7 +12,7 @@ from torch.fx import Graph
 
 from fractrain_fx.capture.checking.check import Batching, rejection, trials_of
 from fractrain_fx.capture.checking.guard_check import Guards
-from fractrain_fx.capture.checking.verify import Attempt, Elsewhere, check_trial, tie_batch
+from fractrain_fx.capture.checking.verify import Attempt, Elsewhere, check_repeated, check_trial, tie_batch
 from fractrain_fx.capture.inputs.caches import fill_caches
 from fractrain_fx.capture.inputs.call import CallSpec, Example, describe_call
 from fractrain_fx.capture.inputs.data import has_data, needs_data, without_data
@@ -144,6 +144,7 @@ def record(
                 attempt = _attempt(snapshot, example, whole)
                 for trial in trials:
                     check_trial(snapshot, attempt, trial, batching)
+                    check_repeated(snapshot, attempt, trial)
                 if others is not None:
                     others.check(attempt)
                 break

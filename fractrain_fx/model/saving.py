@@ -93,11 +93,14 @@ def load_weights(model: nn.Module, original: nn.Module, directory: Path) -> None
     Raises:
         RunError: the file is missing or damaged, or its weights are of another model.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_model
+    from safetensors import SafetensorError, safe_open
 
     try:
-        load_model(model, str(directory / _WEIGHTS))
+        with safe_open(directory / _WEIGHTS, framework="pt") as file:
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            # A tensor of several names is written once; the file says which one stands for the others.
+            shared = {name: kept for name, kept in (file.metadata() or {}).items() if kept in state}
+        model.load_state_dict(state | {name: state[kept] for name, kept in shared.items()})
     except (OSError, RuntimeError, SafetensorError) as error:
         kind = type(original).__name__
         raise RunError(f"the weights in {directory} cannot be loaded into {kind}: {error}") from error

@@ -18,7 +18,7 @@ from fractrain_fx.capture.state import Snapshot, seeded
 from fractrain_fx.capture.trees import tensors_in
 from fractrain_fx.errors import InputError
 
-__all__ = ["Batching", "Mismatch", "Trial", "find_mismatch", "rejection", "trial_of", "trials_of"]
+__all__ = ["Batching", "Mismatch", "Trial", "find_mismatch", "rejection", "repeated", "trial_of", "trials_of"]
 
 # A model told that values must not be read may take another path to the same result (an attention mask that masks
 # nothing, rather than none). The graph follows that path bit for bit, and the usual one up to rounding. Relative.
@@ -129,22 +129,46 @@ def find_mismatch(snapshot: Snapshot, recorded: RecordedModule, trial: Trial) ->
     return found
 
 
+def repeated(snapshot: Snapshot, recorded: RecordedModule, trial: Trial) -> str | None:
+    """How the second of two calls in a row differs from the model's, in words, or ``None``.
+
+    A module that stays one call may keep something from call to call that other code of the model takes back.
+    """
+    outputs = []
+    for run in (snapshot.model, recorded):
+        with snapshot.kept(), plain_paths(), torch.no_grad():
+            try:
+                for _ in range(2):
+                    with seeded():
+                        output = _call(snapshot.model, run, trial.train, trial.example.renewed())
+            except Exception as error:
+                return f"the graph fails: {type(error).__name__}: {error}" if run is recorded else None
+        outputs.append(output)
+    theirs, mine = outputs
+    return difference(theirs, mine, tolerance=_ROUNDING)
+
+
+def _call(model: nn.Module, run: nn.Module, train: bool, example: Example) -> Any:
+    model.train(train)
+    if isinstance(run, RecordedModule):
+        run.train(train)
+        # Not through ``__call__``, which prints the generated code when a node fails.
+        return run.forward(*example.tensors.values())
+    return run(*example.args, **example.kwargs)
+
+
 def _run(snapshot: Snapshot, run: nn.Module, train: bool, example: Example, value_free: bool = False) -> _Outcome:
     model, example = snapshot.model, example.renewed()
+    # Before the run, as a model may put results into a dictionary that it is given.
+    inputs = list(tensors_in(example.tensors))
     with snapshot.kept(), seeded(), plain_paths(value_free=value_free), torch.enable_grad():
-        model.train(train)
-        if isinstance(run, RecordedModule):
-            run.train(train)
-            # Not through ``__call__``, which prints the generated code when a node fails.
-            output = run.forward(*example.tensors.values())
-        else:
-            output = run(*example.args, **example.kwargs)
-        gradients = _gradients(model, example, output) if train else {}
+        output = _call(model, run, train, example)
+        gradients = _gradients(model, inputs, output) if train else {}
         buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()} if train else {}
     return _Outcome(output, gradients, buffers)
 
 
-def _gradients(model: nn.Module, example: Example, output: Any) -> dict[str, Tensor | None]:
+def _gradients(model: nn.Module, inputs: list[Tensor], output: Any) -> dict[str, Tensor | None]:
     """Gradients of a weighted sum of all outputs; the weights differ, as an even sum of a softmax has no gradient."""
     terms = []
     for x in tensors_in(output):
@@ -154,7 +178,7 @@ def _gradients(model: nn.Module, example: Example, output: Any) -> dict[str, Ten
     if not terms:
         return {}
     wanted: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    wanted |= {f"input {i}": x for i, x in enumerate(tensors_in(example.tensors)) if x.requires_grad}
+    wanted |= {f"input {i}": x for i, x in enumerate(inputs) if x.requires_grad}
     found = torch.autograd.grad(torch.stack(terms).sum(), list(wanted.values()), allow_unused=True)
     return dict(zip(wanted, found, strict=True))
 

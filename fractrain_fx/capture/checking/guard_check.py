@@ -66,7 +66,7 @@ class Guards:
         """Tie the graph to more: sizes of inputs at which it was seen to differ from its model elsewhere."""
         known = set(map(str, self.guards))
         new = tuple(guard for guard in ties if str(guard) not in known)
-        self._added += new
+        self._added = (*self.ties, *new)
         self.guards += new
         self._known.clear()
 

@@ -6,11 +6,19 @@ import inspect
 import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 from torch import Tensor, nn
 
-from fractrain_fx.capture.checking.check import Batching, Mismatch, Trial, find_mismatch, trial_of
+from fractrain_fx.capture.checking.check import (
+    Batching,
+    Mismatch,
+    Trial,
+    find_mismatch,
+    repeated,
+    trial_of,
+)
 from fractrain_fx.capture.checking.guard_check import Guards
 from fractrain_fx.capture.checking.locate import locate
 from fractrain_fx.capture.inputs.batch import batch_size
@@ -24,7 +32,7 @@ from fractrain_fx.capture.recording.writer import Obstacle
 from fractrain_fx.capture.sizes.guards import Expression, Guard, Place, Size
 from fractrain_fx.capture.state import Snapshot
 
-__all__ = ["Attempt", "Elsewhere", "broken", "check_trial", "tie_batch"]
+__all__ = ["Attempt", "Elsewhere", "broken", "check_repeated", "check_trial", "tie_batch"]
 
 
 @dataclass(frozen=True)
@@ -78,6 +86,25 @@ def check_trial(snapshot: Snapshot, attempt: Attempt, trial: Trial, batching: Ba
     samples = "as many samples as" if batching is Batching.FIXED else "more samples than"
     cause = f"in {mode} mode, run on {samples} it was recorded with, {mismatch.cause}"
     raise KeepWholeError([Obstacle(name, cause) for name in alike], compared=True)
+
+
+def check_repeated(snapshot: Snapshot, attempt: Attempt, trial: Trial) -> None:
+    """Compare the second of two calls in a row, where modules stay one call each: they may keep something.
+
+    Raises:
+        KeepWholeError: the graph's second call differs from the model's; names the module around all of them.
+    """
+    graph = attempt.graph(trial.train)
+    called = {str(node.target) for node in graph.graph.nodes if node.op == "call_module"}
+    calls = [path for path in sorted(called) if not _is_of_torch(graph.get_submodule(path))]
+    words = repeated(snapshot, graph, trial) if calls else None
+    if words:
+        parts = ", ".join(map(repr, calls[:3])) + (f" and {len(calls) - 3} more" if len(calls) > 3 else "")
+        cause = f"in a second call {words}: it takes back what its parts {parts}, one call each, keep of the first"
+        around = takewhile(
+            lambda names: len(set(names)) == 1, zip(*(call.split(".")[:-1] for call in calls), strict=False)
+        )
+        raise KeepWholeError([Obstacle(".".join(names[0] for names in around), cause)])
 
 
 class Elsewhere:
@@ -178,9 +205,13 @@ def _blamed(snapshot: Snapshot, attempt: Attempt, mismatch: Mismatch) -> str:
     train = mismatch.trial.train
     path = locate(snapshot, attempt.graph(train), attempt.returns[train], mismatch)
     # Torch's own modules do the same for every batch: what they were given is at fault.
-    while path and type(snapshot.model.get_submodule(path)).__module__.startswith("torch.nn."):
+    while path and _is_of_torch(snapshot.model.get_submodule(path)):
         path = path.rpartition(".")[0]
     return path
+
+
+def _is_of_torch(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.nn.")
 
 
 def _place(model: nn.Module, path: str) -> tuple[str, Place]:

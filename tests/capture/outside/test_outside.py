@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import warnings
+from collections import namedtuple
 from typing import Any
 
 import numpy as np
@@ -290,3 +291,72 @@ def test_what_the_code_around_a_part_sets_in_it_is_not_left_out_of_the_graph() -
     assert list(recording.leaves) == ["1"]
     x = torch.randn(2, 4)
     assert all(torch.equal(recording.eval(x), inner.eval()(x)) for _ in range(3))
+
+
+class Remembering(nn.Module):
+    """Keeps its charge in a dictionary, as spiking libraries do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memories: dict[str, float | Tensor] = {"v": 0.0}
+
+    def forward(self, x: Tensor) -> Tensor:
+        v = self.memories["v"]
+        self.memories["v"] = _charge(torch.zeros_like(x) if isinstance(v, float) else v, x)
+        return self.memories["v"]  # type: ignore[return-value]
+
+
+class Forgetting(Resetting):
+    """The same reset in a way that no attribute tells of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.neuron: nn.Module = Remembering()  # type: ignore[assignment]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.neuron.memories["v"] = 0.0  # type: ignore[index]
+        return self.last(self.neuron(self.first(x)) + self.neuron(x))  # type: ignore[no-any-return]
+
+
+def test_what_a_part_keeps_and_the_code_around_it_takes_back_shows_in_a_second_call() -> None:
+    with pytest.raises(CaptureError, match=r"Forgetting itself .* in a second call output differs by .* 'neuron'"):
+        record(Forgetting(), (torch.randn(2, 4),))
+    inner = nn.Sequential(nn.Linear(4, 4), Forgetting())
+    recording = record(inner, (torch.randn(2, 4),))
+    assert list(recording.leaves) == ["1"]
+    x = torch.randn(2, 4)
+    assert all(torch.equal(recording.eval(x), inner.eval()(x)) for _ in range(3))
+
+
+class NewClass(nn.Module):
+    """Makes the class of its result anew in each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        return namedtuple("Output", "y z")(self.fc(x), x)
+
+
+def test_a_named_tuple_made_anew_in_each_call_is_the_same() -> None:
+    recording = record(NewClass(), (X,))
+    assert recording.eval(X)._fields == ("y", "z")
+
+
+class Adding(nn.Module):
+    """Puts its results into the dictionary that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+
+    def forward(self, found: dict[str, Tensor]) -> dict[str, Tensor]:
+        found["y"] = self.fc(found["x"])
+        return found
+
+
+def test_a_model_may_add_to_the_dictionary_that_it_is_given() -> None:
+    model = Adding()
+    recording = record(model, ({"x": X},))
+    assert torch.equal(recording.eval({"x": X})["y"], model({"x": X.clone()})["y"])
