@@ -154,7 +154,7 @@ def test_the_gate_gradient_of_a_whole_op_is_the_naive_sum_over_options(kind: str
     output.square().sum().backward()
 
     entry = model.head(x).detach()
-    lo, span = measure(entry)
+    lo, span, _ = measure(entry)
     picked = choice.detach().argmax(1).tolist()
     rounded = [fake_quantize(entry, option.fw, lo=lo, span=span) for option in OPTIONS]
     x_hat = torch.stack([rounded[k][i] for i, k in enumerate(picked)])

@@ -16,16 +16,17 @@ import torch
 from torch import Tensor
 
 from fractrain_fx.execution.simulated.arithmetic import Bound, Gradients, Needs
-from fractrain_fx.execution.simulated.strategy import Call, Made, Plan, Product, Rounds
+from fractrain_fx.execution.simulated.strategy import Call, Made, Plan, Product
 
-__all__ = ["Chooser", "OpaqueProduct", "number_of"]
+__all__ = ["CalledProduct", "Chooser", "number_of"]
 
 
 class Chooser(Protocol):
-    """What a number stands for: an op."""
+    """The op that a number stands for."""
 
-    def plan_in(self, training: bool) -> Plan:
-        """Everything about it that is no tensor."""
+    @property
+    def plan(self) -> Plan:
+        """Everything about the op except its tensors."""
         ...
 
     def chosen(self, plan: Plan, call: Call, needs: Needs) -> Product:
@@ -46,8 +47,8 @@ def number_of(chooser: Chooser) -> int:
 
 
 @dataclass(frozen=True)
-class OpaqueProduct:
-    """What the op of a number chooses, as ops that a compiled graph does not look into. Nothing but operands is kept.
+class CalledProduct:
+    """The product that an op chooses, as ops that a compiled graph does not look into. Only operands are saved.
 
     Attributes:
         number: of the op.
@@ -58,51 +59,29 @@ class OpaqueProduct:
     needs: Needs
 
     def forward(self, plan: Plan, call: Call) -> Made:
-        return torch.ops.fractrain_fx.forward_of(self.number, self.needs, *_flat(call)), None, None
+        return torch.ops.fractrain_fx.forward_of(self.number, self.needs, *call.flatten()), None, None
 
     def backward(
         self, plan: Plan, call: Call, g: Tensor, kept: tuple[Tensor | None, Tensor | None], needs: Needs
     ) -> Gradients:
-        found = torch.ops.fractrain_fx.backward_of(self.number, self.needs, needs, g, *_flat(call))
+        found = torch.ops.fractrain_fx.backward_of(self.number, self.needs, needs, g, *call.flatten())
         places = itertools.count()
         of_a, of_b, of_added = (found[next(places)] if each else None for each in needs)
         return of_a, of_b, of_added
 
 
-_Flat = tuple[
-    Tensor, Tensor, Tensor | None, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None, Tensor | None
-]
-
-
-def _flat(call: Call) -> _Flat:
-    return call.a, call.b, call.added, *call.of_a, *call.of_b, call.bits, call.seed
-
-
 @torch.library.custom_op("fractrain_fx::forward_of", mutates_args=())
 def _forward(
-    number: int,
-    needed: Sequence[bool],
-    a: Tensor,
-    b: Tensor,
-    added: Tensor | None,
-    a_bits: Tensor,
-    a_lo: Tensor,
-    a_span: Tensor,
-    b_bits: Tensor,
-    b_lo: Tensor,
-    b_span: Tensor,
-    bits: Tensor | None,
-    seed: Tensor | None,
+    number: int, needed: Sequence[bool], tensors: Sequence[Tensor | None], measured_here: Sequence[bool]
 ) -> Tensor:
-    call = Call(a, b, added, Rounds(a_bits, a_lo, a_span), Rounds(b_bits, b_lo, b_span), bits, seed)
-    plan, product = _chosen(number, call, needed)
+    plan, product, call = _chosen(number, needed, tensors, measured_here)
     return product.forward(plan, call)[0].contiguous()
 
 
 @_forward.register_fake
-def _(number: int, needed: Sequence[bool], a: Tensor, b: Tensor, added: Tensor | None, *rest: Tensor | None) -> Tensor:
-    plan = _choosers[number].plan_in(rest[-1] is not None)
-    out = plan.arithmetic.forward(Bound(a, b, added, plan.static))
+def _(number: int, needed: Sequence[bool], tensors: Sequence[Tensor | None], measured_here: Sequence[bool]) -> Tensor:
+    plan, call = _choosers[number].plan, Call.unflatten(tensors, measured_here)
+    out = plan.arithmetic.forward(Bound(call.a, call.b, call.added, plan.static))
     return out.new_empty(out.shape)
 
 
@@ -112,20 +91,10 @@ def _backward(
     needed: Sequence[bool],
     asked: Sequence[bool],
     g: Tensor,
-    a: Tensor,
-    b: Tensor,
-    added: Tensor | None,
-    a_bits: Tensor,
-    a_lo: Tensor,
-    a_span: Tensor,
-    b_bits: Tensor,
-    b_lo: Tensor,
-    b_span: Tensor,
-    bits: Tensor | None,
-    seed: Tensor | None,
+    tensors: Sequence[Tensor | None],
+    measured_here: Sequence[bool],
 ) -> list[Tensor]:
-    call = Call(a, b, added, Rounds(a_bits, a_lo, a_span), Rounds(b_bits, b_lo, b_span), bits, seed)
-    plan, product = _chosen(number, call, needed)
+    plan, product, call = _chosen(number, needed, tensors, measured_here)
     found = product.backward(plan, call, g, (None, None), _needs(asked))
     return [each.contiguous() for each in found if each is not None]
 
@@ -136,18 +105,17 @@ def _(
     needed: Sequence[bool],
     asked: Sequence[bool],
     g: Tensor,
-    a: Tensor,
-    b: Tensor,
-    added: Tensor | None,
-    *rest: Tensor | None,
+    tensors: Sequence[Tensor | None],
+    measured_here: Sequence[bool],
 ) -> list[Tensor]:
-    return [x.new_empty(x.shape) for x, each in zip((a, b, added), asked, strict=True) if each and x is not None]
+    return [x.new_empty(x.shape) for x, each in zip(tensors[:3], asked, strict=True) if each and x is not None]
 
 
-def _chosen(number: int, call: Call, needed: Sequence[bool]) -> tuple[Plan, Product]:
-    chooser = _choosers[number]
-    plan = chooser.plan_in(call.bits is not None)
-    return plan, chooser.chosen(plan, call, _needs(needed))
+def _chosen(
+    number: int, needed: Sequence[bool], tensors: Sequence[Tensor | None], measured_here: Sequence[bool]
+) -> tuple[Plan, Product, Call]:
+    chooser, call = _choosers[number], Call.unflatten(tensors, measured_here)
+    return chooser.plan, chooser.chosen(chooser.plan, call, _needs(needed)), call
 
 
 def _needs(flags: Sequence[bool]) -> Needs:

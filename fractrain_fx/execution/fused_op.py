@@ -13,29 +13,29 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from fractrain_fx.config import Saved
-from fractrain_fx.execution.compiled_call import OpaqueProduct, number_of
+from fractrain_fx.execution.compiled_call import CalledProduct, number_of
 from fractrain_fx.execution.int8.choice import Lowered, needs_of
 from fractrain_fx.execution.simulated.arithmetic import Arithmetic, Needs
-from fractrain_fx.execution.simulated.operand import Factor, factor
-from fractrain_fx.execution.simulated.short_path import weight_ends
-from fractrain_fx.execution.simulated.strategy import FIRST, SECOND, SIMULATED, Call, Plan, Product, Rounds
+from fractrain_fx.execution.simulated.operand import Factor, Rounds, factor
+from fractrain_fx.execution.simulated.short_path import weight_range
+from fractrain_fx.execution.simulated.strategy import FIRST, SECOND, SIMULATED, Call, Plan, Product
 from fractrain_fx.execution.torchao.linear import Swapped
+from fractrain_fx.formats import ValueRange
 from fractrain_fx.nn.quantizers import ActivationQuantizer, GradientQuantizer, WeightQuantizer
 
 __all__ = ["FusedOp"]
 
-Range = tuple[Tensor, Tensor]
 Quantizer = ActivationQuantizer | WeightQuantizer
 
 
 class FusedOp(nn.Module):
-    """What the quantize nodes around one contraction do, in one autograd Function; the numbers are the same.
+    """One contraction and the quantize nodes around it in one autograd Function; the numbers are the same.
 
     The quantizers stay registered where the quantize pass put them; this module only refers to them.
 
     Args:
         arithmetic: the contraction.
-        static: its arguments that are no tensors, as :meth:`Arithmetic.bind` gives them.
+        static: its arguments that are not tensors, as :meth:`Arithmetic.bind` gives them.
         first: quantizer of the first factor.
         second: quantizer of the second: a weight's or an activation's.
         gradient: quantizer of the output's gradient.
@@ -56,17 +56,9 @@ class FusedOp(nn.Module):
         # In a tuple, which torch does not register as children: their state must not get a second name.
         self._quantizers = (first, second, gradient)
         matrices = arithmetic.matrices
-        self._plans = {
-            mode: Plan(
-                arithmetic,
-                static,
-                factor(first, mode, matrices, saved),
-                factor(second, mode, matrices, saved),
-                gradient.fmt,
-                gradient.axis,
-            )
-            for mode in (True, False)
-        }
+        first_factor, second_factor = (factor(each, matrices, saved) for each in (first, second))
+        self.plan = Plan(arithmetic, static, first_factor, second_factor, gradient.fmt, gradient.axis)
+        """Everything about the op except its tensors."""
         self.lowered: Lowered | None = None
         """The form on integers, where the pass ``UseInt8`` gave it one."""
         self.swapped: Swapped | None = None
@@ -81,7 +73,7 @@ class FusedOp(nn.Module):
         self,
         controls: tuple[Tensor, Tensor, Tensor],
         choice: Float[Tensor, "batch options"] | None,
-        ranges: tuple[Range | None, Range | None],
+        ranges: tuple[ValueRange | None, ValueRange | None],
         seed: Int[Tensor, ""],
         a: Float[Tensor, "*a"],
         b: Float[Tensor, "*b"],
@@ -101,32 +93,19 @@ class FusedOp(nn.Module):
         if self.swapped is not None:
             return self.swapped(a, b, added)
         first, second, gradient = self._quantizers
-        plan, compiling = self._plans[self.training], torch.compiler.is_compiling()
+        plan, compiling = self.plan, torch.compiler.is_compiling()
         ahead = not compiling and self.lowered is None and plan.by_kernels
+        a_choice, of_a = _rounds(first, controls[0], choice, ranges[0], a, plan.first if ahead else None, FIRST)
+        b_choice, of_b = _rounds(second, controls[1], choice, ranges[1], b, plan.second if ahead else None, SECOND)
         bits = gradient.bits_of(controls[2]) if self.training else None
-        tensors = [
-            a,
-            b,
-            added,
-            *_rounding_of(first, controls[0], choice, ranges[0], a, plan.first if ahead else None, FIRST),
-            *_rounding_of(second, controls[1], choice, ranges[1], b, plan.second if ahead else None, SECOND),
-            bits,
-            gradient.seed_of(seed) if self.training else None,
-        ]
+        call = Call(a, b, added, of_a, of_b, bits, gradient.seed_of(seed) if self.training else None)
+        product = SIMULATED if self.lowered is None else self._product(self.lowered, plan, call)
+        tensors, measured_here = call.flatten()
+        tensors = [a_choice, b_choice, *tensors]
         if compiling:
             tensors = _told_apart(tensors)
-        product = SIMULATED if self.lowered is None else self._product(self.lowered, plan, _call(tensors))
-        out: Tensor = _Fused.apply(*tensors, plan, product)
+        out: Tensor = _Fused.apply(*tensors, measured_here, plan, product)
         return out
-
-    @property
-    def plan(self) -> Plan:
-        """Everything about the op in training that is no tensor."""
-        return self._plans[True]
-
-    def plan_in(self, training: bool) -> Plan:
-        """Everything about the op that is no tensor, in training or in evaluation."""
-        return self._plans[training]
 
     def chosen(self, plan: Plan, call: Call, needs: Needs) -> Product:
         """How to compute a call whose tensors do not say which gradients they need."""
@@ -135,7 +114,7 @@ class FusedOp(nn.Module):
     def _product(self, lowered: Lowered, plan: Plan, call: Call) -> Product:
         if not torch.compiler.is_compiling():
             return lowered.product(plan, call)
-        return OpaqueProduct(self._number, needs_of(call)) if _is_plain(call) else SIMULATED
+        return CalledProduct(self._number, needs_of(call)) if _is_plain(call) else SIMULATED
 
 
 def _is_plain(call: Call) -> bool:
@@ -143,13 +122,6 @@ def _is_plain(call: Call) -> bool:
     tensors = [x for x in (call.a, call.b, call.added) if x is not None]
     plain = all(x.is_cpu and x.dtype == torch.float32 for x in tensors) and not torch.is_autocast_enabled("cpu")
     return plain and (call.bits is not None or not torch.is_grad_enabled())
-
-
-def _call(tensors: list[Tensor | None]) -> Call:
-    """The tensors of a call but the choices, which no product reads."""
-    a, b, added, _, *of_a = tensors[:7]
-    _, *of_b, bits, seed = tensors[7:]
-    return Call(a, b, added, Rounds(*of_a), Rounds(*of_b), bits, seed)  # type: ignore[arg-type]
 
 
 def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -166,80 +138,58 @@ def _told_apart(tensors: list[Tensor | None]) -> list[Tensor | None]:
     return distinct
 
 
-def _rounding_of(
+def _rounds(
     quantizer: Quantizer,
     control: Tensor,
     choice: Tensor | None,
-    ends: Range | None,
+    within: ValueRange | None,
     x: Tensor,
     ahead: Factor | None,
     slot: int,
-) -> tuple[Tensor | None, Tensor, Tensor, Tensor]:
-    """A factor's choice, bits, and both ends of its range; ``ahead``: a weight may be rounded there and then."""
+) -> tuple[Tensor | None, Rounds]:
+    """A factor's choice and how it is rounded; ``ahead``: a weight may be rounded there and then."""
     if isinstance(quantizer, WeightQuantizer):
-        found = None if ahead is None else weight_ends(ahead, x, control, slot)
-        return None, control, *(found or quantizer.fmt.weight_range(x.detach(), dim=quantizer.dim))
-    assert ends is not None
-    return (None if choice is None else quantizer.choice_of(choice)), quantizer.bits_of(control), *ends
+        found = None if ahead is None else weight_range(ahead, x, control, slot)
+        return None, Rounds(control, found or quantizer.fmt.weight_range(x.detach(), dim=quantizer.dim))
+    assert within is not None
+    return (None if choice is None else quantizer.choice_of(choice)), Rounds(quantizer.bits_of(control), within)
 
 
 class _Fused(torch.autograd.Function):
-    """Inputs: both factors, what is added; of each factor choice, bits, lo, span; bits and seed of the gradient."""
+    """Inputs: the choices of both factors, then what :meth:`Call.flatten` gives, the plan and the product."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        a: Tensor,
-        b: Tensor,
-        added: Tensor | None,
-        a_choice: Tensor | None,
-        a_bits: Tensor,
-        a_lo: Tensor,
-        a_span: Tensor,
-        b_choice: Tensor | None,
-        b_bits: Tensor,
-        b_lo: Tensor,
-        b_span: Tensor,
-        bits: Tensor | None,
-        seed: Tensor | None,
-        plan: Plan,
-        product: Product,
-    ) -> Tensor:
-        ctx.plan, ctx.product = plan, product
+    def forward(ctx: Any, a_choice: Tensor | None, b_choice: Tensor | None, *rest: Any) -> Tensor:
+        *tensors, ctx.measured_here, ctx.plan, ctx.product = rest
+        call, plan = Call.unflatten(tensors, ctx.measured_here), ctx.plan
         ctx.choices = tuple(None if each is None else each.dtype for each in (a_choice, b_choice))
-        ctx.types = a.dtype, b.dtype
-        of_a, of_b = Rounds(a_bits, a_lo, a_span), Rounds(b_bits, b_lo, b_span)
-        out, of_first, of_second = product.forward(plan, Call(a, b, added, of_a, of_b, bits, seed))
-        operands = (
-            a if plan.first.needed(of_first, a_choice is not None) else None,
-            b if plan.second.needed(of_second, b_choice is not None) else None,
-            added,
-        )
-        ctx.save_for_backward(*operands, *of_a, *of_b, bits, seed, of_first, of_second)
-        # Detached, as some products are views of their own memory, which autograd lets no op in place follow.
-        return out.detach()
+        ctx.types = call.a.dtype, call.b.dtype
+        out, of_first, of_second = ctx.product.forward(plan, call)
+        a = call.a if plan.first.needed(of_first, a_choice is not None) else None
+        b = call.b if plan.second.needed(of_second, b_choice is not None) else None
+        ctx.save_for_backward(a, b, *tensors[2:], of_first, of_second)
+        # Detached, because some products are views of their own memory, and autograd lets no in-place op follow a view.
+        detached: Tensor = out.detach()
+        return detached
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        a, b, added, a_bits, a_lo, a_span, b_bits, b_lo, b_span, bits, seed, *kept = ctx.saved_tensors
-        plan: Plan = ctx.plan
-        of_first, of_second = kept
-        call = Call(a, b, added, Rounds(a_bits, a_lo, a_span), Rounds(b_bits, b_lo, b_span), bits, seed)
-        needs = tuple(ctx.needs_input_grad[:3])
+        *tensors, of_first, of_second = ctx.saved_tensors
+        plan, call = ctx.plan, Call.unflatten(tensors, ctx.measured_here)
+        a, b, added = call.a, call.b, call.added
+        needs = tuple(ctx.needs_input_grad[2:5])
         needs = (needs[0] or ctx.choices[0] is not None, needs[1] or ctx.choices[1] is not None, needs[2])
         of_a, of_b, of_added = ctx.product.backward(plan, call, grads[0], (of_first, of_second), needs)
         choices: list[Tensor | None] = [None, None]
         if ctx.choices[0] is not None and of_a is not None:
-            choices[0] = _as(plan.first.of_choice(a, of_a, a_lo, a_span, len(a_bits)), ctx.choices[0])
+            choices[0] = _as(plan.first.of_choice(a, of_a, call.of_a), ctx.choices[0])
         if ctx.choices[1] is not None and of_b is not None:
-            choices[1] = _as(plan.second.of_choice(b, of_b, b_lo, b_span, len(b_bits)), ctx.choices[1])
+            choices[1] = _as(plan.second.of_choice(b, of_b, call.of_b), ctx.choices[1])
         return (
-            None if of_a is None else plan.first.gradient(a, _as(of_a, ctx.types[0]), a_bits),
-            None if of_b is None else plan.second.gradient(b, _as(of_b, ctx.types[1]), b_bits),
+            *choices,
+            None if of_a is None else plan.first.gradient(a, _as(of_a, ctx.types[0]), call.of_a.bits),
+            None if of_b is None else plan.second.gradient(b, _as(of_b, ctx.types[1]), call.of_b.bits),
             None if of_added is None or added is None else _as(of_added, added.dtype),
-            choices[0],
+            *[None] * (len(tensors) - 3),
             *(None, None, None),
-            choices[1],
-            *(None, None, None),
-            *(None, None, None, None),
         )

@@ -5,11 +5,11 @@ from __future__ import annotations
 from fractrain_fx.config.choices import GradientGrid
 from fractrain_fx.errors import ConfigError, near
 from fractrain_fx.formats.affine import AffineFormat
-from fractrain_fx.formats.base import CodedFormat, Format
+from fractrain_fx.formats.base import CodedFormat, Format, ValueRange
 from fractrain_fx.formats.dorefa import DoReFaFormat
 from fractrain_fx.formats.wageubn import WageubnFormat
 
-__all__ = ["AffineFormat", "CodedFormat", "DoReFaFormat", "Format", "WageubnFormat", "get_format"]
+__all__ = ["AffineFormat", "CodedFormat", "DoReFaFormat", "Format", "ValueRange", "WageubnFormat", "get_format"]
 
 
 def get_format(name: str, *, compiled: bool = False, gradient_grid: GradientGrid = "range") -> Format:

@@ -1,10 +1,10 @@
-"""What a number format is: how it rounds activations, weights and output gradients."""
+"""The protocol of number formats: how they round activations, weights and output gradients."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -12,9 +12,25 @@ from torch import Tensor
 
 from fractrain_fx.formats.bits import of_options, work_dtype
 
-__all__ = ["Bits", "CodedFormat", "Format", "SampleAxis"]
+__all__ = ["Bits", "CodedFormat", "Format", "SampleAxis", "ValueRange", "Values"]
 
 Bits = int | Int[Tensor, "*bits"]
+Values = Float[Tensor, "*dims"]
+
+
+class ValueRange(NamedTuple):
+    """The range that values are rounded in.
+
+    Attributes:
+        lo: low end, in float32 or wider: 0-dim, or of a shape that broadcasts against the values.
+        span: width of the range, shaped like ``lo``.
+        measured_here: whether it was measured on the values that are rounded in it. Then none of them lies outside,
+            and a NaN or infinite value makes the range itself NaN or infinite.
+    """
+
+    lo: Float[Tensor, "*ends"]
+    span: Float[Tensor, "*ends"]
+    measured_here: bool = False
 
 
 class SampleAxis(Protocol):
@@ -28,12 +44,12 @@ class SampleAxis(Protocol):
 class Format(Protocol):
     """Pure functions from a tensor and its bits to the rounded tensor, of equal shape and type, outside autograd.
 
-    ``bits`` is an int, a 0-dim tensor or a tensor that broadcasts against the values (bits of each sample): no result
-    depends on a branch on what such a tensor holds, as a compiled graph has none. 0 and 32 bits leave the values as
-    they are, bit for bit. A NaN or infinite value makes a NaN, finite ones never do. Results may be the input itself,
-    or lie in ``out``, where memory of the input's shape in the type that is computed in was given.
+    ``bits`` is an int, a 0-dim tensor or a tensor that broadcasts against the values (bits of each sample). No result
+    depends on a branch on what such a tensor holds, because a compiled graph cannot branch. 0 and 32 bits leave the
+    values as they are, bit for bit. A NaN or infinite value makes a NaN; finite values never do. Results may be the
+    input itself, or lie in ``out``: memory of the input's shape, in the type that the format computes in.
 
-    The derivative of each rounding is a function of its own, so that a fused op can apply it without having recorded
+    The derivative of each rounding is a separate function, so that a fused op can apply it without having recorded
     the rounding. Gradients pass straight through unless a format says otherwise.
 
     Attributes:
@@ -45,53 +61,35 @@ class Format(Protocol):
     straight: bool = True
 
     @abstractmethod
-    def activation_range(self, x: Float[Tensor, "*dims"]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-        """``lo`` and ``span`` of a batch, in float32 or wider: what evaluation averages."""
+    def activation_range(self, x: Values) -> ValueRange:
+        """The range of a batch, in float32 or wider. Evaluation averages it over training steps."""
         ...
 
     @abstractmethod
-    def activation(
-        self,
-        x: Float[Tensor, "*dims"],
-        bits: Bits,
-        *,
-        lo: Float[Tensor, ""],
-        span: Float[Tensor, ""],
-        inside: bool = False,
-        out: Tensor | None = None,
-    ) -> Float[Tensor, "*dims"]:
-        """Round ``x`` in the range that starts at ``lo`` and is ``span`` wide; ``inside``: this is its own range."""
+    def activation(self, x: Values, bits: Bits, within: ValueRange, *, out: Tensor | None = None) -> Values:
+        """Round ``x`` in a range."""
         ...
 
-    def activation_gradient(
-        self, x: Float[Tensor, "*dims"], g: Float[Tensor, "*dims"], bits: Bits
-    ) -> Float[Tensor, "*dims"]:
-        """The gradient of ``x`` from ``g``, that of the rounded activation."""
+    def activation_gradient(self, x: Values, g: Values, bits: Bits) -> Values:
+        """The gradient of ``x`` from ``g``, the gradient of the rounded activation."""
         return g
 
     def activation_gains(
-        self,
-        x: Float[Tensor, "batch ..."],
-        g: Float[Tensor, "batch ..."],
-        bits: Sequence[int],
-        *,
-        lo: Float[Tensor, ""],
-        span: Float[Tensor, ""],
-        inside: bool = False,
+        self, x: Float[Tensor, "batch ..."], g: Float[Tensor, "batch ..."], bits: Sequence[int], within: ValueRange
     ) -> Float[Tensor, "batch options"]:
         """For each of several bits, the sum of ``g * (Q(x) - x)`` over each sample: 0 where they are 0 or 32."""
         dtype = work_dtype(x)
         x, g = x.flatten(1), g.flatten(1)
 
         def gains(widths: Sequence[int]) -> Tensor:
-            errors = (self.activation(x, each, lo=lo, span=span).to(dtype) - x for each in widths)
+            errors = (self.activation(x, each, within).to(dtype) - x for each in widths)
             return torch.stack([(error * g).sum(1) for error in errors], dim=1)
 
         return of_options(bits, gains)
 
     @abstractmethod
-    def weight_range(self, w: Float[Tensor, "*dims"], *, dim: int | None) -> tuple[Tensor, Tensor]:
-        """What :meth:`weight` needs to know of ``w``, whose output channels lie along ``dim``: two small tensors.
+    def weight_range(self, w: Values, *, dim: int | None) -> ValueRange:
+        """The range that :meth:`weight` rounds ``w`` in, whose output channels lie along ``dim``.
 
         All of ``w`` belongs to one channel where ``dim`` is ``None``.
         """
@@ -99,36 +97,28 @@ class Format(Protocol):
 
     @abstractmethod
     def weight(
-        self,
-        w: Float[Tensor, "*dims"],
-        bits: Bits,
-        *,
-        dim: int | None,
-        ends: tuple[Tensor, Tensor] | None = None,
-        out: Tensor | None = None,
-    ) -> Float[Tensor, "*dims"]:
-        """Round ``w``; ``ends`` is its :meth:`weight_range` where that is known already."""
+        self, w: Values, bits: Bits, *, dim: int | None, within: ValueRange | None = None, out: Tensor | None = None
+    ) -> Values:
+        """Round ``w``; ``within`` is its :meth:`weight_range` if the caller has it already."""
         ...
 
-    def weight_gradient(
-        self, w: Float[Tensor, "*dims"], g: Float[Tensor, "*dims"], bits: Bits
-    ) -> Float[Tensor, "*dims"]:
-        """The gradient of ``w`` from ``g``, that of the rounded weight."""
+    def weight_gradient(self, w: Values, g: Values, bits: Bits) -> Values:
+        """The gradient of ``w`` from ``g``, the gradient of the rounded weight."""
         return g
 
     @abstractmethod
     def gradient(
         self,
-        g: Float[Tensor, "*dims"],
+        g: Values,
         bits: Bits,
         *,
         axis: SampleAxis,
         seed: Int[Tensor, ""] | None = None,
         out: Tensor | None = None,
-    ) -> Float[Tensor, "*dims"]:
+    ) -> Values:
         """Round an output gradient, whose samples lie along ``axis``, stochastically.
 
-        ``seed`` fixes the noise; without it, it is drawn from torch's default generator.
+        ``seed`` fixes the noise. Without it, the noise is drawn from torch's default generator.
         """
         ...
 
@@ -139,28 +129,14 @@ class CodedFormat(Format, Protocol):
 
     @abstractmethod
     def activation_codes(
-        self,
-        x: Float[Tensor, "*dims"],
-        bits: Int[Tensor, ""],
-        *,
-        lo: Float[Tensor, ""],
-        span: Float[Tensor, ""],
-        inside: bool = False,
-        out: Tensor | None = None,
-    ) -> tuple[Int[Tensor, "*dims"], Float[Tensor, "*dims"]]:
-        """Level numbers (uint8) and what :meth:`activation` gives, at one width of 1 to 8 bits."""
+        self, x: Values, bits: Int[Tensor, ""], within: ValueRange, *, out: Tensor | None = None
+    ) -> tuple[Int[Tensor, "*dims"], Values]:
+        """Level numbers (uint8) and the result of :meth:`activation`, at one width of 1 to 8 bits."""
         ...
 
     @abstractmethod
     def activation_values(
-        self,
-        codes: Int[Tensor, "*dims"],
-        bits: Int[Tensor, ""],
-        *,
-        lo: Float[Tensor, ""],
-        span: Float[Tensor, ""],
-        inside: bool = False,
-        out: Tensor | None = None,
-    ) -> Float[Tensor, "*dims"]:
+        self, codes: Int[Tensor, "*dims"], bits: Int[Tensor, ""], within: ValueRange, *, out: Tensor | None = None
+    ) -> Values:
         """The rounded activation from its level numbers, bit for bit, in float32 or wider."""
         ...

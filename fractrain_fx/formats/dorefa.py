@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
-from fractrain_fx.formats.base import Bits, Format, SampleAxis
+from fractrain_fx.formats.base import Bits, Format, SampleAxis, ValueRange, Values
 from fractrain_fx.formats.bits import as_bits, highest_level, is_rounded, unrounded, work_dtype
 from fractrain_fx.formats.noise import dither
 
@@ -22,56 +22,37 @@ class DoReFaFormat(Format):
     name = "dorefa"
     straight = False
 
-    def activation_range(self, x: Float[Tensor, "*dims"]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    def activation_range(self, x: Values) -> ValueRange:
         """Always 0..1: this format measures nothing."""
-        return torch.zeros((), device=x.device), torch.ones((), device=x.device)
+        return ValueRange(torch.zeros((), device=x.device), torch.ones((), device=x.device))
 
-    def activation(
-        self,
-        x: Float[Tensor, "*dims"],
-        bits: Bits,
-        *,
-        lo: Float[Tensor, ""],
-        span: Float[Tensor, ""],
-        inside: bool = False,
-        out: Tensor | None = None,
-    ) -> Float[Tensor, "*dims"]:
-        """``Q(clip(x, 0, 1))``; the range is fixed, so ``lo``, ``span`` and ``inside`` are not read."""
+    def activation(self, x: Values, bits: Bits, within: ValueRange, *, out: Tensor | None = None) -> Values:
+        """``Q(clip(x, 0, 1))``; the range is fixed, so ``within`` is not read."""
         bits = as_bits(bits, x)
         return _finish(bits, x, _round_unit(x.to(work_dtype(x)).clamp(0, 1), bits))
 
-    def activation_gradient(
-        self, x: Float[Tensor, "*dims"], g: Float[Tensor, "*dims"], bits: Bits
-    ) -> Float[Tensor, "*dims"]:
+    def activation_gradient(self, x: Values, g: Values, bits: Bits) -> Values:
         """That of the clip: none for what was clipped."""
         clipped = ((x < 0) | (x > 1)) & is_rounded(as_bits(bits, x))
         return g.masked_fill(clipped, 0)
 
-    def weight_range(self, w: Float[Tensor, "*dims"], *, dim: int | None) -> tuple[Tensor, Tensor]:
+    def weight_range(self, w: Values, *, dim: int | None) -> ValueRange:
         """0 and the largest ``|tanh w|`` of the whole weight (1 where that is 0)."""
         largest = w.to(work_dtype(w)).tanh().abs().amax() if w.numel() else w.new_ones((), dtype=work_dtype(w))
-        return torch.zeros_like(largest), _or_one(largest)
+        return ValueRange(torch.zeros_like(largest), _or_one(largest))
 
     def weight(
-        self,
-        w: Float[Tensor, "*dims"],
-        bits: Bits,
-        *,
-        dim: int | None,
-        ends: tuple[Tensor, Tensor] | None = None,
-        out: Tensor | None = None,
-    ) -> Float[Tensor, "*dims"]:
+        self, w: Values, bits: Bits, *, dim: int | None, within: ValueRange | None = None, out: Tensor | None = None
+    ) -> Values:
         """``2 Q(tanh w / (2 max |tanh w|) + 1/2) - 1``, the maximum over the whole weight."""
         if w.numel() == 0:
             return w
         bits = as_bits(bits, w)
-        _, largest = ends or self.weight_range(w, dim=dim)
+        largest = (within or self.weight_range(w, dim=dim)).span
         unit = w.to(work_dtype(w)).tanh() / (2 * largest) + 0.5
         return _finish(bits, w, 2 * _round_unit(unit, bits) - 1)
 
-    def weight_gradient(
-        self, w: Float[Tensor, "*dims"], g: Float[Tensor, "*dims"], bits: Bits
-    ) -> Float[Tensor, "*dims"]:
+    def weight_gradient(self, w: Values, g: Values, bits: Bits) -> Values:
         """That of ``tanh w / max |tanh w|``; the maximum passes its part on to the values that attain it."""
         squashed = w.to(work_dtype(w)).tanh()
         size = squashed.abs()
@@ -85,13 +66,13 @@ class DoReFaFormat(Format):
 
     def gradient(
         self,
-        g: Float[Tensor, "*dims"],
+        g: Values,
         bits: Bits,
         *,
         axis: SampleAxis,
         seed: Int[Tensor, ""] | None = None,
         out: Tensor | None = None,
-    ) -> Float[Tensor, "*dims"]:
+    ) -> Values:
         """``2 m (Q(g / (2 m) + 1/2 + n) - 1/2)``, ``m`` a sample's largest |g|, ``n`` noise of one level."""
         if g.numel() == 0:
             return g

@@ -9,10 +9,10 @@ significand has as many. BN stays float (paper 4.1).
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
-from fractrain_fx.formats.base import Bits, Format, SampleAxis
+from fractrain_fx.formats.base import Bits, Format, SampleAxis, ValueRange, Values
 from fractrain_fx.formats.bits import as_bits, is_rounded, unrounded, work_dtype
 from fractrain_fx.formats.noise import dither
 
@@ -36,55 +36,38 @@ class WageubnFormat(Format):
 
     name = "wageubn"
 
-    def activation_range(self, x: Float[Tensor, "*dims"]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    def activation_range(self, x: Values) -> ValueRange:
         """Always -1..1, the grid's own unit: this format measures nothing."""
-        return torch.full((), -1.0, device=x.device), torch.full((), 2.0, device=x.device)
+        return ValueRange(torch.full((), -1.0, device=x.device), torch.full((), 2.0, device=x.device))
 
-    def activation(
-        self,
-        x: Float[Tensor, "*dims"],
-        bits: Bits,
-        *,
-        lo: Float[Tensor, ""],
-        span: Float[Tensor, ""],
-        inside: bool = False,
-        out: Tensor | None = None,
-    ) -> Float[Tensor, "*dims"]:
+    def activation(self, x: Values, bits: Bits, within: ValueRange, *, out: Tensor | None = None) -> Values:
         """``round(x 2^(bits - 1)) / 2^(bits - 1)``; the grid is fixed, so no range is read."""
         return _direct(x, as_bits(bits, x))
 
-    def weight_range(self, w: Float[Tensor, "*dims"], *, dim: int | None) -> tuple[Tensor, Tensor]:
+    def weight_range(self, w: Values, *, dim: int | None) -> ValueRange:
         """Always -1..1: this format measures nothing."""
         return self.activation_range(w)
 
     def weight(
-        self,
-        w: Float[Tensor, "*dims"],
-        bits: Bits,
-        *,
-        dim: int | None,
-        ends: tuple[Tensor, Tensor] | None = None,
-        out: Tensor | None = None,
-    ) -> Float[Tensor, "*dims"]:
+        self, w: Values, bits: Bits, *, dim: int | None, within: ValueRange | None = None, out: Tensor | None = None
+    ) -> Values:
         """Direct quantization, clipped to one step below 1."""
         bits = as_bits(bits, w)
         return _direct(w, bits, 1 - 1 / _steps_to_one(bits, work_dtype(w)))
 
-    def weight_gradient(
-        self, w: Float[Tensor, "*dims"], g: Float[Tensor, "*dims"], bits: Bits
-    ) -> Float[Tensor, "*dims"]:
+    def weight_gradient(self, w: Values, g: Values, bits: Bits) -> Values:
         """Constant quantization (where the weight is rounded)."""
         return torch.where(is_rounded(as_bits(bits, w)), _constant(g), g)
 
     def gradient(
         self,
-        g: Float[Tensor, "*dims"],
+        g: Values,
         bits: Bits,
         *,
         axis: SampleAxis,
         seed: Int[Tensor, ""] | None = None,
         out: Tensor | None = None,
-    ) -> Float[Tensor, "*dims"]:
+    ) -> Values:
         """Shift quantization with a flag (the paper's Q_E2), scaled by the largest value of the whole tensor."""
         if g.numel() == 0:
             return g

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from fractrain_fx.formats import Format
+from fractrain_fx.formats import Format, ValueRange
 from fractrain_fx.formats.bits import rounding
 from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.nn.ranges import RunningRange
@@ -48,18 +48,8 @@ class ActivationQuantizer(nn.Module):
         self.widths: tuple[int, ...] = ()
 
     def forward(self, x: Float[Tensor, "*dims"], bits: Int[Tensor, ""]) -> Float[Tensor, "*dims"]:
-        lo, span = self.range(x)
-        rounded: Tensor = _RoundActivation.apply(
-            x,
-            self.bits_of(bits),
-            self.choice_of(bits),
-            lo,
-            span,
-            self.fmt,
-            self.widths,
-            self.axis,
-            self.training,
-        )
+        bits, choice = self.bits_of(bits), self.choice_of(bits)
+        rounded: Tensor = _RoundActivation.apply(x, bits, choice, *self.range(x), self.fmt, self.widths, self.axis)
         return rounded
 
     def bits_of(self, control: Tensor) -> Int[Tensor, "*samples"]:
@@ -211,15 +201,15 @@ class _RoundActivation(torch.autograd.Function):
         choice: Tensor | None,
         lo: Tensor,
         span: Tensor,
+        measured_here: bool,
         fmt: Format,
         widths: tuple[int, ...],
         axis: BatchAxis,
-        inside: bool,
     ) -> Tensor:
         ctx.save_for_backward(x, bits, lo, span)
-        ctx.fmt, ctx.widths, ctx.axis, ctx.inside = fmt, widths, axis, inside
+        ctx.fmt, ctx.widths, ctx.axis, ctx.measured_here = fmt, widths, axis, measured_here
         ctx.dtype = None if choice is None else choice.dtype
-        rounded = fmt.activation(x, axis.expand(bits, x.shape), lo=lo, span=span, inside=inside)
+        rounded = fmt.activation(x, axis.expand(bits, x.shape), ValueRange(lo, span, measured_here))
         return x.clone() if rounded is x else rounded
 
     @staticmethod
@@ -227,9 +217,8 @@ class _RoundActivation(torch.autograd.Function):
         x, bits, lo, span = ctx.saved_tensors
         of_choice = None
         if ctx.dtype is not None:
-            of_choice = gate_gradient(ctx.fmt, x, grads[0], ctx.widths, ctx.axis, lo, span, ctx.inside, len(bits)).to(
-                ctx.dtype
-            )
+            within = ValueRange(lo, span, ctx.measured_here)
+            of_choice = gate_gradient(ctx.fmt, x, grads[0], ctx.widths, ctx.axis, within, len(bits)).to(ctx.dtype)
         of_x = ctx.fmt.activation_gradient(x, grads[0], ctx.axis.expand(bits, x.shape))
         return of_x, None, of_choice, *[None] * 6
 

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fractrain_fx.formats import Format
+from fractrain_fx.formats import Format, ValueRange
 from fractrain_fx.formats.bits import readable
 
 __all__ = ["RunningRange"]
@@ -38,13 +38,13 @@ class RunningRange(nn.Module):
         self.register_buffer("span", torch.zeros(()))
         self.register_buffer("seen", torch.zeros((), dtype=torch.bool))
 
-    def forward(self, x: Float[Tensor, "*dims"]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-        """``lo`` and ``span`` for ``x``; in training the running range moves towards them."""
+    def forward(self, x: Float[Tensor, "*dims"]) -> ValueRange:
+        """The range for ``x``; in training the running range moves towards it."""
         if not self.training:
-            return self.lo, self.span
-        lo, span = self.fmt.activation_range(x.detach())
-        self._update(lo, span)
-        return lo, span
+            return ValueRange(self.lo, self.span)
+        within = self.fmt.activation_range(x.detach())
+        self._update(within.lo, within.span)
+        return within
 
     def _update(self, lo: Tensor, span: Tensor) -> None:
         if lo.dtype != self.lo.dtype:

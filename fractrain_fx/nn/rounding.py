@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from jaxtyping import Float
 from torch import Tensor
 
-from fractrain_fx.formats import Format
+from fractrain_fx.formats import Format, ValueRange
 from fractrain_fx.formats.bits import known_bits, put_where
 from fractrain_fx.nn.batch_axis import BatchAxis
 
@@ -20,9 +20,7 @@ def gate_gradient(
     g: Float[Tensor, "*dims"],
     options: Sequence[int],
     axis: BatchAxis,
-    lo: Float[Tensor, ""],
-    span: Float[Tensor, ""],
-    inside: bool,
+    within: ValueRange,
     samples: int,
 ) -> Float[Tensor, "batch options"]:
     """The gradient of each option of each sample: ``<g, Q_k(x) - x>``, 0 for 0 and 32 bits (ALGORITHM 3).
@@ -33,13 +31,11 @@ def gate_gradient(
         g: gradient of the rounded activation.
         options: forward bits of each option.
         axis: where the samples lie in ``x``.
-        lo: low end of the range it was rounded in.
-        span: width of that range.
-        inside: whether that is the range of ``x`` itself.
+        within: the range it was rounded in.
         samples: how many samples ``x`` holds.
     """
     of_samples = axis.apart(x, samples), axis.apart(g, samples)
-    return fmt.activation_gains(*of_samples, options, lo=lo, span=span, inside=inside)
+    return fmt.activation_gains(*of_samples, options, within)
 
 
 def rounded_gradient(

@@ -6,11 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from fractrain_fx.formats import ValueRange
 from fractrain_fx.formats.dorefa import DoReFaFormat
 from fractrain_fx.nn.batch_axis import BatchAxis
 
 DOREFA = DoReFaFormat()
-RANGE = {"lo": torch.tensor(0.0), "span": torch.tensor(1.0)}
+RANGE = ValueRange(torch.tensor(0.0), torch.tensor(1.0))
 
 
 def nearest(unit: Tensor, bits: int) -> Tensor:
@@ -20,7 +21,7 @@ def nearest(unit: Tensor, bits: int) -> Tensor:
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 def test_activations_are_clipped_to_the_unit_and_rounded(bits: int) -> None:
     x = torch.linspace(-1, 2, 301)
-    rounded = DOREFA.activation(x, bits, **RANGE)
+    rounded = DOREFA.activation(x, bits, RANGE)
     torch.testing.assert_close(rounded.double(), nearest(x.clamp(0, 1), bits), rtol=1e-6, atol=1e-7)
 
 
@@ -67,7 +68,7 @@ def test_a_sample_without_gradient_gets_none() -> None:
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_a_bad_value_is_never_hidden(bad: float) -> None:
     x = torch.tensor([[0.5, bad], [0.5, 1.0]])
-    assert not DOREFA.activation(x, 4, **RANGE)[0, 1].isfinite()
+    assert not DOREFA.activation(x, 4, RANGE)[0, 1].isfinite()
     assert not DOREFA.weight(x, 4, dim=0)[0, 1].isfinite()
     rounded = DOREFA.gradient(x, 4, axis=BatchAxis())
     assert not rounded[0, 1].isfinite() and rounded[1].isfinite().all()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fractrain_fx.errors import ConfigError
-from fractrain_fx.formats import Format, get_format
+from fractrain_fx.formats import Format, ValueRange, get_format
 from fractrain_fx.nn.batch_axis import BatchAxis
 
 FORMATS = {name: get_format(name) for name in ("affine", "dorefa", "wageubn")}
@@ -28,10 +28,10 @@ class TestEveryFormat:
     def test_keeps_shape_and_type(self, fmt: Format) -> None:
         for dtype in (torch.float32, torch.float16, torch.bfloat16):
             x = torch.randn(4, 3, 5, dtype=dtype)
-            lo, span = fmt.activation_range(x)
+            lo, span, _ = fmt.activation_range(x)
             assert lo.shape == span.shape == () and lo.dtype == span.dtype == torch.float32
             rounded = (
-                fmt.activation(x, 4, lo=lo, span=span),
+                fmt.activation(x, 4, ValueRange(lo, span)),
                 fmt.weight(x, 4, dim=1),
                 fmt.gradient(x, 4, axis=BatchAxis()),
             )
@@ -41,9 +41,9 @@ class TestEveryFormat:
     @pytest.mark.parametrize("bits", [0, 32])
     def test_leaves_values_of_no_or_float_bits_alone(self, fmt: Format, bits: int) -> None:
         x = torch.randn(4, 3)
-        lo, span = fmt.activation_range(x)
+        lo, span, _ = fmt.activation_range(x)
         for given in (bits, torch.tensor(bits), torch.full((4, 1), bits)):
-            assert torch.equal(fmt.activation(x, given, lo=lo, span=span), x)
+            assert torch.equal(fmt.activation(x, given, ValueRange(lo, span)), x)
             assert torch.equal(fmt.weight(x, given, dim=0), x)
             assert torch.equal(fmt.gradient(x, given, axis=BatchAxis()), x)
 
@@ -51,8 +51,8 @@ class TestEveryFormat:
         for x in (torch.zeros(3, 2), torch.empty(0, 2), torch.full((3, 2), 3e38), torch.full((3, 2), 1e-42)):
             for y in (fmt.weight(x, 4, dim=0), fmt.gradient(x, 4, axis=BatchAxis())):
                 assert y.isfinite().all()
-            lo, span = fmt.activation_range(x)
-            assert fmt.activation(x, 4, lo=lo, span=span).isfinite().all()
+            lo, span, _ = fmt.activation_range(x)
+            assert fmt.activation(x, 4, ValueRange(lo, span)).isfinite().all()
 
     def test_gives_each_sample_its_own_bits(self, fmt: Format) -> None:
         g = torch.randn(4, 6)

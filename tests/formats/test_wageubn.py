@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fractrain_fx.formats import ValueRange
 from fractrain_fx.formats.wageubn import WageubnFormat
 from fractrain_fx.nn.batch_axis import BatchAxis
 
 WAGEUBN = WageubnFormat()
-RANGE = {"lo": torch.tensor(-1.0), "span": torch.tensor(2.0)}
+RANGE = ValueRange(torch.tensor(-1.0), torch.tensor(2.0))
 BITS = st.integers(2, 16)
 VALUES = st.lists(st.floats(-4, 4, width=32), min_size=1, max_size=40).map(torch.tensor)
 
@@ -30,9 +31,9 @@ def shift(x: Tensor) -> float:
 @settings(deadline=None)
 @given(x=VALUES, bits=BITS)
 def test_activations_go_to_the_nearest_number_of_a_fixed_grid(x: Tensor, bits: int) -> None:
-    rounded = WAGEUBN.activation(x, bits, **RANGE)
+    rounded = WAGEUBN.activation(x, bits, RANGE)
     assert torch.equal(rounded.double(), direct(x, bits))
-    assert torch.equal(WAGEUBN.activation(rounded, bits, **RANGE), rounded)
+    assert torch.equal(WAGEUBN.activation(rounded, bits, RANGE), rounded)
 
 
 @settings(deadline=None)
@@ -97,7 +98,7 @@ def test_activation_gradients_pass_straight_through() -> None:
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_a_bad_value_is_never_hidden(bad: float) -> None:
     x = torch.tensor([[0.5, bad], [0.5, 1.0]])
-    assert not WAGEUBN.activation(x, 4, **RANGE)[0, 1].isfinite()
+    assert not WAGEUBN.activation(x, 4, RANGE)[0, 1].isfinite()
     assert not WAGEUBN.weight(x, 4, dim=0)[0, 1].isfinite()
     assert not WAGEUBN.gradient(x, 4, axis=BatchAxis())[0, 1].isfinite()
     assert not WAGEUBN.weight_gradient(torch.zeros(2, 2), x, 4)[0, 1].isfinite()

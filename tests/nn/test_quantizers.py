@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional as F
 
-from fractrain_fx.formats import Format, dorefa, get_format, noise
+from fractrain_fx.formats import Format, ValueRange, dorefa, get_format, noise
 from fractrain_fx.formats.affine import fake_quantize, measure
 from fractrain_fx.formats.affine import rounding as affine_rounding
 from fractrain_fx.nn.batch_axis import BatchAxis
@@ -111,7 +111,7 @@ class TestMixedActivationQuantizer:
         quantizer.range.span.fill_(4.0)
         x = batch(axis)
         rounded = quantizer.train(training)(x, one_hot(*range(7)))
-        lo, span = measure(x) if training else (torch.tensor(-2.0), torch.tensor(4.0))
+        lo, span, _ = measure(x) if training else ValueRange(torch.tensor(-2.0), torch.tensor(4.0))
         of_sample = zip(FORWARD, axis.samples_first(x), axis.samples_first(rounded), strict=True)
         for bits, before, after in of_sample:
             assert torch.equal(after, fake_quantize(before, bits, lo=lo, span=span))
@@ -205,7 +205,7 @@ class TestGradientQuantizer:
     def test_the_gradient_lands_on_its_grid_unbiased(self) -> None:
         y, upstream = torch.randn(50, requires_grad=True), torch.rand(50)
         quantizer = GradientQuantizer(AFFINE)
-        lo, span = measure(upstream)
+        lo, span, _ = measure(upstream)
         draws = torch.stack([torch.autograd.grad(quantizer(y, torch.tensor(3)), y, upstream)[0] for _ in range(2000)])
         torch.testing.assert_close(draws, fake_quantize(draws, 3, lo=lo, span=span), rtol=1e-6, atol=1e-6)
         # As in tests/formats: at most half a step off in one draw, six standard deviations.
@@ -227,7 +227,7 @@ class TestMixedGradientQuantizer:
         out = MixedGradientQuantizer(AFFINE, BACKWARD, axis)(y, choice)
         grad, of_choice = torch.autograd.grad(out, (y, choice), upstream, allow_unused=True)
         assert of_choice is None
-        lo, span = measure(upstream)
+        lo, span, _ = measure(upstream)
         rows = zip(BACKWARD, axis.samples_first(upstream), axis.samples_first(grad), strict=True)
         for bits, before, after in rows:
             if bits == 0:

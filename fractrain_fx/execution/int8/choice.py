@@ -130,7 +130,7 @@ class Lowered:
             return None
         if not call.a.is_cpu:
             return "its kernels overlap, and only on a CPU are such kernels multiplied as codes"
-        padded = any(self.layout.padding) and float(call.of_a.lo)
+        padded = any(self.layout.padding) and float(call.of_a.within.lo)
         return "it pads with 0, where the range of its activation does not begin" if padded else None
 
     def _kind(self, call: Call, coded: Coded, needs: Needs, dtype: torch.dtype) -> _Kind:

@@ -23,8 +23,8 @@ from fractrain_fx.execution.int8.products import (
 from fractrain_fx.execution.int8.rows import GRADIENT_BITS, CodedRows, both_coded, has_codes, in_float
 from fractrain_fx.execution.int8.windows import Windows, window_errors
 from fractrain_fx.execution.simulated.arithmetic import Gradients, Needs
-from fractrain_fx.execution.simulated.operand import Factor
-from fractrain_fx.execution.simulated.strategy import FIRST, GRADIENT, SECOND, Call, Made, Plan, Rounds
+from fractrain_fx.execution.simulated.operand import Factor, Rounds
+from fractrain_fx.execution.simulated.strategy import FIRST, GRADIENT, SECOND, Call, Made, Plan
 from fractrain_fx.formats.affine import measure
 from fractrain_fx.formats.affine.kernels import coded_compiled, coded_gradient_compiled
 from fractrain_fx.formats.affine.rounding import code_ends, codes_affine
@@ -52,17 +52,17 @@ class Coded(CodedRows):
 
     def forward(self, plan: Plan, call: Call) -> Made:
         a, b, added = call.a, call.b, call.added
-        w = self._weight(plan.second, b, None, call.of_b)
+        w = self._weight(b, None, call.of_b)
         codes, x = self._activation(plan.first, a, None, call.of_a)
         bias = added if added is not None and added.ndim == 1 else None
         y = product(x, w, bias, compiled=self.multiplied)
-        if not plan.first.inside:
+        if not call.of_a.within.measured_here:
             # A NaN or an infinite value shows in a range of its own. In another, its code hides it; 0 * inf does not.
             rows = self.layout.rows(a)
             y.add_((rows.amax(1).mul_(0) + rows.amin(1).mul_(0)).unsqueeze(1))
         apart = self.apart(plan.first.axis, a.shape, len(y), y.device)
         if apart is not None:
-            rounded = self.layout.columns(plan.second.again(b, None, *call.of_b, SECOND))
+            rounded = self.layout.columns(plan.second.again(b, None, call.of_b, SECOND))
             y.index_copy_(0, apart, F.linear(self.layout.rows(a)[apart], rounded, bias))
         out = self.layout.output(y, a)
         if added is not None and bias is None:
@@ -79,7 +79,7 @@ class Coded(CodedRows):
         rows = None if rounded is None else self.layout.output_rows(rounded)
         of_a = of_b = of_added = None
         if needs[0]:
-            w = self._weight(plan.second, call.b, kept[1], call.of_b)
+            w = self._weight(call.b, kept[1], call.of_b)
             errors = codes if rows is None else rows
             assert errors is not None
             of_a = self.layout.activation(self._errors(errors, w, g), g)
@@ -98,12 +98,12 @@ class Coded(CodedRows):
             return window_errors(errors, w, self.layout, g.shape, compiled=self.multiplied)
         return error_product(errors, w, compiled=self.multiplied)
 
-    def _weight(self, factor: Factor, w: Tensor, kept: Tensor | None, at: Rounds) -> Codes:
-        if kept is None and self.multiplied and (found := coded_compiled(w, *at, inside=True)) is not None:
+    def _weight(self, w: Tensor, kept: Tensor | None, at: Rounds) -> Codes:
+        if kept is None and self.multiplied and (found := coded_compiled(w, *at)) is not None:
             return Codes(self.layout.columns(found[0]), *found[1:])
         if kept is None:
             out = scratch(w, SECOND, matrices=True)
-            kept = self.layout.columns(self._codes(w, at, torch.int8, inside=True, out=out)[0])
+            kept = self.layout.columns(self._codes(w, at, torch.int8, out=out)[0])
         scale, zero = self._ends(at)
         return Codes(kept, scale.flatten(), zero.flatten())
 
@@ -115,16 +115,16 @@ class Coded(CodedRows):
             codes, scale, zero = kept, *self._ends(at)
         else:
             assert x is not None
-            codes, scale, zero = self._encoded(factor, x, at)
+            codes, scale, zero = self._encoded(x, at)
         rows = self.layout.code_rows(codes, at.bits, compiled=self.compiled)
         return codes, self._with_ends(rows, at.bits, codes.shape, scale, zero)
 
-    def _encoded(self, factor: Factor, x: Tensor, at: Rounds) -> tuple[Tensor, Tensor, Tensor]:
+    def _encoded(self, x: Tensor, at: Rounds) -> tuple[Tensor, Tensor, Tensor]:
         """The codes of an activation, their scales and zeros."""
-        if self.multiplied and (found := coded_compiled(x, *at, inside=factor.inside)) is not None:
+        if self.multiplied and (found := coded_compiled(x, *at)) is not None:
             return found
         out = scratch(x, FIRST, matrices=True)
-        return self._codes(x, at, torch.int8, inside=factor.inside, out=out)[0], *self._ends(at)
+        return self._codes(x, at, torch.int8, out=out)[0], *self._ends(at)
 
     def _gradient(self, plan: Plan, call: Call, g: Tensor, *, values: bool) -> tuple[Tensor | None, Codes | None]:
         """The rounded gradient, bit for bit that of the simulation, and the codes of those rows that have some.
@@ -143,8 +143,8 @@ class Coded(CodedRows):
             rounded = _memory(g) if values else None
             if (found := coded_gradient_compiled(g, bits, call.seed, dtype, rounded)) is not None:
                 return rounded, self._with_ends(self.layout.output_rows(found[0]), bits, g.shape, *found[1:])
-        at = Rounds(bits, *measure(g, compiled=self.compiled))
-        how = {"stochastic": True, "seed": call.seed, "inside": True, "values": True, "out": _memory(g)}
+        at = Rounds(bits, measure(g, compiled=self.compiled))
+        how = {"stochastic": True, "seed": call.seed, "values": True, "out": _memory(g)}
         codes, rounded = self._codes(g, at, dtype, **how)
         assert rounded is not None
         matrix = self._with_ends(self.layout.output_rows(codes), bits, g.shape, *self._ends(at))

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fractrain_fx.execution.simulated.operand import Factor
-from fractrain_fx.formats import AffineFormat, Format
+from fractrain_fx.execution.simulated.operand import Factor, Rounds
+from fractrain_fx.formats import AffineFormat, Format, ValueRange
 from fractrain_fx.formats.affine.kernels import (
     has_kernels,
     round_channels_compiled,
@@ -18,7 +18,7 @@ from fractrain_fx.formats.affine.kernels import (
 from fractrain_fx.formats.scratch import scratch, scratch_holds
 from fractrain_fx.nn.batch_axis import BatchAxis
 
-__all__ = ["has_all_kernels", "round_factor", "round_gradient", "weight_ends"]
+__all__ = ["has_all_kernels", "round_factor", "round_gradient", "weight_range"]
 
 
 def has_all_kernels(first: Factor, second: Factor, gradient: Format) -> bool:
@@ -28,7 +28,7 @@ def has_all_kernels(first: Factor, second: Factor, gradient: Format) -> bool:
     return compiled and first.saved == second.saved == "operands"
 
 
-def weight_ends(factor: Factor, w: Tensor, bits: Tensor, slot: int) -> tuple[Tensor, Tensor] | None:
+def weight_range(factor: Factor, w: Tensor, bits: Tensor, slot: int) -> ValueRange | None:
     """The ranges of a weight's channels, found while it is rounded: the result lies ready for :func:`round_factor`.
 
     ``None`` where kernels do not take it so.
@@ -38,27 +38,28 @@ def weight_ends(factor: Factor, w: Tensor, bits: Tensor, slot: int) -> tuple[Ten
     out = scratch(w, slot, matrices=factor.matrices)
     if out is None:
         return None
-    lo, span, rounded = round_channels_compiled(w.detach(), bits, out)
+    within, rounded = round_channels_compiled(w.detach(), bits, out)
     if rounded is out:
         scratch_holds(slot).keep(w, _ready(factor, bits), out)
-    return lo, span
+    return within
 
 
-def round_factor(factor: Factor, x: Tensor, bits: Tensor, lo: Tensor, span: Tensor, slot: int) -> Tensor | None:
+def round_factor(factor: Factor, x: Tensor, rounds: Rounds, slot: int) -> Tensor | None:
     """A rounded factor in memory that is used again, maybe there already; ``None`` where kernels do not take it."""
-    if not has_kernels(x, lo):
+    bits, within = rounds
+    if not has_kernels(x, within.lo):
         return None
     if not factor.weight:
 
         def rounded(out: Tensor | None) -> Tensor | None:
-            return round_compiled(x, factor.axis.expand(bits, x.shape), lo, span, inside=factor.inside, out=out)
+            return round_compiled(x, factor.axis.expand(bits, x.shape), within, out=out)
 
-        return factor.once(x, bits, lo, span, slot, rounded)
+        return factor.once(x, rounds, slot, rounded)
     ready: Tensor | None = scratch_holds(slot).of(x, _ready(factor, bits))
     if ready is not None:
         return ready
     # And not noted: a weight that is changed through its `data`, as some optimizers do, shows no sign of that.
-    return round_compiled(x, bits, lo, span, inside=True, out=scratch(x, slot, matrices=factor.matrices))
+    return round_compiled(x, bits, within, out=scratch(x, slot, matrices=factor.matrices))
 
 
 def round_gradient(
@@ -69,8 +70,7 @@ def round_gradient(
         return None
     out = scratch(g, slot, matrices=matrices)
     bits = axis.expand(bits, g.shape)
-    lo, span, inside = fmt.gradient_range(g, bits)
-    return round_compiled(g, bits, lo, span, stochastic=True, seed=seed, inside=inside, erase=True, out=out)
+    return round_compiled(g, bits, fmt.gradient_range(g, bits), stochastic=True, seed=seed, erase=True, out=out)
 
 
 def _ready(factor: Factor, bits: Tensor) -> tuple[object, ...]:

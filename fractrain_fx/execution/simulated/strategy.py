@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,14 +12,14 @@ import torch
 from torch import Tensor
 
 from fractrain_fx.execution.simulated.arithmetic import Arithmetic, Bound, Gradients, Needs
-from fractrain_fx.execution.simulated.operand import Factor
+from fractrain_fx.execution.simulated.operand import Factor, Rounds
 from fractrain_fx.execution.simulated.short_path import has_all_kernels, round_factor, round_gradient
-from fractrain_fx.formats import Format
+from fractrain_fx.formats import Format, ValueRange
 from fractrain_fx.formats.scratch import scratch
 from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.nn.rounding import rounded_gradient
 
-__all__ = ["FIRST", "GRADIENT", "SECOND", "SIMULATED", "Call", "Plan", "Product", "Rounds", "Simulated", "autocast"]
+__all__ = ["FIRST", "GRADIENT", "SECOND", "SIMULATED", "Call", "Plan", "Product", "Simulated", "autocast"]
 
 # Where the rounded operands of the op at work lie.
 FIRST, SECOND, GRADIENT = range(3)
@@ -29,11 +30,11 @@ _AS_IT_IS = nullcontext()
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything about a fused op that is no tensor: how both factors and the output's gradient are rounded.
+    """Everything about a fused op except its tensors: how both factors and the output's gradient are rounded.
 
     Attributes:
         arithmetic: the contraction.
-        static: its arguments that are no tensors.
+        static: its arguments that are not tensors.
         first, second: how its factors are rounded.
         fmt: the format of the output's gradient.
         axis: where the samples lie in the output.
@@ -50,14 +51,6 @@ class Plan:
     def by_kernels(self) -> bool:
         """Whether C++ kernels round all of it."""
         return has_all_kernels(self.first, self.second, self.fmt)
-
-
-class Rounds(NamedTuple):
-    """How a factor is rounded in this step: its bits and both ends of its range."""
-
-    bits: Tensor
-    lo: Tensor
-    span: Tensor
 
 
 class Call(NamedTuple):
@@ -77,6 +70,23 @@ class Call(NamedTuple):
     of_b: Rounds
     bits: Tensor | None
     seed: Tensor | None
+
+    def flatten(self) -> tuple[list[Tensor | None], tuple[bool, bool]]:
+        """All tensors, and for both factors whether the range was measured on it. Ops of torch take no nested tuples."""
+        tensors = [self.a, self.b, self.added]
+        for bits, within in (self.of_a, self.of_b):
+            tensors += [bits, within.lo, within.span]
+        return [*tensors, self.bits, self.seed], (self.of_a.within.measured_here, self.of_b.within.measured_here)
+
+    @staticmethod
+    def unflatten(tensors: Sequence[Tensor | None], measured_here: Sequence[bool]) -> Call:
+        """The call of what :meth:`flatten` gave."""
+        a, b, added, *rounds, bits, seed = tensors
+        of_a, of_b = (
+            Rounds(rounds[i], ValueRange(rounds[i + 1], rounds[i + 2], measured))  # type: ignore[arg-type]
+            for i, measured in zip((0, 3), measured_here, strict=True)
+        )
+        return Call(a, b, added, of_a, of_b, bits, seed)
 
 
 Made = tuple[Tensor, Tensor | None, Tensor | None]
@@ -104,8 +114,8 @@ class Simulated:
         added = call.added
         if (factors := _factors_by_kernels(plan, call)) is not None:
             return plan.arithmetic.forward(Bound(*factors, added, plan.static)), None, None
-        first, of_first = plan.first.take(call.a, *call.of_a, FIRST)
-        second, of_second = plan.second.take(call.b, *call.of_b, SECOND)
+        first, of_first = plan.first.take(call.a, call.of_a, FIRST)
+        second, of_second = plan.second.take(call.b, call.of_b, SECOND)
         device = call.a.device.type
         halved = torch.is_autocast_enabled(device)
         if halved:
@@ -126,8 +136,8 @@ class Simulated:
             out = scratch(g, GRADIENT, matrices=matrices)
             g = rounded_gradient(plan.fmt, g, call.bits, plan.axis, call.seed, out)
         # Under autocast the product was taken in a half type, and so are its gradients.
-        first = plan.first.again(call.a, kept[0], *call.of_a, FIRST).to(g.dtype)
-        second = plan.second.again(call.b, kept[1], *call.of_b, SECOND).to(g.dtype)
+        first = plan.first.again(call.a, kept[0], call.of_a, FIRST).to(g.dtype)
+        second = plan.second.again(call.b, kept[1], call.of_b, SECOND).to(g.dtype)
         return plan.arithmetic.backward(g, Bound(first, second, call.added, plan.static), needs)
 
 
@@ -138,10 +148,10 @@ def _factors_by_kernels(plan: Plan, call: Call) -> tuple[Tensor, Tensor] | None:
     """Both rounded factors, where kernels alone make them."""
     if torch.compiler.is_compiling() or not plan.by_kernels or torch.is_autocast_enabled("cpu"):
         return None
-    first = round_factor(plan.first, call.a, *call.of_a, FIRST)
+    first = round_factor(plan.first, call.a, call.of_a, FIRST)
     if first is None:
         return None
-    second = round_factor(plan.second, call.b, *call.of_b, SECOND)
+    second = round_factor(plan.second, call.b, call.of_b, SECOND)
     return None if second is None else (first, second)
 
 

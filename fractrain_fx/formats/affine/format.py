@@ -15,7 +15,7 @@ from fractrain_fx.formats.affine.gate_gradient import affine_gains
 from fractrain_fx.formats.affine.grid import modest
 from fractrain_fx.formats.affine.kernels import has_kernels, measure_compiled
 from fractrain_fx.formats.affine.rounding import decode_affine, encode_affine, round_affine, shifted_to_zero
-from fractrain_fx.formats.base import Bits, CodedFormat, SampleAxis
+from fractrain_fx.formats.base import Bits, CodedFormat, SampleAxis, ValueRange, Values
 from fractrain_fx.formats.bits import as_bits, dense, once, readable, work_dtype
 
 __all__ = ["AffineFormat", "fake_quantize", "measure"]
@@ -35,110 +35,59 @@ class AffineFormat(CodedFormat):
         self.compiled = compiled
         self.gradient_grid = gradient_grid
 
-    def activation_range(self, x: Float[Tensor, "*dims"]) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    def activation_range(self, x: Values) -> ValueRange:
         return measure(x, compiled=self.compiled)
 
-    def activation(
-        self,
-        x: Float[Tensor, "*dims"],
-        bits: Bits,
-        *,
-        lo: Float[Tensor, ""],
-        span: Float[Tensor, ""],
-        inside: bool = False,
-        out: Tensor | None = None,
-    ) -> Float[Tensor, "*dims"]:
+    def activation(self, x: Values, bits: Bits, within: ValueRange, *, out: Tensor | None = None) -> Values:
         if not x.numel():
             return x
-        return round_affine(x, as_bits(bits, x), lo, span, inside=inside, quick=True, compiled=self.compiled, out=out)
+        return round_affine(x, as_bits(bits, x), within, quick=True, compiled=self.compiled, out=out)
 
     def activation_codes(
-        self,
-        x: Float[Tensor, "*dims"],
-        bits: Int[Tensor, ""],
-        *,
-        lo: Float[Tensor, ""],
-        span: Float[Tensor, ""],
-        inside: bool = False,
-        out: Tensor | None = None,
-    ) -> tuple[Int[Tensor, "*dims"], Float[Tensor, "*dims"]]:
-        return encode_affine(x, bits, lo, span, inside=inside, compiled=self.compiled, out=out)
+        self, x: Values, bits: Int[Tensor, ""], within: ValueRange, *, out: Tensor | None = None
+    ) -> tuple[Int[Tensor, "*dims"], Values]:
+        return encode_affine(x, bits, within, compiled=self.compiled, out=out)
 
     def activation_values(
-        self,
-        codes: Int[Tensor, "*dims"],
-        bits: Int[Tensor, ""],
-        *,
-        lo: Float[Tensor, ""],
-        span: Float[Tensor, ""],
-        inside: bool = False,
-        out: Tensor | None = None,
-    ) -> Float[Tensor, "*dims"]:
-        return decode_affine(codes, bits, lo, span, inside=inside, compiled=self.compiled, out=out)
+        self, codes: Int[Tensor, "*dims"], bits: Int[Tensor, ""], within: ValueRange, *, out: Tensor | None = None
+    ) -> Values:
+        return decode_affine(codes, bits, within, compiled=self.compiled, out=out)
 
     def activation_gains(
-        self,
-        x: Float[Tensor, "batch ..."],
-        g: Float[Tensor, "batch ..."],
-        bits: Sequence[int],
-        *,
-        lo: Float[Tensor, ""],
-        span: Float[Tensor, ""],
-        inside: bool = False,
+        self, x: Float[Tensor, "batch ..."], g: Float[Tensor, "batch ..."], bits: Sequence[int], within: ValueRange
     ) -> Float[Tensor, "batch options"]:
-        return affine_gains(x, g, bits, lo, span, inside, self.compiled)
+        return affine_gains(x, g, bits, within, self.compiled)
 
-    def weight_range(self, w: Float[Tensor, "*dims"], *, dim: int | None) -> tuple[Tensor, Tensor]:
+    def weight_range(self, w: Values, *, dim: int | None) -> ValueRange:
         return measure(w, dim, compiled=self.compiled)
 
     def weight(
-        self,
-        w: Float[Tensor, "*dims"],
-        bits: Bits,
-        *,
-        dim: int | None,
-        ends: tuple[Tensor, Tensor] | None = None,
-        out: Tensor | None = None,
-    ) -> Float[Tensor, "*dims"]:
+        self, w: Values, bits: Bits, *, dim: int | None, within: ValueRange | None = None, out: Tensor | None = None
+    ) -> Values:
         if not w.numel():
             return w
-        lo, span = ends or measure(w, dim, compiled=self.compiled)
-        return round_affine(w, as_bits(bits, w), lo, span, inside=True, quick=True, compiled=self.compiled, out=out)
+        within = within or self.weight_range(w, dim=dim)
+        return round_affine(w, as_bits(bits, w), within, quick=True, compiled=self.compiled, out=out)
 
     def gradient(
         self,
-        g: Float[Tensor, "*dims"],
+        g: Values,
         bits: Bits,
         *,
         axis: SampleAxis,
         seed: Int[Tensor, ""] | None = None,
         out: Tensor | None = None,
-    ) -> Float[Tensor, "*dims"]:
+    ) -> Values:
         if not g.numel():
             return g
         bits = as_bits(bits, g)
-        lo, span, inside = self.gradient_range(g, bits)
-        return round_affine(
-            g,
-            bits,
-            lo,
-            span,
-            stochastic=True,
-            seed=seed,
-            inside=inside,
-            quick=True,
-            compiled=self.compiled,
-            out=out,
-        )
+        within = self.gradient_range(g, bits)
+        return round_affine(g, bits, within, stochastic=True, seed=seed, quick=True, compiled=self.compiled, out=out)
 
-    def gradient_range(
-        self, g: Float[Tensor, "*dims"], bits: Int[Tensor, "*bits"]
-    ) -> tuple[Float[Tensor, "*ends"], Float[Tensor, "*ends"], bool]:
-        """Low end and width of the range that a gradient is rounded in, and whether all its values lie inside."""
-        lo, span = measure(g, compiled=self.compiled)
-        if self.gradient_grid == "range":
-            return lo, span, True
-        return *shifted_to_zero(bits, lo, span), False
+    def gradient_range(self, g: Values, bits: Int[Tensor, "*bits"]) -> ValueRange:
+        """The range that a gradient is rounded in."""
+        found = measure(g, compiled=self.compiled)
+        return found if self.gradient_grid == "range" else shifted_to_zero(bits, found)
 
 
 def fake_quantize(
@@ -174,19 +123,17 @@ def fake_quantize(
         raise InputError("half a range was given: pass both lo and span, or neither to have them measured")
     if x.numel() == 0:
         return x
-    measured = lo is None or span is None
+    measured_here = lo is None or span is None
     if lo is None or span is None:
-        lo, span = measure(x, dim)
+        lo, span, _ = measure(x, dim)
     shape, dtype = _range_shape(x, dim), work_dtype(x)
     lo, span = (torch.as_tensor(end, dtype=dtype, device=x.device).detach().reshape(shape) for end in (lo, span))
-    rounded: Tensor = _FakeQuantize.apply(x, as_bits(bits, x), lo, span, stochastic, measured)
+    rounded: Tensor = _FakeQuantize.apply(x, as_bits(bits, x), lo, span, measured_here, stochastic)
     return rounded
 
 
-def measure(
-    x: Float[Tensor, "*dims"], dim: int | None = None, *, compiled: bool = False
-) -> tuple[Float[Tensor, "*ends"], Float[Tensor, "*ends"]]:
-    """Low end and width of the range of ``x``.
+def measure(x: Values, dim: int | None = None, *, compiled: bool = False) -> ValueRange:
+    """The range of ``x``.
 
     Finite values have a finite width: where their type cannot hold it, the widest it can, and the largest of them
     saturate. NaN or infinite values have a range that is not finite, no values a NaN range.
@@ -197,7 +144,7 @@ def measure(
         compiled: by the C++ kernel where it takes the values; the result is the same.
 
     Returns:
-        ``lo`` and ``span``, outside autograd, in float32 (float64 for float64).
+        Both ends outside autograd, in float32 (float64 for float64).
 
     Raises:
         InputError: ``x`` has no such ``dim``.
@@ -207,9 +154,9 @@ def measure(
     shape = _range_shape(x, dim)
     if x.numel() == 0:
         nan = x.new_full(shape, torch.nan, dtype=work_dtype(x))
-        return nan, nan
+        return ValueRange(nan, nan, True)
     if compiled and has_kernels(x) and (dim is None or dim % x.ndim == 0):
-        return measure_compiled(x, shape)
+        return ValueRange(*measure_compiled(x, shape), True)
     if dim is None:
         # The order of the values does not matter, and torch would copy them into another one.
         flat = readable(x) and not x.is_contiguous() and dense(x)
@@ -221,11 +168,11 @@ def measure(
         lo, hi = lo.to(work_dtype(x)), hi.to(work_dtype(x))
     span = hi - lo
     if modest(span):
-        return lo, span
-    # (2^bits - 1) * scale + lo can come out a few roundings above hi, which must not overflow. What is no number in
-    # the difference of an end to itself keeps the range of infinite values from being taken for a wide one.
+        return ValueRange(lo, span, True)
+    # (2^bits - 1) * scale + lo can come out a few roundings above hi, which must not overflow. `hi - hi` is NaN for an
+    # infinite end, so that an infinite range is not clamped to a finite one.
     reach = torch.finfo(lo.dtype).max * (1 - 2**-20)
-    return lo, once(span.clamp(max=reach) + (hi - hi))
+    return ValueRange(lo, once(span.clamp(max=reach) + (hi - hi)), True)
 
 
 class _FakeQuantize(torch.autograd.Function):
@@ -233,9 +180,9 @@ class _FakeQuantize(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, bits: Tensor, lo: Tensor, span: Tensor, stochastic: bool, measured: bool
+        ctx: Any, x: Tensor, bits: Tensor, lo: Tensor, span: Tensor, measured_here: bool, stochastic: bool
     ) -> Tensor:
-        rounded = round_affine(x, bits, lo, span, stochastic=stochastic, inside=measured)
+        rounded = round_affine(x, bits, ValueRange(lo, span, measured_here), stochastic=stochastic)
         return x.clone() if rounded is x else rounded
 
     @staticmethod

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fractrain_fx.formats.affine.grid import SMALLEST_SCALE
 from fractrain_fx.formats.affine.kernels import gains_compiled, has_gains
+from fractrain_fx.formats.base import ValueRange
 from fractrain_fx.formats.bits import of_options, readable
 from fractrain_fx.formats.scratch import scratch
 
@@ -27,9 +28,7 @@ def affine_gains(
     x: Float[Tensor, "batch ..."],
     g: Float[Tensor, "batch ..."],
     bits: Sequence[int],
-    lo: Tensor,
-    span: Tensor,
-    inside: bool,
+    within: ValueRange,
     compiled: bool = False,
 ) -> Float[Tensor, "batch options"]:
     """For each of several bits, the sum of ``g * (Q(x) - x)`` over each sample, on the affine grid of a range.
@@ -38,56 +37,56 @@ def affine_gains(
         x: values, samples first.
         g: gradient of the rounded values.
         bits: of each option; the sums of those of 0 and 32 bits are 0.
-        lo: low end of the range (0-dim).
-        span: its width (0-dim).
-        inside: whether all values lie in it.
+        within: the range, of 0-dim ends.
         compiled: by the C++ kernel where it takes the values.
 
     Returns:
-        Sums in the type of ``lo`` (float32 or wider).
+        Sums in the type of the range (float32 or wider).
     """
+    lo, span, _ = within
     if compiled:
         single, of_single = (each.float() if each.dtype == torch.bfloat16 else each for each in (x, g))
         if single.dtype == of_single.dtype and has_gains(single, lo):
-            return gains_compiled(single, of_single, bits, lo, span, inside, twice=single is not x)
+            return gains_compiled(single, of_single, bits, within, twice=single is not x)
     x, g = x.flatten(1), g.flatten(1)
 
     def gains(widths: Sequence[int]) -> Tensor:
         if x.dtype != lo.dtype or not readable(x):
-            return torch.stack([(_error(x, each, lo, span, inside) * g).sum(1) for each in widths], dim=1)
+            return torch.stack([(_error(x, each, within) * g).sum(1) for each in widths], dim=1)
         scales = [max(float(span) / (2**each - 1), SMALLEST_SCALE) for each in widths]
         rows = max(1, _CACHED // max(x.shape[1], 1))
         parts = zip(torch.split(x, rows), torch.split(g, rows), strict=True)
-        return torch.cat([_gains(part, upstream, widths, scales, lo, inside) for part, upstream in parts])
+        return torch.cat([_gains(part, upstream, widths, scales, within) for part, upstream in parts])
 
     return of_options(bits, gains)
 
 
-def _gains(x: Tensor, g: Tensor, bits: Sequence[int], scales: list[float], lo: Tensor, inside: bool) -> Tensor:
+def _gains(x: Tensor, g: Tensor, bits: Sequence[int], scales: list[float], within: ValueRange) -> Tensor:
     """All options of some samples, in few passes over memory that is used again.
 
     The difference is taken before it is summed: the two sums would be large and nearly the same.
     """
     kept = map(partial(scratch, x), _SLOTS)
     offset, steps = (torch.empty_like(x) if each is None else each for each in kept)
-    offset = torch.sub(x, lo, out=offset) if float(lo) else x
+    offset = torch.sub(x, within.lo, out=offset) if float(within.lo) else x
     found = []
     for each, scale in zip(bits, scales, strict=True):
         torch.div(offset, torch.tensor(scale, dtype=x.dtype), out=steps).round_()
-        if not inside:
+        if not within.measured_here:
             steps.clamp_(0, 2**each - 1)
         torch.add(offset, steps, alpha=-scale, out=steps)
         found.append(steps.mul_(g).sum(1).neg_())
     return torch.stack(found, dim=1)
 
 
-def _error(x: Tensor, bits: int, lo: Tensor, span: Tensor, inside: bool) -> Tensor:
+def _error(x: Tensor, bits: int, within: ValueRange) -> Tensor:
     """``Q(x) - x``; a half type rounds once more."""
+    lo, span, measured_here = within
     highest = 2**bits - 1
     scale = (span / highest).clamp(min=SMALLEST_SCALE)
     offset = x.to(lo.dtype) - lo
     steps = offset / scale
-    rounded = (steps if inside else steps.clamp_(0, highest)).round_().mul_(scale)
+    rounded = (steps if measured_here else steps.clamp_(0, highest)).round_().mul_(scale)
     if x.dtype != lo.dtype:
         rounded = rounded.add_(lo).to(x.dtype).to(lo.dtype).sub_(lo)
     error: Tensor = rounded - offset

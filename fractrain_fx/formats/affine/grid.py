@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fractrain_fx.config.precision import FLOAT_BITS
+from fractrain_fx.formats.base import ValueRange
 from fractrain_fx.formats.bits import highest_level, readable
 
 __all__ = ["SMALLEST_SCALE", "Grid", "modest"]
@@ -34,9 +35,7 @@ class Grid:
 
     Args:
         bits: one width, or widths that broadcast against the values; none of them 0 or 32 where it is one.
-        lo: low end of the range, or of that of each channel.
-        span: width of the range, likewise.
-        inside: the range was measured on the values.
+        within: the range, one for all values or one for each channel.
         quick: take fewer passes where the range lies around 0. A value so close to the middle of two levels that
             float32 roundings decide may then go to the other one, and results may be off by the last bit.
 
@@ -54,7 +53,8 @@ class Grid:
 
     __slots__ = ("highest", "lo", "near", "quick", "scale", "start", "step", "sure")
 
-    def __init__(self, bits: Tensor | int, lo: Tensor, span: Tensor, *, inside: bool, quick: bool = False) -> None:
+    def __init__(self, bits: Tensor | int, within: ValueRange, *, quick: bool = False) -> None:
+        lo, span, measured_here = within
         self.lo = lo
         self.start: float | None = None
         self.step: float | None = None
@@ -62,7 +62,9 @@ class Grid:
         self.scale: Tensor
         wide = _widest(span)
         widths = [bits] if isinstance(bits, int) else bits.flatten().tolist()
-        self.sure = inside and wide < _WIDE and all(width <= _SURE_BITS or width == FLOAT_BITS for width in widths)
+        self.sure = (
+            measured_here and wide < _WIDE and all(width <= _SURE_BITS or width == FLOAT_BITS for width in widths)
+        )
         self.near = self.quick = False
         if lo.numel() == 1:
             self.start = float(lo)
@@ -91,14 +93,14 @@ class Grid:
     def levels(self, x: Tensor, noise: Tensor | None, out: Tensor | None) -> Tensor:
         """Number of the nearest level to ``x``, or to ``x`` with noise."""
         if noise is not None:
-            return self._inside(self._with_noise(x, noise, out))
+            return self._on_grid(self._with_noise(x, noise, out))
         if self.start == 0:
             q = torch.div(x, self.scale, out=out)
         elif self.quick and self.step is not None and self.start is not None:
             q = torch.add(self.lo * (-1 / self.step), x, alpha=1 / self.step, out=out)
         else:
             q = torch.sub(x, self.lo, out=out).div_(self.scale)
-        return q.round_() if self.sure else self._inside(q)
+        return q.round_() if self.sure else self._on_grid(q)
 
     def _with_noise(self, x: Tensor, noise: Tensor, out: Tensor | None) -> Tensor:
         if self.near and self.step is not None:
@@ -108,7 +110,7 @@ class Grid:
         q = torch.div(x, self.scale, out=out) if self.start == 0 else torch.sub(x, self.lo, out=out).div_(self.scale)
         return q.add_(noise)
 
-    def _inside(self, q: Tensor) -> Tensor:
+    def _on_grid(self, q: Tensor) -> Tensor:
         """Whole numbers of the grid, in place."""
         if isinstance(self.highest, float):
             q.clamp_(0, self.highest)

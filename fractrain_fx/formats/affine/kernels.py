@@ -12,6 +12,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from fractrain_fx.formats.base import ValueRange
 from fractrain_fx.formats.noise import draw_seed
 from fractrain_fx.native import kernels
 
@@ -53,12 +54,10 @@ def _fit(x: Tensor, lo: Tensor | None) -> bool:
 def round_compiled(
     x: Tensor,
     bits: Tensor,
-    lo: Tensor,
-    span: Tensor,
+    within: ValueRange,
     *,
     stochastic: bool = False,
     seed: Tensor | None = None,
-    inside: bool = False,
     erase: bool = False,
     out: Tensor | None = None,
 ) -> Tensor | None:
@@ -69,11 +68,9 @@ def round_compiled(
     Args:
         x: values.
         bits: one width, or widths that broadcast against ``x``.
-        lo: low end of the range, or of that of each channel.
-        span: its width, likewise.
+        within: the range, one for all values or one for each channel.
         stochastic: add noise before rounding.
         seed: of that noise.
-        inside: whether all values lie in the range, so that a bad one shows in it.
         erase: whether values of 0 bits become 0 instead of staying as they are.
         out: memory for the result; may be ``x``.
 
@@ -82,11 +79,12 @@ def round_compiled(
         may overflow.
     """
     out = torch.empty_like(x) if out is None else out
-    done = kernels().round_affine(x, bits, lo, span, _number(stochastic, seed), inside, erase, out=out)
+    number = _number(stochastic, seed)
+    done = kernels().round_affine(x, bits, within.lo, within.span, number, within.measured_here, erase, out=out)
     return _result(done, x, out)
 
 
-def round_channels_compiled(w: Tensor, bits: Tensor, out: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+def round_channels_compiled(w: Tensor, bits: Tensor, out: Tensor) -> tuple[ValueRange, Tensor | None]:
     """Range and rounding of each entry of the first dimension in one look.
 
     Args:
@@ -95,10 +93,10 @@ def round_channels_compiled(w: Tensor, bits: Tensor, out: Tensor) -> tuple[Tenso
         out: contiguous memory for the result.
 
     Returns:
-        Low ends and widths as :func:`measure_compiled` gives them, and the result as :func:`round_compiled` does.
+        The ranges, and the result as :func:`round_compiled` gives it.
     """
     lo, span, done = kernels().round_channels(w, bits, out=out)
-    return lo, span, _result(done, w, out)
+    return ValueRange(lo, span, True), _result(done, w, out)
 
 
 def _result(done: int, x: Tensor, out: Tensor) -> Tensor | None:
@@ -110,34 +108,31 @@ def _result(done: int, x: Tensor, out: Tensor) -> Tensor | None:
 def encode_compiled(
     x: Tensor,
     bits: Tensor,
-    lo: Tensor,
-    span: Tensor,
+    within: ValueRange,
     codes: Tensor,
     values: Tensor | None,
     *,
     stochastic: bool = False,
     seed: Tensor | None = None,
-    inside: bool = False,
 ) -> bool:
     """Write the codes of what :func:`round_compiled` gives, and those values: in one pass.
 
     Args:
         x: values.
         bits: as there.
-        lo: as there.
-        span: as there.
+        within: as there.
         codes: memory of the shape of ``x``. In uint8 they are the numbers of levels, in int8 and int16 those less
             ``2^(bits - 1)``; where bits are 0 or 32 they mean nothing.
         values: memory for the values, or ``None``; may be ``x``.
         stochastic: as there.
         seed: as there.
-        inside: as there.
 
     Returns:
         Whether it was done; not where the range is not finite or differences in it may overflow.
     """
+    lo, span, measured_here = within
     number = _number(stochastic, seed)
-    done = kernels().encode_affine(x, bits, lo, span, number, inside, codes=codes, values=values)
+    done = kernels().encode_affine(x, bits, lo, span, number, measured_here, codes=codes, values=values)
     return bool(done != _REFUSED)
 
 
@@ -147,22 +142,18 @@ def code_ends_compiled(bits: Tensor, lo: Tensor, span: Tensor) -> tuple[Tensor, 
     return scale, zero
 
 
-def coded_compiled(
-    x: Tensor, bits: Tensor, lo: Tensor, span: Tensor, *, inside: bool
-) -> tuple[Tensor, Tensor, Tensor] | None:
+def coded_compiled(x: Tensor, bits: Tensor, within: ValueRange) -> tuple[Tensor, Tensor, Tensor] | None:
     """Signed codes of one byte, their scales and zeros, one for each entry of ``bits`` or of the range, in one call.
 
     Args:
         x: values.
         bits: as :func:`round_compiled` takes them.
-        lo: as there.
-        span: as there.
-        inside: as there.
+        within: as there.
 
     Returns:
         Codes of the shape of ``x``, and flat scales and zeros; ``None`` as there.
     """
-    done, *coded = kernels().coded_operand(x, bits, lo, span, inside)
+    done, *coded = kernels().coded_operand(x, bits, *within)
     return None if done == _REFUSED else tuple(coded)
 
 
@@ -182,12 +173,10 @@ def coded_gradient_compiled(
     return None if done == _REFUSED else tuple(coded)
 
 
-def gains_compiled(
-    x: Tensor, g: Tensor, bits: Sequence[int], lo: Tensor, span: Tensor, inside: bool, *, twice: bool = False
-) -> Tensor:
+def gains_compiled(x: Tensor, g: Tensor, bits: Sequence[int], within: ValueRange, *, twice: bool = False) -> Tensor:
     """What ``gate_gradient.affine_gains`` gives; ``twice``: of values of type bfloat16."""
     gains = torch.ops.fractrain_fx.gains if torch.compiler.is_compiling() else kernels().gains
-    found: Tensor = gains(x, g, bits, lo, span, inside, twice)
+    found: Tensor = gains(x, g, bits, *within, twice)
     return found
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from fractrain_fx.config.precision import FLOAT_BITS
 from fractrain_fx.formats.affine.grid import SMALLEST_SCALE, Grid
 from fractrain_fx.formats.affine.kernels import code_ends_compiled, encode_compiled, has_kernels, round_compiled
+from fractrain_fx.formats.base import ValueRange
 from fractrain_fx.formats.bits import highest_level, is_rounded, once, readable, unrounded
 from fractrain_fx.formats.noise import dither
 
@@ -23,12 +24,10 @@ _LARGE_SAMPLE = 1 << 15
 def round_affine(
     x: Tensor,
     bits: Tensor,
-    lo: Tensor,
-    span: Tensor,
+    within: ValueRange,
     *,
     stochastic: bool = False,
     seed: Tensor | None = None,
-    inside: bool = False,
     quick: bool = False,
     compiled: bool = False,
     out: Tensor | None = None,
@@ -38,72 +37,67 @@ def round_affine(
     Args:
         x: values, not empty.
         bits: one width, or one that broadcasts against ``x``; 0 and 32 leave the values as they are.
-        lo: low end of the range, of a type at least as wide as that of ``x``; broadcasts against ``x``.
-        span: width of the range, likewise.
+        within: the range, of a type at least as wide as that of ``x``; its ends broadcast against ``x``.
         stochastic: add noise before rounding.
         seed: of that noise.
-        inside: the range was measured on ``x``, so that nothing lies outside and a bad value shows in it.
         quick: in fewer passes, which may round a value within a float32 rounding of a tie to the other side.
         compiled: by the C++ kernel where it takes the values, which is quicker and rounds as the formula says.
-        out: memory for the result in the type of ``lo``, where ``x`` has that type.
+        out: memory for the result in the type of the range, where ``x`` has that type.
 
     Returns:
         The rounded values in the type of ``x``; ``x`` itself where nothing is rounded.
     """
     if not readable(x):
-        return _anywhere(x, bits, lo, span, stochastic, seed, inside)
+        return _anywhere(x, bits, within, stochastic, seed)
+    dtype = within.lo.dtype
 
     def by_kernel(values: Tensor, out: Tensor | None) -> Tensor | None:
-        if not compiled or not has_kernels(values, lo):
+        if not compiled or not has_kernels(values, within.lo):
             return None
-        return round_compiled(values, bits, lo, span, stochastic=stochastic, seed=seed, inside=inside, out=out)
+        return round_compiled(values, bits, within, stochastic=stochastic, seed=seed, out=out)
 
-    if x.dtype == lo.dtype and (rounded := by_kernel(x, out)) is not None:
+    if x.dtype == dtype and (rounded := by_kernel(x, out)) is not None:
         return rounded
     widths = [int(bits)] if bits.ndim == 0 else bits.flatten().tolist()
     kinds = set(widths)
     if kinds <= {0, FLOAT_BITS}:
         return x
     work = x
-    if x.dtype != lo.dtype:
-        work = out = x.to(lo.dtype)
+    if x.dtype != dtype:
+        work = out = x.to(dtype)
         if (rounded := by_kernel(work, out)) is not None:
             return rounded.to(x.dtype)
     noise = dither(work, seed) if stochastic else None
-    parts = _parts(work, bits, widths, lo, span, inside, quick)
+    parts = _parts(work, bits, widths, within, quick)
     if out is None and parts[0][0] is not ...:
         out = torch.empty_like(work)
     for place, grid in parts:
         q = grid.round(work[place], None if noise is None else noise[place], None if out is None else out[place])
-        if not inside:
+        if not within.measured_here:
             _with_bad_values(q, x[place])
     q = (q if out is None else out).to(x.dtype)
     return q if len(kinds) == 1 else unrounded(bits, x, q)
 
 
-def shifted_to_zero(
-    bits: Int[Tensor, "*bits"], lo: Float[Tensor, "*ends"], span: Float[Tensor, "*ends"]
-) -> tuple[Float[Tensor, "*ends"], Float[Tensor, "*ends"]]:
+def shifted_to_zero(bits: Int[Tensor, "*bits"], within: ValueRange) -> ValueRange:
     """The range moved by at most half a level, to where 0 is a multiple of the scale away from its low end.
 
     One low end for each entry of ``bits``, as their scales differ. Values that then lie outside, by at most half a
     level, are rounded to the level at that end.
     """
-    scale = _scale(bits, lo, span)
+    scale, lo = _scale(bits, within), within.lo
     shifted = torch.where(is_rounded(bits), (lo / scale).round() * scale, lo)
-    return shifted, span.expand_as(shifted).contiguous()
+    return ValueRange(shifted, within.span.expand_as(shifted).contiguous())
 
 
 def codes_affine(
     x: Tensor,
     bits: Tensor,
-    lo: Tensor,
-    span: Tensor,
+    within: ValueRange,
     *,
     dtype: torch.dtype,
     stochastic: bool = False,
     seed: Tensor | None = None,
-    inside: bool = False,
     compiled: bool = False,
     values: bool = False,
     out: Tensor | None = None,
@@ -111,15 +105,13 @@ def codes_affine(
     """The codes, as whole numbers, of what :func:`round_affine` gives quickly, and that itself where it is asked for.
 
     Args:
-        x: values of the type of ``lo``, not empty.
+        x: values of the type of the range, not empty.
         bits: as there.
-        lo: as there.
-        span: as there.
+        within: as there.
         dtype: of the codes. uint8: the numbers of levels, of at most 8 bits. int8 and int16: those less
             ``2^(bits - 1)``. Where bits are 0 or 32 they mean nothing.
         stochastic: as there.
         seed: as there.
-        inside: as there.
         compiled: as there.
         values: whether to give the rounded values too.
         out: memory that may be worked in, for them too, in the type of ``x``.
@@ -127,40 +119,39 @@ def codes_affine(
     Returns:
         Codes, and the rounded values or ``None``.
     """
-    if compiled and has_kernels(x, lo):
+    if compiled and has_kernels(x, within.lo):
         codes = torch.empty_like(x, dtype=dtype)
         out = (torch.empty_like(x) if out is None else out) if values else None
-        if encode_compiled(x, bits, lo, span, codes, out, stochastic=stochastic, seed=seed, inside=inside):
+        if encode_compiled(x, bits, within, codes, out, stochastic=stochastic, seed=seed):
             return codes, out
     if readable(x):
         noise = dither(x, seed) if stochastic else None
         q = torch.empty_like(x) if out is None else out
-        for place, grid in _parts(x, bits, bits.flatten().tolist(), lo, span, inside, True):
+        for place, grid in _parts(x, bits, bits.flatten().tolist(), within, True):
             grid.levels(x[place], None if noise is None else noise[place], q[place])
     else:
-        q = _levels(x, bits, lo, _scale(bits, lo, span), stochastic, seed, inside)
+        q = _levels(x, bits, within, _scale(bits, within), stochastic, seed)
     codes = (q if dtype == torch.uint8 else q - _middle(bits)).to(dtype)
     if not values:
         return codes, None
-    found = _values(q, bits, lo, span, inside=inside, compiled=compiled)
-    return codes, unrounded(bits, x, found if inside else _with_bad_values(found, x))
+    found = _values(q, bits, within, compiled=compiled)
+    return codes, unrounded(bits, x, found if within.measured_here else _with_bad_values(found, x))
 
 
-def code_ends(bits: Tensor, lo: Tensor, span: Tensor, *, compiled: bool = False) -> tuple[Tensor, Tensor]:
+def code_ends(bits: Tensor, within: ValueRange, *, compiled: bool = False) -> tuple[Tensor, Tensor]:
     """Scale and zero of signed codes, ``value = scale * code + zero``: NaN where the range is not finite."""
+    lo, span, _ = within
     if compiled and has_kernels(lo):
         return code_ends_compiled(bits, lo, span)
-    scale = _scale(bits, lo, span)
+    scale = _scale(bits, within)
     return scale, lo + scale * _middle(bits) + 0 * span
 
 
-def _values(
-    q: Tensor, bits: Tensor, lo: Tensor, span: Tensor, *, inside: bool = False, compiled: bool = False
-) -> Tensor:
+def _values(q: Tensor, bits: Tensor, within: ValueRange, *, compiled: bool = False) -> Tensor:
     """What :func:`round_affine` gives quickly, bit for bit, from numbers of levels, which may be written into."""
     if not readable(q):
-        return q * _scale(bits, lo, span) + lo
-    for place, grid in _parts(q, bits, bits.flatten().tolist(), lo, span, inside, not compiled):
+        return q * _scale(bits, within) + within.lo
+    for place, grid in _parts(q, bits, bits.flatten().tolist(), within, not compiled):
         part = q[place]
         grid.values(part, out=part)
     return q
@@ -169,35 +160,25 @@ def _values(
 def encode_affine(
     x: Tensor,
     bits: Tensor,
-    lo: Tensor,
-    span: Tensor,
+    within: ValueRange,
     *,
-    inside: bool = False,
     compiled: bool = False,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """What :func:`round_affine` gives, quickly, at one width of 1 to 8 bits; before it its level numbers (uint8)."""
-    work, out = (x, out) if x.dtype == lo.dtype else (copied := x.to(lo.dtype), copied)
-    codes, values = codes_affine(
-        work, bits, lo, span, dtype=torch.uint8, inside=inside, compiled=compiled, values=True, out=out
-    )
+    dtype = within.lo.dtype
+    work, out = (x, out) if x.dtype == dtype else (copied := x.to(dtype), copied)
+    codes, values = codes_affine(work, bits, within, dtype=torch.uint8, compiled=compiled, values=True, out=out)
     assert values is not None
     return codes, values.to(x.dtype)
 
 
 def decode_affine(
-    codes: Tensor,
-    bits: Tensor,
-    lo: Tensor,
-    span: Tensor,
-    *,
-    inside: bool = False,
-    compiled: bool = False,
-    out: Tensor | None = None,
+    codes: Tensor, bits: Tensor, within: ValueRange, *, compiled: bool = False, out: Tensor | None = None
 ) -> Tensor:
-    """The values of levels, in the type of ``lo``: those that were rounded to them, bit for bit."""
-    q = codes.to(lo.dtype) if out is None else out.copy_(codes)
-    return _values(q, bits, lo, span, inside=inside, compiled=compiled)
+    """The values of levels, in the type of the range: those that were rounded to them, bit for bit."""
+    q = codes.to(within.lo.dtype) if out is None else out.copy_(codes)
+    return _values(q, bits, within, compiled=compiled)
 
 
 def _large_samples(bits: Tensor, x: Tensor) -> bool:
@@ -205,47 +186,37 @@ def _large_samples(bits: Tensor, x: Tensor) -> bool:
     return bits.ndim == x.ndim and bits.numel() == bits.shape[0] and x.is_contiguous() and x[0].numel() >= _LARGE_SAMPLE
 
 
-def _parts(
-    x: Tensor, bits: Tensor, widths: list[int], lo: Tensor, span: Tensor, inside: bool, quick: bool
-) -> list[tuple[Any, Grid]]:
+def _parts(x: Tensor, bits: Tensor, widths: list[int], within: ValueRange, quick: bool) -> list[tuple[Any, Grid]]:
     """Which places of ``x`` are rounded on which grid; those at 0 and 32 bits are left out where that saves work.
 
     Large samples by themselves, each in the passes that one width takes, which then find it in a cache.
     """
     kinds = set(widths)
-    if len(kinds) > 1 and lo.numel() == 1 and _large_samples(bits, x):
-        grids = {width: Grid(width, lo, span, inside=inside, quick=quick) for width in kinds - {0, FLOAT_BITS}}
+    if len(kinds) > 1 and within.lo.numel() == 1 and _large_samples(bits, x):
+        grids = {width: Grid(width, within, quick=quick) for width in kinds - {0, FLOAT_BITS}}
         return [(index, grids[width]) for index, width in enumerate(widths) if width in grids]
-    return [(..., Grid(widths[0] if len(kinds) == 1 else bits, lo, span, inside=inside, quick=quick))]
+    return [(..., Grid(widths[0] if len(kinds) == 1 else bits, within, quick=quick))]
 
 
-def _anywhere(
-    x: Tensor,
-    bits: Tensor,
-    lo: Tensor,
-    span: Tensor,
-    stochastic: bool,
-    seed: Tensor | None,
-    inside: bool,
-) -> Tensor:
-    scale = _scale(bits, lo, span)
-    q = _levels(x, bits, lo, scale, stochastic, seed, inside) * scale + lo
-    return unrounded(bits, x, (q if inside else _with_bad_values(q, x)).to(x.dtype))
+def _anywhere(x: Tensor, bits: Tensor, within: ValueRange, stochastic: bool, seed: Tensor | None) -> Tensor:
+    scale = _scale(bits, within)
+    q = _levels(x, bits, within, scale, stochastic, seed) * scale + within.lo
+    return unrounded(bits, x, (q if within.measured_here else _with_bad_values(q, x)).to(x.dtype))
 
 
 def _levels(
     x: Tensor,
     bits: Tensor,
-    lo: Tensor,
+    within: ValueRange,
     scale: Tensor,
     stochastic: bool = False,
     seed: Tensor | None = None,
-    inside: bool = False,
 ) -> Tensor:
+    lo = within.lo
     q = (x.to(lo.dtype) - lo) / scale
     if stochastic:
         q = q + dither(q, seed)
-    if not inside:  # from inside, noise takes nothing further below 0 than half a level, which rounds to it
+    if not within.measured_here:  # otherwise noise takes nothing further below 0 than half a level, which rounds to 0
         q = q.clamp(min=0)
     return torch.minimum(q, once(highest_level(bits, lo.dtype))).round()
 
@@ -255,9 +226,9 @@ def _middle(bits: Tensor) -> Tensor:
     return (1 << (bits.long() - 1).clamp(min=0)).to(torch.float32)
 
 
-def _scale(bits: Tensor, lo: Tensor, span: Tensor) -> Tensor:
+def _scale(bits: Tensor, within: ValueRange) -> Tensor:
     """Distance between levels."""
-    return once((span / highest_level(bits, lo.dtype)).clamp(min=SMALLEST_SCALE))
+    return once((within.span / highest_level(bits, within.lo.dtype)).clamp(min=SMALLEST_SCALE))
 
 
 def _with_bad_values(rounded: Tensor, x: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ class Branch(nn.Module):
 
     def forward(self, choice: Tensor, x: Tensor) -> Tensor:
         y = self.layer(x)
-        lo, span = self.range(y)
+        lo, span, _ = self.range(y)
         return self.skip(self.norm(y + 0 * (lo + span)), choice)
 
 

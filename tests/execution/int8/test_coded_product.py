@@ -16,8 +16,9 @@ from fractrain_fx.execution.int8.layout import Features, Layout, Patches
 from fractrain_fx.execution.int8.timing import Tuner
 from fractrain_fx.execution.int8.windows import Windows
 from fractrain_fx.execution.simulated.arithmetic import AddMatMul, Arithmetic, Convolution, Linear, MatMul
-from fractrain_fx.execution.simulated.strategy import Call, Rounds
-from fractrain_fx.formats import AffineFormat
+from fractrain_fx.execution.simulated.operand import Rounds
+from fractrain_fx.execution.simulated.strategy import Call
+from fractrain_fx.formats import AffineFormat, ValueRange
 from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.nn.quantizers import (
     ActivationQuantizer,
@@ -185,7 +186,7 @@ def test_codes_can_be_kept(name: str, saved: str, compiled: bool) -> None:
 def test_the_rounded_gradient_is_that_of_the_simulation_bit_for_bit(bits: list[int], compiled: bool) -> None:
     fmt = AffineFormat(compiled=compiled)
     op = FusedOp(Linear(), (), ActivationQuantizer(fmt), WeightQuantizer(fmt, 0), GradientQuantizer(fmt))
-    g, seed, rounds = torch.randn(8, 5, 6), torch.tensor(3), Rounds(*torch.zeros(3))
+    g, seed, rounds = torch.randn(8, 5, 6), torch.tensor(3), Rounds(torch.tensor(0.0), ValueRange(*torch.zeros(2)))
     widths = torch.tensor(bits) if len(bits) > 1 else torch.tensor(bits[0])
     call = Call(None, None, None, rounds, rounds, widths, seed)
     found, _ = Coded(Features(), (8,), tuple(bits), compiled)._gradient(op.plan, call, g, values=True)

@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from fractrain_fx.execution.simulated import short_path as by_kernels
-from fractrain_fx.execution.simulated.operand import Factor
-from fractrain_fx.execution.simulated.short_path import has_all_kernels, round_factor, round_gradient, weight_ends
+from fractrain_fx.execution.simulated.operand import Factor, Rounds
+from fractrain_fx.execution.simulated.short_path import has_all_kernels, round_factor, round_gradient, weight_range
 from fractrain_fx.formats import AffineFormat, DoReFaFormat
 from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.nn.rounding import rounded_gradient
 
 COMPILED = AffineFormat(compiled=True)
-WEIGHT = Factor(COMPILED, (), BatchAxis(), True, True, "operands", weight=True, channel=0)
-ACTIVATION = Factor(COMPILED, (3, 4, 6), BatchAxis(), True, True, "operands")
+WEIGHT = Factor(COMPILED, (), BatchAxis(), True, "operands", weight=True, channel=0)
+ACTIVATION = Factor(COMPILED, (3, 4, 6), BatchAxis(), True, "operands")
 SLOT = 9
 
 
@@ -29,16 +29,16 @@ def _weight() -> Tensor:
 @pytest.mark.parametrize("bits", [1, 4, 8, 16])
 def test_a_weight_is_rounded_while_its_ranges_are_found(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     w, width = _weight(), torch.tensor(bits)
-    ends = weight_ends(WEIGHT, w, width, SLOT)
-    assert ends is not None
-    for found, wanted in zip(ends, COMPILED.weight_range(w, dim=0), strict=True):
+    within = weight_range(WEIGHT, w, width, SLOT)
+    assert within is not None
+    for found, wanted in zip(within[:2], COMPILED.weight_range(w, dim=0)[:2], strict=True):
         assert torch.equal(found, wanted)
     wanted = COMPILED.weight(w, width, dim=0)
     with monkeypatch.context() as patched:
         patched.delattr(by_kernels, "round_compiled")  # not again
-        assert torch.equal(round_factor(WEIGHT, w, width, *ends, SLOT), wanted)  # type: ignore[arg-type]
+        assert torch.equal(round_factor(WEIGHT, w, Rounds(width, within), SLOT), wanted)  # type: ignore[arg-type]
     w.mul_(2)
-    doubled = round_factor(WEIGHT, w, width, *COMPILED.weight_range(w, dim=0), SLOT)
+    doubled = round_factor(WEIGHT, w, Rounds(width, COMPILED.weight_range(w, dim=0)), SLOT)
     assert doubled is not None and torch.equal(doubled, COMPILED.weight(w, width, dim=0)), "written into since"
 
 
@@ -46,9 +46,9 @@ def test_a_weight_is_rounded_while_its_ranges_are_found(bits: int, monkeypatch: 
 def test_a_weight_may_change_without_a_sign(channel: int) -> None:
     w, bits, factor = _weight(), torch.tensor(4), replace(WEIGHT, channel=channel)
     for _ in range(2):
-        ends = weight_ends(factor, w, bits, SLOT) or COMPILED.weight_range(w, dim=channel)
+        within = weight_range(factor, w, bits, SLOT) or COMPILED.weight_range(w, dim=channel)
         for _ in range(2):  # forward and backward
-            rounded = round_factor(factor, w, bits, *ends, SLOT)
+            rounded = round_factor(factor, w, Rounds(bits, within), SLOT)
             assert rounded is not None and torch.equal(rounded, COMPILED.weight(w, bits, dim=channel))
         w.data.mul_(2)  # no new version
 
@@ -57,18 +57,18 @@ def test_a_weight_may_change_without_a_sign(channel: int) -> None:
 def test_a_bad_channel_leaves_all_of_it_to_the_long_way(bad: float) -> None:
     w = _weight()
     w[5, 1, 1], w[5, 2, 2] = bad, -1e38
-    ends = weight_ends(WEIGHT, w, torch.tensor(4), SLOT)
-    assert ends is not None
-    for found, wanted in zip(ends, COMPILED.weight_range(w, dim=0), strict=True):
+    within = weight_range(WEIGHT, w, torch.tensor(4), SLOT)
+    assert within is not None
+    for found, wanted in zip(within[:2], COMPILED.weight_range(w, dim=0)[:2], strict=True):
         torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
-    assert round_factor(WEIGHT, w, torch.tensor(4), *ends, SLOT) is None
+    assert round_factor(WEIGHT, w, Rounds(torch.tensor(4), within), SLOT) is None
 
 
 def test_weights_in_another_order_or_of_other_types_are_measured_by_themselves() -> None:
     w = _weight()
-    assert weight_ends(WEIGHT, w.mT, torch.tensor(4), SLOT) is None
-    assert weight_ends(WEIGHT, w.double(), torch.tensor(4), SLOT) is None
-    assert weight_ends(replace(WEIGHT, channel=1), w, torch.tensor(4), SLOT) is None
+    assert weight_range(WEIGHT, w.mT, torch.tensor(4), SLOT) is None
+    assert weight_range(WEIGHT, w.double(), torch.tensor(4), SLOT) is None
+    assert weight_range(replace(WEIGHT, channel=1), w, torch.tensor(4), SLOT) is None
 
 
 @pytest.mark.parametrize("fmt", [COMPILED, AffineFormat(compiled=True, gradient_grid="zero")])
@@ -85,14 +85,14 @@ def test_a_gradient_is_that_of_every_format(bits: tuple[int, ...], fmt: AffineFo
 
 def test_an_activation_that_lies_there_already_is_not_rounded_again(monkeypatch: pytest.MonkeyPatch) -> None:
     x, bits = torch.randn(4, 5, 6), torch.tensor([3, 4, 6, 3])
-    lo, span = COMPILED.activation_range(x)
-    first = round_factor(ACTIVATION, x, bits, lo, span, SLOT)
-    assert first is not None and torch.equal(first, COMPILED.activation(x, bits.view(-1, 1, 1), lo=lo, span=span))
+    within = COMPILED.activation_range(x)
+    first = round_factor(ACTIVATION, x, Rounds(bits, within), SLOT)
+    assert first is not None and torch.equal(first, COMPILED.activation(x, bits.view(-1, 1, 1), within))
     with monkeypatch.context() as patched:
         patched.delattr(by_kernels, "round_compiled")
-        assert round_factor(ACTIVATION, x, bits.clone(), lo.clone(), span, SLOT) is first
-    other = round_factor(ACTIVATION, x, bits + 1, lo, span, SLOT)
-    assert other is not None and torch.equal(other, COMPILED.activation(x, bits.view(-1, 1, 1) + 1, lo=lo, span=span))
+        assert round_factor(ACTIVATION, x, Rounds(bits.clone(), within._replace(lo=within.lo.clone())), SLOT) is first
+    other = round_factor(ACTIVATION, x, Rounds(bits + 1, within), SLOT)
+    assert other is not None and torch.equal(other, COMPILED.activation(x, bits.view(-1, 1, 1) + 1, within))
 
 
 def test_only_what_kernels_round_entirely_takes_it() -> None:
