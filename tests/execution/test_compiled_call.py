@@ -17,6 +17,9 @@ from torch.nn import functional as F
 
 from fractrain_fx import FracConfig, FracModel, Precision, fractrainify
 from fractrain_fx.execution.fused_op import FusedOp
+from fractrain_fx.execution.simulated.operand import Rounds
+from fractrain_fx.execution.simulated.strategy import Call
+from fractrain_fx.formats import ValueRange
 from fractrain_fx.passes import fused_ops
 
 pytestmark = pytest.mark.long
@@ -152,16 +155,13 @@ def test_the_ops_say_of_themselves_what_torch_has_to_know() -> None:
     model = lowered()
     op = next(iter(fused_ops(model._inside.running[True].current()).values()))
     x, w, bias = images(), torch.randn(16, 3, 1, 1), torch.randn(16)
-    bits, lo, ends = (
-        torch.tensor(4),
-        torch.tensor(-4.0),
-        (torch.full((16, 1, 1, 1), -4.0), torch.full((16, 1, 1, 1), 8.0)),
-    )
-    tensors = (x, w, bias, bits, lo, torch.tensor(8.0), bits, *ends, torch.tensor(8), torch.tensor(3))
+    of_x = Rounds(torch.tensor(4), ValueRange(torch.tensor(-4.0), torch.tensor(8.0), True))
+    of_w = Rounds(torch.tensor(4), ValueRange(torch.full((16, 1, 1, 1), -4.0), torch.full((16, 1, 1, 1), 8.0), True))
+    call = Call(x, w, bias, of_x, of_w, torch.tensor(8), torch.tensor(3)).flatten()
     checks = ("test_schema", "test_faketensor")
     needs = [True, True, True]
-    torch.library.opcheck(torch.ops.fractrain_fx.forward_of, (op._number, needs, *tensors), test_utils=checks)
+    torch.library.opcheck(torch.ops.fractrain_fx.forward_of, (op._number, needs, *call), test_utils=checks)
     g = torch.randn(6, 16, 4, 4)
     for asked in (needs, [False, True, False]):
-        given = (op._number, needs, asked, g, *tensors)
+        given = (op._number, needs, asked, g, *call)
         torch.library.opcheck(torch.ops.fractrain_fx.backward_of, given, test_utils=checks)

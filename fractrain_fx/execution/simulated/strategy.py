@@ -72,7 +72,7 @@ class Call(NamedTuple):
     seed: Tensor | None
 
     def flatten(self) -> tuple[list[Tensor | None], tuple[bool, bool]]:
-        """All tensors, and for both factors whether the range was measured on it. Ops of torch take no nested tuples."""
+        """All tensors, and for both factors whether the range was measured on it, as an op of torch can take them."""
         tensors = [self.a, self.b, self.added]
         for bits, within in (self.of_a, self.of_b):
             tensors += [bits, within.lo, within.span]

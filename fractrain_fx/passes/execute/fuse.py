@@ -163,9 +163,10 @@ def _fuse(graph_module: GraphModule, node: Node, shared: _Shared, saved: Saved) 
     given = [each.args[1] for each in (*factors, gradient)]
     choice = next((each for each in given if isinstance(each, Node) and facts(each).role == "choice"), None)
     controls = tuple(shared.picked(each) if choice is not None and each is choice else each for each in given)
-    arguments = [controls, choice, tuple(ends), gradient.args[2], bound.a.args[0], bound.b.args[0], bound.added]
+    rounds = [controls, choice, tuple(ends), gradient.args[2]]
+    tensors = {"a": bound.a.args[0], "b": bound.b.args[0], "added": bound.added}
     with graph.inserting_before(node):
-        fused = call(graph, path, arguments, role="fused", owner=op.name, like=node)
+        fused = call(graph, path, rounds, tensors, role="fused", owner=op.name, like=node)
     facts(fused).op = op
     gradient.replace_all_uses_with(fused)
     for spent in (gradient, node, *factors):

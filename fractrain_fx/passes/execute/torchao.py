@@ -16,9 +16,6 @@ from fractrain_fx.passes.graph.facts import Op, facts
 
 __all__ = ["UseTorchao", "unswapped"]
 
-# Where a call of a fused op has its factors and what is added (FusedOp.forward).
-_FACTORS = slice(4, 7)
-
 
 class UseTorchao(PassBase):
     """Give each fused op that is a linear layer at FW-8/BW-8 to torchao, forward and backward.
@@ -59,7 +56,7 @@ class UseTorchao(PassBase):
         return PassResult(graph_module, swapped > 0)
 
     def _swapped(self, node: Node, fused: FusedOp, op: Op) -> Swapped | None:
-        _, weight, added = node.args[_FACTORS]
+        weight, added = node.kwargs["b"], node.kwargs["added"]
         plan = fused.plan
         if plan.first.weight or not plan.second.weight or not isinstance(weight, Node):
             return None

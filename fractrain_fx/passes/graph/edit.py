@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -75,9 +75,18 @@ def insert_module(graph_module: GraphModule, path: str, make: Callable[[], M]) -
     return existing  # type: ignore[return-value]  # the path fixes the class
 
 
-def call(graph: Graph, path: str, args: Sequence[Any], *, role: Role, owner: str, like: Node | None = None) -> Node:
+def call(
+    graph: Graph,
+    path: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    role: Role,
+    owner: str,
+    like: Node | None = None,
+) -> Node:
     """A ``call_module`` node on ``frac.<path>`` at the present insertion point, with its record."""
-    node = graph.call_module(f"{NAMESPACE}.{path}", tuple(args))
+    node = graph.call_module(f"{NAMESPACE}.{path}", tuple(args), dict(kwargs or {}))
     _record(node, role, owner, like)
     return node
 
