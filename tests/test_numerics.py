@@ -123,7 +123,7 @@ def test_rounded_output_gradients_are_unbiased_in_what_they_lead_to(kind: str) -
 
 
 def test_both_operands_of_a_product_are_rounded_as_activations() -> None:
-    class Product(nn.Module):
+    class Strategy(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.first, self.last = nn.Linear(6, 8), nn.Linear(5, 2)
@@ -132,7 +132,7 @@ def test_both_operands_of_a_product_are_rounded_as_activations() -> None:
             h = self.first(x)
             return self.last(h @ h.flip(1).transpose(1, 2))
 
-    model, x = Product(), torch.randn(3, 5, 6)
+    model, x = Strategy(), torch.randn(3, 5, 6)
     config = FracConfig(method="static", precision=Precision(4, 32))
     frac = fractrainify(model, config=config, example_inputs=(x,)).train()
     output = frac(x)

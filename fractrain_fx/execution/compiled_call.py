@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from fractrain_fx.execution.simulated.arithmetic import Bound, Gradients, Needs
-from fractrain_fx.execution.simulated.strategy import Call, Made, Plan, Product
+from fractrain_fx.execution.simulated.strategy import Call, Contracted, Plan, Strategy
 
-__all__ = ["CalledProduct", "Chooser", "number_of"]
+__all__ = ["CalledStrategy", "Chooser", "number_of"]
 
 
 class Chooser(Protocol):
@@ -29,7 +29,7 @@ class Chooser(Protocol):
         """Everything about the op except its tensors."""
         ...
 
-    def chosen(self, plan: Plan, call: Call, needs: Needs) -> Product:
+    def chosen(self, plan: Plan, call: Call, needs: Needs) -> Strategy:
         """How to compute a call whose tensors do not say which gradients they need."""
         ...
 
@@ -47,8 +47,10 @@ def number_of(chooser: Chooser) -> int:
 
 
 @dataclass(frozen=True)
-class CalledProduct:
-    """The product that an op chooses, as ops that a compiled graph does not look into. Only operands are saved.
+class CalledStrategy:
+    """The strategy that an op chooses, called through ops that a compiled graph does not look into.
+
+    Only operands are saved for backward.
 
     Attributes:
         number: of the op.
@@ -58,11 +60,11 @@ class CalledProduct:
     number: int
     needs: Needs
 
-    def forward(self, plan: Plan, call: Call) -> Made:
+    def forward(self, plan: Plan, call: Call) -> Contracted:
         return torch.ops.fractrain_fx.forward_of(self.number, self.needs, *call.flatten()), None, None
 
     def backward(
-        self, plan: Plan, call: Call, g: Tensor, kept: tuple[Tensor | None, Tensor | None], needs: Needs
+        self, plan: Plan, call: Call, g: Tensor, saved: tuple[Tensor | None, Tensor | None], needs: Needs
     ) -> Gradients:
         found = torch.ops.fractrain_fx.backward_of(self.number, self.needs, needs, g, *call.flatten())
         places = itertools.count()
@@ -74,8 +76,8 @@ class CalledProduct:
 def _forward(
     number: int, needed: Sequence[bool], tensors: Sequence[Tensor | None], measured_here: Sequence[bool]
 ) -> Tensor:
-    plan, product, call = _chosen(number, needed, tensors, measured_here)
-    return product.forward(plan, call)[0].contiguous()
+    plan, strategy, call = _chosen(number, needed, tensors, measured_here)
+    return strategy.forward(plan, call)[0].contiguous()
 
 
 @_forward.register_fake
@@ -94,8 +96,8 @@ def _backward(
     tensors: Sequence[Tensor | None],
     measured_here: Sequence[bool],
 ) -> list[Tensor]:
-    plan, product, call = _chosen(number, needed, tensors, measured_here)
-    found = product.backward(plan, call, g, (None, None), _needs(asked))
+    plan, strategy, call = _chosen(number, needed, tensors, measured_here)
+    found = strategy.backward(plan, call, g, (None, None), _needs(asked))
     return [each.contiguous() for each in found if each is not None]
 
 
@@ -113,7 +115,7 @@ def _(
 
 def _chosen(
     number: int, needed: Sequence[bool], tensors: Sequence[Tensor | None], measured_here: Sequence[bool]
-) -> tuple[Plan, Product, Call]:
+) -> tuple[Plan, Strategy, Call]:
     chooser, call = _choosers[number], Call.unflatten(tensors, measured_here)
     return chooser.plan, chooser.chosen(chooser.plan, call, _needs(needed)), call
 

@@ -13,13 +13,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from fractrain_fx.config import Saved
-from fractrain_fx.execution.compiled_call import CalledProduct, number_of
-from fractrain_fx.execution.int8.choice import Lowered, needs_of
+from fractrain_fx.execution.compiled_call import CalledStrategy, number_of
+from fractrain_fx.execution.int8.choice import Int8Choice, needs_of
 from fractrain_fx.execution.simulated.arithmetic import Arithmetic, Needs
 from fractrain_fx.execution.simulated.operand import Factor, Rounds, factor
 from fractrain_fx.execution.simulated.short_path import weight_range
-from fractrain_fx.execution.simulated.strategy import FIRST, SECOND, SIMULATED, Call, Plan, Product
-from fractrain_fx.execution.torchao.linear import Swapped
+from fractrain_fx.execution.simulated.strategy import FIRST, SECOND, SIMULATED, Call, Plan, Strategy
+from fractrain_fx.execution.torchao.linear import TorchaoLinear
 from fractrain_fx.formats import ValueRange
 from fractrain_fx.nn.quantizers import ActivationQuantizer, GradientQuantizer, WeightQuantizer
 
@@ -39,7 +39,7 @@ class FusedOp(nn.Module):
         first: quantizer of the first factor.
         second: quantizer of the second: a weight's or an activation's.
         gradient: quantizer of the output's gradient.
-        saved: what is kept of activations between forward and backward.
+        saved: what autograd keeps of activations between forward and backward.
     """
 
     def __init__(
@@ -59,9 +59,9 @@ class FusedOp(nn.Module):
         first_factor, second_factor = (factor(each, matrices, saved) for each in (first, second))
         self.plan = Plan(arithmetic, static, first_factor, second_factor, gradient.fmt, gradient.axis)
         """Everything about the op except its tensors."""
-        self.lowered: Lowered | None = None
+        self.int8: Int8Choice | None = None
         """The form on integers, where the pass ``UseInt8`` gave it one."""
-        self.swapped: Swapped | None = None
+        self.torchao: TorchaoLinear | None = None
         """What computes it instead, where the pass ``UseTorchao`` gave it to torchao."""
         self._number = number_of(self)
 
@@ -90,31 +90,31 @@ class FusedOp(nn.Module):
             b: second factor, unrounded.
             added: to the product.
         """
-        if self.swapped is not None:
-            return self.swapped(a, b, added)
+        if self.torchao is not None:
+            return self.torchao(a, b, added)
         first, second, gradient = self._quantizers
         plan, compiling = self.plan, torch.compiler.is_compiling()
-        ahead = not compiling and self.lowered is None and plan.by_kernels
+        ahead = not compiling and self.int8 is None and plan.by_kernels
         a_choice, of_a = _rounds(first, controls[0], choice, ranges[0], a, plan.first if ahead else None, FIRST)
         b_choice, of_b = _rounds(second, controls[1], choice, ranges[1], b, plan.second if ahead else None, SECOND)
         bits = gradient.bits_of(controls[2]) if self.training else None
         call = Call(a, b, added, of_a, of_b, bits, gradient.seed_of(seed) if self.training else None)
-        product = SIMULATED if self.lowered is None else self._product(self.lowered, plan, call)
+        strategy = SIMULATED if self.int8 is None else self._strategy(self.int8, plan, call)
         tensors, measured_here = call.flatten()
         tensors = [a_choice, b_choice, *tensors]
         if compiling:
             tensors = _told_apart(tensors)
-        out: Tensor = _Fused.apply(*tensors, measured_here, plan, product)
+        out: Tensor = _Fused.apply(*tensors, measured_here, plan, strategy)
         return out
 
-    def chosen(self, plan: Plan, call: Call, needs: Needs) -> Product:
+    def chosen(self, plan: Plan, call: Call, needs: Needs) -> Strategy:
         """How to compute a call whose tensors do not say which gradients they need."""
-        return SIMULATED if self.lowered is None else self.lowered.product(plan, call, needs)
+        return SIMULATED if self.int8 is None else self.int8.strategy(plan, call, needs)
 
-    def _product(self, lowered: Lowered, plan: Plan, call: Call) -> Product:
+    def _strategy(self, int8: Int8Choice, plan: Plan, call: Call) -> Strategy:
         if not torch.compiler.is_compiling():
-            return lowered.product(plan, call)
-        return CalledProduct(self._number, needs_of(call)) if _is_plain(call) else SIMULATED
+            return int8.strategy(plan, call)
+        return CalledStrategy(self._number, needs_of(call)) if _is_plain(call) else SIMULATED
 
 
 def _is_plain(call: Call) -> bool:
@@ -156,15 +156,15 @@ def _rounds(
 
 
 class _Fused(torch.autograd.Function):
-    """Inputs: the choices of both factors, then what :meth:`Call.flatten` gives, the plan and the product."""
+    """Inputs: the choices of both factors, then what :meth:`Call.flatten` gives, the plan and the strategy."""
 
     @staticmethod
     def forward(ctx: Any, a_choice: Tensor | None, b_choice: Tensor | None, *rest: Any) -> Tensor:
-        *tensors, ctx.measured_here, ctx.plan, ctx.product = rest
+        *tensors, ctx.measured_here, ctx.plan, ctx.strategy = rest
         call, plan = Call.unflatten(tensors, ctx.measured_here), ctx.plan
         ctx.choices = tuple(None if each is None else each.dtype for each in (a_choice, b_choice))
         ctx.types = call.a.dtype, call.b.dtype
-        out, of_first, of_second = ctx.product.forward(plan, call)
+        out, of_first, of_second = ctx.strategy.forward(plan, call)
         a = call.a if plan.first.needed(of_first, a_choice is not None) else None
         b = call.b if plan.second.needed(of_second, b_choice is not None) else None
         ctx.save_for_backward(a, b, *tensors[2:], of_first, of_second)
@@ -179,7 +179,7 @@ class _Fused(torch.autograd.Function):
         a, b, added = call.a, call.b, call.added
         needs = tuple(ctx.needs_input_grad[2:5])
         needs = (needs[0] or ctx.choices[0] is not None, needs[1] or ctx.choices[1] is not None, needs[2])
-        of_a, of_b, of_added = ctx.product.backward(plan, call, grads[0], (of_first, of_second), needs)
+        of_a, of_b, of_added = ctx.strategy.backward(plan, call, grads[0], (of_first, of_second), needs)
         choices: list[Tensor | None] = [None, None]
         if ctx.choices[0] is not None and of_a is not None:
             choices[0] = _as(plan.first.of_choice(a, of_a, call.of_a), ctx.choices[0])

@@ -11,7 +11,7 @@ from fractrain_fx.config import FracConfig
 from fractrain_fx.execution.fused_op import FusedOp
 from fractrain_fx.execution.int8.timing import Tuner
 from fractrain_fx.execution.torchao.linear import NUMERICS
-from fractrain_fx.passes import execution_passes, fused_ops, ops_of, unlowered, unswapped
+from fractrain_fx.passes import execution_passes, fused_ops, not_on_int8, not_on_torchao, ops_of
 from fractrain_fx.passes.graph.run import run_passes
 
 __all__ = ["Running"]
@@ -53,8 +53,8 @@ class Running:
         shown, config = self._shown, self._config
         names = [op.name for _, op in ops_of(shown.graph) if op.precision.mode not in ("float", "uncounted")]
         if config.torchao is not None:
-            apart = unswapped(shown, config)
+            apart = not_on_torchao(shown, config)
             return {name: apart.get(name) or NUMERICS[config.torchao] for name in names}
-        kept = unlowered(shown, config)
-        ran = {name: op.lowered.kernel for name, op in self.fused.items() if op.lowered is not None}
-        return {name: kept.get(name) or ran.get(name) or "float" for name in names}
+        left_out = not_on_int8(shown, config)
+        ran = {name: op.int8.kernel for name, op in self.fused.items() if op.int8 is not None}
+        return {name: left_out.get(name) or ran.get(name) or "float" for name in names}

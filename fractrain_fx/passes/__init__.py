@@ -17,9 +17,9 @@ from fractrain_fx.passes.analyse.shapes import Shapes
 from fractrain_fx.passes.execute.dispatch import Dispatch, undispatched
 from fractrain_fx.passes.execute.fuse import Fuse, fused_ops, unfused
 from fractrain_fx.passes.execute.fuse_skips import FuseSkips
-from fractrain_fx.passes.execute.int8 import UseInt8, unlowered
+from fractrain_fx.passes.execute.int8 import UseInt8, not_on_int8
 from fractrain_fx.passes.execute.relu import ReplaceReLUs
-from fractrain_fx.passes.execute.torchao import UseTorchao, unswapped
+from fractrain_fx.passes.execute.torchao import UseTorchao, not_on_torchao
 from fractrain_fx.passes.graph.facts import (
     FIXED_BATCH,
     TRAINED,
@@ -77,12 +77,12 @@ __all__ = [
     "fixed_batch",
     "fused_ops",
     "gate_sizes",
+    "not_on_int8",
+    "not_on_torchao",
     "ops_of",
     "reachable",
     "undispatched",
     "unfused",
-    "unlowered",
-    "unswapped",
 ]
 
 
@@ -91,12 +91,14 @@ RENAMED = {
     "Separate": "FindSeparableBlocks",
     "Swap": "UseTorchao",
     "Unmask": "ReplaceReLUs",
+    "unlowered": "not_on_int8",
+    "unswapped": "not_on_torchao",
 }
-"""The old names of passes, which work until version 0.2, and the names that they have now."""
+"""The old names of passes and of what tells about them, which work until version 0.2, and the names of today."""
 
 if not TYPE_CHECKING:
 
-    def __getattr__(name: str) -> type[PassBase]:
+    def __getattr__(name: str) -> object:
         if name not in RENAMED:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         warnings.warn(

@@ -18,9 +18,9 @@ from fractrain_fx.passes import (
     controller_size,
     fixed_batch,
     gate_sizes,
+    not_on_int8,
+    not_on_torchao,
     undispatched,
-    unlowered,
-    unswapped,
 )
 from fractrain_fx.passes.graph.edit import NAMESPACE
 from fractrain_fx.summary import notebook, text
@@ -211,7 +211,7 @@ def _dispatched(model: FracModel) -> Iterator[str]:
 
 
 def _lowered(model: FracModel) -> Iterator[str]:
-    kept = unlowered(model._inside.recording.train, model.config)
+    kept = not_on_int8(model._inside.recording.train, model.config)
     quantized = len(model.kernels())
     device, compiled = next(model.parameters()).device, model.config.rounding == "compiled"
     lacking = lacks_products(device, compiled=compiled) if model.config.kernels == "auto" else None
@@ -221,7 +221,7 @@ def _lowered(model: FracModel) -> Iterator[str]:
 
 
 def _swapped(model: FracModel, kind: Torchao) -> Iterator[str]:
-    kept = unswapped(model._inside.recording.train, model.config)
+    kept = not_on_torchao(model._inside.recording.train, model.config)
     quantized = len(model.kernels())
     device = next(model.parameters()).device
     yield f"{quantized - len(kept)} of {quantized} quantized ops are computed by {NUMERICS[kind]}"

@@ -11,18 +11,18 @@ from torch import Tensor
 from fractrain_fx.config import CODE_BITS
 from fractrain_fx.config.precision import FLOAT_BITS
 from fractrain_fx.execution.int8.coded_product import Coded
-from fractrain_fx.execution.int8.half_types import HALF_TYPES, Halved
+from fractrain_fx.execution.int8.half_types import HALF_TYPES, HalfPrecision
 from fractrain_fx.execution.int8.layout import Layout
 from fractrain_fx.execution.int8.rows import has_codes
 from fractrain_fx.execution.int8.timing import Tuner
 from fractrain_fx.execution.int8.windows import Windows
 from fractrain_fx.execution.simulated.arithmetic import Needs
-from fractrain_fx.execution.simulated.strategy import SIMULATED, Call, Plan, Product
+from fractrain_fx.execution.simulated.strategy import SIMULATED, Call, Plan, Strategy
 from fractrain_fx.formats import AffineFormat
 from fractrain_fx.formats.bits import readable
 from fractrain_fx.nn.batch_axis import BatchAxis
 
-__all__ = ["Lowered", "needs_of"]
+__all__ = ["Int8Choice", "needs_of"]
 
 
 class _Kind(NamedTuple):
@@ -51,7 +51,7 @@ class _Kind(NamedTuple):
     device: str
 
 
-class Lowered:
+class Int8Choice:
     """What makes a fused op run on integers where it can and where that takes less time.
 
     Args:
@@ -68,7 +68,7 @@ class Lowered:
         self.name, self.layout, self.tuner = name, layout, tuner
         self.kernel = "not yet timed"
 
-    def product(self, plan: Plan, call: Call, needs: Needs | None = None) -> Product:
+    def strategy(self, plan: Plan, call: Call, needs: Needs | None = None) -> Strategy:
         """How to compute a call. In evaluation as the op last did in training, if the call can be.
 
         Args:
@@ -83,18 +83,18 @@ class Lowered:
                 self.kernel = coded
             return SIMULATED
         device, dtype, needs = call.a.device, _result_type(call), needs_of(call) if needs is None else needs
-        product: Product = coded if dtype == torch.float32 else Halved(coded, dtype)
+        strategy: Strategy = coded if dtype == torch.float32 else HalfPrecision(coded, dtype)
         if not training:
-            return product if self.kernel == "int8" or self.tuner.kernels == "int8" else SIMULATED
+            return strategy if self.kernel == "int8" or self.tuner.kernels == "int8" else SIMULATED
         int8 = self.tuner.int8(
             self._kind(call, coded, needs, dtype),
             self.name,
             device,
-            lambda each: _run(plan, call, product if each else SIMULATED, needs),
+            lambda each: _run(plan, call, strategy if each else SIMULATED, needs),
         )
         if int8 is not None:
             self.kernel = "int8" if int8 else "float"
-        return product if int8 else SIMULATED
+        return strategy if int8 else SIMULATED
 
     def _coded(self, plan: Plan, call: Call) -> Coded | str:
         """The form on integers, or why there is none for this call."""
@@ -163,11 +163,11 @@ def needs_of(call: Call) -> Needs:
     return call.a.requires_grad, call.b.requires_grad, call.added is not None and call.added.requires_grad
 
 
-def _run(plan: Plan, call: Call, product: Product, needs: Needs) -> None:
+def _run(plan: Plan, call: Call, strategy: Strategy, needs: Needs) -> None:
     """All products of a call, with the output in place of its gradient."""
     with torch.no_grad():
-        out, *kept = product.forward(plan, call)
-        product.backward(plan, call, out, (kept[0], kept[1]), needs)
+        out, *saved = strategy.forward(plan, call)
+        strategy.backward(plan, call, out, (saved[0], saved[1]), needs)
 
 
 # Widths that were read from a device, each with the tensor and its version, to be waited for only once.

@@ -24,7 +24,7 @@ from fractrain_fx.execution.int8.rows import GRADIENT_BITS, CodedRows, both_code
 from fractrain_fx.execution.int8.windows import Windows, window_errors
 from fractrain_fx.execution.simulated.arithmetic import Gradients, Needs
 from fractrain_fx.execution.simulated.operand import Factor, Rounds
-from fractrain_fx.execution.simulated.strategy import FIRST, GRADIENT, SECOND, Call, Made, Plan
+from fractrain_fx.execution.simulated.strategy import FIRST, GRADIENT, SECOND, Call, Contracted, Plan
 from fractrain_fx.formats.affine import measure
 from fractrain_fx.formats.affine.kernels import coded_compiled, coded_gradient_compiled
 from fractrain_fx.formats.affine.rounding import code_ends, codes_affine
@@ -50,7 +50,7 @@ class Coded(CodedRows):
     compiled: bool = False
     multiplied: bool = False
 
-    def forward(self, plan: Plan, call: Call) -> Made:
+    def forward(self, plan: Plan, call: Call) -> Contracted:
         a, b, added = call.a, call.b, call.added
         w = self._weight(b, None, call.of_b)
         codes, x = self._activation(plan.first, a, None, call.of_a)
@@ -67,11 +67,11 @@ class Coded(CodedRows):
         out = self.layout.output(y, a)
         if added is not None and bias is None:
             out.add_(added)
-        keeps = len(self.fw) == 1 and plan.first.keeps(a)
-        return out, codes if keeps else None, w.codes if plan.second.keeps(b) else None
+        saves = len(self.fw) == 1 and plan.first.saves_more(a)
+        return out, codes if saves else None, w.codes if plan.second.saves_more(b) else None
 
     def backward(
-        self, plan: Plan, call: Call, g: Tensor, kept: tuple[Tensor | None, Tensor | None], needs: Needs
+        self, plan: Plan, call: Call, g: Tensor, saved: tuple[Tensor | None, Tensor | None], needs: Needs
     ) -> Gradients:
         added = call.added if needs[2] else None
         summed = added is not None and added.ndim == 1 and needs[1]  # the weight's product sums up what a bias gets
@@ -79,12 +79,12 @@ class Coded(CodedRows):
         rows = None if rounded is None else self.layout.output_rows(rounded)
         of_a = of_b = of_added = None
         if needs[0]:
-            w = self._weight(call.b, kept[1], call.of_b)
+            w = self._weight(call.b, saved[1], call.of_b)
             errors = codes if rows is None else rows
             assert errors is not None
             of_a = self.layout.activation(self._errors(errors, w, g), g)
         if needs[1]:
-            _, x = self._activation(plan.first, call.a, kept[0], call.of_a)
+            _, x = self._activation(plan.first, call.a, saved[0], call.of_a)
             of_weight, sums = self._of_weight(plan, call, g, rows, codes, x)
             of_b = self.layout.weight(of_weight, call.b)
             of_added = sums.sum_to_size(added.shape) if added is not None and summed else None
@@ -98,21 +98,21 @@ class Coded(CodedRows):
             return window_errors(errors, w, self.layout, g.shape, compiled=self.multiplied)
         return error_product(errors, w, compiled=self.multiplied)
 
-    def _weight(self, w: Tensor, kept: Tensor | None, at: Rounds) -> Codes:
-        if kept is None and self.multiplied and (found := coded_compiled(w, *at)) is not None:
+    def _weight(self, w: Tensor, saved: Tensor | None, at: Rounds) -> Codes:
+        if saved is None and self.multiplied and (found := coded_compiled(w, *at)) is not None:
             return Codes(self.layout.columns(found[0]), *found[1:])
-        if kept is None:
+        if saved is None:
             out = scratch(w, SECOND, matrices=True)
-            kept = self.layout.columns(self._codes(w, at, torch.int8, out=out)[0])
+            saved = self.layout.columns(self._codes(w, at, torch.int8, out=out)[0])
         scale, zero = self._ends(at)
-        return Codes(kept, scale.flatten(), zero.flatten())
+        return Codes(saved, scale.flatten(), zero.flatten())
 
-    def _activation(self, factor: Factor, x: Tensor | None, kept: Tensor | None, at: Rounds) -> tuple[Tensor, Codes]:
-        """Its codes as they are kept, and as rows."""
+    def _activation(self, factor: Factor, x: Tensor | None, saved: Tensor | None, at: Rounds) -> tuple[Tensor, Codes]:
+        """Its codes as they are saved, and as rows."""
         if x is not None:
             at = at._replace(bits=factor.axis.expand(at.bits, x.shape))
-        if kept is not None:
-            codes, scale, zero = kept, *self._ends(at)
+        if saved is not None:
+            codes, scale, zero = saved, *self._ends(at)
         else:
             assert x is not None
             codes, scale, zero = self._encoded(x, at)
@@ -209,5 +209,5 @@ class Coded(CodedRows):
 
 def _memory(g: Tensor) -> Tensor:
     """Memory for a rounded gradient."""
-    kept = scratch(g, GRADIENT, matrices=True)
-    return torch.empty_like(g) if kept is None else kept
+    memory = scratch(g, GRADIENT, matrices=True)
+    return torch.empty_like(g) if memory is None else memory

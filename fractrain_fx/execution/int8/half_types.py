@@ -8,38 +8,38 @@ import torch
 from torch import Tensor
 
 from fractrain_fx.execution.simulated.arithmetic import Gradients, Needs
-from fractrain_fx.execution.simulated.strategy import Call, Made, Plan, Product
+from fractrain_fx.execution.simulated.strategy import Call, Contracted, Plan, Strategy
 
-__all__ = ["HALF_TYPES", "Halved"]
+__all__ = ["HALF_TYPES", "HalfPrecision"]
 
 HALF_TYPES = frozenset({torch.bfloat16, torch.float16})
 
 
 @dataclass(frozen=True)
-class Halved:
+class HalfPrecision:
     """A product that is computed as in float32, with a result of a half type.
 
     The simulation rounds to a half type what it has rounded to its levels, before it multiplies; codes need not be. So
     this is nearer to what float32 gives than the simulation in that type.
 
     Attributes:
-        product: of operands in float32.
+        strategy: of operands in float32.
         dtype: of the result.
     """
 
-    product: Product
+    strategy: Strategy
     dtype: torch.dtype
 
-    def forward(self, plan: Plan, call: Call) -> Made:
+    def forward(self, plan: Plan, call: Call) -> Contracted:
         with torch.autocast(call.a.device.type, enabled=False):
-            out, *kept = self.product.forward(plan, _widened(call))
-        return out.to(self.dtype), kept[0], kept[1]
+            out, *saved = self.strategy.forward(plan, _widened(call))
+        return out.to(self.dtype), saved[0], saved[1]
 
     def backward(
-        self, plan: Plan, call: Call, g: Tensor, kept: tuple[Tensor | None, Tensor | None], needs: Needs
+        self, plan: Plan, call: Call, g: Tensor, saved: tuple[Tensor | None, Tensor | None], needs: Needs
     ) -> Gradients:
         with torch.autocast(g.device.type, enabled=False):
-            return self.product.backward(plan, _widened(call), g.float(), kept, needs)
+            return self.strategy.backward(plan, _widened(call), g.float(), saved, needs)
 
 
 def _widened(call: Call) -> Call:

@@ -1,4 +1,4 @@
-"""One factor of a fused op: how it is rounded, what of it is kept for backward, and what its gradients are."""
+"""One factor of a fused op: how it is rounded, what of it is saved for backward, and what its gradients are."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from fractrain_fx.nn.rounding import gate_gradient
 
 __all__ = ["Factor", "Rounds", "factor"]
 
-# A weight of at most so many values is kept rounded: that is little memory, and rounding it again is all small ops.
+# A weight of at most so many values is saved rounded: it takes little memory, and rounding it again takes many small
+# ops.
 _SMALL = 1 << 16
 
 
@@ -40,7 +41,7 @@ class Factor:
         widths: forward bits of each option, where a choice says which.
         axis: where the samples lie.
         matrices: whether its product wants each matrix in one piece.
-        saved: what is kept of it between forward and backward.
+        saves: what autograd keeps of it between forward and backward.
         weight: whether it is a weight.
         channel: the dimension of a weight that holds the output channels.
     """
@@ -49,15 +50,15 @@ class Factor:
     widths: tuple[int, ...]
     axis: BatchAxis
     matrices: bool
-    saved: Saved
+    saves: Saved
     weight: bool = False
     channel: int | None = None
 
     def take(self, x: Tensor, rounds: Rounds, slot: int) -> tuple[Tensor, Tensor | None]:
-        """The rounded factor, which lives for one product unless it is kept, and what is kept besides the operand."""
-        if not x.numel() or not self.keeps(x):
+        """The rounded factor, which lives for one product unless it is saved, and what is saved besides the operand."""
+        if not x.numel() or not self.saves_more(x):
             return self._round_for_now(x, rounds, slot), None
-        if self.weight or self.saved == "rounded":
+        if self.weight or self.saves == "rounded":
             rounded = self._round(x, rounds, None)
             return rounded, None if rounded is x else rounded
         if not isinstance(self.fmt, CodedFormat):
@@ -66,19 +67,19 @@ class Factor:
         codes, rounded = self.fmt.activation_codes(x, *rounds, out=out)
         return rounded, codes
 
-    def again(self, x: Tensor | None, kept: Tensor | None, rounds: Rounds, slot: int) -> Tensor:
+    def again(self, x: Tensor | None, saved: Tensor | None, rounds: Rounds, slot: int) -> Tensor:
         """The rounded factor in backward."""
-        if kept is not None and kept.dtype != torch.uint8:
-            return kept
-        if kept is not None and isinstance(self.fmt, CodedFormat):
-            out = scratch(kept, slot, matrices=self.matrices) if rounds.within.lo.dtype == torch.float32 else None
-            return self.fmt.activation_values(kept, *rounds, out=out)
+        if saved is not None and saved.dtype != torch.uint8:
+            return saved
+        if saved is not None and isinstance(self.fmt, CodedFormat):
+            out = scratch(saved, slot, matrices=self.matrices) if rounds.within.lo.dtype == torch.float32 else None
+            return self.fmt.activation_values(saved, *rounds, out=out)
         assert x is not None
         return self._round_for_now(x, rounds, slot)
 
-    def needed(self, kept: Tensor | None, choice: bool) -> bool:
+    def needed(self, saved: Tensor | None, choice: bool) -> bool:
         """Whether backward reads the operand itself. A weight is there anyway."""
-        return self.weight or kept is None or choice or not self.fmt.straight
+        return self.weight or saved is None or choice or not self.fmt.straight
 
     def gradient(self, x: Tensor | None, g: Tensor, bits: Tensor) -> Tensor:
         """The gradient of the factor from ``g``, that of the rounded factor."""
@@ -93,11 +94,11 @@ class Factor:
         x = x.to(torch.promote_types(x.dtype, g.dtype))  # codes are those of float32
         return gate_gradient(self.fmt, x, g, self.widths, self.axis, rounds.within, len(rounds.bits))
 
-    def keeps(self, x: Tensor) -> bool:
-        """Whether more is kept of it between forward and backward than the operand."""
+    def saves_more(self, x: Tensor) -> bool:
+        """Whether autograd keeps more of it than the operand."""
         if self.weight:
-            return x.numel() <= _SMALL or self.saved == "rounded"
-        return self.saved != "operands"
+            return x.numel() <= _SMALL or self.saves == "rounded"
+        return self.saves != "operands"
 
     def _round_for_now(self, x: Tensor, rounds: Rounds, slot: int) -> Tensor:
         """Rounded into memory that other ops use again; what already lies there for the same tensor stays."""

@@ -25,7 +25,7 @@ def has_all_kernels(first: Factor, second: Factor, gradient: Format) -> bool:
     """Whether kernels round all that an op rounds, which keeps no rounded copies."""
     formats = (first.fmt, second.fmt, gradient)
     compiled = all(isinstance(fmt, AffineFormat) and fmt.compiled for fmt in formats)
-    return compiled and first.saved == second.saved == "operands"
+    return compiled and first.saves == second.saves == "operands"
 
 
 def weight_range(factor: Factor, w: Tensor, bits: Tensor, slot: int) -> ValueRange | None:

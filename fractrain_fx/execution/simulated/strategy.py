@@ -19,7 +19,7 @@ from fractrain_fx.formats.scratch import scratch
 from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.nn.rounding import rounded_gradient
 
-__all__ = ["FIRST", "GRADIENT", "SECOND", "SIMULATED", "Call", "Plan", "Product", "Simulated", "autocast"]
+__all__ = ["FIRST", "GRADIENT", "SECOND", "SIMULATED", "Call", "Plan", "Simulated", "Strategy", "autocast"]
 
 # Where the rounded operands of the op at work lie.
 FIRST, SECOND, GRADIENT = range(3)
@@ -57,7 +57,7 @@ class Call(NamedTuple):
     """The tensors of a call.
 
     Attributes:
-        a, b: both factors, unrounded; in backward ``None`` where what was kept of them is enough.
+        a, b: both factors, unrounded; in backward ``None`` where what was saved of them is enough.
         added: to the product.
         of_a, of_b: how the factors are rounded.
         bits, seed: of the gradient; ``bits`` is ``None`` in evaluation, where it is not rounded.
@@ -89,19 +89,19 @@ class Call(NamedTuple):
         return Call(a, b, added, of_a, of_b, bits, seed)
 
 
-Made = tuple[Tensor, Tensor | None, Tensor | None]
-"""A product, and what is kept of the first and of the second factor besides the operands."""
+Contracted = tuple[Tensor, Tensor | None, Tensor | None]
+"""The product, and what is saved of the first and of the second factor besides the operands."""
 
 
-class Product(Protocol):
+class Strategy(Protocol):
     """One way to compute a fused op. All give the same numbers, up to the order of sums."""
 
-    def forward(self, plan: Plan, call: Call) -> Made:
+    def forward(self, plan: Plan, call: Call) -> Contracted:
         """The contraction of the rounded factors."""
         ...
 
     def backward(
-        self, plan: Plan, call: Call, g: Tensor, kept: tuple[Tensor | None, Tensor | None], needs: Needs
+        self, plan: Plan, call: Call, g: Tensor, saved: tuple[Tensor | None, Tensor | None], needs: Needs
     ) -> Gradients:
         """Gradients of both rounded factors and of what was added, where ``needs`` asks for them, from that of it."""
         ...
@@ -110,25 +110,25 @@ class Product(Protocol):
 class Simulated:
     """Rounded values in float."""
 
-    def forward(self, plan: Plan, call: Call) -> Made:
+    def forward(self, plan: Plan, call: Call) -> Contracted:
         added = call.added
         if (factors := _factors_by_kernels(plan, call)) is not None:
             return plan.arithmetic.forward(Bound(*factors, added, plan.static)), None, None
         first, of_first = plan.first.take(call.a, call.of_a, FIRST)
         second, of_second = plan.second.take(call.b, call.of_b, SECOND)
         device = call.a.device.type
-        halved = torch.is_autocast_enabled(device)
-        if halved:
+        mixed = torch.is_autocast_enabled(device)
+        if mixed:
             dtype = torch.get_autocast_dtype(device)
             first, second, added = autocast(first, dtype), autocast(second, dtype), autocast(added, dtype)
-        with torch.autocast(device, enabled=False) if halved else _AS_IT_IS:
+        with torch.autocast(device, enabled=False) if mixed else _AS_IT_IS:
             return plan.arithmetic.forward(Bound(first, second, added, plan.static)), of_first, of_second
 
     def backward(
-        self, plan: Plan, call: Call, g: Tensor, kept: tuple[Tensor | None, Tensor | None], needs: Needs
+        self, plan: Plan, call: Call, g: Tensor, saved: tuple[Tensor | None, Tensor | None], needs: Needs
     ) -> Gradients:
         matrices = plan.arithmetic.matrices
-        if call.bits is not None and kept == (None, None) and (factors := _factors_by_kernels(plan, call)) is not None:
+        if call.bits is not None and saved == (None, None) and (factors := _factors_by_kernels(plan, call)) is not None:
             rounded = round_gradient(plan.fmt, g, call.bits, plan.axis, call.seed, GRADIENT, matrices=matrices)
             if rounded is not None:
                 return plan.arithmetic.backward(rounded, Bound(*factors, call.added, plan.static), needs)
@@ -136,8 +136,8 @@ class Simulated:
             out = scratch(g, GRADIENT, matrices=matrices)
             g = rounded_gradient(plan.fmt, g, call.bits, plan.axis, call.seed, out)
         # Under autocast the product was taken in a half type, and so are its gradients.
-        first = plan.first.again(call.a, kept[0], call.of_a, FIRST).to(g.dtype)
-        second = plan.second.again(call.b, kept[1], call.of_b, SECOND).to(g.dtype)
+        first = plan.first.again(call.a, saved[0], call.of_a, FIRST).to(g.dtype)
+        second = plan.second.again(call.b, saved[1], call.of_b, SECOND).to(g.dtype)
         return plan.arithmetic.backward(g, Bound(first, second, call.added, plan.static), needs)
 
 

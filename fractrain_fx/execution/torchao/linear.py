@@ -16,7 +16,7 @@ from fractrain_fx.errors import ConfigError
 from fractrain_fx.execution.simulated.strategy import autocast
 from fractrain_fx.execution.torchao.devices import refusal
 
-__all__ = ["FLOAT8_MULTIPLE", "NUMERICS", "Swapped"]
+__all__ = ["FLOAT8_MULTIPLE", "NUMERICS", "TorchaoLinear"]
 
 NUMERICS: dict[Torchao, str] = {
     "torchao-int8": "torchao int8: symmetric, a scale for each row and column, rounded to the nearest",
@@ -30,7 +30,7 @@ FLOAT8_MULTIPLE = 16
 _Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
-class Swapped:
+class TorchaoLinear:
     """``x @ weight.T + bias`` as torchao trains it.
 
     Args:

@@ -46,14 +46,14 @@ class Fuse(PassBase):
 
     def call(self, graph_module: GraphModule) -> PassResult:
         groups = [node for node in graph_module.graph.nodes if _group(node) is not None]
-        kept = _kept(groups)
+        apart = _not_fusible(groups)
         shared = _Shared(graph_module)
         for node in groups:
-            if node not in kept:
+            if node not in apart:
                 _fuse(graph_module, node, shared, self._saved)
         graph_module.graph.lint()
         graph_module.recompile()
-        return PassResult(graph_module, len(kept) < len(groups))
+        return PassResult(graph_module, len(apart) < len(groups))
 
     def ensures(self, graph_module: GraphModule) -> None:
         for node in graph_module.graph.nodes:
@@ -65,7 +65,7 @@ class Fuse(PassBase):
 def unfused(graph_module: GraphModule) -> dict[str, str]:
     """Quantized ops of a graph that have no fused form, by name, with the reason."""
     groups = [node for node in graph_module.graph.nodes if _group(node) is not None]
-    return {facts(node).op.name: reason for node, reason in _kept(groups).items()}  # type: ignore[union-attr]
+    return {facts(node).op.name: reason for node, reason in _not_fusible(groups).items()}  # type: ignore[union-attr]
 
 
 def fused_ops(graph_module: GraphModule) -> dict[str, FusedOp]:
@@ -88,7 +88,7 @@ def require_fused(graph_module: GraphModule) -> None:
         PassError: an op that has a fused form is not fused.
     """
     groups = [node for node in graph_module.graph.nodes if _group(node) is not None]
-    for node in set(groups) - _kept(groups).keys():
+    for node in set(groups) - _not_fusible(groups).keys():
         raise PassError(f"{node.name!r} is not one op with the quantize nodes around it yet: run Fuse first")
 
 
@@ -104,10 +104,10 @@ def _group(node: Node) -> tuple[list[Node], Node] | None:
     return factors, after[0]
 
 
-def _kept(groups: list[Node]) -> dict[Node, str]:
+def _not_fusible(groups: list[Node]) -> dict[Node, str]:
     """Groups that must stay, with the reason. An activation that one of them reads is rounded once, for all."""
-    kept = {node: arithmetic for node in groups if isinstance(arithmetic := arithmetic_of(node), str)}
-    fusible = set(groups) - kept.keys()
+    apart = {node: arithmetic for node in groups if isinstance(arithmetic := arithmetic_of(node), str)}
+    fusible = set(groups) - apart.keys()
     changed = True
     while changed:
         changed = False
@@ -116,9 +116,9 @@ def _kept(groups: list[Node]) -> dict[Node, str]:
             shared = [f for f in factors if facts(f).role == "input" and not fusible.issuperset(f.users)]
             if shared:
                 fusible.remove(node)
-                kept[node] = f"shares a rounded activation with {next(iter(shared[0].users)).name}, which is not fused"
+                apart[node] = f"shares a rounded activation with {next(iter(shared[0].users)).name}, which is not fused"
                 changed = True
-    return kept
+    return apart
 
 
 class _Shared:

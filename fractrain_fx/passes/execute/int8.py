@@ -10,24 +10,24 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from fractrain_fx.config import CODE_BITS, FracConfig
 from fractrain_fx.errors import PassError
 from fractrain_fx.execution.fused_op import FusedOp
-from fractrain_fx.execution.int8.choice import Lowered
+from fractrain_fx.execution.int8.choice import Int8Choice
 from fractrain_fx.execution.int8.layout import Features, Layout, Patches
 from fractrain_fx.execution.int8.timing import Tuner
 from fractrain_fx.execution.int8.windows import Windows
 from fractrain_fx.execution.simulated.arithmetic import AddMatMul, Arithmetic, Convolution, Linear, MatMul
 from fractrain_fx.formats import AffineFormat
 from fractrain_fx.passes.execute.fuse import fused_ops, require_fused
-from fractrain_fx.passes.execute.kept import kept
+from fractrain_fx.passes.execute.left_out import left_out
 from fractrain_fx.passes.graph.facts import Op, facts, ops_of
 
-__all__ = ["UseInt8", "unlowered"]
+__all__ = ["UseInt8", "not_on_int8"]
 
 
 class UseInt8(PassBase):
     """Give each fused op that multiplies an activation by a weight of at most 8 bits its form on int8.
 
-    Whether that runs is decided call by call (:class:`Lowered`); the numbers are the same. :func:`unlowered` names the
-    ops that have none.
+    Whether that runs is decided call by call (:class:`Int8Choice`); the numbers are the same. :func:`not_on_int8`
+    names the ops that have none.
 
     Requires: a graph that ``Fuse`` has been over. Ensures: nodes and parameters are the same.
 
@@ -48,8 +48,8 @@ class UseInt8(PassBase):
         ops = {op.name: op for _, op in ops_of(graph_module.graph)}
         for name, fused in found.items():
             layout = self._layout(fused, ops[name])
-            fused.lowered = None if layout is None else Lowered(name, layout, self._tuner)
-        return PassResult(graph_module, any(fused.lowered is not None for fused in found.values()))
+            fused.int8 = None if layout is None else Int8Choice(name, layout, self._tuner)
+        return PassResult(graph_module, any(fused.int8 is not None for fused in found.values()))
 
     def _layout(self, fused: FusedOp, op: Op) -> Layout | None:
         plan = fused.plan
@@ -61,11 +61,11 @@ class UseInt8(PassBase):
 
     def ensures(self, graph_module: GraphModule) -> None:
         for name, fused in fused_ops(graph_module).items():
-            if fused.lowered is not None and not isinstance(fused.plan.fmt, AffineFormat):
-                raise PassError(f"{name!r} has no integer codes but was lowered")
+            if fused.int8 is not None and not isinstance(fused.plan.fmt, AffineFormat):
+                raise PassError(f"{name!r} has no integer codes but was given to int8 products")
 
 
-def unlowered(graph_module: GraphModule, config: FracConfig) -> dict[str, str]:
+def not_on_int8(graph_module: GraphModule, config: FracConfig) -> dict[str, str]:
     """Quantized ops that always multiply in float, by name, with the reason; of a graph as it is shown."""
     if not config.lowers:
         return {}
@@ -76,7 +76,7 @@ def unlowered(graph_module: GraphModule, config: FracConfig) -> dict[str, str]:
         layout = _layout(arithmetic, arithmetic.bind(node.args, node.kwargs).static)
         return layout if isinstance(layout, str) else _wide(op, config)
 
-    return kept(graph_module, reason)
+    return left_out(graph_module, reason)
 
 
 def _layout(arithmetic: Arithmetic, static: tuple[Any, ...]) -> Layout | str:

@@ -9,18 +9,18 @@ from fractrain_fx.config import TORCHAO_PRECISION, FracConfig, Torchao
 from fractrain_fx.errors import ModelError, PassError
 from fractrain_fx.execution.fused_op import FusedOp
 from fractrain_fx.execution.simulated.arithmetic import Arithmetic, Linear
-from fractrain_fx.execution.torchao.linear import FLOAT8_MULTIPLE, Swapped
+from fractrain_fx.execution.torchao.linear import FLOAT8_MULTIPLE, TorchaoLinear
 from fractrain_fx.passes.execute.fuse import require_fused
-from fractrain_fx.passes.execute.kept import kept
+from fractrain_fx.passes.execute.left_out import left_out
 from fractrain_fx.passes.graph.facts import Op, facts
 
-__all__ = ["UseTorchao", "unswapped"]
+__all__ = ["UseTorchao", "not_on_torchao"]
 
 
 class UseTorchao(PassBase):
     """Give each fused op that is a linear layer at FW-8/BW-8 to torchao, forward and backward.
 
-    Its numbers are torchao's own, in evaluation too. :func:`unswapped` names the ops that stay as they are.
+    Its numbers are torchao's own, in evaluation too. :func:`not_on_torchao` names the ops that stay as they are.
 
     Requires: a graph that ``Fuse`` has been over. Ensures: nodes and parameters are the same, and ranges are measured
     as before.
@@ -41,21 +41,21 @@ class UseTorchao(PassBase):
         require_fused(graph_module)
 
     def call(self, graph_module: GraphModule) -> PassResult:
-        swapped = 0
+        given = 0
         for node in graph_module.graph.find_nodes(op="call_module"):
             fused, op = graph_module.get_submodule(str(node.target)), facts(node).op
             if isinstance(fused, FusedOp) and op is not None:
-                fused.swapped = self._swapped(node, fused, op)
-                swapped += fused.swapped is not None
+                fused.torchao = self._layer(node, fused, op)
+                given += fused.torchao is not None
         quantized = any(facts(node).role in ("fused", "gradient") for node in graph_module.graph.nodes)
-        if quantized and not swapped:
+        if quantized and not given:
             raise ModelError(
                 f"execution={self._kind!r} would change nothing: no quantized op of this model is a linear layer that "
                 "torchao can compute (plan(model, ...) says why of each); write execution='simulate'"
             )
-        return PassResult(graph_module, swapped > 0)
+        return PassResult(graph_module, given > 0)
 
-    def _swapped(self, node: Node, fused: FusedOp, op: Op) -> Swapped | None:
+    def _layer(self, node: Node, fused: FusedOp, op: Op) -> TorchaoLinear | None:
         weight, added = node.kwargs["b"], node.kwargs["added"]
         plan = fused.plan
         if plan.first.weight or not plan.second.weight or not isinstance(weight, Node):
@@ -64,15 +64,15 @@ class UseTorchao(PassBase):
         if _reason(plan.arithmetic, op, weight, bias, self._kind) is not None:
             return None
         outputs, inputs = facts(weight).shape or ()
-        return Swapped(self._kind, inputs, outputs, bias is not None)
+        return TorchaoLinear(self._kind, inputs, outputs, bias is not None)
 
     def ensures(self, graph_module: GraphModule) -> None:
         for module in graph_module.modules():
-            if isinstance(module, FusedOp) and module.swapped is not None and module.lowered is not None:
+            if isinstance(module, FusedOp) and module.torchao is not None and module.int8 is not None:
                 raise PassError("an op was given both to torchao and to int8 products")
 
 
-def unswapped(graph_module: GraphModule, config: FracConfig) -> dict[str, str]:
+def not_on_torchao(graph_module: GraphModule, config: FracConfig) -> dict[str, str]:
     """Quantized ops that torchao does not compute, by name, with the reason; of a graph as it is shown."""
     if config.torchao is None:
         return {}
@@ -82,7 +82,7 @@ def unswapped(graph_module: GraphModule, config: FracConfig) -> dict[str, str]:
         added = arithmetic.bind(node.args, node.kwargs).added
         return _reason(arithmetic, op, weight, added if isinstance(added, Node) else None, kind)
 
-    return kept(graph_module, reason)
+    return left_out(graph_module, reason)
 
 
 def _reason(arithmetic: Arithmetic, op: Op, weight: Node, bias: Node | None, kind: Torchao) -> str | None:

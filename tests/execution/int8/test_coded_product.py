@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fractrain_fx.execution.fused_op import FusedOp
-from fractrain_fx.execution.int8.choice import Lowered
+from fractrain_fx.execution.int8.choice import Int8Choice
 from fractrain_fx.execution.int8.coded_product import Coded
 from fractrain_fx.execution.int8.layout import Features, Layout, Patches
 from fractrain_fx.execution.int8.timing import Tuner
@@ -83,7 +83,7 @@ def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 def _op(case: Case, quantizers: Sequence[Any], low: bool, compiled: bool, **options: Any) -> FusedOp:
     op = FusedOp(case[0], case[1], *quantizers, **options)
     if low:
-        op.lowered = Lowered("op", case[2], Tuner("int8", compiled=compiled))
+        op.int8 = Int8Choice("op", case[2], Tuner("int8", compiled=compiled))
     return op
 
 
@@ -116,7 +116,7 @@ def _results(
         out = op(controls, choice, (quantizers[0].range(a), None), torch.tensor(5), a, b, added)
     upstream = torch.randn(out.shape) * torch.rand(len(out), *[1] * (out.ndim - 1)).exp()
     out.backward(upstream.bfloat16().to(out.dtype))
-    assert op.lowered is None or op.lowered.kernel == "int8"
+    assert op.int8 is None or op.int8.kernel == "int8"
     found = [out, *(x if x is None else x.grad for x in (a, b, added, choice))]
     return [torch.zeros(1) if x is None else x for x in found]
 

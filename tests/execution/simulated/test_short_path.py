@@ -99,4 +99,4 @@ def test_only_what_kernels_round_entirely_takes_it() -> None:
     assert has_all_kernels(ACTIVATION, WEIGHT, COMPILED)
     assert not has_all_kernels(ACTIVATION, WEIGHT, AffineFormat())
     assert not has_all_kernels(ACTIVATION, WEIGHT, DoReFaFormat())
-    assert not has_all_kernels(ACTIVATION, replace(WEIGHT, saved="rounded"), COMPILED)
+    assert not has_all_kernels(ACTIVATION, replace(WEIGHT, saves="rounded"), COMPILED)

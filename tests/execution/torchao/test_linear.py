@@ -10,18 +10,18 @@ from torch.nn import functional as F
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.execution.torchao import devices as torchao_device
 from fractrain_fx.execution.torchao import linear as swapped
-from fractrain_fx.execution.torchao.linear import Swapped
+from fractrain_fx.execution.torchao.linear import TorchaoLinear
 from tests.swapping import KINDS, place
 
 _CPU, _GPU = torch.device("cpu"), torch.device("cuda")
 
 
-def _layer(kind: str) -> tuple[Swapped, Tensor, Tensor]:
+def _layer(kind: str) -> tuple[TorchaoLinear, Tensor, Tensor]:
     torch.manual_seed(0)
     device = place(kind)
     weight = torch.randn(48, 32, device=device, requires_grad=True)
     bias = torch.randn(48, device=device, requires_grad=True)
-    return Swapped(kind, 32, 48, True), weight, bias  # type: ignore[arg-type]
+    return TorchaoLinear(kind, 32, 48, True), weight, bias  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", KINDS)

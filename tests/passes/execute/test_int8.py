@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fractrain_fx import Engine, FracConfig, FracModel, Pin, Precision, fractrainify, plan, summarize
 from fractrain_fx.config import Method, Rounding
-from fractrain_fx.passes import unlowered
+from fractrain_fx.passes import not_on_int8
 from tests.products import needs_kernels
 
 
@@ -114,7 +114,7 @@ def test_training_gives_the_losses_and_choices_of_the_simulation(options: dict[s
 
 def test_every_quantized_op_says_why_it_has_no_form_on_integers() -> None:
     model = _made(_Mixed(), torch.randn(2, 3, 8, 8), method="pfq", execution="auto", kernels="int8")
-    reasons = unlowered(model.graph_module, model.config)
+    reasons = not_on_int8(model.graph_module, model.config)
     assert reasons["strided"] == "its 3x3 kernels neither lie side by side nor follow one another at every place"
     assert reasons["grouped"] == "convolves groups of channels"
     assert sum(reason == "multiplies two activations" for reason in reasons.values()) == 2
@@ -134,9 +134,9 @@ def test_every_quantized_op_says_why_it_has_no_form_on_integers() -> None:
 def test_bits_that_have_no_codes_are_a_reason() -> None:
     wide = {"pins": (Pin("layers.0.wide", Precision(12, 12)),), "execution": "auto", "kernels": "int8"}
     model = _made(method="pfq", **wide)
-    assert unlowered(model.graph_module, model.config) == {"layers.0.wide": "its weight has 12 bits, more than 8"}
+    assert not_on_int8(model.graph_module, model.config) == {"layers.0.wide": "its weight has 12 bits, more than 8"}
     model = _made(method="pfq", stages="FW(4,12)/BW(6,12)", execution="auto", kernels="int8")
-    assert not unlowered(model.graph_module, model.config)
+    assert not not_on_int8(model.graph_module, model.config)
     model(torch.randn(4, 64)).sum().backward()
     assert set(model.kernels().values()) == {"int8"}
     model.set_precision(Precision(12, 12))
@@ -188,7 +188,7 @@ def test_with_compiled_rounding_kernels_multiply_without_units_for_bytes(
 def test_the_form_is_timed_in_the_first_training_step_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: True)
     model, x = _made(method="static", execution="auto"), torch.randn(8, 64)
-    tuner = model._inside.running[True].fused["layers.0.wide"].lowered.tuner
+    tuner = model._inside.running[True].fused["layers.0.wide"].int8.tuner
     model(x).sum().backward()
     # Blocks are alike; the two layers of one are not.
     assert len(tuner.timings) == 2 and set(model.kernels().values()) <= {"float", "int8"}
@@ -212,12 +212,12 @@ def test_kernels_are_timed_anew_for_other_widths(monkeypatch: pytest.MonkeyPatch
         for precision in (Precision(3, 6), Precision(8, 8), Precision(3, 6)):
             model.set_precision(precision)
             model(torch.randn(8, 64)).sum().backward()
-        assert len(model._inside.running[True].fused["layers.0.wide"].lowered.tuner.timings) == kinds
+        assert len(model._inside.running[True].fused["layers.0.wide"].int8.tuner.timings) == kinds
 
 
 def _timed(model: FracModel) -> set[str]:
     """What the timings of a model say."""
-    tuner = model._inside.running[True].fused["layers.0.wide"].lowered.tuner
+    tuner = model._inside.running[True].fused["layers.0.wide"].int8.tuner
     return {"int8" if timing.int8 else "float" for timing in tuner.timings.values()}
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fractrain_fx import FracConfig, FracModel, Pin, Precision, fractrainify, plan, summarize
 from fractrain_fx.errors import ConfigError, ModelError
 from fractrain_fx.execution.torchao.linear import NUMERICS
-from fractrain_fx.passes import unswapped
+from fractrain_fx.passes import not_on_torchao
 from tests.swapping import KINDS, place
 
 
@@ -199,9 +199,9 @@ def test_every_other_op_stays_simulated_and_says_why() -> None:
     assert list(kernels.values()).count("multiplies two activations") == 2
     assert list(kernels.values()).count(kernels["point"]) == 2
     fused = model._inside.running[True].fused
-    assert {name for name, op in fused.items() if op.swapped is not None} == {"taken", "odd"}
+    assert {name for name, op in fused.items() if op.torchao is not None} == {"taken", "odd"}
     wide = _made("torchao-float8", _Mixed(), x, pins=(Pin("pinned", Precision(8, 8)),))
-    assert unswapped(wide.graph_module, wide.config)["odd"] == (
+    assert not_on_torchao(wide.graph_module, wide.config)["odd"] == (
         "its weight is 10x16, and float8 takes multiples of 16 only"
     )
     assert "16x10" in wide.kernels()["pinned"] and wide.kernels()["taken"] == NUMERICS["torchao-float8"]

@@ -1,4 +1,4 @@
-"""Which quantized ops of a shown graph keep to the simulation although another form was asked for, and why."""
+"""The quantized ops of a shown graph that stay simulated although another execution was asked for, and why."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from fractrain_fx.passes.graph.contractions import OPAQUE_KINDS, contraction, op
 from fractrain_fx.passes.graph.edit import varying
 from fractrain_fx.passes.graph.facts import Op, ops_of
 
-__all__ = ["Reason", "kept"]
+__all__ = ["Reason", "left_out"]
 
 Reason = Callable[[Node, Op, Arithmetic, Node], str | None]
 """From a call, its op, its arithmetic and its weight: why this activation times a weight has no other form."""
 
 
-def kept(graph_module: GraphModule, reason: Reason) -> dict[str, str]:
-    """Quantized ops that are no fused activation times a weight, or have no other form for ``reason``, by name."""
+def left_out(graph_module: GraphModule, reason: Reason) -> dict[str, str]:
+    """Quantized ops by name, each with why it stays simulated: not a fused activation times a weight, or ``reason``."""
     moving = varying(graph_module.graph)
     apart = unfused(graph_module)
     found: dict[str, str] = {}
