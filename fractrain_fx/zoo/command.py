@@ -17,6 +17,7 @@ from fractrain_fx.training.log import new_console
 from fractrain_fx.training.models import zoo_models
 from fractrain_fx.zoo.comparison import compare
 from fractrain_fx.zoo.recipes import TABLES, load_recipe, load_recipes
+from fractrain_fx.zoo.recipes.variants import AS_THE_CODE, AS_THE_PAPER
 from fractrain_fx.zoo.tables import comparison_table, markdown_table, notes_of
 
 __all__ = ["list_zoo", "show_recipe", "show_table"]
@@ -44,6 +45,11 @@ def list_zoo(*, as_json: bool = False) -> None:
         for row in rows:
             table.add_row(*row)
         console.print(table)
+    console.print(
+        f"Runs of dfq, fractrain and slu are there as NAME{AS_THE_PAPER} and NAME{AS_THE_CODE}, too: with the settings "
+        "of the paper, and with those of the authors' code.",
+        highlight=False,
+    )
 
 
 def show_recipe(name: str, *, as_json: bool = False) -> None:

@@ -87,3 +87,25 @@ def test_targets_of_resnets_lie_within_what_their_options_reach() -> None:
             assert resolve_targets(config, 0.1, 100 * dearest / 3072) == tuple(
                 config.targets.per_cent if config.method == "fractrain" else config.targets.per_cent[-1:]  # type: ignore[union-attr]
             )
+
+
+GATED = [recipe.name for recipe in RECIPES if recipe.values["method"] in ("dfq", "fractrain", "slu")]
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_a_gated_run_is_there_as_the_paper_and_as_the_code_have_it(name: str) -> None:
+    plain, paper, code = (load_recipe(name + variant).settings for variant in ("", "-as-the-paper", "-as-the-code"))
+    assert paper.frac.gate.control == code.frac.gate.control == "sign" and paper.recipe == f"{name}-as-the-paper"
+    assert paper.frac.options == plain.frac.options and paper.train.gate_lr == plain.train.gate_lr
+    assert code.train.gate_lr == "model" and code.frac.gate.beta_unit == "full-precision"
+    assert code.frac.targets == plain.frac.targets
+    if plain.data == "imagenet":
+        assert [str(each) for each in code.frac.options or ()][-1] == "FW-8/BW-16"
+        assert code.frac.pins[-1].pattern == "*.downsample.*"
+
+
+def test_a_run_without_gates_has_no_such_variant() -> None:
+    with pytest.raises(ConfigError, match="has no gates"):
+        load_recipe("table3-resnet38-cifar10-sbm-as-the-code")
+    with pytest.raises(ConfigError, match="Did you mean"):
+        load_recipe("table3-resnet38-cifar10-fractrian-as-the-code")

@@ -10,6 +10,7 @@ from typing import Any
 
 from fractrain_fx.errors import ConfigError, near
 from fractrain_fx.training.settings import RunSettings
+from fractrain_fx.zoo.recipes.variants import split_name, varied
 
 __all__ = ["TABLES", "PaperNumbers", "Recipe", "load_recipe", "load_recipes", "recipes_of"]
 
@@ -108,14 +109,15 @@ class Recipe:
 
 
 def load_recipe(name: str) -> Recipe:
-    """The recipe of that name.
+    """The recipe of that name, which may end with ``-as-the-paper`` or ``-as-the-code``.
 
     Raises:
-        ConfigError: there is none; near names are offered.
+        ConfigError: there is none; near names are offered. Or it has no such variant.
     """
     import yaml
 
-    file = files(__package__) / f"{name}.yaml"
+    of_file, variant = split_name(name)
+    file = files(__package__) / f"{of_file}.yaml"
     if not file.is_file():
         raise ConfigError(f"recipe {name!r} is unknown.{near(name, _names())} 'fractrain zoo list' names them all")
     values = yaml.safe_load(file.read_text(encoding="utf-8"))
@@ -126,7 +128,7 @@ def load_recipe(name: str) -> Recipe:
         tables=tuple(values["tables"]),
         row=values["row"],
         paper=PaperNumbers(**paper),
-        values=values["settings"],
+        values=varied(of_file, values["settings"], variant) if variant else values["settings"],
         baseline=values.get("baseline"),
         note=values.get("note"),
     )
