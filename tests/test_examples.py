@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import difflib
 import runpy
+import shlex
 from pathlib import Path
 
 import pytest
+
+from fractrain_fx import cli
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
@@ -34,3 +37,16 @@ def test_both_scripts_learn(name: str, capsys: pytest.CaptureFixture[str]) -> No
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("epoch 2: test accuracy") and float(last.split()[-1].rstrip("%")) > 20  # chance is 10
+
+
+def test_the_demo_leaves_runs_that_its_last_line_reports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    demo = runpy.run_path(str(EXAMPLES / "demo.py"))
+    demo["main"](epochs=1)
+    demo["main"](epochs=1)  # replaces what the first one left
+    program, *arguments = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    assert Path(program).name == "fractrain"
+    assert cli.main(arguments) == 0
+    assert (tmp_path / "runs" / "demo" / "report.html").is_file()
