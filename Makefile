@@ -59,7 +59,7 @@ coverage-libraries: $(LIBRARIES)/.installed  ## put models of third-party librar
 	$(LIBRARIES)/bin/python -m benchmarks.coverage --suite libraries --seconds 300 \
 		--out docs/results/coverage.json.gz --table docs/coverage.md
 
-# Minutes, so only two models and the main methods; docs/performance.md has the command behind each of its tables.
+# Minutes, so only two models and the main methods; docs/results/performance/README.md has the command of every table.
 bench: $(READY)  ## time and saved memory of a training step against float32 (short form)
 	$(BIN)/python -W ignore -m benchmarks.step --models resnet38 transformer-base --methods float pfq dfq --rounds 5
 
