@@ -48,20 +48,20 @@ class Shapes(PassBase):
     def call(self, graph_module: GraphModule) -> PassResult:
         examples = [node.meta[_EXAMPLE] for node in graph_module.graph.find_nodes(op="placeholder")]
         with evaluating(graph_module), torch.enable_grad():
-            self._measure(graph_module, examples)
+            fixed = self._measure(graph_module, examples)
+        graph_module.meta[FIXED_BATCH] = fixed
         find_trained(graph_module, _EXAMPLE)
         return PassResult(graph_module, True)
 
-    def _measure(self, graph_module: GraphModule, examples: list[Any]) -> None:
+    def _measure(self, graph_module: GraphModule, examples: list[Any]) -> bool:
+        """Annotate the nodes; whether the graph runs at one batch size only."""
         packed, grown = self._kind(graph_module, examples)
         if not grown:
             # Nothing tells samples apart: gates choose once for all, and what the call costs is shared out evenly.
-            graph_module.meta[FIXED_BATCH] = True
             Watch(graph_module, _annotate).run(*_tracked(examples))
             for node in varying(graph_module.graph):
                 facts(node).samples, facts(node).batch = batch_size(examples, self.batch_axis), BatchAxis(whole=True)
-            return
-        graph_module.meta[FIXED_BATCH] = False
+            return True
         size = self._samples(examples, packed)
         batch = resize_batch(examples, size, self.batch_axis, packed=packed)
         Watch(graph_module, _annotate).run(*_tracked(batch))
@@ -74,13 +74,14 @@ class Shapes(PassBase):
             elif place is not None:
                 folded[node] = place
         if not folded:
-            return
+            return False
         if any(leaf.is_meta for leaf in tree_leaves(examples) if isinstance(leaf, Tensor)):
             places = folds_by_origin(graph_module, batch, size, folded)
         else:
             places = folds_by_change(graph_module, batch, size, self.batch_axis, folded, packed=packed)
         for node, axis in places.items():
             facts(node).batch = axis
+        return False
 
     def _grown(self, graph_module: GraphModule, examples: list[Any], packed: bool) -> dict[Node, tuple[int, ...]]:
         """Shapes with one sample more; none where the graph does not run so."""

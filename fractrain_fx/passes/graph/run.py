@@ -1,16 +1,17 @@
-"""Run a chain of passes over a graph; run a graph, see each value, and leave modes and buffers as they were."""
+"""Run a chain of passes over a graph; run a graph, see each value, and leave the model as it was."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import torch
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.passes.infra.pass_base import PassBase
 from torch.fx.passes.infra.pass_manager import PassManager
 
 from fractrain_fx.capture import RecordedModule
+from fractrain_fx.capture.state import Snapshot
 from fractrain_fx.errors import FracTrainError
 
 __all__ = ["Watch", "evaluating", "run_passes"]
@@ -47,25 +48,16 @@ class Watch(Interpreter):
         return value
 
 
-class evaluating:
-    """Run in eval mode with every parameter trained; leave modes, buffers and what is frozen as they were."""
-
-    def __init__(self, graph_module: GraphModule) -> None:
-        self._module = graph_module
-
-    def __enter__(self) -> None:
-        self._modes = {module: module.training for module in self._module.modules()}
-        self._buffers = {name: buffer.detach().clone() for name, buffer in self._module.named_buffers()}
-        self._frozen = [p for p in self._module.parameters() if not p.requires_grad and p.is_floating_point()]
-        for parameter in self._frozen:
+@contextlib.contextmanager
+def evaluating(graph_module: GraphModule) -> Iterator[None]:
+    """Run in eval mode with every parameter trained; leave values, attributes and what is frozen as they were."""
+    frozen = [p for p in graph_module.parameters() if not p.requires_grad and p.is_floating_point()]
+    with Snapshot(graph_module).kept():  # a forward may write to parameters, too: codebooks do
+        for parameter in frozen:
             parameter.requires_grad_(True)
-        self._module.eval()
-
-    def __exit__(self, *_: object) -> None:
-        for module, mode in self._modes.items():
-            module.training = mode
-        for parameter in self._frozen:
-            parameter.requires_grad_(False)
-        with torch.no_grad():
-            for name, buffer in self._module.named_buffers():
-                buffer.copy_(self._buffers[name])
+        graph_module.eval()
+        try:
+            yield
+        finally:
+            for parameter in frozen:
+                parameter.requires_grad_(False)

@@ -142,3 +142,25 @@ def test_whole_numbers_stay_rows_of_the_tables_they_index(batch: int) -> None:
     rows = torch.tensor([[3, 6]] * batch)
     model = fractrainify(Categories(), config=FracConfig(method="static"), example_inputs=(rows,))
     assert model(torch.tensor([[0, 5], [2, 1]])).shape == (2, 1)
+
+
+class Codebook(nn.Module):
+    """Moves a parameter that it does not train towards each batch, whatever the mode, and keeps a list of means."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.codes = nn.Linear(4, 4), nn.Parameter(torch.zeros(4), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.fc(x)
+        self.codes.data.lerp_(y.detach().mean(0), 0.1)
+        return y + self.codes
+
+
+def test_passes_leave_a_parameter_that_a_forward_writes_to() -> None:
+    model = Codebook()
+    before = model.codes.clone()
+    rewritten = fractrainify(model, config=FracConfig(method="float"), example_inputs=(torch.randn(3, 4),))
+    assert torch.equal(model.codes, before) and not model.codes.requires_grad
+    rewritten(torch.randn(3, 4))
+    assert not torch.equal(model.codes, before)
