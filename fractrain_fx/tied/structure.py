@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -54,7 +54,7 @@ class Structure:
             now = _modules(view)
             for path, module in self._modules.items():
                 if path and now.get(path) is not module and not _within(path, {*found, *stand_ins}):
-                    if _same_tensors(path, module, now.get(path)) and path in self._called:
+                    if _same_tensors(path, module, now.get(path)) and _within(path, self._called):
                         stand_ins.add(path)
                     else:
                         found[path] = _told(path, module, now.get(path))
@@ -137,7 +137,10 @@ def _shape(x: Tensor) -> tuple[int, ...]:
 
 
 def _same_tensors(path: str, module: nn.Module, now: nn.Module | None) -> bool:
-    """Whether another module took over the tensors of one, as a synchronised batch norm does."""
+    """Whether another module took over the tensors of one, as a synchronised batch norm does.
+
+    A module that the graph calls may also swap its own parts, as BigBird does by the length of its input.
+    """
     if now is None:
         return False
     before = [*module.named_parameters(), *module.named_buffers()]
@@ -145,7 +148,7 @@ def _same_tensors(path: str, module: nn.Module, now: nn.Module | None) -> bool:
     return bool(before) and all(after.get(name) is x for name, x in before)
 
 
-def _within(path: str, others: set[str]) -> bool:
+def _within(path: str, others: Collection[str]) -> bool:
     return any(f"{path}.".startswith(f"{other}.") for other in others)
 
 

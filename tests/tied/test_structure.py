@@ -125,3 +125,42 @@ def test_batch_norms_may_be_synchronised() -> None:
     model.eval()(IMAGES)
     model.train().look_for_changes()
     assert model.restore() is original_of(model)
+
+
+class Dense(nn.Module):
+    """One way to compute on the parameters that it is given."""
+
+    def __init__(self, fc: nn.Linear) -> None:
+        super().__init__()
+        self.fc = fc
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(x)  # type: ignore[no-any-return]
+
+
+class Blocked(Dense):
+    """Another way."""
+
+
+class Swapping(nn.Module):
+    """Puts a part in the place of another that has the same parameters, as BigBird does for short inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part: Dense = Blocked(nn.Linear(4, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if float(x.detach().sum()) > -1e9 and isinstance(self.part, Blocked):  # a value: the module stays one call
+            self.part = Dense(self.part.fc)
+        return self.part(x)  # type: ignore[no-any-return]
+
+
+def test_a_part_that_stays_one_call_may_swap_its_own_parts() -> None:
+    model: Any = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), Swapping(), nn.Linear(4, 4))
+    rewritten = fractrainify(model, config=FLOAT, example_inputs=(torch.randn(3, 4),))
+    rewritten(torch.randn(3, 4))
+    assert type(model[2].part) is Dense
+    rewritten.train().look_for_changes()
+    model[2].part = Dense(nn.Linear(4, 4))
+    with pytest.raises(ModelError, match=r"'2\.part' was Blocked"):
+        rewritten.look_for_changes()
