@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--merge", nargs="+", type=Path, default=[], metavar="FILE", help="what --out lacks of these")
     parser.add_argument("--retry", action="store_true", help="run again what did not pass")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="processes at a time")
-    parser.add_argument("--seconds", type=float, default=60.0, help="processor time for one model")
+    parser.add_argument("--seconds", type=float, default=180.0, help="processor time for one model")
     parser.add_argument("--gib", type=float, default=8.0, help="memory for one model")
     return parser
 

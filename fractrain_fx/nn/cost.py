@@ -98,6 +98,12 @@ class CostMeter(nn.Module):
         for name, value in other.named_buffers():
             self.get_buffer(name).copy_(value)
 
+    def of_samples(self, choices: Sequence[Float[Tensor, "batch options"]]) -> Float[Tensor, " batch"]:
+        """What each sample's choices (one tensor for each gated block) cost, as a share (0..1) like ``Cost.cp``."""
+        prices = self.table.sum(dim=-1)  # of each option of each block
+        spent = torch.stack([choice.float() @ price for choice, price in zip(choices, prices, strict=True)])
+        return spent.sum(dim=0) / self.full.sum()
+
     def forward(self, choices: Sequence[Tensor], bits: tuple[Tensor, Tensor] | None) -> Cost:
         """Cost of the choices (one tensor for each gated block) and of the stage's (forward, backward) bits."""
         spent = torch.zeros_like(self.full)

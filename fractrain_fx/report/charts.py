@@ -10,7 +10,19 @@ import altair as alt
 from fractrain_fx.report.frames import ALL_PATHS, PATHS
 from fractrain_fx.report.theme import PATH_COLOURS
 
-__all__ = ["AXES", "MEASURES", "allocation", "bits", "blocks", "cost", "paths", "stages", "trajectory"]
+__all__ = [
+    "AXES",
+    "MEASURES",
+    "allocation",
+    "bits",
+    "blocks",
+    "cost",
+    "information",
+    "paths",
+    "samples",
+    "stages",
+    "trajectory",
+]
 
 Spec = dict[str, Any]
 
@@ -196,6 +208,39 @@ def bits(table: str, blocks: int, top: float) -> Spec:
         )
     )
     return _plain(chart, height=max(90, _ROW * blocks))
+
+
+def information(runs: Sequence[str]) -> Spec:
+    """Mutual information between sample and option over the epochs, one line for each run."""
+    chart = (
+        alt.Chart(alt.NamedData(name="information"))
+        .mark_line(point=True)
+        .encode(
+            x=alt.X("epoch:Q", title="epoch", axis=alt.Axis(format="d", tickMinStep=1)),
+            y=alt.Y("information:Q", title="bits a block", scale=alt.Scale(domainMin=0)),
+            color=alt.Color("run:N", title=None, scale=alt.Scale(domain=list(runs))),
+            tooltip=[
+                alt.Tooltip("run:N"),
+                alt.Tooltip("epoch:Q"),
+                alt.Tooltip("information:Q", title="bits a block", format=".3f"),
+                alt.Tooltip("configurations:Q"),
+                alt.Tooltip("commonest:Q", title="most frequent configuration, % of samples", format=".1f"),
+            ],
+        )
+    )
+    return _plain(chart, height=220)
+
+
+def samples(table: str) -> Spec:
+    """Pictures of the samples at both ends, from the extreme inwards."""
+    base = alt.Chart(alt.NamedData(name=table)).encode(
+        x=alt.X("place:O", title=None, axis=None),
+        y=alt.Y("end:N", title=None, sort=None, axis=alt.Axis(domain=False, ticks=False)),
+        tooltip=[alt.Tooltip("end:N"), alt.Tooltip("cp:Q", title="cp, %", format=".3g")],
+    )
+    pictures = base.mark_image(width=48, height=48).encode(url="picture:N")
+    costs = base.mark_text(dy=34, fontSize=10).encode(text=alt.Text("cp:Q", format=".3g"))
+    return _plain(pictures + costs, height=170)
 
 
 def paths(quantity: str, table: str, runs: int) -> Spec:

@@ -19,7 +19,9 @@ __all__ = [
     "bits_rows",
     "block_rows",
     "epoch_rows",
+    "information_rows",
     "path_rows",
+    "sample_rows",
     "segment_rows",
     "stage_rows",
 ]
@@ -141,6 +143,34 @@ def bits_rows(run: Run) -> list[Row]:
             rows.append({"epoch": part["epoch"], "block": part["block"], "bits": 0.0})
         rows[-1]["bits"] += part["share"] / 100 * part["bits"]
     return rows
+
+
+def information_rows(runs: Iterable[Run]) -> list[Row]:
+    """How far the gates chose by input at each epoch; for gated runs."""
+    return [
+        {
+            "run": run.name,
+            "epoch": record.row.epoch,
+            "information": record.mutual_information,
+            "configurations": record.configurations,
+            "commonest": None if record.commonest is None else 100 * record.commonest,
+        }
+        for run in runs
+        for record in run.records
+        if record.mutual_information is not None
+    ]
+
+
+def sample_rows(run: Run) -> list[Row]:
+    """The test images that the gates spent fewest and most bits on, each end from its extreme on."""
+    half = len(run.samples) // 2
+    ends = {"fewest bits": run.samples[:half], "most bits": tuple(reversed(run.samples[half:]))}
+    return [
+        {"end": end, "place": place, "cp": 100 * sample.cp, "picture": sample.picture}
+        for end, samples in ends.items()
+        for place, sample in enumerate(samples, start=1)
+        if sample.picture is not None
+    ]
 
 
 def path_rows(runs: Iterable[Run], scope: Scope) -> list[Row]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.errors import RunError
+from fractrain_fx.training.log.extremes import SAMPLES, Sample, read_samples
 from fractrain_fx.training.log.records import METRICS, STARTS, EpochRecord, Start
 from fractrain_fx.training.log.results import RunResult
 from fractrain_fx.training.settings import RunSettings
@@ -59,6 +60,7 @@ class Run:
         settings: the configuration; ``None`` for a metrics file alone.
         result: the outcome with the cost by path and block; ``None`` until the run is through.
         starts: the commands that started and continued it.
+        samples: the test samples that its gates spent least and most on, by cost; none without gates.
         notes: what is missing, and how to get it.
     """
 
@@ -68,6 +70,7 @@ class Run:
     settings: RunSettings | None
     result: RunResult | None
     starts: tuple[Start, ...]
+    samples: tuple[Sample, ...]
     notes: tuple[str, ...]
 
     @property
@@ -141,6 +144,7 @@ def read_run(path: Path, name: str | None = None) -> Run:
     records, notes = _read_records(metrics, path)
     settings, result = None, None
     starts: tuple[Start, ...] = ()
+    samples: tuple[Sample, ...] = ()
     if path.is_dir():
         if (path / _SETTINGS).is_file():
             settings = RunSettings.from_yaml(path / _SETTINGS)
@@ -148,6 +152,8 @@ def read_run(path: Path, name: str | None = None) -> Run:
             starts = _read_starts(path / STARTS)
         if (path / _RESULT).is_file():
             result = RunResult.from_json(path / _RESULT)
+        if (path / SAMPLES).is_file():
+            samples = _read_samples(path)
     if result is not None and result.epochs != len(records):
         raise RunError(
             f"{path / _RESULT} is about {result.epochs} epochs and {metrics} holds {len(records)}: they belong to "
@@ -163,7 +169,7 @@ def read_run(path: Path, name: str | None = None) -> Run:
     if settings is not None:
         _refuse_other_options(records[0], settings, path)
     own = path.resolve().name if path.is_dir() else path.stem
-    return Run(name or own, path, tuple(records), settings, result, starts, tuple(notes))
+    return Run(name or own, path, tuple(records), settings, result, starts, samples, tuple(notes))
 
 
 def _refuse_other_options(record: EpochRecord, settings: RunSettings, path: Path) -> None:
@@ -229,6 +235,13 @@ def _read_starts(path: Path) -> tuple[Start, ...]:
         return tuple(Start(**json.loads(line)) for line in _lines(path))
     except (ValueError, TypeError) as error:
         raise RunError(f"{path} holds no commands of a run ({error}): remove it, or restore it from a copy") from error
+
+
+def _read_samples(path: Path) -> tuple[Sample, ...]:
+    try:
+        return tuple(read_samples(path))
+    except (OSError, ValueError, TypeError) as error:
+        raise RunError(f"{path / SAMPLES} holds no samples of a run ({error}): remove it") from error
 
 
 def _lines(path: Path) -> list[str]:

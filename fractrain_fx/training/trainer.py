@@ -29,6 +29,7 @@ from fractrain_fx.training.checkpoint import (
 from fractrain_fx.training.data import DataSet
 from fractrain_fx.training.interrupt import Interrupt
 from fractrain_fx.training.log import RunLog
+from fractrain_fx.training.log.extremes import Extremes, write_samples
 from fractrain_fx.training.log.messages import announcement, epoch_line, step_line
 from fractrain_fx.training.log.progress import Best, Progress
 from fractrain_fx.training.log.records import EpochRecord, Evaluation, Start
@@ -143,7 +144,7 @@ class Trainer:
         inner = self._prepared.alone  # the other processes may have a batch more or less
         inner.eval()
         meter = self.objective.meter().to(self._accelerator.device)
-        choices = ChoiceMeter()
+        choices, extremes = ChoiceMeter(), Extremes(self.model)
         loss = torch.zeros((), device=self._accelerator.device)
         with torch.no_grad():
             for inputs, targets in self._prepared.loader.test():
@@ -151,8 +152,9 @@ class Trainer:
                 loss += self.objective.loss(logits, targets) * len(targets)
                 meter.update(logits, targets)
                 choices.add(self.model.cost.choice)
+                extremes.add(inputs, self.model.cost.choice)
         mean = float(sum_over_ranks(loss)) / len(self.data.test)
-        return Evaluation(mean, self.objective.read(meter), choices.read())
+        return Evaluation(mean, self.objective.read(meter), choices.read(), extremes.read())
 
     @property
     def epochs(self) -> int:
@@ -212,6 +214,8 @@ class Trainer:
             commonest=None if dependence is None else dependence.commonest,
         )
         log.epoch(record.to_dict())
+        if self.out is not None and self.is_main and evaluation.samples:
+            write_samples(evaluation.samples, self.out)
         if change is not None:
             log.say(f"  {change}")
         self._save()

@@ -15,6 +15,7 @@ import pytest
 
 from fractrain_fx import FracConfig
 from fractrain_fx.cli import main
+from fractrain_fx.errors import RunError
 from fractrain_fx.report.panels import build_sheet
 from fractrain_fx.report.runs import read_runs
 
@@ -164,3 +165,21 @@ def test_runs_that_torchao_computes_are_said_to_be_in_its_numbers(trained: Path)
         notes = " ".join(next(panel for panel in build_sheet(runs).panels if panel.key == "stages").notes)
         assert f"In {first.name} torchao computes linear layers" in notes
         assert ("simulated in float here" in notes) == simulated
+
+
+def test_how_gates_choose_by_input_has_a_panel_with_pictures(trained: Path, page: str) -> None:
+    sheet = build_sheet(read_runs([str(trained / name) for name in ("fractrain", "pfq")]))
+    panel = next(panel for panel in sheet.panels if panel.key == "inputs")
+    assert [figure.key for figure in panel.figures] == ["information", "samples-fractrain"]
+    assert [row["epoch"] for row in sheet.tables["information"]] == [1, 2, 3, 4]
+    rows = sheet.tables["samples-fractrain"]
+    assert {row["end"] for row in rows} == {"fewest bits", "most bits"} and rows[0]["cp"] <= rows[-1]["cp"]
+    assert all(row["picture"].startswith("data:image/png;base64,") for row in rows) and "samples-fractrain" in page
+    assert all(panel.key != "inputs" for panel in build_sheet(read_runs([str(trained / "pfq")])).panels)
+    (trained / "fractrain" / "samples.json").rename(trained / "aside")
+    try:
+        (trained / "fractrain" / "samples.json").write_text("[{}]")
+        with pytest.raises(RunError, match="holds no samples"):
+            read_runs([str(trained / "fractrain")])
+    finally:
+        (trained / "aside").replace(trained / "fractrain" / "samples.json")

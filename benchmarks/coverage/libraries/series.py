@@ -76,7 +76,7 @@ ENTRIES = (
     _classifier("XCM", seq_len=_LENGTH, nf=8),
     _classifier("OmniScaleCNN", seq_len=_LENGTH, layers=[64, 256]),
     _classifier("TSPerceiver", seq_len=_LENGTH, n_latents=8, d_latent=32, n_layers=2, self_n_heads=2),
-    _classifier("ConvTranPlus", seq_len=_LENGTH, n_heads=2, dim_ff=32),
+    _classifier("ConvTranPlus", seq_len=_LENGTH, dim_ff=32),
     _forecaster("NHITS", mlp_units=_PAIR),
     _forecaster("NBEATS", mlp_units=_PAIR),
     _forecaster("DLinear"),

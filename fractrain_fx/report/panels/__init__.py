@@ -9,6 +9,7 @@ from fractrain_fx.errors import ConfigError
 from fractrain_fx.report import frames
 from fractrain_fx.report.panels.bits import allocations
 from fractrain_fx.report.panels.cost import costs
+from fractrain_fx.report.panels.inputs import by_input
 from fractrain_fx.report.panels.stages import stages
 from fractrain_fx.report.panels.trajectory import trajectories
 from fractrain_fx.report.runs import Run
@@ -37,6 +38,7 @@ def build_sheet(runs: Sequence[Run], epochs: Iterable[int] = ()) -> Sheet:
     gated = [run for run in runs if run.options]
     if gated:
         made.append(allocations(gated, tables, tuple(epochs), slugs))
+        made += [panel for panel in [by_input(gated, tables, slugs)] if panel is not None]
     elif tuple(epochs):
         raise ConfigError("epochs are those of bit allocations, and none of these runs has gates: leave them out")
     finished = [run for run in runs if run.result is not None]

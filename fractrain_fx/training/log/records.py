@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from fractrain_fx.engine.dependence import InputDependence
 from fractrain_fx.engine.ledger import EpochRow
+from fractrain_fx.training.log.extremes import Sample
 
 __all__ = ["METRICS", "STARTS", "EpochRecord", "Evaluation", "Start", "keep_start"]
 
@@ -25,11 +26,13 @@ class Evaluation(NamedTuple):
         loss: mean loss.
         value: of the objective's measure.
         dependence: how far the gates' choices depend on the sample; ``None`` without gates.
+        samples: those that the gates spent most and fewest bits on, by cost; none without gates.
     """
 
     loss: float
     value: float
     dependence: InputDependence | None
+    samples: list[Sample]
 
 
 @dataclass(frozen=True)
