@@ -3,6 +3,7 @@
 ``python -m benchmarks.science run --grid main --data-dir DIR`` trains what is not trained yet, two runs at a time, and
 goes on where it was stopped. ``--task``, ``--method``, ``--setting``, ``--epochs`` and ``--seed`` give a grid by its
 axes. ``list`` shows how far each run is, ``collect`` adds finished runs to the results, ``page`` writes the page again.
+``fixed`` evaluates finished runs with one option a block for all samples, which ``run`` does at the end of a run.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import signal
 import sys
 from pathlib import Path
 
-from benchmarks.science.folder import LOCKED, finished, is_done, train
+from benchmarks.science.folder import LOCKED, finished, fix_choices, is_done, train
 from benchmarks.science.grid import GRIDS, Run, runs_of
 from benchmarks.science.page import write_page
 from benchmarks.science.records import merge_records, read_records
@@ -38,7 +39,10 @@ def main(argv: list[str] | None = None) -> int:
         for run in failed:
             print(f"failed: {run.name}, see {options.runs / run.name / 'output.txt'}", file=sys.stderr)
         return 1 if failed else 0
-    if options.command == "collect":
+    if options.command == "fixed":
+        for folder in sorted(options.runs.glob("*/")):
+            fix_choices(folder)
+    if options.command in ("collect", "fixed"):
         _collect(options, f"all finished runs of {options.runs}")
     else:
         write_page(options.page, options.results, read_records(options.results))
@@ -74,7 +78,7 @@ def _progress(run: Run, runs: Path) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.science", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("run", "list", "collect", "page", "train"):
+    for name in ("run", "list", "collect", "fixed", "page", "train"):
         command = commands.add_parser(name)
         command.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs' folders")
         command.add_argument("--results", type=Path, default=RESULTS, help="a line for each finished run")

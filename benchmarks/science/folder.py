@@ -10,15 +10,16 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from benchmarks.machine import describe, versions
+from benchmarks.science.fixed import fixed_choice
 from benchmarks.science.grid import Run
 from fractrain_fx.durable import write_text
-from fractrain_fx.training import RunResult, RunSettings, new_run, resume_run
+from fractrain_fx.training import RunResult, RunSettings, Trainer, new_run, resume_run
 from fractrain_fx.training.checkpoint import latest_checkpoint
 from fractrain_fx.training.log.records import METRICS, EpochRecord
 
-__all__ = ["LOCKED", "finished", "is_done", "record_of", "train"]
+__all__ = ["LOCKED", "finished", "fix_choices", "is_done", "record_of", "train"]
 
-_ASKED, _RESULT = "run.json", "result.json"
+_ASKED, _RESULT, _FIXED = "run.json", "result.json", "fixed.json"
 
 # What a process that finds its run taken by another one exits with.
 LOCKED = 75
@@ -43,9 +44,21 @@ def train(run: Run, folder: Path, data_dir: str | None) -> bool:
             else:
                 trainer = resume_run(folder)
             trainer.fit()
+            _keep_fixed(folder, trainer)
     except Timeout:
         return False
     return True
+
+
+def fix_choices(folder: Path) -> None:
+    """Evaluate a finished run with one option a block, where that was not done yet."""
+    if is_done(folder) and not (folder / _FIXED).is_file():
+        _keep_fixed(folder, resume_run(folder))
+
+
+def _keep_fixed(folder: Path, trainer: Trainer) -> None:
+    found = fixed_choice(trainer)
+    write_text(folder / _FIXED, json.dumps(None if found is None else asdict(found)))
 
 
 def finished(runs: Path) -> list[dict[str, Any]]:
@@ -66,6 +79,7 @@ def record_of(folder: Path) -> dict[str, Any]:
         "best": result.best,
         "total_macs": result.total_macs,
         "seconds": round(result.seconds),
+        "fixed": json.loads((folder / _FIXED).read_text(encoding="utf-8")) if (folder / _FIXED).is_file() else None,
         "points": [_point(epoch) for epoch in epochs],
         "values": asked["values"],
         "made_with": asked["made_with"],

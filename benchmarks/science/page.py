@@ -45,6 +45,9 @@ def write_page(page: Path, results: Path, records: Sequence[Record]) -> None:
         parts += [f"## {task}", _task_words(task, mine), _table(mine)]
         figures = write_figures(results.parent, task, mine)
         parts += [f"![{words}]({place.parent / path.name})" for path, words in figures]
+        fixed = _fixed(mine)
+        if fixed:
+            parts += ["### One option for all samples", fixed]
         equal = _equal_cost(mine)
         if equal:
             parts += ["### At equal cost", equal]
@@ -98,6 +101,26 @@ def _equal_cost(groups: Sequence[Group]) -> str:
         return ""
     head = ("method", "setting", "epochs", "MACs", "last", "static at that cost")
     words = "Static training costs less with fewer epochs too. Its value lies between those of the two nearest costs."
+    return f"{words}\n\n{markdown_table(head, rows, text_columns=2)}"
+
+
+def _fixed(groups: Sequence[Group]) -> str:
+    """Each gated method beside itself with one option a block."""
+    rows = []
+    for group in groups:
+        tests = [record["fixed"] for record in group.records if record.get("fixed")]
+        if tests:
+            own, fixed = ([test[name] for test in tests] for name in ("value", "fixed_value"))
+            cps = (100 * statistics.mean(test[name] for test in tests) for name in ("cp", "fixed_cp"))
+            costs = (f"{cp:.2f} %" for cp in cps)
+            rows.append((group.method, group.setting, str(group.epochs), _spread(own), _spread(fixed), *costs))
+    if not rows:
+        return ""
+    head = ("method", "setting", "epochs", "by input", "fixed", "cp by input", "cp fixed")
+    words = (
+        "What choosing by input is worth: the trained model as it is, and with the option that most samples chose in "
+        "each block given to all of them. Blocks get dearer options until that costs no less."
+    )
     return f"{words}\n\n{markdown_table(head, rows, text_columns=2)}"
 
 

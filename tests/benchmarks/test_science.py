@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks.science.__main__ import main
+from benchmarks.science.fixed import fixed, fixed_choice, fixed_options
 from benchmarks.science.grid import GRIDS, Run, runs_of
 from benchmarks.science.page import write_page
 from benchmarks.science.records import cp_error, groups_of, merge_records, read_records, static_at
 from fractrain_fx.errors import ConfigError
-from fractrain_fx.training import RunSettings
+from fractrain_fx.training import RunSettings, new_run
 
 
 def test_every_run_of_the_grids_is_a_valid_run_with_a_name_of_its_own() -> None:
@@ -140,3 +142,33 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path: Path, capsys: 
     assert main(["run", "--task=digits-tiny", "--method", "static", "float", "--epochs=1", *places, "--nice=0"]) == 1
     assert f"failed: {bad.name}" in capsys.readouterr().err
     assert [each["method"] for each in read_records(tmp_path / "science.jsonl")] == ["float"]
+
+
+def test_fixed_options_are_the_most_frequent_and_cost_no_less() -> None:
+    prices = torch.tensor([[0.0, 1.0, 4.0], [0.0, 2.0, 8.0]])
+    frequent = fixed_options(torch.tensor([[0.1, 0.7, 0.2], [0.0, 1.0, 0.0]]), prices)
+    # 1 and 2 cost 3, the samples 3.5: of 4 for 0.2 of the samples and 8 for none, the first is worth more.
+    assert frequent.tolist() == [2, 1]
+    assert fixed_options(torch.tensor([[0.4, 0.6, 0.0], [0.4, 0.6, 0.0]]), prices).tolist() == [1, 1]
+    assert fixed_options(torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 1.0]]), prices).tolist() == [2, 2]
+
+
+def test_a_gated_run_is_tested_with_one_option_a_block(tmp_path: Path) -> None:
+    values = {"model": "zoo:resnet20", "data": "digits", "image_size": 8, "subset": 96, "method": "fractrain"}
+    trainer = new_run(RunSettings.from_dict(values | {"schedule": "manual", "epochs": 4, "device": "cpu"}), tmp_path)
+    trainer.fit()
+    found = fixed_choice(trainer)
+    assert found is not None and len(found.options) == 9
+    assert found.value == pytest.approx(trainer.evaluate().value)
+    taken = {name: each.argmax(1).unique() for name, each in trainer.model.cost.choice.items()}
+    by_order = dict(zip(taken, found.options, strict=True))
+    for block, options in taken.items():
+        if len(options) == 1 and found.fixed_cp == pytest.approx(found.cp):
+            assert by_order[block] == int(options)
+    with fixed(trainer.model, found.options):
+        trainer.evaluate()
+        choices = trainer.model.cost.choice.values()
+        assert [each.argmax(1).unique().tolist() for each in choices] == [[option] for option in found.options]
+        assert float(trainer.model.cost.cp) == pytest.approx(found.fixed_cp, rel=1e-4)
+    static = new_run(RunSettings.from_dict(values | {"method": "static", "epochs": 1, "device": "cpu"}), tmp_path / "s")
+    assert fixed_choice(static) is None
