@@ -20,7 +20,7 @@ _HOW = """
 Each model is built from its name or a configuration with random weights, never downloaded, and put through these
 checks in a process of its own: {checks}. A model passes if every one of them was made and held; a check behind one that
 failed is "not reached", which is no pass. What the checks are stands in
-[`benchmarks/coverage/trial.py`](../benchmarks/coverage/trial.py); `make coverage` makes this page, and a sweep of one
+[`benchmarks/coverage/trial`](../benchmarks/coverage/trial); `make coverage` makes this page, and a sweep of one
 library only that library's part.
 
 Models are cut where their library lets them be: timm's in depth, width and image size, Hugging Face's by their
