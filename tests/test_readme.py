@@ -49,6 +49,7 @@ def test_python_blocks_run_in_the_order_of_the_page(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    Path("docs").symlink_to(ROOT / "docs")  # a page may read data that lies in the repository
     names: dict[str, object] = {"__name__": "__main__"}
     for block in blocks("python"):
         if block.page == page:

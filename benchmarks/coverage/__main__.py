@@ -1,10 +1,10 @@
-"""``python -m benchmarks.coverage --suite SUITE --out FILE``: sweep a library, or many, and write a table."""
+"""``python -m benchmarks.coverage --suite SUITE --out FILE``: put the models of a suite through every check."""
 
 from __future__ import annotations
 
 import os
 
-# Before torch is loaded: many processes with one thread each.
+# Set before torch is imported: the sweep runs many processes with one thread each.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from benchmarks.coverage import hf_models, libraries, timm_models, torchvision_models
 from benchmarks.coverage.pool import Limits, run
 from benchmarks.coverage.results import Results
+from benchmarks.coverage.spreadsheet import beside, write_csv
 from benchmarks.coverage.table import markdown
 from benchmarks.coverage.trial import passed
 
@@ -48,8 +49,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 progress.console.print(f"{case.key}: {row.get('failed_at')}: {row.get('cause')}", markup=False)
             progress.advance(task)
     if options.table:
-        before = options.table.read_text(encoding="utf-8") if options.table.exists() else ""
-        options.table.write_text(markdown(results, before), encoding="utf-8")
+        options.table.write_text(markdown(results), encoding="utf-8")
+        write_csv(results, beside(options.out))
     results.write()
     good = sum(passed(results.rows[case.key]) for case in wanted)
     console.print(f"{options.suite}: {good} of {len(wanted)} pass every check; {options.out}", markup=False)
@@ -58,13 +59,15 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.coverage", description=__doc__)
     parser.add_argument("--suite", choices=tuple(_SUITES), required=True)
-    parser.add_argument("--out", type=Path, required=True, help="JSON of all results; what it holds is not run again")
-    parser.add_argument("--table", type=Path, help="Markdown page: what --out holds of a library is its part")
+    parser.add_argument("--out", type=Path, required=True, help="JSON of all results; its models are not run again")
+    parser.add_argument("--table", type=Path, help="Markdown page of all rows in --out; writes a CSV beside --out too")
     parser.add_argument("--sample", action="store_true", help="two of each timm or torchvision module, all HF types")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these models")
     parser.add_argument("--shard", type=_shard, default=(1, 1), metavar="K/N", help="the K-th of N parts of the models")
-    parser.add_argument("--merge", nargs="+", type=Path, default=[], metavar="FILE", help="what --out lacks of these")
-    parser.add_argument("--retry", action="store_true", help="run again what did not pass")
+    parser.add_argument(
+        "--merge", nargs="+", type=Path, default=[], metavar="FILE", help="add rows of these that --out lacks"
+    )
+    parser.add_argument("--retry", action="store_true", help="run models again that did not pass")
     parser.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2), help="processes at a time")
     parser.add_argument("--seconds", type=float, default=180.0, help="processor time for one model")
     parser.add_argument("--gib", type=float, default=8.0, help="memory for one model")

@@ -1,177 +1,196 @@
-"""The results of a sweep as a Markdown page: counts, every failure with its cause, and a row for each model."""
+"""The results of a sweep as a Markdown page: counts for each suite, and the cause of every failure."""
 
 from __future__ import annotations
 
 import re
 import statistics
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 
 from benchmarks.coverage.resized import DIFFERENT, REFUSED, summary
 from benchmarks.coverage.results import Results
 from benchmarks.coverage.sizes import Kind
-from benchmarks.coverage.trial import CHECKS, Row, passed
+from benchmarks.coverage.trial import CHECKS, DESCRIPTIONS, Row
+from benchmarks.coverage.verdicts import NOT_BUILT, PASSED, group, verdict
+from benchmarks.page import markdown_table
 
 __all__ = ["markdown"]
 
 _HOW = """
 # Coverage
 
-Each model is built from its name or a configuration with random weights, never downloaded, and put through these
-checks in a process of its own: {checks}. A model passes if every one of them was made and held; a check behind one that
-failed is "not reached", which is no pass. What the checks are stands in
-[`benchmarks/coverage/trial`](../benchmarks/coverage/trial); `make coverage` makes this page, and a sweep of one
-library only that library's part.
+Which models does `fractrainify` rewrite correctly? This page counts them. Every model is built from its name or
+its configuration with random weights, without a download, and goes through the {checks} checks below in a process of
+its own. A model passes if every check was made and held.
 
-Models are cut where their library lets them be: timm's in depth, width and image size, Hugging Face's by their
-configurations, torchvision's in image size, and in depth the few that do not fit into memory. torchvision's detectors
-are no graphs, as values decide what they compute; their backbones, which the error names as what to rewrite instead,
-are counted beside them. The suite of libraries is of other people's packages that this project does nothing for:
-models of small configurations in
-[`benchmarks/coverage/libraries`](../benchmarks/coverage/libraries/__init__.py), run by `make coverage-libraries`.
+{summary}
 
-The check "sizes" calls the float rewrite with 1, n + 1 and 2n + 1 samples, and with sequences and images that are
-smaller and larger than the recorded ones, in evaluation and training. It holds where every call is equal to the
-original's bit for bit, or refused with an error that says why; what the original itself does not take counts for
-nothing. "Tied" is a model that is refused at every other size.
+- **known**: models that the suite lists; **run**: models with a row in the data; **built**: models that this machine
+  could build.
+- **refused**: `fractrainify` raises an error of its own that names the place in the model.
+- **silently different**: the rewritten model computes something else and raises no error. This must be 0.
+- **failed**: a raw error, or a check that did not hold.
+- **rewrite, s**: processor seconds of one thread for `fractrainify`: recording, its checks, and all passes.
+- **rewrite / step**: that time over the time of one training step of the original on the same small batch.
 
-Times are processor seconds of one thread, the libraries loaded: "capture" is both modes written down as a graph,
-"rewrite" all that `fractrainify` does: capture, the comparison with the model, every pass.
+The goal for timm, torchvision and Hugging Face is that every model that can be built passes. The suite `libraries`
+holds models of other packages, for which this project does nothing special: there the goal is "pass or refused".
+
+{states}
+
+## The checks
+
+{descriptions}
+
+Models are built small: timm's with less depth, width and image size, Hugging Face's by their configurations,
+torchvision's with smaller images, and with less depth if they do not fit into memory. torchvision's detectors decide by
+values what they compute, so they cannot be graphs; their backbones are counted as models of their own.
+
+## Other sizes
+
+The check "sizes" calls the float rewrite with other batch sizes, sequence lengths and image sizes than the recorded
+ones. Each call must equal the original bit for bit, or be refused with an error that says why. "Tied" models are
+refused at every other size. Sizes that the original refuses do not count.
+
+{sizes}
+
+## What does not pass
+
+{failures}
+
+### Models that could not be built
+
+{not_built}
+
+## Search the data
+
+[`docs/results/coverage.csv.gz`](results/coverage.csv.gz) has one line for each model: verdict, failed check, cause,
+MACs, blocks, shares, seconds, commit. From the root of the repository:
+
+```python
+import csv, gzip
+
+with gzip.open("docs/results/coverage.csv.gz", "rt", newline="") as file:
+    rows = list(csv.DictReader(file))
+print(*[row["name"] for row in rows if row["verdict"] == "refused"], sep="\\n")
+```
+
+`docs/results/coverage.json.gz` holds the same rows with every check, note and kept module. `make coverage` runs the
+sweep and writes this page; `make coverage-libraries` does the same for the suite of libraries.
 """
-_HEADING = re.compile(r"^## (\w+)\n", re.MULTILINE)
 
 
-def markdown(results: Results, before: str = "") -> str:
-    """The whole page.
-
-    Args:
-        results: what they hold no model of stays as it stands.
-        before: the page as it was.
-    """
-    suites = {row["suite"] for row in results.rows.values()}
-    lines, sections = _kept(before)
-    for suite in suites:
-        rows = [row for row in results.rows.values() if row["suite"] == suite]
-        lines[suite] = _line(_summary(suite, str(results.known.get(suite, "")), rows))
-        sections[suite] = _section(rows, results.made_with)
-    intro = _HOW.format(checks=", ".join(name.replace("_", " ") for name in CHECKS)).strip()
-    summary = "\n".join([_table(_SUMMARY, ()), *(lines[suite] for suite in sorted(lines))])
-    parts = [intro, summary, *(f"## {suite}\n\n{sections[suite]}" for suite in sorted(sections))]
-    return "\n\n".join(parts) + "\n"
-
-
-def _kept(page: str) -> tuple[dict[str, str], dict[str, str]]:
-    """The line of each library in the summary of a page, and its part of the page."""
-    intro, *parts = _HEADING.split(page)
-    sections = {suite: text.strip() for suite, text in zip(parts[::2], parts[1::2], strict=True)}
-    lines = {line.split("|")[1].strip(): line for line in intro.splitlines() if line.startswith("| ")}
-    return {suite: lines[suite] for suite in sections}, sections
-
-
-def _section(rows: Sequence[Row], made_with: Mapping[str, str]) -> str:
-    """Who made the rows, what does not pass and why, and what passes."""
-    counts = Counter(row.get("commit", "unknown") for row in rows)
-    states = ", ".join(f"{n} at {commit}" for commit, n in counts.most_common())
-    versions = ", ".join(f"{name} {version}" for name, version in made_with.items())
-    parts = [f"Made with {versions}. Rows by the commit that made them: {states}."]
-    parts += [line for line in (_libraries(rows), _sizes(rows), _verdicts(rows)) if line]
-    failed = [row for row in rows if not passed(row)]
-    if failed:
-        parts += ["### What does not pass", _table(("model", "check", "cause"), map(_failure, failed))]
-    return "\n\n".join([*parts, "### What passes", _table(_MODEL, (_model(row) for row in rows if passed(row)))])
-
-
-def _libraries(rows: Sequence[Row]) -> str:
-    """The releases of what the suite of libraries took its models from."""
-    found = {row["how"]["library"]: row["how"]["release"] for row in rows if "library" in row.get("how", {})}
-    words = ", ".join(f"{library} {release}" for library, release in sorted(found.items()))
-    return f"Models of {len(found)} libraries: {words}." if found else ""
-
-
-def _sizes(rows: Sequence[Row]) -> str:
-    """How many models are equal to their originals at other sizes, and how many are tied to the recorded one."""
-    checked = [row["sizes"] for row in rows if "sizes" in row]
-    if not checked:
-        return ""
-    parts = []
-    for what, kinds in _KINDS.items():
-        counts = Counter(word for sizes in checked if (word := summary(sizes, *kinds)))
-        parts.append(f"At other {what}: " + (", ".join(f"{n} {word}" for word, n in counts.most_common()) or "none"))
-    return ". ".join(parts) + f". Looked at in {len(checked)} models, of which some take no other size themselves."
-
-
-def _verdicts(rows: Sequence[Row]) -> str:
-    """Of what is built and does not pass, how much is refused in words, and how much is wrong without a word."""
-    failed = [row for row in rows if not passed(row) and row["checks"].get("build") == "passed" and "verdict" in row]
-    counts = Counter(row["verdict"] for row in failed)
-    if not failed:
-        return ""
-    other = len(failed) - counts[REFUSED] - counts[DIFFERENT]
-    return (
-        f"Of the {len(failed)} models that are built and do not pass, {counts[REFUSED]} are refused when they are "
-        f"recorded, {counts[DIFFERENT]} compute something else silently, and {other} fail in another way."
+def markdown(results: Results) -> str:
+    """The whole page, from the results alone."""
+    suites: dict[str, list[Row]] = defaultdict(list)
+    for _, row in sorted(results.rows.items()):
+        suites[row["suite"]].append(row)
+    page = _HOW.format(
+        checks=len(CHECKS),
+        summary=markdown_table(_SUMMARY, (_summary(s, results.known.get(s), suites[s]) for s in sorted(suites))),
+        states=_states(results, suites),
+        descriptions="\n".join(f"- **{name.replace('_', ' ')}**: {DESCRIPTIONS[name]}" for name in CHECKS),
+        sizes=_sizes(suites),
+        failures="\n\n".join(filter(None, (_failures(s, suites[s]) for s in sorted(suites)))) or "Every model passes.",
+        not_built=_not_built(suites),
     )
+    return page.lstrip()
 
 
-_KINDS: dict[str, tuple[Kind, ...]] = {"batch sizes": ("batch",), "lengths and image sizes": ("length", "image")}
-_SUMMARY = ("suite", "known", "run", "built", "pass", "of those built", "capture, s (median)", "rewrite, s (median)")
-
-
-def _summary(suite: str, known: str, rows: Sequence[Row]) -> list[str]:
-    built = [row for row in rows if row["checks"].get("build") == "passed"]
-    good = [row for row in rows if passed(row)]
-    return [
-        suite,
-        known,
-        str(len(rows)),
-        str(len(built)),
-        str(len(good)),
-        f"{100 * len(good) / max(len(built), 1):.1f} %",
-        *(_median(good, name) for name in ("capture", "rewrite")),
-    ]
-
-
-def _median(rows: Sequence[Row], name: str) -> str:
-    return f"{statistics.median(row['seconds'][name] for row in rows):.2f}" if rows else ""
-
-
-# Where packages and temporary files lie is this machine's own affair.
-_FOLDERS = re.compile(r"/\S*?/site-packages/|/tmp/\S+?(?=[\s,;:]|$)")
-
-
-def _failure(row: Row) -> list[str]:
-    cause = _FOLDERS.sub(lambda found: "" if found[0].endswith("/site-packages/") else "a folder", row.get("cause", ""))
-    return [row["name"], row.get("failed_at", "").replace("_", " "), cause[:400]]
-
-
-_MODEL = (
-    *("model", "nodes", "contractions", "MMACs", "blocks: identity / projection / no skip"),
-    *("gated", "float", "uncounted ops", "leaves", *(f"other {what}" for what in _KINDS)),
-    *("capture, s", "rewrite, s"),
+_SUMMARY = (
+    *("suite", "known", "run", "built", "pass", REFUSED, DIFFERENT, "failed", "goal reached, of built"),
+    *("rewrite, s: median", "rewrite / step: median", "largest"),
 )
 
 
-def _model(row: Row) -> list[str]:
-    blocks, shares = row["blocks"], row["shares"]
+def _summary(suite: str, known: int | None, rows: Sequence[Row]) -> list[str]:
+    counts = Counter(map(verdict, rows))
+    built = len(rows) - counts[NOT_BUILT]
+    good, refused, different = counts[PASSED], counts[REFUSED], counts[DIFFERENT]
+    reached = good + (refused if suite == "libraries" else 0)
     return [
-        row["name"],
-        str(row["nodes"]),
-        str(row["contractions"]),
-        f"{row['macs'] / 1e6:.1f}",
-        " / ".join(str(blocks.get(skip, 0)) for skip in ("identity", "projection", "none")),
-        f"{100 * shares['gated']:.0f} %",
-        f"{100 * shares['float']:.0f} %",
-        ", ".join(f"{count} {kind}" for kind, count in row["uncounted"].items()),
-        str(sum(leaf["count"] for leaf in row["leaves"]) or ""),
-        *(summary(row.get("sizes", {}), *kinds) for kinds in _KINDS.values()),
-        f"{row['seconds']['capture']:.2f}",
-        f"{row['seconds']['rewrite']:.2f}",
+        suite,
+        str(known or ""),
+        *map(str, (len(rows), built, good, refused, different, built - good - refused - different)),
+        f"{100 * reached / max(built, 1):.1f} %",
+        *_times([row for row in rows if verdict(row) == PASSED]),
     ]
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    return "\n".join(map(_line, [head, ["---"] * len(head), *rows]))
+def _times(rows: Sequence[Row]) -> list[str]:
+    """The median time of a rewrite, and its median and largest ratio to a training step."""
+    if not rows:
+        return ["", "", ""]
+    # The processor's clock can stand still during a step of a tiny model.
+    ratios = {row["name"]: row["seconds"]["rewrite"] / max(row["seconds"]["step"], 0.004) for row in rows}
+    slowest = max(ratios, key=lambda name: ratios[name])
+    return [
+        f"{statistics.median(row['seconds']['rewrite'] for row in rows):.2f}",
+        f"{statistics.median(ratios.values()):.1f}",
+        f"{ratios[slowest]:.0f} ({slowest})",
+    ]
 
 
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+def _states(results: Results, suites: dict[str, list[Row]]) -> str:
+    """The versions and commits behind the rows, and the releases of the other libraries."""
+    parts = ["Made with " + ", ".join(f"{name} {version}" for name, version in results.made_with.items()) + "."]
+    for suite in sorted(suites):
+        counts = Counter(row.get("commit", "unknown") for row in suites[suite])
+        parts.append(f"Rows of {suite} by commit: " + ", ".join(f"{n} at {c}" for c, n in counts.most_common()) + ".")
+    hows = [row.get("how", {}) for rows in suites.values() for row in rows]
+    found = {how["library"]: how["release"] for how in hows if "library" in how}
+    if found:
+        words = ", ".join(f"{library} {release}" for library, release in sorted(found.items()))
+        parts.append(f"Models of {len(found)} libraries: {words}.")
+    return " ".join(parts)
+
+
+_KINDS: dict[str, tuple[Kind, ...]] = {"batch sizes": ("batch",), "lengths and image sizes": ("length", "image")}
+
+
+def _sizes(suites: dict[str, list[Row]]) -> str:
+    """How many models equal their originals at other sizes, and how many are tied to the recorded size."""
+    lines = []
+    for suite in sorted(suites):
+        checked = [row["sizes"] for row in suites[suite] if "sizes" in row]
+        for what, kinds in _KINDS.items() if checked else ():
+            counts = Counter(word for sizes in checked if (word := summary(sizes, *kinds)))
+            lines.append([suite, what, ", ".join(f"{n} {word}" for word, n in counts.most_common()) or "none"])
+    if not lines:
+        return "No row of this data has been through the check."
+    return markdown_table(("suite", "other", "models"), lines, text_columns=3)
+
+
+def _failures(suite: str, rows: Sequence[Row]) -> str:
+    failed = [row for row in rows if verdict(row) not in (PASSED, NOT_BUILT)]
+    failed.sort(key=lambda row: (verdict(row), row["name"]))
+    lines = [[row["name"], row["failed_at"].replace("_", " "), verdict(row), _cause(row)] for row in failed]
+    head = ("model", "check", "verdict", "cause")
+    return f"### {suite}\n\n{markdown_table(head, lines, text_columns=4)}" if failed else ""
+
+
+# Where packages and temporary files lie differs from machine to machine.
+_FOLDERS = re.compile(r"/\S*?/site-packages/|/tmp/\S+?(?=[\s,;:]|$)")
+
+
+def _cause(row: Row) -> str:
+    cause = _FOLDERS.sub(lambda found: "" if found[0].endswith("/site-packages/") else "a folder", row.get("cause", ""))
+    return cause if len(cause) <= 240 else cause[:237] + "..."
+
+
+def _not_built(suites: dict[str, list[Row]]) -> str:
+    """The models that could not be built, counted by cause."""
+    groups: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for suite, rows in suites.items():
+        for row in rows:
+            if verdict(row) == NOT_BUILT:
+                groups[suite, group(row.get("cause", ""))].append(row["name"])
+    if not groups:
+        return "Every model was built."
+    order = sorted(groups, key=lambda key: (key[0], -len(groups[key]), key[1]))
+    lines = [[suite, cause, str(len(groups[suite, cause])), _some(groups[suite, cause])] for suite, cause in order]
+    return markdown_table(("suite", "cause", "models", "for example"), lines, text_columns=4)
+
+
+def _some(names: Sequence[str], most: int = 3) -> str:
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")

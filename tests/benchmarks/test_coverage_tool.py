@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import csv
+import gzip
 import json
 import time
 from collections.abc import Sequence
@@ -20,8 +22,10 @@ from benchmarks.coverage.cases import Case, NotBuiltError, Ready, Suite
 from benchmarks.coverage.hf_shrink import PLANS, shrink
 from benchmarks.coverage.pool import Limits, run
 from benchmarks.coverage.results import Results
+from benchmarks.coverage.spreadsheet import beside, write_csv
 from benchmarks.coverage.table import markdown
 from benchmarks.coverage.trial import CHECKS, Row, examine, passed
+from benchmarks.coverage.verdicts import group, verdict
 from tests.residual import Residual
 
 
@@ -99,26 +103,77 @@ def test_each_model_has_its_process_with_limits(tmp_path: Path) -> None:
     assert not again.open("timm/good", retry=True)
     assert again.open("timm/other", retry=False)
     page = markdown(again)
-    assert "| timm |  | 4 | 1 | 1 | 100.0 % |" in page
-    assert "| slow | build | not done after 4 s of processor time |" in page
+    assert "| timm |  | 4 | 1 | 1 | 0 | 0 | 0 | 100.0 % |" in page
+    assert "| timm | over the sweep's memory or time limit | 3 | crash, large, slow |" in page
 
 
-def test_a_sweep_of_one_library_leaves_the_others_in_the_page(tmp_path: Path) -> None:
-    def results(suite: Suite, *names: str) -> Results:
-        made = Results(tmp_path / f"{suite}.json")
-        for name in names:
-            made.add(Case(suite, name, ""), examine(lambda: ready(Residual)))
-        return made
+def swept(path: Path, suite: Suite, **rows: Row) -> Results:
+    made = Results(path)
+    for name, row in rows.items():
+        made.add(Case(suite, name, ""), row)
+    return made
 
-    one = markdown(results("timm", "first"), "")
-    both = markdown(results("hf", "second"), one)
-    assert both.index("## hf") < both.index("| second |") < both.index("## timm") < both.index("| first |")
-    assert one.partition("## timm")[2].strip() in both
-    assert "| hf |  | 1 | 1 | 1 | 100.0 % |" in both
-    again = markdown(results("timm", "third"), both)
-    assert "| timm |  | 2 | 2 | 2 | 100.0 % |" in again
-    assert again.count("| second |") == again.count("## hf") == again.count("| hf |") == 1
-    assert markdown(results("hf"), again) == again
+
+def test_the_page_counts_each_suite_and_names_every_model_that_did_not_pass(tmp_path: Path) -> None:
+    good = examine(lambda: ready(Residual))
+    refused = examine(lambda: ready(ChoosesByValue))
+    path = tmp_path / "all.json"
+    swept(path, "libraries", good=good, refused=refused)
+    page = markdown(swept(path, "hf", passes=good, refused=refused, wrong=good | failure("gates", "no gradient")))
+    assert "| libraries |  | 2 | 2 | 1 | 1 | 0 | 0 | 100.0 % |" in page
+    assert "| hf |  | 3 | 3 | 1 | 1 | 0 | 1 | 33.3 % |" in page
+    assert page.index("### hf") < page.index("| wrong | gates | failed | no gradient |") < page.index("### libraries")
+    assert page.count("| refused | capture | refused | CaptureError: ") == 2
+    assert "| passes |" not in page
+    assert all(f"- **{name.replace('_', ' ')}**: " in page for name in CHECKS)
+
+
+def failure(check: str, cause: str, **more: Any) -> Row:
+    checks = dict.fromkeys(CHECKS, "passed") | {check: "failed"}
+    return {"checks": checks, "failed_at": check, "cause": cause, "verdict": "failed"} | more
+
+
+@pytest.mark.parametrize(
+    ("row", "word"),
+    [
+        (failure("build", "no such size"), "not built"),
+        (failure("gates", "no gradient"), "failed"),
+        (failure("rewrite", "KeyError: 'x'", verdict="raw error"), "raw error"),
+        (failure("deepcopy", "shared", sizes={"batch 2 to 1": "silently different"}), "silently different"),
+        ({**failure("capture", "CaptureError: Net reads values"), "verdict": ""}, "refused"),
+        ({**failure("forward", "RuntimeError: no memory"), "verdict": ""}, "raw error"),
+    ],
+)
+def test_a_row_has_one_verdict(row: Row, word: str) -> None:
+    row = {name: value for name, value in row.items() if value != ""}  # rows of early sweeps have no verdict
+    assert verdict(row) == word
+
+
+@pytest.mark.parametrize(
+    ("cause", "words"),
+    [
+        ("Net: NotBuiltError: 11,467,113,472 parameters; Net, Plan(): NotBuiltError: 9,000 parameters", "too large"),
+        ("Net: NotBuiltError: 1,269,519,169 parameters; Net, Plan(): ValueError: no groups", "raises ValueError"),
+        ("Net: InputError: example inputs for Net cannot be guessed: its forward also needs x", "cannot be guessed"),
+        ("Net: ImportError: Net requires the natten library", "not installed"),
+        ("not done after 60 s of processor time", "time limit"),
+    ],
+)
+def test_models_that_were_not_built_are_grouped_by_cause(cause: str, words: str) -> None:
+    assert words in group(cause)
+
+
+def test_the_csv_has_a_line_for_each_model(tmp_path: Path) -> None:
+    good, refused = examine(lambda: ready(Residual)), examine(lambda: ready(ChoosesByValue))
+    path = tmp_path / "all.json.gz"
+    write_csv(swept(path, "timm", good=good, refused=refused), beside(path))
+    with gzip.open(tmp_path / "all.csv.gz", "rt", newline="") as file:
+        first, second = csv.DictReader(file)
+    assert (first["suite"], first["name"], first["verdict"]) == ("timm", "good", "passed")
+    assert int(first["macs"]) == good["macs"]
+    assert first["blocks_identity"] == "1"
+    assert (second["failed_check"], second["verdict"], second["macs"]) == ("capture", "refused", "")
+    assert second["cause"] == refused["cause"]
 
 
 def test_rows_of_parts_of_a_sweep_come_together(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_a_model_of_a_library_is_put_through_every_check(nets: Module, tmp_path:
     results.add(Case("libraries", "written-here/Net", "written-here"), row)
     page = markdown(results)
     assert "Models of 1 libraries: written-here 1.2." in page
-    assert "At other batch sizes: 1 equal" in page
+    assert "| libraries | batch sizes | 1 equal |" in page
 
 
 def test_a_library_that_is_missing_or_broken_says_so(nets: Module) -> None:

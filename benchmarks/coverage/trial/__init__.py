@@ -14,7 +14,7 @@ from benchmarks.coverage.trial import recorded, rewritten, unchanged
 from benchmarks.coverage.trial.state import DifferentError, FailedError, Row, Trial
 from fractrain_fx.errors import FracTrainError
 
-__all__ = ["CHECKS", "Row", "examine", "passed"]
+__all__ = ["CHECKS", "DESCRIPTIONS", "Row", "examine", "passed"]
 
 # Each check with the checks it needs: it is not reached if one of them did not pass.
 _ORDER: tuple[tuple[Callable[[Trial], None], tuple[str, ...]], ...] = (
@@ -39,6 +39,8 @@ _ORDER: tuple[tuple[Callable[[Trial], None], tuple[str, ...]], ...] = (
     (unchanged.sizes, ("float_rewrite",)),  # the last check, because it takes the longest
 )
 CHECKS = tuple(check.__name__ for check, _ in _ORDER)
+DESCRIPTIONS = {check.__name__: (check.__doc__ or "").partition("\n")[0].replace("``", "`") for check, _ in _ORDER}
+"""The first line of the docstring of each check, for a page."""
 
 
 def examine(build: Callable[[], Ready], report: Callable[[Row], None] = lambda row: None) -> Row:
