@@ -18,10 +18,10 @@ __all__ = ["Results"]
 
 
 class Results:
-    """All rows of a file by ``suite/name``, and how many models each suite knows.
+    """The rows of a file by ``suite/name``, and the number of models that each suite lists.
 
     Args:
-        path: read where it exists; its folder is made where it does not. Packed where it ends with ``.gz``.
+        path: the file, read if it exists; gzip if the name ends with ``.gz``. A missing folder is made.
     """
 
     def __init__(self, path: Path) -> None:
@@ -35,22 +35,24 @@ class Results:
         self.made_with: dict[str, str] = {"python": platform.python_version()} | {p: version(p) for p in packages}
 
     def open(self, key: str, retry: bool) -> bool:
-        """Whether a model is still to be run; with ``retry`` also where it did not pass."""
+        """Whether a model is still to be run: it has no row or, with ``retry``, did not pass."""
         return key not in self.rows or (retry and not passed(self.rows[key]))
 
     def add(self, case: Case, row: Row) -> None:
-        """Keep a row, and write the file."""
+        """Add a row and write the file."""
         self.rows[case.key] = asdict(case) | row | {"commit": self._commit}
         self.write()
 
     def take(self, path: Path) -> None:
-        """Take over the rows of another file that this one lacks, or that did not pass here."""
-        for key, row in json.loads(_unpacked(path)).get("models", {}).items():
+        """Take from another file the rows that this one lacks or that did not pass here."""
+        held = json.loads(_unpacked(path))
+        self.known = held.get("known", {}) | self.known
+        for key, row in held.get("models", {}).items():
             if self.open(key, retry=True):
                 self.rows[key] = row
 
     def write(self) -> None:
-        """Write the file as a whole or not at all."""
+        """Replace the file in one step, so that an interrupted sweep leaves it whole."""
         part = self._path.with_suffix(".part")
         held = {"made_with": self.made_with, "known": self.known, "models": self.rows}
         text = json.dumps(held, indent=1).encode()
@@ -64,7 +66,7 @@ def _unpacked(path: Path) -> bytes:
 
 
 def _commit() -> str:
-    """The state of the code that makes the rows; ``+`` marks changes that are in no commit."""
+    """The commit of the code that makes the rows; ``+`` marks uncommitted changes."""
     git = ("git", "-C", str(Path(__file__).parent), "describe", "--always", "--exclude=*", "--dirty=+")
     try:
         return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
