@@ -1,4 +1,4 @@
-"""The three chains: passes that look, passes that rewrite the graph shown, passes that make the copy which runs."""
+"""The three chains of passes: analysis, the rewrite of the shown graph, and the copy of that graph that runs."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ if not TYPE_CHECKING:
 
 
 def analysis_passes(config: FracConfig) -> list[PassBase]:
-    """The passes that only look: shapes, MACs, blocks, precisions, and what can run for a part of the samples."""
+    """The passes that only annotate: shapes, MACs, blocks, precisions, and blocks that can run for some samples."""
     attention: list[PassBase] = []
     if config.method != "float":
         attention = [OpenAttention() if config.attention == "quantized" else KeepAttention()]
@@ -123,12 +123,12 @@ def default_passes(config: FracConfig) -> list[PassBase]:
 
 
 def execution_passes(config: FracConfig, tuner: Tuner | None = None, place: str = "dispatched") -> list[PassBase]:
-    """The passes that make the copy which runs from the graph that is shown.
+    """The passes that turn a copy of the shown graph into the graph that runs.
 
     Args:
-        config: what fused ops keep of activations between forward and backward, and how they and skipped blocks run.
-        tuner: chooses between float and int8; one of its own by default.
-        place: under ``frac.``, where the skipped blocks of this graph lie.
+        config: says what fused ops save for backward, and how they and skipped blocks run.
+        tuner: chooses between float and int8; a new one by default.
+        place: path under ``frac.`` for the skipped blocks of this graph.
     """
     passes: list[PassBase] = [Fuse(config.saved), ReplaceReLUs()]
     if config.lowers:

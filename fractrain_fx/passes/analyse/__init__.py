@@ -1,1 +1,1 @@
-"""Passes that look: shapes, MACs, blocks, precisions, and what can run for a part of the samples."""
+"""Passes that only annotate a graph: shapes, MACs, blocks, precisions, and blocks that can run for some samples."""

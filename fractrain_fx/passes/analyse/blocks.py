@@ -1,4 +1,4 @@
-"""Group the contractions into blocks: residual ones with a skip path, the rest by module without one."""
+"""Group the contractions into blocks: residual blocks with a skip path, and the rest by module without one."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Blocks(PassBase):
 
 
 def _can_choose(op: Op) -> bool:
-    """Whether the bits of both operands can be chosen: not where a module recorded as a whole multiplies inside."""
+    """Whether both operands can be quantized: not in a module kept as one node, nor in a call of several factors."""
     return op.macs is not None and op.kind not in (*OPAQUE_KINDS, *UNSPLIT_KINDS)
 
 
@@ -101,7 +101,7 @@ def _add(members: list[Found], block: Block, exit_node: Node) -> None:
 
 
 def _groups(graph_module: GraphModule, left: list[Found]) -> dict[str, list[Found]]:
-    """Contractions outside residual blocks, by the module that is their layer."""
+    """The contractions outside residual blocks, grouped by the module that is their layer."""
     sizes: dict[str, int] = {}
     for _, op in left:
         sizes[_layer(graph_module, op)] = sizes.get(_layer(graph_module, op), 0) + 1

@@ -1,4 +1,4 @@
-"""Where the samples' rows lie in a dimension that holds more than the samples (windows or heads folded into it)."""
+"""Find each sample's rows in a dimension into which windows or heads are folded."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from fractrain_fx.passes.graph.run import Watch
 __all__ = ["Fold", "folds_by_change", "folds_by_origin"]
 
 Fold = tuple[int, int]
-"""A dimension, and how many of its rows belong to one sample."""
+"""A dimension, and the number of its rows that belong to one sample."""
 
-_ROUNDING = 1e-5  # of the largest value
-_SHARED = 255  # in a tensor of sample numbers: no sample's own
-# Calls that only move, repeat or pick values: run on sample numbers, they say where each value came from.
+_ROUNDING = 1e-5  # relative to the largest value
+_SHARED = 255  # in a tensor of sample numbers: the element belongs to no single sample
+# Calls that only move, repeat or pick values: run on sample numbers, they give the sample of each value.
 _MOVES = frozenset(
     {
         *("view", "reshape", "flatten", "unflatten", "permute", "transpose", "t", "movedim", "swapaxes", "swapdims"),
@@ -43,18 +43,18 @@ def folds_by_change(
     *,
     packed: bool = False,
 ) -> dict[Node, BatchAxis | None]:
-    """Change one sample and see which rows are its own.
+    """Change one sample and see which rows change.
 
     Args:
         graph_module: a graph in evaluation mode.
-        batch: its inputs.
-        size: their number of samples.
-        batch_axis: the dimension of the inputs that holds them.
-        folded: the nodes in question.
+        batch: the inputs of the graph.
+        size: the number of samples in them.
+        batch_axis: the dimension of the inputs that holds the samples.
+        folded: the nodes to look at, each with its fold.
         packed: whether a sample may have several rows of an input.
 
     Returns:
-        For each node where its samples lie, or ``None`` where their rows are mixed in another order.
+        The batch axis of each node, or ``None`` if the rows of its samples are in another order.
     """
     with torch.no_grad():
         before = _values(graph_module, batch, folded)
@@ -70,7 +70,7 @@ def folds_by_origin(
 ) -> dict[Node, BatchAxis | None]:
     """The same for tensors without data: follow each sample's number through the calls that move values.
 
-    Every other call is taken to leave the rows of a folded dimension where they are.
+    Every other call is assumed to keep the order of the rows in a folded dimension.
     """
     found: dict[Node, BatchAxis | None] = {}
     origins: dict[Node, Any] = {}
@@ -95,7 +95,7 @@ def folds_by_origin(
 
 
 def _moves(node: Node, origins: Mapping[Node, Any]) -> bool:
-    """Whether a node moves values of known samples, to places that are known without reading other tensors' values."""
+    """Whether a node moves values of known samples to places that do not depend on the values of other tensors."""
     name = function_name(node)
     if name in ("getitem", "index_select"):
         return node.args[0] in origins and not any(facts(each).tensors for each in node.all_input_nodes[1:])
@@ -103,7 +103,7 @@ def _moves(node: Node, origins: Mapping[Node, Any]) -> bool:
 
 
 def _moved(run: Watch, node: Node, origins: Mapping[Node, Any]) -> Any:
-    """The call made on sample numbers in the place of values."""
+    """The result of a node's call on sample numbers instead of values."""
     flat, spec = tree_flatten((node.args, node.kwargs), is_leaf=lambda x: isinstance(x, Node))
     values: Any = run.map_nodes_to_values(tuple(flat), node)
     numbers = [
@@ -115,14 +115,14 @@ def _moved(run: Watch, node: Node, origins: Mapping[Node, Any]) -> Any:
     if name == "pad":
         return torch.nn.functional.pad(args[0], args[1], value=_SHARED) if len(args) < 3 else None
     if node.op == "call_method":
-        # What stays a view of the values need not be one of their numbers, which have other strides.
+        # Sample numbers have other strides than the values, so a view of the values may need a copy of the numbers.
         return getattr(args[0], "reshape" if name == "view" else name)(*args[1:], **kwargs)
     assert callable(node.target)
     return node.target(*args, **kwargs)
 
 
 def _unowned(value: Any) -> Any:
-    """What is no sample's own, as sample numbers."""
+    """Sample numbers for a value that belongs to no single sample."""
     if isinstance(value, Tensor) and value.is_meta:
         return torch.full((1,) * value.ndim, _SHARED, dtype=torch.uint8).expand(value.shape)
     return value
@@ -131,7 +131,7 @@ def _unowned(value: Any) -> Any:
 def _kept(
     node: Node, value: Any, folded: Mapping[Node, Fold], found: Mapping[Node, BatchAxis | None], size: int
 ) -> Tensor | None:
-    """Sample numbers of a tensor whose rows stayed where they were in what it was computed from."""
+    """Sample numbers of a tensor whose rows are in the same order as in the tensors that it was computed from."""
     if not isinstance(value, Tensor):
         return None
     batch = facts(node).batch
@@ -161,7 +161,7 @@ def _compare(before: Tensor, after: Tensor, axis: int, factor: int, size: int) -
     same = (before == after) | ((before != before) & (after != after))
     place = _changed(~same, axis, factor, size)
     if place is None and before.is_floating_point():
-        # Rows of other samples are rounded differently where rows are multiplied in other groups (experts).
+        # An expert that now multiplies other rows together may round the rows of unchanged samples differently.
         largest = float(before.nan_to_num(0.0, 0.0, 0.0).abs().max())
         place = _changed(~(same | ((before - after).abs() <= _ROUNDING * largest)), axis, factor, size)
     return place
@@ -181,24 +181,23 @@ def _changed(differs: Tensor, axis: int, factor: int, size: int) -> BatchAxis | 
 
 
 def _lowered(numbers: Tensor, shift: int, dims: int) -> Tensor:
-    """Another row of the same table, for columns that are rows of one table each: moved, they may be no rows of it."""
+    """Lower whole numbers that index tables of different sizes: moved to another column, they could be out of range."""
     return torch.minimum(numbers, numbers.roll(shift, dims))
 
 
 def _perturb_first(
     batch: list[Any], size: int, batch_axis: int, packed: bool, change_numbers: Callable[[Tensor, int, int], Tensor]
 ) -> list[Any]:
-    """The batch with another first sample.
+    """The batch with a changed first sample.
 
-    ``change_numbers`` takes whole numbers. Only where they are moved stays the same how many of each there are: of the
-    tokens that stand for an image, say.
+    ``change_numbers`` changes whole numbers. Moving them keeps the count of each number, say of an image's tokens.
     """
 
     def change(value: Any) -> Any:
         if not isinstance(value, Tensor) or value.ndim <= max(batch_axis, 1) or value.shape[batch_axis] % size:
             return value
         rows = value.shape[batch_axis] // size
-        # Beside packed rows whole numbers say how many there are for each sample.
+        # In a packed batch, whole numbers count the rows of each sample, so they stay.
         if not rows or (packed and not value.is_floating_point()) or (rows > 1 and not packed):
             return value
         value = value.clone()
@@ -217,6 +216,6 @@ def _values(graph_module: GraphModule, inputs: list[Any], wanted: Collection[Nod
         if node in wanted:
             values[node] = value.clone()
 
-    with seeded():  # what a model draws is no change of a sample
+    with seeded():  # so that random draws do not differ between the two runs
         Watch(graph_module, keep).run(*inputs)
     return values

@@ -30,10 +30,10 @@ __all__ = ["Macs"]
 class Macs(PassBase):
     """Put an :class:`Op` into the record of each contraction.
 
-    MACs are closed forms of the shapes, for one sample; where a tensor is shared by all samples its op is counted once.
+    MACs are closed forms of the shapes, for one sample. An op whose output all samples share is counted once.
     An op family without a formula gets ``macs=None`` and is listed as uncounted.
 
-    Requires: shapes. Ensures: every contraction that depends on the input has an op with a name of its own.
+    Requires: shapes. Ensures: every contraction that depends on the input has an op with a unique name.
     """
 
     def requires(self, graph_module: GraphModule) -> None:
@@ -62,7 +62,7 @@ class Macs(PassBase):
             raise ModelError(
                 "the model has no contraction whose cost is known, so there is nothing to quantize or to count: "
                 "fractrain_fx works on convolutions, linear layers and matrix products"
-                + (f". What multiplies here lies inside calls that a graph cannot see into: {inside}" if inside else "")
+                + (f". Its products lie inside calls that a graph cannot see into: {inside}" if inside else "")
             )
         if len(set(names)) != len(names):
             raise PassError("two contractions have one name; please report this model")
@@ -91,7 +91,7 @@ def _op(graph_module: GraphModule, node: Node, moving: set[Node], names: set[str
 
 
 def _whole(graph_module: GraphModule, node: Node, names: set[str]) -> Op | None:
-    """A module recorded as a whole that multiplies inside, or a function that has no two operands of a product."""
+    """The op of a module kept as one node that multiplies inside, or of a function without two factors to quantize."""
     owner = owner_module(graph_module, node)
     counted = unsplit(node) if owner is None else None
     kind = counted[0] if counted is not None else uncounted_kind(node, owner)
@@ -126,11 +126,11 @@ def _either(read: Sequence[Facts]) -> int:
 
 
 def _name(node: Node, family: Contraction, second: Node, moving: set[Node]) -> str:
-    """The weight's owner where there is a weight, else the issuing module and the kind of op."""
+    """The path of the weight's owner if there is a weight, else the path of the issuing module and the kind of op."""
     if second not in moving:
         weight = _parameter(second)
         if weight is not None:
-            # torch's parametrizations keep what a weight is computed from one level further down.
+            # torch's parametrizations keep the tensors that a weight is computed from one level deeper.
             weight = weight.partition(".parametrizations.")[0]
             owner, _, attribute = weight.rpartition(".")
             return owner if attribute == "weight" and owner else weight
@@ -139,7 +139,7 @@ def _name(node: Node, family: Contraction, second: Node, moving: set[Node]) -> s
 
 
 def _parameter(node: Node) -> str | None:
-    """The parameter that a weight-like value is computed from: the first one of two or more dimensions."""
+    """The parameter that a weight-like value is computed from: the first with at least two dimensions."""
     seen, queue = {node}, [node]
     while queue:
         each = queue.pop(0)

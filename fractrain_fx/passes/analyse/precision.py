@@ -22,14 +22,14 @@ __all__ = ["DecidePrecision"]
 class DecidePrecision(PassBase):
     """Put a :class:`Decision` into every op, and mark the blocks that get a gate.
 
-    Defaults (ALGORITHM 1): first and last contractions and depthwise convolutions are float; ``config.pins`` come after
-    and win. What the method leaves in full precision says why.
+    Defaults (ALGORITHM 1): first and last contractions and depthwise convolutions are float; ``config.pins`` override
+    that. Every decision has a reason in words.
 
     Requires: ops and blocks. Ensures: no op is undecided.
 
     Raises:
-        RuleError: a pin that matches no op (with near names).
-        ModelError: a model where the method finds nothing to gate or to quantize.
+        RuleError: a pin matches no op; the message has near names.
+        ModelError: the method finds nothing to gate or to quantize.
     """
 
     def __init__(self, config: FracConfig) -> None:
@@ -56,7 +56,7 @@ class DecidePrecision(PassBase):
         return PassResult(graph_module, True)
 
     def _refuse_nothing(self, ops: list[Op]) -> None:
-        """A method that would change nothing is an error."""
+        """Raise an error if the method would change nothing."""
         left = "every contraction stays float. plan(model, config=FracConfig(method='float')) lists them"
         if self.config.gated and not any(op.precision.mode == "gated" for op in ops):
             reasons = Counter(op.precision.reason for op in ops).most_common(3)
@@ -95,7 +95,7 @@ class DecidePrecision(PassBase):
         if op.kind in OPAQUE_KINDS:
             inside = "" if self.config.method == "float" else "; its weights are quantized"
             if op.macs is None:
-                return Decision("uncounted", f"recorded as a whole, no formula for what multiplies inside{inside}")
+                return Decision("uncounted", f"kept as one node, no formula for the products inside{inside}")
             return Decision("float", f"activations stay inside one call{inside}")
         if op.macs is None and HIDDEN in node.meta:
             call = f"the autograd Function {function_name(node)}" if op.kind == "function" else "a module kept whole"
@@ -118,9 +118,9 @@ class DecidePrecision(PassBase):
         if self.config.scheduled:
             return Decision("scheduled", "stage precision")
         if facts(node).batch is None and facts(node).samples is not None:
-            return Decision("float", "the samples lie in mixed order, so no choice for each")
+            return Decision("float", "its samples are in mixed order, so no gate can choose for each")
         if facts(node).batch is None:
-            return Decision("float", "shared by all samples of a batch, so no choice for each")
+            return Decision("float", "all samples share it, so no gate can choose for each")
         if not readable:
             return Decision("float", f"all samples share the entry of block {op.block!r}, so no gate can read it")
         return Decision("gated", f"gate of block {op.block!r}")
@@ -132,7 +132,7 @@ class DecidePrecision(PassBase):
 
 
 def _name_as_in_training(graph_module: GraphModule) -> None:
-    """Give blocks of a graph of evaluation the names that the same ops have in training: gates go by them."""
+    """Rename the blocks of an evaluation graph as in the training graph, because gates are found by block name."""
     training = graph_module.meta.get(TRAINED)
     if training is None:
         return
@@ -148,7 +148,7 @@ def _name_as_in_training(graph_module: GraphModule) -> None:
 
 
 def _follow_training(graph_module: GraphModule, ops: list[Op]) -> None:
-    """In a graph of evaluation, gate what is gated in training: other gates would never have been trained."""
+    """Gate no op of an evaluation graph that training does not gate: such a gate would never be trained."""
     training = graph_module.meta.get(TRAINED)
     if training is None:
         return
@@ -160,7 +160,7 @@ def _follow_training(graph_module: GraphModule, ops: list[Op]) -> None:
         if known is not None and known.precision.mode != "gated":
             op.precision = known.precision
         elif known is None or known.block != op.block:
-            op.precision = Decision("float", "training has no gate of this block")
+            op.precision = Decision("float", "training has no gate for this block")
 
 
 def _readable_blocks(graph_module: GraphModule) -> set[str | None]:
@@ -177,7 +177,7 @@ def _labels(graph_module: GraphModule, ops: list[tuple[Node, Op]]) -> dict[str, 
     """Which ops are ``first``, ``last``, ``depthwise`` or ``constant`` (products of constants)."""
     moving = varying(graph_module.graph)
     contractions = {node for node, _ in ops}
-    untouched: set[Node] = set()  # float inputs, and what comes from them and from no contraction
+    untouched: set[Node] = set()  # float inputs, and nodes computed from them without a contraction
     product: set[Node] = set()
     for node in graph_module.graph.nodes:
         sources = node.all_input_nodes

@@ -1,4 +1,4 @@
-"""Each contraction as equal convolutions on square sides: what a machine model can price (BITFUSION.md)."""
+"""Describe each contraction as equal square convolutions, the form that a machine model prices (BITFUSION.md)."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ class _Matrices:
 
 
 def product_of(node: Node, family: Contraction, macs: int, shared: bool) -> Product | None:
-    """How one sample's share of a contraction looks as convolutions.
+    """One sample's share of a contraction as convolutions.
 
-    A two-dimensional convolution whose sides are square stays one; everything else is matrix products, convolutions
-    of side 1 with a position for each row.
+    A square two-dimensional convolution stays a convolution. Everything else becomes matrix products: convolutions of
+    side 1 with one position for each row.
 
     Args:
         node: the contraction, whose operands have shapes.
-        family: how it is called.
+        family: its kind and the places of its operands.
         macs: forward MACs of one sample, which the result must have too.
         shared: whether the second operand is the same for all samples (a weight).
 
     Returns:
-        ``None`` where the op does not divide into equal products for each sample.
+        ``None`` if the op does not divide into equal products for each sample.
     """
     first, second = (operand(node, place) for place in family.operands)
     a, b, out = facts(first).shape, facts(second).shape, facts(node).shape
@@ -83,14 +83,14 @@ def _matrices(family: Contraction, a: Shape, b: Shape, out: Shape, shared: bool)
         terms = family.macs(a, b, out) // math.prod(out)
         return _Matrices(math.prod(out) // channels, terms, channels)
     if family.kind == "grouped_mm" or min(len(a), len(b)) < 2:
-        return None  # each row has a matrix of its own choice; products with a vector
+        return None  # each row picks its matrix, or an operand is a vector
     if shared and len(b) == 2:
         return _Matrices(math.prod(a[:-1]), a[-1], b[-1])
     return _Matrices(a[-2], a[-1], b[-1], math.prod(out[:-2]))
 
 
 def _of_one_sample(matrices: _Matrices, samples: int, shared: bool) -> Product | None:
-    """Samples lie along the rows of a shared matrix, else each has its own matrices."""
+    """One sample's part: some of the rows if all samples share a matrix, else some of the matrices."""
     rows, count = matrices.rows, matrices.count
     if shared and rows % samples == 0:
         rows //= samples

@@ -31,12 +31,12 @@ class Residual:
     """One residual block found in a graph.
 
     Attributes:
-        entry: the node that skip path and branch both start from.
+        entry: the node at which both the skip path and the branches start.
         exit: the add.
         skip: kind of the skip path.
-        branches: the add's operands besides the skip path (with the add that takes each: sums may be chained).
+        branches: each term of the sum besides the skip path, with the add that takes it: sums may be chained.
         region: every node of the branches and of the skip path, and the add.
-        projection: the nodes of a skip path that computes.
+        projection: the nodes on the skip path; empty if the entry itself is added.
         path: module whose forward issued the add.
     """
 
@@ -50,7 +50,7 @@ class Residual:
 
 
 def residuals(graph_module: GraphModule) -> list[Residual]:
-    """All residual blocks, none inside or across another, in order of their exit."""
+    """All residual blocks in order of their exit. No two overlap."""
     flow = _Flow(graph_module)
     found = [block for node in flow.order if (block := flow.residual(node)) is not None]
     return _disjoint(found)
@@ -89,7 +89,7 @@ class _Flow:
         if regions[0] & regions[1]:
             return None
         light = min((0, 1), key=lambda side: (self._macs(regions[side]), len(regions[side])))
-        # Where neither side has an activation, two linear maps are added: an adapter (LoRA), or one kernel in parts.
+        # Without an activation on either side, two linear maps are added: an adapter (LoRA), or parts of one kernel.
         if self._activates(regions[light]) or not self._activates(regions[1 - light]):
             return None
         if all(self._is_identity(node) for node in regions[light]):
@@ -97,10 +97,10 @@ class _Flow:
         return self._closed(entry, add, "projection", [terms[1 - light]], projection=regions[light])
 
     def _from_learned(self, add: Node) -> Residual | None:
-        """A block whose skip path carries what all samples share so far (CaiT's class token, before it has read any).
+        """A block whose skip path carries a tensor that all samples share so far (CaiT's class token at first).
 
-        The branch has to be computed from that too, unlike what position embeddings are added to. Its gate reads what
-        the shared tensor first meets.
+        The branch must be computed from that tensor too; a tensor to which position embeddings are added is not. The
+        gate reads the activation that the shared tensor joins first.
         """
         if function_name(add) not in _ADDS or facts(add).batch is None:
             return None
@@ -118,7 +118,7 @@ class _Flow:
         return self._closed(entry, add, "identity", [(branch[0], add)], projection=frozenset())
 
     def _first_met(self, shared: Node) -> list[Node]:
-        """Nodes at which something that all samples share joins the flow."""
+        """Nodes at which a tensor that all samples share joins the flow."""
         seen, queue, met = {shared}, [shared], []
         while queue:
             for user in queue.pop().users:
@@ -130,7 +130,7 @@ class _Flow:
         return met
 
     def _terms(self, add: Node) -> list[tuple[Node, Node]] | None:
-        """Operands of an add, with those of adds that only feed it, each with the add that takes it."""
+        """The terms of a sum, each with the add that takes it. An add that only feeds this add is part of the sum."""
         if function_name(add) not in _ADDS or facts(add).batch is None:
             return None
         pair = [operand(add, (0, "input")), operand(add, (1, "other"))]
@@ -150,7 +150,7 @@ class _Flow:
         )
 
     def _feeds_all(self, entry: Node, terms: list[tuple[Node, Node]]) -> bool:
-        """Whether a term is the one that all other terms come from."""
+        """Whether all other terms are computed from this one."""
         others = [node for node, _ in terms if node is not entry]
         return len(others) == len(terms) - 1 and all(self._between(entry, node) for node in others)
 
@@ -180,7 +180,7 @@ class _Flow:
         branches: list[tuple[Node, Node]],
         projection: frozenset[Node],
     ) -> Residual | None:
-        """A block, if its branch computes something and nothing leaks out of it."""
+        """The block, if its branch has a contraction and no node outside the block reads a node inside it."""
         inside = self._between(entry, add)
         branch = inside - projection - {add}
         if not any(facts(node).op is not None for node in branch):
@@ -214,7 +214,7 @@ class _Flow:
 
 
 def _disjoint(found: list[Residual]) -> list[Residual]:
-    """Settle overlaps: the outer block wins over sums inside its own module, the inner one over everything else."""
+    """Settle overlaps: an outer block replaces inner blocks of the same module; otherwise the inner block stays."""
     kept: list[Residual] = []
     for block in sorted(found, key=lambda each: len(each.region)):
         rivals = [other for other in kept if other.region & block.region]

@@ -1,4 +1,4 @@
-"""Try each block that can be skipped on a part of the batch: what it gives there must be what it gives in the whole."""
+"""Run each skippable block on a part of the batch: it must give the values that it gives in the whole batch."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from fractrain_fx.passes.graph.run import Watch, evaluating
 
 __all__ = ["FindSeparableBlocks"]
 
-# Of the largest value: products of fewer rows are summed in another order.
+# Relative to the largest value: a product of fewer rows may be summed in another order.
 _ROUNDING = 1e-3
 
 
 class FindSeparableBlocks(PassBase):
     """Note which numbers of a graph grow with the batch, and which blocks cannot run for a part of their samples.
 
-    Each branch that can be skipped is run for the last sample alone, in evaluation, and compared with the rows that it
-    gave in the batch: whatever the rules of :func:`part_of` do not see (an index that counts samples, say) shows there.
+    Each branch that can be skipped is run for the last sample alone, in evaluation, and compared with that sample's
+    rows in the batch. This reveals what the rules of :func:`part_of` miss, such as an index that counts samples.
     Tensors without data (meta) are not compared.
 
-    Requires: ``node.meta["example"]`` on every placeholder, and decided precisions. Ensures: ``Block.together`` gives
-    the reason of each block that cannot.
+    Requires: ``node.meta["example"]`` on every placeholder, and decided precisions. Ensures: ``Block.together`` holds
+    the reason for each block that cannot.
 
     Args:
         batch_axis: dimension of the model's inputs that holds the samples.
@@ -51,7 +51,7 @@ class FindSeparableBlocks(PassBase):
 
     def call(self, graph_module: GraphModule) -> PassResult:
         if not isinstance(graph_module, RecordedModule):
-            raise PassError("branches can be taken out of a graph that fractrainify recorded only")
+            raise PassError("only a graph that fractrainify recorded can have branches taken out of it")
         ends, reason = ends_of(graph_module.graph), inseparable(graph_module)
         for block in skippable(graph_module.graph):
             block.together = reason
@@ -76,7 +76,7 @@ class FindSeparableBlocks(PassBase):
 
 
 class _Trial(Interpreter):
-    """Runs the graph, and each branch once more for the last sample as soon as all of it is known."""
+    """Runs the graph, and each branch again for the last sample as soon as the branch has its value."""
 
     def __init__(
         self, graph_module: RecordedModule, ends: dict[Node, Block], grown: dict[Node, Any], size: int
@@ -95,7 +95,7 @@ class _Trial(Interpreter):
         return value
 
     def _alone(self, part: Part, together: Tensor) -> str | None:
-        """Why a branch gives a sample something else when it is by itself."""
+        """The reason a branch gives a sample alone something else than in the batch; ``None`` if it does not."""
         last = torch.tensor([self._size - 1], device=together.device)
         given = [
             rows_of(self.env[node], kind, last, self._size)
@@ -120,12 +120,12 @@ class _Trial(Interpreter):
 
 
 def _plain(node: Node, value: Any) -> dict[Node, Any]:
-    """A value without tensors."""
+    """The node with its value, if that holds no tensor."""
     return {} if any(isinstance(leaf, Tensor) for leaf in tree_leaves(value)) else {node: value}
 
 
 def _grows(value: Any, grown: Any, size: int) -> bool | None:
-    """Whether a number is in proportion to the samples, from its values at ``size`` of them and at one more."""
+    """Whether a number is proportional to the number of samples, from its values at ``size`` and ``size + 1``."""
     if isinstance(value, int) and isinstance(grown, int) and value != grown:
         return True if value * (size + 1) == grown * size else None
     return False if _same(value, grown) else None

@@ -1,4 +1,4 @@
-"""Run the graph to learn every tensor's shape, dtype and gradient, and where its samples lie."""
+"""Run the graph to learn the shape, dtype, gradient and batch axis of every tensor."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _EXAMPLE = "example"
 class Shapes(PassBase):
     """Annotate each node with shape, dtype, whether autograd reaches it, and its batch axis.
 
-    The batch axis is the one dimension that grows in proportion when the batch does. Where several rows belong to a
-    sample (windows or heads folded into the batch), one sample is changed to see which rows are its own. A graph that
-    runs at one batch size only (``graph_module.meta["fixed_batch"]``, else found out here) has no such dimension: its
-    whole batch counts as one sample.
+    The batch axis is the one dimension that grows in proportion to the batch. If several of its rows belong to one
+    sample (windows or heads folded into the batch), one sample is changed to see which rows change. A graph that runs
+    at one batch size only has no batch axis, and its whole batch counts as one sample. The pass finds this out unless
+    ``graph_module.meta["fixed_batch"]`` says so.
 
     Requires: ``node.meta["example"]`` on every placeholder. Ensures: a record on every node whose value is a tensor.
     """
@@ -57,7 +57,7 @@ class Shapes(PassBase):
         """Annotate the nodes; whether the graph runs at one batch size only."""
         packed, grown = self._kind(graph_module, examples)
         if not grown:
-            # Nothing tells samples apart: gates choose once for all, and what the call costs is shared out evenly.
+            # Samples cannot be told apart: gates choose once for all, and the cost of a call is divided among them.
             Watch(graph_module, _annotate).run(*_tracked(examples))
             for node in varying(graph_module.graph):
                 facts(node).samples, facts(node).batch = batch_size(examples, self.batch_axis), BatchAxis(whole=True)
@@ -84,7 +84,7 @@ class Shapes(PassBase):
         return False
 
     def _grown(self, graph_module: GraphModule, examples: list[Any], packed: bool) -> dict[Node, tuple[int, ...]]:
-        """Shapes with one sample more; none where the graph does not run so."""
+        """Shapes with one more sample; empty if the graph does not run with it."""
         if not batch_size(examples, self.batch_axis, packed=packed):
             return {}
         grown = resize_batch(examples, self._samples(examples, packed) + 1, self.batch_axis, packed=packed)
@@ -102,7 +102,7 @@ class Shapes(PassBase):
         return shapes
 
     def _kind(self, graph_module: GraphModule, examples: list[Any]) -> tuple[bool, dict[Node, tuple[int, ...]]]:
-        """Whether samples lie packed in rows, and the shapes at one sample more; no shapes if one size only runs."""
+        """Whether samples are packed in rows, and the shapes with one more sample (none at a fixed batch size)."""
         if not fixed_batch(graph_module):
             for packed in (False, True):
                 if shapes := self._grown(graph_module, examples, packed):
@@ -110,7 +110,7 @@ class Shapes(PassBase):
         return False, {}
 
     def _samples(self, examples: list[Any], packed: bool) -> int:
-        """How many samples to run with: those of the example, at least two."""
+        """The number of samples to run with: that of the example, at least two."""
         return max(batch_size(examples, self.batch_axis, packed=packed) or 0, 2)
 
     def ensures(self, graph_module: GraphModule) -> None:
@@ -142,7 +142,7 @@ def _annotate(node: Node, value: Any) -> None:
 
 
 def _tracked(inputs: list[Any]) -> list[Any]:
-    """Inputs that autograd follows, and that an in-place op may change."""
+    """Copies of the inputs that autograd follows and that in-place ops may change."""
 
     def track(value: Any) -> Any:
         if isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex()):

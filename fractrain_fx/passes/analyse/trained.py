@@ -1,7 +1,7 @@
-"""Which products of backward run, from the parameters that are trained: at the rewrite, and when that changes later.
+"""Find which backward products (EB, GC) each op needs for the parameters that are trained now.
 
-Each node knows by which parameters a gradient would reach it, as a number with one bit for each. So the present
-``requires_grad`` of the parameters says at once which ops need EB and GC, without a look at the graph.
+Each node has a mask with one bit for each parameter through which a gradient would reach it. With the masks, the
+present ``requires_grad`` of the parameters tells which ops need EB and GC without another walk over the graph.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from fractrain_fx.passes.graph.facts import facts, ops_of
 
 __all__ = ["Place", "bits_of", "find_trained", "follow_trained", "places_of", "trained_share"]
 
-_ALWAYS = 1  # the bit of inputs that ask for a gradient
+_ALWAYS = 1  # the bit of inputs that require a gradient
 _NAMES = "parameters"  # key of ``graph_module.meta``: names in the order of their bits
 
 Place = tuple[dict[str, nn.Parameter | None], str]
-"""Where a parameter lies: the dictionary of its module, and its name there. A move may put another object there."""
+"""The dictionary that holds a parameter, and its name there. A move of the model may put another object there."""
 
 
 def places_of(graph_module: GraphModule) -> list[Place]:
-    """Where the parameters of an analysed graph lie, in the order of their bits."""
+    """The places of an analysed graph's parameters, in the order of their bits."""
     places: list[Place] = []
     for name in graph_module.meta.get(_NAMES, ()):
         owner, _, own = name.rpartition(".")
@@ -31,10 +31,10 @@ def places_of(graph_module: GraphModule) -> list[Place]:
 
 
 def find_trained(graph_module: GraphModule, example: str) -> None:
-    """Note on every node by which parameters a gradient reaches it, and whether one does now.
+    """Note on every node through which parameters a gradient can reach it, and whether one does now.
 
     Args:
-        graph_module: its parameters have been run with a gradient (``flows``).
+        graph_module: was run with every parameter trained, so that its nodes have ``flows``.
         example: key of ``node.meta`` with the example value of a placeholder.
     """
     named = dict(graph_module.named_parameters())
@@ -60,7 +60,7 @@ def find_trained(graph_module: GraphModule, example: str) -> None:
 
 
 def follow_trained(graph_module: GraphModule) -> None:
-    """Let the ops of a graph, rewritten or not, have the gradients that the present ``requires_grad`` asks for."""
+    """Update which gradients the ops of a graph compute, from the present ``requires_grad`` of its parameters."""
     now = _now(graph_module)
     for node, op in ops_of(graph_module.graph):
         by = facts(node).gradients_by

@@ -1,1 +1,1 @@
-"""Passes that make the copy which runs."""
+"""Passes that turn a copy of the shown graph into the graph that runs."""

@@ -18,15 +18,15 @@ __all__ = ["Dispatch", "undispatched"]
 class Dispatch(PassBase):
     """Replace each branch that can be skipped, with its skip select and residual add, by one :class:`DispatchedBlock`.
 
-    What several parts of the model read stays outside and is computed for all samples, as are the ranges of what the
-    branch is given. A branch that has to run for all samples (:func:`undispatched` says why) stays as it is.
+    Values that other parts of the model read too stay outside and are computed for all samples. So are the ranges of
+    the branch's inputs. A branch that must run for all samples (:func:`undispatched` says why) stays as it is.
 
-    Requires: a graph with gates. Ensures: parameters, buffers and their names are the same; so are the numbers where
-    no sample is left out.
+    Requires: a graph with gates. Ensures: parameters, buffers and their names stay the same; so do the values if no
+    sample is left out.
 
     Args:
-        threshold: share of skipped samples (0..1) from which leaving them out pays.
-        place: under ``frac.``, where the blocks of this graph lie.
+        threshold: share of skipped samples (0..1) from which they are left out.
+        place: path under ``frac.`` for the blocks of this graph.
     """
 
     def __init__(self, threshold: float, place: str = "dispatched") -> None:
@@ -53,7 +53,7 @@ class Dispatch(PassBase):
     def _write(self, graph_module: RecordedModule, block: Block, part: Part, choice: Node, path: str) -> None:
         made = DispatchedBlock(part.module(graph_module), part.given, part.axis, part.adding, self._threshold)
         made.train(graph_module.training)
-        # In the place of the one that an earlier copy of this graph had.
+        # Replaces the block of an earlier copy of this graph.
         graph_module.add_submodule(f"{NAMESPACE}.{path}", made)
         graph = graph_module.graph
         with graph.inserting_before(part.add):
@@ -71,11 +71,11 @@ class Dispatch(PassBase):
             if facts(node).role == "dispatched":
                 module = graph_module.get_submodule(str(node.target))
                 if not isinstance(module, DispatchedBlock) or len(node.args) != 2 + len(module.given):
-                    raise PassError(f"{node.name!r} is not given what the branch in it reads")
+                    raise PassError(f"{node.name!r} does not get the inputs that its branch reads")
 
 
 def undispatched(graph_module: GraphModule) -> dict[str, str]:
-    """Blocks with a gate and a skip path whose branches run for all samples even if some skip, with the reason."""
+    """By name, the blocks whose branches run for all samples even if some skip, with the reason."""
     recorded = _recorded(graph_module)
     found: dict[str, str] = {}
     for end, block in ends_of(recorded.graph).items():
@@ -87,5 +87,5 @@ def undispatched(graph_module: GraphModule) -> dict[str, str]:
 
 def _recorded(graph_module: GraphModule) -> RecordedModule:
     if not isinstance(graph_module, RecordedModule):
-        raise PassError("branches can be taken out of a graph that fractrainify recorded only")
+        raise PassError("only a graph that fractrainify recorded can have branches taken out of it")
     return graph_module

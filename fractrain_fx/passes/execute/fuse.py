@@ -24,15 +24,15 @@ __all__ = ["Fuse", "fused_ops", "require_fused", "unfused"]
 class Fuse(PassBase):
     """Replace each quantized contraction and the quantize nodes around it by one :class:`FusedOp`.
 
-    The range of an activation stays a node, as ops that share an activation measure it once. A group that has no fused
-    form (:func:`unfused` says why) stays as it is.
+    The range of an activation stays a node, so that ops that share an activation measure it once. A group without a
+    fused form (:func:`unfused` says why) stays as it is.
 
-    Requires: a graph that the quantize pass has been over. Ensures: the numbers are the same; no fused op is left with
-    a quantize node beside it.
+    Requires: a graph after the Quantize pass. Ensures: the values stay the same; no fused op is left with a quantize
+    node beside it.
 
     Args:
-        saved: what fused ops keep of activations: ``operands``, ``rounded`` or ``codes`` (``FracConfig.saved``). An op
-            pinned to more bits than a code has keeps its operands.
+        saved: what fused ops save of activations: ``operands``, ``rounded`` or ``codes`` (``FracConfig.saved``). An op
+            pinned to more bits than a code has saves its operands.
     """
 
     def __init__(self, saved: Saved = "operands") -> None:
@@ -42,7 +42,7 @@ class Fuse(PassBase):
     def requires(self, graph_module: GraphModule) -> None:
         for node in graph_module.graph.nodes:
             if facts(node).role in ("input", "weight", "gradient") and node.op != "call_module":
-                raise PassError(f"the quantize node {node.name!r} calls no quantizer: run Quantize, which inserts them")
+                raise PassError(f"the quantize node {node.name!r} does not call a quantizer: run Quantize first")
 
     def call(self, graph_module: GraphModule) -> PassResult:
         groups = [node for node in graph_module.graph.nodes if _group(node) is not None]
@@ -58,18 +58,18 @@ class Fuse(PassBase):
     def ensures(self, graph_module: GraphModule) -> None:
         for node in graph_module.graph.nodes:
             if facts(node).role in ("input", "weight", "gradient") and not node.users:
-                raise PassError(f"the quantize node {node.name!r} serves nothing any more but still runs")
+                raise PassError(f"the quantize node {node.name!r} still runs, but no node reads it")
         require_fused(graph_module)
 
 
 def unfused(graph_module: GraphModule) -> dict[str, str]:
-    """Quantized ops of a graph that have no fused form, by name, with the reason."""
+    """By name, the quantized ops of a graph that have no fused form, with the reason."""
     groups = [node for node in graph_module.graph.nodes if _group(node) is not None]
     return {facts(node).op.name: reason for node, reason in _not_fusible(groups).items()}  # type: ignore[union-attr]
 
 
 def fused_ops(graph_module: GraphModule) -> dict[str, FusedOp]:
-    """The fused ops of a graph and of the branches that were taken out of it, by the name of the op."""
+    """By name, the fused ops of a graph and of the branches that were taken out of it."""
     found: dict[str, FusedOp] = {}
     for node in graph_module.graph.find_nodes(op="call_module"):
         module = graph_module.get_submodule(str(node.target))
@@ -82,18 +82,18 @@ def fused_ops(graph_module: GraphModule) -> dict[str, FusedOp]:
 
 
 def require_fused(graph_module: GraphModule) -> None:
-    """Check that :class:`Fuse` has been over a graph.
+    """Check that :class:`Fuse` has run on a graph.
 
     Raises:
         PassError: an op that has a fused form is not fused.
     """
     groups = [node for node in graph_module.graph.nodes if _group(node) is not None]
     for node in set(groups) - _not_fusible(groups).keys():
-        raise PassError(f"{node.name!r} is not one op with the quantize nodes around it yet: run Fuse first")
+        raise PassError(f"{node.name!r} is not fused with the quantize nodes around it yet: run Fuse first")
 
 
 def _group(node: Node) -> tuple[list[Node], Node] | None:
-    """The quantize nodes of a contraction's factors and of its gradient, where it has them."""
+    """The quantize nodes of a contraction's factors and of its gradient; ``None`` if one is missing."""
     family = contraction(node)
     if family is None or facts(node).op is None:
         return None
@@ -105,7 +105,7 @@ def _group(node: Node) -> tuple[list[Node], Node] | None:
 
 
 def _not_fusible(groups: list[Node]) -> dict[Node, str]:
-    """Groups that must stay, with the reason. An activation that one of them reads is rounded once, for all."""
+    """The groups that stay unfused, with the reason. So does a group that shares a rounded activation with one."""
     apart = {node: arithmetic for node in groups if isinstance(arithmetic := arithmetic_of(node), str)}
     fusible = set(groups) - apart.keys()
     changed = True
@@ -139,7 +139,7 @@ class _Shared:
         return self._ranges[quantize]
 
     def picked(self, choice: Node) -> Node:
-        """What each sample has picked."""
+        """The node that gives each sample's picked option."""
         if choice not in self._picked:
             with self._graph.inserting_after(choice):
                 self._picked[choice] = self._graph.call_function(picked, (choice,))
@@ -183,5 +183,5 @@ def _typed(
         and isinstance(second, ActivationQuantizer | WeightQuantizer)
         and isinstance(gradient, GradientQuantizer)
     ):
-        raise PassError("the nodes around a contraction are no quantizers of the quantize pass")
+        raise PassError("the nodes around a contraction are not quantizers of the Quantize pass")
     return first, second, gradient

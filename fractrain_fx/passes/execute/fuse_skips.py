@@ -1,4 +1,4 @@
-"""Make one op of a branch's last batch norm and the skip behind it, for the copy of the graph that runs."""
+"""Make one op of a branch's last batch norm and the skip after it, for the copy of the graph that runs."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class FuseSkips(PassBase):
 
 
 def _norm_of(graph_module: GraphModule, skip: Node) -> Node | None:
-    """The batch norm that a skip reads, where the two can be one op."""
+    """The batch norm that a skip reads, if the two can be one op."""
     if facts(skip).role != "skip" or not isinstance(owner_module(graph_module, skip), Skip):
         return None
     norm = skip.args[0]

@@ -1,4 +1,4 @@
-"""Let fused ops multiply integer codes where that takes less time, in the copy of the graph that runs."""
+"""Let fused ops multiply integer codes if that takes less time, in the copy of the graph that runs."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ __all__ = ["UseInt8", "not_on_int8"]
 
 
 class UseInt8(PassBase):
-    """Give each fused op that multiplies an activation by a weight of at most 8 bits its form on int8.
+    """Give an int8 form to each fused op that multiplies an activation by a weight of at most 8 bits.
 
-    Whether that runs is decided call by call (:class:`Int8Choice`); the numbers are the same. :func:`not_on_int8`
-    names the ops that have none.
+    :class:`Int8Choice` decides at each call whether the int8 form runs; the values are the same. :func:`not_on_int8` names
+    the ops without an int8 form.
 
-    Requires: a graph that ``Fuse`` has been over. Ensures: nodes and parameters are the same.
+    Requires: a graph after ``Fuse``. Ensures: nodes and parameters stay the same.
 
     Args:
-        config: of the model.
+        config: the model's configuration.
         tuner: chooses between float and int8.
     """
 
@@ -62,11 +62,11 @@ class UseInt8(PassBase):
     def ensures(self, graph_module: GraphModule) -> None:
         for name, fused in fused_ops(graph_module).items():
             if fused.int8 is not None and not isinstance(fused.plan.fmt, AffineFormat):
-                raise PassError(f"{name!r} has no integer codes but was given to int8 products")
+                raise PassError(f"{name!r} has no integer codes but has an int8 form")
 
 
 def not_on_int8(graph_module: GraphModule, config: FracConfig) -> dict[str, str]:
-    """Quantized ops that always multiply in float, by name, with the reason; of a graph as it is shown."""
+    """By name, the quantized ops of a shown graph that always multiply in float, with the reason."""
     if not config.lowers:
         return {}
 
@@ -80,14 +80,14 @@ def not_on_int8(graph_module: GraphModule, config: FracConfig) -> dict[str, str]
 
 
 def _layout(arithmetic: Arithmetic, static: tuple[Any, ...]) -> Layout | str:
-    """How a contraction with a weight is one product of matrices, or why it is none."""
+    """The layout in which a contraction with a weight is one matrix product, or the reason there is none."""
     match arithmetic:
         case Linear():
             return Features()
         case MatMul():
             return Features(upright=True)
         case AddMatMul():
-            return Features(upright=True) if static == (1, 1) else "scales its product or what it adds"
+            return Features(upright=True) if static == (1, 1) else "scales its product or its added term"
         case Convolution(kernel, transposed):
             stride, padding, dilation, _, groups = static
             if transposed or groups != 1:
@@ -97,14 +97,14 @@ def _layout(arithmetic: Arithmetic, static: tuple[Any, ...]) -> Layout | str:
                 return Patches(kernel)
             if set(stride) != {1} or apart or any(pad >= side for pad, side in zip(padding, kernel, strict=True)):
                 sides = "x".join(map(str, kernel))
-                return f"its {sides} kernels neither lie side by side nor follow one another at every place"
+                return f"its {sides} kernels move neither by their own size nor by 1, or are dilated or padded"
             return Windows(kernel, tuple(padding))
         case _:
-            return "is no product of matrices as it comes"
+            return "is not a plain matrix product"
 
 
 def _wide(op: Op, config: FracConfig) -> str | None:
-    """Why the bits of an op have no codes of a byte."""
+    """The reason the bits of an op do not fit codes of one byte; ``None`` if they do."""
     if op.precision.mode == "pinned":
         fw = [op.precision.precision.fw] if op.precision.precision else []
         weights = fw

@@ -1,4 +1,4 @@
-"""The quantized ops of a shown graph that stay simulated although another execution was asked for, and why."""
+"""Quantized ops of a shown graph that stay simulated although int8 or torchao was asked for, and the reason."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fractrain_fx.passes.graph.facts import Op, ops_of
 __all__ = ["Reason", "left_out"]
 
 Reason = Callable[[Node, Op, Arithmetic, Node], str | None]
-"""From a call, its op, its arithmetic and its weight: why this activation times a weight has no other form."""
+"""Takes a call, its op, arithmetic and weight; gives the reason that this product stays simulated, if it does."""
 
 
 def left_out(graph_module: GraphModule, reason: Reason) -> dict[str, str]:
-    """Quantized ops by name, each with why it stays simulated: not a fused activation times a weight, or ``reason``."""
+    """By name, the quantized ops that are not a fused activation times a weight, or that ``reason`` rejects."""
     moving = varying(graph_module.graph)
     apart = unfused(graph_module)
     found: dict[str, str] = {}
@@ -35,7 +35,7 @@ def left_out(graph_module: GraphModule, reason: Reason) -> dict[str, str]:
 def _why(node: Node, op: Op, moving: set[Node], reason: Reason) -> str | None:
     family = contraction(node)
     if op.kind in OPAQUE_KINDS or family is None:
-        return "was recorded as a whole"
+        return "is kept as one node"
     first, second = (operand(node, place) for place in family.operands)
     if second in moving:
         return "multiplies two activations"

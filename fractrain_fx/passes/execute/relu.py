@@ -21,11 +21,11 @@ __all__ = ["ReplaceReLUs"]
 
 
 class ReplaceReLUs(PassBase):
-    """Replace each ReLU by one that a compiled graph keeps no mask for (``execution/blocks/maskless_relu.py``).
+    """Replace each ReLU by one for which a compiled graph saves no mask (``execution/blocks/maskless_relu.py``).
 
-    One that changes its operand stays where something else may read that memory.
+    An in-place ReLU stays if another node may read the memory that it changes.
 
-    Requires: nothing. Ensures: eager steps compute what they did, compiled ones the same numbers.
+    Requires: nothing. Ensures: eager and compiled steps give the same values as before.
     """
 
     def call(self, graph_module: GraphModule) -> PassResult:

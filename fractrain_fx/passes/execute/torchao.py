@@ -18,19 +18,18 @@ __all__ = ["UseTorchao", "not_on_torchao"]
 
 
 class UseTorchao(PassBase):
-    """Give each fused op that is a linear layer at FW-8/BW-8 to torchao, forward and backward.
+    """Let torchao compute each fused linear layer at FW-8/BW-8, forward and backward.
 
-    Its numbers are torchao's own, in evaluation too. :func:`not_on_torchao` names the ops that stay as they are.
+    The values are torchao's, in evaluation too. :func:`not_on_torchao` names the ops that stay as they are.
 
-    Requires: a graph that ``Fuse`` has been over. Ensures: nodes and parameters are the same, and ranges are measured
-    as before.
+    Requires: a graph after ``Fuse``. Ensures: nodes and parameters stay the same, and ranges are measured as before.
 
     Args:
         kind: int8 or float8.
 
     Raises:
         ConfigError: torchao is not installed.
-        ModelError: the graph has no op to give.
+        ModelError: torchao can compute no op of the graph.
     """
 
     def __init__(self, kind: Torchao) -> None:
@@ -51,7 +50,7 @@ class UseTorchao(PassBase):
         if quantized and not given:
             raise ModelError(
                 f"execution={self._kind!r} would change nothing: no quantized op of this model is a linear layer that "
-                "torchao can compute (plan(model, ...) says why of each); write execution='simulate'"
+                "torchao can compute (plan(model, ...) gives each reason); use execution='simulate'"
             )
         return PassResult(graph_module, given > 0)
 
@@ -73,7 +72,7 @@ class UseTorchao(PassBase):
 
 
 def not_on_torchao(graph_module: GraphModule, config: FracConfig) -> dict[str, str]:
-    """Quantized ops that torchao does not compute, by name, with the reason; of a graph as it is shown."""
+    """By name, the quantized ops of a shown graph that torchao does not compute, with the reason."""
     if config.torchao is None:
         return {}
     kind = config.torchao
@@ -86,15 +85,15 @@ def not_on_torchao(graph_module: GraphModule, config: FracConfig) -> dict[str, s
 
 
 def _reason(arithmetic: Arithmetic, op: Op, weight: Node, bias: Node | None, kind: Torchao) -> str | None:
-    """Why torchao does not compute an activation times a weight."""
+    """The reason torchao does not compute an activation times a weight; ``None`` if it does."""
     if not isinstance(arithmetic, Linear):
-        return "is no linear layer, and torchao computes no other"
+        return "is not a linear layer, and torchao computes only those"
     pinned = op.precision.precision
     if pinned not in (None, TORCHAO_PRECISION):
         return f"is pinned to {pinned}, and torchao computes at {TORCHAO_PRECISION}"
     sizes = facts(weight).shape or ()
     if bias is not None and facts(bias).shape != sizes[:1]:
-        return "adds something else than a number for each channel"
+        return "adds something else than one number for each channel"
     if kind == "torchao-float8" and any(size % FLOAT8_MULTIPLE for size in sizes):
         return f"its weight is {'x'.join(map(str, sizes))}, and float8 takes multiples of {FLOAT8_MULTIPLE} only"
     return None

@@ -1,4 +1,4 @@
-"""What passes share: what is known of a node, questions to a graph, and the ways to change it."""
+"""Code that passes share: records of nodes, queries of a graph, and edits of it."""
 
 from fractrain_fx.passes.graph.edit import NAMESPACE, insert_module
 

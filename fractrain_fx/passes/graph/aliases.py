@@ -1,4 +1,4 @@
-"""In whose memory a value of the graph may lie."""
+"""Find the node whose memory a value of the graph may share."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _VIEWS = frozenset(
 
 
 def base(node: Node) -> Node | None:
-    """What a node that changes an operand writes to, or any node reads first."""
+    """The first operand of a node, or its ``out``: an in-place op writes to it."""
     first = node.kwargs.get("out") or (node.args[0] if node.args else None)
     return first if isinstance(first, Node) else None
 
 
 def memory_of(node: Node | None, graph_module: GraphModule) -> Node | None:
-    """The node in whose memory a value may lie."""
+    """The node whose memory a value may share."""
     for each in _aliases(node, graph_module):
         node = each
     return node

@@ -1,4 +1,4 @@
-"""How a contraction of the graph is computed and differentiated, where that is known."""
+"""Find the class that computes and differentiates a contraction of the graph."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ __all__ = ["arithmetic_of"]
 
 
 def arithmetic_of(node: Node) -> Arithmetic | str:
-    """How to compute and differentiate a contraction, or why that is not known here."""
+    """The class that computes and differentiates a contraction, or the reason there is none."""
     found = _family(node)
     if not isinstance(found, str) and any(isinstance(each, Node) for each in _flat(found.bind(node.args, node.kwargs))):
-        return "one of its arguments is computed as it runs"
+        return "one of its settings is computed at run time"
     return found
 
 
@@ -39,7 +39,7 @@ def _family(node: Node) -> Arithmetic | str:
     name = function_name(node)
     family = contraction(node)
     if family is None:
-        return "is no contraction"
+        return "is not a contraction"
     shapes = [facts(operand(node, place)).shape or () for place in family.operands]
     if name.startswith("conv"):
         return _convolution(node, name, shapes)

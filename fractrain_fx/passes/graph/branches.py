@@ -1,4 +1,4 @@
-"""The part of a graph that only a block's branch needs: what need not run for the samples that skip the block."""
+"""Find the nodes that only a block's branch needs: they need not run for samples that skip the block."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Part:
     """Nodes that run only for a branch.
 
     Attributes:
-        nodes: in order; the last one gives the branch (through its skip select, where the graph has gates).
+        nodes: in order; the last one gives the branch's value (it is the skip select, if the graph has gates).
         inputs: the nodes that they read.
-        given: what each of those gives.
-        axis: where the samples lie in the branch.
+        given: how each input depends on the samples.
+        axis: the batch axis of the branch.
         onto: the skip path that the branch is added to.
-        adding: how that add may be made part of it.
+        adding: how the add can be made part of the branch.
         add: the node of the add.
     """
 
@@ -51,7 +51,7 @@ class Part:
         return self.nodes[-1]
 
     def module(self, graph_module: RecordedModule) -> RecordedModule:
-        """The nodes as a graph of their own, on the modules and parameters of the whole."""
+        """The nodes as a separate graph, on the modules and parameters of the whole."""
         graph, values = Graph(), dict[Node, Node]()
         for node in self.inputs:
             values[node] = graph.placeholder(node.name)
@@ -68,7 +68,7 @@ def skippable(graph: Graph) -> list[Block]:
 
 
 def ends_of(graph: Graph) -> dict[Node, Block]:
-    """Where branches that can be skipped end: at their skip selects, or in a graph without gates at themselves."""
+    """The last node of each branch that can be skipped: its skip select or, in a graph without gates, its value."""
     blocks = {block.name: block for block in skippable(graph)}
     selects = {node: blocks[owner] for node in graph.nodes if (owner := _skips(node)) in blocks}
     branches = {name: block for block in blocks.values() for name in block.branches}
@@ -76,12 +76,12 @@ def ends_of(graph: Graph) -> dict[Node, Block]:
 
 
 def _skips(node: Node) -> str:
-    """The block whose skip select a node is."""
+    """The name of the block whose skip select this node is; empty if it is not one."""
     return facts(node).owner or "" if facts(node).role == "skip" else ""
 
 
 def inseparable(graph_module: RecordedModule) -> str | None:
-    """Why no part of the samples can be told from the rest, in any block."""
+    """The reason that no block of the graph can run for a part of the samples; ``None`` if there is none."""
     if fixed_batch(graph_module):
         return "the model runs at one batch size only"
     if any((axis := facts(node).batch) and axis.folded for node in graph_module.graph.find_nodes(op="placeholder")):
@@ -90,7 +90,7 @@ def inseparable(graph_module: RecordedModule) -> str | None:
 
 
 def part_of(graph_module: RecordedModule, block: Block, end: Node) -> Part | str:
-    """What only the branch that ends at ``end`` needs, or why it cannot run for a part of the samples."""
+    """The nodes that only the branch ending at ``end`` needs, or the reason it must run for all samples."""
     if (reason := inseparable(graph_module)) is not None:
         return reason
     axis = facts(end).batch
@@ -104,7 +104,7 @@ def part_of(graph_module: RecordedModule, block: Block, end: Node) -> Part | str
 
 
 class _TogetherError(Exception):
-    """Why a branch has to run for all samples."""
+    """A branch must run for all samples; the message is the reason."""
 
 
 class _Finder:
@@ -120,7 +120,7 @@ class _Finder:
             raise _TogetherError(f"{onto.name}, which it is added to, has another shape")
         region = self._region()
         if not any(facts(node).op is not None for node in region):
-            raise _TogetherError(f"nothing that multiplies is needed for {self._end.name} alone")
+            raise _TogetherError(f"no contraction is needed for {self._end.name} alone")
         for node in region:
             self._refuse(node, region)
         region |= self._autocast(region)
@@ -130,22 +130,22 @@ class _Finder:
         return Part(tuple(nodes), inputs, tuple(map(self._given, inputs)), axis, onto, adding, self._add)
 
     def _skip_path(self) -> tuple[Node, Adding]:
-        """What the branch is added to, and how."""
+        """The value that the branch is added to, and how the add can be made part of the branch."""
         add, end = self._add, self._end
         operands = [each for each in add.args if isinstance(each, Node)]
         others = [each for each in operands if each is not end]
         name = function_name(add)
         if add.kwargs or len(operands) != 2 or len(others) != 1 or len(add.args) != 2:
-            raise _TogetherError(f"{add.name} does more than to add two tensors")
+            raise _TogetherError(f"{add.name} does more than add two tensors")
         if _skips(others[0]) == self._block.name or others[0].name in self._block.branches:
-            # Two branches are added first: the entry, which has the shape of the sum, stands for it.
+            # Two branches are added first. The entry has the shape of their sum, so it can stand for the sum.
             return self._entry(), "elsewhere"
         if name in _ADDS:
             return others[0], "new"
         return others[0], "in place" if operands[0] is end else "elsewhere"
 
     def _entry(self) -> Node:
-        """What the gate reads, or will read."""
+        """The node that the gate reads, or will read."""
         named = f"{NAMESPACE}.gates."
         nodes: list[Node] = list(self._graph.nodes)
         for node in nodes:
@@ -156,7 +156,7 @@ class _Finder:
         raise _TogetherError(f"its entry {self._block.entry} is gone")
 
     def _region(self) -> set[Node]:
-        """All nodes of which every use leads into the branch."""
+        """All nodes whose every use leads into the branch."""
         barred: set[Node] = set()
         while True:
             region = self._closed(barred)
@@ -177,7 +177,7 @@ class _Finder:
         return region
 
     def _belongs_outside(self, node: Node, region: set[Node]) -> bool:
-        """Ranges of what all samples have, and what reads one of several tensors that were computed for all."""
+        """Whether a node must run for all samples: a range of a shared input, or a reader of one item of a tuple."""
         if node is self._end:
             return False
         if facts(node).role == "range":
@@ -188,14 +188,14 @@ class _Finder:
     def _refuse(self, node: Node, region: set[Node]) -> None:
         record = facts(node)
         if isinstance(owner_module(self._graph_module, node), nn.SyncBatchNorm):
-            raise _TogetherError(f"{node.target} waits for processes that may skip it")
+            raise _TogetherError(f"{node.target} waits for other processes, which may skip it")
         if changes_operands(node) and memory_of(base(node), self._graph_module) not in region:
             raise _TogetherError(f"{node.name} changes a value in place that is needed elsewhere")
         apart = record.batch is not None or record.shape is None or record.role in ("weight", "bits")
         if apart or not any(facts(x).batch is not None for x in node.all_input_nodes):
             return
         if record.samples is not None:
-            raise _TogetherError(f"the samples lie in {node.name} in no order that is known")
+            raise _TogetherError(f"the order of the samples in {node.name} is not known")
         if record.flows or not function_name(node).startswith("new_"):
             raise _TogetherError(f"{node.name} mixes samples")
 
@@ -213,11 +213,11 @@ class _Finder:
         return found
 
     def _refuse_writers(self, first: Node, region: set[Node], inputs: tuple[Node, ...]) -> None:
-        """Nothing may change what the branch reads between where it stood and the add, where it will be called."""
+        """Refuse a node between the branch's first node and the add that changes an input of the branch in place."""
         roots = {memory_of(node, self._graph_module) for node in inputs}
         for node in _up_to(first, self._add):
             if node not in region and changes_operands(node) and memory_of(base(node), self._graph_module) in roots:
-                raise _TogetherError(f"{node.name} changes in place what it reads")
+                raise _TogetherError(f"{node.name} changes in place a value that it reads")
 
     def _given(self, node: Node) -> Given:
         record = facts(node)
@@ -232,7 +232,7 @@ class _Finder:
         if record.role is not None or node.op == "get_attr":
             return None
         if record.samples is not None:
-            raise _TogetherError(f"the samples lie in {node.name} in no order that is known")
+            raise _TogetherError(f"the order of the samples in {node.name} is not known")
         if record.tensors:
             return None
         if record.grows is None:

@@ -1,4 +1,4 @@
-"""Which nodes are contractions, what they multiply, and how many MACs that takes (closed forms)."""
+"""Recognize contractions, their two factors, and their MACs (closed forms)."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ OPAQUE_KINDS = ("opaque", "rnn")
 
 @dataclass(frozen=True)
 class Contraction:
-    """How one family of ops is called.
+    """One family of ops that multiply two tensors.
 
     Attributes:
-        kind: the field's name of it.
+        kind: the usual name of the family.
         operands: (position, keyword) of the two tensors that are multiplied, activation-like first.
         channel: dimension of the second operand that indexes output channels, when it is a weight.
         macs: MACs from the shapes of both operands and of the output.
@@ -87,7 +87,7 @@ _FAMILIES = {
     "tensordot": _product("tensordot", names=("a", "b"), macs=formulas.tensordot),
 }
 
-# Calls that multiply more than two tensors, or not as they come: counted, and left in float.
+# Calls that multiply more than two tensors, or transform them before: counted, and left in float.
 _UNSPLIT: dict[str, Callable[[Sequence[Shape], Shape], int]] = {
     "scaled_dot_product_attention": formulas.attention,
     "bilinear": formulas.bilinear,
@@ -96,8 +96,8 @@ _UNSPLIT: dict[str, Callable[[Sequence[Shape], Shape], int]] = {
 _MEASURED = frozenset({"einsum", "chain_matmul", "multi_dot", "linalg_multi_dot"})
 UNSPLIT_KINDS = (*_UNSPLIT, *(f"{name} of several" for name in sorted(_MEASURED)))
 
-# Products whose cost depends on more than shapes, is no matter of multiplying and adding, or is in bits of their own:
-# reported as uncounted, never as nothing.
+# Products whose cost depends on more than shapes, is not a number of MACs, or is at a precision of its own: they are
+# listed as uncounted, never left out.
 _UNCOUNTED = frozenset(
     {
         *("cdist", "kron", "_scaled_mm", "scaled_mm", "_int_mm", "fft", "rfft", "stft"),
@@ -131,7 +131,7 @@ def set_operand(node: Node, place: tuple[int, str], value: Node) -> None:
 
 
 def contraction(node: Node) -> Contraction | None:
-    """How the contraction at a node is called, or ``None`` where the node is none (or is uncounted)."""
+    """The family of the contraction at a node; ``None`` if the node is not a contraction, or is uncounted."""
     name = function_name(node)
     if name == "einsum":
         return _einsum(node)
@@ -153,18 +153,18 @@ def _einsum(node: Node) -> Contraction | None:
 
 
 def _own_index(term: str, other: str, output: str) -> int:
-    """The last dimension of an operand that it alone brings to the output, else its last."""
+    """The last dimension of an operand that the output has from it alone; without such a dimension, its last."""
     named = term.replace("...", "")
     own = [letter for letter in named if letter in output and letter not in other]
     if not own:
         return -1
-    # From the side that no "..." separates it from.
+    # Counted from the end of the term that no "..." separates it from.
     place = named.index(own[-1])
     return place if "..." not in term or place < term.find("...") else place - len(named)
 
 
 def unsplit(node: Node) -> tuple[str, int] | None:
-    """Kind and MACs of a call that is counted as a whole and has no two operands to quantize, if a node is one."""
+    """Kind and MACs of a call that is counted but has no two operands to quantize; ``None`` for other nodes."""
     name = function_name(node)
     shape = facts(node).shape
     if shape is None:
@@ -184,8 +184,8 @@ def unsplit(node: Node) -> tuple[str, int] | None:
 def uncounted_kind(node: Node, owner: nn.Module | None) -> str | None:
     """The kind of a node that multiplies tensors in a way no formula here counts, or ``None``.
 
-    ``owner`` is the module of a ``call_module`` node: one that keeps matrices inside (and is no embedding) is
-    ``opaque``, or ``rnn`` for torch's recurrent layers.
+    ``owner`` is the module of a ``call_module`` node. A module that multiplies by matrices of its own is ``opaque``,
+    or ``rnn`` for torch's recurrent layers.
     """
     if owner is not None:
         if isinstance(owner, nn.Embedding | nn.EmbeddingBag):
@@ -203,7 +203,7 @@ def uncounted_kind(node: Node, owner: nn.Module | None) -> str | None:
 
 
 def _is_lookup_or_norm(owner: nn.Module) -> bool:
-    """Modules whose matrices are looked up or scale elementwise rather than being multiplied."""
+    """Whether the matrices of a module are looked up or scale elementwise, instead of being multiplied."""
     names = {cls.__name__.lower() for cls in type(owner).__mro__}
     return any("norm" in name or "embedding" in name for name in names) and not any(
         isinstance(module, nn.Linear | nn.modules.conv._ConvNd | nn.RNNBase) for module in owner.modules()

@@ -1,4 +1,4 @@
-"""Small questions to a graph, and the one way to put a module into it."""
+"""Small queries of a graph, and the one way to insert a module into it."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def identifier(name: str) -> str:
 
 
 def insert_module(graph_module: GraphModule, path: str, make: Callable[[], M]) -> M:
-    """The module at ``frac.<path>``, made now unless the other mode's graph already put it there."""
+    """The module at ``frac.<path>``, made now unless the graph of the other mode already has it."""
     full = f"{NAMESPACE}.{path}"
     try:
         existing = graph_module.get_submodule(full)
     except AttributeError:
         made = make()
         if not graph_module.add_submodule(full, made):
-            raise PassError(f"{full!r} is taken by something that is no module; was it rewritten before?") from None
+            raise PassError(f"{full!r} already exists and is not a module; was the model rewritten before?") from None
         return made
     return existing  # type: ignore[return-value]  # the path fixes the class
 
@@ -106,7 +106,7 @@ def _record(node: Node, role: Role, owner: str, like: Node | None) -> None:
 
 
 def unique(name: str, taken: Iterable[str]) -> str:
-    """``name``, or ``name_1``, ``name_2``, ... where it is taken."""
+    """``name``, or ``name_1``, ``name_2``, ... if it is taken."""
     taken = set(taken)
     candidate, number = name, 0
     while candidate in taken:

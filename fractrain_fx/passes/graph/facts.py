@@ -1,4 +1,4 @@
-"""What the passes know of a node: one typed record under ``node.meta["frac"]``."""
+"""The typed record that passes keep of each node, under ``node.meta["frac"]``."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ __all__ = [
 ]
 
 TRAINED = "trained"
-"""Key of ``graph_module.meta`` of a graph of evaluation: the graph of training, which learns the gates of both."""
+"""Key of an evaluation graph's ``meta``: the training graph, in which the gates of both graphs are trained."""
 
 FIXED_BATCH = "fixed_batch"
-"""Key of ``graph_module.meta``: whether the graph runs at the batch size of its example only."""
+"""Key of ``graph_module.meta``: whether the graph runs only at the batch size of its example."""
 
 Mode = Literal["float", "pinned", "scheduled", "gated", "uncounted"]
 Role = Literal[
@@ -54,11 +54,11 @@ Role = Literal[
 
 @dataclass(frozen=True)
 class Decision:
-    """Why an op has its precision.
+    """The precision of an op, and the reason for it.
 
     Attributes:
         mode: ``float``, ``pinned`` (by a rule), ``scheduled`` (one precision for all, by stage), ``gated`` (chosen for
-            each sample) or ``uncounted`` (an op whose cost no formula gives: it stays float).
+            each sample) or ``uncounted`` (no formula gives its cost, and it stays float).
         reason: the rule or cause in words.
         precision: the bits of a pinned op.
     """
@@ -108,14 +108,14 @@ class Op:
 
     Attributes:
         name: unique name; the path of the module that owns the weight, where there is one.
-        kind: ``conv``, ``linear``, ``matmul``, ...; ``opaque`` for a module that could not be seen into.
+        kind: ``conv``, ``linear``, ``matmul``, ...; ``opaque`` for a module kept as one node.
         module: path of the module whose forward issued it.
         macs: forward multiply-accumulates for one sample; ``None`` where no formula is known.
         depthwise: whether it is a convolution of one channel a group.
-        skip_path: whether it lies on the projection that carries the samples which skip its block, so that it always
-            runs: where they choose FW-0/BW-0 it takes the cheapest option that computes.
+        skip_path: whether it lies on the projection of its block's skip path. It then always runs: for samples that
+            choose FW-0/BW-0 it takes the cheapest option that computes.
         input_gradient, weight_gradient: whether the backward pass computes EB and GC for it.
-        product: the op as a machine model prices it; ``None`` where it cannot be put so.
+        product: the op in the form that a machine model prices; ``None`` if it has no such form.
         block: name of its block, or ``None``.
         precision: the decision of the precision pass.
     """
@@ -152,8 +152,8 @@ class Block:
         macs: forward MACs of those for one sample.
         branches: names of the nodes that the add takes besides the skip path.
         gated: whether a gate chooses its precision.
-        together: why samples that skip it are computed all the same where ``execution="auto"`` leaves such samples out;
-            ``None`` where they are left out, or where nobody has looked.
+        together: the reason that ``execution="auto"`` cannot leave out the samples that skip it; ``None`` if it can, or
+            before ``FindSeparableBlocks`` has looked.
     """
 
     name: str
@@ -172,17 +172,17 @@ class Facts:
     """The record of one node; each pass fills in its part.
 
     Attributes:
-        shape, dtype: of the tensor at the example inputs; ``None`` for what is no tensor.
+        shape, dtype: of the tensor at the example inputs; ``None`` if the value is not a tensor.
         tensors: whether the value is a tensor or a structure that holds some.
-        batch: where its samples lie; ``None`` where all samples share it, or where they lie in mixed order.
-        samples: how many samples its rows are of; ``None`` where all samples share it.
-        grows: of what is no tensor, whether it is in proportion to the number of samples; ``None`` where it depends on
-            that in another way, or where nobody has looked.
-        flows: whether autograd could reach it, were every parameter trained: what a path of activations consists of.
+        batch: its batch axis; ``None`` if all samples share the value, or if they are in mixed order.
+        samples: the number of samples in its rows; ``None`` if all samples share the value.
+        grows: whether a value that is not a tensor is proportional to the number of samples; ``None`` if it depends on
+            that number in another way, or before ``FindSeparableBlocks`` has looked.
+        flows: whether autograd would reach it if every parameter were trained. Paths of activations are such nodes.
         requires_grad: whether autograd does reach it.
-        trained_by: the parameters by which it would, one bit each (:mod:`fractrain_fx.passes.analyse.trained`).
-        gradients_by: of an op, the same for the two factors whose gradients are EB and GC.
-        op: the contraction that it is.
+        trained_by: the parameters through which it would, one bit each (:mod:`fractrain_fx.passes.analyse.trained`).
+        gradients_by: for an op, the masks of its two factors, whose gradients are EB and GC.
+        op: the contraction at this node.
         blocks: on an exit node, the blocks that end here.
         role: what an inserted node does.
         owner: the op or block that an inserted node serves.

@@ -1,4 +1,4 @@
-"""MACs of contractions from the shapes of what they multiply: closed forms, for whole tensors (all samples)."""
+"""MACs of contractions from the shapes of their factors: closed forms for whole tensors (all samples)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def temporal_convolution(a: Shape, b: Shape, out: Shape) -> int:
 
 
 def grouped(a: Shape, b: Shape, out: Shape) -> int:
-    """Each row meets the matrix of its group (expert); two flat operands are cut into groups along what is summed."""
+    """Each row meets the matrix of its group (expert); two flat operands are grouped along the summed dimension."""
     return a[0] * a[1] * b[1] if len(a) == len(b) == 2 else per_output(a, b, out)
 
 
@@ -76,7 +76,7 @@ def tensordot(a: Shape, b: Shape, out: Shape) -> int:
 
 
 def einsum_terms(equation: str) -> tuple[list[str], str]:
-    """The letters of each operand and of the output, which holds those that occur once where none is written."""
+    """The letters of each operand and of the output; without ``->`` the output has the letters that occur once."""
     inputs, arrow, output = equation.replace(" ", "").partition("->")
     terms = inputs.split(",")
     if not arrow:
@@ -86,7 +86,7 @@ def einsum_terms(equation: str) -> tuple[list[str], str]:
 
 
 def einsum(equation: str) -> Callable[[Shape, Shape, Shape], int]:
-    """Of two operands: one product for each combination of indices, without those that one operand sums beforehand."""
+    """For two operands: one MAC for each combination of indices, except indices that one operand sums beforehand."""
     terms, output = einsum_terms(equation)
 
     def macs(a: Shape, b: Shape, out: Shape) -> int:
@@ -127,14 +127,14 @@ def bilinear(shapes: Sequence[Shape], out: Shape) -> int:
 
 
 def deformable_convolution(shapes: Sequence[Shape], out: Shape) -> int:
-    """As a convolution; the interpolation between positions is not counted."""
+    """The MACs of a convolution; the interpolation between positions is not counted."""
     return math.prod(out) * math.prod(shapes[1][1:])
 
 
 def counted_by_torch(node: Node) -> int | None:
-    """MACs of a call that multiplies several tensors in an order which torch chooses: what its counter sees of it.
+    """MACs of a call that multiplies several tensors in an order that torch chooses, from torch's own counter.
 
-    The call is made on the meta device. ``None`` where an argument is neither a tensor nor a constant.
+    The call is made on the meta device. ``None`` if an argument is neither a tensor nor a constant.
     """
     if any(facts(source).shape is None for source in node.all_input_nodes):
         return None

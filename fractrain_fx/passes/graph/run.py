@@ -1,4 +1,4 @@
-"""Run a chain of passes over a graph; run a graph, see each value, and leave the model as it was."""
+"""Run a chain of passes on a graph; run a graph, look at each value, and leave the model as it was."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["Watch", "evaluating", "run_passes"]
 
 
 def run_passes(graph_module: RecordedModule, passes: Iterable[PassBase]) -> None:
-    """Run a chain by torch's manager, which asks each pass what it requires and ensures; make the code once.
+    """Run a chain with torch's PassManager, which checks each pass's ``requires`` and ``ensures``; compile once.
 
     Raises:
-        FracTrainError: what a pass raises, itself; the manager would wrap it.
+        FracTrainError: the error that a pass raised, without the manager's error around it.
     """
     try:
         with graph_module.edited():
@@ -40,7 +40,7 @@ class Watch(Interpreter):
         self._see = see
 
     def run_node(self, n: Node) -> Any:
-        # All that floats is tracked here already, and torch refuses to switch on what another op made.
+        # Every float tensor is tracked here already, and torch refuses to set requires_grad on the result of an op.
         if n.target is setattr and n.args[1] == "requires_grad":
             return None
         value = super().run_node(n)

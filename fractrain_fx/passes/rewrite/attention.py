@@ -38,16 +38,16 @@ class OpenAttention(PassBase):
 class KeepAttention(PassBase):
     """Leave fused attention as it is, for ``FracConfig(attention="float")``.
 
-    Requires: a graph that has some. Ensures: nothing changes.
+    Requires: a graph with fused attention. Ensures: nothing changes.
 
     Raises:
-        ModelError: there is none to leave.
+        ModelError: the graph has no fused attention.
     """
 
     def requires(self, graph_module: GraphModule) -> None:
         if not any(_is_attention(node) for node in graph_module.graph.nodes):
             raise ModelError(
-                "attention='float' would change nothing: this model calls no scaled_dot_product_attention. Where it "
+                "attention='float' would change nothing: this model calls no scaled_dot_product_attention. If it "
                 "multiplies queries, keys and values itself, pin those products: Pin('matmul', Precision(32, 32))"
             )
 

@@ -1,4 +1,4 @@
-"""Turn every op's MACs into a cost for each option, and put one node in the graph that sums what was chosen."""
+"""Turn every op's MACs into a cost for each option, and insert one node that sums the cost of the choices."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class MeterCost(PassBase):
         return CostMeter({name: tables[name] for name in gated_blocks}, steered, scheduled, fixed, total)
 
     def refresh(self, graph_module: GraphModule) -> None:
-        """Let the cost node of a graph follow its ops, whose products of backward may have changed."""
+        """Update the cost node of a graph after the backward products of its ops have changed."""
         for node in graph_module.graph.nodes:
             if facts(node).role == "cost":
                 meter = graph_module.get_submodule(str(node.target))
@@ -113,7 +113,7 @@ def _tables(graph_module: GraphModule, config: FracConfig) -> dict[str, list[Pat
 
 
 def costed(graph_module: GraphModule) -> list[tuple[Op, OpCost]]:
-    """Every counted contraction of a graph, rewritten or not, with what its products cost."""
+    """Every counted contraction of a graph, rewritten or not, with the cost of its products."""
     moving = varying(graph_module.graph)
     return [(op, op_cost(node, op, moving)) for node, op in ops_of(graph_module.graph) if op.macs is not None]
 

@@ -1,4 +1,4 @@
-"""What gates add to a model: parameters, and MACs for one sample."""
+"""The parameters, and the MACs for one sample, that gates add to a model."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class GateSize:
     """Size of one block's gate, or of the controller.
 
     Attributes:
-        parameters: its own; those of the controller, which all blocks share, are not counted for any block.
-        macs: multiply-accumulates for one sample; a block's hold the controller's step for it. The average over a
-            block's entry multiplies nothing.
+        parameters: its own. The controller's parameters, which all blocks share, are not counted for any block.
+        macs: multiply-accumulates for one sample; a block's include the controller's step for the block. Averaging
+            a block's entry takes none.
     """
 
     parameters: int
@@ -32,7 +32,7 @@ class GateSize:
 
 
 def controller_size(config: FracConfig) -> GateSize:
-    """The controller that all blocks share, and what one step of it costs."""
+    """The parameters of the controller, which all blocks share, and the MACs of one step."""
     with torch.device("meta"):
         return _size(Controller(config.gate, len(config.gate_options)))
 
@@ -61,6 +61,6 @@ def _inserted(graph_module: GraphModule, block: str) -> nn.Module | None:
 
 
 def _size(module: nn.Module) -> GateSize:
-    """Every weight of a gate multiplies once for a sample, so that its MACs are the sizes of its matrices."""
+    """Every weight of a gate multiplies once for a sample, so its MACs are the sizes of its matrices."""
     parameters = list(module.parameters())
     return GateSize(sum(each.numel() for each in parameters), sum(each.numel() for each in parameters if each.ndim > 1))

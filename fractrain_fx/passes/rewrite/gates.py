@@ -1,4 +1,4 @@
-"""Give every gated block its choice of precision, and its skip path the power to be taken."""
+"""Insert the gate that chooses each gated block's precision, and the select that lets samples skip the block."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class InsertGates(PassBase):
         return choice, state
 
     def _samples(self, graph: Graph) -> Node | None:
-        """How many samples an input holds, for entries whose samples have several rows; ``None``: as recorded."""
+        """A node with the number of samples, which entries with several rows a sample need; ``None``: as recorded."""
         inputs = graph.find_nodes(op="placeholder")
         for node in inputs:
             batch = facts(node).batch
@@ -113,7 +113,7 @@ class InsertGates(PassBase):
 
 
 def block_embedding(graph_module: GraphModule, block: Block, entry: Node, config: FracConfig) -> BlockEmbedding:
-    """The embedding of a block's entry, of the size that the entry asks for."""
+    """The embedding of a block's entry, sized for the features of that entry."""
     record = facts(entry)
     if record.shape is None or record.batch is None:
         raise PassError(f"the entry {entry.name!r} of block {block.name!r} has no row for each sample")
@@ -134,7 +134,7 @@ def _later(graph: Graph, first: Node, second: Node | None) -> Node:
 
 
 def _feature_axis(graph_module: GraphModule, entry: Node, block: Block) -> int:
-    """Which dimension of a block's entry holds its features: what the first module or product that reads it says."""
+    """The dimension of a block's entry that holds its features, as the first module or product that reads it tells."""
     seen, queue = {entry}, [entry]
     ndim = len(facts(entry).shape or ())
     while queue:

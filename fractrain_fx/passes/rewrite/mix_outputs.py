@@ -1,4 +1,4 @@
-"""Mix what a block gives instead of what it reads: run it once for each option (ALGORITHM 3), the slow reference."""
+"""Mix the outputs of a block instead of its inputs: run it once for each option (ALGORITHM 3), the slow reference."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["MixOutputs"]
 class MixOutputs(PassBase):
     """Compute each gated block at every option, for all samples, and let the choice pick among the results.
 
-    From a block's quantize nodes to where its values leave it, its nodes are copied for each option. The copies share
+    The nodes from a block's quantize nodes to its exits are copied for each option. The copies share
     modules and parameters: a batch norm in a block sees the batch once for each option. Each copy's output gradients
     are rounded for the samples that picked its option and exactly zero for the others.
 
@@ -55,7 +55,7 @@ class MixOutputs(PassBase):
         for choice in choices_of(graph_module.graph).values():
             for user in choice.users:
                 if facts(user).role in ("input", "gradient", "skip"):
-                    raise PassError(f"{user.name!r} still mixes what {choice.name!r} picks")
+                    raise PassError(f"{user.name!r} still mixes the options of {choice.name!r}")
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ class _Exit:
     """A value that leaves the copied part of a block.
 
     Attributes:
-        node: whose value that is.
-        axis: where its samples lie.
+        node: gives the value.
+        axis: its batch axis.
         options: numbers of the options that it is computed at.
-        part: the copied nodes behind it, itself included.
+        part: the copied nodes that the value is computed from, ``node`` included.
     """
 
     node: Node
@@ -83,7 +83,7 @@ class _Mixing:
         self._block, self._choice, self._config = block, choice, config
         self._quantizers = [user for user in choice.users if facts(user).role in ("input", "gradient")]
         self._skips = [user for user in choice.users if facts(user).role == "skip"]
-        self._moving = varying(self._graph)  # what only takes a size from a block is no part of it
+        self._moving = varying(self._graph)  # a node that only takes a size from a block is not part of it
         self._controls: dict[tuple[Callable[[Tensor, int], Tensor], int], Node] = {}
 
     def write(self) -> None:
@@ -93,7 +93,7 @@ class _Mixing:
         copies: dict[int, dict[Node, Node]] = {}
         behind = {node for each in exits for node in each.part}
         for node in [node for node in self._graph.nodes if node in behind]:
-            # The first option that it is needed at is left to the node itself.
+            # The node itself computes the first option, and copies compute the others.
             first, *others = sorted({option for each in exits if node in each.part for option in each.options})
             copies.setdefault(first, {})[node] = node
             latest = node
@@ -105,7 +105,7 @@ class _Mixing:
             self._mix(each, region, [copies[option][each.node] for option in each.options])
 
     def _region(self) -> set[Node]:
-        """From the quantize nodes on: up to the residual add, or to the last op of a block without a skip path."""
+        """The nodes from the quantize nodes to the residual add, or to the last op of a block without a skip path."""
         if self._block.skip is not None:
             stop = {node for node in self._graph.nodes if node.name == self._block.exit} | set(self._skips)
             return _reached(self._quantizers, stop, self._readers)
@@ -161,7 +161,7 @@ class _Mixing:
         return copied
 
     def _fix(self, node: Node, option: int, original: Node) -> None:
-        """Let a quantize node round at one option: activations of all samples, gradients of those that picked it."""
+        """Let a quantize node round at one option: activations of all samples, gradients of samples that picked it."""
         path = str(original.target).removeprefix(f"{NAMESPACE}.")
         mixed = self._graph_module.get_submodule(f"{NAMESPACE}.{path}")
         gradient = isinstance(mixed, MixedGradientQuantizer)
@@ -189,7 +189,7 @@ class _Mixing:
         with self._graph.inserting_after(results[-1]):
             mixed = call(self._graph, path, [self._choice, *results], role="mix", owner=self._block.name, like=node)
         for user in [user for user in self._readers(node) if user not in region and user is not mixed]:
-            if user in self._skips:  # what skips is in none of the results
+            if user in self._skips:  # samples that skip are in none of the results
                 user.replace_all_uses_with(mixed)
                 self._graph.erase_node(user)
             elif user not in results:

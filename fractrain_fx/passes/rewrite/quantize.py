@@ -32,7 +32,7 @@ __all__ = ["Quantize"]
 
 @dataclass(frozen=True)
 class _Bits:
-    """Where an op's bits come from: nodes for one width for all, or a block's choice."""
+    """The nodes that give an op's bits: one width for all samples, or a block's choice."""
 
     fw: Node
     bw: Node
@@ -47,10 +47,10 @@ class Quantize(PassBase):
     share its quantize node.
 
     Args:
-        config: of the model.
-        fmt: a number format of one's own, in place of the one that the configuration names.
+        config: the model's configuration.
+        fmt: a number format to use instead of the one that the configuration names.
 
-    Requires: decided precisions, and a choice node for each gated block. Ensures: no op keeps an operand as it was.
+    Requires: decided precisions, and a choice node for each gated block. Ensures: no such op reads a float operand.
     """
 
     def __init__(self, config: FracConfig, fmt: Format | None = None) -> None:
@@ -110,7 +110,7 @@ class _Writer:
     def quantize(self, node: Node, op: Op) -> None:
         family = contraction(node)
         if family is None:
-            raise PassError(f"op {op.name!r} ({node.format_node()}) is no contraction that can be quantized")
+            raise PassError(f"op {op.name!r} ({node.format_node()}) is not a contraction that can be quantized")
         bits = self._bits(op)
         for side, place in zip(("input", "other"), family.operands, strict=True):
             source = operand(node, place)
@@ -123,7 +123,7 @@ class _Writer:
         self._gradient(node, op, bits)
 
     def quantize_inside(self, node: Node, op: Op) -> None:
-        """Run a module recorded as a whole with its weights rounded; its activations stay as they are."""
+        """Round the weights of a module that is kept as one node; its activations are not rounded."""
         leaf = self._graph_module.get_submodule(str(node.target))
         path = f"opaque.{identifier(op.name)}"
         insert_module(self._graph_module, path, lambda: QuantizedLeaf(leaf, self._format))
@@ -222,7 +222,7 @@ class _Writer:
         users = list(node.users)
         with self._graph.inserting_after(node):
             quantized = call(self._graph, path, arguments, role="gradient", owner=op.name, like=node)
-        # What reads it next must not take it for a weight.
+        # Ops that read the output next must not take it for a weight.
         self._moving.add(quantized)
         for user in users:
             user.replace_input_with(node, quantized)

@@ -110,7 +110,7 @@ def test_a_model_that_multiplies_nowhere_else_is_told_so() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return Twice.apply(x, self.weight)
 
-    with pytest.raises(ModelError, match="lies inside calls that a graph cannot see into: 'Twice'"):
+    with pytest.raises(ModelError, match="lie inside calls that a graph cannot see into: 'Twice'"):
         fractrainify(Hidden(), config=FracConfig(method="static"), example_inputs=(torch.randn(4, 8),))
 
 

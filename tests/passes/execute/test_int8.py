@@ -115,11 +115,11 @@ def test_training_gives_the_losses_and_choices_of_the_simulation(options: dict[s
 def test_every_quantized_op_says_why_it_has_no_form_on_integers() -> None:
     model = _made(_Mixed(), torch.randn(2, 3, 8, 8), method="pfq", execution="auto", kernels="int8")
     reasons = not_on_int8(model.graph_module, model.config)
-    assert reasons["strided"] == "its 3x3 kernels neither lie side by side nor follow one another at every place"
+    assert reasons["strided"] == "its 3x3 kernels move neither by their own size nor by 1, or are dilated or padded"
     assert reasons["grouped"] == "convolves groups of channels"
     assert sum(reason == "multiplies two activations" for reason in reasons.values()) == 2
     assert "multiplies by a batch of matrices" in reasons.values()
-    assert "scales its product or what it adds" in reasons.values()
+    assert "scales its product or its added term" in reasons.values()
     model(torch.randn(2, 3, 8, 8)).sum().backward()
     kernels = model.kernels()
     assert kernels["point"] == kernels["patch"] == kernels["spatial"] == "int8"

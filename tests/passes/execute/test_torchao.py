@@ -195,7 +195,7 @@ def test_every_other_op_stays_simulated_and_says_why() -> None:
     kernels = model.kernels()
     assert [name for name, kernel in kernels.items() if kernel == taken] == ["taken", "odd"]
     assert kernels["pinned"] == "is pinned to FW-4/BW-8, and torchao computes at FW-8/BW-8"
-    assert kernels["point"] == "is no linear layer, and torchao computes no other"
+    assert kernels["point"] == "is not a linear layer, and torchao computes only those"
     assert list(kernels.values()).count("multiplies two activations") == 2
     assert list(kernels.values()).count(kernels["point"]) == 2
     fused = model._inside.running[True].fused
