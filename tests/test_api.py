@@ -215,11 +215,11 @@ def test_a_chain_of_its_own_is_asked_for_when_a_saved_model_is_loaded(tmp_path: 
     config, x = FracConfig(method="static"), torch.randn(2, 4)
     chain = [each for each in default_passes(config) if not isinstance(each, OpenAttention)]
     fractrainify(net(), config=config, example_inputs=(x,), passes=chain).save_pretrained(tmp_path)
-    with pytest.raises(RunError, match=r"a chain of its own \(Shapes, Macs"):
+    with pytest.raises(RunError, match=r"another chain \(Shapes, Macs"):
         FracModel.from_pretrained(tmp_path, model=net())
     again = FracModel.from_pretrained(tmp_path, model=net(), passes=chain)
     again.save_pretrained(tmp_path / "again")
-    with pytest.raises(RunError, match="a chain of its own"):
+    with pytest.raises(RunError, match="another chain"):
         FracModel.from_pretrained(tmp_path / "again", model=net(), passes=default_passes(config))
 
 

@@ -1,4 +1,4 @@
-"""What a user sets: frozen, validated dataclasses, and what they look like in YAML."""
+"""The configuration that a user sets: frozen, validated dataclasses, and their form in YAML."""
 
 from fractrain_fx.config.choices import (
     CODE_BITS,

@@ -1,4 +1,4 @@
-"""What a configuration may not say: unknown words, numbers out of range, options that would change nothing."""
+"""Refuse wrong configurations: unknown words, numbers out of range, options that would change nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["check_config", "check_stage", "check_words"]
 
 
 def check_words(config: FracConfig) -> None:
-    """Raise a ``ConfigError`` for a word that is none of a field's own."""
+    """Raise a ``ConfigError`` for a word that a field does not know."""
     for name, kind in CHOICES.items():
         value, known = getattr(config, name), get_args(kind)
         if value not in known:
@@ -23,7 +23,7 @@ def check_words(config: FracConfig) -> None:
 
 
 def check_config(config: FracConfig) -> None:
-    """Raise a ``ConfigError`` for what does not fit together; its fields have their own types already."""
+    """Raise a ``ConfigError`` for fields out of range or that do not fit together."""
     _check_options(config)
     _check_codes(config)
     _check_rounding(config)
@@ -45,7 +45,7 @@ def check_config(config: FracConfig) -> None:
 
 
 def check_stage(config: FracConfig, precision: Precision) -> None:
-    """Raise a ``ConfigError`` for a precision that the scheduled ops of a model cannot be given."""
+    """Raise a ``ConfigError`` for a precision that the scheduled ops of a model cannot have."""
     if not config.scheduled:
         raise ConfigError(f"method {config.method!r} has no stage precision to set: 'static' and 'pfq' have one")
     if config.saved == "codes" and precision.fw > CODE_BITS:
@@ -64,7 +64,7 @@ def _check_options(config: FracConfig) -> None:
         raise ConfigError(f"options {', '.join(map(str, config.options))} name one precision twice")
     if SKIP in config.options[1:]:
         raise ConfigError(
-            "FW-0/BW-0 must come first among the options: it is the one that blocks without a skip path drop"
+            "FW-0/BW-0 must come first among the options, because blocks without a skip path drop the first one"
         )
     if not any(not option.skips for option in config.options):
         raise ConfigError("options need at least one precision besides FW-0/BW-0")
@@ -78,7 +78,7 @@ def _check_codes(config: FracConfig) -> None:
     if not config.scheduled:
         raise ConfigError(
             f"saved='codes' goes with method 'static' or 'pfq', not {config.method!r}: the gradient of gates needs "
-            "the activations themselves"
+            "the unrounded activations"
         )
     if config.format != "affine":
         raise ConfigError(f"saved='codes' needs the levels of format 'affine', not {config.format!r}")
@@ -90,8 +90,8 @@ def _check_codes(config: FracConfig) -> None:
 def _check_rounding(config: FracConfig) -> None:
     if config.rounding == "compiled" and (config.method in ("float", "slu") or config.format != "affine"):
         raise ConfigError(
-            f"rounding='compiled' changes nothing for method {config.method!r} with format {config.format!r}: it is "
-            "for what format 'affine' rounds. Write rounding='eager'"
+            f"rounding='compiled' changes nothing for method {config.method!r} with format {config.format!r}: it "
+            "changes how format 'affine' rounds. Write rounding='eager'"
         )
 
 
@@ -118,8 +118,8 @@ def _check_steering(config: FracConfig) -> None:
         )
     if config.indicator == "total" and not (config.method == "fractrain" and config.schedule in ("auto", "two-stage")):
         raise ConfigError(
-            f"indicator='total' changes nothing for method {config.method!r} with schedule={config.schedule!r}: it is "
-            "what moves 'fractrain' from stage to stage with schedule 'auto' or 'two-stage'. Write indicator='task'"
+            f"indicator='total' changes nothing for method {config.method!r} with schedule={config.schedule!r}: it "
+            "moves 'fractrain' from stage to stage with schedule 'auto' or 'two-stage'. Write indicator='task'"
         )
 
 
@@ -134,8 +134,8 @@ def _check_execution(config: FracConfig) -> None:
             raise ConfigError(f"skip_threshold={config.skip_threshold} must lie in 0..1, the share of a batch")
     if config.kernels != "auto" and config.execution != "auto":
         raise ConfigError(
-            f"kernels={config.kernels!r} changes nothing with execution={config.execution!r}, which computes what it "
-            "rounds in float: it goes with 'auto'"
+            f"kernels={config.kernels!r} changes nothing with execution={config.execution!r}, which multiplies "
+            "rounded values in float: it goes with 'auto'"
         )
     if config.kernels == "int8" and not config.lowers:
         raise ConfigError(
@@ -150,13 +150,13 @@ def _check_execution(config: FracConfig) -> None:
     if not (config.dispatches or config.lowers):
         raise ConfigError(
             f"execution='auto' changes nothing for method {config.method!r} with these options: it leaves out "
-            "samples that skip a block, which a gated method with the option FW-0/BW-0 has, and multiplies on int8 "
-            f"what format 'affine' rounds to {CODE_BITS} bits or fewer. Write execution='simulate'"
+            "samples that skip a block (gated methods with the option FW-0/BW-0), and multiplies on int8 what format "
+            f"'affine' rounds to {CODE_BITS} bits or fewer. Write execution='simulate'"
         )
     if config.mixing == "outputs":
         raise ConfigError(
-            "execution='auto' goes with mixing='inputs': mixing='outputs' runs each block at every option for all "
-            "samples, to compare with"
+            "execution='auto' goes with mixing='inputs': mixing='outputs' is a reference that runs each block at every "
+            "option for all samples"
         )
 
 
@@ -165,12 +165,12 @@ def _check_torchao(config: FracConfig) -> None:
     if config.method != "static" or config.precision != TORCHAO_PRECISION:
         given = f"method {config.method!r}" + (f" at {config.precision}" if config.method == "static" else "")
         raise ConfigError(
-            f"execution={config.execution!r} computes linear layers at 8 bits whatever a stage or a gate says, which "
-            f"{given} does not ask for: {way_out}"
+            f"execution={config.execution!r} always computes linear layers at 8 bits, which does not fit "
+            f"{given}: {way_out}"
         )
     if config.format != "affine":
         raise ConfigError(
-            f"execution={config.execution!r} computes linear layers in torchao's own numbers, not in those of format "
+            f"execution={config.execution!r} computes linear layers in torchao's number format, not in format "
             f"{config.format!r}: write format='affine', or execution='simulate'"
         )
     if config.mixing == "outputs":

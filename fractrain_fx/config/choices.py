@@ -44,13 +44,13 @@ Control = Literal["sign", "proportional", "integral", "multiplier"]
 BetaUnit = Literal["mean-option", "full-precision"]
 GateInit = Literal["linear", "he"]
 
-# What a kept code, one byte, can tell apart.
+# The bits of a saved code, which is one byte.
 CODE_BITS = 8
 
-# Where the gathered form of a block was measured to take less time than the masked one (docs/execution.md).
+# Share of skipped samples from which the gathered form of a block was measured to be faster (docs/execution.md).
 DISPATCH_FROM = 0.1
 
-# What torchao computes in, whatever a stage says.
+# The precision at which torchao computes, at every stage.
 TORCHAO_PRECISION = Precision(8, 8)
 
 CHOICES: dict[str, Any] = {
@@ -66,4 +66,4 @@ CHOICES: dict[str, Any] = {
     "indicator": Indicator,
     "gradient_grid": GradientGrid,
 }
-"""Fields of ``FracConfig`` that take one of a few words."""
+"""The fields of ``FracConfig`` that take one of a few words."""

@@ -1,4 +1,4 @@
-"""What a user can set: frozen, validated, and equal to ALGORITHM's defaults (paper, supplement 4 to 7)."""
+"""FracConfig: frozen, validated, with the defaults of ALGORITHM (paper, supplement 4 to 7)."""
 
 from __future__ import annotations
 
@@ -41,58 +41,58 @@ __all__ = ["FracConfig"]
 
 @dataclass(frozen=True)
 class FracConfig:
-    """Everything that turns a model into one trained with fractional precision.
+    """All settings of training a model with fractional precision.
 
     Attributes:
         method: ``float``, ``static``, ``pfq``, ``dfq``, ``fractrain`` or ``slu``.
         format: the number format: ``affine`` is SBM's (ALGORITHM 2); ``dorefa`` and ``wageubn``.
         precision: the precision of ``static``.
         stages: the precisions of ``pfq``.
-        options: what the gates of ``dfq`` and ``fractrain`` choose from; ``slu`` has 0/0 and 32/32.
+        options: the options of the gates of ``dfq`` and ``fractrain``; ``slu`` has 0/0 and 32/32.
         weight_bits: bits of gated weights.
         targets: cp of each stage of ``fractrain``; ``dfq`` and ``slu`` hold the last one. ``None``: the paper's
-            1.5/2/2.5/3, moved up for a model whose blocks cannot all be skipped until the lowest can be reached
-            (3 per cent for ``dfq``; 50 per cent for ``slu``).
-        saturate_targets: whether a target out of reach counts as the nearest cp that the gates can choose, as in the
-            authors' code; without it such a target is an error.
-        mixing: ``inputs``: each op runs once, every sample's operands rounded at its own option. ``outputs``: each
-            gated block runs once for every option and the results are mixed, as in the original code; slow, to compare.
-        saved: what quantized ops keep of activations between forward and backward. ``operands``: the activation as it
-            came, to be rounded again. ``rounded``: the rounded copy; quicker, more memory. ``codes``: one byte a value,
-            less memory where nothing else holds the activation (``static`` and ``pfq`` at up to 8 forward bits).
+            1.5/2/2.5/3 (3 for ``dfq``, 50 for ``slu``; in per cent). For a model whose blocks cannot all be skipped
+            these defaults are moved up until the lowest can be reached.
+        saturate_targets: whether a target out of reach is replaced by the nearest cp that the gates can choose, as in
+            the authors' code. Without it such a target is an error.
+        mixing: ``inputs``: each op runs once, with every sample's operands rounded at its own option. ``outputs``: each
+            gated block runs once for every option and the results are mixed, as in the original code: a slow reference.
+        saved: what quantized ops save of activations for backward. ``operands``: the float activation, which is rounded
+            again. ``rounded``: the rounded copy; quicker, more memory. ``codes``: one byte a value, which saves memory
+            if nothing else holds the activation (``static`` and ``pfq`` at up to 8 forward bits).
         attention: ``quantized``: fused attention (``scaled_dot_product_attention``) is opened into its two products,
-            which get precisions like all others. ``float``: it stays one fused call in float, as where only linear
-            layers count (the paper's Transformer); quicker, at a higher ``cp_total``.
-        rounding: how a CPU rounds, and finds ranges and the gradient of gates. ``eager``: by plain operations of torch.
-            ``compiled``: each in one pass, by C++ kernels that are built at their first use (half a minute, kept on
-            disk; needs a C++ compiler and ninja), for format ``affine``. With ``execution="auto"`` they also multiply
-            whole codes, on a CPU with AVX2 or AVX-512. Graphs that ``torch.compile`` made leave the gradient of gates
-            and the codes to them; what rounds there is code of the compiler's.
-        execution: ``simulate``: every block runs for all samples, and the result of those that skip it is dropped.
-            ``auto``: they are left out where that saves time. All numbers are the same but these: batch norm and ranges
-            inside a block see the samples that run, and a sample that skips a block has no gradient through what the
-            block would have given it (docs/execution.md). ``torchao-int8``, ``torchao-float8``: torchao's training in
-            8 bits computes linear layers, in numbers of its own (``static`` at FW-8/BW-8).
-        skipping: ``dispatched``: ``execution="auto"`` leaves samples that skip out; ``masked``: it does not, for models
-            whose batch norm has to see all samples.
-        skip_threshold: share (0..1) of a batch that has to skip a block for them to be left out; ``None``: the one
-            measured to pay.
-        kernels: how ``execution="auto"`` multiplies what format ``affine`` rounds to at most 8 bits; the numbers are
-            the same. ``auto``: on int8 where a short timing, for each shape and, for C++ kernels, each width as it
-            first trains, finds that quicker than float; ``int8``: wherever it can be; ``float``: never.
-        gradient_grid: where the levels of rounded output gradients lie in format ``affine``. ``range``: from the lowest
-            value on. ``zero``: shifted by less than a level, so that one of them is 0 and zero gradients stay zero.
+            which get precisions like all others. ``float``: it stays one fused call in float; quicker, at a higher
+            ``cp_total``. The paper's Transformer counts linear layers only, which needs ``float``.
+        rounding: how a CPU rounds, and finds ranges and the gradient of gates. ``eager``: with plain torch operations.
+            ``compiled``: each in one pass, with C++ kernels for format ``affine`` that are built at their first use
+            (half a minute, kept on disk; needs a C++ compiler and ninja). With ``execution="auto"`` they also multiply
+            codes, on a CPU with AVX2 or AVX-512. In graphs that ``torch.compile`` made, they compute the gradient of
+            gates and the products of codes, and the compiler's own code rounds.
+        execution: ``simulate``: every block runs for all samples, and its result is dropped for samples that skip it.
+            ``auto``: samples that skip are left out if that saves time. Values stay the same with two exceptions: batch
+            norm and ranges inside a block only see the samples that run, and a sample that skips a block has no
+            gradient through that block (docs/execution.md). ``torchao-int8``, ``torchao-float8``: torchao's 8-bit
+            training computes linear layers, in its own number format (``static`` at FW-8/BW-8).
+        skipping: ``dispatched``: ``execution="auto"`` leaves out samples that skip. ``masked``: it does not, for models
+            whose batch norm must see all samples.
+        skip_threshold: share (0..1) of a batch that must skip a block before they are left out; ``None``: a measured
+            default.
+        kernels: how ``execution="auto"`` multiplies values that format ``affine`` rounds to at most 8 bits; the results
+            are the same. ``auto``: on int8 if a short timing finds that quicker than float. Each shape, and each width
+            with C++ kernels, is timed as it first trains. ``int8``: wherever possible. ``float``: never on int8.
+        gradient_grid: the levels of rounded output gradients in format ``affine``. ``range``: from the lowest value on.
+            ``zero``: shifted by less than a level, so that one level is 0 and zero gradients stay zero.
         pins: rules that fix the precision of some contractions.
         gate: sizes and strength of the gates.
-        schedule: what moves the stage: ``auto`` is Algorithm 1.
-        indicator: the loss whose course moves the stages of ``auto`` and ``two-stage``. ``task``: that of the task.
-            ``total``: the same plus the cost term, as in the authors' code (``fractrain``).
+        schedule: moves the run from stage to stage: ``auto`` is Algorithm 1.
+        indicator: the loss that moves the stages of ``auto`` and ``two-stage``. ``task``: the task loss. ``total``: the
+            task loss plus the cost term, as in the authors' code (``fractrain``).
         epochs: length of the run; needed by the ``manual`` and ``cyclic`` schedules.
         cycles: cosine cycles of the ``cyclic`` schedule.
         epsilon, alpha: threshold of the turning point and its decay (Algorithm 1).
         keep: share of the old running range that a training step keeps.
         batch_axis: dimension of the model's inputs that holds the samples.
-        recordings: how often one model is recorded at most, for sizes with which its code takes other ways.
+        recordings: most recordings of one model; sizes for which its code takes another path need another one.
     """
 
     method: Method = "fractrain"
@@ -157,7 +157,7 @@ class FracConfig:
 
     @property
     def torchao(self) -> Torchao | None:
-        """What torchao computes linear layers in, where it does."""
+        """The kind of torchao training that computes linear layers, or ``None``."""
         return cast(Torchao, self.execution) if self.execution in get_args(Torchao) else None
 
     @property
@@ -172,17 +172,17 @@ class FracConfig:
 
     @property
     def scheduled(self) -> bool:
-        """Whether one precision at a time holds for the whole model (``static``, ``pfq``)."""
+        """Whether the whole model has one precision at a time (``static``, ``pfq``)."""
         return self.method in ("static", "pfq")
 
     @property
     def gate_options(self) -> tuple[Precision, ...]:
-        """What the gates choose from under this method."""
+        """The options of the gates under this method."""
         return (SKIP, FULL) if self.method == "slu" else self.options
 
     @property
     def projection_options(self) -> tuple[Precision, ...]:
-        """``gate_options`` of an op on a skip path, which runs for samples that skip too: 0/0 is the cheapest other."""
+        """``gate_options`` of an op on a skip path. It always runs, so the cheapest other option replaces 0/0."""
         computing = [option for option in self.gate_options if not option.skips]
         cheapest = min(computing, key=lambda option: (option.fw * option.bw, option.fw, option.bw))
         return tuple(cheapest if option.skips else option for option in self.gate_options)
@@ -202,12 +202,12 @@ class FracConfig:
         return replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values only: what JSON and YAML hold."""
+        """Plain values only, for JSON and YAML."""
         return plain_values(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> FracConfig:
-        """Build from what ``to_dict`` gives; unknown keys are errors that offer near names."""
+        """Build from the result of ``to_dict``; an unknown key is an error that offers near names."""
         return cls(**given_fields(cls, values))
 
     def to_yaml(self, path: str | Path) -> None:
@@ -216,5 +216,5 @@ class FracConfig:
 
     @classmethod
     def from_yaml(cls, path: str | Path) -> FracConfig:
-        """Read what ``to_yaml`` wrote, or a file a user wrote by hand."""
+        """Read a file that ``to_yaml`` or a user wrote."""
         return cls.from_dict(read_yaml(path))

@@ -1,4 +1,4 @@
-"""What a configuration holds beside numbers and words: rules for single contractions, and its gates."""
+"""The parts of a configuration: rules for single contractions, and the gates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fractrain_fx.errors import ConfigError, near
 
 __all__ = ["GateConfig", "Pin"]
 
-# Proportional and integral gain of each control, where none is given.
+# Default proportional and integral gain of each control.
 _GAINS: dict[str, tuple[float, float]] = {
     "sign": (0.0, 0.0),
     "proportional": (10.0, 0.0),
@@ -25,7 +25,7 @@ class Pin:
     """A rule: contractions that match ``pattern`` keep ``precision`` in every stage and for every input.
 
     ``pattern`` is a shell-style pattern over op names (``blocks.0.*``), a kind of op (``linear``), ``depthwise`` or
-    ``first``/``last``. Later rules win. ``Pin("depthwise", Precision(8, 16))`` is the paper's for MobileNetV2.
+    ``first``/``last``. Later rules win. ``Pin("depthwise", Precision(8, 16))`` is the paper's rule for MobileNetV2.
     """
 
     pattern: str
@@ -41,24 +41,24 @@ class Pin:
 
 @dataclass(frozen=True)
 class GateConfig:
-    """DFQ's gates and what steers them (paper 3.2; ALGORITHM 3 and 5).
+    """DFQ's gates and their steering (paper 3.2; ALGORITHM 3 and 5).
 
     Attributes:
         dims: widths of the two linear layers that embed a block's entry.
         hidden: width of the LSTM cell shared by all blocks.
-        init: how the two linear layers start. ``linear``: as ``nn.Linear`` does. ``he``: weights drawn by He's rule for
-            the fan-out, as in the authors' code, so that choices differ more between samples from the start.
+        init: initial weights of the two linear layers. ``linear``: as in ``nn.Linear``. ``he``: He's rule for the
+            fan-out, as in the authors' code, so that choices differ more between samples from the start.
         beta: strength of the cost term for one sample's choice in one block of mean size.
-        beta_unit: what ``beta`` is the price of. ``mean-option``: of the mean option that computes, so that the push is
-            the same whatever the options and weight bits. ``full-precision``: of FW, EB and GC at 32 bits each, as in
-            the authors' code, where ``beta`` is 1e-3.
+        beta_unit: the choice that costs ``beta``. ``mean-option``: the mean option that computes, so that the push is
+            the same for all options and weight bits. ``full-precision``: FW, EB and GC at 32 bits each, as in the
+            authors' code, where ``beta`` is 1e-3.
         width: dead band above the target, in per cent of cost, in which the error of cp counts as 0.
         control: how the strength follows ``e``, the relative error of cp. ``sign``: ``beta`` times the sign of ``e``,
             as in the paper. ``proportional``: ``beta * gain * e``, at most ``beta``. ``integral``: the same with an
             added sum over steps of ``integral_gain * e``, at most ``beta``. ``multiplier``: a Lagrange multiplier,
             moved by ``beta * integral_gain * e`` in each step, plus ``beta * gain * e``; it has no bound.
-        gain: proportional gain; by default that of the control. ``sign`` has none.
-        integral_gain: integral gain of a step, for ``integral`` and ``multiplier``; by default that of the control.
+        gain: proportional gain; each control has a default. ``sign`` has none.
+        integral_gain: integral gain of a step, for ``integral`` and ``multiplier``; each has a default.
     """
 
     dims: tuple[int, int] = (32, 16)
@@ -102,7 +102,7 @@ class GateConfig:
 
     @property
     def gains(self) -> tuple[float, float]:
-        """Proportional and integral gain of the control; an integral gain of 0 where it has none."""
+        """Proportional and integral gain of the control; 0 for a gain that it does not have."""
         usual = _GAINS[self.control]
         gain = usual[0] if self.gain is None else self.gain
         return gain, usual[1] if self.integral_gain is None else self.integral_gain

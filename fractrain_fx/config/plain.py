@@ -1,4 +1,4 @@
-"""A configuration as plain values, which JSON and YAML hold, and back."""
+"""Convert a configuration to plain values for JSON and YAML, and back."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["given_fields", "plain_values", "read_yaml", "write_yaml"]
 
 
 def plain_values(config: FracConfig) -> dict[str, Any]:
-    """Numbers, words, lists and mappings only."""
+    """The configuration as numbers, words, lists and mappings."""
     plain = asdict(config)
     plain["precision"] = str(config.precision)
     plain["stages"] = str(config.stages)
@@ -29,10 +29,10 @@ def plain_values(config: FracConfig) -> dict[str, Any]:
 
 
 def given_fields(cls: type[FracConfig], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of ``cls`` that plain values give, to build it from.
+    """The arguments that build ``cls`` from plain values.
 
     Raises:
-        ConfigError: a key is no field; near names are offered.
+        ConfigError: a key is not a field; the message offers near names.
     """
     _known_keys(cls, values)
     given = dict(values)
@@ -57,7 +57,7 @@ def read_yaml(path: str | Path) -> Mapping[str, Any]:
     """Read the plain values of a file.
 
     Raises:
-        ConfigError: it cannot be read, is no YAML, or holds no fields.
+        ConfigError: it cannot be read, is not YAML, or has no fields.
     """
     import yaml
 
@@ -66,7 +66,7 @@ def read_yaml(path: str | Path) -> Mapping[str, Any]:
     except (OSError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} could not be read as YAML: {error}") from error
     if not isinstance(values, Mapping):
-        raise ConfigError(f"{path} holds no fields: write lines like 'method: fractrain'")
+        raise ConfigError(f"{path} has no fields: write lines like 'method: fractrain'")
     return values
 
 

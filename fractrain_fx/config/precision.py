@@ -1,4 +1,4 @@
-"""Bits: one precision option, PFQ's stages of them, and the cost targets of FracTrain's stages."""
+"""Precision options (bits), PFQ's stages, and the cost targets of FracTrain's stages."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Precision:
         for name, bits in (("fw", self.fw), ("bw", self.bw)):
             if isinstance(bits, bool) or not isinstance(bits, int) or not (0 <= bits <= 16 or bits == FLOAT_BITS):
                 raise ConfigError(
-                    f"{name}={bits!r} is no bit width: write 2 to 16, 32 for float, or 0 for both to skip the block"
+                    f"{name}={bits!r} is not a bit width: write 2 to 16, 32 for float, or 0 for both to skip the block"
                 )
         if (self.fw == 0) != (self.bw == 0):
             raise ConfigError(f"{self} skips one direction only: write FW-0/BW-0, or bits for both")
@@ -54,7 +54,7 @@ class Precision:
             return text
         match = re.fullmatch(r"\s*(?:FW-?)?(\d+)\s*/\s*(?:BW-?)?(\d+)\s*", str(text), flags=re.IGNORECASE)
         if match is None:
-            raise ConfigError(f"{text!r} is no precision: write FW-3/BW-6, or 3/6")
+            raise ConfigError(f"{text!r} is not a precision: write FW-3/BW-6, or 3/6")
         return cls(int(match[1]), int(match[2]))
 
     @property
@@ -73,7 +73,7 @@ FULL = Precision(FLOAT_BITS, FLOAT_BITS)
 DFQ_OPTIONS = tuple(Precision.parse(p) for p in ("0/0", "2/6", "3/6", "4/6", "4/12", "6/8", "6/12"))
 COMPACT_OPTIONS = tuple(Precision.parse(p) for p in ("0/0", "4/8", "6/8", "6/10", "8/8"))
 
-# The options in the authors' code, which the paper does not print: on CIFAR and on ImageNet. No block is ever skipped.
+# The options in the authors' code for CIFAR and ImageNet. The paper does not print them. None of them skips a block.
 AUTHORS_OPTIONS = tuple(Precision.parse(p) for p in ("3/6", "4/6", "4/8", "6/8", "6/12"))
 AUTHORS_IMAGENET_OPTIONS = tuple(Precision.parse(p) for p in ("3/6", "4/8", "6/12", "8/16"))
 
@@ -102,7 +102,7 @@ class PrecisionStages:
             return text
         match = re.fullmatch(r"\s*FW\(([\d,\s]+)\)\s*/\s*BW\(([\d,\s]+)\)\s*", str(text), flags=re.IGNORECASE)
         if match is None:
-            raise ConfigError(f"{text!r} is no list of stages: write FW(3,4,6,8)/BW(6,6,8,8)")
+            raise ConfigError(f"{text!r} is not a list of stages: write FW(3,4,6,8)/BW(6,6,8,8)")
         fw, bw = ([int(bits) for bits in group.split(",") if bits.strip()] for group in match.groups())
         if len(fw) != len(bw):
             raise ConfigError(f"{text!r} has {len(fw)} forward but {len(bw)} backward stages: give as many of each")

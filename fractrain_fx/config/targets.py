@@ -1,4 +1,4 @@
-"""Which cost targets a model's gates are steered to, and whether they can get there."""
+"""Choose the cost targets of a model's gates, and check that the gates can reach them."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _MARGIN = 0.05
 def resolve_targets(config: FracConfig, low: float, high: float) -> tuple[float, ...]:
     """The target cp of each stage, in per cent.
 
-    Targets that were set are taken as they are; with ``saturate_targets``, a target out of reach becomes the nearest cp
-    in reach. The defaults (paper 4.4) are moved up for a model that cannot get as low, one with blocks that have no
-    skip path; they keep their distances as far as there is room.
+    Targets that the user set stay as they are; with ``saturate_targets``, a target out of reach becomes the nearest cp
+    in reach. The defaults (paper 4.4) are moved up for a model whose gates cannot reach them because it has blocks
+    without a skip path. They keep their distances as far as there is room.
 
     Args:
-        config: whose ``method`` and ``targets`` decide.
+        config: its ``method`` and ``targets`` decide.
         low: lowest cp that the gates can choose, in per cent.
-        high: the highest.
+        high: highest cp that the gates can choose, in per cent.
 
     Raises:
-        TargetError: a target that was set lies outside ``low`` to ``high`` and may not saturate.
+        TargetError: a target that the user set is not between ``low`` and ``high`` and may not saturate.
     """
     if config.targets is None:
         return _move(_DEFAULTS[config.method], low, high)
@@ -38,7 +38,7 @@ def resolve_targets(config: FracConfig, low: float, high: float) -> tuple[float,
             raise TargetError(
                 f"target cp {target:g} % cannot be reached: with {config.gate_weight_bits}-bit weights and options "
                 f"{', '.join(map(str, config.gate_options))} this model's gates reach {low:.3f} to {high:.3f} %. "
-                "Set targets inside that, or other options or weight_bits, or saturate_targets=True to take the nearest"
+                "Set targets in that range, other options or weight_bits, or saturate_targets=True to take the nearest"
             )
     return targets
 

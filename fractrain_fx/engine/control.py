@@ -1,4 +1,4 @@
-"""How hard the cost term pushes: the controls that follow the error of cp (``GateConfig.control``)."""
+"""The strength of the cost term as a function of the error of cp (``GateConfig.control``)."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ __all__ = ["ControlLaw"]
 class ControlLaw:
     """The strength of the cost term as a multiple of ``beta``, from the relative error of cp.
 
-    The gates integrate what pushes them, so ``sign`` never settles: cp swings about its target, and all samples swing
-    with it. A push in proportion to the error fades as cp comes near. The task's gradient pushes too; without an
-    integral, cp settles beside its target, where both pushes cancel. ``multiplier`` is dual ascent on the constraint
-    that mean cost equals the target, with a proportional part (Stooke et al., arXiv 2007.03964). It may be negative.
+    The gates integrate every push, so ``sign`` never settles: cp swings about its target, and all samples swing with
+    it. A push in proportion to the error fades as cp comes near. The task's gradient pushes too; without an integral,
+    cp settles beside its target, where both pushes cancel. ``multiplier`` is dual ascent on the constraint that mean
+    cost equals the target, with a proportional part (Stooke et al., arXiv 2007.03964). It may be negative.
 
     Attributes:
-        control: which of the four.
+        control: the name of the law.
         gain: strength for an error of 100 per cent.
-        integral_gain: what one optimizer step with such an error adds to the integral.
+        integral_gain: increase of the integral in one optimizer step with an error of 100 per cent.
     """
 
     control: Control
@@ -42,7 +42,7 @@ class ControlLaw:
         return self.integral_gain > 0
 
     def strength(self, error: Float[Tensor, ""], integral: Float[Tensor, ""] | float) -> Float[Tensor, ""]:
-        """The multiple of ``beta``, positive where choices should become cheaper."""
+        """The multiple of ``beta``; positive if choices should become cheaper."""
         if self.control == "sign":
             return error.sign()
         push = self.gain * error + integral
@@ -51,7 +51,7 @@ class ControlLaw:
     def integrate(self, integral: Float[Tensor, ""] | float, error: Float[Tensor, ""]) -> Float[Tensor, ""]:
         """The integral after an optimizer step with this error.
 
-        Where the strength is bounded the integral is too, so that it does not grow while the bound holds.
+        A bounded strength has a bounded integral, which therefore does not grow while the bound holds.
         """
         total = integral + self.integral_gain * error
         return total if self.control == "multiplier" else total.clamp(-1, 1)

@@ -5,7 +5,7 @@ With ``c[n, b, k]`` the one-hot choice of sample ``n`` in block ``b``, ``s[k]`` 
 
     cp = 1/N * sum_n sum_b m[b] / sum(m) * sum_k c[n, b, k] * s[k].
 
-Its gradient for one choice falls with both ``N`` and ``B``. The term that is added to the loss undoes that:
+Its gradient for one choice falls with both ``N`` and ``B``. The term that is added to the loss cancels both:
 
     term = beta * N * B * cp / s_ref = beta * sum_n sum_b (m[b] / mean(m)) * sum_k c[n, b, k] * s[k] / s_ref,
 
@@ -14,11 +14,11 @@ so that choosing the mean option instead of none, for one sample in one block of
 The authors' code adds ``beta * sum_n sum_b (FW + EB + GC)``, each a share of its own 32 x 32 product, and their sum is
 ``3 * cp``: there ``s_ref`` is a third, and the same ``beta`` pushes less (``GateConfig.beta_unit``).
 
-The control says by what multiple of that the term pushes (:mod:`fractrain_fx.engine.control`).
+The control multiplies the term by its strength (:mod:`fractrain_fx.engine.control`).
 
 ``N`` counts the samples of an *optimizer step*. Accumulating gradients over ``A`` batches divides each loss by ``A``,
 and DDP averages gradients over ``W`` processes; the term of one batch is therefore multiplied by ``A * W``, and the
-step equals that of one process which sees all the samples at once. A loop that divides otherwise says by what.
+step equals that of one process that sees all samples at once. A loop with another divisor passes ``weight``.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class CostController:
 
     Args:
         gate: control, strength and dead band.
-        options: what the gates choose from.
+        options: the options of the gates.
         weight_bits: bits of gated weights.
         accumulate: batches whose gradients make one optimizer step, each loss divided by that number.
     """
@@ -69,16 +69,16 @@ class CostController:
     ) -> Float[Tensor, ""]:
         """The cost term of one batch, to be added to its mean task loss.
 
-        Its strength is negative while cp is below ``target`` (spend more), 0 inside the dead band and positive from
-        there on; a multiplier may keep the other sign for a while. It is taken from cp over all processes and over the
-        batches of this optimizer step so far, without waiting for the device.
+        Its strength is negative while cp is below ``target`` (spend more), 0 inside the dead band and positive above;
+        a multiplier may keep the other sign for a while. It depends on cp over all processes and over the batches of
+        this optimizer step so far. Computing it does not wait for the device.
 
         Args:
             cp: differentiable cost share 0..1 of the batch in this process.
             target: cost to hold, in per cent.
             samples: samples of the batch in this process.
             blocks: gated blocks of the model.
-            weight: by what the loop will divide the loss; ``accumulate`` by default.
+            weight: the number by which the loop will divide the loss; ``accumulate`` by default.
         """
         weight = self.accumulate if weight is None else weight
         error = self._error(self._mean(cp.detach().float(), samples), target / 100)
@@ -91,13 +91,13 @@ class CostController:
         return strength * (self._beta * weight * world_size() * samples * blocks) * cp
 
     def start_step(self) -> None:
-        """Close the optimizer step: forget its batches, and keep what they add to the integral."""
+        """Close the optimizer step: forget its batches, and update the integral."""
         self._batches = 0
         self._seen = None
         self._integral = self._next_integral
 
     def state_dict(self) -> dict[str, float]:
-        """What the control remembers between optimizer steps; the same on every process."""
+        """The integral that the control keeps between optimizer steps; the same on every process."""
         return {"integral": float(self._next_integral)} if self._law.remembers else {}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
@@ -111,7 +111,7 @@ class CostController:
         return self._seen[0] / self._seen[1]
 
     def _error(self, cp: Tensor, target: float) -> Tensor:
-        """Relative error of cp, from the nearer end of the dead band; at the target itself a positive one."""
+        """Relative error of cp from the nearer end of the dead band; at the target itself it is positive."""
         below, above = (cp < target).to(cp.dtype), (cp >= target + self._width).to(cp.dtype)
         far = below * (cp - target) + above * (cp - target - self._width)
         return (far + above * torch.finfo(cp.dtype).tiny) / target

@@ -1,6 +1,6 @@
-"""How far choices depend on the input: what the gates' options tell about the samples of an evaluation.
+"""Measure how far the gates' choices depend on the input, over the samples of an evaluation.
 
-Gates that give every sample the same option hold a target cp as well as gates that choose by input, and no mean over
+Gates that give every sample the same option can hold a target cp as well as gates that choose by input. No mean over
 samples tells the two apart.
 """
 
@@ -22,13 +22,13 @@ __all__ = ["ChoiceMeter", "InputDependence", "entropy_bits", "input_dependence"]
 
 @dataclass(frozen=True)
 class InputDependence:
-    """What the choices of a pass over samples say about them. A configuration is the options of all blocks together.
+    """How choices vary over samples. A configuration is the options that one sample got in all blocks.
 
     Attributes:
         mutual_information: between sample and option in bits, for each block. Each sample has one choice in a block, so
-            this is the entropy of the options' shares: 0 where all samples share one option.
-        configurations: how many different ones were chosen.
-        commonest: share (0..1) of the samples that have the most frequent one.
+            this is the entropy of the options' shares: 0 if all samples have the same option.
+        configurations: number of different configurations.
+        commonest: share (0..1) of the samples with the most frequent configuration.
     """
 
     mutual_information: dict[str, float]
@@ -37,26 +37,26 @@ class InputDependence:
 
     @property
     def mean_information(self) -> float:
-        """Mutual information in bits a block, mean over the blocks."""
+        """Mutual information in bits, mean over the blocks."""
         return sum(self.mutual_information.values()) / len(self.mutual_information)
 
 
 class ChoiceMeter:
-    """Counts the configurations that the samples of an evaluation were given."""
+    """Counts the configurations that the samples of an evaluation got."""
 
     def __init__(self) -> None:
         self._blocks: tuple[str, ...] = ()
         self._counts: Counter[tuple[int, ...]] = Counter()
 
     def add(self, choice: Mapping[str, Float[Tensor, "batch options"]]) -> None:
-        """Take one batch: for each block the one-hot choice of every sample; nothing where there are no gates."""
+        """Take one batch: for each block the one-hot choice of every sample; empty without gates."""
         if choice:
             self._blocks = tuple(choice)
             options = torch.stack([each.argmax(1) for each in choice.values()], dim=1)
             self._counts.update(map(tuple, options.tolist()))
 
     def read(self) -> InputDependence | None:
-        """Over all processes; a collective. ``None`` where no batch had a choice."""
+        """The result over all processes; a collective. ``None`` if no batch had a choice."""
         parts: Sequence[tuple[tuple[str, ...], Counter[tuple[int, ...]]]]
         parts = gather_over_ranks((self._blocks, self._counts))
         total: Counter[tuple[int, ...]] = Counter()
@@ -72,7 +72,7 @@ class ChoiceMeter:
 def input_dependence(
     blocks: Sequence[str], configurations: Int[Tensor, "configurations blocks"], counts: Int[Tensor, " configurations"]
 ) -> InputDependence:
-    """From each configuration that occurs, as the number of every block's option, and how many samples have it."""
+    """The measures from each configuration (the option's number in every block) and its number of samples."""
     options = int(configurations.max()) + 1
     information = {}
     for block, chosen in zip(blocks, configurations.unbind(1), strict=True):
@@ -81,6 +81,6 @@ def input_dependence(
 
 
 def entropy_bits(counts: Float[Tensor, " values"]) -> float:
-    """Entropy in bits of the shares that counts make."""
+    """Entropy in bits of counts, taken as shares of their sum."""
     shares = counts.double() / counts.sum()
     return float(torch.special.entr(shares).sum()) / math.log(2)

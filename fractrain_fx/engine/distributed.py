@@ -1,4 +1,4 @@
-"""Sums and lists over the processes of a run; the value itself where there is one process."""
+"""Sums and lists over the processes of a run. With one process they give the value itself."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _Value = TypeVar("_Value")
 
 
 def world_size() -> int:
-    """Processes that train together."""
+    """The number of processes that train together."""
     return dist.get_world_size() if _together() else 1
 
 
 def is_first() -> bool:
-    """Whether this process is the first of those that train together."""
+    """Whether this process is the first of the processes that train together."""
     return not _together() or dist.get_rank() == 0
 
 
@@ -30,7 +30,7 @@ def sum_over_ranks(values: Tensor) -> Tensor:
 
 
 def gather_over_ranks(value: _Value) -> list[_Value]:
-    """What each process holds, in the order of the processes; a collective, so each process must call it."""
+    """The value of each process, in the order of the processes; a collective, so each process must call it."""
     if not _together():
         return [value]
     gathered: list[Any] = [None] * dist.get_world_size()

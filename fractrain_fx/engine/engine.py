@@ -27,7 +27,7 @@ __all__ = ["Engine", "StageChange"]
 class StageChange:
     """A turning point: after ``epoch`` (from 1) the run went from stage ``old`` to ``new`` (from 0).
 
-    ``old_level`` and ``new_level`` are what those stages hold: precisions, or target cp in per cent.
+    ``old_level`` and ``new_level`` are the levels of those stages: precisions, or target cp in per cent.
     """
 
     epoch: int
@@ -44,7 +44,7 @@ class StageChange:
 
 
 class Engine:
-    """Trains a ``FracModel`` by its own configuration, inside anybody's loop.
+    """Trains a ``FracModel`` by its own configuration, inside any training loop.
 
     Call :meth:`loss` after each forward of a training step, and :meth:`end_epoch` after each epoch. PFQ changes the
     model's precision at turning points, FracTrain its target cp; DFQ and SLU hold the last target; static and float
@@ -53,10 +53,10 @@ class Engine:
     Args:
         model: the model, also inside ``torch.compile`` or ``DistributedDataParallel``.
         accumulate: batches whose gradients make one optimizer step, if the loop divides each loss by that number.
-        schedule: replaces the one that the configuration names.
+        schedule: replaces the schedule that the configuration names.
         epochs: length of the run, for the ``manual`` and ``cyclic`` schedules; by default the configuration's.
-        watch: whether to look, in the first steps and at the end of the first epoch, if backward reaches the cost term
-            and the optimizer moves gates and model.
+        watch: whether to check, in the first steps and at the end of the first epoch, that backward reaches the cost
+            term and that the optimizer moves gates and model.
     """
 
     def __init__(
@@ -98,17 +98,17 @@ class Engine:
 
     @property
     def stage(self) -> int:
-        """The stage that holds now, counted from 0."""
+        """The present stage, counted from 0."""
         return self._stage
 
     @property
     def level(self) -> Level:
-        """What that stage holds: a precision, or a target cp in per cent."""
+        """The level of the present stage: a precision, or a target cp in per cent."""
         return self._plan.levels[self._stage]
 
     @property
     def levels(self) -> tuple[Level, ...]:
-        """What each stage holds."""
+        """The level of each stage."""
         return self._plan.levels
 
     def loss(
@@ -118,17 +118,17 @@ class Engine:
         mean: Float[Tensor, ""] | None = None,
         weight: float | None = None,
     ) -> Float[Tensor, ""]:
-        """The loss to call ``backward`` on: the mean task loss of the batch, plus the cost term where gates choose.
+        """The loss to call ``backward`` on: the mean task loss of the batch, plus the cost term if there are gates.
 
         Args:
-            task_loss: what the loop minimises.
-            mean: the mean task loss of the batch, for ledger and indicator, where ``task_loss`` is scaled otherwise.
-            weight: by what the loop still divides the loss before the gradients are added up; ``accumulate`` by
-                default, 1 where ``task_loss`` is already the batch's share of the step's loss.
+            task_loss: the loss that the loop minimises.
+            mean: the mean task loss of the batch, for ledger and indicator, if ``task_loss`` is scaled otherwise.
+            weight: the number by which the loop still divides the loss before gradients are added up; ``accumulate``
+                by default, 1 if ``task_loss`` is already the batch's share of the step's loss.
 
         Raises:
             InputError: the loss is not one number, or the model has not run yet.
-            CostTermError: the first optimizer steps changed the model, and backward never reached the cost term.
+            CostTermError: the first optimizer steps changed the model, but backward never reached the cost term.
         """
         self._watch.batch()
         if task_loss.numel() != 1:
@@ -150,42 +150,42 @@ class Engine:
         return task_loss + term
 
     def start_step(self) -> None:
-        """Begin an optimizer step: the cost term's sign is taken from the batches since then.
+        """Begin an optimizer step: the strength of the cost term depends on the batches since then.
 
-        For loops whose steps do not always have ``accumulate`` batches; others need not call it.
+        Only loops whose steps do not always have ``accumulate`` batches need to call it.
         """
         self._controller.start_step()
 
     def require_backward(self, culprit: str) -> None:
-        """Check that every cost term handed out so far was part of what ``backward`` was called on.
+        """Check that backward has reached every cost term handed out so far.
 
         Args:
-            culprit: what took the losses, for the message.
+            culprit: names the code that took the losses, for the message.
 
         Raises:
-            CostTermError: it was not.
+            CostTermError: it has not.
         """
         unpaid = self._watch.take_unpaid()
         if unpaid:
             raise CostTermError(
-                f"{culprit} dropped the cost term: backward was called on something else than what engine.loss "
-                f"returned, for {unpaid} batch(es). Call backward on engine.loss(task_loss), or on a sum that holds it"
+                f"{culprit} dropped the cost term: backward was not called on the result of engine.loss "
+                f"for {unpaid} batch(es). Call backward on engine.loss(task_loss), or on a sum that holds it"
             )
 
     def check_finite(self) -> None:
-        """Look for losses that were not finite in this epoch so far. Waits for the device.
+        """Check that all losses of this epoch so far are finite. Waits for the device.
 
         Raises:
-            NonFiniteLossError: naming the first such step of this process.
+            NonFiniteLossError: one is not; names the first such step of this process.
         """
         _refuse_bad_step(self._meter.bad_step(), len(self.ledger.rows) + 1, self._meter.steps)
 
     def end_epoch(self, mean_loss: float | None = None) -> StageChange | None:
-        """Close the epoch; maybe move on to the next stage.
+        """Close the epoch, and move to the next stage if the schedule says so.
 
         Args:
-            mean_loss: what the indicator sees; by default the mean over the epoch's steps of the task loss, with the
-                cost term where the configuration's ``indicator`` is ``total``.
+            mean_loss: the loss for the indicator; by default the mean task loss over the epoch's steps, plus the cost
+                term if the configuration's ``indicator`` is ``total``.
 
         Returns:
             The stage change, or ``None``.
@@ -193,7 +193,7 @@ class Engine:
         Raises:
             RunError: there was no step since the last call.
             ModelError: the model's modules or parameters are no longer those of its graph.
-            CostTermError: the first epoch changed the model, but not its gates, or not with the cost term.
+            CostTermError: the first epoch changed the model but not its gates, or never used the cost term.
             NonFiniteLossError: a task loss, or ``mean_loss``, was NaN or infinite. The epoch is in the ledger, the
                 stage stays, and the indicator has not seen the epoch.
         """
@@ -206,7 +206,7 @@ class Engine:
         self._controller.start_step()
         row = self.ledger.close_epoch(sums, self._stage, show_level(self.level), self.model.trained_share)
         _refuse_bad_step(sums.bad_step, row.epoch, steps)
-        if row.loss is None:  # finite here, so that every process stops together
+        if row.loss is None:  # this process had finite losses, but all must stop together
             raise NonFiniteLossError(f"a task loss of epoch {row.epoch} was NaN or infinite in another process")
         steered = sums.loss + sums.cost_term if self.model.config.indicator == "total" else sums.loss
         seen = steered if mean_loss is None else _mean_over_ranks(float(mean_loss), self.model)
@@ -220,7 +220,7 @@ class Engine:
     def state_dict(self) -> dict[str, Any]:
         """Plain values (JSON) that continue this engine elsewhere, taken between optimizer steps.
 
-        Within an epoch this is a collective: the sums of the open epoch are those of all processes.
+        Within an epoch this is a collective, because it adds up the open epoch over all processes.
         """
         state = {
             "stage": self._stage,
@@ -285,7 +285,7 @@ def _refuse_bad_step(step: int, epoch: int, steps: int) -> None:
 
 
 def _mean_over_ranks(value: float, model: SteeredModel) -> float:
-    """A number that each process passed for itself, made the same everywhere."""
+    """The mean of a number that each process passed, the same on every process."""
     if world_size() == 1:
         return value
     return float(sum_over_ranks(model.cost.cp.detach().double().new_full((), value))) / world_size()

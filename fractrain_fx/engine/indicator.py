@@ -11,7 +11,7 @@ from fractrain_fx.errors import ConfigError
 
 __all__ = ["LossPlateau"]
 
-# ALGORITHM 6: the early epochs set the loss's magnitude, which makes one threshold fit different tasks.
+# ALGORITHM 6: the early epochs give the magnitude of the loss, so that one threshold fits different tasks.
 _SCALE_EPOCHS = 10
 
 
@@ -40,13 +40,13 @@ class LossPlateau:
 
     @property
     def scale(self) -> float:
-        """Mean of the first ten epoch losses (of fewer while there are fewer); NaN before the first."""
+        """Mean of the first ten epoch losses, or of as many as there are; NaN before the first."""
         return sum(self._first) / len(self._first) if self._first else math.nan
 
     def update(self, epoch_loss: float) -> bool:
-        """Take the mean task loss of an epoch; say whether this epoch is a turning point.
+        """Take the mean task loss of an epoch; returns whether this epoch is a turning point.
 
-        A loss that is not finite neither fires nor is remembered.
+        A loss that is not finite is ignored.
         """
         loss = float(epoch_loss)
         if not math.isfinite(loss):
@@ -62,7 +62,7 @@ class LossPlateau:
 
     def _flat(self) -> bool:
         *earlier, last = self._window
-        scale = abs(self.scale)  # a likelihood of a density may be negative
+        scale = abs(self.scale)  # the loss may be negative: a log-density can exceed 0
         if scale == 0:
             return all(loss == last for loss in earlier)
         return all(abs(loss - last) / scale <= self.epsilon for loss in earlier)

@@ -1,4 +1,4 @@
-"""What a run has spent, epoch by epoch, in units of full-precision MACs."""
+"""The cost of a run, epoch by epoch, in full-precision MACs."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class EpochRow:
 
     Attributes:
         epoch: counted from 1.
-        stage: the stage that held during the epoch, counted from 0.
-        level: what that stage is: a precision, a target cp in per cent, or ``float``.
-        loss: mean task loss, or ``None`` where it was not finite.
+        stage: the stage during the epoch, counted from 0.
+        level: the level of that stage: a precision, a target cp in per cent, or ``float``.
+        loss: mean task loss, or ``None`` if it was not finite.
         cp: over the gated (or scheduled) ops.
         cp_total: over every contraction of the model.
         fw, eb, gc: forward, error-backward and gradient parts of the cost over the same ops as ``cp``.
         samples: training samples seen in this epoch.
         options: for each block, the share of samples that chose each option.
-        uncounted: contractions that no formula counts, and that are therefore in no share.
+        uncounted: number of contractions that no formula counts. No share includes them.
         trained: full-precision MACs of a step at the epoch's end, as a share 0..1 of those with nothing frozen.
     """
 
@@ -46,16 +46,16 @@ class EpochRow:
 
 
 def beside_shares(uncounted: int) -> str:
-    """What stands behind a printed share of cost: how many contractions it leaves out; empty for none."""
+    """The suffix of a printed share of cost: the number of contractions it leaves out; empty if none."""
     return f" (+{uncounted} uncounted)" if uncounted else ""
 
 
 class Ledger:
-    """Rows of all epochs and what they add up to.
+    """The rows of all epochs, and their totals.
 
     Args:
         macs: forward MACs of one sample.
-        uncounted: contractions that no formula counts.
+        uncounted: number of contractions that no formula counts.
     """
 
     def __init__(self, macs: int, uncounted: int = 0) -> None:
@@ -88,7 +88,7 @@ class Ledger:
     def total_macs(self) -> float:
         """Training cost so far in full-precision MACs: ``3 * M * cp_total`` for each sample (ALGORITHM 7).
 
-        ``cp_total`` is a share of what the parts that are trained would cost; frozen ones take ``3 * M`` down.
+        ``cp_total`` is a share of the cost of the trained parts. Frozen parts lower ``3 * M``.
         """
         return 3 * self.macs * sum(row.cp_total * row.samples * row.trained for row in self.rows)
 
@@ -109,7 +109,7 @@ class Ledger:
         return tuple(before.epoch for before, after in pairs if before.stage != after.stage)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values: the rows and what they add up to."""
+        """Plain values: the rows and their totals."""
         totals = {"macs": self.macs, "samples": self.samples, "total_macs": self.total_macs}
         means = {"mean_cp": self.mean_cp, "mean_cp_total": self.mean_cp_total} if self.rows else {}
         return totals | means | {"epochs": [asdict(row) for row in self.rows]}

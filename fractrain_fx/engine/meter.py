@@ -19,7 +19,7 @@ _SHARES = ("cp", "cp_total", "fw", "eb", "gc")
 
 
 class StepCost(Protocol):
-    """What a forward leaves behind: cost shares 0..1 and the choices of the gates."""
+    """The cost of one forward: cost shares 0..1 and the choices of the gates."""
 
     @property
     def cp(self) -> Float[Tensor, ""]: ...
@@ -40,10 +40,10 @@ class EpochSums:
     """Means over the samples of an epoch, over all processes.
 
     Attributes:
-        loss: mean task loss; NaN or infinite if a step's was.
-        cost_term: mean of what the cost term added to it.
+        loss: mean task loss; NaN or infinite if that of a step was.
+        cost_term: mean of the cost term.
         shares: ``cp``, ``cp_total``, ``fw``, ``eb``, ``gc``, each 0..1.
-        options: how often each block chose each option, as shares of the samples.
+        options: for each block, the share of samples that chose each option.
         samples: samples seen.
         bad_step: the first step, counted from 1, whose loss was not finite; 0 for none.
     """
@@ -69,7 +69,7 @@ class EpochMeter:
     def add(
         self, loss: Float[Tensor, ""], cost: StepCost, samples: int, cost_term: Float[Tensor, ""] | None = None
     ) -> None:
-        """Take one step: its task loss, its cost, how many samples both are means over, and the cost term if any."""
+        """Take one step: its mean task loss, its cost, the number of samples, and the cost term if any."""
         self.steps += 1
         loss = loss.detach()
         dtype = torch.float32 if loss.device.type == "mps" else torch.float64  # MPS has no doubles
@@ -87,11 +87,11 @@ class EpochMeter:
             self._widths = {block: choice.shape[1] for block, choice in cost.choice.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values (JSON) that continue this epoch: sums over all processes, so a collective."""
+        """Plain values (JSON) that continue this epoch. A collective, because it sums over all processes."""
         if self._sums is None:
             raise ValueError("an epoch without steps has no state")
         choices = None if self._choices is None else sum_over_ranks(self._choices.clone()).tolist()
-        # JSON has no NaN: the bad step says that the loss was not finite.
+        # JSON has no NaN; bad_step tells that the loss was not finite.
         sums = [value if math.isfinite(value) else None for value in sum_over_ranks(self._sums.clone()).tolist()]
         return {
             "steps": self.steps,
@@ -102,7 +102,7 @@ class EpochMeter:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue an epoch; the first process holds what was summed over all."""
+        """Continue an epoch. The first process takes the sums of all processes, the others start from 0."""
         mine = float(is_first())
         self.steps = int(state["steps"])
         sums = [math.nan if value is None else mine * value for value in state["sums"]]

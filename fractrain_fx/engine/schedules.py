@@ -1,8 +1,8 @@
-"""What moves a run from one stage to the next: one protocol, and the schedules of ALGORITHM 6.
+"""Schedules move a run from one stage to the next: one protocol, and the schedules of ALGORITHM 6.
 
-A *level* is what a stage holds: a ``Precision`` (PFQ) or a target cp in per cent (FracTrain). A schedule only ever
-speaks of positions in a tuple of levels; :func:`plan_stages` makes both, because some schedules also decide which
-levels there are (two-stage keeps the ends, cyclic interpolates between them).
+The *level* of a stage is a ``Precision`` (PFQ) or a target cp in per cent (FracTrain). A schedule only gives positions
+in a tuple of levels. :func:`plan_stages` makes schedule and levels together, because some schedules also choose the
+levels: two-stage keeps the ends, and cyclic interpolates between them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class StageSchedule(Protocol):
     """Anything that maps the epoch losses seen so far to a stage."""
 
     def update(self, loss: float) -> int:
-        """Take the mean task loss of the epoch that ended; give the stage of the next one (from 0)."""
+        """Take the mean task loss of the epoch that ended; return the stage of the next epoch (from 0)."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -40,7 +40,7 @@ class StageSchedule(Protocol):
 
 
 class AutoSchedule:
-    """Algorithm 1: the next stage whenever the loss has stopped falling, up to the last."""
+    """Algorithm 1: go to the next stage when the loss has stopped falling, until the last."""
 
     def __init__(self, stages: int, plateau: LossPlateau) -> None:
         self._last = stages - 1
@@ -87,14 +87,14 @@ class StagePlan:
 
 
 def plan_stages(config: FracConfig, levels: tuple[Level, ...]) -> StagePlan:
-    """What ``config.schedule`` makes of the levels of a method.
+    """The schedule that a configuration names, with the levels of its stages.
 
     ``auto`` walks over all of them and ``two-stage`` over the first and the last, both by Algorithm 1; ``manual`` gives
     each the same number of epochs; ``cyclic`` (CPT, arXiv 2101.09868) repeats half a cosine from the first to the
     last, rounded to whole bits for precisions; ``constant`` holds the last.
 
     Raises:
-        ConfigError: a cyclic schedule with less than two epochs a cycle.
+        ConfigError: a cyclic schedule has less than two epochs a cycle.
     """
     if config.schedule == "constant" or len(levels) == 1:
         return StagePlan(levels[-1:], EpochSchedule((0,)))
@@ -109,7 +109,7 @@ def plan_stages(config: FracConfig, levels: tuple[Level, ...]) -> StagePlan:
 
 
 def _epochs(config: FracConfig) -> int:
-    if config.epochs is None:  # FracConfig refuses this; said again for the type checker and for subclasses
+    if config.epochs is None:  # FracConfig refuses this too; here it serves the type checker and subclasses
         raise ConfigError(f"schedule={config.schedule!r} divides a run into parts: say how long with epochs=...")
     return config.epochs
 
@@ -123,7 +123,7 @@ def _cyclic(levels: tuple[Level, ...], epochs: int, cycles: int) -> StagePlan:
     each_epoch: list[Level] = []
     for cycle in range(cycles):
         length = (cycle + 1) * epochs // cycles - cycle * epochs // cycles
-        # Both ends belong to the cycle, so that each one, and with it the run, ends at the full level.
+        # Both ends belong to the cycle, so that each cycle, and therefore the run, ends at the full level.
         each_epoch += [_between(levels[0], levels[-1], epoch / (length - 1)) for epoch in range(length)]
     distinct = tuple(dict.fromkeys(each_epoch))
     return StagePlan(distinct, EpochSchedule(tuple(distinct.index(level) for level in each_epoch)))

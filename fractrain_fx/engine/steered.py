@@ -1,4 +1,4 @@
-"""The model as the engine sees it, and what the stages of its method hold."""
+"""The interface of a model that the engine needs, and the levels of its method's stages."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["SteeredModel", "levels_of", "show_level", "steered_model"]
 
 
 class SteeredModel(Protocol):
-    """What the engine needs of a model; ``FracModel`` has it.
+    """The interface of a model that the engine needs; ``FracModel`` has it.
 
     ``cost`` and ``batch`` (samples) are those of the last forward; ``targets`` are in per cent, one for each stage;
-    ``uncounted`` is the number of contractions that no formula counts, ``trained_share`` (0..1) what is left of the
-    full-precision cost where parameters are frozen.
+    ``uncounted`` is the number of contractions that no formula counts. ``trained_share`` (0..1) is the share of the
+    full-precision cost that remains with frozen parameters.
     """
 
     @property
@@ -40,7 +40,7 @@ class SteeredModel(Protocol):
 
 
 def levels_of(model: SteeredModel) -> tuple[Level, ...]:
-    """What the stages of the model's method hold."""
+    """The levels of the stages of the model's method."""
     config = model.config
     if config.scheduled:
         return config.precision_stages
@@ -57,7 +57,7 @@ def show_level(level: Level) -> str:
 
 
 def steered_model(model: Any) -> SteeredModel:
-    """The model itself, out of ``torch.compile`` (``_orig_mod``) and data-parallel (``module``) wrappers."""
+    """The model inside ``torch.compile`` (``_orig_mod``) and data-parallel (``module``) wrappers."""
     while not hasattr(type(model), "set_precision"):
         inner = getattr(model, "_orig_mod", None) or getattr(model, "module", None)
         if inner is None:

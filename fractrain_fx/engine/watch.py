@@ -1,8 +1,8 @@
-"""Whether a training loop trains what it should: backward reaches the cost term, the optimizer moves the parameters.
+"""Check that a training loop trains every part: backward reaches the cost term, the optimizer moves the parameters.
 
-An optimizer's step raises the version that torch counts for each parameter, whatever the learning rate is, and a step
-that a ``GradScaler`` skips does not. Versions cost nothing to read and wait for no device. Some optimizers write behind
-torch's back (to ``.data``, or in kernels of their own): where a version stayed, the norm of the values decides.
+An optimizer's step raises the version that torch counts for each parameter, at any learning rate; a step that a
+``GradScaler`` skips does not. Reading versions is cheap and does not wait for the device. Some optimizers write without
+raising versions (to ``.data``, or in kernels of their own): if a version stayed, the norm of the values decides.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from fractrain_fx.errors import CostTermError
 
 __all__ = ["LoopWatch"]
 
-_ENOUGH = 2  # optimizer steps, to say that something does not move
-_LOOKS = 3  # at gradients
-_LONG = 50  # batches, to say that nothing moves
-_FIRST = 1000  # batches, after each of which versions are read as long as there was no step
+_ENOUGH = 2  # optimizer steps before a parameter counts as not moved
+_LOOKS = 3  # backward passes in which gradients are looked for
+_LONG = 50  # batches before the loop counts as moving nothing
+_FIRST = 1000  # batches after each of which versions are read, until there were enough steps
 
 
 @dataclass
@@ -43,7 +43,7 @@ class _Mark:
         return self.name.startswith("frac.")
 
     def moved(self) -> bool:
-        """Whether the parameter was written to since; also where that cannot be known."""
+        """Whether the parameter was written to since then; true also if that cannot be known."""
         if self.parameter._version != self.version or self.norm is None:
             return True
         now = _norm(self.parameter)
@@ -51,11 +51,11 @@ class _Mark:
 
 
 class LoopWatch:
-    """Follows the first steps of a training loop, until an epoch has ended in which it could be judged.
+    """Follows a training loop from its first step until the end of an epoch that was enough to judge it.
 
     Args:
-        model: whose parameters are trained.
-        active: whether to look at anything but the cost term's way to backward.
+        model: has the trained parameters.
+        active: whether to check anything besides that backward reaches the cost term.
     """
 
     def __init__(self, model: Any, active: bool = True) -> None:
@@ -68,7 +68,7 @@ class LoopWatch:
         self._pulse = self._steps = 0
 
     def batch(self) -> None:
-        """A batch is about to get its loss. Raises or warns once it is known that the loop goes wrong.
+        """Call before each loss. Raises or warns once the loop is known to go wrong.
 
         Raises:
             CostTermError: optimizer steps changed the model, and backward never reached a cost term.
@@ -86,7 +86,7 @@ class LoopWatch:
                 self._judge(final=False)
 
     def hand_out(self, part: Tensor, *, cost_term: bool) -> None:
-        """Follow a part of the loss that the loop gets: ``cost_term``, or else the task's loss."""
+        """Follow a part of the loss that the loop gets: the cost term, or the task's loss."""
         if not part.requires_grad:
             return
         self._handed += cost_term
@@ -95,7 +95,7 @@ class LoopWatch:
             part.register_hook(self._reach_term if cost_term else self._reach)  # type: ignore[no-untyped-call]
 
     def take_unpaid(self) -> int:
-        """Cost terms handed out since the last call that backward did not reach."""
+        """The number of cost terms handed out since the last call that backward has not reached."""
         unpaid, self._unpaid = self._unpaid, 0
         return unpaid
 
@@ -124,7 +124,7 @@ class LoopWatch:
             Variable._execution_engine.queue_callback(self._look_for_gradients)
 
     def _look_for_gradients(self) -> None:
-        """At the end of a backward: which parameters have a gradient (the loop may soon take it away)."""
+        """Note, at the end of a backward, which parameters have a gradient: the loop may soon clear it."""
         for mark in self._marks or ():
             mark.reached |= mark.parameter.grad is not None
 
@@ -137,9 +137,9 @@ class LoopWatch:
         self._pulse = pulse
 
     def _judge(self, *, final: bool) -> bool:
-        """Raise or warn for what is wrong; whether all could be judged."""
+        """Raise or warn if something is wrong; returns whether everything could be judged."""
         present = dict(self._model.named_parameters())
-        # One that was replaced (sharded, moved by swapping) or frozen since says nothing.
+        # Parameters that were replaced (sharded, moved by swapping) or frozen since tell nothing.
         marks = [m for m in self._marks or () if present.get(m.name) is m.parameter and m.parameter.requires_grad]
         still = [mark for mark in marks if not mark.moved()]
         if len(still) == len(marks):
@@ -170,7 +170,7 @@ def _marks(model: nn.Module) -> Iterator[_Mark]:
 
 @torch.no_grad()
 def _norm(parameter: Tensor) -> Tensor | None:
-    """The norm of this process's values; ``None`` where torch finds none for their type."""
+    """The norm of this process's values; ``None`` if there are none, or torch has no norm for their type."""
     local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
     if not local.numel():
         return None

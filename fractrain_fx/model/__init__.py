@@ -1,4 +1,4 @@
-"""The rewritten graph behind the original model's face, and what makes it run."""
+"""FracModel, the module that runs a rewritten graph and otherwise behaves like the original model, and its parts."""
 
 from fractrain_fx.model.face import FracModel
 

@@ -1,4 +1,4 @@
-"""The copy of a rewritten graph that runs: with fused ops; on request on int8, by torchao, or for fewer samples."""
+"""The copy of a rewritten graph that runs: with fused ops and, on request, int8, torchao or skipped samples."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ["Running"]
 
 
 class Running:
-    """A graph and its copy that runs, whose modules and parameters are those of the graph.
+    """A shown graph and its copy that runs, on the same modules and parameters.
 
     Args:
         shown: the rewritten graph, with its quantize nodes.
-        config: what fused ops keep of activations between forward and backward, and how skipped blocks run.
+        config: says what fused ops save for backward, and how skipped blocks run.
         tuner: chooses between float and int8.
-        place: under ``frac.``, where the modules of this graph alone lie.
+        place: path under ``frac.`` for the modules that only this copy has.
 
     Attributes:
         fused: the fused ops of the copy, by name.
@@ -38,7 +38,7 @@ class Running:
         self.current()
 
     def current(self) -> RecordedModule:
-        """The copy, made anew where the graph shown was changed and recompiled since."""
+        """The copy, made again if the shown graph was recompiled since the last call."""
         if not torch.compiler.is_compiling() and self._code is not self._shown._code:
             copied = RecordedModule.over(self._shown, self._shown._modules, copy.deepcopy(self._shown.graph))
             run_passes(copied, execution_passes(self._config, self._tuner, self._place))

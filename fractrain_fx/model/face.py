@@ -1,4 +1,4 @@
-"""The rewritten graph behind the original model's face."""
+"""FracModel: the rewritten graph with the names and attributes of the original model."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ __all__ = ["FracModel"]
 class FracModel(Shown):
     """A model that trains with fractional precision; made by :func:`fractrain_fx.fractrainify`.
 
-    Its modules, parameters and buffers are the original's own objects under their own names; what was inserted lives
-    under ``frac``. Attributes that it does not have itself are looked up on the original.
+    Its modules, parameters and buffers are the original's own objects under their own names; inserted ones live under
+    ``frac``. Attributes that it does not have itself are looked up on the original.
     """
 
     def __init__(self, rewritten: Rewritten) -> None:
@@ -41,22 +41,22 @@ class FracModel(Shown):
         self.__dict__[OWN] = inside
 
     def _share(self, graph_module: RecordedModule) -> None:
-        """Hold the very dictionaries of the graph, so that a move or a load reaches both."""
+        """Share the dictionaries of the graph module, so that moving or loading one changes both."""
         for name in ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set"):
             self.__dict__[name] = graph_module.__dict__[name]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the rewritten graph: the original's arguments, the original's output. The cost is kept in ``cost``.
+        """Run the rewritten graph: same arguments and output as the original. ``cost`` keeps the cost of this call.
 
         Raises:
-            InputError: arguments that do not fit what was recorded.
-            CalibrationError: evaluation before any activation range was seen.
+            InputError: the arguments do not fit the recording.
+            CalibrationError: the model is evaluated before its activation ranges were seen.
         """
         inside: Inside = self.__dict__[OWN]
         return inside.run(args, kwargs, self.training)
 
     def train(self, mode: bool = True) -> Self:
-        """Switch all modules; a switch looks whether the original is as recorded, and evaluation for the ranges.
+        """Switch the mode; checks that the original is as recorded and, for evaluation, which ranges were seen.
 
         Raises:
             ModelError: modules or parameters of the original were replaced.
@@ -72,7 +72,7 @@ class FracModel(Shown):
         return self
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        """Move or convert all tensors; recordings for other sizes are made anew when they are needed."""
+        """Move or convert all tensors. Recordings for other sizes are made again when a call needs them."""
         self._inside.variants.forget()
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
@@ -81,7 +81,7 @@ class FracModel(Shown):
         """Fill the activation ranges from batches, in evaluation mode, without training anything.
 
         Args:
-            batches: what a loader gives: a tensor, a tuple whose first element is the input, or a mapping of keywords.
+            batches: each a tensor, a tuple whose first element is the input, or a mapping of keyword arguments.
         """
         mode = self.training
         super().train(False)
@@ -92,11 +92,11 @@ class FracModel(Shown):
         self._inside.look_for_ranges()
 
     def set_precision(self, precision: Precision) -> None:
-        """Give all scheduled ops a precision, now, without touching the graph (``static`` and ``pfq``).
+        """Set the precision of all scheduled ops without changing the graph (``static`` and ``pfq``).
 
         Raises:
-            ConfigError: the method has no scheduled ops, or they keep codes, which hold fewer bits, or torchao
-                computes some, at 8 bits always.
+            ConfigError: the method has no scheduled ops, or saved codes hold fewer bits, or torchao computes some
+                ops, always at 8 bits.
         """
         check_stage(self.config, precision)
         for module in self.modules():
@@ -110,9 +110,9 @@ class FracModel(Shown):
         return param_groups(self, gates=gates, decay_norms_and_biases=decay_norms_and_biases)
 
     def look_for_changes(self) -> None:
-        """Compare the original with what was recorded; warns of attributes and hooks that have no effect.
+        """Compare the original with the recording; warns of attributes and hooks that have no effect.
 
-        Mode switches and ``Engine.end_epoch`` do so, too.
+        Mode switches and ``Engine.end_epoch`` call it too.
 
         Raises:
             ModelError: modules or parameters of the original were replaced, added, removed, tied or untied.
@@ -123,10 +123,10 @@ class FracModel(Shown):
         """The original module: its own class and names, the present weights (shared, not copied).
 
         Args:
-            structure_changed: hand it out although its modules or parameters are not those that were trained.
+            structure_changed: return the original although its modules or parameters are not those that were trained.
 
         Raises:
-            ModelError: they are not, and ``structure_changed`` does not say that this is known.
+            ModelError: they are not, and ``structure_changed`` is false.
         """
         original = self._inside.handed_out(structure_changed)
         original.training = self.training
@@ -136,15 +136,15 @@ class FracModel(Shown):
         """Write recipe (``config.json``), example inputs and weights (safetensors) into a directory.
 
         Args:
-            directory: where to; made if it is not there.
-            push_to_hub: also upload, as :meth:`push_to_hub` does, to ``repo_id`` or the directory's name.
-            hub: ``repo_id`` and what else ``push_to_hub`` takes.
+            directory: made if it does not exist.
+            push_to_hub: also upload with :meth:`push_to_hub`, to ``repo_id`` or the directory's name.
+            hub: ``repo_id`` and other options of ``push_to_hub``.
         """
         from fractrain_fx.model.saving import save
 
         directory = Path(directory)
         if hub and not push_to_hub:
-            raise ConfigError(f"{', '.join(hub)} mean(s) nothing without an upload: add push_to_hub=True")
+            raise ConfigError(f"{', '.join(hub)} only matter(s) for an upload: add push_to_hub=True")
         save(self, self._inside, directory)
         if push_to_hub:
             self.push_to_hub(hub.pop("repo_id", directory.name), **hub)
@@ -153,11 +153,11 @@ class FracModel(Shown):
         """Upload what ``save_pretrained`` writes, and a model card, through huggingface_hub's ``ModelHubMixin``.
 
         Args:
-            repo_id: repository, such as ``"user/model"``; made if it is not there.
+            repo_id: repository, such as ``"user/model"``; made if it does not exist.
             options: those of ``ModelHubMixin.push_to_hub``: ``private``, ``token``, ``branch``, ``commit_message``, ...
 
         Returns:
-            What ``HfApi.upload_folder`` says of the commit.
+            The result of ``HfApi.upload_folder``.
         """
         from fractrain_fx.model.hub import push
 
@@ -167,12 +167,12 @@ class FracModel(Shown):
     def from_pretrained(
         cls, directory: str | Path, *, model: nn.Module, passes: Sequence[PassBase] | None = None, **hub: Any
     ) -> Self:
-        """Rebuild what ``save_pretrained`` wrote.
+        """Rebuild a model that ``save_pretrained`` wrote.
 
         Args:
             directory: the directory it wrote, or a repository on the Hub.
             model: a fresh model of the original's architecture; its weights are replaced.
-            passes: the chain that rewrote it, where that was not the default one.
+            passes: the chain of passes that rewrote it, if not the default one.
             hub: for a repository, options of huggingface_hub's ``snapshot_download``: ``revision``, ``token``, ...
 
         Raises:
@@ -190,7 +190,7 @@ class FracModel(Shown):
         return rebuilt
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load a checkpoint: a FracModel's, or the original's (which has no ``frac.`` keys) as it is."""
+        """Load a checkpoint of a FracModel, or of the original, which has no ``frac.`` keys."""
         if not any(key.startswith(f"{NAMESPACE}.") for key in state_dict):
             own = {key: value for key, value in self.state_dict().items() if key.startswith(f"{NAMESPACE}.")}
             state_dict = {**state_dict, **own}
@@ -199,7 +199,7 @@ class FracModel(Shown):
             self._inside.tied.structure.retie()
         self._inside.calibrated = False
         self._inside.look_for_ranges()
-        self._inside.follow_frozen(anew=True)  # the tables of costs were loaded too
+        self._inside.follow_frozen(anew=True)  # because the cost tables were loaded too
         return result
 
     def __getattr__(self, name: str) -> Any:
@@ -213,10 +213,10 @@ class FracModel(Shown):
         return value if inside is None else inside.float_calls.looked_up(name, value)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute, one of the original's on the original; warns where the graph does not follow.
+        """Set an attribute; the original's attributes are set on the original. Warns if the graph ignores the change.
 
         Raises:
-            ModelError: it is a module or parameter that the graph was not made for.
+            ModelError: it is a module or parameter for which the graph was not made.
         """
         inside: Inside | None = self.__dict__.get(OWN)
         if inside is None:
@@ -238,12 +238,12 @@ class FracModel(Shown):
         return copied
 
     def _replicate_for_data_parallel(self) -> FracModel:
-        """Refuse what ``nn.DataParallel`` calls for each GPU: all of them would run one graph and keep one cost."""
+        """Refuse ``nn.DataParallel``, which calls this for each GPU: replicas would share one graph and one cost."""
         raise ConfigError(
             "nn.DataParallel cannot run a rewritten model on several GPUs of one process: start one process a GPU "
             "(torchrun, accelerate launch) with DistributedDataParallel"
         )
 
     def extra_repr(self) -> str:
-        """What was rewritten, in one line."""
+        """Method, ops, blocks and MACs in one line."""
         return f"method={self.config.method}, ops={len(self.ops)}, blocks={len(self.blocks)}, macs={self.macs:,}"

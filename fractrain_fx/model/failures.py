@@ -1,4 +1,4 @@
-"""A rewritten model that fails on the inputs of a call: where that was, and what differs from the recorded call."""
+"""Explain why a rewritten model fails on a call: the node that failed, and inputs that differ from the recording."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from fractrain_fx.passes import facts
 
 __all__ = ["run_graph"]
 
-# What torch and models raise for sizes that do not fit. Other exceptions may be torch's own way to stop a run early, as
-# activation checkpointing does.
+# Errors that torch and models raise for sizes that do not fit. Torch uses other exceptions to stop a run early, as in
+# activation checkpointing.
 _OF_SIZES = (RuntimeError, ValueError, TypeError, LookupError, AssertionError, ArithmeticError)
-# The device is at fault, not the call.
+# Errors of the device, not of the call.
 _OF_THE_DEVICE: tuple[type[BaseException], ...] = (MemoryError, torch.OutOfMemoryError, torch.AcceleratorError)
 _NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 _SHOWN = 4  # inputs in a message
@@ -29,9 +29,9 @@ def run_graph(graph_module: RecordedModule, values: Sequence[Any], recording: Re
     """Call a rewritten graph.
 
     Args:
-        graph_module: what runs.
+        graph_module: the graph to call.
         values: for its placeholders.
-        recording: what the inputs looked like when the model was recorded.
+        recording: has the inputs that the model was recorded on.
 
     Raises:
         InputError: the graph fails on inputs of other shapes or types than the recorded ones; names the node.
@@ -92,7 +92,7 @@ def _forward_code(graph_module: RecordedModule) -> Any:
 
 
 def _differences(recording: Recording, values: Sequence[Any]) -> Iterator[str]:
-    """Which tensors of a call have another shape or type than when the model was recorded."""
+    """The tensors of a call whose shape or type differs from the recorded call."""
     recorded = recording.call.bind(recording.args, recording.kwargs)
     for name, before, now in zip(recording.call.placeholders, recorded, values, strict=True):
         pairs = list(zip(tensors_in(before), tensors_in(now), strict=False))

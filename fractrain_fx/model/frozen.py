@@ -1,4 +1,4 @@
-"""Costs that follow which parameters are trained: a frozen layer has no GC, and nothing before it may need EB."""
+"""Keep costs in step with the trained parameters: a frozen layer has no GC, and layers before it may have no EB."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from fractrain_fx.passes.analyse.trained import Place, follow_trained, places_of
 
 __all__ = ["Frozen"]
 
-_ROUNDING = 1e-9  # of the reach, in per cent
+_ROUNDING = 1e-9  # in per cent of cost
 
 
 class Frozen:
-    """Looks whether parameters were frozen or unfrozen, and changes costs if so.
+    """Notices when parameters were frozen or unfrozen, and updates costs.
 
-    A look reads one flag of each parameter (some 30 ns), and changes no graph: costs are tables in buffers.
+    A check reads one flag of each parameter (some 30 ns). It changes no graph, because costs are tables in buffers.
 
     Args:
         graphs: the rewritten graphs of a model.
-        config: what they were rewritten with.
-        changed: is called when costs changed.
+        config: the configuration they were rewritten with.
+        changed: called before costs change.
     """
 
     def __init__(self, graphs: Sequence[RecordedModule], config: FracConfig, changed: Callable[[], None]) -> None:
@@ -41,10 +41,10 @@ class Frozen:
         Args:
             reach: lowest and highest cp in per cent that the gates could choose.
             targets: cp of each stage in per cent.
-            anew: compute costs whether or not anything changed.
+            anew: compute costs even if nothing changed.
 
         Returns:
-            The present reach. Targets that are left outside it are a warning.
+            The present reach. Warns of targets outside it.
         """
         flags = self._read()
         if flags == self._flags and not anew:

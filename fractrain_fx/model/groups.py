@@ -19,8 +19,8 @@ def param_groups(
 
     Args:
         model: a ``FracModel``, or any module (which has no gates).
-        gates: options of a last group of their own for what was inserted, such as ``{"lr": 0.1}``; without weight decay
-            unless it says otherwise. ``None`` leaves the gates with the weights.
+        gates: options of a last group for the inserted parameters, such as ``{"lr": 0.1}``; without weight decay by
+            default. ``None`` leaves the gates with the weights.
         decay_norms_and_biases: ``False`` puts the model's vectors and scalars (norms, biases, scales) into a group
             without weight decay.
     """

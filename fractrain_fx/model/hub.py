@@ -1,4 +1,4 @@
-"""A rewritten model on the Hugging Face Hub; loaded only by whoever goes there."""
+"""Upload and download of a rewritten model (Hugging Face Hub); imported only when it is used."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class _OnHub(
     paper_url="https://arxiv.org/abs/2012.13113",
     tags=["fractrain", "quantization", "low-precision-training"],
 ):
-    """A FracModel as huggingface_hub wants to see it. The model's own class stays quick to import."""
+    """A FracModel as a ``ModelHubMixin``. FracModel itself is not one, so that its import stays quick."""
 
     def __init__(self, model: FracModel) -> None:
         self._model = model

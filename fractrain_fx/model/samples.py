@@ -1,4 +1,4 @@
-"""Which of a call's tensors says how many samples the call has."""
+"""Find the tensor of a call that tells how many samples the call has."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ __all__ = ["SampleCount"]
 
 
 class _Step(NamedTuple):
-    """The way from a container to one of its parts, as data: torch's compiler traces no ``itemgetter``."""
+    """The way from a container to one of its parts, as data: torch's compiler cannot trace an ``itemgetter``."""
 
     key: Any
     is_field: bool
 
 
 class SampleCount:
-    """Counts the samples of a call, by the tensor that counted them in the recorded one.
+    """Counts the samples of a call in the tensor that had them in the recorded call.
 
     The tensor may lie at any depth of lists, tuples, mappings and dataclasses: some models take their whole batch as
-    one dictionary. Where the recorded call has tensors of several sizes, it is the first of the size that most have.
+    one dictionary. If the recorded call has tensors of several sizes, it is the first one of the most frequent size.
 
     Args:
         recording: of the model.
@@ -39,7 +39,7 @@ class SampleCount:
         self._steps = _steps_to(values, axis, size)
 
     def __call__(self, values: Sequence[Any]) -> int | None:
-        """Samples of a call whose arguments are ``values``; ``None`` where no tensor has samples."""
+        """The number of samples of a call with the arguments ``values``; ``None`` if no tensor has samples."""
         if self._steps is None:
             return None
         found: Any = values
@@ -50,7 +50,7 @@ class SampleCount:
 
 
 def _steps_to(value: Any, axis: int, size: int | None) -> tuple[_Step, ...] | None:
-    """How to get from ``value`` to its first tensor with ``size`` samples."""
+    """The steps from ``value`` to its first tensor with ``size`` samples."""
     if isinstance(value, Tensor):
         return () if value.ndim > axis and value.shape[axis] == size else None
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""A rewritten model on disk: recipe, example inputs and weights; never a pickled graph."""
+"""Write a rewritten model to disk and read it: recipe, example inputs and weights, never a pickled graph."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def save(model: nn.Module, inside: Inside, directory: Path) -> None:
     """Write ``config.json``, ``example_inputs.safetensors`` and ``model.safetensors``.
 
     Args:
-        model: whose weights are written.
-        inside: what it is made from.
-        directory: where to; made if it is not there.
+        model: has the weights to write.
+        inside: the state of the model.
+        directory: made if it does not exist.
 
     Raises:
         ModelError: modules or parameters of the original were replaced.
@@ -55,7 +55,7 @@ def save(model: nn.Module, inside: Inside, directory: Path) -> None:
 
 
 def load(directory: Path, model: nn.Module, passes: Sequence[PassBase] | None = None) -> Rewritten:
-    """Rewrite a fresh model as the recipe says.
+    """Rewrite a fresh model by the recipe in a directory.
 
     Raises:
         RunError: a file is missing or damaged, or another chain of passes wrote it.
@@ -67,7 +67,7 @@ def load(directory: Path, model: nn.Module, passes: Sequence[PassBase] | None = 
         recipe = json.loads((directory / _RECIPE).read_text(encoding="utf-8"))
         tensors = load_file(directory / _EXAMPLES)
     except (OSError, ValueError, SafetensorError) as error:
-        raise RunError(f"{directory} holds no model that save_pretrained wrote: {error}") from error
+        raise RunError(f"{directory} does not hold a model that save_pretrained wrote: {error}") from error
     if not isinstance(recipe, dict) or recipe.get("fractrain_fx") != _FORMAT:
         raise RunError(f"{directory / _RECIPE} is not a recipe of this version; write it again with save_pretrained")
     model = unwrapped(model)
@@ -79,11 +79,9 @@ def load(directory: Path, model: nn.Module, passes: Sequence[PassBase] | None = 
     wrote = recipe.get("passes")
     if (None if wrote is None else [RENAMED.get(each, each) for each in wrote]) != chain:
         made = (
-            "the default passes"
-            if recipe.get("passes") is None
-            else f"a chain of its own ({', '.join(recipe['passes'])})"
+            "the default passes" if recipe.get("passes") is None else f"another chain ({', '.join(recipe['passes'])})"
         )
-        raise RunError(f"the model in {directory} was rewritten by {made}: give from_pretrained the same, with passes=")
+        raise RunError(f"the model in {directory} was rewritten by {made}: give from_pretrained the same passes=")
     return rewrite(model, record_model(model, config, call["args"], call["kwargs"]), config, passes)
 
 
@@ -98,7 +96,7 @@ def load_weights(model: nn.Module, original: nn.Module, directory: Path) -> None
     try:
         with safe_open(directory / _WEIGHTS, framework="pt") as file:
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            # A tensor of several names is written once; the file says which one stands for the others.
+            # A tensor with several names is written once; the file says under which name.
             shared = {name: kept for name, kept in (file.metadata() or {}).items() if kept in state}
         model.load_state_dict(state | {name: state[kept] for name, kept in shared.items()})
     except (OSError, RuntimeError, SafetensorError) as error:
@@ -107,7 +105,7 @@ def load_weights(model: nn.Module, original: nn.Module, directory: Path) -> None
 
 
 def _pack(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """JSON in place of nested arguments; tensors go to ``tensors`` under a number."""
+    """Nested arguments as JSON; tensors go to ``tensors`` under a number."""
     if isinstance(value, Tensor):
         name = str(len(tensors))
         tensors[name] = value.detach().cpu().clone()

@@ -1,4 +1,4 @@
-"""What a rewritten model shows of itself: graphs, configuration, kernels, guards, ops and costs."""
+"""The read-only properties of a rewritten model: graphs, configuration, kernels, guards, ops and costs."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Shown(nn.Module):
     def graph_module(self) -> RecordedModule:
         """The rewritten graph of the present mode (one graph serves both modes for most models).
 
-        What runs is a copy in which each quantized op and its quantize nodes are one op, with the same numbers; a
-        change to this graph takes effect once it is recompiled.
+        A copy of it runs, in which each quantized op and its quantize nodes are one op with the same values. A change
+        to this graph takes effect once it is recompiled.
         """
         recording = self._inside.recording
         return recording.train if self.training else recording.eval
@@ -58,29 +58,29 @@ class Shown(nn.Module):
         return self._inside.config
 
     def kernels(self) -> dict[str, str]:
-        """How each quantized op multiplies, by name: ``int8``, ``float``, ``not yet timed``, or why it is float.
+        """How each quantized op multiplies, by name: ``int8``, ``float``, ``not yet timed``, or the reason for float.
 
-        With torchao: the numbers in which it computes the op, or why the op stays simulated.
+        With torchao: the number types in which it computes the op, or the reason the op stays simulated.
         """
         return self._inside.running[True].kernels()
 
     @property
     def leaves(self) -> Mapping[str, str]:
-        """Modules that were recorded as a whole, with the reason."""
+        """Modules that were recorded as one node, with the reason."""
         return self._inside.recording.leaves
 
     @property
     def guards(self) -> tuple[Guard, ...]:
-        """What the model is tied to: sizes that its code looks at, with the lines that look, in training or evaluation.
+        """Conditions of the recording: sizes that the model's code reads in training or evaluation, and the lines.
 
-        A call that does not meet them is recorded anew, or refused (``FracConfig.recordings``).
+        For a call that does not meet them the model is recorded again, or the call refused (``FracConfig.recordings``).
         """
         found = {str(each): each for guards in self._inside.recording.guards.values() for each in guards.guards}
         return tuple(found.values())
 
     @property
     def checked(self) -> bool:
-        """Whether the recording was compared with the model; tensors without data (meta) cannot be."""
+        """Whether the recording was compared with the model, which needs tensors with data (not meta)."""
         return self._inside.recording.checked
 
     @property
@@ -101,19 +101,19 @@ class Shown(nn.Module):
 
     @property
     def uncounted(self) -> int:
-        """Contractions that no formula counts: their cost is in no share."""
+        """Number of contractions that no formula counts. No share of cost includes them."""
         return sum(op.macs is None for op in self.ops)
 
     @property
     def trained_share(self) -> float:
-        """Full-precision cost of a step as a share 0..1 of that with every parameter trained: less with frozen ones."""
+        """Full-precision cost of a step as a share 0..1 of its cost with every parameter trained."""
         self._inside.follow_frozen()
         return trained_share(self._inside.recording.train)
 
     @property
     def cost(self) -> Cost:
         """Cost of the last forward, as shares (0..1) of full-precision training."""
-        self._inside.follow_frozen()  # a compiled forward does not look
+        self._inside.follow_frozen()  # a compiled forward does not check
         if self._inside.cost is None:
             raise InputError("no forward has run yet, so there is no cost to read: call the model on a batch first")
         return self._inside.cost

@@ -1,4 +1,4 @@
-"""What a FracModel does behind the original's face: it runs the rewritten graph, and knows what that gave and saw."""
+"""The private state of a FracModel: it runs the rewritten graph, and keeps its cost, ranges and recordings."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ __all__ = ["Inside"]
 
 
 class Inside:
-    """The private state of a FracModel, out of the way of the original's attribute names.
+    """The private state of a FracModel, in one object so that no name collides with the original's attributes.
 
     Attributes:
-        original: the model as it was handed over.
+        original: the model that was passed to ``fractrainify``.
         recording: the rewritten graphs, and the inputs they were recorded on.
-        config: what they were rewritten with.
-        targets: target cp of each stage in per cent, where there are gates.
-        reachable: lowest and highest cp in per cent that the gates can choose, where there are any.
+        config: the configuration they were rewritten with.
+        targets: target cp of each stage in per cent, if there are gates.
+        reachable: lowest and highest cp in per cent that the gates can choose, if there are gates.
         cost: of the last forward.
         batch: number of samples of the last forward.
         calibrated: whether every activation range was seen.
-        passes: the chain that rewrote the model, where that was not the default one.
+        passes: the chain of passes that rewrote the model, if not the default one.
         running: the copies that run in training (``True``) and evaluation.
         variants: the recording and those made for other sizes.
-        tied: what of the original the graphs were made for.
-        float_calls: watches what is looked up on the original.
+        tied: compares the original with what the graphs were made for.
+        float_calls: watches which attributes are looked up on the original.
     """
 
     def __init__(self, rewritten: Rewritten, tied: Tied | None = None, *, calibrated: bool = False) -> None:
@@ -64,20 +64,20 @@ class Inside:
 
     @property
     def chain(self) -> tuple[str, ...] | None:
-        """The classes of passes that are not the default ones."""
+        """The names of the passes, if they are not the default ones."""
         return None if self.passes is None else tuple(type(each).__name__ for each in self.passes)
 
     @property
     def graphs(self) -> list[RecordedModule]:
-        """The graphs shown and their copies that run."""
+        """The shown graphs and their copies that run."""
         return [graph for variant in self.variants for graph in variant.graphs]
 
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], training: bool) -> Any:
         """Run the copy for training or evaluation; keep its cost and return the original's output.
 
         Raises:
-            InputError: arguments that do not fit what was recorded.
-            CalibrationError: evaluation before any activation range was seen.
+            InputError: the arguments do not fit the recording.
+            CalibrationError: the model is evaluated before its activation ranges were seen.
             ModelError: modules or parameters of the original were replaced.
         """
         if not torch.compiler.is_compiling():
@@ -95,7 +95,7 @@ class Inside:
         return output
 
     def follow_frozen(self, *, anew: bool = False) -> None:
-        """Let costs follow the present ``requires_grad`` of the parameters; not in a graph that torch compiles."""
+        """Update costs from the present ``requires_grad`` of the parameters, unless torch is compiling."""
         if not torch.compiler.is_compiling():
             self.reachable = self._frozen.follow(self.reachable, self.targets, anew=anew)
 
@@ -106,7 +106,7 @@ class Inside:
         else:
             self.tied.require_structure(
                 "restore() would hand out parts that were never trained",
-                ", where parts that are new start from the weights that they have now",
+                ", in which new parts start from their present weights",
             )
         self.float_calls.be_silent()
         return self.original
@@ -116,20 +116,20 @@ class Inside:
         self.float_calls.disarm()
         self.follow_frozen()
         train = copy.deepcopy(self.recording.train, memo)
-        evaluate = copy.deepcopy(self.recording.eval, memo)  # the same copy again where one graph serves both
-        # The recording's modules are in the memo now, so the original is copied around the same new ones.
+        evaluate = copy.deepcopy(self.recording.eval, memo)  # the same copy again if one graph serves both modes
+        # The memo has the copied modules of the recording now, so the copy of the original uses the same ones.
         original = copy.deepcopy(self.original, memo)
         recording = replace(self.recording, train=train, eval=evaluate)
         rewritten = Rewritten(original, recording, self.config, self.passes, self.targets, self.reachable)
         return Inside(rewritten, copy.deepcopy(self.tied, memo), calibrated=self.calibrated)
 
     def look_for_ranges(self) -> None:
-        """See whether every activation range was seen by now."""
+        """Check whether every activation range has been seen by now."""
         if not self.calibrated:
             self.calibrated = all(bool(each.seen) for each in self._ranges())
 
     def fill_ranges(self, batches: Iterable[Any]) -> int:
-        """Let the activation ranges follow batches that a model in evaluation mode runs; returns how many."""
+        """Update the activation ranges from batches that run in evaluation mode; returns the number of batches."""
         for each in self._ranges():
             each.train()
         seen = 0

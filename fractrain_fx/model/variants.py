@@ -1,4 +1,4 @@
-"""Several recordings of one model, chosen by their guards: one for each way that its code takes with other sizes."""
+"""Several recordings of one model, chosen by their guards: sizes may change the path that its code takes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["Variant", "Variants"]
 
 _LOG = logging.getLogger(__name__)
 
-# What a recording keeps to itself under ``frac``: values of its own run, and costs that follow from its sizes.
+# Entries under ``frac`` that recordings do not share: values of one run, and costs that depend on its sizes.
 _OWN = ("constants", "mode", "methods", "cost", "dispatched")
 
 
@@ -35,9 +35,9 @@ class Variant:
     """One recording, rewritten.
 
     Attributes:
-        recording: the graphs shown.
+        recording: the shown graphs.
         running: the copies that run in training (``True``) and evaluation.
-        dimensions: how many each input has.
+        dimensions: the number of dimensions of each input.
     """
 
     recording: Recording
@@ -45,29 +45,29 @@ class Variant:
     dimensions: tuple[int, ...]
 
     def broken(self, values: tuple[Any, ...], model: nn.Module, training: bool) -> str | None:
-        """A condition that a call does not meet, with the line that looks; ``None``: the graph is the model's."""
+        """A condition that a call does not meet, with the line that reads it; ``None`` if the graph fits the call."""
         if tuple(map(len, shapes_of(values))) != self.dimensions:
             return f"inputs of {', '.join(map(str, self.dimensions))} dimensions"
         guard = self.recording.broken(values, model, training)
-        return None if guard is None else f"{guard}, at which {guard.place} looks"
+        return None if guard is None else f"{guard}, which {guard.place} reads"
 
     @property
     def graphs(self) -> list[RecordedModule]:
-        """The graphs shown and their copies that run."""
+        """The shown graphs and their copies that run."""
         return [*self.recording.graphs, *(each.current() for each in self.running.values())]
 
 
 class Variants:
-    """The recordings of a model; the first is the one that is shown.
+    """The recordings of a model; users see the first one.
 
     Args:
         original: the model.
         first: its recording, rewritten.
-        config: what it was rewritten with.
-        passes: the chain that rewrote it, where that was not the default one.
+        config: the configuration it was rewritten with.
+        passes: the chain of passes that rewrote it, if not the default one.
 
     Attributes:
-        first: what is shown.
+        first: the recording that users see.
     """
 
     def __init__(
@@ -87,24 +87,24 @@ class Variants:
     def choose(
         self, values: tuple[Any, ...], call: tuple[tuple[Any, ...], Mapping[str, Any]], training: bool
     ) -> Variant:
-        """The recording that holds for a call; a new one where none does.
+        """The recording that fits a call; a new one if none does.
 
         Args:
-            values: what the graph's inputs are given.
-            call: the arguments of the model from which they were taken.
-            training: in which mode.
+            values: for the inputs of the graph.
+            call: the arguments of the model that the values come from.
+            training: the mode of the call.
 
         Raises:
-            InputError: the model was recorded for other sizes, and cannot be recorded for these.
+            InputError: no recording fits these sizes, and the model cannot be recorded for them.
         """
         if torch.compiler.is_compiling():
             if self._holds_always and tuple(map(len, shapes_of(values))) == self.first.dimensions:
-                return self.first  # for sizes that the compiler leaves open
+                return self.first  # its sizes may be symbols of the compiler
             place = _place_of(self, training, forms_of(values))
             if place < 0:
                 raise InputError(
-                    "torch.compile meets sizes for which the model was not recorded: call it in eager mode "
-                    "on such a batch first, which records it anew where that can be done"
+                    "torch.compile meets sizes for which the model was not recorded: call it once in eager mode "
+                    "on such a batch, which records it again if that is possible"
                 )
             return self._at(place)
         key = (training, shapes_of(values))
@@ -114,12 +114,12 @@ class Variants:
         return found
 
     def train(self, mode: bool) -> None:
-        """Switch what only recordings after the first hold."""
+        """Switch the modules that only later recordings have."""
         for variant in self._others:
             variant.recording.train.get_submodule(NAMESPACE).train(mode)
 
     def forget(self) -> None:
-        """Keep the first recording alone: the model moved, and the others hold tensors that did not."""
+        """Drop all recordings but the first: the model moved, and the others hold tensors that did not move."""
         self._others.clear()
         self._chosen.clear()
 
@@ -127,7 +127,7 @@ class Variants:
         return self.first if place == 0 else self._others[place - 1]
 
     def place_for(self, training: bool, forms: Sequence[Form]) -> int:
-        """Which recording holds for tensors of certain forms; -1 where none does."""
+        """The number of the recording that fits tensors of certain forms; -1 if none does."""
         made = iter([torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in forms])
         recording = self.first.recording
         example = recording.call.bind(recording.args, recording.kwargs)
@@ -151,14 +151,14 @@ class Variants:
             try:
                 return self._record(call, training, conditions[0])
             except FracTrainError as error:
-                refused = f"for this call it cannot be recorded anew: {error}"
+                refused = f"It cannot be recorded again for this call: {error}"
         raise InputError(
             f"{type(self._original).__name__} was recorded for {conditions[0]}; this call has inputs of shape "
             f"{_told(values)}. {refused}"
         )
 
     def _refusal(self) -> str | None:
-        """Why the model cannot be recorded again, if it cannot."""
+        """The reason that the model cannot be recorded again; ``None`` if it can."""
         count = 1 + len(self._others)
         if count >= self._config.recordings:
             return (
@@ -168,7 +168,7 @@ class Variants:
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         if distributed and any(isinstance(each, nn.SyncBatchNorm) for each in self._original.modules()):
             return (
-                "Batch norms that wait for other processes cannot be recorded in one of them: pass inputs of one size"
+                "Batch norms that wait for other processes cannot be recorded in one process: pass inputs of one size"
             )
         return None
 
@@ -187,7 +187,7 @@ class Variants:
             graph.training = training
         self.train(training)
         _LOG.warning(
-            "%s is recorded anew (%d of at most %d recordings), as this call does not meet: %s",
+            "%s is recorded again (%d of at most %d recordings), because this call does not meet: %s",
             type(original).__name__,
             1 + len(self._others),
             config.recordings,
@@ -196,7 +196,7 @@ class Variants:
         return variant
 
     def _share(self, recording: Recording) -> None:
-        """Let a recording use what the first one learned and followed: gates, running ranges, stages.
+        """Make a recording use the first one's gates, running ranges and stages.
 
         Raises:
             InputError: it has other blocks, or ops that the first one lacks.
@@ -211,7 +211,7 @@ class Variants:
         if not theirs <= ours or gates[0] != gates[1]:
             named = sorted(theirs - ours) or sorted(gates[0] ^ gates[1])
             raise InputError(
-                f"its blocks or ops are others then ({', '.join(named[:3])}), for which no gates and ranges were "
+                f"other blocks or ops run then ({', '.join(named[:3])}), whose gates and ranges were never "
                 "trained; record the model on inputs of its largest size"
             )
         for name in list(root._modules):
@@ -229,11 +229,11 @@ class Variants:
 
 
 def _place_of(variants: Variants, training: bool, forms: Sequence[Form]) -> int:
-    """Asked once for each set of sizes that is compiled."""
+    """Called once for each set of sizes that is compiled."""
     return variants.place_for(training, forms)
 
 
-# What ``torch.compiler.assume_constant_result`` does, which would import the compiler now.
+# The same as ``torch.compiler.assume_constant_result``, which would import the compiler here.
 _place_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 

@@ -38,11 +38,11 @@ def test_torchao_computes_at_eight_bits_only(execution: Any) -> None:
     assert config.replace(saved="codes", attention="float", pins=(Pin("head", Precision(4, 4)),)).torchao
     assert FracConfig(method="static", execution="auto").torchao is None
     for changes, message in (
-        ({"method": "pfq"}, "which method 'pfq' does not ask for: write method='static'"),
-        ({"method": "fractrain"}, "whatever a stage or a gate says"),
-        ({"method": "float"}, "which method 'float' does not ask for"),
-        ({"precision": Precision(8, 16)}, "which method 'static' at FW-8/BW-16 does not ask for"),
-        ({"format": "dorefa"}, "not in those of format 'dorefa': write format='affine'"),
+        ({"method": "pfq"}, "which does not fit method 'pfq': write method='static'"),
+        ({"method": "fractrain"}, "always computes linear layers at 8 bits"),
+        ({"method": "float"}, "which does not fit method 'float'"),
+        ({"precision": Precision(8, 16)}, "which does not fit method 'static' at FW-8/BW-16"),
+        ({"format": "dorefa"}, "not in format 'dorefa': write format='affine'"),
         ({"mixing": "outputs"}, "goes with mixing='inputs'"),
         ({"kernels": "int8"}, f"kernels='int8' changes nothing with execution='{execution}'"),
         ({"skip_threshold": 0.5}, f"skip_threshold=0.5 changes nothing with execution='{execution}'"),
