@@ -1,4 +1,4 @@
-"""Whether two runs gave the same: structure, shapes, and every bit."""
+"""Compare the results of two runs: structure, shapes, and every bit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def same_tensor(a: Tensor | None, b: Tensor | None, tolerance: float = 0.0, floo
 
 
 def difference(a: Any, b: Any, where: str = "output", tolerance: float = 0.0) -> str | None:
-    """Where two results of a call first differ, in words, or ``None``."""
+    """The first difference between two results of a call, in words, or ``None``."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         if same_tensor(a, b, tolerance):
             return None
@@ -60,6 +60,6 @@ def difference(a: Any, b: Any, where: str = "output", tolerance: float = 0.0) ->
 
 
 def _same_fields(a: type, b: type) -> bool:
-    """Whether both are named tuples of one name: some models make the class anew in each call."""
+    """Whether both are named tuples of one name: some models make the class again in each call."""
     fields = getattr(a, "_fields", ())
     return bool(fields) and a.__name__ == b.__name__ and fields == getattr(b, "_fields", ())

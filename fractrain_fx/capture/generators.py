@@ -13,7 +13,7 @@ from torch import nn
 __all__ = ["LEVELS", "Generators", "drawing"]
 
 LEVELS = (2.0**-20, 0.3, 0.5, 0.7, 1 - 2.0**-20)
-"""Numbers that :func:`drawing` can make the generators give: the ends of [0, 1), nearly, and between."""
+"""Numbers that :func:`drawing` makes the generators give: nearly the ends of [0, 1), and between."""
 
 
 class Generators:
@@ -25,17 +25,17 @@ class Generators:
         self.held: tuple[Any, ...] = tuple({id(each): each for each in values if isinstance(each, kinds)}.values())
 
     def states(self) -> list[Any]:
-        """How all of them stand, to compare."""
+        """The states of all generators, to compare."""
         key = np.random.get_state(legacy=False)
         own = (key["state"]["key"].tobytes(), key["state"]["pos"], key["has_gauss"], key["gauss"])
         return [random.getstate(), own, *(repr(state) for state in self.keep())]
 
     def keep(self) -> list[Any]:
-        """How those that the model holds stand, to put back."""
+        """The states of the generators that the model holds, to put back."""
         return [_state(each) for each in self.held]
 
     def put_back(self, states: list[Any]) -> None:
-        """Set those that the model holds to what :meth:`keep` gave."""
+        """Set the generators that the model holds to the states from :meth:`keep`."""
         for each, state in zip(self.held, states, strict=True):
             if isinstance(each, random.Random):
                 each.setstate(state)

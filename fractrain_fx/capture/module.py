@@ -1,4 +1,4 @@
-"""A graph that wears another module's children and parameters: same objects, same paths, same state_dict keys."""
+"""A graph module on another module's children and parameters: same objects, same paths, same state_dict keys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["RecordedModule"]
 
 
 class RecordedModule(GraphModule):
-    """A :class:`torch.fx.GraphModule` on the very dictionaries of the module it was recorded from.
+    """A :class:`torch.fx.GraphModule` on the dictionaries of the module it was recorded from.
 
     ``_modules`` holds the original children plus ``frac``; parameters, buffers and the list of non-persistent
     buffers are the original's own dictionaries, so that weights stay shared and ties stay ties.
@@ -44,7 +44,7 @@ class RecordedModule(GraphModule):
 
     @contextlib.contextmanager
     def edited(self) -> Iterator[None]:
-        """Make code once for all that is changed inside; torch's pass manager would after every pass."""
+        """Generate code once for all changes inside; torch's pass manager would generate it after every pass."""
         self.__dict__["_waits"] = True
         try:
             yield
@@ -53,11 +53,11 @@ class RecordedModule(GraphModule):
         self.recompile()
 
     def recompile(self) -> Any:
-        """Make the graph's code, unless more changes follow."""
+        """Generate the graph's code, unless more changes follow."""
         if self.__dict__.get("_waits"):
             return None
         code = super().recompile()
-        # fx gives the class a call that prints the generated code when a node fails. The module's usual call is left.
+        # fx gives the class a ``__call__`` that prints the generated code when a node fails; nn.Module's is enough.
         if "__call__" in vars(type(self)):
             del type(self).__call__
         return code
@@ -75,6 +75,6 @@ class RecordedModule(GraphModule):
 
     def __reduce__(self) -> Any:
         raise CaptureError(
-            "a recorded graph is not pickled, as torch would trace it again and lose what passes noted on it; "
+            "a recorded graph is not pickled, because torch would trace it again and lose what passes noted on it; "
             "save the state_dict and record the model again"
         )

@@ -1,4 +1,4 @@
-"""The front door: record a model on example inputs and show that the graph equals it."""
+"""Record a model on example inputs, and check that the graph equals it."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class Recording:
 
     Attributes:
         train: the graph in train mode; its output is the model's own output structure.
-        eval: the graph in eval mode: the same object where one graph serves both, else one that shares its children.
+        eval: the graph in eval mode: the same object if one graph serves both, else a graph that shares its children.
         call: the form of call that the graph takes.
-        leaves: path and reason of each module kept as one node although it holds more than a leaf does.
+        leaves: path and reason of each module that is kept as one node although it is not a leaf.
         args: positional example inputs.
         kwargs: keyword example inputs.
-        batching: how inputs with more samples look; ``FIXED``: the graph holds for the example's batch size alone.
+        batching: how inputs grow with samples; ``FIXED``: the graph only holds for the example's batch size.
         checked: whether the graph was compared with the model; tensors without data (meta) cannot be.
-        guards: what sizes the graphs of training (``True``) and evaluation are tied to.
+        guards: conditions on sizes for the graphs of training (``True``) and evaluation.
         python: attributes whose values decided what was recorded.
     """
 
@@ -65,22 +65,22 @@ class Recording:
 
     @property
     def fixed_batch(self) -> bool:
-        """Whether the graph holds for the example's batch size alone."""
+        """Whether the graph only holds for the example's batch size."""
         return self.batching is Batching.FIXED
 
     def broken(self, values: tuple[Any, ...], model: nn.Module, training: bool) -> Guard | None:
-        """The first guard of a mode's graph that does not hold for a call; ``None``: the graph is the model's.
+        """The first guard of a mode's graph that does not hold for a call; ``None`` if the graph equals the model.
 
         Args:
-            values: what the graph's inputs are given.
+            values: for the inputs of the graph.
             model: the model that was recorded.
-            training: which mode.
+            training: the mode.
         """
         return self.guards[training].broken(values, self.train if training else self.eval, model)
 
     @property
     def graphs(self) -> tuple[RecordedModule, ...]:
-        """The graph that serves both modes, or those of training and evaluation."""
+        """The graph that serves both modes, or the graphs of training and evaluation."""
         return (self.train,) if self.eval is self.train else (self.train, self.eval)
 
 
@@ -104,14 +104,14 @@ def record(
 ) -> Recording:
     """Record one real run of ``model`` in each mode as a graph on the model's own modules and parameters.
 
-    The model is left as it was (buffers, gradients, mode flags and random generators), but for tables that it makes at
-    its first call.
+    The model is left as it was (buffers, gradients, mode flags and random generators), except for tables that it makes
+    at its first call.
 
-    A model on the meta device is recorded from shapes alone: its example inputs go there too, and as there are no
-    values, nothing is compared.
+    A model on the meta device is recorded from shapes alone. Its example inputs are moved there too, and nothing is
+    compared, because there are no values.
 
     Args:
-        model: any module; nothing of it may be called ``frac``.
+        model: any module without an attribute ``frac``.
         args: positional example inputs.
         kwargs: keyword example inputs.
         batch_axis: dimension of the inputs that holds the samples, for the check at another batch size.
@@ -158,7 +158,7 @@ def record(
                 except CaptureError:
                     if not found.compared or batching is Batching.FIXED:
                         raise
-                    # The model's own code counts its samples: the graph holds for as many as the example has.
+                    # The model's own code counts its samples, so the graph only holds for the number in the example.
                     whole = Whole(dict(closed))
                     trials, batching = trials_of(snapshot, example, batch_axis, grow=False)
                     others = Elsewhere(snapshot, example, batch_axis, batching)
@@ -187,7 +187,7 @@ def _attempt(snapshot: Snapshot, example: Example, whole: Whole) -> Attempt:
     model, additions = snapshot.model, Additions()
     passes = {train: _run(snapshot, example, whole, additions, train) for train in (True, False)}
     graphs = passes[True].graph, passes[False].graph
-    # Before dead nodes go: a branch that nobody uses stays in training if it draws random numbers, and only there.
+    # Merge before removing dead nodes: an unused branch that draws random numbers would stay in training only.
     one = merge_modes(*graphs, additions)
     for graph in graphs:
         remove_dead(graph)
@@ -226,7 +226,7 @@ def _run(snapshot: Snapshot, example: Example, whole: Whole, additions: Addition
         ) from error
     except Exception as error:
         raise (rejection(model, error) if has_data(model) else needs_data(model, recorder.failed, error)) from error
-    if recorder.refused:  # what else was met may come from that
+    if recorder.refused:  # other obstacles may be its consequences
         raise KeepWholeError((), recorder.refused)
     if obstacles := [*writer.obstacles, *outside.obstacles(snapshot, example, train, whole)]:
         raise KeepWholeError(obstacles)

@@ -8,7 +8,7 @@ from types import FrameType
 __all__ = ["CAPTURE", "source_line"]
 
 CAPTURE = __name__.rpartition(".")[0]
-"""The package whose modules record; their functions and frames are told by it."""
+"""The package of capture, by which its own functions and frames are recognised."""
 
 
 def source_line(*apart: str) -> str | None:

@@ -19,14 +19,14 @@ __all__ = ["Snapshot", "preserved_random_state", "seeded"]
 class Snapshot:
     """The state of ``model`` at one moment, to return to after each run.
 
-    It holds a copy of every parameter and buffer, as a forward may write to both (running averages of codebooks).
-    Gradients are not touched by what is run here, and not kept. Without ``tensors``, attributes alone are held: for
-    runs on the meta device, which write to no parameter.
+    It holds a copy of every parameter and buffer, because a forward may write to both (running averages of codebooks).
+    Gradients are not kept, because no run here touches them. Without ``tensors`` only attributes are held, for runs on
+    the meta device, which write to no parameter.
     """
 
     def __init__(self, model: nn.Module, *, tensors: bool = True) -> None:
         self.model = model
-        # Containers among the attributes are copied: a forward may fill them (caches of tables, say).
+        # Containers among the attributes are copied, because a forward may fill them (caches of tables).
         self._attributes = [
             (module, {name: (value, _contents(value)) for name, value in vars(module).items()})
             for module in model.modules()
@@ -95,7 +95,7 @@ def _contents(value: Any) -> Any:
 
 
 def _same_items(value: Any, contents: Any) -> bool:
-    """Whether a container holds the very objects it held before; equality would compare tensors."""
+    """Whether a container holds the same objects as before; ``==`` would compare tensors."""
     if isinstance(value, dict):
         return list(value) == list(contents) and all(value[key] is contents[key] for key in contents)
     if isinstance(value, list):

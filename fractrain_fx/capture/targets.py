@@ -1,4 +1,4 @@
-"""How an intercepted call is written as a node: methods by name, operators, closures over what a graph cannot hold."""
+"""Write an intercepted call as a node: methods by name, operators, closures over values that a graph cannot hold."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ DATA_DEPENDENT = frozenset(
     {"nonzero", "nonzero_static", "argwhere", "masked_select", "unique", "unique_consecutive", "unique_dim"}
     | {"bincount"}
 )
-"""Names of calls whose result's shape depends on values."""
+"""Names of calls whose result has a shape that depends on values."""
 
 _BINARY = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "lshift", "rshift")
 _COMPARED = ("lt", "le", "gt", "ge", "eq", "ne")
@@ -85,12 +85,12 @@ def _methods() -> dict[int, str]:
     return names
 
 
-# Wrappers report odd names (``pow`` for ``__rpow__``), so methods are known by identity.
+# Wrappers report odd names (``pow`` for ``__rpow__``), so methods are recognised by identity.
 _METHODS = _methods()
 
 
 def getter_name(func: Any) -> str | None:
-    """Name of the property that ``func`` reads or writes; a new wrapper is made at each access, its owner is not."""
+    """Name of the property that ``func`` reads or writes, from its owner: torch makes a new wrapper at each access."""
     if getattr(func, "__name__", None) not in ("__get__", "__set__", "__delete__"):
         return None
     owner = func.__self__
@@ -146,7 +146,7 @@ _THROUGH: Mapping[Any, Callable[..., Any]] = {
 
 
 def call_through(func: Any) -> Callable[..., Any] | None:
-    """What to call instead of ``func`` to see the contractions inside it; ``None`` where it is one node."""
+    """The function to call instead of ``func`` to record the contractions inside it; ``None`` if it is one node."""
     try:
         return _THROUGH.get(func)
     except TypeError:

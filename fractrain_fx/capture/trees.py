@@ -1,4 +1,4 @@
-"""Finding and changing tensors in whatever containers a call is given or returns."""
+"""Find and change tensors in the containers that a call is given or returns."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def fields_of(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def map_tree(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Apply ``change`` to everything in ``value`` that is no list, tuple, slice or plain dictionary."""
+    """Apply ``change`` to everything in ``value`` that is not a list, tuple, slice or plain dictionary."""
     if isinstance(value, (tuple, list)) and not isinstance(value, ValueList):
         parts = [map_tree(part, change) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)

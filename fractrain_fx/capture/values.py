@@ -1,4 +1,4 @@
-"""Lists of values that a tensor held: torch calls may take them whole, whoever looks inside is noticed."""
+"""Lists of values that a tensor held: torch calls may take a whole list, but code that reads it is noticed."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _LOOKS = (
 
 
 class ValueList(list[Any]):
-    """What ``tolist()`` gave. Sizes of parts are handed on like this, unread.
+    """The result of ``tolist()``. Models pass sizes of parts on like this without reading them.
 
     Args:
         items: the values.
         source: the tensor that held them.
-        looked: is told, before anything of the list is seen, by which code.
+        looked: is called with the code that is about to read the list.
     """
 
     def __init__(self, items: Iterable[Any], source: Tensor, looked: Callable[[FrameType], None]) -> None:
@@ -44,7 +44,7 @@ class ValueList(list[Any]):
         self._looked = looked
 
     def unread(self) -> list[Any]:
-        """The values, without anyone being told."""
+        """The values, without calling ``looked``."""
         return list(list.__iter__(self))
 
 

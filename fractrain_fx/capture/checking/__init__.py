@@ -1,1 +1,1 @@
-"""Whether a recorded graph is its model: compared at the recorded sizes and at others, guarded at each call."""
+"""Check that a recorded graph equals its model: at the recorded sizes, at others, and by guards at each call."""

@@ -21,19 +21,19 @@ from fractrain_fx.errors import InputError
 __all__ = ["Batching", "Mismatch", "Trial", "find_mismatch", "rejection", "repeated", "trial_of", "trials_of"]
 
 # A model told that values must not be read may take another path to the same result (an attention mask that masks
-# nothing, rather than none). The graph follows that path bit for bit, and the usual one up to rounding. Relative.
+# nothing instead of no mask). The graph equals that path bit for bit, and the usual path up to this relative rounding.
 _ROUNDING = 1e-4
 
-# Of the largest gradient of all: what rounding leaves where a gradient is 0.
+# Rounding error of a gradient that is 0, relative to the largest gradient of all.
 _NOTHING = 1e-6
 
 
 class Batching(Enum):
-    """How inputs with more samples look."""
+    """How inputs grow with the number of samples."""
 
-    ROWS = "a row more in every tensor that has one for each sample"
-    PACKED = "as many rows more as a sample has, one sample after the other"
-    FIXED = "no other batch size than the example's runs"
+    ROWS = "each sample adds one row to every tensor with a row for each sample"
+    PACKED = "each sample adds several rows, one sample after the other"
+    FIXED = "only the batch size of the example runs"
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class _Outcome:
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of the model: in which mode, on which call, and what came out."""
+    """One run of the model: its mode, its call, and the outcome."""
 
     train: bool
     example: Example
@@ -54,11 +54,11 @@ class Trial:
 
 @dataclass(frozen=True)
 class Mismatch:
-    """A run in which the graph was not its model.
+    """A run in which the graph differed from its model.
 
     Attributes:
         trial: the run.
-        cause: what differed, in words.
+        cause: the difference, in words.
         names: parameters (or buffers) whose gradients (or values) differ while the outputs agree.
     """
 
@@ -68,9 +68,9 @@ class Mismatch:
 
 
 def trials_of(snapshot: Snapshot, example: Example, axis: int, grow: bool = True) -> tuple[list[Trial], Batching]:
-    """Runs to compare with, in eval and in train mode, and how a batch can grow.
+    """Runs of the model in eval and train mode, to compare the graph with, and how a batch can grow.
 
-    They have more samples than the example, or as many where the model does not run with more (or without ``grow``).
+    They have more samples than the example; without ``grow``, or if the model does not run with more, the same number.
 
     Raises:
         InputError: the model fails on the example.
@@ -81,19 +81,19 @@ def trials_of(snapshot: Snapshot, example: Example, axis: int, grow: bool = True
         size = batch_size(inputs, axis, packed=packed)
         if not size:
             continue
-        # Twice as many in evaluation, which keeps nothing for gradients: a share of the batch shows only then.
+        # Twice as many in evaluation, which needs no memory for gradients: code that takes a share of the batch shows.
         grown = {
             train: example.on(*resize_batch(inputs, samples, axis, packed=packed))
             for train, samples in ((False, 2 * size + 1), (True, size + 1))
         }
         try:
             runs = [trial_of(snapshot, call, train) for train, call in grown.items()]
-        except Exception:  # whatever a model says to a batch size that it does not take
+        except Exception:  # a model may raise anything for a batch size that it does not take
             continue
         return runs, batching
     try:
         runs = [trial_of(snapshot, example, train) for train in (False, True)]
-    except Exception as error:  # whatever a model says to inputs that it does not take
+    except Exception as error:  # a model may raise anything for inputs that it does not take
         raise rejection(snapshot.model, error) from error
     return runs, Batching.FIXED
 
@@ -104,7 +104,7 @@ def trial_of(snapshot: Snapshot, example: Example, train: bool) -> Trial:
 
 
 def rejection(model: nn.Module, error: Exception) -> InputError:
-    """What to tell whose model fails on its own example inputs."""
+    """The error for a model that fails on its example inputs."""
     return InputError(
         f"{type(model).__name__} rejects the example inputs: {type(error).__name__}: {error}. "
         "Pass example_inputs=(...) and example_kwargs={...} as you call the model"
@@ -115,14 +115,14 @@ def find_mismatch(snapshot: Snapshot, recorded: RecordedModule, trial: Trial) ->
     """Run the graph from the same seed as the model, and compare."""
     try:
         actual = _run(snapshot, recorded, trial.train, trial.example)
-    except Exception as error:  # any error of the graph is a mismatch, as the model ran
+    except Exception as error:  # any error of the graph is a mismatch, because the model ran
         return Mismatch(trial, f"the graph fails where the model runs: {type(error).__name__}: {error}")
     found = _differ(trial, trial.expected, actual)
     if found is None:
         return None
     again = _run(snapshot, snapshot.model, trial.train, trial.example)
     if _differ(trial, trial.expected, again) is not None:
-        # The model itself is not deterministic (atomic additions on a GPU): equal up to rounding is all there is.
+        # The model itself is not deterministic (atomic additions on a GPU), so only equality up to rounding can hold.
         return _differ(trial, trial.expected, actual, _ROUNDING)
     if _differ(trial, _run(snapshot, snapshot.model, trial.train, trial.example, value_free=True), actual) is None:
         return _differ(trial, trial.expected, actual, _ROUNDING)
@@ -130,9 +130,9 @@ def find_mismatch(snapshot: Snapshot, recorded: RecordedModule, trial: Trial) ->
 
 
 def repeated(snapshot: Snapshot, recorded: RecordedModule, trial: Trial) -> str | None:
-    """How the second of two calls in a row differs from the model's, in words, or ``None``.
+    """The difference between graph and model in the second of two calls in a row, in words, or ``None``.
 
-    A module that stays one call may keep something from call to call that other code of the model takes back.
+    A module that stays one call may keep something from call to call that other code of the model resets.
     """
     outputs = []
     for run in (snapshot.model, recorded):
@@ -159,7 +159,7 @@ def _call(model: nn.Module, run: nn.Module, train: bool, example: Example) -> An
 
 def _run(snapshot: Snapshot, run: nn.Module, train: bool, example: Example, value_free: bool = False) -> _Outcome:
     model, example = snapshot.model, example.renewed()
-    # Before the run, as a model may put results into a dictionary that it is given.
+    # Listed before the run, because a model may put results into a dictionary among its inputs.
     inputs = list(tensors_in(example.tensors))
     with snapshot.kept(), seeded(), plain_paths(value_free=value_free), torch.enable_grad():
         output = _call(model, run, train, example)
@@ -169,7 +169,7 @@ def _run(snapshot: Snapshot, run: nn.Module, train: bool, example: Example, valu
 
 
 def _gradients(model: nn.Module, inputs: list[Tensor], output: Any) -> dict[str, Tensor | None]:
-    """Gradients of a weighted sum of all outputs; the weights differ, as an even sum of a softmax has no gradient."""
+    """Gradients of a weighted sum of all outputs. The weights differ: an even sum of a softmax has no gradient."""
     terms = []
     for x in tensors_in(output):
         if x.requires_grad and x.is_floating_point():
@@ -190,7 +190,7 @@ def _differ(trial: Trial, expected: _Outcome, actual: _Outcome, tolerance: float
     for name, before in expected.buffers.items():
         if not same_tensor(before, actual.buffers[name], tolerance):
             return Mismatch(trial, f"buffer {name!r} is left with other values", names=(name,))
-    # A gradient that is 0 but for rounding (of a query where there is one key) has no digits to compare.
+    # A gradient that is 0 except for rounding (of a query with only one key) has no digits to compare.
     floor = _NOTHING * max((_largest(x) for x in expected.gradients.values()), default=0.0) if tolerance else 0.0
     wrong = tuple(
         name

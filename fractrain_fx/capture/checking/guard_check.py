@@ -1,4 +1,4 @@
-"""Whether a graph is its model for a call, told from the sizes of the call's tensors before anything is computed."""
+"""Decide from the sizes of a call's tensors, before anything is computed, whether a graph equals its model for it."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ Form = tuple[tuple[int, ...], torch.dtype]
 
 
 def shapes_of(values: Any) -> Shapes:
-    """The shapes of all tensors of a call, in order: on them alone depends which graphs hold for it."""
+    """The shapes of all tensors of a call, in order. They alone decide which graphs hold for it."""
     return tuple(x.shape for x in tensors_in(values))
 
 
 def forms_of(values: Any) -> tuple[Form, ...]:
-    """Shape and dtype of all tensors of a call, as plain values: a compiled call is compiled for them."""
+    """Shape and dtype of all tensors of a call, as plain values, for which a compiled call is specialised."""
     return tuple((tuple(map(operator.index, x.shape)), x.dtype) for x in tensors_in(values))
 
 
 class Guards:
-    """All that one graph is tied to.
+    """All conditions under which one graph equals its model.
 
-    A call is looked at once for each set of shapes. Sizes of inputs are read off. Those of other tensors come from a
-    run of the part of the graph that makes them, on tensors without data, or with data where values decide them.
+    They are checked once for each set of shapes. Sizes of inputs are read directly. Sizes of other tensors come from a
+    run of the part of the graph that makes them: on tensors without data, or with data if values decide the sizes.
 
     Args:
-        guards: what Python code saw while the graph was recorded.
-        graph: as it was recorded, before anything was erased.
+        guards: the sizes that Python code saw while the graph was recorded.
+        graph: the recorded graph, before any node was erased.
     """
 
     def __init__(self, guards: Iterable[Guard], graph: Graph) -> None:
@@ -63,7 +63,7 @@ class Guards:
         return self._placeholders[index]
 
     def add(self, ties: Iterable[Guard]) -> None:
-        """Tie the graph to more: sizes of inputs at which it was seen to differ from its model elsewhere."""
+        """Add conditions on sizes of inputs, after the graph was found to differ from its model at other sizes."""
         known = set(map(str, self.guards))
         new = tuple(guard for guard in ties if str(guard) not in known)
         self._added = (*self.ties, *new)
@@ -71,12 +71,12 @@ class Guards:
         self._known.clear()
 
     def broken(self, values: Sequence[Any], owner: nn.Module, model: nn.Module) -> Guard | None:
-        """The first guard that does not hold for a call; ``None`` where the graph is its model.
+        """The first guard that does not hold for a call; ``None`` if the graph equals its model.
 
         Args:
-            values: what the graph's inputs are given.
-            owner: whose modules and parameters the graph's nodes name.
-            model: the model that was recorded, which is left as it is.
+            values: for the inputs of the graph.
+            owner: has the modules and parameters that the graph's nodes name.
+            model: the model that was recorded; it is not changed.
         """
         if not self.guards:
             return None
@@ -106,7 +106,7 @@ class Guards:
         return tuple(guard for guard in self.guards if not _met(guard, sizes))
 
     def _given(self, node: Node, values: Sequence[Any]) -> Any:
-        """What a node stands for, if that can be read off the inputs."""
+        """The value of a node, if it is an input or a part of one."""
         if node.op == "placeholder":
             return values[self._placeholders.index(node)]
         if node.target is operator.getitem and isinstance(node.args[0], Node):
@@ -120,14 +120,14 @@ class Guards:
         try:
             with Snapshot(model, tensors=False).kept(), torch.no_grad():
                 return _SizesWithoutData(owner, self._graph, wanted).found(shapes_only)
-        except Exception:  # values decide sizes, or foreign code reads them: only a run with data tells
+        except Exception:  # values decide sizes, or foreign code reads them: this needs a run with data
             if any(x.is_meta for x in tensors_in(values)):
                 return {}
         run = _Sizes(owner, self._graph, wanted)
         with Snapshot(model).kept(), torch.no_grad():
             try:
                 return run.found(pytree.tree_map_only(Tensor, lambda x: x.detach().clone(), list(values)))
-            except Exception:  # the graph does not run with such sizes: what it got to counts
+            except Exception:  # the graph does not run with such sizes: the sizes before the error count
                 return run.sizes
 
 
@@ -143,12 +143,12 @@ class _Sizes(Interpreter):
             self._wanted.setdefault(size.node, []).append(size)
 
     def found(self, values: Sequence[Any]) -> dict[Size, int]:
-        """Run; what was read."""
+        """Run the graph; returns the sizes that were read."""
         self.run(*values)
         return self.sizes
 
     def run_node(self, n: Node) -> Any:
-        """Read what is wanted."""
+        """Read the wanted sizes of a node's value."""
         value = super().run_node(n)
         if isinstance(value, Tensor):
             for size in self._wanted.get(n, ()):
@@ -157,7 +157,7 @@ class _Sizes(Interpreter):
         return value
 
 
-# Their result has the form of their first operand. On the meta device torch computes them in Python, in a millisecond.
+# Functions whose result has the form of their first operand. On the meta device torch needs a millisecond for each.
 _KEEP_FORM = frozenset(
     {"layer_norm", "group_norm", "batch_norm", "instance_norm", "rms_norm", "dropout", "softmax", "log_softmax"}
     | {"gelu", "relu", "relu6", "silu", "mish", "elu", "leaky_relu", "hardswish", "hardsigmoid", "sigmoid", "tanh"}
@@ -167,7 +167,7 @@ _OTHERS = (nn.MultiheadAttention, nn.GLU)
 
 
 class _SizesWithoutData(_Sizes):
-    """The same on the meta device, where parameters and buffers are replaced as well."""
+    """The same on the meta device, with parameters and buffers replaced by tensors without data."""
 
     def fetch_attr(self, target: str) -> Any:
         """A parameter or buffer without its data; modules as they are."""
@@ -175,11 +175,11 @@ class _SizesWithoutData(_Sizes):
         return _without_data(value) if isinstance(value, Tensor) else value
 
     def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a module on such parameters; none of its own are read or written."""
+        """Call a module with such parameters; its own are not read or written."""
         module = self.fetch_attr(target)
         if type(module).__module__ in _KEEPING and not isinstance(module, _OTHERS):
             return args[0] if args else kwargs["input"]
-        # Each place once: a module that has two names would keep what is put there for the call.
+        # Each place once: a module with two names would keep the tensors that are put there for the call.
         places = (
             (f"{path}.{name}".lstrip("."), x)
             for path, part in module.named_modules()
@@ -189,7 +189,7 @@ class _SizesWithoutData(_Sizes):
         return torch.func.functional_call(module, state, args, kwargs, tie_weights=False)
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call a function, or spare it."""
+        """Call a function, or give the form of its result without the call."""
         name = getattr(target, "__name__", "")
         if name in _KEEP_FORM and args:
             return args[0]
@@ -207,7 +207,7 @@ def _met(guard: Guard, sizes: dict[Size, int]) -> bool:
 
 
 def _needed(graph: Graph, wanted: set[Node]) -> set[Node]:
-    """The nodes that make what is wanted, with those that write to it."""
+    """The wanted nodes, the nodes they are computed from, and the nodes that write to any of these."""
     needed: set[Node] = set()
     waiting = list(wanted)
     while waiting:

@@ -1,4 +1,4 @@
-"""Find the innermost module whose recorded inside is not what the module does."""
+"""Find the innermost module whose recorded calls do not give what the module gives."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ __all__ = ["locate"]
 def locate(snapshot: Snapshot, recorded: RecordedModule, returns: Sequence[Return], mismatch: Mismatch) -> str:
     """Path of the module to blame; the root's is the empty string.
 
-    Modules end innermost first, so the first module call whose outputs differ has no differing call inside. Where no
-    output differs, the last module in the run that owns one of the wrong gradients or buffers is taken: gradients
-    flow backwards from it.
+    Modules end innermost first, so the first module call whose outputs differ has no differing call inside. If no
+    output differs, the last module in the run that owns one of the wrong gradients or buffers is blamed, because
+    gradients flow backwards from it.
     """
     if mismatch.names:
         owners = {name.rpartition(".")[0] for name in mismatch.names}
@@ -84,15 +84,15 @@ class _Values(Interpreter):
         self.extra_traceback = False
 
     def run_until_error(self, *args: Any) -> Node | None:
-        """Run; the node that raised, if one did."""
+        """Run the graph; returns the node that raised, if one did."""
         try:
             self.run(*args)
-        except Exception:  # that a node raises is what is looked for
+        except Exception:  # the search is for the node that raises
             return self._now
         return None
 
     def run_node(self, n: Node) -> Any:
-        """Keep what is wanted."""
+        """Keep a copy of a wanted value."""
         self._now = n
         value = super().run_node(n)
         if n in self._wanted and isinstance(value, Tensor):

@@ -43,7 +43,7 @@ class Attempt:
         train: the graph in train mode.
         eval: the graph in eval mode, or the same object.
         returns: module calls of the recorded run in train (``True``) and eval mode.
-        guards: what sizes the graph of each mode is tied to.
+        guards: conditions on sizes for the graph of each mode.
         python: attributes whose values decided what was recorded.
     """
 
@@ -80,7 +80,7 @@ def check_trial(snapshot: Snapshot, attempt: Attempt, trial: Trial, batching: Ba
     path = _blamed(snapshot, attempt, mismatch)
     model = snapshot.model
     mode = "train" if trial.train else "eval"
-    # What one module of a class does, the others of that class do too: found together, not one a recording.
+    # Other modules of the same class do the same. Blaming all at once saves a recording for each.
     kind = type(model.get_submodule(path))
     alike = [name for name, module in model.named_modules() if name and type(module) is kind] if path else [path]
     samples = "as many samples as" if batching is Batching.FIXED else "more samples than"
@@ -89,7 +89,7 @@ def check_trial(snapshot: Snapshot, attempt: Attempt, trial: Trial, batching: Ba
 
 
 def check_repeated(snapshot: Snapshot, attempt: Attempt, trial: Trial) -> None:
-    """Compare the second of two calls in a row, where modules stay one call each: they may keep something.
+    """Compare the second of two calls in a row, if modules stay one call each: they may keep something.
 
     Raises:
         KeepWholeError: the graph's second call differs from the model's; names the module around all of them.
@@ -100,7 +100,7 @@ def check_repeated(snapshot: Snapshot, attempt: Attempt, trial: Trial) -> None:
     words = repeated(snapshot, graph, trial) if calls else None
     if words:
         parts = ", ".join(map(repr, calls[:3])) + (f" and {len(calls) - 3} more" if len(calls) > 3 else "")
-        cause = f"in a second call {words}: it takes back what its parts {parts}, one call each, keep of the first"
+        cause = f"in a second call {words}: it resets what its parts {parts}, one call each, keep from the first"
         around = takewhile(
             lambda names: len(set(names)) == 1, zip(*(call.split(".")[:-1] for call in calls), strict=False)
         )
@@ -108,7 +108,7 @@ def check_repeated(snapshot: Snapshot, attempt: Attempt, trial: Trial) -> None:
 
 
 class Elsewhere:
-    """Runs of the model in eval mode at other sizes than the example's, each made once, when it is first asked for.
+    """Runs of the model in eval mode at other sizes than the example's, each made once, when first needed.
 
     Sizes that the model itself refuses are left out.
 
@@ -116,7 +116,7 @@ class Elsewhere:
         snapshot: the model.
         example: the call that is recorded.
         axis: the dimension of the inputs that holds the samples.
-        batching: how inputs with more samples look.
+        batching: how inputs grow with the number of samples.
     """
 
     def __init__(self, snapshot: Snapshot, example: Example, axis: int, batching: Batching) -> None:
@@ -125,11 +125,11 @@ class Elsewhere:
         self._trials: dict[Change, Trial | None] = {}
 
     def check(self, attempt: Attempt) -> None:
-        """Compare the graph with the model, and tie it to the sizes at which it was recorded where they differ."""
+        """Compare the graph with the model at other sizes; if they differ, add guards for the recorded sizes."""
         samples = batch_size(self._inputs, self._axis, packed=self._batching is Batching.PACKED) or 1
         one = 1 if samples > 1 and self._batching is not Batching.FIXED else None
         found = lengths(self._inputs, self._axis)
-        # One sample at another length takes one run, and tells of both where it agrees.
+        # One run of one sample at another length checks both changes, if it agrees.
         whole = [Change(one, Length(found[0], other(found[0]))) for other in (shorter, longer)] if found else []
         apart = [change for change in whole if not self._agrees(attempt, change)]
         if one and len(apart) == len(whole):
@@ -140,14 +140,14 @@ class Elsewhere:
             self._settle_length(attempt, Length(before, longer(before)))
 
     def _agrees(self, attempt: Attempt, change: Change) -> bool:
-        """Whether graph and model are the same for several changes at once."""
+        """Whether graph and model agree for several changes at once."""
         trial = self._trial(change)
         if trial is None or broken(self._snapshot, attempt, trial.example, train=False) is not None:
             return False
         return find_mismatch(self._snapshot, attempt.eval, trial) is None
 
     def _settle_length(self, attempt: Attempt, length: Length | None) -> None:
-        """Try one length; where the model refuses it, the same in each dimension of that size by itself."""
+        """Try one length; if the model refuses it, try it in each dimension of that size alone."""
         if length is None or self._settle(attempt, Change(length=length)):
             return
         dims = dims_of(self._inputs, self._axis, length.before)
@@ -155,7 +155,7 @@ class Elsewhere:
             self._settle(attempt, Change(length=replace(length, dim=dim)))
 
     def _settle(self, attempt: Attempt, change: Change) -> bool:
-        """Compare, and tie the graph where it differs; whether the model runs so."""
+        """Compare, and add guards if the graph differs; returns whether the model runs with the change."""
         trial = self._trial(change)
         if trial is None:
             return False
@@ -181,13 +181,13 @@ class Elsewhere:
                 changed = change.of(self._inputs, self._axis, packed=self._batching is Batching.PACKED)
                 call = self._example.on(*changed)
                 self._trials[change] = trial_of(self._snapshot, call, train=False)
-            except Exception:  # whatever a model says to sizes that it does not take
+            except Exception:  # a model may raise anything for sizes that it does not take
                 self._trials[change] = None
         return self._trials[change]
 
 
 def tie_batch(model: nn.Module, attempt: Attempt, example: Example, axis: int) -> None:
-    """Tie both graphs to the example's number of samples."""
+    """Add guards to both graphs for the example's number of samples."""
     path, place = _place(model, "")
     for guards in attempt.guards.values():
         sizes = [(Size(node, axis), x.shape[axis]) for node, x in _inputs(guards, example) if x.ndim > axis]
@@ -195,7 +195,7 @@ def tie_batch(model: nn.Module, attempt: Attempt, example: Example, axis: int) -
 
 
 def _inputs(guards: Guards, example: Example) -> Iterator[tuple[Any, Tensor]]:
-    """Nodes of inputs that are tensors themselves, with the example's."""
+    """The node and the example value of each input that is a tensor."""
     for index, value in enumerate(example.tensors.values()):
         if isinstance(value, Tensor):
             yield guards.placeholder(index), value
@@ -204,7 +204,7 @@ def _inputs(guards: Guards, example: Example) -> Iterator[tuple[Any, Tensor]]:
 def _blamed(snapshot: Snapshot, attempt: Attempt, mismatch: Mismatch) -> str:
     train = mismatch.trial.train
     path = locate(snapshot, attempt.graph(train), attempt.returns[train], mismatch)
-    # Torch's own modules do the same for every batch: what they were given is at fault.
+    # Torch's own modules do the same for every batch, so the fault lies in their inputs.
     while path and _is_of_torch(snapshot.model.get_submodule(path)):
         path = path.rpartition(".")[0]
     return path

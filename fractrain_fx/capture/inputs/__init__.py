@@ -1,1 +1,1 @@
-"""What a model is called with: its wrappers taken off, example inputs found, arguments made placeholders."""
+"""Prepare the call of a model: remove its wrappers, find example inputs, name arguments as placeholders."""

@@ -1,4 +1,4 @@
-"""How many samples example inputs hold, and the same inputs with more or fewer of them."""
+"""The number of samples in example inputs, and the same inputs with more or fewer samples."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ __all__ = ["batch_size", "resize_batch"]
 
 
 def batch_size(inputs: Any, axis: int = 0, *, packed: bool = False) -> int | None:
-    """Samples in ``inputs``: the size that most tensors have along ``axis`` (the first tensor's, where sizes tie).
+    """Samples in ``inputs``: the size that most tensors have along ``axis`` (the first one, if sizes tie).
 
     Args:
         inputs: tensors in any nesting of containers.
         axis: the dimension of every input that holds the samples.
-        packed: take the smallest size, as tensors may have several rows for each sample.
+        packed: take the smallest size, because tensors may have several rows for each sample.
 
     Returns:
-        The number of samples, or ``None`` where no tensor has that dimension.
+        The number of samples, or ``None`` if no tensor has that dimension.
     """
     sizes = [x.shape[axis] for x in pytree.tree_leaves(inputs) if isinstance(x, Tensor) and x.ndim > axis]
     if packed:
@@ -30,10 +30,10 @@ def batch_size(inputs: Any, axis: int = 0, *, packed: bool = False) -> int | Non
 
 
 def resize_batch(inputs: Any, size: int, axis: int = 0, *, packed: bool = False) -> Any:
-    """The same inputs with ``size`` samples: the first ones, repeated in turn where there are too few.
+    """The same inputs with ``size`` samples: the first ones, repeated in turn if there are too few.
 
-    Tensors whose dimension ``axis`` is not the batch (one table for all samples, say) stay as they are. With ``packed``
-    those that have several rows for each sample, one sample after the other, grow as well (cut-up images).
+    Tensors whose dimension ``axis`` is not the batch (such as one table for all samples) stay as they are. ``packed``
+    also grows tensors with several rows for each sample, one sample after the other (such as images in pieces).
     """
     batch = batch_size(inputs, axis, packed=packed)
 

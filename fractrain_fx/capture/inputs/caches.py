@@ -1,4 +1,4 @@
-"""Tables that a model makes for itself at its first call, and keeps as buffers outside its checkpoint."""
+"""Tables that a model makes at its first call and keeps as buffers outside its checkpoint."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ __all__ = ["fill_caches"]
 
 
 def fill_caches(model: nn.Module, example: Example) -> Snapshot:
-    """Let ``model`` make such tables now (relative positions for an image size, say), and keep nothing else of the run.
+    """Let ``model`` make such tables now (relative positions for an image size), and keep nothing else of the run.
 
-    A graph reads a buffer where the model would first replace it by one of another shape, so that has to have happened.
-    A model that rejects the example is left alone: whoever runs it next says so.
+    A graph only reads a buffer that the model would first replace by one of another shape, so this must happen before.
+    A model that rejects the example is left alone, and its next run reports the error.
 
     Returns:
-        The model as it is then.
+        The state of the model after that.
     """
     found: list[tuple[nn.Module, str, torch.Tensor]] = []
     snapshot = Snapshot(model)
@@ -29,7 +29,7 @@ def fill_caches(model: nn.Module, example: Example) -> Snapshot:
             model.eval()(*call.args, **call.kwargs)
             for module in model.modules():
                 found += [(module, name, x) for name, x in _caches(module) if shapes.get((module, name)) != x.shape]
-    except Exception:  # whatever a model says to inputs that it does not take
+    except Exception:  # a model may raise anything for inputs that it does not take
         return snapshot
     for module, name, x in found:
         module.register_buffer(name, x, persistent=False)

@@ -1,4 +1,4 @@
-"""How a call's arguments become the graph's placeholders."""
+"""Turn the arguments of a call into the placeholders of the graph."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class CallSpec:
     Attributes:
         placeholders: names of the graph's inputs: the arguments that hold tensors.
         positional: names of the arguments that may be passed by position, in order; those of ``*args`` are numbered.
-        templates: for each placeholder what it was given, with tensors replaced by a mark.
+        templates: for each placeholder its recorded value, with tensors replaced by a mark.
         constants: name and value of the arguments that were passed and hold no tensor.
         defaults: name and value of the arguments that a call may leave out.
     """
@@ -48,7 +48,7 @@ class CallSpec:
         """Values for the placeholders, in order.
 
         Raises:
-            InputError: an argument is missing, was not there in the recorded call, or has another constant value.
+            InputError: an argument is missing, was not in the recorded call, or has another constant value.
         """
         if len(args) > len(self.positional):
             raise InputError(
@@ -107,7 +107,7 @@ class Example:
     """One call of a model, its arguments named.
 
     Attributes:
-        spec: what later calls must look like.
+        spec: the form that later calls must have.
         tensors: name and value of each argument that holds tensors, in the order of the signature.
         args: positional arguments.
         kwargs: keyword arguments.
@@ -133,8 +133,8 @@ class Example:
 def describe_call(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Example:
     """Name the arguments of a call.
 
-    Caches of keys and values are for generating text, not for training: ``use_cache=False`` is added where ``forward``
-    takes it and the call does not say.
+    Caches of keys and values serve to generate text, not to train: ``use_cache=False`` is added if ``forward`` takes it
+    and the call does not pass it.
 
     Raises:
         InputError: the arguments do not fit the signature of ``forward``.
@@ -184,6 +184,6 @@ def _takes_cache(model: nn.Module, signature: inspect.Signature) -> bool:
         return True
     passes_on = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
     config = getattr(model, "config", None)
-    # Of a model of text and images only the part for the text has the setting.
+    # In a model of text and images only the configuration of the text part has the setting.
     parts = [config, *vars(config).values()] if config is not None and hasattr(config, "__dict__") else []
     return passes_on and any(getattr(part, "use_cache", False) is True for part in parts)

@@ -18,7 +18,7 @@ def has_data(model: nn.Module) -> bool:
     """Whether the tensors of a model have values.
 
     Raises:
-        CaptureError: some of them have, some have not, or they are fake tensors.
+        CaptureError: only some of them have values, or they are fake tensors.
     """
     tensors = [*model.parameters(), *model.buffers()]
     kind = type(model).__name__
@@ -46,14 +46,14 @@ def without_data(inputs: Any) -> Any:
 
 
 def needs_data(model: nn.Module, path: str, error: Exception) -> FracTrainError:
-    """What to tell whose model on the meta device fails in the module at ``path``."""
+    """The error for a model on the meta device that fails in the module at ``path``."""
     kind = type(model).__name__
     where = f"module {path!r} ({type(model.get_submodule(path)).__name__})" if path else f"{kind} itself"
     words = str(error)
     if isinstance(error, NotImplementedError) or "meta" in words.lower():
         return CaptureError(
             f"{where} reads values, and tensors on the meta device have none ({type(error).__name__}: {words}): build "
-            "the model on a device that holds its data; with fewer layers it fits, and a plan of those tells the rest"
+            "the model on a device that holds its data; fewer layers may fit, and their plan tells the rest"
         )
     return InputError(
         f"{where} rejects the example inputs: {type(error).__name__}: {words}. Pass example_inputs=(...) and "

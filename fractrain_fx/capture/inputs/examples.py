@@ -1,4 +1,4 @@
-"""Example inputs for a model that was handed over without any: what its own configuration says it takes."""
+"""Guess example inputs for a model from its own configuration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fractrain_fx.errors import InputError
 __all__ = ["example_inputs"]
 
 TORCHVISION_SIZE = 224
-# the one classifier of torchvision whose auxiliary head has no positions left at 224
+# the only classifier of torchvision whose auxiliary head has no positions left at 224
 INCEPTION_SIZE = 299
 
 
@@ -28,18 +28,18 @@ def example_inputs(
     for real: a mask of ones would be recorded as no mask at all.
 
     Args:
-        model: the model, which is neither run nor changed; one with PEFT's adapters takes what it took without.
+        model: the model, which is neither run nor changed; PEFT's adapters do not change its inputs.
         batch: number of samples.
         labels: also give the labels that a Hugging Face head takes, so that its loss is inside the model.
 
     Returns:
-        What to call the model with: ``model(*args, **kwargs)``.
+        ``args`` and ``kwargs`` for ``model(*args, **kwargs)``.
 
     Raises:
-        InputError: the model is of none of these libraries, or its configuration does not say what it takes.
+        InputError: the model is not from these libraries, or its configuration does not describe its inputs.
     """
     generator, model = torch.Generator().manual_seed(0), adapted_model(model)
-    # Whoever holds a Hugging Face model has loaded this; whoever has not need not have it installed.
+    # A program with a Hugging Face model has imported this; other programs need not have it installed.
     transformers = sys.modules.get("transformers.modeling_utils")
     if transformers is not None and isinstance(model, transformers.PreTrainedModel):
         kwargs = hugging_face_inputs(model, batch=batch, labels=labels, generator=generator)
@@ -87,7 +87,7 @@ def _is_from(model: nn.Module, package: str) -> bool:
 
 
 def _like_model(model: nn.Module, value: Tensor) -> Tensor:
-    """On the model's device, and if floating of its floating type."""
+    """``value`` on the model's device, in the model's floating type if it is floating."""
     like = next((p for p in model.parameters() if p.is_floating_point()), None)
     if like is None:
         return value

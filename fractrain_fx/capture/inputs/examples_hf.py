@@ -1,6 +1,6 @@
 """Example inputs for a Hugging Face model: its configuration gives the sizes, its ``forward`` the names.
 
-Nothing here imports transformers before a model of it is at hand.
+Nothing here imports transformers before it gets a model of transformers.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from fractrain_fx.errors import InputError
 
 __all__ = ["hugging_face_inputs"]
 
-TEXT_LENGTH, TARGET_LENGTH = 16, 12  # tokens; unlike, so that encoder and decoder cannot be mistaken for each other
-IMAGE_SIDE = 224  # where a configuration names none, as for the convolutional models, whose processors resize to this
-WAVE_LENGTH = 16_000  # one second: 49 frames, more than the 10 that training masks in one go
+TEXT_LENGTH, TARGET_LENGTH = 16, 12  # tokens; different, so that encoder and decoder cannot be confused
+IMAGE_SIDE = 224  # for configurations without a size: the processors of convolutional models resize to this
+WAVE_LENGTH = 16_000  # one second: 49 frames, more than the 10 that training masks at once
 SPEECH_FRAMES = 64
 CTC_LENGTH = 4
 IGNORED = -100  # Hugging Face's label for "no loss here"
 
-# families of heads (names of transformers' tables of them) by what their labels are
+# families of heads (names of transformers' tables) by the kind of their labels
 _NEXT_TOKENS = ("CAUSAL_LM", "MASKED_LM", "SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "IMAGE_TEXT_TO_TEXT")
 _CLASS_OF_SAMPLE = tuple(f"{kind}_CLASSIFICATION" for kind in ("SEQUENCE", "IMAGE", "AUDIO", "VIDEO"))
 _CLASS_OF_TOKEN = ("TOKEN_CLASSIFICATION",)
@@ -34,13 +34,13 @@ def hugging_face_inputs(model: nn.Module, *, batch: int, labels: bool, generator
     """Build keyword inputs for a ``PreTrainedModel`` on the CPU.
 
     Raises:
-        InputError: the model takes something that its configuration does not describe.
+        InputError: the model needs an input that its configuration does not describe.
     """
     return _Inputs(model, batch, generator).build(labels)
 
 
 class _Inputs:
-    """What is known of one model while its inputs are put together."""
+    """Builds the inputs of one model."""
 
     def __init__(self, model: nn.Module, batch: int, generator: Generator) -> None:
         self.model = model
@@ -64,7 +64,7 @@ class _Inputs:
         if "input_ids" in self.parameters and self._field((self.config,), "image_token_id", "image_token_index"):
             raise self._unknown("its text holds places for images, which only its processor knows")
         for name, build in builders.items():
-            # A model of text and images (CLIP) takes both, whichever is called the main one.
+            # A model of text and images (CLIP) takes both, whichever is its main input.
             if name == main or (name in self.parameters and "input_ids" in self.parameters):
                 build()
         if labels:
@@ -75,13 +75,13 @@ class _Inputs:
         return self.inputs
 
     def _derives_target(self) -> bool:
-        """Whether without labels, too, the decoder reads what the model makes of its inputs: so in classifiers."""
+        """Whether the model makes the decoder's inputs from its own inputs even without labels, as classifiers do."""
         return not self.config.is_encoder_decoder or bool(self._heads() & set(_CLASS_OF_SAMPLE))
 
     def _text(self) -> None:
         config = self._part("encoder", "text_config")
         positions = self._field((config,), "max_position_embeddings") or 0
-        # Two are kept free, as RoBERTa and its kin number theirs from 2; XLNet's -1 means no limit.
+        # RoBERTa and related models number positions from 2, so two stay free; XLNet's -1 means no limit.
         length = min(TEXT_LENGTH, positions - 2) if positions > 3 else TEXT_LENGTH
         ids = self._tokens(config, length)
         eos, pad = (self._special(config, f"{name}_token_id") for name in ("eos", "pad"))
@@ -89,7 +89,7 @@ class _Inputs:
         lengths[-1] -= -(-length // 4)
         position = torch.arange(length)
         if eos is not None:
-            # Some heads read the state at the end-of-text token, and want one in each row.
+            # Some heads read the state at the end-of-text token, so each row needs one.
             ids[position == lengths - 1] = eos
         if pad is not None:
             ids[position >= lengths] = pad
@@ -112,7 +112,7 @@ class _Inputs:
             self.inputs["input_values"] = self._noise(config.max_length, config.num_mel_bins)
         elif hasattr(config, "conv_stride"):
             self.inputs["input_values"] = self._noise(WAVE_LENGTH)
-            # Models with a group norm over time are trained without a mask, as their processors give none.
+            # Processors give no mask to models with a group norm over time, which are therefore trained without one.
             if getattr(config, "feat_extract_norm", "layer") == "layer":
                 self._pad_sound("input_values")
         else:
@@ -138,7 +138,7 @@ class _Inputs:
             self.inputs["attention_mask"] = mask
 
     def _labels(self) -> None:
-        """Labels of the kind that the model's head takes; a model without a head has none."""
+        """Add labels of the kind that the model's head takes; a model without a head gets none."""
         if {"start_positions", "end_positions"} <= self.parameters.keys():
             self.inputs["start_positions"] = torch.zeros(self.batch, dtype=torch.long)
             self.inputs["end_positions"] = torch.ones(self.batch, dtype=torch.long)
@@ -170,7 +170,7 @@ class _Inputs:
         raise self._unknown("it takes labels of a kind that is not known")
 
     def _heads(self) -> set[str]:
-        """Tables of transformers in which the model's class, or one that it derives from, is listed."""
+        """Tables of transformers that list the model's class or one of its base classes."""
         from transformers.models.auto import modeling_auto
 
         names = {base.__name__ for base in type(self.model).__mro__}
@@ -205,13 +205,13 @@ class _Inputs:
         return ids[self._draw(len(ids), length)]
 
     def _special(self, config: Any, name: str) -> int | None:
-        """A special token's id, if there is one and the vocabulary holds it (small configurations keep large ids)."""
+        """A special token's id, if it exists and is in the vocabulary (small configurations keep large ids)."""
         value = self._field((config, self.config), name)
         value = value[0] if isinstance(value, list | tuple) else value
         return value if value is not None and 0 <= value < self._field((config, self.config), "vocab_size") else None
 
     def _part(self, *names: str) -> Any:
-        """The sub-configuration of one modality, or the configuration itself where there is but one."""
+        """The sub-configuration of one modality, or the configuration itself if there is only one."""
         for name in names:
             part = getattr(self.config, name, None)
             if hasattr(part, "to_dict"):

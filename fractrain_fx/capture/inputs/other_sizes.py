@@ -15,19 +15,19 @@ from fractrain_fx.capture.inputs.batch import resize_batch
 
 __all__ = ["Change", "Length", "dims_of", "lengths", "longer", "shorter"]
 
-# Networks halve images up to five times, and say so themselves where that does not come out even.
+# Networks halve images up to five times, so sizes change in steps of 2 ** 5.
 _STEP = 32
 _LARGE = 64
 
 
 @dataclass(frozen=True)
 class Length:
-    """Another size in the place of one of the example's.
+    """Another size that replaces a size of the example.
 
     Attributes:
-        before: the example's.
-        after: the other one.
-        dim: the only dimension in which it changes; ``None``: wherever that size stands.
+        before: the size in the example.
+        after: the other size.
+        dim: the only dimension in which it changes; ``None``: every dimension of that size.
     """
 
     before: int
@@ -41,16 +41,16 @@ class Length:
 
 @dataclass(frozen=True)
 class Change:
-    """How inputs differ from the example: in the number of samples, in a length, or in both."""
+    """A change of the example inputs: of the number of samples, of a length, or of both."""
 
     batch: int | None = None
     length: Length | None = None
 
     def of(self, inputs: Any, axis: int, *, packed: bool) -> Any:
-        """The inputs so changed.
+        """The changed inputs.
 
         Args:
-            inputs: the example's, in any nesting of containers.
+            inputs: those of the example, in any nesting of containers.
             axis: the dimension that holds the samples.
             packed: whether a sample has several rows.
         """
@@ -60,15 +60,15 @@ class Change:
 
 
 def lengths(inputs: Any, axis: int) -> list[int]:
-    """Sizes that may stand for a length or for the sides of an image, the likeliest first; two at most.
+    """Sizes that may be a length or the side of an image, the likeliest first; two at most.
 
-    A size that several inputs share, or one input twice, comes before others, and an earlier dimension before a later.
+    A size that occurs more often comes first, and among equally frequent ones that of an earlier dimension.
     """
     counted: Counter[int] = Counter()
     for x in pytree.tree_leaves(inputs):
         if isinstance(x, Tensor):
             counted.update(size for dim, size in enumerate(x.shape) if dim != axis and size > 1)
-    # Sorting keeps the order in which sizes were met where they are met as often.
+    # Sorting is stable: equally frequent sizes keep the order in which they were found.
     return sorted(counted, key=lambda size: -counted[size])[:2]
 
 
@@ -79,12 +79,12 @@ def dims_of(inputs: Any, axis: int, size: int) -> list[int]:
 
 
 def shorter(size: int) -> int:
-    """Half of a small size; of a large one, whose square may count, three quarters in whole steps."""
+    """Half of a small size. Three quarters of a large size, in whole steps, because its square may set the cost."""
     return size // 2 if size < _LARGE else size - _step(size)
 
 
 def longer(size: int) -> int:
-    """Twice a small size; of a large one, whose square may count, five quarters in whole steps."""
+    """Twice a small size. Five quarters of a large size, in whole steps, because its square may set the cost."""
     return size * 2 if size < _LARGE else size + _step(size)
 
 

@@ -1,4 +1,4 @@
-"""The model inside what others wrapped around it: data parallelism, compilation, accelerate."""
+"""Find the model inside its wrappers: data parallelism, compilation, accelerate."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["adapted_model", "unwrapped"]
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside DDP, DataParallel, ``torch.compile`` and what ``accelerator.prepare`` put around it.
+    """The model inside DDP, DataParallel, ``torch.compile`` and the wrappers of ``accelerator.prepare``.
 
-    A wrapper belongs around the rewritten model, so that taking one off that others rely on (gradients averaged over
-    processes) is said by a warning.
+    Wrappers belong around the rewritten model. A warning names each wrapper that was taken off, because code may rely
+    on it (DDP averages gradients over processes).
 
     Raises:
         CaptureError: its parameters are sharded over processes, so that no process holds the model.
@@ -41,8 +41,8 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def adapted_model(model: nn.Module) -> nn.Module:
-    """The model that PEFT put its adapters into, which says what it takes; any other model itself."""
-    # Whoever holds a model with adapters has loaded this.
+    """The model that PEFT put its adapters into, whose configuration gives its inputs; any other model itself."""
+    # A program with a model with adapters has imported this.
     peft: Any = sys.modules.get("peft")
     if peft is not None and isinstance(model, peft.PeftModel):
         base: nn.Module = model.get_base_model()
@@ -82,7 +82,7 @@ def _refuse_shards(model: nn.Module) -> None:
     if sharded or (tensors is not None and any(isinstance(p, tensors.DTensor) for p in model.parameters())):
         raise CaptureError(
             f"{type(model).__name__} is sharded over processes (FSDP, or DTensor parameters), so that no process holds "
-            "the model: call fractrainify first, and shard what it returns"
+            "the model: call fractrainify first, and shard its result"
         )
     if any(torch.nn.parameter.is_lazy(p) for p in model.parameters()):
         raise CaptureError(

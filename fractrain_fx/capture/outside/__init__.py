@@ -1,1 +1,1 @@
-"""What a run does outside torch: attributes that it reads and changes, random numbers of other libraries."""
+"""Effects of a run outside torch: attributes that it reads and changes, random numbers of other libraries."""

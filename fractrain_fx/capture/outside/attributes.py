@@ -1,4 +1,4 @@
-"""Which Python attributes of its modules a model reads and sets while it is recorded."""
+"""Watch which Python attributes of its modules a model reads and sets while it is recorded."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ __all__ = ["ABSENT", "Access", "Attributes", "Place", "present"]
 
 
 class ABSENT:
-    """Stands for an attribute that an object does not have itself; a class, so that a copy of it is the same object."""
+    """Stands for an attribute that an object does not have. It is a class, so that a copy of it is the same object."""
 
 
-# What torch itself keeps on a module, and its methods.
+# The attributes that torch itself keeps on a module, and its methods.
 _OF_TORCH = frozenset({*vars(nn.Module()), *dir(nn.Module), "__dict__"})
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
-# What torch.utils.checkpoint calls, by the versions of torch.
+# Functions that torch.utils.checkpoint calls in different versions of torch.
 _CHECKPOINTS = (
     (checkpoint.CheckpointFunction, "apply"),
     (checkpoint, "_checkpoint_without_reentrant_generator"),
@@ -39,12 +39,12 @@ _Line = tuple[CodeType, int]
 
 @dataclass(frozen=True)
 class Place:
-    """Where an attribute lies.
+    """The place of an attribute in the model.
 
     Attributes:
         module: path of the module.
-        held: name of the object (a configuration) that the module holds and whose attribute it is, or ``""``.
-        name: of the attribute.
+        held: name of the module's object (a configuration) that has the attribute; ``""`` if the module has it.
+        name: name of the attribute.
     """
 
     module: str
@@ -57,13 +57,13 @@ class Place:
 
 @dataclass
 class Access:
-    """What one recorded run did with one attribute.
+    """The use of one attribute in one recorded run.
 
     Attributes:
         holder: the module or object that has it.
-        place: where that lies in the model.
-        value: what it was when it was first read or set.
-        carried: whether the run read it before it set it, so that a value from before the run counts.
+        place: its place in the model.
+        value: its value when it was first read or set.
+        carried: whether the run read it before setting it, so that its value from before the run matters.
         readers: paths of the modules in whose forward it was read.
         writers: paths of the modules in whose forward it was set.
         read_at: lines of code that read it.
@@ -94,11 +94,11 @@ class Access:
 class Attributes:
     """Notes each read and each setting of a plain attribute while a recorder writes.
 
-    What happens while the recorder is paused belongs to a module or function that stays one call: it reads its
-    attributes again at every run, so nothing is noted.
+    While the recorder is paused nothing is noted: a module or function that stays one call runs then, and it reads its
+    attributes again at every run.
 
     Attributes:
-        accesses: what was read or set, by holder and name.
+        accesses: the attributes that were read or set, by holder and name.
         checkpointed: paths of modules that asked for activation checkpointing.
     """
 
@@ -138,7 +138,7 @@ class Attributes:
         return [each for each in self.accesses.values() if each.carried and not same(each.value, present(each))]
 
     def left_behind(self) -> list[Access]:
-        """Attributes that the run gave a tensor with a gradient and did not read: for code around the model."""
+        """Attributes that the run set to a tensor with a gradient and never read: they serve code around the model."""
         unread = [each for each in self.accesses.values() if each.set_at and not each.read_at]
         return [each for each in unread if getattr(present(each), "grad_fn", None) is not None]
 
@@ -189,14 +189,14 @@ class Attributes:
 
 
 def present(access: Access) -> Any:
-    """What the attribute is now."""
+    """The present value of the attribute."""
     return getattr(access.holder, access.place.name, ABSENT)
 
 
 def _is_plain(holder: Any, name: str, value: Any) -> bool:
-    """Whether ``value`` is what Python code set: not a module, a method or something that a property computes."""
+    """Whether Python code set ``value``: it is not a module, a method or computed by a property."""
     if isinstance(value, nn.Module) or getattr(value, "__module__", None) == patch.__name__:
-        return False  # what stands in for a method that stays one call is put on the module for the recording alone
+        return False  # a stand-in for a method that stays one call; it is on the module only while recording
     if name in vars(holder):
         return True
     return isinstance(value, _PLAIN) and any(vars(kind).get(name, ABSENT) is value for kind in type(holder).__mro__)
@@ -211,5 +211,5 @@ def _is_settings(value: Any) -> bool:
 
 
 def _reader_of(kind: type) -> type:
-    """The class whose ``__getattribute__`` instances of ``kind`` go through, or ``kind`` where that is Python's own."""
+    """The class whose ``__getattribute__`` instances of ``kind`` use, or ``kind`` if that is Python's own."""
     return next((each for each in kind.__mro__[:-1] if "__getattribute__" in vars(each)), kind)

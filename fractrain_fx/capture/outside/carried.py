@@ -1,4 +1,4 @@
-"""Attributes that a forward changes for its next call: a graph starts every call from what was recorded."""
+"""Attributes that a forward changes for its next call, whereas a graph starts every call from the recorded values."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ __all__ = ["carried"]
 def carried(
     snapshot: Snapshot, example: Example, train: bool, changed: list[Access]
 ) -> tuple[list[Obstacle], list[str]]:
-    """What must stay one call, and what is only worth a warning, among the attributes that a recorded run changed.
+    """Find modules that must stay one call, or need a warning, because of attributes that a recorded run changed.
 
-    A table that is made at the first call and kept is neither: a second call finds it, leaves it, and gives the same.
+    A table that is made at the first call and kept needs neither: a second call finds it and gives the same output.
 
     Args:
-        snapshot: the model, to come back to after each run.
-        example: the call to make, twice.
+        snapshot: the model, restored after each run.
+        example: the call to make twice.
         train: the mode.
-        changed: what the run read and then changed.
+        changed: attributes that the run read and then changed.
 
     Returns:
         Obstacles, and warnings about counters that nothing else reads.
@@ -38,7 +38,7 @@ def carried(
         return [], []
     try:
         moving, differs = _twice(snapshot, example, train, changed)
-    except Exception:  # a second call that fails says nothing about the first
+    except Exception:  # a second call that fails tells nothing about the first
         return [], []
     counters = [each for each in moving if each.only_counts]
     blamed = [each for each in (changed if differs else moving) if each not in counters]
@@ -50,15 +50,15 @@ def carried(
         for path in sorted(each.writers or each.readers)[-1:]
     ]
     notes = [
-        f"forward counts in {each.place} ({each.line}), and nothing else in it reads that: the rewritten model does "
-        "not count"
+        f"forward counts in {each.place} ({each.line}), and no other line of it reads the count: the rewritten model "
+        "does not count"
         for each in counters
     ]
     return obstacles, notes
 
 
 def _twice(snapshot: Snapshot, example: Example, train: bool, changed: list[Access]) -> tuple[list[Access], bool]:
-    """Attributes that a second call on the same inputs changes again, and whether it returns something else."""
+    """Attributes that a second call on the same inputs changes again, and whether its output differs."""
     model = snapshot.model
     outputs: list[Any] = []
     after: list[list[Any]] = []
@@ -75,5 +75,5 @@ def _twice(snapshot: Snapshot, example: Example, train: bool, changed: list[Acce
 
 
 def _moves(first: Any, second: Any) -> bool:
-    # A container that only grows is a log: whether the model reads it shows in what it returns.
+    # A container that only grows may be a log. If the model reads it, the outputs differ.
     return not isinstance(first, list | dict | set) and not same(first, second)

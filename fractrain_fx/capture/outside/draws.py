@@ -1,4 +1,4 @@
-"""Random numbers that a model takes from Python or numpy: a graph would repeat those of its recording for ever."""
+"""Random numbers that a model takes from Python or numpy: a graph would repeat those of its recording forever."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LIBRARIES = ("random", "numpy")
 class _Site:
     """A line that draws: the module in whose forward it runs, and the functions and methods around it.
 
-    ``foreign``: it lies in a function of a library that is written down as one call in any case.
+    ``foreign``: the line is in a library function that is always recorded as one call.
     """
 
     module: str
@@ -41,13 +41,13 @@ class _Site:
 
 
 def draws(snapshot: Snapshot, example: Example, train: bool, whole: Whole) -> list[Obstacle]:
-    """What must stay one call because random numbers of Python or numpy decide what it computes.
+    """Modules and functions that must stay one call because they compute with random numbers of Python or numpy.
 
     Args:
-        snapshot: the model, to come back to after each run.
+        snapshot: the model, restored after each run.
         example: the call to make.
         train: the mode.
-        whole: what stays one call already, and so draws again at every run.
+        whole: modules and functions that stay one call already, and therefore draw again at every run.
     """
     generators = Generators(snapshot.model)
     with snapshot.kept(), seeded(), _quiet():
@@ -56,7 +56,7 @@ def draws(snapshot: Snapshot, example: Example, train: bool, whole: Whole) -> li
         holds = generators.states()[2:] != held
     with snapshot.kept(), seeded(), _quiet():
         sites = _sites(snapshot.model, generators, example, train, owners)
-    # A module that draws in a way that no line shows is kept whole all the same.
+    # A module whose draws no line shows is kept whole too.
     sites += [_Site(path, "") for path in owners if path not in {site.module for site in sites}]
     left = [site for site in sites if not _stays_one_call(site, whole)]
     if not left or not (holds or _matters(snapshot, example, train)):
@@ -91,7 +91,7 @@ def _call(model: nn.Module, example: Example, train: bool) -> Any:
 
 
 def _owners(model: nn.Module, generators: Generators, example: Example, train: bool) -> set[str]:
-    """Paths of the modules in whose own code, not in that of a child, a generator moved."""
+    """Paths of the modules whose own code, not that of a child, drew from a generator."""
     found: set[str] = set()
     running: list[str] = []
     state = generators.states()
@@ -124,7 +124,7 @@ def _owners(model: nn.Module, generators: Generators, example: Example, train: b
 
 
 def _sites(model: nn.Module, generators: Generators, example: Example, train: bool, owners: set[str]) -> list[_Site]:
-    """The lines in the code of these modules that draw: generators are compared at each event of Python's profiler."""
+    """The lines of these modules that draw, found by comparing generators at each event of Python's profiler."""
     paths: dict[int, str] = {}
     for path, module in model.named_modules():
         paths.setdefault(id(module), path)
@@ -149,7 +149,7 @@ def _sites(model: nn.Module, generators: Generators, example: Example, train: bo
     handles = []
     before: list[Any] = []
     for path, module in model.named_modules():
-        # Children run unobserved unless they draw themselves; the generators are looked at again when they are through.
+        # Children that do not draw run unobserved; the generators are compared again when they return.
         watch = event if path in owners else None
 
         def enter(_: nn.Module, __: Any, watch: Any = watch) -> None:
@@ -171,7 +171,7 @@ def _sites(model: nn.Module, generators: Generators, example: Example, train: bo
 
 
 def _module_of(frame: FrameType | None, paths: dict[int, str]) -> str:
-    """Path of the innermost module of the model whose method runs."""
+    """Path of the innermost module of the model whose forward runs."""
     while frame is not None:
         code = frame.f_code
         first = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
@@ -182,7 +182,7 @@ def _module_of(frame: FrameType | None, paths: dict[int, str]) -> str:
 
 
 def _matters(snapshot: Snapshot, example: Example, train: bool) -> bool:
-    """Whether the model gives something else for other draws; where the rate of dropped layers is 0 it does not."""
+    """Whether the outputs depend on the draws. They do not if, for example, the rate of dropped layers is 0."""
     if any(p.is_meta for p in snapshot.model.parameters()):
         return True
     first: Any = None

@@ -1,4 +1,4 @@
-"""Whether an attribute still is what it was: numbers, containers, tensors that were moved, and other objects."""
+"""Compare an attribute with its earlier value: numbers, containers, moved tensors, and other objects."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["copied", "same"]
 
 
 def copied(value: Any) -> Any:
-    """``value`` with its lists, dictionaries and sets copied, so that what is added to them later shows."""
+    """``value`` with its lists, dictionaries and sets copied, so that later additions to them are noticed."""
     if type(value) is list:
         return [copied(part) for part in value]
     if type(value) is dict:
@@ -20,7 +20,7 @@ def copied(value: Any) -> Any:
 
 
 def same(before: Any, now: Any) -> bool:
-    """Whether two values of an attribute mean the same; a tensor that was moved or cast does."""
+    """Whether two values of an attribute mean the same. A tensor that was moved or cast does."""
     if before is now:
         return True
     if isinstance(before, Tensor) and isinstance(now, Tensor):
@@ -33,7 +33,7 @@ def same(before: Any, now: Any) -> bool:
         return list(before) == list(now) and all(same(before[key], now[key]) for key in before)
     try:
         return bool(before == now)
-    except Exception:  # an object that cannot say, such as an array, is another one
+    except Exception:  # an object without a plain ==, such as an array, counts as different
         return False
 
 

@@ -1,4 +1,4 @@
-"""What a recorded run does outside torch: Python attributes that it reads and changes, random numbers of others."""
+"""Watch what a recorded run does outside torch: Python attributes that it reads or sets, foreign random numbers."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ __all__ = ["Outside", "PythonState"]
 
 @dataclass(frozen=True)
 class PythonState:
-    """What a recording took from Python.
+    """The Python state that a recording depends on or leaves out.
 
     Attributes:
         read: plain attributes whose values decided what was recorded.
-        notes: what the graph leaves out without being wrong for it, in words.
+        notes: warnings about harmless things that the graph leaves out.
     """
 
     read: tuple[Place, ...] = ()
@@ -37,7 +37,7 @@ class PythonState:
 
     @classmethod
     def joined(cls, parts: Iterable[PythonState]) -> PythonState:
-        """What several recorded runs took, each thing once."""
+        """The state of several recorded runs together, each entry once."""
         read: dict[Place, None] = {}
         notes: dict[str, None] = {}
         for part in parts:
@@ -60,7 +60,7 @@ class Outside:
 
     @contextlib.contextmanager
     def observed(self) -> Iterator[None]:
-        """Watch inside, and see how things stand at the end."""
+        """Watch the run inside, and note the changes at its end."""
         before = self._generators.states()
         with self._attributes.observed():
             yield
@@ -69,14 +69,14 @@ class Outside:
         self._left = self._attributes.left_behind()
 
     def obstacles(self, snapshot: Snapshot, example: Example, train: bool, whole: Whole) -> list[Obstacle]:
-        """What must stay one call because the next run of the model would not repeat this one."""
+        """Modules and functions that must stay one call because the model's next run would differ from this one."""
         found, self._notes = carried(snapshot, example, train, self._changed)
         if self._drew:
             found += draws(snapshot, example, train, whole)
         return found + list(self._set_from_outside())
 
     def _set_from_outside(self) -> Iterator[Obstacle]:
-        """Attributes of a part that the graph calls, set by code that is in the graph: the graph would not set them."""
+        """Attributes of a called part that recorded code outside this part sets: the graph would not set them."""
         called = [str(node.target) for node in self._recorder.writer.graph.nodes if node.op == "call_module"]
         for access in self._attributes.accesses.values():
             outside = [path for path in access.writers if self._is_shown([path], called)]
@@ -87,7 +87,7 @@ class Outside:
                 yield Obstacle(outside[0], cause)
 
     def state(self, graph: Graph) -> PythonState:
-        """What ``graph`` holds of Python's state; modules that it calls read their attributes again."""
+        """The Python state that ``graph`` has fixed. Modules that it calls read their attributes again."""
         called = [str(node.target) for node in graph.nodes if node.op == "call_module"]
         read = [each.place for each in self._attributes.accesses.values() if self._decided(each, called)]
         notes = list(self._notes)
@@ -99,19 +99,19 @@ class Outside:
         if left := [each for each in self._left if self._is_shown(each.writers, called)]:
             notes.append(
                 f"forward leaves tensors in {_some(f'{each.place} ({each.line})' for each in left)}, which the "
-                "rewritten model does not set: return them from forward where a loss or a log needs them"
+                "rewritten model does not set: return them from forward if a loss or a log needs them"
             )
         return PythonState(tuple(read), tuple(notes))
 
     def _decided(self, access: Access, called: list[str]) -> bool:
-        # What the forward changes itself it keeps up to date itself, too, wherever it runs.
+        # An attribute that the forward changes is kept up to date by the forward itself.
         if not access.carried or any(access is each for each in self._changed):
             return False
         return self._is_shown(access.readers, called)
 
     @staticmethod
     def _is_shown(paths: Iterable[str], called: list[str]) -> bool:
-        """Whether the code of one of these modules is in the graph, rather than a call of the module."""
+        """Whether the graph has the code of one of these modules, instead of a call of the module."""
         return any(not any(f"{path}.".startswith(f"{each}.") for each in called) for path in paths)
 
 

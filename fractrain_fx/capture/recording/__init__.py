@@ -1,1 +1,1 @@
-"""One real run, written down call by call, and what stays one node in it."""
+"""Record one real run call by call, and decide which modules stay one node."""

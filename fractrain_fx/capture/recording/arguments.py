@@ -1,4 +1,4 @@
-"""Values that a call was given, as the arguments of its node."""
+"""Turn the values that a call was given into the arguments of its node."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def argument(writer: Writer, value: Any, cut: bool = False) -> Any:
     """A value as a node's argument.
 
     Args:
-        writer: knows the tensors' nodes, and gets those that build the rest.
-        value: what the call was given.
+        writer: knows the nodes of tensors, and gets new nodes that build the rest.
+        value: the value that the call was given.
         cut: whether gradients are off, so that tensors enter detached.
 
     Raises:
-        UnrepresentableError: something in ``value`` has no form in generated code.
+        UnrepresentableError: a part of ``value`` has no form in generated code.
     """
     if isinstance(value, Tensor):
         node = writer.node_of(value)
@@ -99,5 +99,5 @@ def _object(writer: Writer, value: Any, cut: bool) -> Any:
 
 
 def _built(writer: Writer, kind: type[Any], args: Iterable[Any], kwargs: dict[str, Any]) -> Node:
-    # A class as a node's argument or target breaks code generation; a function that calls it does not.
+    # Code generation fails for a class as argument or target of a node, but not for a function that calls it.
     return writer.create("call_function", function_node(kind, kind.__name__), tuple(args), kwargs)

@@ -1,7 +1,7 @@
 """Functions and methods kept as one call each: values decide what happens inside, and no gradient flows through them.
 
-Positions computed from the sizes of images are of this kind: their loops over values fit no graph, but what they
-return can be computed again at every run, and the module that calls them need not stay one node.
+Functions that compute positions from the sizes of images are an example: a graph cannot hold their loops over values,
+but they can run again at every call, so that the module that calls them need not stay one node.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _CONTAINERS = (tuple, list, dict, immutable_list, immutable_dict)
 
 @dataclass(frozen=True)
 class Callee:
-    """What a module's forward calls by name.
+    """A function or method that a module's forward calls by name.
 
     Attributes:
         owner: path of the module whose method it is, or the name of the Python module that calls the function.
-        name: of the method or function.
-        method: which of the two.
+        name: name of the method or function.
+        method: whether it is a method.
     """
 
     owner: str
@@ -41,7 +41,7 @@ class Callee:
 
 
 class Method(nn.Module):
-    """Calls a method of another module, which is held but not registered: its parameters keep their one name."""
+    """Calls a method of another module, which is held but not registered, so that its parameters keep their names."""
 
     _owner: tuple[nn.Module]
 
@@ -51,11 +51,11 @@ class Method(nn.Module):
         self._owner = (owner,)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the method returns."""
+        """Call the method."""
         return getattr(self._owner[0], self.name)(*_own(args), **_own(kwargs))
 
     def extra_repr(self) -> str:
-        """Whose method it is."""
+        """The class and name of the method."""
         return f"{type(self._owner[0]).__name__}.{self.name}"
 
 
@@ -63,7 +63,7 @@ def callees(frame: FrameType | None, paths: dict[int, str]) -> Iterator[Callee]:
     """Functions and methods that run, innermost first, up to the forward of the innermost module.
 
     Args:
-        frame: the code that asked torch for something.
+        frame: the code that made a call of torch.
         paths: path of each module of the model, by identity.
     """
     while frame is not None and frame.f_code.co_name != "forward":
@@ -75,7 +75,7 @@ def callees(frame: FrameType | None, paths: dict[int, str]) -> Iterator[Callee]:
             if id(first) in paths and _is_function(getattr(type(first), code.co_name, None), code):
                 yield Callee(paths[id(first)], code.co_name, method=True)
         else:
-            # By the name under which the caller's file knows it: that is the one to replace.
+            # Found by its name in the caller's file, because that name will be replaced.
             for name, value in list(caller.f_globals.items()):
                 if _is_function(value, code) and name in caller.f_code.co_names:
                     yield Callee(str(caller.f_globals["__name__"]), name, method=False)
@@ -91,7 +91,7 @@ def _is_function(value: Any, code: Any) -> bool:
 
 
 def only_constants(result: Any) -> bool:
-    """Whether all that a call returned are tensors without a gradient (or nothing)."""
+    """Whether a call returned only tensors without a gradient, or nothing."""
     parts: list[Any] = []
     map_tree(result, parts.append)
     return all(part is None or isinstance(part, Tensor) for part in parts) and not any(
@@ -100,7 +100,7 @@ def only_constants(result: Any) -> bool:
 
 
 def own_containers(real: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, which may change the lists and dictionaries that it is given: those of a graph are frozen."""
+    """The same function on copies of lists and dictionaries: it may change them, and those of a graph are frozen."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return real(*_own(args), **_own(kwargs))
@@ -117,6 +117,6 @@ def _own(value: Any) -> Any:
 
 
 def placed(callee: Callee, model: nn.Module) -> tuple[Any, Callable[..., Any]]:
-    """Where a callee is looked up when it is called, and what is found there."""
+    """The object on which a callee is looked up when it is called, and the function that is found there."""
     owner: Any = model.get_submodule(callee.owner) if callee.method else sys.modules[callee.owner]
     return owner, getattr(owner, callee.name)

@@ -1,4 +1,4 @@
-"""Remove nodes whose result nobody needs, keep those that do something besides, and undo lists of all samples."""
+"""Remove unused nodes without side effects, and undo lists of all samples."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def remove_dead(graph: Graph) -> bool:
 
 
 def join_whole_lists(graph: Graph) -> set[Node]:
-    """Let ``cat`` and ``stack`` take all that ``unbind`` or ``split`` gives, however many samples that is.
+    """Pass all parts that ``unbind`` or ``split`` gives to ``cat`` and ``stack`` in one list, however many there are.
 
-    Models that keep their images in a list and put them together again would otherwise be fixed to one batch size. To
-    be called before anything is erased: as long as each part still has its node, it shows whether a list holds all.
+    Models that keep their images in a list and join them again would otherwise be fixed to one batch size. Call it
+    before any node is erased: while each part still has its node, these show whether a list has all parts.
 
     Returns:
-        The calls that cut, of which no part is used by itself any more: however many there are, the graph holds.
+        The ``unbind`` and ``split`` nodes of which no part is used alone any more: the graph holds for any number.
     """
     sources: set[Node] = set()
     for node in graph.nodes:
@@ -84,7 +84,7 @@ def changes_operands(node: Node) -> bool:
 
 
 def _remove_empty_regions(graph: Graph) -> None:
-    """Regions nest, so that an inner one goes before the one around it is looked at."""
+    """Erase autocast regions without nodes. Regions nest, so an inner region goes before the one around it."""
     opened: list[Node] = []
     for node in list(graph.nodes):
         if node.target is AUTOCAST[0]:

@@ -1,4 +1,4 @@
-"""Modules that capture adds under ``frac``: tensors that belong to no module, values that follow the mode, methods."""
+"""Modules that capture adds under ``frac``: tensors without a module, values that depend on the mode, methods."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Additions", "ModeSwitch"]
 
 
 class ModeSwitch(nn.Module):
-    """Gives ``train_value`` while training, else ``eval_value``: what a recording baked from ``self.training``."""
+    """Gives ``train_value`` while training, else ``eval_value``: two recordings differed in this constant."""
 
     def __init__(self, train_value: Any, eval_value: Any) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Additions:
         self._methods: dict[Callee, str] = {}
 
     def constant(self, value: Tensor) -> str:
-        """Keep a tensor that belongs to no module as a non-persistent buffer; its qualified name."""
+        """Keep a tensor that belongs to no module as a non-persistent buffer; returns its qualified name."""
         if id(value) not in self._constants:
             holder = self._child("constants")
             name = f"c{len(self._constants)}"
@@ -53,7 +53,7 @@ class Additions:
         return self._constants[id(value)]
 
     def switch(self, train_value: Any, eval_value: Any) -> str:
-        """A :class:`ModeSwitch` of the two values; its qualified name."""
+        """Add a :class:`ModeSwitch` of two values; returns its qualified name."""
         for known_train, known_eval, path in self._switches:
             if _identical(known_train, train_value) and _identical(known_eval, eval_value):
                 return path
@@ -63,7 +63,7 @@ class Additions:
         return f"frac.mode.{name}"
 
     def method(self, callee: Callee, owner: nn.Module) -> str:
-        """A module that calls a method of another one; its qualified name."""
+        """Add a module that calls a method of another module; returns its qualified name."""
         if callee not in self._methods:
             name = str(len(self._methods))
             self._child("methods").add_module(name, Method(owner, callee.name))

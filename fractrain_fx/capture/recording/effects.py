@@ -1,4 +1,4 @@
-"""What a call does besides returning: which tensors it changed, and whether it drew random numbers."""
+"""Side effects of a call: the tensors that it changed, and whether it drew random numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Effects", "Watch"]
 
 @dataclass(frozen=True)
 class Watch:
-    """Tensors with their version counters before a call, and how often random numbers had been drawn."""
+    """Tensors with their version counters before a call, and the number of draws of random numbers until then."""
 
     versions: tuple[tuple[Tensor, int], ...]
     draws: int
@@ -32,7 +32,7 @@ class Effects:
         self._draws = 0
 
     def watch(self, tensors: Iterable[Tensor]) -> Watch:
-        """Note how things stand before a call."""
+        """Note versions and draws before a call."""
         return Watch(tuple((x, _version(x)) for x in tensors), self._draws)
 
     def since(self, watch: Watch) -> tuple[list[Tensor], bool]:
@@ -43,12 +43,12 @@ class Effects:
 
 
 def _version(x: Tensor) -> int:
-    # An inference tensor keeps no count; it cannot be changed outside inference mode either.
+    # An inference tensor has no version, and cannot be changed outside inference mode.
     return 0 if x.is_inference() else x._version
 
 
 def _random_state() -> list[Tensor]:
     states = [torch.default_generator.get_state()]
-    # Before CUDA is initialised there are none.
+    # There are no CUDA generators before CUDA is initialised.
     states += [generator.get_state() for generator in torch.cuda.default_generators]
     return states

@@ -1,4 +1,4 @@
-"""Functions of libraries that compute outside torch, each written down as one call that is made again at every run."""
+"""Library functions that compute outside torch: each becomes one node, and runs again at every call."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from fractrain_fx.capture.targets import function_node
 
 __all__ = ["foreign_functions", "is_foreign", "same_draws"]
 
-# SpecAugment of transformers' speech models: draws from numpy which frames to mask, and returns an array.
+# SpecAugment of transformers' speech models: draws the frames to mask with numpy, and returns an array.
 _ARRAYS = ("_compute_mask_indices",)
 
 
 def foreign_functions(recorder: Recorder) -> Iterator[tuple[ModuleType, str, Callable[..., Any]]]:
-    """Owner, name and what to put in the place of each such function that is loaded.
+    """Owner, name and replacement of each such function that is loaded.
 
     A graph that kept the array of one run as a constant would mask the same frames of every batch.
     """
@@ -33,7 +33,7 @@ def foreign_functions(recorder: Recorder) -> Iterator[tuple[ModuleType, str, Cal
 
 @contextlib.contextmanager
 def same_draws() -> Iterator[None]:
-    """Let these functions draw the same at each call inside, whatever the generators would give."""
+    """Make these functions draw the same numbers at each call inside, whatever the generators would give."""
     with contextlib.ExitStack() as stack:
         for module, name in _loaded():
             stack.callback(setattr, module, name, vars(module)[name])
@@ -56,7 +56,7 @@ def _loaded() -> Iterator[tuple[ModuleType, str]]:
 
 
 def is_foreign(frame: FrameType | None) -> bool:
-    """Whether such a function runs, up to the forward that called it."""
+    """Whether such a function is among the callers of ``frame``, up to the first forward."""
     while frame is not None and frame.f_code.co_name != "forward":
         if frame.f_code.co_name in _ARRAYS and str(frame.f_globals.get("__name__")).startswith("transformers.models."):
             return True

@@ -1,4 +1,4 @@
-"""Contractions inside calls that a graph shows as one node: autograd Functions, and modules kept whole."""
+"""Count contractions inside calls that a graph shows as one node: autograd Functions, and modules kept whole."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fractrain_fx.capture.trees import tensors_in
 __all__ = ["HIDDEN", "HiddenCalls", "contractions_in_backward", "hidden_words"]
 
 HIDDEN = "hidden"
-"""Key of ``node.meta``: how many contractions ran inside the node's call, by name."""
+"""Key of ``node.meta``: the number of contractions inside the node's call, by name."""
 
 _WHOLE = frozenset({"multi_head_attention_forward", "lstm", "gru", "rnn_tanh", "rnn_relu"})
 _BACKWARD = " in backward"
@@ -36,8 +36,8 @@ class HiddenCalls:
         """Count the contractions of one call.
 
         Args:
-            known: those that are in it in any case.
-            trained_only: count those alone through whose result a gradient flows.
+            known: contractions that the call has in any case.
+            trained_only: count only contractions through whose result a gradient flows.
         """
         self._found, self._counting, self._trained_only = Counter(known), True, trained_only
         try:
@@ -46,35 +46,35 @@ class HiddenCalls:
             self._counting = False
 
     def seen(self, func: Any, result: Any) -> Any:
-        """Take note of a torch call that is part of another one, and hand on its result."""
+        """Note a torch call inside another call, and return its result."""
         name = str(getattr(func, "__name__", "")) if self._counting else ""
         if name in CONTRACTIONS or name in _WHOLE:
             self._found[name] += 1 if not self._trained_only or any(x.requires_grad for x in tensors_in(result)) else 0
         return result
 
     def note_on(self, node: Node) -> None:
-        """The node stands for the call that was counted."""
+        """Write the counts on the node of the counted call."""
         found = {name: count for name, count in self._found.items() if count}
         if found:
             node.meta[HIDDEN] = found
         self.forget()
 
     def forget(self) -> None:
-        """The call leaves no node."""
+        """Drop the counts, because the call leaves no node."""
         self._found = Counter()
 
 
 def contractions_in_backward(function: Any) -> Counter[str]:
-    """Contractions that the code of an autograd Function's ``backward`` names; a recording does not run it."""
+    """Contractions named in the code of an autograd Function's ``backward``, which a recording does not run."""
     backward = inspect.unwrap(function.backward)
     code = getattr(backward, "__code__", None)
     return Counter({f"{name}{_BACKWARD}" for name in _named(code)}) if code is not None else Counter()
 
 
 def hidden_words(contractions: Mapping[str, int]) -> str:
-    """What runs inside a call, as in ``2 linear, 1 matmul``."""
+    """The contractions inside a call in words, such as ``2 linear, 1 matmul``."""
     forward = {name: count for name, count in contractions.items() if not name.endswith(_BACKWARD)}
-    # The backward of what ran in forward is no news.
+    # Contractions in forward imply their own backward, so only a call without them shows its backward.
     shown = forward or contractions
     return ", ".join(f"{count} {name.strip('_')}" for name, count in sorted(shown.items()))
 

@@ -1,4 +1,4 @@
-"""Which modules stay one node: those that hold nothing to quantize, and those that cannot be looked into."""
+"""Decide which modules stay one node: modules with nothing to quantize, and modules that hide their calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LEAF_TYPES = (nn.Embedding, nn.EmbeddingBag, nn.RNNBase, nn.RNNCellBase, nn.PRe
 
 
 class Depth(Enum):
-    """How far recording looks into a module."""
+    """How deep a recording goes into a module."""
 
     LEAF = "one node"
     MAYBE = "one node, unless it computes a contraction that is trained"
@@ -48,7 +48,7 @@ def _only_vectors(module: nn.Module) -> bool:
 
 
 def opaque_reason(module: nn.Module) -> str | None:
-    """Why a module's own calls would not tell all that it does, or ``None``."""
+    """The reason that a module's recorded calls would not be all that it does, or ``None``."""
     if isinstance(module, torch.jit.ScriptModule):
         return "it is a TorchScript module, whose calls are not seen; use the Python class to have its inside recorded"
     hooks: Mapping[str, Mapping[int, object]] = {
@@ -63,9 +63,9 @@ def opaque_reason(module: nn.Module) -> str | None:
 
 
 def _belongs_to(module: nn.Module, hook: object) -> bool:
-    """Whether a hook is part of how the module computes: written in its own package, or by torch (weight norm, say).
+    """Whether a hook is part of the module's computation: from its own package, or from torch (such as weight norm).
 
-    What such hooks compute with tensors is recorded like any other call.
+    The tensor operations of such hooks are recorded like any other call.
     """
     source = str(getattr(hook, "__module__", None) or type(hook).__module__)
     package = type(module).__module__.partition(".")[0]

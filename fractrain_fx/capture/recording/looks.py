@@ -1,4 +1,4 @@
-"""What Python code sees of a recorded run: values of tensors, which no graph holds, and sizes, to which it is tied."""
+"""Note what Python code reads in a recorded run: sizes become guards, and values of tensors become obstacles."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["Looks"]
 
 
 def _require_as_recorded(value: bool, recorded: bool, message: str) -> None:
-    """The graph is without the way that the model takes otherwise."""
+    """Raise if a test gives another value than when it was recorded: the graph lacks the model's other path."""
     if bool(value) != recorded:
         raise InputError(
             f"the values of these inputs let the model take another way than the recorded one ({message}): pass inputs "
@@ -39,7 +39,7 @@ def _require_as_recorded(value: bool, recorded: bool, message: str) -> None:
 
 
 class Looks:
-    """Notes what Python code looks at while a model is recorded.
+    """Notes which sizes and values Python code reads while a model is recorded.
 
     Args:
         writer: the graph and its tensors.
@@ -58,29 +58,29 @@ class Looks:
         return len(self._guards)
 
     def forget_after(self, count: int) -> None:
-        """Take back all guards but the first ``count``."""
+        """Remove all guards except the first ``count``."""
         for key in list(self._guards)[count:]:
             del self._guards[key]
 
     def guards(self, joined: Collection[Node] = ()) -> tuple[Guard, ...]:
-        """What was seen of sizes, once each; but not how many parts those calls gave that are ``joined`` again."""
+        """The guards of all sizes seen, without those on the number of parts of calls that are ``joined`` again."""
         return tuple(guard for key, guard in self._guards.items() if self._parts.get(key) not in joined)
 
     # Sizes
 
     def shape(self, x: Tensor, read: Callable[..., Any] = torch.Tensor.size) -> torch.Size:
-        """The shape (or the strides), symbolic where it may differ from call to call."""
+        """The shape (or the strides), with symbols if it may differ from call to call."""
         if self._writer.known(x) is not None and self._writer.depends(x, Source.INPUT):
             return symbolic_shape(x, read)
         return x.shape if read is torch.Tensor.size else torch.Size(x.stride())
 
     def saw(self, op: Callable[..., Any], operands: tuple[Any, ...], value: Any) -> None:
-        """Python code saw the result of an operation on sizes."""
+        """Note that Python code saw the result of an operation on sizes."""
         if not self._paused():
             self._note(op, operands, value, sys._getframe(1))
 
     def cut(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
-        """A tensor was cut into parts: Python code sees how many there are."""
+        """Note that a tensor was cut into parts, because Python code sees their number."""
         counted = part_count(name, args, kwargs)
         if counted is not None and isinstance(result, (tuple, list)) and any(self._writer.known(x) for x in result):
             x, dim, count, operands = counted
@@ -110,10 +110,10 @@ class Looks:
     def _saw_data(
         self, op: Callable[..., Any], operands: tuple[Any, ...], value: Any, expression: Expression, frame: FrameType
     ) -> None:
-        """Python code looked at a size that data decide.
+        """Note that Python code read a size that data decide.
 
-        What the model's own code asks of its inputs (whether a batch has any labels) is asked again at every run, and
-        another answer is an error. All else is an obstacle.
+        A test of the inputs in the model's own code (whether a batch has any labels) is made again at every run, and
+        another result is an error. Every other such read is an obstacle.
         """
         writer = self._writer
         by_model = any(writer.made_from(size.node, Source.MODEL) for size in expression.sizes)
@@ -140,19 +140,19 @@ class Looks:
     # Values
 
     def values(self, name: str, args: tuple[Any, ...], result: Any, frame: FrameType) -> Any:
-        """Note where values decide what Python code sees, or how large a tensor is.
+        """Note a call through which values become visible to Python code, or decide the size of a tensor.
 
-        A tensor of varying size in the root's own code (a loss over the labels that count) stays in the graph: its
+        A tensor of varying size in the root's own code (a loss over the valid labels) stays in the graph, because its
         rows reach no block of the model.
 
         Args:
-            name: of the call.
-            args: what it was given.
-            result: what it returned.
+            name: name of the call.
+            args: its arguments.
+            result: its result.
             frame: the code that made it.
 
         Returns:
-            ``result``, or a list of sizes that notes who looks inside.
+            ``result``, or a list of sizes that notes the code that reads it.
         """
         writer = self._writer
         if name == "tolist" and is_sizes(args[0]) and writer.depends(args[0], Source.DATA):
@@ -171,7 +171,7 @@ class Looks:
         return result
 
     def _listed(self, x: Tensor, frame: FrameType) -> None:
-        """Python code looks into what ``x.tolist()`` gave."""
+        """Note that Python code reads the result of ``x.tolist()``."""
         if not self._paused():
             self._block(x, "tolist()", frame)
 
@@ -185,7 +185,7 @@ class Looks:
         return tests_for_overflow(self._writer.node_of(x)) or guards_an_error(frame, value, called=name == "item")
 
     def _assert_as_recorded(self, x: Tensor, value: bool) -> None:
-        """The graph is without the branch that handles an error or overflow, and stops where it would be needed."""
+        """Make the graph raise where the model would handle an error or overflow: it lacks that branch."""
         writer = self._writer
         node = writer.node_of(x)
         holds = node if value else writer.create("call_function", torch.logical_not, (node,))

@@ -1,4 +1,4 @@
-"""One graph for both modes: what differs only in constants becomes a node that follows the mode."""
+"""Make one graph for both modes: constants that differ become nodes that follow the mode."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _DifferError(Exception):
 
 
 def merge_modes(train: Graph, evaluation: Graph, additions: Additions) -> bool:
-    """Make ``train`` serve both modes, if the two graphs differ in constants alone.
+    """Make ``train`` serve both modes, if the two graphs differ only in constants.
 
     Constants that differ are replaced by ``call_module`` nodes of mode switches.
 
@@ -27,7 +27,7 @@ def merge_modes(train: Graph, evaluation: Graph, additions: Additions) -> bool:
     """
     pairs: dict[Node, Node] = {}
     changes: list[tuple[Node, Any, Any]] = []
-    # Where a parameter is first read says nothing: get_attr nodes are compared where they are used.
+    # The place of a get_attr node does not matter, so these nodes are compared as arguments.
     calls = [[node for node in graph.nodes if node.op != "get_attr"] for graph in (train, evaluation)]
     if len(calls[0]) != len(calls[1]):
         return False
@@ -52,7 +52,7 @@ def merge_modes(train: Graph, evaluation: Graph, additions: Additions) -> bool:
 
 
 def _name(node: Node) -> Any:
-    # Functions made for one recording (a class that rebuilds an output, say) differ as objects only.
+    # Functions made for one recording (such as one that rebuilds an output) only differ as objects.
     local = getattr(node.target, "__qualname__", None) if callable(node.target) else None
     made_here = str(getattr(node.target, "__module__", "")).startswith(f"{CAPTURE}.")
     return local if made_here else node.target

@@ -1,4 +1,4 @@
-"""What is replaced in torch while a model is recorded, and put back afterwards whatever happens."""
+"""Replace parts of torch while a model is recorded, and restore them afterwards in any case."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ __all__ = ["Calls", "plain_paths", "recording"]
 
 
 class Calls:
-    """What happens at each module call of a recorded run.
+    """Handles each module call of a recorded run.
 
     Args:
         model: the module that is recorded.
-        recorder: where calls are written.
+        recorder: writes the calls.
         leaves: paths of modules that must stay one node.
 
     Attributes:
         root: the module that is recorded.
-        weighted: how many calls were made to modules that hold parameters.
+        weighted: number of calls of modules that hold parameters.
     """
 
     def __init__(self, model: nn.Module, recorder: Recorder, leaves: Mapping[str, str]) -> None:
@@ -59,9 +59,9 @@ class Calls:
         return result
 
     def kept(self, callee: Callee) -> tuple[Any, str, Callable[..., Any]]:
-        """Owner, name and what to put in the place of a function or method that is to be one call.
+        """Owner, name and replacement of a function or method that is to be one call.
 
-        It is refused if a gradient flows through it, weights are used in it or it returns anything but tensors.
+        It is refused if a gradient flows through it, it uses weights or it returns anything but tensors.
         """
         recorder = self._recorder
         owner, real = placed(callee, self.root)
@@ -100,7 +100,7 @@ class Calls:
         if depth is Depth.MAYBE:
             mark = recorder.mark()
             result = self._inside(path, forward, module, args, kwargs)
-            # One that adds to a list which it was given is no node: its own result would be among its arguments.
+            # A module that adds to a list among its arguments cannot be a node: its result would be its argument.
             same = [id(x) for x in watched.tensors] == [id(x) for x in tensors_in((args, kwargs))]
             if recorder.contractions > mark.contractions or not same or not recorder.writes((args, kwargs)):
                 return result
@@ -131,11 +131,11 @@ class Calls:
 
 @contextlib.contextmanager
 def recording(recorder: Recorder, calls: Calls, kept: Iterable[Callee]) -> Iterator[None]:
-    """Send module calls, autograd functions and autocast regions to ``recorder`` while the mode is active.
+    """Send module calls, autograd functions and autocast regions to ``recorder`` inside.
 
     Args:
-        recorder: where calls are written.
-        calls: what happens at module calls.
+        recorder: writes the calls.
+        calls: handles module calls.
         kept: functions and methods to write as one call each.
     """
     forward = nn.Module.__call__
@@ -174,7 +174,7 @@ def recording(recorder: Recorder, calls: Calls, kept: Iterable[Callee]) -> Itera
         return real_len(value)
 
     def convert(self: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
-        # A module moved to its device or type in a forward (routers do so) is there already; no part of the graph.
+        # Routers move a module to its own device or type in forward. This changes nothing and is not recorded.
         with recorder.pause():
             return move(self, *args, **kwargs)
 
@@ -191,7 +191,7 @@ def recording(recorder: Recorder, calls: Calls, kept: Iterable[Callee]) -> Itera
         _replaced(torch.autograd.Function, "apply", classmethod(apply_function)),
         _replaced(torch.autocast, "__enter__", enter_region),
         _replaced(torch.autocast, "__exit__", leave_region),
-        # ``len`` turns what ``__len__`` returns into a plain int, so that a size would be lost.
+        # ``len`` turns the result of ``__len__`` into a plain int, so a symbolic size would be lost.
         _replaced(builtins, "len", length),
         observed(recorder.looks.saw),
         recorder,
@@ -208,8 +208,8 @@ def plain_paths(*, value_free: bool = True) -> Iterator[None]:
     """Run models on their plain path: no fused attention, no compiled children, no re-entrant checkpoints.
 
     Args:
-        value_free: also tell libraries that values must not be read, the way a CUDA stream capture does. Transformers
-            then builds its attention masks always, rather than looking whether this batch happens to need one.
+        value_free: also tell libraries that values must not be read, as a CUDA stream capture does. Transformers then
+            always builds attention masks, without reading whether this batch needs one.
     """
     fast_path = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
@@ -232,12 +232,12 @@ def _without_checkpoint(function: Callable[..., Any], preserve_random_state: boo
 
 
 def _stated_causality(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
-    """Whether a mask was said to be causal; torch's own looks at its values where nothing was said."""
+    """Whether a mask was declared causal; torch's own function reads the mask's values if nothing was declared."""
     return is_causal is True
 
 
 def _broadcast_mask(mask: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Transformers' rule of who attends to whom, for all indices at once; ``torch.vmap`` shows none of its calls."""
+    """Transformers' mask rule for all indices at once, because calls inside ``torch.vmap`` cannot be recorded."""
 
     def over(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         indices = (batch[:, None, None, None], head[:, None, None], query[:, None], key)

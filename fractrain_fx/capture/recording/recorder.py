@@ -35,7 +35,7 @@ _SIZES = frozenset({"size", "numel", "nelement", "stride"})
 
 @dataclass(frozen=True)
 class Return:
-    """One call of the module at ``path``, as it ended: the nodes of the tensors that it returned."""
+    """The end of one call of the module at ``path``: the nodes of the tensors that it returned."""
 
     path: str
     nodes: tuple[Node | None, ...]
@@ -43,7 +43,7 @@ class Return:
 
 @dataclass(frozen=True)
 class Mark:
-    """A point in a recording to which it can be taken back."""
+    """A point in a recording, to return to."""
 
     last: Node
     obstacles: int
@@ -53,17 +53,17 @@ class Mark:
 
 
 class Recorder(TorchFunctionMode):
-    """While active, makes each torch call and writes it to ``writer``.
+    """While active, runs each torch call and writes it to ``writer``.
 
     Attributes:
         writer: the graph and its tensors.
-        looks: what Python code saw of sizes and values.
+        looks: the sizes and values that Python code read.
         returns: module calls in the order in which they ended.
-        contractions: how many contractions were written through which a gradient flows.
-        paused: whether calls are made without being written.
+        contractions: number of written contractions through which a gradient flows.
+        paused: whether calls run without being written.
         failed: path of the innermost module in whose forward an error was raised.
         paths: path of each module of the model, by identity.
-        refused: functions and methods that were to be kept as one call, and cannot be.
+        refused: functions and methods that cannot be kept as one call, although they should.
         hidden: the contractions inside a call that becomes one node.
     """
 
@@ -84,7 +84,7 @@ class Recorder(TorchFunctionMode):
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Make calls without writing them."""
+        """Run calls without writing them."""
         before, self.paused = self.paused, True
         try:
             yield
@@ -107,14 +107,14 @@ class Recorder(TorchFunctionMode):
             self.writer.stack = before
 
     def mark(self) -> Mark:
-        """Where the recording stands."""
+        """The present point of the recording."""
         writer = self.writer
         return Mark(
             writer.graph._root.prev, len(writer.obstacles), len(self.returns), self.contractions, len(self.looks)
         )
 
     def fold(self, mark: Mark) -> None:
-        """Take back what was written since ``mark``."""
+        """Remove everything that was written since ``mark``."""
         self.writer.erase_after(mark.last)
         del self.writer.obstacles[mark.obstacles :]
         del self.returns[mark.returns :]
@@ -133,8 +133,8 @@ class Recorder(TorchFunctionMode):
         self.returns.append(Return(path, tuple(self.writer.known(x) for x in tensors_in(result))))
 
     def watch(self, args: Any, kwargs: Any) -> Watch:
-        """How the tensors among the arguments stand before the call."""
-        with torch._C.DisableTorchFunction():  # what is asked of the tensors here is no call of the model
+        """Watch the tensors among the arguments before a call."""
+        with torch._C.DisableTorchFunction():  # reading versions is not a call of the model
             return self._effects.watch(tensors_in((args, kwargs)))
 
     def write(
@@ -148,10 +148,10 @@ class Recorder(TorchFunctionMode):
         random: bool = False,
         decided: Collection[int] | None = None,
     ) -> Any:
-        """Add the node of a call that was made and map its results (see :func:`map_results`).
+        """Add the node of a call that has run, and map its results (see :func:`map_results`).
 
-        A call that returns no tensor and changes none leaves no node. ``random``: it draws numbers elsewhere than in
-        torch. ``decided``: dimensions of its results whose length values decide.
+        A call that returns no tensor and changes none leaves no node. ``random``: it draws numbers outside torch.
+        ``decided``: dimensions of its results whose length depends on values.
         """
         changed, drawn = self._effects.since(watched)
         drawn = drawn or random
@@ -196,7 +196,7 @@ class Recorder(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Make the call and write it down."""
+        """Run a torch call and write its node."""
         kwargs = kwargs or {}
         if self.paused:
             return self.hidden.seen(func, func(*args, **kwargs))
@@ -238,7 +238,7 @@ class Recorder(TorchFunctionMode):
         return result
 
     def size(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """What ``size``, ``stride``, ``numel`` or ``nelement`` return, symbolic where it may differ between calls."""
+        """The result of ``size``, ``stride``, ``numel`` or ``nelement``, symbolic if it may differ between calls."""
         shape = self.looks.shape(args[0], torch.Tensor.stride if name == "stride" else torch.Tensor.size)
         if name in ("numel", "nelement"):
             return math.prod(shape)
@@ -254,7 +254,7 @@ class Recorder(TorchFunctionMode):
         result: Any,
         watched: Watch,
     ) -> Any:
-        """Write a call that has an argument with no form in generated code: a closure keeps all but the tensors."""
+        """Write a call with an argument that has no form in generated code: a closure keeps all but the tensors."""
         given = watched.tensors
         if not given:
             return result

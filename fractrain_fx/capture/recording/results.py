@@ -1,4 +1,4 @@
-"""What a call returned, mapped to its node."""
+"""Map the tensors that a call returned to its node."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def map_results(writer: Writer, result: Any, node: Node, taken: set[int], in_pla
     """Map the tensors in a call's result to its node.
 
     Args:
-        writer: is told which node each tensor comes from.
-        result: what the call returned.
+        writer: gets the node of each tensor.
+        result: the result of the call.
         node: the call's node.
         taken: identities of the call's arguments.
-        in_place: those among them that the call changed.
+        in_place: identities of the arguments that the call changed.
         cut: whether the results were computed without gradients although the node would have some.
 
     Returns:
-        ``result``, with a new tensor object in the place of each one that is an argument merely handed back: two
-        nodes must not share one identity, or users of the argument would be re-routed through this call.
+        ``result``, with a new tensor object for each argument that was returned unchanged. Two nodes must not share
+        one object, or users of the argument would read it from this call.
     """
 
     def part_of(part: Any, follow: Callable[..., Any], key: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a graph cannot hold and therefore keeps as one node, found in one recording after the other."""
+"""Modules, functions and methods that a graph must keep as one node, found in one recording after the other."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["KeepWholeError", "Whole"]
 
 @dataclass
 class Whole:
-    """What stays one node: modules by path, functions and methods, each with the reason; and what cannot be one.
+    """The modules, functions and methods that stay one node, with reasons, and those that cannot.
 
     Attributes:
         modules: path and reason.
         callees: functions and methods, with reasons.
-        refused: those that cannot be one node.
-        met: paths of modules in whose own code anything was met.
+        refused: functions and methods that cannot be one node.
+        met: paths of modules whose own code had an obstacle.
     """
 
     modules: dict[str, str]
@@ -31,10 +31,10 @@ class Whole:
     met: set[str] = field(default_factory=set)
 
     def add(self, obstacles: Iterable[Obstacle], refused: Iterable[Callee]) -> dict[str, str]:
-        """Take in what one recording met.
+        """Add the obstacles of one recording.
 
         Returns:
-            The modules that are to be kept whole next, by path with the reason.
+            The modules to keep whole next, by path with the reason.
         """
         self.refused |= set(refused)
         for each in refused:
@@ -50,7 +50,7 @@ class Whole:
         return modules
 
     def keep(self, model: nn.Module, found: Mapping[str, str]) -> None:
-        """Keep these modules of ``model`` as one node, too.
+        """Keep these modules of ``model`` as one node too.
 
         Raises:
             CaptureError: one of them is the model itself, or none of them is new.
@@ -69,7 +69,7 @@ class Whole:
 
 
 def _largest_part(model: nn.Module, path: str, kept: Collection[str]) -> str:
-    """How to rewrite only the largest part of a module that is no graph, in words; nothing where none is one itself."""
+    """Advice to rewrite only the largest part of a module that is not a graph; empty if no part can be a graph."""
     parts = {
         f"{path}.{name}".lstrip("."): sum(p.numel() for p in part.parameters())
         for name, part in model.get_submodule(path).named_children()
@@ -83,12 +83,12 @@ def _largest_part(model: nn.Module, path: str, kept: Collection[str]) -> str:
 
 
 class KeepWholeError(Exception):
-    """Something must stay one node; the model is recorded again.
+    """A module, function or method must stay one node; the model is recorded again.
 
     Attributes:
         obstacles: modules, functions and methods, with reasons.
         refused: functions and methods that cannot be one node.
-        compared: whether this came out in a run with more samples than the example has.
+        compared: whether a run with more samples than the example showed this.
     """
 
     def __init__(self, obstacles: Iterable[Obstacle], refused: Iterable[Callee] = (), compared: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""The graph being written, and which node stands for which tensor."""
+"""The graph that is being written, and the map from tensors to nodes."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class UnrepresentableError(Exception):
 
 @dataclass(frozen=True)
 class Obstacle:
-    """What makes a graph wrong for other data, and why.
+    """A reason why a graph would be wrong for other data.
 
     Attributes:
         module: path of the module to keep as one node.
-        cause: why, in words.
-        callees: what to try first: one of the functions and methods that ran, innermost first.
+        cause: the reason in words.
+        callees: functions and methods that ran, innermost first: keeping one of them as one call is tried first.
     """
 
     module: str
@@ -42,7 +42,7 @@ class Obstacle:
 
 
 class Source(Enum):
-    """What a value depends on, as far as it matters here."""
+    """The sources that a value may depend on."""
 
     INPUT = "the call's tensors, so that sizes vary"
     DATA = "values that vary: inputs, parameters, buffers, random numbers"
@@ -54,10 +54,10 @@ class Writer:
     """Nodes, and the map from tensors (by identity) to nodes.
 
     Attributes:
-        graph: what was written so far.
+        graph: the graph so far.
         stack: the modules whose forward runs, outermost first, as fx notes them on nodes.
-        obstacles: what was met that the graph cannot hold.
-        additions: what goes under ``frac``.
+        obstacles: the reasons found so far why the graph would be wrong.
+        additions: the modules that go under ``frac``.
     """
 
     def __init__(self, model: nn.Module, additions: Additions) -> None:
@@ -83,11 +83,11 @@ class Writer:
         return next(reversed(self.stack))
 
     def block(self, cause: str, callees: tuple[Callee, ...] = ()) -> None:
-        """Note that the module that runs cannot be written down as it is."""
+        """Note that the running module cannot be written as it is."""
         self.obstacles.append(Obstacle(self.path, cause, callees))
 
     def require_known(self, result: Any) -> None:
-        """Note if the module that runs returns what no recorded call computed."""
+        """Note an obstacle if the running module returns a tensor that no recorded call computed."""
         for x in tensors_in(result):
             if self.known(x) is None:
                 self._require_shown(x)
@@ -106,7 +106,7 @@ class Writer:
         kwargs: dict[str, Any] | None = None,
         effect: bool = False,
     ) -> Node:
-        """A node of the module that runs; it depends on what its arguments depend on."""
+        """A node of the running module; it depends on the sources of its arguments."""
         node = self.graph.create_node(op, target, args, kwargs or {})
         node.meta["nn_module_stack"] = self.stack
         node.meta["source"] = source_line("torch", CAPTURE)
@@ -120,21 +120,21 @@ class Writer:
         return node
 
     def once(self, key: Any, make: Callable[[], Node]) -> Node:
-        """The node that was made for ``key``, as long as it stands."""
+        """The node that was made for ``key``, or a new one if there is none or it was erased."""
         node = self._cache.get(key)
         if node is None or node._erased:
             node = self._cache[key] = make()
         return node
 
     def bind(self, value: Tensor, node: Node) -> None:
-        """Let ``node`` stand for this very tensor object."""
+        """Map this tensor object to ``node``."""
         self._alive.append(value)
         self._nodes[id(value)] = node
         if self._home is None:
             self._home = node, value.device
 
     def known(self, value: Tensor) -> Node | None:
-        """The node that a tensor came from, if it came from one."""
+        """The node that a tensor came from, or ``None``."""
         node = self._nodes.get(id(value))
         return None if node is None or node._erased else node
 
@@ -164,11 +164,11 @@ class Writer:
         return node in self._sources[source]
 
     def mark_random(self, node: Node) -> None:
-        """The node draws random numbers."""
+        """Note that the node draws random numbers."""
         self._mark(node, (Source.DATA, Source.RANDOM))
 
     def touched(self, x: Tensor, node: Node, result: Any) -> None:
-        """A call changed ``x``: later uses read it from the call if that returns it."""
+        """Note that a call changed ``x``: later uses read it from the call, if the call returns it."""
         before = self.known(x)
         if result is x:
             self.bind(x, node)
@@ -178,7 +178,7 @@ class Writer:
                     members.add(before)
 
     def mark_sized(self, value: Tensor, dims: frozenset[int]) -> None:
-        """Data decide the length of these dimensions of a tensor."""
+        """Note that data decide the length of these dimensions of a tensor."""
         if dims and (node := self.known(value)) is not None:
             self._sized[node] = dims
 
@@ -191,7 +191,7 @@ class Writer:
         return self.once(("detach", node), lambda: self.create("call_method", "detach", (node,)))
 
     def device(self, device: torch.device) -> Any:
-        """A device; that of the inputs becomes a node which follows the inputs."""
+        """A device; the inputs' device becomes a node that follows the inputs."""
         if self._home is None:
             return device
         home, where = self._home
@@ -200,19 +200,19 @@ class Writer:
         return self.once(("device", home), lambda: self.create("call_function", getattr, (home, "device")))
 
     def device_type(self, device_type: str) -> Any:
-        """A kind of device ("cpu"); that of the inputs becomes a node which follows the inputs."""
+        """A kind of device ("cpu"); that of the inputs becomes a node that follows the inputs."""
         device = self.device(torch.device(device_type))
         if not isinstance(device, Node):
             return device_type
         return self.once(("type", device), lambda: self.create("call_function", getattr, (device, "type")))
 
     def erase_after(self, mark: Node) -> None:
-        """Take back all nodes after ``mark``."""
+        """Erase all nodes after ``mark``."""
         while (last := self.graph._root.prev) is not mark:
             self.graph.erase_node(last)
 
     def _require_shown(self, value: Tensor) -> None:
-        """An unknown tensor with a history was computed unseen: by the first module that returns or uses it."""
+        """Note an obstacle for an unknown tensor with a history, on the first module that returns or uses it."""
         if value.grad_fn is not None and id(value) not in self._blamed:
             self._alive.append(value)
             self._blamed.add(id(value))

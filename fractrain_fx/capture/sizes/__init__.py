@@ -1,1 +1,1 @@
-"""Sizes that remember where they came from, and what the code of a model looks at of them."""
+"""Sizes that remember where they came from, and guards for the sizes that a model's code reads."""

@@ -1,4 +1,4 @@
-"""Whether a value that Python reads can change what a model computes, or only whether it stops with an error."""
+"""Decide whether a value that Python reads changes the computation, or only whether an error is raised."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COMBINES = ("any", "all", "or_", "and_", "invert", "logical_or", "logical_and",
 
 
 def tests_for_overflow(node: Node) -> bool:
-    """Whether a node says if any value is infinite or NaN, and nothing else."""
+    """Whether a node only tells if values are infinite or NaN."""
     name = str(getattr(node.target, "__name__", node.target))
     if name in _TESTS:
         return True
@@ -24,12 +24,12 @@ def tests_for_overflow(node: Node) -> bool:
 def guards_an_error(frame: FrameType, value: bool, called: bool = False, compared: bool = False) -> bool:
     """Whether the truth value that ``frame`` has just asked for decides only about raising an error.
 
-    True for ``assert x`` and ``if x: raise ...``: the branch that was not taken runs straight into ``raise``; and for
-    torch's own checks (``torch._check_tensor_all``), which do nothing else.
+    True for ``assert x`` and ``if x: raise ...``, because the branch that was not taken runs straight into ``raise``,
+    and for torch's own checks (``torch._check_tensor_all``).
 
     Args:
         frame: the code that asks for the truth of a tensor.
-        value: what it is told.
+        value: the truth value that it gets.
         called: whether it asked by a call (``x.item()``), whose result the next instruction takes.
         compared: whether it asked by a comparison of sizes, whose result the next instruction takes.
     """

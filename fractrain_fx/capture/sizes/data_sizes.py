@@ -1,4 +1,4 @@
-"""Dimensions whose length data decide: what ``nonzero``, boolean masks, ``unique`` and the like give."""
+"""Dimensions whose length depends on data, as in the results of ``nonzero``, boolean masks and ``unique``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _KEEP_FORM = frozenset(
 
 
 def decided_dims(name: str, args: tuple[Any, ...]) -> frozenset[int]:
-    """Dimensions of a call's results whose length values decide."""
+    """Dimensions of a call's results whose length depends on values."""
     if name in _FIRST or (name == "where" and len(args) == 1):
         return _ROWS
     if name in ("__getitem__", "getitem") and has_mask(args[1]):
@@ -39,15 +39,15 @@ def decided_dims(name: str, args: tuple[Any, ...]) -> frozenset[int]:
 
 
 def passed_on(name: str, result: Tensor, operands: Iterable[tuple[Tensor, Collection[int]]]) -> frozenset[int]:
-    """Dimensions of a result whose length data decide, because they decide that of an operand.
+    """Dimensions of a result whose length depends on data, because that of an operand does.
 
-    Lengths tell: a dimension is free of data where it is as long as one of an operand that is. Where lengths agree by
-    chance with one that data decide, the dimension counts as decided, too.
+    Lengths are compared: a dimension is free of data if an operand has a dimension of that length that is free of data.
+    A dimension whose length equals, even by chance, one that depends on data counts as dependent too.
 
     Args:
-        name: of the call.
+        name: name of the call.
         result: a tensor that it returned.
-        operands: the tensors that it was given, each with its dimensions of that kind.
+        operands: the tensors that it was given, each with its dimensions that depend on data.
     """
     operands = list(operands)
     if name.strip("_") in _KEEP_FORM:

@@ -1,4 +1,4 @@
-"""What a recorded graph is tied to: the sizes that Python code looked at, and what it saw."""
+"""Guards of a recorded graph: expressions of sizes that Python code read, and the values that it saw."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Size:
 
     Attributes:
         node: the tensor's node.
-        dim: which dimension.
+        dim: the dimension.
         read: ``"size"`` or ``"stride"``.
     """
 
@@ -109,13 +109,13 @@ class Expression:
 
 @dataclass(frozen=True)
 class Guard:
-    """What Python code saw of the sizes, and where.
+    """A condition on sizes that Python code read while the graph was recorded.
 
     Attributes:
-        expression: what was looked at.
-        value: what was seen: the graph is its model's for calls in which the expression has this value.
-        module: path of the module whose code looked.
-        place: the line that looked.
+        expression: the expression of sizes.
+        value: its value: the graph equals its model for calls in which the expression has this value.
+        module: path of the module whose code read it.
+        place: the line that read it.
     """
 
     expression: Expression
@@ -133,7 +133,7 @@ class Guard:
 
     @property
     def exact(self) -> bool:
-        """Whether one number is asked for, rather than a relation that other sizes may meet as well."""
+        """Whether the condition fixes one number, and not a relation that other sizes may meet too."""
         return not isinstance(self.value, bool) or (self.expression.op is operator.eq) == self.value
 
     def __str__(self) -> str:
@@ -149,7 +149,7 @@ class Guard:
 
 
 def place_of(frame: FrameType | None) -> Place:
-    """The innermost line of the model's own code: not of this package, torch or a library of numbers."""
+    """The innermost line of the model's own code: not of this package, torch, numpy, einops or the standard library."""
     first = frame
     while frame is not None:
         name = str(frame.f_globals.get("__name__", ""))

@@ -1,8 +1,7 @@
-"""Results that a library keeps by size (``functools.lru_cache``), computed anew while a model is recorded.
+"""Bypass caches of results by size (``functools.lru_cache``) while a model is recorded.
 
-A size that remembers its node equals the plain number. A cache therefore hands out what it computed for the plain one,
-and the size is lost: einops keeps the shapes of its reshapes like that. The other way round, nothing that belongs to a
-recording may stay in a cache.
+A symbolic size equals the plain number. A cache would therefore return the result for the plain number, and the symbol
+would be lost: einops caches the shapes of its reshapes like that. Nor may a symbol of a recording stay in a cache.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from fractrain_fx.capture.sizes.symbolic import has_symbols
 __all__ = ["memoized_functions"]
 
 _MEMO = functools._lru_cache_wrapper
-# Their caches hold nothing of a model; the standard library's neither.
+# Packages whose caches hold nothing of a model, and the standard library.
 _APART = frozenset({"torch", "triton", "sympy", "cuda", "numpy", "scipy", "fractrain_fx", *sys.stdlib_module_names})
 
-# For each loaded module, how many names it had when it was looked through, and those of memoized functions.
+# For each loaded module, its number of names when it was searched, and the names of its memoized functions.
 _known: dict[str, tuple[int, tuple[str, ...]]] = {}
 
 
 def memoized_functions(model: nn.Module) -> Iterator[tuple[Any, str, Any]]:
-    """Owner, name and what to put in the place of each memoized function that a forward of ``model`` may call.
+    """Owner, name and replacement of each memoized function that a forward of ``model`` may call.
 
-    Looked through are the names of loaded modules, the classes of the model's modules, and these themselves.
+    The search covers loaded Python modules, the classes of the model's modules, and these modules themselves.
     """
     for module_name, module in list(sys.modules.items()):
         if _is_searched(module_name):
@@ -60,7 +59,7 @@ def _memoized(module_name: str, names: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _takes_any(memo: Any) -> bool:
-    """Whether a memoized function has parameters: hundreds that ask what is installed have none."""
+    """Whether a memoized function has parameters. Hundreds without any only check which packages are installed."""
     code = getattr(memo.__wrapped__, "__code__", None)
     return code is None or bool(
         code.co_argcount or code.co_kwonlyargcount or code.co_flags & (CO_VARARGS | CO_VARKEYWORDS)
@@ -69,7 +68,7 @@ def _takes_any(memo: Any) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _stand_in(memo: Any) -> Callable[..., Any]:
-    """The function behind a cache for calls that hold a symbolic size, and the cache for all others."""
+    """A function that skips the cache for calls with a symbolic size, and uses it for all others."""
 
     @functools.wraps(memo)
     def call(*args: Any, **kwargs: Any) -> Any:

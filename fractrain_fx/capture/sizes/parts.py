@@ -1,4 +1,4 @@
-"""Into how many parts a call cuts a tensor, as a function of the size that it cuts."""
+"""The number of parts into which a call cuts a tensor, as a function of the cut size."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _Counted = tuple[Tensor, int, Callable[..., int], tuple[Any, ...]]
 
 
 def parts_of(size: int, part: int) -> int:
-    """Parts of at most ``part`` rows each."""
+    """The number of parts of at most ``part`` rows each."""
     return max(-(-size // part), 1)
 
 
 def chunks_of(size: int, wanted: int) -> int:
-    """Equal parts, at most as many as wanted."""
+    """The number of equal parts, at most ``wanted``."""
     return max(-(-size // max(-(-size // wanted), 1)), 1) if size else wanted
 
 
 def rows_of(size: int) -> int:
-    """A part for each row."""
+    """One part for each row."""
     return size
 
 
@@ -34,16 +34,16 @@ _KEYWORDS = ("split_size_or_sections", "split_size", "chunks")
 
 
 def part_count(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Counted | None:
-    """How the number of parts follows from a size; ``None`` for other calls, and where the caller names the parts.
+    """The number of parts as a function of a size; ``None`` for other calls, and if the caller gives all part sizes.
 
     Args:
-        name: of the call.
-        args: what it was given.
-        kwargs: what it was given by name.
+        name: name of the call.
+        args: its arguments.
+        kwargs: its keyword arguments.
 
     Returns:
-        The tensor, the dimension that is cut, and the function that counts: it takes the size of that dimension and
-        the operands that follow here.
+        The tensor, the dimension that is cut, the function that counts, and its operands after the size of that
+        dimension.
     """
     if not (args and isinstance(args[0], Tensor)):
         return None

@@ -1,4 +1,4 @@
-"""Stand-ins for functions that would take a size without asking it: ``range``, ``int``, those of ``math``."""
+"""Stand-ins for functions that would lose a symbolic size: ``range``, ``int``, and those of ``math``."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fractrain_fx.capture.sizes.symbolic import SymbolicFloat, SymbolicInt, numb
 __all__ = ["standins"]
 
 Place = tuple[Any, str, Any]
-"""Owner, name, and what to put there while a model is recorded."""
+"""Owner, name, and replacement while a model is recorded."""
 
 
 class _StandsFor(type):
-    """A class that makes another one's instances, and says that they are its own."""
+    """Metaclass of a class that makes the instances of another class and claims them as its own."""
 
     real: type[Any]
     make: Callable[..., Any]
@@ -52,7 +52,7 @@ def _stand_in(real: type[Any], make: Callable[..., Any]) -> type[Any]:
 
 
 def _range(*args: Any) -> Any:
-    """A range holds plain numbers: what is seen of sizes is how many it gives, or each of its ends."""
+    """A range holds plain numbers, so Python sees its length or, with a symbolic start or step, each argument."""
     if not any(map(_is_symbol, args)):
         return _RANGE(*args)
     if len(args) == 1 or (len(args) == 2 and not _is_symbol(args[0])):
@@ -75,7 +75,7 @@ def _same(value: Any) -> Any:
 
 
 def _see_all(values: Any) -> None:
-    """Say that Python sees each symbol in ``values``."""
+    """Tell the observer that Python sees each symbol in ``values``."""
     for symbol in symbols_in(values):
         observe(_same, (symbol,), plain(symbol))
 
@@ -95,7 +95,7 @@ def _conversion(real: type[Any]) -> Callable[..., Any]:
 
 
 def _symbolic(real: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of numbers, symbolic for symbols; what looks into containers of them sees plain numbers."""
+    """A function of numbers that gives symbols for symbols; for containers of symbols it sees plain numbers."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if kwargs or not any(map(_is_symbol, args)):
@@ -107,14 +107,14 @@ def _symbolic(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _product(values: Any, *args: Any, **kwargs: Any) -> Any:
-    """``numpy.prod``, which would make an array of the sizes."""
+    """Replaces ``numpy.prod``, which would turn symbolic sizes into an array."""
     if args or kwargs or not (isinstance(values, (tuple, list)) and any(map(_is_symbol, values))):
         return _PROD(values, *args, **kwargs)
     return math.prod(values)
 
 
 _PROD = np.prod
-# Those that Python leaves to methods of numbers, or to their operators, are symbolic already.
+# Functions that Python computes by methods or operators of the numbers, which are symbolic already.
 _OPERATORS = ("ceil", "floor", "trunc", "prod")
 _MATH: Mapping[Any, Callable[..., Any]] = {
     real: _symbolic(real)
@@ -125,10 +125,10 @@ _NAMES = {"int": _stand_in(int, _conversion(int)), "float": _stand_in(float, _co
 
 
 def standins(model: nn.Module) -> Iterator[Place]:
-    """What to replace while ``model`` is recorded.
+    """The functions and types to replace while ``model`` is recorded.
 
-    ``int`` and ``float`` are replaced in the files of the model's own classes alone: Python itself and libraries
-    compare types with them. There, functions of ``math`` that were imported by name are found, too.
+    ``int`` and ``float`` are only replaced in the files of the model's own classes, because Python itself and libraries
+    compare types with them. In these files functions of ``math`` that were imported by name are replaced too.
     """
     yield builtins, "range", _stand_in(range, _range)
     yield np, "prod", _product

@@ -1,7 +1,7 @@
 """Sizes that remember where they came from: they behave as numbers and can be written as graph nodes.
 
-Arithmetic on them stays symbolic. Where one becomes a plain value (a comparison, ``bool()``, a key of a dictionary), an
-observer is told what Python saw: a graph of this run holds only for calls in which it would see the same.
+Arithmetic on them stays symbolic. When one becomes a plain value (a comparison, ``bool()``, a key of a dictionary), an
+observer gets the value that Python saw: a graph of this run only holds for calls in which Python would see the same.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ __all__ = [
 ]
 
 READS: dict[Callable[..., Any], str] = {torch.Tensor.size: "size", torch.Tensor.stride: "stride"}
-"""Methods that read a number from a tensor's form, with the names that nodes call them by."""
+"""Methods that read a number from a tensor's form, with the method names that nodes use."""
 
 Observer = Callable[[Callable[..., Any], tuple[Any, ...], Any], None]
-"""Is told an operation, its operands (numbers and symbols) and the plain result that Python saw."""
+"""Gets an operation, its operands (numbers and symbols) and the plain result that Python saw."""
 
 _observer: Observer | None = None
 
@@ -52,7 +52,7 @@ def observed(observer: Observer) -> Iterator[None]:
 
 
 def observe(op: Callable[..., Any], operands: tuple[Any, ...], value: Any) -> Any:
-    """Say that Python sees ``value``, the result of an operation on symbols; returns it."""
+    """Tell the observer that Python sees ``value``, the result of an operation on symbols; returns ``value``."""
     if _observer is not None:
         _observer(op, operands, value)
     return value
@@ -80,7 +80,7 @@ class _Symbol:
 
 
 class SymbolicInt(_Symbol, int):
-    """An ``int`` read from the shape of a recorded tensor, or computed from such."""
+    """An ``int`` read from the shape of a recorded tensor, or computed from such numbers."""
 
 
 class SymbolicFloat(_Symbol, float):
@@ -88,7 +88,7 @@ class SymbolicFloat(_Symbol, float):
 
 
 def number_of(op: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
-    """Apply an operation to numbers and symbols: a symbol of the result, or what Python sees if that is no number."""
+    """Apply an operation to numbers and symbols; the result is a symbol, or observed if it is not a number."""
     value = op(*map(plain, operands))
     if isinstance(value, tuple) and op is divmod:
         return _symbol(value[0], operator.floordiv, operands), _symbol(value[1], operator.mod, operands)
@@ -129,7 +129,7 @@ def _binary(op: Callable[..., Any], reflected: bool) -> Callable[[Any, Any], Any
             other = other.item()
         if not isinstance(other, (int, float)):
             if not isinstance(other, Tensor):
-                _seen(self)  # a list repeated that often, a complex number
+                _seen(self)  # repeating a list, or a complex number
             return NotImplemented
         return number_of(op, (other, self) if reflected else (self, other))
 
@@ -185,7 +185,7 @@ def _install() -> None:
         setattr(_Symbol, f"__{name}__", _unary(op))
     for name in ("lt", "le", "gt", "ge", "eq", "ne"):
         setattr(_Symbol, f"__{name}__", _compared(getattr(operator, name)))
-    # Not text: it goes into messages, which are made whether or not anything is wrong.
+    # Conversion to text is not observed: messages are made whether or not anything is wrong.
     for name in ("int", "float", "index", "trunc", "complex", "hash"):
         setattr(_Symbol, f"__{name}__", _converted(f"__{name}__"))
     for name in ("bit_length", "bit_count", "is_integer", "as_integer_ratio", "to_bytes", "hex"):
@@ -202,7 +202,7 @@ def symbolic_shape(x: Tensor, read: Callable[..., Any] = torch.Tensor.size) -> t
 
 
 def plain(value: Any) -> Any:
-    """The same value with every symbol replaced by its number; containers are rebuilt only where one is inside."""
+    """The same value with every symbol replaced by its number; containers without a symbol are not rebuilt."""
     if isinstance(value, SymbolicInt):
         return int.__int__(value)
     if isinstance(value, SymbolicFloat):
