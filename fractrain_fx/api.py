@@ -1,4 +1,4 @@
-"""The front door: ``fractrainify`` rewrites a model, ``plan`` says what that would do."""
+"""The main functions: ``fractrainify`` rewrites a model, ``plan`` shows what that would do."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ def fractrainify(
     Args:
         model: any ``nn.Module``. DDP, DataParallel, ``torch.compile`` and accelerate's mixed precision are taken off
             (with a warning; wrap the result instead), and ``restore()`` gives the inner model. Adapters of PEFT stay,
-            and what they leave frozen costs no gradient of its weights.
+            and weights that they leave frozen cost no gradient.
         config: method, precisions and gates; FracTrain with the paper's values by default.
-        example_inputs: positional inputs of one small batch; found by themselves for timm, torchvision and Hugging
-            Face models. What is passed here (and what is not) fixes which arguments later calls may pass.
+        example_inputs: positional inputs of one small batch; found automatically for timm, torchvision and Hugging
+            Face models. Later calls must pass the same arguments.
         example_kwargs: keyword inputs of that batch.
-        passes: the chain to run instead of ``default_passes(config)``.
+        passes: the chain of passes to run instead of ``default_passes(config)``.
         check: compare the recorded graph with the model, in training and evaluation.
 
     Raises:
         InputError: no example inputs were given and none can be found, or the model rejects them.
         CaptureError: the model could not be recorded as a graph that equals it.
-        ModelError: nothing to quantize, or nothing to gate.
-        RuleError: a pin matches nothing.
-        TargetError: a cost target that the gates cannot reach.
+        ModelError: the model has nothing to quantize, or nothing to gate.
+        RuleError: a pin matches no contraction.
+        TargetError: the gates cannot reach a cost target.
     """
     config, model = config or FracConfig(), unwrapped(model)
     recording = record_model(model, config, example_inputs, example_kwargs, check=check)
@@ -61,10 +61,10 @@ def plan(
     example_inputs: Sequence[Any] | None = None,
     example_kwargs: Mapping[str, Any] | None = None,
 ) -> Summary:
-    """What ``fractrainify`` would do, as the table that ``summarize`` gives; nothing is rewritten.
+    """The table that ``summarize`` gives for a rewritten model, without rewriting it.
 
     Raises:
-        FracTrainError: as ``fractrainify``.
+        FracTrainError: the errors of ``fractrainify``.
     """
     config, model = config or FracConfig(), unwrapped(model)
     recording = record_model(model, config, example_inputs, example_kwargs)

@@ -1,6 +1,6 @@
 """The ``fractrain`` command: train, plan, inspect, zoo, report.
 
-Everything heavy is imported by the command that needs it, so that ``fractrain --help`` answers at once.
+Each command imports the heavy modules that it needs, so that ``fractrain --help`` answers at once.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 _BAD_INPUT = 2
-_INTERRUPTED = 130  # what shells report for a command ended by Ctrl-C
+_INTERRUPTED = 130  # the exit code of shells for a command that Ctrl-C ended
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line ``argv``; give the exit code: 0, 2 for bad input, 130 when interrupted."""
+    """Run the command line ``argv``; returns the exit code: 0, 2 for bad input, 130 when interrupted."""
     given = list(sys.argv[1:] if argv is None else argv)
     arguments = _parser().parse_args(given).as_dict()
     chosen: dict[str, Any] = arguments[arguments["command"]]
@@ -49,19 +49,19 @@ def _parser() -> ArgumentParser:
     commands = parser.add_subcommands(required=True, dest="command", metavar="COMMAND")
 
     train = _new_parser("Train a model; without flags, a small timm ResNet on the embedded digits with FracTrain.")
-    train.add_argument("--config", metavar="FILE", type=str, help="YAML file with settings; flags win over it")
+    train.add_argument("--config", metavar="FILE", type=str, help="YAML file with settings; flags override it")
     train.add_argument("--out", metavar="DIR", type=str, help="folder of the run (default: a new one under runs/)")
-    train.add_argument("--resume", metavar="DIR", type=str, help="go on with the run in this folder")
+    train.add_argument("--resume", metavar="DIR", type=str, help="continue the run in this folder")
     add_flags(train)
-    commands.add_subcommand("train", train, help="train a model and say what it cost")
+    commands.add_subcommand("train", train, help="train a model and report its cost")
 
     plan = _new_parser("Show what would be rewritten, and why, without rewriting anything.")
-    inspect = _new_parser("Rewrite a model and show what became of it.")
+    inspect = _new_parser("Rewrite a model and show the result.")
     for command, text in ((plan, "what would be rewritten"), (inspect, "what a rewritten model consists of")):
         command.add_argument(
             "model", metavar="MODEL", type=str, help="timm:NAME, hf:TYPE, zoo:NAME or FILE.py:FUNCTION"
         )
-        command.add_argument("--config", metavar="FILE", type=str, help="YAML file with settings; flags win over it")
+        command.add_argument("--config", metavar="FILE", type=str, help="YAML file with settings; flags override it")
         command.add_argument("--ops", action="store_true", default=None, help="list every contraction")
         command.add_argument("--json", action="store_true", default=None, help="print JSON")
         if command is inspect:
@@ -106,7 +106,7 @@ def _new_parser(description: str) -> ArgumentParser:
 
 
 def _settings(arguments: dict[str, Any]) -> RunSettings:
-    """Settings from ``--config`` or ``--recipe`` and the flags, which win."""
+    """Settings from ``--config`` or ``--recipe``, overridden by flags."""
     from fractrain_fx.training.flags import given_flags
     from fractrain_fx.training.settings import RunSettings
     from fractrain_fx.zoo.recipes import load_recipe
@@ -122,18 +122,18 @@ def _settings(arguments: dict[str, Any]) -> RunSettings:
         return RunSettings.from_dict(given)
     given["gate"] = start["gate"] | given.get("gate", {})
     if "epochs" in given:
-        start["iterations"] = None  # which would win over them
+        start["iterations"] = None  # which would override epochs
     return RunSettings.from_dict(start | given)
 
 
 def _train(arguments: dict[str, Any]) -> int:
     from fractrain_fx.training.processes import end_processes
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stopped job ends as tidily as Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stopped job ends like Ctrl-C
     try:
         return _run(arguments)
     finally:
-        end_processes()  # when no local name holds the Trainer any more
+        end_processes()  # only after every local reference to the Trainer is gone
 
 
 def _run(arguments: dict[str, Any]) -> int:

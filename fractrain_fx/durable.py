@@ -1,4 +1,4 @@
-"""Writing files so that a process that is killed leaves the old one or the new one, never half of one."""
+"""Write files so that a killed process leaves the old file or the new one, never a part."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def write_text(path: Path, text: str) -> None:
 
 
 def sync(path: Path) -> None:
-    """Have a file, or the names in a folder, on disk before going on."""
-    if os.name == "nt" and path.is_dir():  # Windows opens no folders, and keeps their names by itself
+    """Wait until a file, or the names in a folder, are on disk."""
+    if os.name == "nt" and path.is_dir():  # Windows cannot open folders, and writes their names itself
         return
     handle = os.open(path, os.O_RDONLY)
     try:

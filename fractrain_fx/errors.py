@@ -1,4 +1,4 @@
-"""One family of errors: what is wrong, where, and what to do about it."""
+"""One family of errors. A message says what is wrong, where, and what to do about it."""
 
 __all__ = [
     "CalibrationError",
@@ -23,15 +23,15 @@ from difflib import get_close_matches
 
 
 class FracTrainError(Exception):
-    """Base of every error that this package raises for something a user can mend."""
+    """Base of every error that this package raises for something that a user can fix."""
 
 
 class FracTrainWarning(UserWarning):
-    """What runs is not what the code seems to say: an attribute without effect, a call that runs the float original."""
+    """The code does not do what it seems to do: an attribute without effect, a call that runs the float original."""
 
 
 class ConfigError(FracTrainError, ValueError):
-    """A field of a configuration has a value that means nothing."""
+    """A field of a configuration has a value without a meaning."""
 
 
 class TargetError(ConfigError):
@@ -47,11 +47,11 @@ class CaptureError(FracTrainError):
 
 
 class InputError(FracTrainError, TypeError):
-    """A call does not fit what was recorded, or no example inputs can be found."""
+    """A call does not fit the recording, or no example inputs can be found."""
 
 
 class PassError(FracTrainError):
-    """A graph lacks what a pass requires, or breaks what a pass promises."""
+    """A graph does not meet what a pass requires, or what it ensures."""
 
 
 class ModelError(FracTrainError, ValueError):
@@ -63,7 +63,7 @@ class CalibrationError(FracTrainError, RuntimeError):
 
 
 class CostTermError(FracTrainError, RuntimeError):
-    """A training loop leaves the cost term out of the loss, so that the gates never learn what they cost."""
+    """A training loop leaves the cost term out of the loss, so that the gates never learn the cost."""
 
 
 class DataError(FracTrainError, ValueError):

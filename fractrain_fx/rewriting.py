@@ -23,20 +23,20 @@ from fractrain_fx.tied.telling import warn
 __all__ = ["OWN", "Rewritten", "record_model", "rewrite", "rewrite_graphs"]
 
 OWN = "_fractrain"
-"""Under which name a rewritten model keeps what is its own; its other attributes are the original's."""
+"""The attribute in which a rewritten model keeps its own state; its other attributes are the original's."""
 
 
 @dataclass(frozen=True)
 class Rewritten:
-    """A recording that a chain of passes has been over, and all that a :class:`fractrain_fx.FracModel` is made from.
+    """A recording after a chain of passes: everything that a :class:`fractrain_fx.FracModel` is made from.
 
     Attributes:
-        original: the model as it was handed over.
+        original: the model that was passed to ``fractrainify``.
         recording: the rewritten graphs, and the inputs they were recorded on.
-        config: what they were rewritten with.
-        chain: the passes that rewrote them, where those were not the default ones.
-        targets: target cp of each stage in per cent, where there are gates.
-        reachable: lowest and highest cp in per cent that the gates can choose, where there are any.
+        config: the configuration they were rewritten with.
+        chain: the passes that rewrote them, if not the default ones.
+        targets: target cp of each stage in per cent, if there are gates.
+        reachable: lowest and highest cp in per cent that the gates can choose, if there are gates.
     """
 
     original: nn.Module
@@ -55,10 +55,10 @@ def record_model(
     *,
     check: bool = True,
 ) -> Recording:
-    """Record a model that was not rewritten yet, on the inputs given or on those that can be found for it.
+    """Record a model that was not rewritten yet, on the given inputs or on inputs that can be found for it.
 
     Raises:
-        ConfigError: the model, or a part of it, was rewritten already.
+        ConfigError: the model, or a part of it, was already rewritten.
         InputError: no example inputs were given and none can be found, or the model rejects them.
         CaptureError: the model could not be recorded as a graph that equals it.
     """
@@ -80,9 +80,9 @@ def rewrite(
     """Run a chain, by default ``default_passes(config)``, over the graph of each mode.
 
     Raises:
-        ModelError: nothing to quantize, or nothing to gate.
-        TargetError: a cost target that the gates cannot reach.
-        FracTrainError: what a pass raises.
+        ModelError: the model has nothing to quantize, or nothing to gate.
+        TargetError: the gates cannot reach a cost target.
+        FracTrainError: a pass raised it.
     """
     chain = None if passes is None else tuple(passes)
     rewrite_graphs(model, recording, default_passes(config) if chain is None else chain)
@@ -93,11 +93,11 @@ def rewrite(
 
 
 def rewrite_graphs(model: nn.Module, recording: Recording, passes: Sequence[PassBase]) -> None:
-    """Run a chain over the graph of each mode; what it inserts goes where the model's parameters are.
+    """Run a chain over the graph of each mode; inserted modules go to the device of the model's parameters.
 
     Raises:
-        ModelError: nothing to quantize or to gate.
-        FracTrainError: what a pass raises.
+        ModelError: the model has nothing to quantize or to gate.
+        FracTrainError: a pass raised it.
     """
     try:
         for graph_module in recording.graphs:
@@ -108,7 +108,7 @@ def rewrite_graphs(model: nn.Module, recording: Recording, passes: Sequence[Pass
     except ModelError as error:
         if not recording.leaves:
             raise
-        told = f"{error}. Kept as one node each, so that nothing in them can be chosen: {_told(recording)}"
+        told = f"{error}. Modules kept as one node each, inside which no op can be chosen: {_told(recording)}"
         raise ModelError(told) from None
     place = next((p.device for p in model.parameters()), None)
     inserted = recording.train._modules.get(NAMESPACE)
@@ -127,14 +127,14 @@ def _refuse_rewritten(model: nn.Module) -> None:
             )
     if NAMESPACE in model._modules:
         raise ConfigError(
-            f"this {type(model).__name__} has a part named {NAMESPACE!r}, under which a rewritten model keeps what was "
-            "inserted: if it was rewritten already (as trainer.model), call fractrainify on what restore() gives; "
+            f"this {type(model).__name__} has a part named {NAMESPACE!r}, the name for inserted modules of a "
+            "rewritten model: if it was rewritten already (as trainer.model), call fractrainify on model.restore(); "
             "otherwise rename that part"
         )
 
 
 def _told(recording: Recording) -> str:
-    """The modules that were kept whole, the largest first, with reasons."""
+    """The modules that were kept as one node, the largest first, with reasons."""
     held = {path: sum(p.numel() for p in recording.train.get_submodule(path).parameters()) for path in recording.leaves}
     largest = sorted(held, key=lambda path: -held[path])[:3]
     rest = len(held) - len(largest)
@@ -157,8 +157,8 @@ def _run(graph_module: RecordedModule, recording: Recording, passes: Sequence[Pa
         if cause is None:
             raise
         raise PassError(
-            f"{error}: {type(cause).__name__}: {cause}. The recorded graph runs on the example inputs as they are; a "
-            "pass also runs it with more samples and with other values. Try example inputs of several samples that "
+            f"{error}: {type(cause).__name__}: {cause}. The recorded graph runs on the example inputs, but a pass "
+            "also runs it with more samples and with other values. Try example inputs of several samples that "
             "differ; if that does not help, please report the model"
         ) from cause
     for node in placeholders:

@@ -1,12 +1,12 @@
 """Cycles and energy of a convolution on BitFusion (Sharma et al., ISCA 2018), and of the three passes of training it.
 
 The analytical model of the public simulator (hsharma35/bitfusion, configuration bf_e_conf) at 45 nm: every tiling and
-loop order is priced, the one with the fewest cycles taken, and of those with equally many the one with least energy.
-The array multiplies 2 to 8 bits. A wider operand is cut into ``ceil(bits / 8)`` equally wide digits and the layer run
-once for each pair of digits; ``ConvolutionRun.passes`` says how often that was.
+loop order is priced. The one with the fewest cycles is taken, and among equals the one with the least energy. The array
+multiplies 2 to 8 bits. A wider operand is cut into ``ceil(bits / 8)`` equally wide digits, and the layer runs once for
+each pair of digits; ``ConvolutionRun.passes`` is the number of these runs.
 
-Names of sizes are those of the simulator: kernel side K, output side O, input side I, stride S, input and output
-channels IC and OC, batch B. Bits are a (activation-like) and w (weight-like) operands'.
+Sizes have the simulator's names: kernel side K, output side O, input side I, stride S, input and output channels IC and
+OC, batch B. ``a`` is the activation-like operand and ``w`` the weight-like one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FREQUENCY = 500e6  # Hz
 NATIVE_BITS = 8
 DRAM_PORT = 192  # bits a cycle
 
-# Energies in pJ: of the whole array a cycle, then a bit
+# Energies in pJ: CORE for a cycle of the whole array, the others for a bit
 CORE = 235.104
 READ = {"weights": 0.021365656, "activations": 0.059474375, "outputs": 0.033155313}
 WRITE = {"weights": 0.028916156, "activations": 0.113704063, "outputs": 0.073084063}
@@ -43,7 +43,7 @@ DRAM = 15.0
 
 @dataclass(frozen=True)
 class ConvolutionRun:
-    """What one convolution costs: ``cycles``, ``energy_nj`` (dynamic), and the ``passes`` it took."""
+    """The cost of one convolution: ``cycles``, ``energy_nj`` (dynamic), and the number of ``passes``."""
 
     cycles: int
     energy_nj: float
@@ -109,11 +109,11 @@ def training_step(
         a_bits: bits of the activations (the paper's forward bits).
         w_bits: bits of the weights.
         g_bits: bits of the output gradients (the paper's backward bits).
-        I: input side; by default ``O * S``, that of a layer with same padding.
+        I: input side; by default ``O * S``, as with same padding.
         first: whether nothing before the layer is trained, so that no error is propagated to its input.
 
     Raises:
-        ConfigError: a size or a number of bits below 1.
+        ConfigError: a size or a number of bits is below 1.
     """
     side = O * S if I is None else I
     return TrainingRun(
@@ -127,7 +127,7 @@ def training_step(
 def convolution(
     K: int, O: int, S: int, IC: int, OC: int, B: int, a_bits: int, w_bits: int, *, im2col: bool = False
 ) -> ConvolutionRun:
-    """Price one convolution; a linear layer is one with K = O = S = 1.
+    """Price one convolution; a linear layer is a convolution with K = O = S = 1.
 
     Args:
         K: kernel side.
@@ -138,10 +138,10 @@ def convolution(
         B: samples.
         a_bits: bits of the activation-like operand.
         w_bits: bits of the weight-like operand.
-        im2col: fill the array with kernel positions and channels together, rather than with channels alone.
+        im2col: fill the array with kernel positions and channels together, instead of channels alone.
 
     Raises:
-        ConfigError: a size or a number of bits below 1, or a kernel so large that no tile of it fits the SRAMs.
+        ConfigError: a size or a number of bits is below 1, or no tile of the kernel fits the SRAMs.
     """
     for name, value in (("K", K), ("O", O), ("S", S), ("IC", IC), ("OC", OC), ("B", B)):
         if value < 1:
@@ -166,7 +166,7 @@ def _price(layer: Layer) -> tuple[int, float]:
     dram = traffic.total["weights"] + traffic.total["activations"] + 2 * traffic.total["outputs"]
     last = traffic.fill["outputs"]
     first = traffic.fill["weights"] + traffic.fill["activations"] + last
-    # The first fill and the last drain overlap with no computation; the traffic between hides behind it.
+    # The first fill and the last drain overlap no computation. Other traffic overlaps the computation.
     stall = np.maximum(0, ceil_div(dram - first - last, DRAM_PORT) - tiles.compute)
     cycles = tiles.compute + stall + ceil_div(first, DRAM_PORT) + ceil_div(last, DRAM_PORT)
     energy = (
@@ -181,11 +181,11 @@ def _price(layer: Layer) -> tuple[int, float]:
 
 
 def _sram_energy(layer: Layer, tiles: Tilings) -> NDArray[np.float64]:
-    """Energy (pJ) of what the array reads and writes during one tile, by the dataflow with the fewest accesses."""
+    """Energy (pJ) of the array's reads and writes during one tile, with the dataflow of the fewest accesses."""
     b, o, ic, oc = tiles.size.values()
     a, w, out, q = layer.a_bits, layer.w_bits, OUTPUT_BITS, layer.inputs_at_once
     reduced, positions = layer.K**2 * ic, b * o**2
-    # as the array sees them: channels padded to its two sides
+    # sizes padded to the two sides of the array
     padded_in, padded_out = ceil_div(ic, q) * q * layer.K**2, ceil_div(oc, OUTPUT_UNITS) * OUTPUT_UNITS
     products = reduced * positions * oc
     # dataflow: (accesses that choose it, bits of activations, of weights, of outputs read and written)

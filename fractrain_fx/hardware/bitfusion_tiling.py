@@ -1,6 +1,6 @@
-"""How a convolution is cut into tiles on BitFusion, and what each order of the tiles moves between DRAM and SRAM.
+"""Cut a convolution into tiles on BitFusion, and count the bits that each loop order moves between DRAM and SRAM.
 
-All tilings and loop orders of a layer are held in arrays: one value a tiling, or ``[orders, tilings]`` where the loop
+Arrays hold all tilings and loop orders of a layer: one value for each tiling, or ``[orders, tilings]`` if the loop
 order matters. Amounts are in bits.
 """
 
@@ -32,7 +32,7 @@ OUTPUT_BITS = 32  # of outputs and partial sums
 # SRAMs are double-buffered: while one half computes, the other is filled.
 _HALF_SRAM = {"weights": 64 * 1024 * 8 // 2, "activations": 32 * 1024 * 8 // 2, "outputs": 16 * 1024 * 8 // 2}
 _LOOPS_OF = {"weights": ("ic", "oc"), "activations": ("b", "o", "ic"), "outputs": ("b", "o", "oc")}
-# Rows and columns of positions are cut alike, so exchanging their loops changes nothing: 60 of the 120 orders differ.
+# Rows and columns of positions are cut in the same way, so 60 of the 120 orders differ.
 _ORDERS = sorted(set(permutations(("b", "o", "o", "ic", "oc"))))
 
 
@@ -63,9 +63,9 @@ class Tilings:
     Attributes:
         size: samples (``b``), output side (``o``) and channels (``ic``, ``oc``) of a tile.
         number: tiles along each of these loops.
-        bits: of a tile of each tensor.
-        count: tiles in all.
-        compute: cycles of the whole layer in which the array works.
+        bits: bits of a tile of each tensor.
+        count: number of all tiles.
+        compute: cycles of the whole layer in which the array computes.
     """
 
     size: dict[str, Ints]
@@ -77,7 +77,7 @@ class Tilings:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bits between DRAM and SRAM, ``[orders, tilings]``: in all for each tensor, and of one fill."""
+    """Bits between DRAM and SRAM, ``[orders, tilings]``: the total of each tensor, and those of one fill."""
 
     total: dict[str, Ints]
     fill: dict[str, Ints]
@@ -89,7 +89,7 @@ def ceil_div(a: Ints, b: Ints | int) -> Ints:
 
 
 def tilings(layer: Layer) -> Tilings:
-    """All tilings with sides of powers of two (or the whole) that fit half of each SRAM."""
+    """All tilings that fit half of each SRAM; sides are powers of two, or the whole side."""
     K, q = layer.K, layer.inputs_at_once
     whole = {"b": layer.B, "o": layer.O, "ic": layer.IC, "oc": layer.OC}
     first = {"b": 1, "o": 1, "ic": 1, "oc": OUTPUT_UNITS}
@@ -115,7 +115,7 @@ def tilings(layer: Layer) -> Tilings:
 
 
 def dram_traffic(tiles: Tilings) -> Traffic:
-    """What each loop order moves, each tensor staying in its SRAM for as many inner loops as it fits."""
+    """The traffic of each loop order. A tensor stays in its SRAM for as many inner loops as it fits."""
     moved = {tensor: [_moved(tiles, tensor, order) for order in _ORDERS] for tensor in _LOOPS_OF}
     return Traffic(
         total={tensor: np.stack([total for total, _ in rows]) for tensor, rows in moved.items()},
@@ -124,7 +124,7 @@ def dram_traffic(tiles: Tilings) -> Traffic:
 
 
 def _moved(tiles: Tilings, tensor: str, inner_to_outer: tuple[str, ...]) -> tuple[Ints, Ints]:
-    """Bits of ``tensor`` moved in all, and moved before it is complete in its SRAM."""
+    """Bits of ``tensor`` moved in total, and moved until its SRAM is filled."""
     total = fill = tiles.bits[tensor]
     resident = np.ones(total.shape, dtype=bool)
     for loop in inner_to_outer:
@@ -138,7 +138,7 @@ def _moved(tiles: Tilings, tensor: str, inner_to_outer: tuple[str, ...]) -> tupl
 
 
 def _sides(first: int, whole: int) -> Ints:
-    """``first``, doubled until it reaches ``whole``, which is the last."""
+    """``first`` and its doubles up to ``whole``, which is the last side."""
     sides = [min(first, whole)]
     while sides[-1] < whole:
         sides.append(min(2 * sides[-1], whole))

@@ -1,9 +1,9 @@
-"""What a run costs on BitFusion, and in bit operations: from the options really chosen, epoch by epoch.
+"""The cost of a run on BitFusion, and in bit operations, from the options that were chosen in each epoch.
 
-Three quantities are summed alike: *MACs* (bit operations as the paper counts them, a 32 x 32 bit product being one),
-*cycles* and *energy*. BitFusion has no floating point: what stays float is priced as integers of 32 bits, 16 passes
-of the array a product, as the MACs count it. Comparisons with the paper, which counts every layer at the stated bits,
-are those of the ops that the method steers: ``RunCost.steered``.
+Three quantities are summed: *MACs* (the paper's bit operations, in units of a 32 x 32 bit product), *cycles* and
+*energy*. BitFusion has no floating point: float ops are priced as 32-bit integers, with 16 passes of the array for each
+product, which agrees with the MACs. Compare ``RunCost.steered``, the ops that the method steers, with the paper, which
+counts every layer at the stated bits.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Amount(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """What one op spent in one stage.
+    """The cost of one op in one stage.
 
     ``steered`` tells gated and scheduled ops from float and pinned ones; ``sums`` are over all samples.
     """
@@ -60,7 +60,7 @@ class RunCost:
     Attributes:
         entries: one for each op and stage.
         samples: training samples.
-        unpriced: ops that BitFusion has no price for (recurrent layers, say): their MACs are counted where there is a
+        unpriced: ops without a price on BitFusion (such as recurrent layers): their MACs are counted if there is a
             formula, their cycles and energy are not.
     """
 
@@ -70,12 +70,12 @@ class RunCost:
 
     @property
     def total(self) -> Amount:
-        """Over every op."""
+        """The cost of all ops."""
         return _amount(_sum(entry.sums for entry in self.entries))
 
     @property
     def steered(self) -> Amount:
-        """Over the ops whose precision the method steers: what the paper's numbers compare with."""
+        """The cost of the ops whose precision the method steers; compare the paper's numbers with it."""
         return _amount(_sum(entry.sums for entry in self.entries if entry.steered))
 
     def by(self, key: Key) -> dict[str, Amount]:
@@ -92,7 +92,7 @@ class RunCost:
         return {name: _sum(parts) for name, parts in groups.items()}
 
     def to_dict(self) -> dict[str, object]:
-        """Plain values: the two totals and every split, those by stage, block and op with their ``paths``."""
+        """Plain values: both totals and every split; splits by stage, block and op have ``paths``."""
         splits: dict[str, Key] = {"by_stage": "stage", "by_block": "block", "by_op": "op"}
         return {
             "total": self.total._asdict(),
@@ -114,13 +114,13 @@ class StepPrices:
     """Prices of a model's ops for one sample, at any bits.
 
     Args:
-        model: what ``fractrainify`` made.
-        batch: samples of a training step, which share the weights that it reads. A batch whose samples take several
-            options is priced as if each option had all of it.
+        model: a rewritten model.
+        batch: samples of a training step, which share the weights. If samples take several options, each option is
+            priced at the size of the whole batch.
 
     Attributes:
-        ops: every counted op with what its three products cost.
-        unpriced: names of ops that the machine model has no answer for, as far as they have been asked for.
+        ops: every counted op with the cost of its three products.
+        unpriced: names of ops without a price, among those that were priced so far.
     """
 
     def __init__(self, model: FracModel, batch: int) -> None:
@@ -133,7 +133,7 @@ class StepPrices:
         self._sums: dict[tuple[str, Precision, int], Sums] = {}
 
     def of(self, op: Op, cost: OpCost, precision: Precision, weight_bits: int | None = None) -> Sums:
-        """What FW, EB and GC of one sample cost; ``weight_bits`` defaults to the forward bits."""
+        """The cost of FW, EB and GC for one sample; ``weight_bits`` defaults to the forward bits."""
         weight = precision.fw if weight_bits is None or not cost.weight else weight_bits
         key = (op.name, precision, weight)
         if key not in self._sums:
@@ -148,7 +148,7 @@ class StepPrices:
         product = op.product
         if product is None:
             return sums
-        # Samples that share the weight are rows of one convolution; others have a convolution each.
+        # Samples that share the weight are rows of one convolution. Otherwise each has its own convolution.
         together, alone = (self.batch, 1) if product.shared else (1, self.batch)
         try:
             step = training_step(
@@ -173,7 +173,7 @@ class StepPrices:
 
 
 def run_cost(prices: StepPrices, rows: Iterable[EpochRow]) -> RunCost:
-    """What the epochs of a ledger cost, each at the precisions that it was trained in."""
+    """The cost of a ledger's epochs, each at the precisions it was trained at."""
     stages: dict[str, list[EpochRow]] = {}
     for row in rows:
         stages.setdefault(f"{row.stage + 1}: {row.level}", []).append(row)
@@ -189,7 +189,7 @@ def run_cost(prices: StepPrices, rows: Iterable[EpochRow]) -> RunCost:
 
 
 def _together(rows: Sequence[EpochRow]) -> EpochRow:
-    """One row for all epochs of a stage: cost is linear in how often each option was chosen."""
+    """One row for all epochs of a stage: cost is linear in the share of each option."""
     samples = sum(row.samples for row in rows)
     options = {
         block: tuple(
@@ -201,7 +201,7 @@ def _together(rows: Sequence[EpochRow]) -> EpochRow:
 
 
 def _spent(prices: StepPrices, row: EpochRow) -> Iterator[tuple[Op, bool, Sums]]:
-    """What each op spends on a mean sample of an epoch."""
+    """The mean cost of each op for one sample of an epoch."""
     config = prices.model.config
     for op, cost in prices.ops:
         mode = op.precision.mode

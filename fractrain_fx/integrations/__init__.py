@@ -1,1 +1,1 @@
-"""Other people's training loops: Hugging Face's Trainer, Lightning, timm. Each is imported where it is needed."""
+"""Training loops of other libraries: Hugging Face's Trainer, Lightning, timm. Import the one that you need."""

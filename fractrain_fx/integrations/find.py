@@ -1,4 +1,4 @@
-"""The rewritten model inside somebody else's module."""
+"""Find the rewritten model inside another module."""
 
 from __future__ import annotations
 
@@ -20,4 +20,4 @@ def model_in(module: nn.Module) -> FracModel:
     if len(found) == 1:
         return found[0]
     advice = "give it fractrainify(model)" if not found else "say which one, with its engine"
-    raise ConfigError(f"{type(module).__name__} holds {len(found)} rewritten models, and one is steered: {advice}")
+    raise ConfigError(f"{type(module).__name__} holds {len(found)} rewritten models, and one is needed: {advice}")

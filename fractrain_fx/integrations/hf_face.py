@@ -1,8 +1,8 @@
-"""A rewritten model with the face that transformers' Trainer looks at: the original's class, signature and config.
+"""Make a rewritten model look to transformers' Trainer like the original: its class, signature and config.
 
-Trainer reads what a model is from its class (labels, accepted columns, whether it can be saved) and writes to its
-``config``. ``FracModel.config`` is FracTrain's, so Trainer gets a model of a subclass of the original's class, made on
-the spot, that holds the very parameters of the rewritten one and runs it.
+Trainer derives labels, accepted columns and saving from the class of a model, and writes to its ``config``.
+``FracModel.config`` is FracTrain's, so Trainer gets an instance of a new subclass of the original's class, which has
+the parameters of the rewritten model and runs it.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from fractrain_fx.tied.float_calls import refuse_checkpointing
 __all__ = ["face_of", "share_of"]
 
 _SHARED = ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set")
-# Whether this version of transformers leaves the first token of a causal model out when it counts labels.
+# Whether this version of transformers leaves out the first token of a causal model when it counts labels.
 _SHIFTS = "_loss_shifts_labels" in Trainer.__init__.__code__.co_names
 
 
 class _Face:
-    """What is put in front of the original's class. Its methods see the rewritten model as ``_frac_model``."""
+    """The methods that come before those of the original's class. The rewritten model is ``_frac_model``."""
 
-    # The loss below is scaled by num_items_in_batch, whatever the model does.
+    # forward scales the loss by num_items_in_batch, whatever the original does.
     accepts_loss_kwargs = True
 
     def forward(self, *args: Any, num_items_in_batch: Any = None, **kwargs: Any) -> Any:
         """Run the rewritten graph. With ``num_items_in_batch`` the loss is this batch's share of the step's loss.
 
-        Trainer asks for the sum over the labels divided by the number of labels of the whole optimizer step; what was
-        recorded gives the mean.
+        Trainer needs the sum over the labels divided by the number of labels of the whole optimizer step; the recorded
+        graph gives the mean.
         """
         model: FracModel = self.__dict__["_frac_model"]
         output = model(*args, **kwargs)
@@ -57,10 +57,10 @@ class _Face:
         return self
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load a checkpoint of Trainer, in which tied parameters stand once, as safetensors keeps them.
+        """Load a checkpoint of Trainer, in which safetensors keeps tied parameters once.
 
         Raises:
-            RunError: it is one of a model that was not rewritten, whose optimizer knows no gates.
+            RunError: the model of the checkpoint was not rewritten, so its optimizer has no gates.
         """
         model: FracModel = self.__dict__["_frac_model"]
         if not any(name.startswith(f"{NAMESPACE}.") for name in state_dict) and NAMESPACE in model._modules:
@@ -73,16 +73,16 @@ class _Face:
         return model.load_state_dict({**tied, **state_dict}, strict=strict, assign=assign)
 
     def save_pretrained(self, save_directory: Any, *, is_main_process: bool = True, **_: Any) -> None:
-        """As ``FracModel.save_pretrained``, on the process that writes."""
+        """Call ``FracModel.save_pretrained`` on the process that writes."""
         if is_main_process:
             self.__dict__["_frac_model"].save_pretrained(Path(save_directory))
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """Generate with the original class and the present weights, as floats; warns of that."""
+        """Generate with the original class and the present weights in float, with a warning."""
         return self.__dict__["_frac_model"].generate(*args, **kwargs)
 
     def activation_checkpointing_enable(self, *_: Any, **__: Any) -> None:
-        """Refuse.
+        """Refuse activation checkpointing.
 
         Raises:
             ConfigError: always.
@@ -93,12 +93,12 @@ class _Face:
 
 
 def face_of(model: FracModel, add_cost: Callable[[Tensor, Tensor, bool], Tensor] | None = None) -> nn.Module:
-    """The model to hand to ``Trainer``; parameters, names and checkpoints are those of ``model``.
+    """The model to pass to ``Trainer``; it has the parameters, names and checkpoints of ``model``.
 
     Args:
-        model: what ``fractrainify`` made.
-        add_cost: called in training with the loss to return, the mean loss of the batch and whether the former is
-            already the batch's share of the step's loss; gives the loss to return.
+        model: a rewritten model.
+        add_cost: called in training with the loss, the batch's mean loss and whether the loss already is the batch's
+            share of the step's loss; returns the loss with the cost term.
     """
     original = model._inside.original
     kind = type(original)
@@ -118,7 +118,7 @@ def face_of(model: FracModel, add_cost: Callable[[Tensor, Tensor, bool], Tensor]
 
 
 def share_of(original: nn.Module, inputs: Mapping[str, Any], num_items_in_batch: Any) -> Tensor | None:
-    """Labels of a batch as a share of those of the optimizer step, counted as Trainer does; ``None``: it did not."""
+    """Labels of a batch as a share of the optimizer step's, counted as Trainer does; ``None`` if it did not count."""
     labels = inputs.get("shift_labels", inputs.get("labels"))
     if num_items_in_batch is None or not isinstance(labels, Tensor):
         return None
@@ -139,7 +139,7 @@ def _stored(model: FracModel) -> dict[str, Tensor]:
 
 
 def _loss_of(output: Any) -> Tensor | None:
-    """The loss where Trainer looks for it."""
+    """The loss, found as Trainer finds it."""
     if isinstance(output, Mapping):
         loss = output.get("loss")
     elif isinstance(output, tuple):

@@ -1,4 +1,4 @@
-"""What transformers' Trainer does at its events for one engine: stages, state, and the numbers of its logs."""
+"""Callback of transformers' Trainer that drives one engine: stages, state, and the numbers of its logs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fractrain_fx.model import FracModel
 
 __all__ = ["Steering"]
 
-_KEY = "fractrain_fx"  # of the engine's state in trainer_state.json
+_KEY = "fractrain_fx"  # key of the engine's state in trainer_state.json
 _log = logging.getLogger(__name__)
 
 
 class Steering(TrainerCallback):
-    """Stages, state and what the logs show of one engine."""
+    """Moves the stages of one engine, keeps its state in checkpoints, and logs its costs."""
 
     def __init__(self, stage_steps: int | None) -> None:
         if stage_steps is not None and stage_steps < 1:
@@ -41,7 +41,7 @@ class Steering(TrainerCallback):
         return self._engine
 
     def steer(self, model: Any) -> FracModel:
-        """Take a rewritten model, with an engine of its own."""
+        """Take a rewritten model and make its engine."""
         if not isinstance(model, FracModel):
             raise ConfigError(
                 f"Trainer got a {type(model).__name__}, which has no fractional precision to train: "
@@ -51,7 +51,7 @@ class Steering(TrainerCallback):
         return model
 
     def add_cost(self, loss: Tensor, mean: Tensor, weight: float) -> Tensor:
-        """The loss with the cost term, of which the optimizer step feels one ``weight``-th."""
+        """The loss with the cost term, of which the optimizer step gets one ``weight``-th."""
         total = self.engine.loss(loss, mean=mean, weight=weight)
         model = self.engine.model
         self._window.add(mean, model.cost, model.batch)
@@ -61,7 +61,7 @@ class Steering(TrainerCallback):
         return total
 
     def read(self) -> dict[str, float]:
-        """Means since the last call: task loss, cost loss, shares of cost, and the last step's stage; collective."""
+        """Means since the last call (task loss, cost loss, cost shares) and the last step's stage; a collective."""
         if self._cost is None:
             return {}
         means = self._window.read()
@@ -83,7 +83,7 @@ class Steering(TrainerCallback):
         if kept is None or kept["step"] != state.global_step:
             raise RunError(
                 f"the checkpoint of step {state.global_step} holds no state of FracTrain (stage, ledger): it was "
-                "written without it, or cut short. Resume from an earlier one, or start anew"
+                "written without FracTrain, or cut short. Resume from an earlier one, or start again"
             )
         self.engine.load_state_dict(kept["engine"])
 
@@ -98,7 +98,7 @@ class Steering(TrainerCallback):
         self._require_cost()
         self.engine.require_backward(self.culprit)
         self._steps += 1
-        # At the last step and not in on_epoch_end, so that a checkpoint of this step has the epoch closed.
+        # The epoch is closed here and not in on_epoch_end, so that a checkpoint of this step has it closed.
         ends = state.epoch == int(state.epoch) if self.stage_steps is None else not state.global_step % self.stage_steps
         if ends:
             self._end_epoch()
@@ -110,13 +110,13 @@ class Steering(TrainerCallback):
         self._keep(state, control)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Mend a checkpoint that another callback asked for after this one had looked."""
+        """Add the state to a checkpoint that another callback asked for after this callback had looked."""
         kept = _kept(state).get(_KEY)
         if kept is not None and kept["step"] == state.global_step:
             return
         self._take(state)
         path = f"{args.output_dir}/checkpoint-{state.global_step}/trainer_state.json"
-        if args.should_save and not state.is_hyper_param_search:  # trials have other folders, and are not resumed
+        if args.should_save and not state.is_hyper_param_search:  # trials have other folders and are never resumed
             state.save_to_json(path)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
@@ -129,7 +129,7 @@ class Steering(TrainerCallback):
             _log.info("%s", change)
 
     def _keep(self, state: TrainerState, control: TrainerControl) -> None:
-        if control.should_save or control.should_evaluate:  # an evaluation may find the best model, which is saved
+        if control.should_save or control.should_evaluate:  # an evaluation may save the best model
             self._take(state)
 
     def _take(self, state: TrainerState) -> None:
@@ -150,6 +150,6 @@ class Steering(TrainerCallback):
 
 
 def _kept(state: TrainerState) -> dict[str, Any]:
-    """What trainer_state.json keeps of callbacks: plain values by name, whatever the annotation says."""
+    """The values that trainer_state.json keeps of callbacks, by name; their annotation is too narrow."""
     kept: Any = state.stateful_callbacks
     return cast(dict[str, Any], kept)

@@ -1,9 +1,9 @@
 """FracTrain inside transformers' ``Trainer``: a mixin for those who subclass it, a callback for those who cannot.
 
-Trainer scales losses in two ways. Where it could count the labels of the optimizer step, the loss of a batch is its
-share of the step's loss, and nothing divides it again; elsewhere it is the batch's mean, and Trainer divides it by the
-number of batches. The cost term is added so that a step feels it as often as without accumulation, and ledger and
-indicator see the mean.
+Trainer scales losses in two ways. If it could count the labels of the optimizer step, the loss of a batch is its share
+of the step's loss, and nothing divides it again. Otherwise it is the batch's mean, and Trainer divides it by the number
+of batches. The cost term is added so that a step gets it as often as without accumulation. Ledger and indicator get the
+mean loss.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ class FracTrainMixin:
 
     The cost term is added in ``compute_loss``, whatever computes the loss (the model, ``compute_loss_func``, label
     smoothing, a base class). Logs get ``task_loss``, ``cost_loss``, ``cp``, ``cp_total`` (shares 0..1) and ``stage``;
-    checkpoints hold what ``FracModel.save_pretrained`` writes and the engine's state. ``self.model`` is the rewritten
-    model behind the original's class.
+    checkpoints hold the files of ``FracModel.save_pretrained`` and the engine's state. ``self.model`` is the rewritten
+    model as an instance of the original's class.
 
     Args:
-        model: what ``fractrainify`` made, or ``None`` where ``model_init`` makes it.
+        model: a rewritten model, or ``None`` if ``model_init`` makes it.
         stage_steps: optimizer steps after which the stage may change; ``None``: at each epoch.
-        args, kwargs: those of ``Trainer``.
+        args, kwargs: arguments of ``Trainer``.
 
     Raises:
-        ConfigError: the model was not rewritten, or the bases stand in the wrong order.
+        ConfigError: the model was not rewritten, or the bases are in the wrong order.
         CostTermError: while training, if a subclass leaves the cost term out.
     """
 
@@ -63,7 +63,7 @@ class FracTrainMixin:
         return self._steering.engine
 
     def call_model_init(self, trial: Any = None) -> nn.Module:
-        """Make the model of a run with ``model_init``, which must return a rewritten one."""
+        """Make the model of a run with ``model_init``, which must return a rewritten model."""
         made = super().call_model_init(trial)  # type: ignore[misc]
         return face_of(self._steering.steer(made))
 
@@ -73,7 +73,7 @@ class FracTrainMixin:
         """Trainer's loss plus the cost term."""
         trainer: Any = self
         original = self._steering.engine.model._inside.original  # type: ignore[attr-defined]
-        share = share_of(original, inputs, num_items_in_batch)  # now: the labels may be popped
+        share = share_of(original, inputs, num_items_in_batch)  # before the call, which may remove the labels
         loss, outputs = super().compute_loss(  # type: ignore[misc]
             model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch
         )
@@ -87,13 +87,13 @@ class FracTrainMixin:
         return (loss, outputs) if return_outputs else loss
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Trainer's log, with what the steps since the last one cost."""
+        """Trainer's log, with the costs of the steps since the last log."""
         if "loss" in logs:
             logs.update(self._steering.read())
         super().log(logs, *args, **kwargs)  # type: ignore[misc]
 
     def _is_share(self, num_items_in_batch: Any) -> bool:
-        """Whether ``Trainer.training_step`` takes the loss for the batch's share of the step's, and does not divide."""
+        """Whether ``Trainer.training_step`` treats the loss as the batch's share of the step's, undivided."""
         trainer: Any = self
         told = getattr(trainer, "loss_is_scaled_for_ga", None)
         if told is not None:
@@ -102,7 +102,7 @@ class FracTrainMixin:
         return bool(counted or trainer.compute_loss_func is not None)
 
     def _over_processes(self, num_items_in_batch: Any) -> int:
-        """What ``Trainer.compute_loss`` multiplies by where labels are counted over all processes."""
+        """The factor of ``Trainer.compute_loss`` if labels are counted over all processes."""
         trainer: Any = self
         averages = trainer.args.average_tokens_across_devices and num_items_in_batch is not None
         if averages and (trainer.model_accepts_loss_kwargs or trainer.compute_loss_func):
@@ -113,12 +113,12 @@ class FracTrainMixin:
 class FracTrainCallback(Steering):
     """For a ``Trainer`` that cannot be subclassed: ``Trainer(model=callback.model, callbacks=[callback])``.
 
-    ``callback.model`` is the rewritten model behind the original's class; in training its own loss holds the cost
-    term. Reporting integrations (TensorBoard, ...) that Trainer calls before other callbacks do not see the added
+    ``callback.model`` is the rewritten model as an instance of the original's class; in training its loss includes the
+    cost term. Reporting integrations (TensorBoard, ...) that Trainer calls before other callbacks do not see the added
     numbers; ``state.log_history``, the printed logs and checkpoints have them.
 
     Args:
-        model: what ``fractrainify`` made, recorded with its labels.
+        model: a rewritten model that was recorded with its labels.
         stage_steps: optimizer steps after which the stage may change; ``None``: at each epoch.
 
     Raises:

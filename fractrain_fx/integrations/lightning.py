@@ -1,4 +1,4 @@
-"""FracTrain inside Lightning: a callback that adds the cost term to what ``training_step`` returns."""
+"""FracTrain inside Lightning: a callback that adds the cost term to the result of ``training_step``."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ __all__ = ["FracTrainCallback"]
 class FracTrainCallback(Callback):
     """Adds the cost term, moves the stage, logs costs, and keeps the engine's state in Lightning's checkpoints.
 
-    The module needs no change where ``training_step`` returns its loss (a tensor, or a mapping with ``"loss"``). A
-    module with an engine of its own calls ``engine.loss`` in its loss line, and hands the engine to this callback;
-    with manual optimization it has to.
+    The module needs no change if ``training_step`` returns its loss (a tensor, or a mapping with ``"loss"``). A module
+    may also make its engine itself, call ``engine.loss`` on its loss, and pass the engine to this callback; with manual
+    optimization it must.
 
-    Logged are ``cp``, ``cp_total`` (shares 0..1), ``task_loss``, ``cost_loss`` (where this callback added the term) and
+    Logged are ``cp``, ``cp_total`` (shares 0..1), ``task_loss``, ``cost_loss`` (if this callback added the term) and
     ``stage``.
 
     Args:
-        engine: the engine that the module's loss line uses; by default one is made for the module's ``FracModel``.
+        engine: the engine that the module calls; by default one is made for the module's ``FracModel``.
         stage_steps: optimizer steps after which the stage may change; ``None``: at each epoch.
 
     Raises:
-        ConfigError: when training starts, if the module holds no ``FracModel``, or several.
+        ConfigError: when training starts, if the module has no ``FracModel``, or several.
         CostTermError: while training, if a batch was trained without the cost term.
     """
 
@@ -47,7 +47,7 @@ class FracTrainCallback(Callback):
 
     @property
     def engine(self) -> Engine:
-        """The engine; where none was given, there is one once ``fit`` has begun."""
+        """The engine; if none was passed, it exists after ``fit`` has begun."""
         if self._engine is None:
             raise ConfigError("the engine is made when trainer.fit begins: read it after that, or pass one")
         return self._engine
@@ -89,7 +89,7 @@ class FracTrainCallback(Callback):
             if stepped and not trainer.global_step % self._stage_steps:
                 self.engine.end_epoch()
         elif trainer.is_last_batch and self.engine.steps:
-            # Not in on_train_epoch_end: a checkpoint that validation makes comes before that.
+            # Not in on_train_epoch_end, which comes after a checkpoint that validation makes.
             self.engine.end_epoch()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -110,7 +110,7 @@ class FracTrainCallback(Callback):
             self._engine.load_state_dict(state_dict["engine"])
 
     def _wrap(self, module: LightningModule) -> None:
-        """Put ``training_step`` of this module (not of its class) behind one that looks at its loss."""
+        """Wrap ``training_step`` of this module (not of its class) so that its loss gets the cost term."""
         step = module.training_step
         own = "training_step" in vars(module)
 

@@ -1,4 +1,4 @@
-"""FracTrain inside timm's training tasks, which compute the loss; all other pieces of timm work as they are."""
+"""FracTrain inside timm's training tasks, which compute the loss; all other parts of timm work unchanged."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ try:
 except ImportError as error:
     raise ImportError(
         "this timm has no training tasks (timm.task): upgrade timm, or write engine.loss(criterion(output, target)) in "
-        "a loop of your own, which needs nothing of fractrain_fx.integrations"
+        "your own loop, which does not need fractrain_fx.integrations"
     ) from error
 
 __all__ = ["FracTrainTask", "FracTrainTaskMixin"]
 
-_KEY = "fractrain_fx"  # of the engine's state in the task's
+_KEY = "fractrain_fx"  # key of the engine's state in the task's state
 
 
 class FracTrainTaskMixin:
     """Adds the cost term to the loss of a timm task: ``class MyTask(FracTrainTaskMixin, LogitDistillationTask)``.
 
     The result of a training step has ``loss`` with the cost term, and ``task_loss``. The engine's state is part of the
-    task's, which timm's checkpoints keep.
+    task's state, which timm's checkpoints keep.
 
     Args:
         accumulate: batches whose gradients make one optimizer step, if the loop divides each loss by that number.
         epochs: length of the run, for the ``manual`` and ``cyclic`` schedules; by default the configuration's.
-        args, kwargs: those of the task, which must hold one ``FracModel``.
+        args, kwargs: arguments of the task, which must hold one ``FracModel``.
 
     Raises:
         ConfigError: the task holds no rewritten model, or several.
@@ -43,7 +43,7 @@ class FracTrainTaskMixin:
         self.engine = Engine(model_in(task.get_trainable_module()), accumulate=accumulate, epochs=epochs)
 
     def forward(self, input: Tensor, target: Tensor) -> dict[str, Tensor]:
-        """The task's result for a batch, the cost term in its ``loss``."""
+        """The task's result for a batch, with the cost term in its ``loss``."""
         result: dict[str, Tensor] = super().forward(input, target)  # type: ignore[misc]
         if not self.engine.model.training:  # type: ignore[attr-defined]
             return result

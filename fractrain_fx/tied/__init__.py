@@ -1,4 +1,4 @@
-"""What a rewritten model takes from the original and cannot follow when it changes: structure, attributes, hooks."""
+"""Notice changes of the original that its rewritten graph cannot follow: structure, attributes, hooks."""
 
 from fractrain_fx.tied.float_calls import FloatCalls, forget_notices
 from fractrain_fx.tied.tied import Tied

@@ -1,4 +1,4 @@
-"""Attributes whose values decided what was recorded: whether they still have them."""
+"""Notice changes of attributes whose values decided what was recorded."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class _Tie:
 
 
 class TiedAttributes:
-    """Holds each attribute as it was, and says what was set since, each attribute once.
+    """Holds the recorded value of each attribute, and reports each changed attribute once.
 
     Args:
-        original: the model as it was handed over.
-        read: what the recording read.
+        original: the model that was passed to ``fractrainify``.
+        read: places of the attributes that the recording read.
     """
 
     def __init__(self, original: nn.Module, read: Iterable[Place]) -> None:
@@ -40,12 +40,12 @@ class TiedAttributes:
             self._ties[place] = _Tie(holder, place, vars(holder).get(place.name, ABSENT), value)
 
     def own(self) -> Iterator[tuple[dict[str, Any], str, Any]]:
-        """Where each lies: an object's dictionary, the name in it, the very value (``ABSENT``: its class has it)."""
+        """For each attribute its holder's dictionary, its name there and its value (``ABSENT``: its class has it)."""
         for tie in self._ties.values():
             yield vars(tie.holder), tie.place.name, tie.raw
 
     def changes(self) -> list[str]:
-        """What has another value than when it was recorded, in words; each attribute is told once."""
+        """The attributes whose value has changed since recording, in words; each is reported once."""
         found = []
         for tie in self._ties.values():
             now = getattr(tie.holder, tie.place.name, ABSENT)

@@ -1,8 +1,8 @@
-"""Methods and submodules of the original, reached through the rewritten model: calling them runs float layers.
+"""Warn when methods or submodules of the original, reached through the rewritten model, run float layers.
 
-A rewritten model looks attributes up on the original. What comes back is watched at this look-up and nowhere else, so
-that a training step pays nothing: a method is handed out as one that tells when it runs a layer, and a submodule gets a
-hook that tells and goes, on the modules that the graph never calls.
+A rewritten model looks attributes up on the original. Only this look-up installs a watch, so a training step costs
+nothing more. A method is wrapped so that it warns when it runs a layer. In a submodule, modules that the graph never
+calls get a hook, which warns once and is removed.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _CHECKPOINTING = ("gradient_checkpointing_enable", "activation_checkpointing_ena
 
 
 class FloatCalls:
-    """Hands out what was looked up on the original.
+    """Watches the methods and modules that are looked up on the original.
 
     Args:
-        original: the model as it was handed over.
+        original: the model that was passed to ``fractrainify``.
         uncalled: modules by path that the graph does not call.
-        look: is called after each method: it may have changed the model.
+        look: called after each method, which may have changed the model.
     """
 
     def __init__(self, original: nn.Module, uncalled: Mapping[str, nn.Module], look: Callable[[], None]) -> None:
@@ -56,18 +56,18 @@ class FloatCalls:
         return value
 
     def be_silent(self) -> None:
-        """Tell no more: the original is in the user's hands."""
+        """Stop warning, because the user has the original now."""
         self._silent = True
         self.disarm()
 
     def disarm(self, name: str | None = None) -> None:
-        """Take the hooks off again, those of one look-up or all."""
+        """Remove the hooks of one look-up, or all hooks."""
         for each in [name] if name is not None else list(self._armed):
             for handle in self._armed.pop(each, ()):
                 handle.remove()
 
     def tell(self, name: str, at: FrameType | None) -> None:
-        """Warn of a call by what was looked up, once for each name."""
+        """Warn of a call, once for each name that was looked up."""
         self.disarm(name)
         if self._knows(name):
             return
@@ -77,13 +77,13 @@ class FloatCalls:
         else:
             words = (
                 f"model.{name}(...) runs layers of the float original, with the trained weights and outside the "
-                f"rewritten graph: not at trained precision, not gated, and in no cost. model.restore().{name}(...) "
+                f"rewritten graph: not at trained precision, not gated, not in the cost. model.restore().{name}(...) "
                 "says so explicitly; the rewritten model is called as model(...)"
             )
         warn(words, at)
 
     def hears(self) -> bool:
-        """Whether a call of a submodule is one of the user's own, not one that a method makes."""
+        """Whether calls of submodules are the user's own, and not made by a watched method."""
         return not (self._running or self._silent)
 
     def _knows(self, name: str) -> bool:
@@ -117,14 +117,14 @@ class FloatCalls:
 
 
 class Notice:
-    """A hook on modules that were looked up: tells of the first call, unless the original itself is what was called."""
+    """A hook on modules that were looked up: warns of the first call, unless it comes from the original's forward."""
 
     def __init__(self, calls: FloatCalls, name: str) -> None:
         self._calls: FloatCalls | None = calls
         self._name = name
 
     def __call__(self, module: nn.Module, args: Any) -> None:
-        """Tell."""
+        """Warn."""
         if self._calls is None or not self._calls.hears():
             return
         at: FrameType | None = sys._getframe(1)
@@ -135,7 +135,7 @@ class Notice:
         self._calls.tell(self._name, users_frame())
 
     def __reduce__(self) -> Any:
-        """A copy of the original has nothing to tell."""
+        """A copy of the original gets a hook that never warns."""
         return _deaf, ()
 
 
@@ -164,7 +164,7 @@ class _Layers(TorchFunctionMode):
 
 
 def forget_notices(model: nn.Module) -> None:
-    """Take off what earlier look-ups left on the modules of a model that is recorded once more."""
+    """Remove the hooks of earlier look-ups from a model that is recorded again."""
     for module in model.modules():
         for key, hook in list(module._forward_pre_hooks.items()):
             if isinstance(hook, Notice):
@@ -172,19 +172,19 @@ def forget_notices(model: nn.Module) -> None:
 
 
 def told_of_generate(kind: str) -> str:
-    """What generating with a rewritten model does, in words."""
+    """The warning about generating with a rewritten model."""
     return (
-        f"generate() runs the float {kind} with the trained weights, not the rewritten graph: what it gives, and every "
-        "score of it, is not at trained precision, while the loss of model(...) is. model.restore().generate(...) says "
-        "so explicitly"
+        f"generate() runs the float {kind} with the trained weights, not the rewritten graph: its results, and every "
+        "score of them, are not at trained precision, while the loss of model(...) is. model.restore().generate(...) "
+        "says so explicitly"
     )
 
 
 def refuse_checkpointing() -> None:
-    """Refuse.
+    """Refuse activation checkpointing.
 
     Raises:
-        ConfigError: always: layers are no modules of the recorded graph that could be run again.
+        ConfigError: always, because the recorded graph has no layers as modules that could run again.
     """
     raise ConfigError(
         "a rewritten model runs as one recorded graph, in which single layers cannot be checkpointed: set "
@@ -199,6 +199,6 @@ def _enable_checkpointing(method: Callable[..., Any], *args: Any, **kwargs: Any)
 
 
 def _can_be_told_of(module: nn.Module) -> bool:
-    """Whether a module holds parameters, and no earlier look-up waits for its call."""
+    """Whether a module has parameters, and no hook of an earlier look-up."""
     waits = any(isinstance(hook, Notice) for hook in module._forward_pre_hooks.values())
     return not waits and next(module.parameters(), None) is not None

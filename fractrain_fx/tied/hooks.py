@@ -1,4 +1,4 @@
-"""Hooks, and other forwards, on modules that a graph does not call: nothing runs them."""
+"""Notice hooks, and replaced forwards, on modules that a graph does not call: nothing runs them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _KINDS = {
 
 
 class TiedHooks:
-    """Notes the hooks that modules have when they are recorded, and says which came later.
+    """Notes the hooks that modules have when they are recorded, and reports later ones.
 
     Args:
         uncalled: modules by path that the graph does not call.
@@ -35,7 +35,7 @@ class TiedHooks:
         return [vars(module)[kind] for module in self._modules.values() for kind in _KINDS]
 
     def changes(self) -> list[str]:
-        """Hooks that came since the last look, in words."""
+        """Hooks that were added since the last look, in words."""
         found = []
         for path, module in self._modules.items():
             hooks = _hooks(module)

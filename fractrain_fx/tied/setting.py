@@ -1,4 +1,4 @@
-"""What setting an attribute of a rewritten model means: the original has it, and the graph does not follow."""
+"""Decide what setting an attribute of a rewritten model does, because its graph does not follow."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ __all__ = ["belongs_to_original", "require_no_part"]
 
 
 def belongs_to_original(model: nn.Module, original: nn.Module, name: str) -> bool:
-    """Whether an attribute to be set is a plain one of the original, where reading it through the model looks."""
+    """Whether an attribute to be set is a plain attribute of the original, which the model reads from there."""
     kept_by_torch = name in model._parameters or name in model._buffers or name in model._modules
     return not (kept_by_torch or name in vars(model) or hasattr(type(model), name)) and hasattr(original, name)
 
 
 def require_no_part(model: nn.Module, name: str, value: Any) -> None:
-    """Check that a value to be set is no module or parameter that the graph knows nothing of.
+    """Check that setting an attribute adds or replaces no module or parameter that the graph would not use.
 
-    A parameter may take the place of one of its shape, as it does where a checkpoint is assigned.
+    A parameter may replace one of the same shape, as assigning a checkpoint does.
 
     Raises:
-        ModelError: it is.
+        ModelError: it would.
     """
     before = model._modules.get(name, model._parameters.get(name))
     if value is before or (before is None and not isinstance(value, nn.Module | nn.Parameter)):

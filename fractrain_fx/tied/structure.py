@@ -1,4 +1,4 @@
-"""The modules and parameters that a graph was made for, and what became of them."""
+"""The modules and parameters that a graph was made for, and their changes."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ __all__ = ["Structure"]
 
 
 class Structure:
-    """Modules by path and identity; parameters and saved buffers by name and shape; which names are one parameter.
+    """Modules by path and identity, parameters and saved buffers by name and shape, and groups of tied names.
 
-    Tensors are not compared by identity: a move, a cast, a checkpoint that is assigned and FSDP put others in their
-    place, under the same names.
+    Tensors are not compared by identity: a move, a cast, an assigned checkpoint and FSDP replace them under the same
+    names.
 
     Args:
-        original: the model as it was handed over.
-        graph_module: its graph, whose dictionary of children is another one than the original's.
-        called: paths of modules that the graph calls; their parents' code is in the graph instead.
+        original: the model that was passed to ``fractrainify``.
+        graph_module: its graph, whose dictionary of children is not the original's.
+        called: paths of modules that the graph calls. Of their parents the graph has the code.
     """
 
     def __init__(self, original: nn.Module, graph_module: nn.Module, called: frozenset[str]) -> None:
@@ -40,14 +40,14 @@ class Structure:
         return self._modules
 
     def children(self) -> Iterator[tuple[dict[str, Any], str, Any]]:
-        """Where each child lies: the dictionary, its name in that, and the child (or ``None``)."""
+        """For each child its parent's dictionary, its name there, and the child (or ``None``)."""
         graph = self._views[1]
         yield from ((graph._modules, name, child) for name, child in graph._modules.items() if name != NAMESPACE)
         for module in self._modules.values():
             yield from ((module._modules, name, child) for name, child in module._modules.items())
 
     def differences(self) -> list[str]:
-        """What differs, in words: first modules, then parameters of those that are the same."""
+        """The differences in words: first modules, then parameters of unchanged modules."""
         found: dict[str, str] = {}
         stand_ins: set[str] = set()
         for view in self._views:
@@ -64,14 +64,14 @@ class Structure:
         return [*found.values(), *self._tensor_differences({*found, *stand_ins})]
 
     def adopt(self) -> None:
-        """Give the original the children that were put in the graph's dictionary alone, as Trainer's model does."""
+        """Give the original the children that were only set in the graph's dictionary, as Trainer's model does."""
         original, graph = self._views
         for name, child in graph._modules.items():
             if name != NAMESPACE and child is not self._held.get(name) and name in self._held:
                 original._modules[name] = child
 
     def retie(self) -> None:
-        """Make names one parameter again that were one, where they are equal: an assigned checkpoint splits them."""
+        """Tie parameters again that were tied and are equal, because assigning a checkpoint splits them."""
         now = _ties(self._modules)
         for names in self._ties - now:
             owners = [(self._modules[name.rpartition(".")[0]]._parameters, name.rpartition(".")[2]) for name in names]
@@ -84,19 +84,19 @@ class Structure:
     def _tensor_differences(self, others: set[str]) -> list[str]:
         tensors = dict(_tensors(self._modules))
         if any(getattr(x, "_fsdp_flattened", False) for x in tensors.values()):
-            return []  # FSDP of the first kind keeps one flat parameter in place of all
+            return []  # the first FSDP replaces all parameters by a flat one
         now = {name: x for name, x in tensors.items() if not _within(name, others)}
         before = {name: shape for name, shape in self._shapes.items() if not _within(name, others)}
         found = []
         for name, shape in before.items():
             if name not in now:
-                found.append(f"{name!r} is gone; pruning and parametrizations put others in a parameter's place")
+                found.append(f"{name!r} is gone; pruning and parametrizations replace a parameter by others")
             elif _shape(now[name]) != shape:
                 found.append(f"{name!r} had shape {shape} and has {_shape(now[name])}")
         found += [f"{name!r} was added" for name in now if name not in self._shapes]
         if not found and (ties := _ties(self._modules)) != self._ties:
             named = sorted({name for group in ties ^ self._ties for name in group})
-            found.append(f"which of {', '.join(map(repr, named))} are one parameter has changed")
+            found.append(f"the ties between {', '.join(map(repr, named))} have changed")
         return found
 
 
@@ -107,7 +107,7 @@ def _modules(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _tensors(modules: dict[str, nn.Module]) -> Iterator[tuple[str, Tensor]]:
-    """Parameters, and buffers that checkpoints hold."""
+    """Parameters, and buffers that are in checkpoints."""
     for path, module in modules.items():
         saved = {n: x for n, x in module._buffers.items() if n not in module._non_persistent_buffers_set}
         for name, x in {**module._parameters, **saved}.items():
@@ -116,7 +116,7 @@ def _tensors(modules: dict[str, nn.Module]) -> Iterator[tuple[str, Tensor]]:
 
 
 def _ties(modules: dict[str, nn.Module]) -> set[frozenset[str]]:
-    """Names of parameters that are one, in groups; two of one storage count as one."""
+    """Groups of names that are one parameter. Parameters with one storage count as one."""
     groups: dict[Any, set[str]] = defaultdict(set)
     for path, module in modules.items():
         for name, x in module._parameters.items():
@@ -128,7 +128,7 @@ def _ties(modules: dict[str, nn.Module]) -> set[frozenset[str]]:
 def _place(x: Tensor) -> Any:
     try:
         return x.data_ptr() or id(x)
-    except Exception:  # tensors without storage, as subclasses may be
+    except Exception:  # tensors without storage, as of some subclasses
         return id(x)
 
 
@@ -137,10 +137,7 @@ def _shape(x: Tensor) -> tuple[int, ...]:
 
 
 def _same_tensors(path: str, module: nn.Module, now: nn.Module | None) -> bool:
-    """Whether another module took over the tensors of one, as a synchronised batch norm does.
-
-    A module that the graph calls may also swap its own parts, as BigBird does by the length of its input.
-    """
+    """Whether a new module has the tensors of the old one, as a synchronised batch norm does."""
     if now is None:
         return False
     before = [*module.named_parameters(), *module.named_buffers()]

@@ -1,4 +1,4 @@
-"""Warnings that name the user's line, however deep the call that found something."""
+"""Warnings that name the user's line of code, however deep the call that warns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NOT_THEIRS = ("torch", __name__.partition(".")[0])
 
 
 def warn(words: str, at: FrameType | None = None) -> None:
-    """Warn at a frame, by default the innermost that is neither torch's nor this package's."""
+    """Warn at a frame, by default the innermost one outside torch and this package."""
     at = at or users_frame()
     if at is None:
         warnings.warn(words, FracTrainWarning, stacklevel=2)
@@ -23,7 +23,7 @@ def warn(words: str, at: FrameType | None = None) -> None:
 
 
 def users_frame() -> FrameType | None:
-    """The innermost frame that is neither torch's nor this package's."""
+    """The innermost frame outside torch and this package."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] in _NOT_THEIRS:
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""Whether the original still is what was recorded: a cheap look at every call, a close one where it pays."""
+"""Check that the original still is what was recorded: a cheap look at every call, a close look after changes."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from fractrain_fx.tied.telling import warn
 
 __all__ = ["Tied"]
 
-_REWRITE = "call fractrainify again, on what restore() gives, for it to count"
+_REWRITE = "call fractrainify(model.restore()) again for it to count"
 
 
 class Tied:
-    """What of the original a rewritten model was made for.
+    """The structure, attributes and hooks of the original that a rewritten model was made for.
 
     Args:
-        original: the model as it was handed over.
-        recording: its graphs, and what they took from Python.
+        original: the model that was passed to ``fractrainify``.
+        recording: its graphs, and the Python state that they depend on.
     """
 
     def __init__(self, original: nn.Module, recording: Recording) -> None:
@@ -40,21 +40,21 @@ class Tied:
         self._note()
 
     def look(self) -> None:
-        """At a call: compare by identity, all in C; look closely where anything differs.
+        """Compare by identity, all in C, at every call; look closely if anything differs.
 
         Raises:
-            ModelError: modules or parameters are others than those of the graph.
+            ModelError: modules or parameters are not those of the graph.
         """
         if not self._as_noted():
             self.look_closely()
 
     def look_closely(self) -> None:
-        """Compare modules, parameters, attributes and hooks; warn of what has no effect.
+        """Compare modules, parameters, attributes and hooks; warn of changes without effect.
 
         Raises:
-            ModelError: modules or parameters are others than those of the graph.
+            ModelError: modules or parameters are not those of the graph.
         """
-        self.require_structure("what runs is the graph of the model as it was")
+        self.require_structure("the rewritten model still runs the graph of the old structure")
         changes = self._attributes.changes()
         if changes:
             warn(f"without effect on the rewritten model: {_listed(changes)}; {_REWRITE}")
@@ -71,8 +71,8 @@ class Tied:
         """Compare modules and parameters with those of the graph.
 
         Args:
-            what: is wrong if they differ, for the message.
-            way_out: what else can be done.
+            what: the consequence of a difference, for the message.
+            way_out: another remedy, for the message.
 
         Raises:
             ModelError: they differ.
@@ -85,7 +85,7 @@ class Tied:
             )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """The same for a copy of the original, whose modules are in ``memo``."""
+        """The ties of a copy of the original, whose modules are in ``memo``."""
         duplicate = type(self).__new__(type(self))
         for name in ("structure", "_attributes", "uncalled", "_hooks"):
             setattr(duplicate, name, copy.deepcopy(getattr(self, name), memo))
@@ -117,7 +117,7 @@ def _called_by(recording: Recording) -> frozenset[str]:
 
 
 def _is_within(path: str, others: frozenset[str]) -> bool:
-    """Whether a path is one of the others, or lies below one."""
+    """Whether a path is one of the others, or below one."""
     parts = path.split(".")
     return any(".".join(parts[: i + 1]) in others for i in range(len(parts)))
 

@@ -337,7 +337,7 @@ def test_scores_of_generated_text_are_said_to_be_of_the_float_model(tmp_path: Pa
     same = lambda predicted: {"same": float((predicted.predictions[:, :2] == 3).mean())}  # noqa: E731
     trainer: Any = Summarizer(model, args, train_dataset=rows, eval_dataset=rows, compute_metrics=same)
     with pytest.warns(
-        FracTrainWarning, match=r"float T5ForConditionalGeneration.*every score of it, is not at"
+        FracTrainWarning, match=r"float T5ForConditionalGeneration.*every score of them, are not at"
     ) as told:
         assert {"eval_loss", "eval_same"} <= trainer.evaluate().keys()
     assert len([each for each in told if each.category is FracTrainWarning]) == 1

@@ -49,7 +49,7 @@ OF_GPT2: dict[str, tuple[Callable[[Any], Any], str]] = {
         r"'transformer\.wte\.weight' had shape \(64, 32\) and has \(70, 32\)",
     ),
     "set_input_embeddings": (lambda model: model.set_input_embeddings(nn.Embedding(64, 32)), r"'transformer\.wte' was"),
-    "untied": (untie, r"'lm_head\.weight', 'transformer\.wte\.weight' are one parameter has changed"),
+    "untied": (untie, r"between 'lm_head\.weight', 'transformer\.wte\.weight' have changed"),
     "adapters": (adapters, r"'transformer\.h\.0\.attn\.c_attn' was Conv1D"),
 }
 CHANGES = [(resnet, *each) for each in OF_RESNET.values()] + [(gpt2, *each) for each in OF_GPT2.values()]
