@@ -1,4 +1,4 @@
-"""Folders of runs as typed records: what the report knows, and what it says about runs that it cannot read."""
+"""Read folders of runs as typed records, and explain runs that cannot be read."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _TARGET = re.compile(r"cp (\S+) %")
 
 @dataclass(frozen=True)
 class Stage:
-    """Epochs in a row that one stage held for.
+    """Consecutive epochs of one stage.
 
     Attributes:
-        name: number (from 1) and level, as ``result.json`` calls it.
-        target: target cp in per cent, where gates are steered.
-        precision: where one precision holds for all scheduled ops.
+        name: number (from 1) and level, as in ``result.json``.
+        target: target cp in per cent, if gates are steered.
+        precision: the precision of all scheduled ops, if the method is scheduled.
         records: the epochs.
     """
 
@@ -54,14 +54,14 @@ class Run:
     """One run, as far as it went.
 
     Attributes:
-        name: how the report calls it.
+        name: name in the report.
         path: its folder, or its metrics file.
         records: an entry for each epoch, at least one.
         settings: the configuration; ``None`` for a metrics file alone.
-        result: the outcome with the cost by path and block; ``None`` until the run is through.
+        result: the result with the cost by path and block; ``None`` until the run is finished.
         starts: the commands that started and continued it.
         samples: the test samples that its gates spent least and most on, by cost; none without gates.
-        notes: what is missing, and how to get it.
+        notes: missing parts, and how to get them.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Run:
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
-        """The stages in the order in which they held; a cyclic schedule comes back to earlier ones."""
+        """The stages in time order; a cyclic schedule returns to earlier ones."""
         groups: list[list[EpochRecord]] = []
         for record in self.records:
             if not groups or groups[-1][0].row.stage != record.row.stage:
@@ -95,7 +95,7 @@ class Run:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """What the gates choose from; empty where there are none."""
+        """The options of the gates; empty without gates."""
         width = max((len(shares) for shares in self.records[0].row.options.values()), default=0)
         if self.settings is not None and width:
             return tuple(str(option) for option in self.settings.frac.gate_options)
@@ -103,7 +103,7 @@ class Run:
 
     @cached_property
     def best(self) -> EpochRecord | None:
-        """The epoch with the best measure: the highest accuracy, or the lowest of anything else."""
+        """The epoch with the best measure: the highest accuracy, or the lowest value of another measure."""
         finite = [record for record in self.records if record.value is not None]
         sign = 1 if self.metric == "accuracy" else -1
         return max(finite, key=lambda record: sign * (record.value or 0.0), default=None)
@@ -115,10 +115,10 @@ class Run:
 
 
 def read_runs(arguments: Sequence[str]) -> list[Run]:
-    """Runs as the command line names them: ``RUN`` or ``NAME=RUN``.
+    """Read runs from command-line arguments: ``RUN`` or ``NAME=RUN``.
 
     Raises:
-        RunError: one cannot be read, or two have the same name.
+        RunError: a run cannot be read, or two have the same name.
     """
     named = [_named(argument) for argument in arguments]
     for index, (name, path) in enumerate(named):
@@ -133,10 +133,10 @@ def read_runs(arguments: Sequence[str]) -> list[Run]:
 
 
 def read_run(path: Path, name: str | None = None) -> Run:
-    """What a run's folder holds, or a metrics file alone.
+    """Read the folder of a run, or a metrics file alone.
 
     Raises:
-        RunError: there is no run, or it has no whole epoch, or one of its files is damaged.
+        RunError: there is no run, it has no whole epoch, or one of its files is damaged.
     """
     metrics = path / METRICS if path.is_dir() else path
     if not metrics.is_file():
@@ -205,7 +205,7 @@ def _nothing_there(path: Path) -> str:
 
 
 def _read_records(metrics: Path, path: Path) -> tuple[list[EpochRecord], list[str]]:
-    again = f"fractrain train --resume {path} writes it anew" if path.is_dir() else "restore it from the run's folder"
+    again = f"fractrain train --resume {path} writes it again" if path.is_dir() else "restore it from the run's folder"
     lines = _lines(metrics)
     records: list[EpochRecord] = []
     notes: list[str] = []

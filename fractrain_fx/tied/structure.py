@@ -137,7 +137,10 @@ def _shape(x: Tensor) -> tuple[int, ...]:
 
 
 def _same_tensors(path: str, module: nn.Module, now: nn.Module | None) -> bool:
-    """Whether a new module has the tensors of the old one, as a synchronised batch norm does."""
+    """Whether a new module has the tensors of the old one, as a synchronised batch norm does.
+
+    A module that the graph calls may also swap its own parts, as BigBird does by the length of its input.
+    """
     if now is None:
         return False
     before = [*module.named_parameters(), *module.named_buffers()]

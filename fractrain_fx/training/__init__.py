@@ -1,4 +1,4 @@
-"""Training on accelerate: data sets, models by name, the Trainer, checkpoints and what a run reports."""
+"""Training on accelerate: data sets, models by name, the Trainer, checkpoints and reports of a run."""
 
 from fractrain_fx.training.data import DATA_SETS, DataSet, load_dataset
 from fractrain_fx.training.log.results import RunResult, results_table

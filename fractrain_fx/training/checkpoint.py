@@ -1,4 +1,4 @@
-"""Checkpoints of a run: one folder an epoch, whole or not there at all, and read without unpickling anything."""
+"""Checkpoints of a run: one folder for each epoch, complete or absent, and read without unpickling."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _MODEL, _TENSORS, _STATE, _SUMS = "model.safetensors", "training.pt", "state.jso
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a run needs to go on.
+    """The state that a run needs to continue.
 
     Attributes:
         epoch: epochs completed.
-        config: settings that decide the run's numbers; a run with others may not go on from here.
-        state: plain values (JSON): the engine and what the trainer remembers.
+        config: settings that decide the run's numbers; a run with other settings may not continue from here.
+        state: plain values (JSON) of the engine and the trainer.
         tensors: optimizer, learning rate and random number generators: plain containers of tensors and numbers.
     """
 
@@ -42,17 +42,17 @@ class Checkpoint:
 
 
 def save_checkpoint(out: Path, model: nn.Module, checkpoint: Checkpoint) -> Path:
-    """Write a checkpoint, then drop the older ones.
+    """Write a checkpoint, then delete older ones.
 
-    Everything is written under another name, brought to disk and renamed at the end: whoever is killed or loses power
-    at any moment keeps the one before.
+    The folder is written under another name, synced to disk and renamed at the end, so a process that is killed or
+    loses power at any moment leaves the checkpoint before it.
 
     Raises:
         RunError: the run already has a checkpoint of this epoch.
     """
     target = out / f"{_PREFIX}{checkpoint.epoch:04d}"
     if target.exists():
-        raise RunError(f"{target} is there already: resume that run, or write to another folder")
+        raise RunError(f"{target} already exists: resume that run, or write to another folder")
     draft = out / f".{target.name}.draft"
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
@@ -72,7 +72,7 @@ def save_checkpoint(out: Path, model: nn.Module, checkpoint: Checkpoint) -> Path
 
 
 def require_finite(model: nn.Module, epoch: int) -> None:
-    """Losses look at the weights of the step before; the last step of an epoch may have spoilt them.
+    """Check the weights after an epoch: a loss only shows the weights before its step, not those after the last step.
 
     Raises:
         NonFiniteLossError: a weight is NaN or infinite after ``epoch`` epochs.
@@ -95,15 +95,15 @@ def load_checkpoint(out: Path, model: nn.Module, config: Mapping[str, Any]) -> C
 
     Args:
         out: the run's folder.
-        model: gets the weights, once all the rest has been found to fit.
-        config: of the run that wants to go on.
+        model: gets the weights, after everything else was found to fit.
+        config: the settings of the run that continues.
 
     Raises:
-        RunError: there is none, it is damaged, or it belongs to another configuration or model.
+        RunError: there is no checkpoint, it is damaged, or it belongs to another configuration or model.
     """
     folder = latest_checkpoint(out)
     if folder is None:
-        raise RunError(f"{out} holds no checkpoint: give the folder of a run that fractrain train has started")
+        raise RunError(f"{out} has no checkpoint: give the folder of a run that fractrain train has started")
     try:
         for name, digest in json.loads((folder / _SUMS).read_text(encoding="utf-8")).items():
             if _digest(folder / name) != digest:

@@ -1,4 +1,4 @@
-"""The command line's flags for a run, made from the settings dataclasses and their docstrings."""
+"""The command-line flags of a run, made from the settings dataclasses and their docstrings."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from fractrain_fx.training.settings import RunSettings, TrainSettings
 
 __all__ = ["add_flags", "given_flags"]
 
-# Fields whose text form is not that of their type. The rest are read as the type that their annotation begins with;
-# what is allowed is the dataclasses' business.
+# Fields that take several values, with the type of each. Other fields are read as the first type in their annotation;
+# the dataclasses check the values.
 _LISTS: dict[str, type] = {
     "options": str,
     "targets": float,
@@ -33,7 +33,7 @@ def add_flags(parser: Any, *, loop: bool = True) -> None:
     """Give a parser one flag for each setting of a run; a flag that is not given stays ``None``.
 
     Args:
-        parser: of jsonargparse.
+        parser: a parser of jsonargparse.
         loop: include the flags that only training needs, and ``--model``.
     """
     defaults = RunSettings().to_dict()
@@ -71,7 +71,7 @@ def given_flags(parsed: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that were on the command line, as ``RunSettings.from_dict`` takes them.
 
     Raises:
-        ConfigError: a pin that is not ``PATTERN=PRECISION``.
+        ConfigError: a pin is not ``PATTERN=PRECISION``.
     """
     known = RunSettings().to_dict().keys()
     given = {key: value for key, value in parsed.items() if key in known and value is not None}
@@ -86,7 +86,7 @@ def given_flags(parsed: Mapping[str, Any]) -> dict[str, Any]:
 def _pin(text: str) -> dict[str, str]:
     pattern, found, precision = text.rpartition("=")
     if not found:
-        raise ConfigError(f"--pins {text!r} is no rule: write PATTERN=PRECISION, for example 'depthwise=FW-8/BW-16'")
+        raise ConfigError(f"--pins {text!r} is not a rule: write PATTERN=PRECISION, for example 'depthwise=FW-8/BW-16'")
     return {"pattern": pattern, "precision": precision}
 
 

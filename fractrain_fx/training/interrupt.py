@@ -1,4 +1,4 @@
-"""An interrupt that is not lost."""
+"""An interrupt that Python cannot lose."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ __all__ = ["Interrupt"]
 class Interrupt:
     """In this context Ctrl-C raises ``KeyboardInterrupt`` at once, and again at the next :meth:`check`.
 
-    Python drops an exception that a signal raises inside a finalizer or a weak reference's callback; a run would go on
-    as if nothing had been asked. Signals that do not raise ``KeyboardInterrupt`` stay as they are, and so do all of
-    them outside the main thread.
+    Python drops an exception that a signal raises inside a finalizer or a weak reference's callback, and the run would
+    continue. Signals that do not raise ``KeyboardInterrupt`` are left alone, and so are all signals outside the main
+    thread.
     """
 
     def __init__(self) -> None:
@@ -40,6 +40,6 @@ class Interrupt:
         raise KeyboardInterrupt
 
     def check(self) -> None:
-        """Raise ``KeyboardInterrupt`` if it was asked for and got lost."""
+        """Raise ``KeyboardInterrupt`` if one was asked for and lost."""
         if self._asked:
             raise KeyboardInterrupt

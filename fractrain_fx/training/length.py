@@ -1,4 +1,4 @@
-"""How a run divides into epochs, and those into batches."""
+"""The numbers of epochs, optimizer steps and batches of a run."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["RunLength"]
 
 @dataclass(frozen=True)
 class RunLength:
-    """Numbers of epochs, optimizer steps and batches, those of one process.
+    """Numbers of epochs, optimizer steps and batches in one process.
 
     Attributes:
-        settings: say how long the run and an epoch are, and how many batches make a step.
+        settings: give the length of the run and of an epoch, and the batches of a step.
         pass_batches: batches of one pass over the training samples.
     """
 

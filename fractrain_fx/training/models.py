@@ -17,8 +17,8 @@ from fractrain_fx.training.data import DataSet, stand_in
 __all__ = ["BuiltModel", "build_model", "zoo_models"]
 
 _FORMS = "write timm:NAME, hf:TYPE, zoo:NAME or FILE.py:FUNCTION"
-_CLASSES = 10  # or tokens, where neither the data nor the model says
-# A transformer small enough for a laptop; names as Hugging Face's configurations share them.
+_CLASSES = 10  # or tokens, if neither the data nor the model gives a number
+# A transformer small enough for a laptop, in field names that Hugging Face's configurations share.
 _SMALL = {
     "hidden_size": 64,
     "num_hidden_layers": 2,
@@ -33,11 +33,11 @@ _SMALL = {
 
 @dataclass(frozen=True)
 class BuiltModel:
-    """A model and how to call it.
+    """A model with its data.
 
     Attributes:
-        model: with random weights.
-        data: the data set, its images enlarged to what the model reads; random samples where none was given.
+        model: has random weights.
+        data: the data set, with images enlarged to the model's size; random samples if none was given.
         input_name: keyword of the model's input; ``None``: its first positional argument.
     """
 
@@ -52,19 +52,19 @@ class BuiltModel:
 
 
 def build_model(name: str, data: DataSet | None = None, *, image_size: int | None = None) -> BuiltModel:
-    """Build the model that ``name`` says, with the outputs that ``data`` needs.
+    """Build the model with a name, with the outputs that ``data`` needs.
 
     Args:
         name: ``timm:`` and a timm model, ``hf:`` and a Hugging Face model type (a small one is built from its
             configuration), ``zoo:`` and a model of this package, or a Python file and a function in it that returns
-            a module; the function is given those of ``num_classes``, ``vocab_size`` and ``image_size`` that it names.
+            a module; the function gets those of ``num_classes``, ``vocab_size`` and ``image_size`` that it takes.
         data: decides the task, the number of classes or tokens, and the length of sequences. Without it the model
-            keeps its own, as far as it has any.
-        image_size: side of the images; by default the data set's (32, ImageNet: 224), or what the model insists on
-            (without ``data``: prefers).
+            keeps its own numbers, if it has any.
+        image_size: side of the images; by default the data set's (32, ImageNet: 224), or the model's if that is fixed
+            or there is no ``data``.
 
     Raises:
-        ModelError: nothing of that name, or it does not fit the task; near names are offered.
+        ModelError: the name is unknown, or the model does not fit the task; the message has near names.
     """
     source, _, rest = name.rpartition(":")
     if source.endswith(".py"):
@@ -122,7 +122,7 @@ def _from_hugging_face(name: str, data: DataSet | None, image_size: int | None) 
     changes: dict[str, Any] = {
         key: value for key, value in wanted.items() if key in known and isinstance(getattr(default, key), int)
     }
-    # The defaults name tokens of the full vocabulary.
+    # The default special tokens are those of the full vocabulary.
     changes |= {key: None for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in known}
     changes |= {"num_labels": data.classes, "use_cache": False}
     config = CONFIG_MAPPING[name](**changes)
@@ -133,7 +133,7 @@ def _from_hugging_face(name: str, data: DataSet | None, image_size: int | None) 
 
 
 def zoo_models() -> list[str]:
-    """Names of the models that this package brings along."""
+    """Names of the models in this package."""
     from fractrain_fx.zoo import models
 
     return [each for each in models.__all__ if inspect.isfunction(getattr(models, each))]
@@ -150,7 +150,7 @@ def _from_zoo(name: str, data: DataSet | None, image_size: int | None) -> BuiltM
 def _from_file(path: Path, function: str, data: DataSet | None, image_size: int | None) -> BuiltModel:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if not path.is_file() or spec is None or spec.loader is None:
-        raise ModelError(f"{path} is no file: {_FORMS}")
+        raise ModelError(f"{path} is not a file: {_FORMS}")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     build = getattr(module, function, None)
@@ -160,7 +160,7 @@ def _from_file(path: Path, function: str, data: DataSet | None, image_size: int 
 
 
 def _called(build: Any, name: str, data: DataSet | None, image_size: int | None) -> BuiltModel:
-    """Call a user's or the zoo's function with what it names."""
+    """Call a user's or the zoo's function with those offered arguments that it takes."""
     parameters = inspect.signature(build).parameters
     if data is None:
         data = stand_in("language" if "vocab_size" in parameters else "classification", _CLASSES)
@@ -176,7 +176,7 @@ def _called(build: Any, name: str, data: DataSet | None, image_size: int | None)
 
 
 def _fits(parameters: Iterable[str], name: str, data: DataSet) -> None:
-    """Refuse a function that speaks of the other task only."""
+    """Refuse a function that only takes the argument of the other task."""
     mine, other = ("num_classes", "vocab_size") if data.task == "classification" else ("vocab_size", "num_classes")
     if other in parameters and mine not in parameters:
         raise ModelError(

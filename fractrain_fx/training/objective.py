@@ -1,4 +1,4 @@
-"""What a task minimises and how its result is measured."""
+"""The loss of a task, and the measure of its result."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Objective:
     """Cross-entropy, and accuracy (per cent) for classification or perplexity for language.
 
     Attributes:
-        metric: the measure's name.
-        higher_is_better: whether more of it is better.
+        metric: name of the measure.
+        higher_is_better: whether a higher value is better.
         classes: number of classes or tokens.
     """
 
@@ -46,7 +46,7 @@ class Objective:
         return F.cross_entropy(logits.flatten(0, -2).float(), targets.flatten())
 
     def meter(self) -> Metric:
-        """A fresh measure; each process feeds it its own logits and targets, and reads the measure over all."""
+        """A new meter. Each process gives it its own logits and targets, and reads the measure over all processes."""
         if self.metric == "accuracy":
             from torchmetrics.classification import MulticlassAccuracy
 
@@ -61,17 +61,17 @@ class Objective:
         return 100 * value if self.metric == "accuracy" else value
 
     def better(self, new: float, old: float | None) -> bool:
-        """Whether ``new`` is better than ``old`` (than nothing: always, if it is finite)."""
+        """Whether ``new`` is finite and better than ``old``, or ``old`` is ``None``."""
         if old is None or not math.isfinite(new):
             return math.isfinite(new)
         return new > old if self.higher_is_better else new < old
 
     @staticmethod
     def logits(output: Any) -> Float[Tensor, "*batch classes"]:
-        """The logits in what a model returned.
+        """The logits in the output of a model.
 
         Raises:
-            InputError: there are none.
+            InputError: it has no logits.
         """
         if isinstance(output, Mapping):
             output = output.get("logits")

@@ -1,4 +1,4 @@
-"""The optimizer, the course of its learning rate, and how long a run is."""
+"""The optimizer, its learning rate over the run, and the length of a run."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _PEAK = {"sgd": 0.1, "adam": 3e-3, "adamw": 3e-3}
 
 
 def make_optimizer(model: nn.Module, settings: TrainSettings, task: str) -> torch.optim.Optimizer:
-    """The optimizer that ``settings`` names, or the usual one for a task (``classification`` or ``language``)."""
+    """The optimizer that ``settings`` names, or the default for a task (``classification`` or ``language``)."""
     name = settings.optimizer or ("sgd" if task == "classification" else "adamw")
     lr = _PEAK[name] if settings.lr is None else settings.lr
-    # The gates' group is there for its learning rate (make_scheduler).
+    # The gates have a group because of their learning rate (make_scheduler).
     parameters = param_groups(model, gates={"weight_decay": settings.weight_decay})
     if name == "sgd":
         return torch.optim.SGD(parameters, lr, momentum=0.9, weight_decay=settings.weight_decay)
@@ -30,11 +30,11 @@ def make_optimizer(model: nn.Module, settings: TrainSettings, task: str) -> torc
 
 
 def make_scheduler(optimizer: torch.optim.Optimizer, settings: TrainSettings, steps_an_epoch: int) -> LambdaLR:
-    """The course of the learning rate: :func:`lr_factor` for the model, what ``gate_lr`` says for the gates.
+    """The learning rate over the run: :func:`lr_factor` for the model, and ``gate_lr`` for the gates.
 
-    The gates follow a target that a new stage moves, and the cost term moves them by the learning rate times its
-    strength. Where that strength is bounded, gates at the model's rate come too slowly, or not at all, to a target that
-    is set late in the run. By default they keep the peak rate.
+    A new stage moves the target of the gates, and the cost term moves gates by the learning rate times its strength. If
+    that strength is bounded, gates at the model's rate reach a target late in the run too slowly, or never. By default
+    they keep the peak rate.
     """
 
     def model_factor(step: int) -> float:
@@ -60,8 +60,8 @@ def epochs_of_run(settings: TrainSettings, steps_an_epoch: int) -> int:
 def lr_factor(settings: TrainSettings, step: int, steps_an_epoch: int) -> float:
     """Factor of the peak learning rate in optimizer step ``step``, counted from 0.
 
-    A linear warm-up, then what ``settings.lr_schedule`` says. The milestones of ``steps`` are shares of the run, so
-    that a shortened run keeps the shape of the whole one.
+    A linear warm-up, then ``settings.lr_schedule``. The milestones of ``steps`` are shares of the run, so
+    that a shortened run keeps the shape of a long one.
     """
     steps = steps_of_run(settings, steps_an_epoch)
     rising = _warm_up_steps(settings, steps, steps_an_epoch)

@@ -1,4 +1,4 @@
-"""What a run trains with, on the devices and processes that accelerate gives it."""
+"""The parts of a run, on the devices and processes that accelerate gives it."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ __all__ = ["Prepared"]
 
 
 class Prepared:
-    """The parts of a run; the process is seeded before they are made.
+    """The parts of a run. The process is seeded before they are made.
 
     Attributes:
-        accelerator: accelerate's, for backward and what differs between processes.
-        loader: this process's batches.
-        length: how many of them make an epoch and the run.
-        module: the model as it is called in training: on its device, compiled, joined with the other processes.
-        optimizer: of the model's parameters and the gates'.
-        scheduler: of its learning rates.
+        accelerator: accelerate's object for backward and for differences between processes.
+        loader: gives this process's batches.
+        length: the number of batches of an epoch and of the run.
+        module: the model as training calls it: on its device, compiled, joined with the other processes.
+        optimizer: has the parameters of the model and of the gates.
+        scheduler: sets its learning rates.
 
     Raises:
-        ConfigError: the device is not there, or accelerate already runs with other settings in this process.
+        ConfigError: the device does not exist, or accelerate already runs with other settings in this process.
         DataError: there are fewer training samples than processes.
     """
 
@@ -56,7 +56,7 @@ class Prepared:
 
     @property
     def alone(self) -> Any:
-        """``module`` past DDP, whose forward waits for the other processes."""
+        """``module`` without DDP, whose forward waits for the other processes."""
         return self.module.module if isinstance(self.module, DistributedDataParallel) else self.module
 
     @property
@@ -65,13 +65,13 @@ class Prepared:
         return float(self.scheduler.get_last_lr()[0])
 
     def step(self) -> None:
-        """Let the optimizer use the gradients, and drop them."""
+        """Update the parameters, then drop the gradients."""
         self.optimizer.step()
         self.scheduler.step()
         self.optimizer.zero_grad()
 
     def state_dict(self) -> dict[str, Any]:
-        """Optimizer, learning rate and the random generators of all processes, each of which has to ask."""
+        """Optimizer, learning rate and random generators of all processes; a collective."""
         from accelerate.utils import gather_object
 
         scaler = self.accelerator.scaler
@@ -83,7 +83,7 @@ class Prepared:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where ``state_dict`` was taken; random numbers too, so nothing may draw any in between."""
+        """Continue from a ``state_dict``. It sets the random generators, so nothing may draw before training."""
         self.optimizer.load_state_dict(state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
         if self.accelerator.scaler is not None:

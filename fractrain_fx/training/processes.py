@@ -1,4 +1,4 @@
-"""Devices, processes and their random numbers: what accelerate is asked for, and what a checkpoint must keep of it."""
+"""Devices and processes from accelerate, and the state of their random generators for checkpoints."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def make_accelerator(settings: TrainSettings) -> Accelerator:
     """The accelerator for ``settings``; seeds this process, each one differently.
 
     Raises:
-        ConfigError: the device is not there, or accelerate already runs with other settings in this process.
+        ConfigError: the device does not exist, or accelerate already runs with other settings in this process.
     """
     from accelerate import Accelerator
     from accelerate.utils import set_seed
@@ -40,17 +40,16 @@ def make_accelerator(settings: TrainSettings) -> Accelerator:
     except ValueError as error:
         raise ConfigError(f"accelerate refuses mixed_precision={settings.mixed_precision!r}: {error}") from error
     if settings.device not in ("auto", accelerator.device.type):
-        raise ConfigError(f"device={settings.device!r} is not there; accelerate finds {accelerator.device.type!r}")
-    set_seed(settings.seed + accelerator.process_index)  # the same noise in each process would not average out
+        raise ConfigError(f"device={settings.device!r} is not available; accelerate finds {accelerator.device.type!r}")
+    set_seed(settings.seed + accelerator.process_index)  # with the same noise in each process, it would not average out
     return accelerator
 
 
 def end_processes() -> None:
-    """Leave the group of processes that accelerate opened; nothing where there is one process.
+    """Leave the group of processes that accelerate opened; does nothing with one process.
 
-    The group's threads drop the tensors of its last sums whenever they come to it. A thread that does so while Python
-    shuts down ends the process with SIGABRT, so the group must go before: with it, and with every model that holds it,
-    its threads end.
+    The group's threads drop the tensors of its last sums at any time. A thread that does so while Python shuts down
+    ends the process with SIGABRT. The threads end with the group and every model that holds it, so both must go before.
     """
     if dist.is_available() and dist.is_initialized():
         gc.collect()
@@ -69,7 +68,7 @@ def random_state(device: torch.device) -> dict[str, Any]:
 
 
 def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
-    """Go on drawing where ``random_state`` was taken."""
+    """Restore the generators from a ``random_state``."""
     torch.set_rng_state(state["torch"])
     if device.type == "cuda" and state["device"] is not None:
         torch.cuda.set_rng_state(state["device"], device)
@@ -79,7 +78,7 @@ def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
 
 
 def share_buffers(model: nn.Module) -> None:
-    """Give each process the running statistics and ranges of the first, which are those that a checkpoint keeps."""
+    """Give each process the running statistics and ranges of the first, which are those in checkpoints."""
     if world_size() > 1:
         for buffer in model.buffers():
             dist.broadcast(buffer, 0)

@@ -1,4 +1,4 @@
-"""From settings to a trained model: names become a data set, a model and a Trainer."""
+"""Build a data set, a model and a Trainer from settings."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def build(settings: RunSettings, *, own_sizes: bool = False, pretraining: bool =
     """The data set and the model of ``settings``, with weights from its seed.
 
     Args:
-        settings: of the run.
-        own_sizes: leave the data set aside and keep the model's own classes and image size.
-        pretraining: take the samples of the first phase of a setting that has two.
+        settings: settings of the run.
+        own_sizes: ignore the data set, and keep the model's own classes and image size.
+        pretraining: take the samples of the first phase, for settings with two.
 
     Raises:
         FracTrainError: a name is unknown, or the model does not fit the data.
@@ -56,8 +56,8 @@ def build_trainer(
 ) -> Trainer:
     """Data set, model, ``fractrainify`` and Trainer for ``settings``.
 
-    Where the setting has a phase of pre-training, that is done first (or finished, if ``out`` holds a part of it), and
-    the Trainer starts from its weights.
+    If the setting has a phase of pre-training, it is trained first (or finished, if ``out`` has a part of it), and the
+    Trainer starts from its weights.
 
     Raises:
         FracTrainError: a name is unknown, or a part does not fit the others.
@@ -117,19 +117,19 @@ def new_run(settings: RunSettings, out: Path, console: Console | None = None) ->
         RunError: ``out`` already holds a run.
     """
     if any(latest_checkpoint(folder) is not None for folder in (out, out / _PRETRAINING)):
-        raise RunError(f"{out} already holds a run: go on with --resume {out}, or write to another folder")
+        raise RunError(f"{out} already holds a run: continue with --resume {out}, or write to another folder")
     trainer = build_trainer(settings, out=out, console=console)
     _keep_settings(trainer, settings, out)
     return trainer
 
 
 def resume_run(out: Path, console: Console | None = None) -> Trainer:
-    """A Trainer that goes on where the run in ``out`` was after its last whole epoch.
+    """A Trainer that continues the run in ``out`` after its last whole epoch.
 
-    A run that was stopped before its first checkpoint starts from its beginning.
+    A run that was stopped before its first checkpoint starts again.
 
     Raises:
-        RunError: there is no run, or its checkpoint is damaged or another configuration's.
+        RunError: there is no run, or its checkpoint is damaged or has another configuration.
     """
     if not can_resume(out):
         raise RunError(f"{out} holds no run (no {_SETTINGS}): give the folder that fractrain train wrote to")
@@ -153,7 +153,7 @@ def _keep_settings(trainer: Trainer, settings: RunSettings, out: Path) -> None:
 
 
 def free_folder(settings: RunSettings, parent: Path = Path("runs")) -> Path:
-    """A folder under ``parent`` that no run has, named for what is trained."""
+    """A new folder under ``parent``, named for method, model and data."""
     words = (settings.frac.method, settings.model.replace(":", "-"), settings.data)
     name = "-".join(Path(word).name for word in words)
     number = 1

@@ -1,4 +1,4 @@
-"""Everything a training run is asked to do, as plain frozen values that one YAML file holds."""
+"""All settings of a training run, as plain frozen values that fit into one YAML file."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ GateLr = Literal["peak", "model"]
 
 @dataclass(frozen=True)
 class TrainSettings:
-    """The loop.
+    """Settings of the training loop.
 
     Attributes:
-        epochs: length of the run; not read where ``iterations`` is given.
+        epochs: length of the run; ignored if ``iterations`` is given.
         iterations: length of the run in optimizer steps; the last epoch may be cut short.
-        epoch_steps: optimizer steps after which an epoch ends, with its evaluation, checkpoint and maybe another stage;
-            by default a pass over the training samples.
+        epoch_steps: optimizer steps of an epoch, which ends with evaluation, checkpoint and maybe a new stage; by
+            default a pass over the training samples.
         batch_size: samples of a batch in one process.
         optimizer: ``sgd`` (momentum 0.9), ``adam`` or ``adamw``; by default ``sgd`` for classification, else ``adamw``.
         lr: peak learning rate; by default 0.1 for ``sgd`` and 0.003 for the others.
-        lr_schedule: what follows the warm-up: ``cosine`` down to nearly 0, ``steps`` at the milestones,
-            ``inverse-sqrt`` (of the step, from the warm-up's end) or ``constant``.
+        lr_schedule: the learning rate after the warm-up: ``cosine`` down to nearly 0, ``steps`` at the milestones,
+            ``inverse-sqrt`` (of the step, from the end of the warm-up) or ``constant``.
         milestones: shares of the run after which ``steps`` multiplies the rate by ``lr_decay``; the paper's epochs 80
-            and 120 of 160 are 0.5 and 0.75, whatever the length of the run.
-        lr_decay: factor of ``steps`` at each milestone.
+            and 120 of 160 are 0.5 and 0.75 for every length of the run.
+        lr_decay: factor of the rate at each milestone of ``steps``.
         warm_up: share of the run over which the rate rises linearly; by default one epoch for ``cosine``, else none.
-        gate_lr: learning rate of the gates. ``peak``: the peak rate throughout. ``model``: that of the model in each
-            step, as in the authors' code.
-        gate_lr_factor: by what the gates' rate is multiplied.
+        gate_lr: learning rate of the gates. ``peak``: always the peak rate. ``model``: the model's rate in each step,
+            as in the authors' code.
+        gate_lr_factor: factor of the gates' rate.
         betas: averaging factors of ``adam`` and ``adamw``.
-        eps: what ``adam`` and ``adamw`` add to the denominator.
-        weight_decay: 1e-4 as in the paper.
+        eps: the number that ``adam`` and ``adamw`` add to the denominator.
+        weight_decay: weight decay; the paper's is 1e-4.
         accumulate: batches whose gradients make one optimizer step.
-        seed: of weights, order of samples and rounding noise.
-        device: ``auto`` (what accelerate finds), ``cpu``, ``cuda`` or ``mps``.
-        mixed_precision: ``no``, ``fp16`` or ``bf16``, for what is not quantized.
+        seed: seed of weights, order of samples and rounding noise.
+        device: ``auto`` (accelerate decides), ``cpu``, ``cuda`` or ``mps``.
+        mixed_precision: ``no``, ``fp16`` or ``bf16``, for ops that are not quantized.
         compile: use ``torch.compile``.
-        workers: processes that read image files; what is held in memory needs none.
+        workers: processes that read image files; data in memory needs none.
     """
 
     epochs: int = 30
@@ -108,31 +108,31 @@ class TrainSettings:
         if self.warm_up is not None and not 0 <= self.warm_up < 1:
             raise ConfigError(f"warm_up={self.warm_up} must be a share of the run, from 0 to below 1")
         if self.lr_schedule == "inverse-sqrt" and not self.warm_up:
-            raise ConfigError("lr_schedule='inverse-sqrt' falls from where the warm-up ends: give warm_up, e.g. 0.08")
+            raise ConfigError("lr_schedule='inverse-sqrt' falls from the end of the warm-up: give warm_up, e.g. 0.08")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas) or not self.eps > 0:
             raise ConfigError(f"betas={self.betas} must be two numbers from 0 to below 1, and eps={self.eps} above 0")
 
 
 @dataclass(frozen=True)
 class RunSettings:
-    """A whole run: what is trained, on what, in which precision, and how.
+    """Settings of a whole run: model, data, training loop and method.
 
     Attributes:
         model: ``timm:NAME``, ``hf:TYPE``, ``zoo:NAME`` or ``FILE.py:FUNCTION``.
         data: ``digits``, ``pydoc``, ``cifar10``, ``cifar100``, ``imagenet``, ``wikitext103`` or ``text``.
-        data_dir: folder of the data set's files; ``cifar10``, ``cifar100`` and ``wikitext103`` are downloaded without.
-        image_size: side of the images; by default what suits the model.
+        data_dir: folder of the data set's files; ``cifar10``, ``cifar100`` and ``wikitext103`` can be downloaded.
+        image_size: side of the images; by default a size that suits the model.
         block_length: characters (``pydoc``) or words in a sample of text.
-        augment: what is done to training images: ``crop-flip`` (CIFAR's default), ``timm`` (ImageNet's) or ``none``.
+        augment: augmentation of training images: ``crop-flip`` (CIFAR's default), ``timm`` (ImageNet's) or ``none``.
         subset: at most this many training and test samples, with the same share of each class.
-        test_subset: the same for test samples alone.
+        test_subset: at most this many test samples; by default ``subset``.
         setting: ``standard``; ``adaptation``: pre-train in float on one half of the classes, then train on the other;
             ``fine-tuning``: pre-train in float on one half of the training samples, then train on the other.
-        pretrain_epochs: length of that pre-training; by default that of the loop.
-        split_seed: decides which samples a subset has, and which classes and samples a half.
-        recipe: name of the paper's run that the settings start from (``fractrain zoo list``).
-        train: the loop.
-        frac: the method; its ``epochs`` are those of the loop.
+        pretrain_epochs: epochs of that pre-training; by default those of the loop.
+        split_seed: seed that draws the samples of a subset, and the classes and samples of a half.
+        recipe: name of the paper's run from which the settings start (``fractrain zoo list``).
+        train: settings of the loop.
+        frac: settings of the method; its ``epochs`` are those of the loop.
     """
 
     model: str = "timm:resnet10t"
@@ -173,7 +173,7 @@ class RunSettings:
             raise ConfigError(f"split_seed={self.split_seed} and seed={self.train.seed} must be at least 0")
 
     def to_dict(self) -> dict[str, Any]:
-        """One flat mapping with the names of the command's flags."""
+        """One flat mapping with the names of the command-line flags."""
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("train", "frac")}
         train = {f.name: getattr(self.train, f.name) for f in fields(self.train)}
         train |= {"milestones": list(self.train.milestones), "betas": list(self.train.betas)}
@@ -181,10 +181,10 @@ class RunSettings:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RunSettings:
-        """Build from what ``to_dict`` gives.
+        """Build from the result of ``to_dict``.
 
         Raises:
-            ConfigError: an unknown name (near names are offered) or a value without meaning.
+            ConfigError: a name is unknown (the message has near names), or a value has no meaning.
         """
         names = [{f.name for f in fields(each)} - {"train", "frac"} for each in (cls, TrainSettings, FracConfig)]
         for key in values:
@@ -202,7 +202,7 @@ class RunSettings:
 
     @classmethod
     def from_yaml(cls, path: Path) -> RunSettings:
-        """Read what ``to_yaml`` wrote."""
+        """Read a file that ``to_yaml`` wrote."""
         import yaml
 
         try:
@@ -210,5 +210,5 @@ class RunSettings:
         except (OSError, yaml.YAMLError) as error:
             raise ConfigError(f"{path} could not be read as YAML: {error}") from error
         if not isinstance(values, Mapping):
-            raise ConfigError(f"{path} holds no settings: write lines like 'method: fractrain'")
+            raise ConfigError(f"{path} has no settings: write lines like 'method: fractrain'")
         return cls.from_dict(values)

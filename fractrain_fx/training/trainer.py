@@ -1,4 +1,4 @@
-"""The training loop: one task, one model, the engine; devices and processes are accelerate's business."""
+"""The training loop of one model on one task. accelerate handles devices and processes."""
 
 from __future__ import annotations
 
@@ -44,28 +44,28 @@ if TYPE_CHECKING:
 
 __all__ = ["Trainer"]
 
-_STEPS_BETWEEN_LOOKS = 10  # at the loss: each look waits for the device
-_NO_MATTER = ("device", "workers", "data_dir")  # a run may go on with other values of these
+_STEPS_BETWEEN_LOOKS = 10  # steps between reads of the loss, each of which waits for the device
+_NO_MATTER = ("device", "workers", "data_dir")  # a run may continue with other values of these settings
 
 
 class Trainer:
-    """Trains a ``FracModel`` on a data set and says what it cost.
+    """Trains a ``FracModel`` on a data set and reports its cost.
 
-    A checkpoint is written before the first epoch and after each one, so a run that was stopped goes on from the end
-    of its last whole epoch, with the same numbers as if it had not been stopped (bit for bit on a CPU).
+    A checkpoint is written before the first epoch and after each epoch. A stopped run continues from the end of its
+    last whole epoch, with the same numbers as without the stop (bit for bit on a CPU).
 
     Args:
-        model: what ``fractrainify`` made.
+        model: a rewritten model.
         data: training and test samples.
-        settings: the loop.
-        out: folder for checkpoints, metrics and TensorBoard; ``None`` keeps nothing.
-        label: how tables call this run; by default the method.
+        settings: settings of the loop.
+        out: folder for checkpoints, metrics and TensorBoard; ``None`` writes nothing.
+        label: name of this run in tables; by default the method.
         input_name: keyword of the model's input; ``None``: its first positional argument.
-        console: where to report.
-        config: what a checkpoint must agree with; by default the loop's settings and the model's configuration.
+        console: prints the reports.
+        config: settings that a checkpoint must agree with; by default those of the loop and the model.
 
     Raises:
-        ConfigError: the device is not there, or accelerate already runs with other settings in this process.
+        ConfigError: the device does not exist, or accelerate already runs with other settings in this process.
         DataError: there are fewer training samples than processes.
     """
 
@@ -112,7 +112,7 @@ class Trainer:
         with RunLog(self.out, batches, done=done, epoch=epoch, active=self.is_main, console=self._console) as log:
             log.say(self._announcement())
             if begins:
-                self._save()  # so that a run interrupted at once can go on too
+                self._save()  # so that a run that is interrupted at once can continue too
             try:
                 with self._interrupt:
                     while self._progress.epoch < self.epochs:
@@ -125,10 +125,10 @@ class Trainer:
         return result
 
     def resume(self) -> None:
-        """Go on from the newest checkpoint of ``out``.
+        """Continue from the newest checkpoint of ``out``.
 
         Raises:
-            RunError: there is none, it is damaged, or another configuration made it.
+            RunError: there is no checkpoint, it is damaged, or another configuration made it.
         """
         if self.out is None:
             raise ConfigError("a Trainer without a folder has nothing to resume from: give out=...")
@@ -141,7 +141,7 @@ class Trainer:
     def evaluate(self) -> Evaluation:
         """Mean test loss, the objective's measure and the gates' choices over the test samples of all processes."""
         share_buffers(self.model)
-        inner = self._prepared.alone  # the other processes may have a batch more or less
+        inner = self._prepared.alone  # without DDP: other processes may have a batch more or less
         inner.eval()
         meter = self.objective.meter().to(self._accelerator.device)
         choices, extremes = ChoiceMeter(), Extremes(self.model)
@@ -163,16 +163,16 @@ class Trainer:
 
     @property
     def is_main(self) -> bool:
-        """Whether this process is the one that reports and writes."""
+        """Whether this process reports and writes."""
         return bool(self._accelerator.is_main_process)
 
     def start(self, arguments: Sequence[str]) -> Start:
-        """How the command line ``arguments`` started or continued this run."""
+        """The record of a start or continuation of this run by the command line ``arguments``."""
         device, processes = self._accelerator.device, self._accelerator.num_processes
         return Start.now(arguments, epoch=self._progress.epoch, device=str(device), processes=processes)
 
     def result(self) -> RunResult:
-        """What the run has come to so far."""
+        """The result of the run so far."""
         ledger, metric = self.engine.ledger, self.objective.metric
         return RunResult.of(self.label, metric, ledger, self._progress, self._prices)
 
@@ -186,7 +186,7 @@ class Trainer:
         prepared.module.train()
         rate, steps = prepared.rate, self._length.steps(progress.epoch)
         self._train_batches(log)
-        change = self.engine.end_epoch()  # which waits for the device
+        change = self.engine.end_epoch()  # waits for the device
         train_seconds = time.perf_counter() - started
         progress.epoch += 1
         evaluation = self.evaluate()
@@ -239,7 +239,7 @@ class Trainer:
         return self.objective.logits(module(**named) if named else module(inputs))
 
     def _glance(self, loss: Tensor) -> str:
-        """A line for the progress bar; stops a run that diverged (alone: others would wait for this process)."""
+        """A line for the progress bar; stops a diverged run if it has one process, because others would wait."""
         if self._accelerator.num_processes == 1:
             self.engine.check_finite()
         cp = float(self.model.cost.cp.detach())
@@ -250,7 +250,7 @@ class Trainer:
         return f"{text}; {self._accelerator.device}" + (f"; run folder {self.out}" if self.out is not None else "")
 
     def _identity(self) -> dict[str, Any]:
-        """What decides this run's numbers."""
+        """The settings that decide this run's numbers."""
         config = {key: value for key, value in self._config.items() if key not in _NO_MATTER}
         return config | {"processes": self._accelerator.num_processes}
 

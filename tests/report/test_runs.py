@@ -129,7 +129,7 @@ def damage(run: Path, what: str) -> Path:
         ("binary", "restore it from a copy"),
         ("broken settings", "config.yaml could not be read as YAML"),
         ("other settings", "belong to different runs"),
-        ("broken result", "writes it anew"),
+        ("broken result", "writes it again"),
         ("other result", "lines were lost"),
         ("broken starts", "starts.jsonl"),
     ],

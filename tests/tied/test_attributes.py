@@ -15,7 +15,7 @@ from tests.tied.models import FLOAT, ROWS, gpt2, net, original_of
 
 def test_setting_one_that_was_read_warns_once_and_reaches_the_original() -> None:
     model = net()
-    with pytest.warns(FracTrainWarning, match=r"without effect.*tau was 2\.0.*is 0\.5.*fractrainify again") as told:
+    with pytest.warns(FracTrainWarning, match=r"without effect.*tau was 2\.0.*is 0\.5.*restore\(\)\) again") as told:
         model.tau = 0.5
     assert told[0].filename == __file__
     with warnings.catch_warnings():

@@ -65,7 +65,7 @@ def test_an_interrupted_save_leaves_the_one_before(step: str, tmp_path: Path, mo
 def test_a_checkpoint_that_is_there_is_never_replaced(tmp_path: Path) -> None:
     # Between removing the old and naming the new one there would be none.
     save_checkpoint(tmp_path, Tied(), saved(1))
-    with pytest.raises(RunError, match="is there already"):
+    with pytest.raises(RunError, match="already exists"):
         save_checkpoint(tmp_path, Tied(), saved(1))
 
 

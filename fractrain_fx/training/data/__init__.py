@@ -1,4 +1,4 @@
-"""Data sets: where samples come from, how they are split, and how batches of them are made."""
+"""Data sets: sources of samples, splits, and batches."""
 
 from fractrain_fx.training.data.dataset import DataSet, Task
 from fractrain_fx.training.data.loader import Loader, make_loader

@@ -16,11 +16,11 @@ _PAD = 4
 
 @dataclass(frozen=True)
 class CropFlip:
-    """A crop's corner and whether to mirror, for each of many images.
+    """The corner of the crop and whether to mirror, for each of many images.
 
     Attributes:
         top, left: corner of the crop in the image padded by 4 black pixels: 0..8.
-        mirrored: whether left and right change places.
+        mirrored: whether left and right are exchanged.
     """
 
     top: Int[Tensor, " n"]

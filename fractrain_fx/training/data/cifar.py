@@ -1,8 +1,8 @@
-"""CIFAR-10 and CIFAR-100 in their usual layout, read without running anything that the files might ask for.
+"""CIFAR-10 and CIFAR-100 in their usual layout, read without running code from the files.
 
-The files are pickles, and a pickle may call any function there is. The reader admits the handful of names that an array
-of bytes needs and refuses all others, so a file from elsewhere can hold wrong images, but no code. The archive's
-checksum is not asked for: a repacked copy is as good.
+The files are pickles, and a pickle may call any function. The reader admits the few names that an array of bytes needs
+and refuses all others, so a foreign file can hold wrong images, but no code. The archive's checksum is not checked,
+because a repacked copy is as good.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ def load_cifar(name: str, data_dir: Path | None) -> DataSet:
     Args:
         name: ``cifar10`` or ``cifar100``.
         data_dir: folder that holds ``cifar-10-batches-py`` (``cifar-100-python``), or that folder itself; ``None``: the
-            user's cache, filled through torchvision where it is empty.
+            user's cache, which torchvision fills if it is empty.
 
     Raises:
-        DataError: files are missing, damaged or hold something else, or nothing could be downloaded.
+        DataError: files are missing, damaged or not CIFAR, or the download failed.
     """
     layout = _LAYOUTS[name]
     folder = _downloaded(name, layout) if data_dir is None else _find(data_dir, layout, name)
@@ -95,7 +95,7 @@ def _find(data_dir: Path, layout: _Layout, name: str) -> Path:
 
 
 def _downloaded(name: str, layout: _Layout) -> Path:
-    """The data set's folder in the user's cache, filled if need be; processes that come together wait for the first."""
+    """The data set's folder in the user's cache, filled if needed; other processes wait for the one that downloads."""
     from filelock import FileLock
 
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fractrain_fx"
@@ -130,7 +130,7 @@ def _read(path: Path, layout: _Layout) -> tuple[Tensor, Tensor]:
             content = _ArrayUnpickler(file, encoding="latin1").load()
     except DataError as error:
         raise DataError(f"{path} {error}") from error
-    except Exception as error:  # a damaged pickle fails in as many ways as there are bytes
+    except Exception as error:  # a damaged pickle may raise anything
         raise DataError(f"{path} is damaged ({type(error).__name__}: {error}): unpack the archive again") from error
     return _checked(content, path, layout)
 
@@ -154,7 +154,7 @@ def _checked(content: Any, path: Path, layout: _Layout) -> tuple[Tensor, Tensor]
 
 
 def _latin1(text: str, encoding: str) -> bytes:
-    """How Python 3 writes bytes into an old pickle; any other encoding would be something else."""
+    """The form in which Python 3 writes bytes into an old pickle; no other encoding is accepted."""
     if encoding != "latin1":
         raise DataError(f"asks for the encoding {encoding!r}, which no CIFAR file needs: it was not opened")
     return text.encode("latin1")

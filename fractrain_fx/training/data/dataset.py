@@ -1,4 +1,4 @@
-"""What a data set is: two sets of samples and what a batch of them needs before a model reads it."""
+"""A data set: training and test samples, and the preparation of a batch for a model."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class ImageFiles:
     """Images that stay on disk until a batch needs them.
 
     Attributes:
-        paths: of the files.
-        targets: class number of each.
-        transform: makes, from the side of the images and whether they are for training with augmentation, the function
-            from an opened image to a normalised tensor.
+        paths: the files.
+        targets: class number of each file.
+        transform: takes the side of the images and whether to augment them; returns the function from an opened image
+            to a normalised tensor.
     """
 
     paths: tuple[str, ...]
@@ -47,15 +47,15 @@ class DataSet:
     """Training and test samples of one task.
 
     Attributes:
-        name: what ``load_dataset`` was asked for.
+        name: the name for ``load_dataset``.
         task: ``classification`` (images and class numbers) or ``language`` (tokens and the token after each).
         classes: number of classes, or of tokens in the vocabulary.
         train, test: inputs and targets.
         pixels: mean and standard deviation (0..1) of each channel, by which images in bytes are normalised; ``None``
             for inputs that are used as they are.
-        augmentations: what may be done to training images; the first is the default.
-        side: of the images that a model which takes any size is given.
-        shape: channels, height and width that images are enlarged to; ``None`` leaves inputs as they are.
+        augmentations: possible augmentations of training images; the first is the default.
+        side: side of the images for a model that takes any size.
+        shape: channels, height and width to which images are enlarged; ``None`` does not resize.
     """
 
     name: str
@@ -69,14 +69,14 @@ class DataSet:
     shape: tuple[int, int, int] | None = None
 
     def sized(self, channels: int, side: int) -> DataSet:
-        """The same images, enlarged (bilinear) to what a model reads whenever a batch is made."""
+        """The same images, enlarged (bilinear) to the size of a model whenever a batch is made."""
         return replace(self, shape=(channels, side, side))
 
     def augmented(self, augment: Augmentation | None) -> DataSet:
         """The same samples with another augmentation; ``None`` keeps the default.
 
         Raises:
-            ConfigError: it does not suit this data.
+            ConfigError: this data does not have that augmentation.
         """
         if augment is None:
             return self
@@ -85,7 +85,7 @@ class DataSet:
         return replace(self, augmentations=(augment,))
 
     def prepare(self, inputs: Shaped[Tensor, batch * dims]) -> Tensor:
-        """Stacked samples as a model reads them: bytes normalised, images enlarged, tokens as they are."""
+        """Stacked samples as model inputs: bytes normalised, images enlarged, tokens as integers."""
         if self.task == "language":
             return inputs.to(torch.int64)
         if self.pixels is not None:

@@ -1,4 +1,4 @@
-"""The data sets that need no files: scikit-learn's handwritten digits, and the text of Python's documentation."""
+"""Data sets that need no files: scikit-learn's handwritten digits, and the text of Python's documentation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TEST_SHARE = 0.2
 
 
 def stand_in(task: Task, classes: int, *, block_length: int = 64) -> DataSet:
-    """Two random samples of a task, to record a model with where no data set is at hand."""
+    """Two random samples of a task, to record a model without a data set."""
     generator = torch.Generator().manual_seed(_SPLIT_SEED)
     if task == "classification":
         samples = TensorDataset(torch.randn(2, 1, 8, 8, generator=generator), torch.zeros(2, dtype=torch.int64))
@@ -47,7 +47,7 @@ def load_digits() -> DataSet:
 
 
 def load_pydoc(block_length: int) -> DataSet:
-    """Characters to be predicted one by one.
+    """Python's documentation as characters, each to be predicted from those before it.
 
     Raises:
         DataError: a block is longer than the text allows.

@@ -19,7 +19,7 @@ __all__ = ["read_batches"]
 def read_batches(
     files: ImageFiles, transform: Callable[[Any], Tensor], batches: Sequence[Sequence[tuple[int, int]]], workers: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Images and class numbers of the batches asked for.
+    """Images and class numbers of the given batches.
 
     Args:
         files: the images.
@@ -30,17 +30,17 @@ def read_batches(
     Raises:
         DataError: a file is damaged or gone.
     """
-    # A list of batches is all that DataLoader needs of a batch sampler; its annotation asks for whole numbers.
+    # DataLoader takes any list of batches as a batch sampler, although its annotation asks for whole numbers.
     sampler: Any = batches
     loader = DataLoader(
         _Opened(files, transform),
         batch_sampler=sampler,
         num_workers=workers,
-        generator=torch.Generator().manual_seed(0),  # else it draws a number from the default generator
+        generator=torch.Generator().manual_seed(0),  # otherwise it draws a number from the default generator
     )
     try:
         yield from loader
-    except DataError as error:  # a worker's comes with the worker's traceback before it
+    except DataError as error:  # a worker's error has the worker's traceback before its message
         raise DataError(str(error).rpartition("DataError: ")[2].strip()) from None
 
 
@@ -58,7 +58,7 @@ class _Opened(Dataset[tuple[Tensor, Tensor]]):
                 image = opened.convert("RGB")
         except (OSError, SyntaxError, UnidentifiedImageError) as error:
             raise DataError(f"{path} could not be read as an image ({error}): restore or remove it") from error
-        # The generators are those of the noise and dropout, too, where the main process reads.
+        # In the main process these generators also draw the noise and dropout, so their state is restored.
         state = random.getstate()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)

@@ -21,10 +21,10 @@ def load_image_folder(name: str, data_dir: Path | None) -> DataSet:
     """Images in ``data_dir/train/CLASS/*`` and ``data_dir/val/CLASS/*``.
 
     Training images are cropped at random sizes and mirrored, test images scaled and cropped in the middle: timm's
-    transforms without its colour changes, as the paper's baseline has none.
+    transforms without its colour changes, which the paper's baseline does not have.
 
     Raises:
-        DataError: no folder was given, it lacks one of the two, or they hold different classes.
+        DataError: no folder was given, it lacks train or val, or these have different classes.
     """
     if data_dir is None:
         raise DataError(f"{name} is read from a folder: give data_dir=..., with train/CLASS/ and val/CLASS/ in it")
@@ -42,7 +42,7 @@ def _listed(folder: Path) -> tuple[list[str], ImageFiles]:
     try:
         found = ImageFolder(str(folder))
     except FileNotFoundError as error:  # also where a class has no images
-        raise DataError(f"{folder} is no folder of images, one folder a class: {error}") from error
+        raise DataError(f"{folder} is not a folder with one folder of images for each class: {error}") from error
     paths, targets = zip(*found.samples, strict=True)
     return found.classes, ImageFiles(tuple(paths), torch.tensor(targets), _transform)
 

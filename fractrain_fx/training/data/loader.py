@@ -23,13 +23,13 @@ _ON_DEVICE = 1 << 30  # bytes of samples that may lie on the model's device
 
 @dataclass(frozen=True)
 class Share:
-    """What one of several processes takes.
+    """The share of one of several processes.
 
     Attributes:
         batch: samples of a step in this process.
-        seed: of order and augmentation.
-        device: where batches are needed.
-        rank, ranks: this process and how many share the work.
+        seed: seed of order and augmentation.
+        device: the device of the batches.
+        rank, ranks: number of this process, and of all processes.
         workers: processes that read image files.
     """
 
@@ -50,7 +50,7 @@ class Loader(Protocol):
         ...
 
     def train(self, first: int, count: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Training batches ``first`` to ``first + count`` (over all passes), the same ones whenever asked."""
+        """Training batches ``first`` to ``first + count`` (over all passes), always the same ones."""
         ...
 
     def test(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -62,7 +62,7 @@ def make_loader(data: DataSet, share: Share) -> Loader:
     """The loader that suits a data set; training images are augmented by its first augmentation.
 
     Raises:
-        DataError: fewer samples than processes.
+        DataError: there are fewer samples than processes.
     """
     return TensorLoader(data, share) if isinstance(data.train, TensorDataset) else FileLoader(data, share)
 
@@ -85,7 +85,7 @@ class TensorLoader:
             turn, rows = self._order.step(number)
             inputs, targets = self._pick(self._train, rows)
             if self._data.augmentations[0] == "crop-flip":
-                # By sample and not by place in a batch, so that the number of processes makes no difference.
+                # Drawn for each sample, not for each place in a batch, so the number of processes does not matter.
                 inputs = self._draw(turn)(inputs, rows.to(inputs.device))
             yield self._ready(inputs, targets)
 

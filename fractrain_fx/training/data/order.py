@@ -1,4 +1,4 @@
-"""Which samples a step of a process sees: a function of seed and step, so that any step can be the first."""
+"""The samples of each step of a process, as a function of seed and step, so that a run can start at any step."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["Order", "generator_for"]
 class Order:
     """Shuffled passes over the training samples, shared out to processes.
 
-    The samples of a step are the same however many processes share them, if ``batch * ranks`` is. What does not fill
-    a step at the end of a pass is left out of that pass; with fewer samples than one step takes, a step takes all.
+    A step has the same samples for any number of processes with the same ``batch * ranks``. Samples that do not fill a
+    step at the end of a pass are left out of that pass. With fewer samples than a step takes, each step takes all.
 
     Attributes:
-        samples: how many there are.
+        samples: number of samples.
         batch: samples of a step in one process.
-        seed: of all passes.
-        rank, ranks: this process and how many share the work.
+        seed: seed of all passes.
+        rank, ranks: number of this process, and of all processes.
 
     Raises:
         DataError: there are fewer samples than processes.
@@ -60,5 +60,5 @@ def _shuffled(samples: int, seed: int, turn: int) -> Int[Tensor, " samples"]:
 
 
 def generator_for(seed: int, turn: int, purpose: int) -> torch.Generator:
-    """A generator of its own for each seed, pass and purpose (0: order, 1: augmentation)."""
+    """A separate generator for each seed, pass and purpose (0: order, 1: augmentation)."""
     return torch.Generator().manual_seed((seed * 1_000_003 + turn) * 2 + purpose)

@@ -21,7 +21,7 @@ def load_dataset(name: str, *, data_dir: str | Path | None = None, block_length:
 
     Args:
         name: ``digits`` and ``pydoc`` come with the package; ``cifar10``, ``cifar100`` and ``wikitext103`` are read
-            from ``data_dir``, or downloaded where none is given; ``imagenet`` (any folder in its layout) and ``text``
+            from ``data_dir``, or downloaded without one; ``imagenet`` (any folder in its layout) and ``text``
             (any two text files) are read from ``data_dir``.
         data_dir: folder of the files.
         block_length: characters (``pydoc``) or words in a sample of text.
@@ -31,7 +31,7 @@ def load_dataset(name: str, *, data_dir: str | Path | None = None, block_length:
     """
     folder = None if data_dir is None else Path(data_dir).expanduser()
     if folder is not None and not folder.is_dir():
-        raise DataError(f"data_dir={str(data_dir)!r} is no folder: give the one that holds {name}")
+        raise DataError(f"data_dir={str(data_dir)!r} is not a folder: give the one that has {name}")
     if name in ("digits", "pydoc"):
         if folder is not None:
             raise DataError(f"{name} comes with the package: leave out data_dir={str(data_dir)!r}")

@@ -19,22 +19,22 @@ Setting = Literal["standard", "adaptation", "fine-tuning"]
 
 
 def draw_subset(data: DataSet, train: int | None, test: int | None, seed: int = 0) -> DataSet:
-    """At most ``train`` and ``test`` samples: of images the same share of each class, of text the first blocks.
+    """At most ``train`` and ``test`` samples: the same share of each class of images, or the first blocks of text.
 
-    Which images are left is decided by ``seed`` alone; they keep their order.
+    ``seed`` alone decides which images stay; they keep their order.
     """
     return replace(data, train=_some(data, data.train, train, seed), test=_some(data, data.test, test, seed))
 
 
 def phases_of(data: DataSet, setting: Setting, seed: int = 0) -> tuple[DataSet, DataSet]:
-    """What a model is pre-trained on and what it is then trained on.
+    """The data for pre-training, and the data for training after it.
 
-    ``adaptation``: one half of the classes (drawn by ``seed``, numbered anew from 0) and the other, in the training and
-    in the test samples. ``fine-tuning``: two halves of the training samples, each with half of every class; the same
-    test samples.
+    ``adaptation``: one half of the classes (drawn by ``seed``, numbered from 0) and the other half, in training and
+    test samples. ``fine-tuning``: two halves of the training samples, each with half of every class, and the same test
+    samples.
 
     Raises:
-        DataError: adaptation of a data set without classes, or with an odd number of them; too few samples.
+        DataError: adaptation of a data set without classes or with an odd number of them; too few samples.
     """
     if setting == "adaptation":
         if data.task != "classification" or data.classes % 2:
@@ -80,14 +80,14 @@ def _some(data: DataSet, samples: Samples, count: int | None, seed: int) -> Samp
     if data.task == "language":
         rows[:count] = True
     else:
-        # Sorted by their rank in their class, the first samples hold as many of each class as of any other.
+        # Sorted by rank within their class, the first samples have equally many of each class.
         rank = _rank_in_class(targets_of(samples), seed)
         rows[torch.argsort(rank, stable=True)[:count]] = True
     return _take(samples, rows)
 
 
 def _rank_in_class(targets: Int[Tensor, " n"], seed: int) -> Int[Tensor, " n"]:
-    """For each sample, how many of its class come before it in a random order."""
+    """For each sample, the number of samples of its class before it in a random order."""
     order = torch.randperm(len(targets), generator=torch.Generator().manual_seed(seed))
     by_class = order[torch.argsort(targets[order], stable=True)]
     counts = torch.bincount(targets)

@@ -22,9 +22,9 @@ _WIKITEXT = ("Salesforce/wikitext", "wikitext-103-v1")
 
 
 def load_text(name: str, data_dir: Path | None, block_length: int) -> DataSet:
-    """Words, separated by blanks, to be predicted one by one; the vocabulary is that of the training text.
+    """Words, separated by blanks, each to be predicted from those before it; the vocabulary is the training text's.
 
-    Each line ends with ``<eos>``; a test word that the training text does not have is ``<unk>``.
+    Each line ends with ``<eos>``. A test word that is not in the training text is ``<unk>``.
 
     Args:
         name: ``wikitext103`` or ``text``.
@@ -33,7 +33,7 @@ def load_text(name: str, data_dir: Path | None, block_length: int) -> DataSet:
         block_length: words in a sample.
 
     Raises:
-        DataError: files are missing or hold too few words, or nothing could be downloaded.
+        DataError: files are missing or have too few words, or the download failed.
     """
     if data_dir is not None:
         train, test = (_lines(_file(data_dir, part)) for part in ("train", "test"))
@@ -42,7 +42,7 @@ def load_text(name: str, data_dir: Path | None, block_length: int) -> DataSet:
     else:
         raise DataError("text is read from a folder: give data_dir=..., with files like train.txt and test.txt in it")
     vocabulary: dict[str, int] = {_UNKNOWN: 0}
-    # As many small numbers as possible for each object: the 103 million words would be gigabytes as Python's integers.
+    # An array, because 103 million words as Python integers would take gigabytes.
     numbers = array("i", (vocabulary.setdefault(word, len(vocabulary)) for word in _words(train)))
     test_numbers = array("i", (vocabulary.get(word, 0) for word in _words(test)))
     parts = [torch.frombuffer(each, dtype=torch.int32) if each else torch.zeros(0) for each in (numbers, test_numbers)]
@@ -93,6 +93,6 @@ def _wikitext() -> tuple[Iterator[str], Iterator[str]]:
         ) from error
     try:
         train, test = (datasets.load_dataset(*_WIKITEXT, split=split) for split in ("train", "test"))
-    except Exception as error:  # whatever the library and its network layers raise
+    except Exception as error:  # the library and its network layers may raise anything
         raise DataError(f"WikiText-103 could not be downloaded ({error}): give data_dir=...") from error
     return (row["text"] for row in train), (row["text"] for row in test)

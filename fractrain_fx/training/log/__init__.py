@@ -1,4 +1,4 @@
-"""What a run tells and keeps of itself: lines, records of epochs and starts, results."""
+"""Output and records of a run: printed lines, records of epochs and starts, results."""
 
 from fractrain_fx.training.log.run_log import RunLog, new_console
 

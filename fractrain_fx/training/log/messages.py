@@ -14,7 +14,7 @@ __all__ = ["announcement", "epoch_line", "step_line"]
 
 
 def announcement(label: str, model: FracModel, data: str, engine: Engine) -> str:
-    """What is about to be trained."""
+    """The line before training: model, data and stages."""
     levels = " / ".join(str(level) for level in engine.levels)
     stages = f"stages {levels}{'' if model.config.scheduled else ' % cp'}"
     macs = f"{model.macs:,} forward MACs a sample{beside_shares(model.uncounted)}"
@@ -25,14 +25,14 @@ def announcement(label: str, model: FracModel, data: str, engine: Engine) -> str
 
 
 def step_line(epoch: int, epochs: int, engine: Engine, loss: float, cp: float) -> str:
-    """Where the run is; ``cp`` is a share 0..1."""
+    """The progress of a run; ``cp`` is a share 0..1."""
     stage = f"stage {engine.stage + 1}/{len(engine.levels)}"
     more = beside_shares(engine.ledger.uncounted)
     return f"epoch {epoch}/{epochs} {stage} loss {loss:.3f} cp {100 * cp:.2f} %{more}"
 
 
 def epoch_line(row: EpochRow, metric: str, value: float) -> str:
-    """What an epoch came to."""
+    """The result of an epoch."""
     return (
         f"epoch {row.epoch:3d}  stage {row.stage + 1} ({row.level})  loss {row.loss:.4f}  "
         f"cp {100 * row.cp:.2f} %  cp_total {100 * row.cp_total:.2f} %{beside_shares(row.uncounted)}  "

@@ -1,4 +1,4 @@
-"""How far a run has come, as a checkpoint keeps it."""
+"""The progress of a run, as a checkpoint keeps it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Best:
     """The best evaluation of a run, or none yet.
 
     Attributes:
-        value: of the test measure.
-        epoch: after which it was, counted from 1.
-        macs: training cost up to there in full-precision MACs.
+        value: the test measure.
+        epoch: the epoch before the evaluation, counted from 1.
+        macs: training cost until then in full-precision MACs.
     """
 
     value: float = math.nan
@@ -27,7 +27,7 @@ class Best:
 
 @dataclass
 class Progress:
-    """What the trainer remembers beside model, optimizer and engine.
+    """The trainer's own state besides model, optimizer and engine.
 
     Attributes:
         epoch: epochs trained.
@@ -52,7 +52,7 @@ class Progress:
 
     @classmethod
     def from_state_dict(cls, epoch: int, state: Mapping[str, Any]) -> Progress:
-        """What ``state_dict`` gave after ``epoch`` epochs."""
+        """The progress after ``epoch`` epochs, from its ``state_dict``."""
         value = math.nan if state["value"] is None else state["value"]
         best = Best(**state["best"]) if state["best"] else None
         return cls(epoch, state["seconds"], value, best)

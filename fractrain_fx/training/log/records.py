@@ -1,4 +1,4 @@
-"""What a run keeps of each epoch and of each start: the lines of ``metrics.jsonl`` and ``starts.jsonl``."""
+"""Records of each epoch and of each start of a run: the lines of ``metrics.jsonl`` and ``starts.jsonl``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Evaluation(NamedTuple):
 
     Attributes:
         loss: mean loss.
-        value: of the objective's measure.
+        value: the objective's measure.
         dependence: how far the gates' choices depend on the sample; ``None`` without gates.
         samples: those that the gates spent most and fewest bits on, by cost; none without gates.
     """
@@ -37,23 +37,23 @@ class Evaluation(NamedTuple):
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """One epoch as a line of ``metrics.jsonl`` holds it.
+    """One epoch as a line of ``metrics.jsonl``.
 
     Attributes:
-        row: of the ledger.
+        row: the row of the ledger.
         metric: name of the test measure.
-        value: the measure on the test samples, in per cent if it is an accuracy; ``None`` where it was not finite.
+        value: the measure on the test samples, in per cent if it is an accuracy; ``None`` if it was not finite.
         test_loss: mean loss on the test samples.
         lr: learning rate of the epoch's first step.
-        total_macs: training cost up to here in full-precision MACs.
-        seconds: wall time up to here, evaluation included.
+        total_macs: training cost so far in full-precision MACs.
+        seconds: wall time so far, with evaluation.
         steps: optimizer steps of this epoch.
         train_seconds: wall time of those steps and of the data they wait for, without evaluation.
-        bitfusion_joules, bitfusion_seconds: what this epoch costs on BitFusion.
+        bitfusion_joules, bitfusion_seconds: cost of this epoch on BitFusion.
         mutual_information, configurations, commonest: how far the gates chose by input on the test samples
             (:class:`fractrain_fx.engine.InputDependence`); ``None`` without gates.
 
-    Runs of older versions have ``None`` for what they did not keep.
+    Fields that older versions did not write are ``None``.
     """
 
     row: EpochRow
@@ -78,10 +78,10 @@ class EpochRecord:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> EpochRecord:
-        """Read what ``to_dict`` gave.
+        """Read the result of ``to_dict``.
 
         Raises:
-            KeyError, TypeError, ValueError: it is not that.
+            KeyError, TypeError, ValueError: ``values`` is something else.
         """
         row = EpochRow(**{name: values[name] for name in _ROW if name in values})
         options = {block: tuple(float(share) for share in shares) for block, shares in row.options.items()}
@@ -97,14 +97,14 @@ class EpochRecord:
 
 @dataclass(frozen=True)
 class Start:
-    """How a run was started, or continued, from the command line.
+    """A start or continuation of a run from the command line.
 
     Attributes:
-        command: as it was typed.
-        epoch: epochs that were already done.
-        device: what it ran on.
-        processes: how many trained together.
-        versions: of Python, torch and this package.
+        command: the command line.
+        epoch: epochs that were already trained.
+        device: the device.
+        processes: number of processes that trained together.
+        versions: versions of Python, torch and this package.
     """
 
     command: str
@@ -115,7 +115,7 @@ class Start:
 
     @classmethod
     def now(cls, arguments: Sequence[str], *, epoch: int, device: str, processes: int) -> Start:
-        """The start of this process by ``fractrain`` with ``arguments``."""
+        """The record of a start now, with the given arguments of ``fractrain``."""
         import platform
         from importlib.metadata import version
 

@@ -1,4 +1,4 @@
-"""What a run came to, and the table that compares runs."""
+"""The result of a run, and the table that compares runs."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ class RunResult:
     """The outcome of a run. Costs are shares 0..1 of full-precision training, means over all samples seen.
 
     Attributes:
-        label: how tables call this run.
+        label: name of this run in tables.
         metric: name of the test measure.
-        value: the measure after the last epoch; ``best`` the best of all epochs, reached after ``best_epoch``
-            (0 where no measure was finite).
+        value: the measure after the last epoch; ``best`` is the best of all epochs, reached after ``best_epoch``
+            (0 if no measure was finite).
         mean_cp: cost of the gated or scheduled contractions.
         mean_cp_total: cost of all contractions.
         total_macs: training cost in full-precision MACs.
-        best_macs: the same up to the best epoch.
-        seconds: wall time of training, evaluation included.
+        best_macs: training cost until the best epoch.
+        seconds: wall time of training, with evaluation.
         turning_points: epochs after which another stage began.
         epochs: epochs trained.
-        hardware: cost to the ``end`` and to the ``best`` evaluation in bit operations and on BitFusion, by path, stage,
+        hardware: cost until the ``end`` and the ``best`` evaluation in bit operations and on BitFusion, by path, stage,
             block and op (:class:`fractrain_fx.hardware.run_cost.RunCost`).
-        uncounted: contractions that no formula counts, and that are therefore in no cost.
+        uncounted: number of contractions that no formula counts. No cost includes them.
     """
 
     label: str
@@ -58,14 +58,14 @@ class RunResult:
 
     @classmethod
     def of(cls, label: str, metric: str, ledger: Ledger, progress: Progress, prices: StepPrices) -> RunResult:
-        """What a run has come to so far.
+        """The result of a run so far.
 
         Args:
-            label: how tables call the run.
+            label: name of the run in tables.
             metric: name of the test measure.
-            ledger: the engine's.
-            progress: how far the run has come.
-            prices: what its steps cost.
+            ledger: the engine's ledger.
+            progress: the progress of the run.
+            prices: the prices of its steps.
         """
         best = progress.best or Best()
         costs = {"end": run_cost(prices, ledger.rows), "best": run_cost(prices, ledger.rows[: best.epoch])}
@@ -101,17 +101,17 @@ class RunResult:
 
     @classmethod
     def from_json(cls, path: Path) -> RunResult:
-        """Read what ``to_json`` wrote.
+        """Read a file that ``to_json`` wrote.
 
         Raises:
-            RunError: it is not there, or holds something else.
+            RunError: the file does not exist, or holds something else.
         """
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
             return cls(**values | {"turning_points": tuple(values["turning_points"])})
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(
-                f"{path} holds no result of a run ({error}): fractrain train --resume {path.parent} writes it anew"
+                f"{path} holds no result of a run ({error}): fractrain train --resume {path.parent} writes it again"
             ) from error
 
     def to_json(self, path: Path) -> None:
@@ -120,7 +120,7 @@ class RunResult:
 
 
 def results_table(results: Sequence[RunResult], title: str | None = None) -> Table:
-    """Runs side by side; all of one task."""
+    """A table of runs side by side, all of one task."""
     metric = results[0].metric
     unit = " %" if metric == "accuracy" else ""
     table = Table(

@@ -1,4 +1,4 @@
-"""What a run tells while it goes on: a progress bar, a line an epoch, metrics.jsonl and TensorBoard."""
+"""Reports while a run trains: a progress bar, a line for each epoch, metrics.jsonl and TensorBoard."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fractrain_fx.training.log.records import METRICS
 
 __all__ = ["RunLog", "new_console"]
 
-# Wide enough for the closing table; a terminal decides for itself.
+# Wide enough for the final table; a terminal has its own width.
 _FILE_WIDTH = 112
 
 
@@ -29,15 +29,15 @@ def new_console() -> Console:
 
 
 class RunLog:
-    """Reports of one run; says and writes nothing where ``active`` is false (all processes but the first).
+    """The reports of one run. Without ``active`` (all processes except the first) it prints and writes nothing.
 
     Args:
         out: the run's folder; ``None`` writes nothing.
         steps: training steps of the whole run.
-        done: steps already done, for a resumed run; later lines of ``metrics.jsonl`` are dropped.
-        epoch: epochs already done.
+        done: steps that a resumed run has already done.
+        epoch: epochs that it has already done; later lines of ``metrics.jsonl`` are dropped.
         active: whether this process reports.
-        console: where to print.
+        console: prints the reports.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class RunLog:
             self._board.close()
 
     def step(self, count: int, text: str | None = None) -> None:
-        """Move the bar; maybe change what stands before it."""
+        """Advance the bar, and change the text before it if one is given."""
         self._progress.update(self._task, advance=count, description=text)
 
     def say(self, text: str) -> None:
@@ -108,12 +108,12 @@ class RunLog:
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no NaN and no infinity."""
+    """The value for JSON, which has no NaN and no infinity."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _keep_epochs(path: Path, epoch: int) -> None:
-    """Drop what was written after the checkpoint that a run goes on from."""
+    """Drop lines that were written after the checkpoint from which a run continues."""
     if path.exists():
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)[:epoch]
         write_text(path, "".join(lines))

@@ -53,7 +53,7 @@ def test_an_unknown_name_offers_near_ones() -> None:
 
 
 def test_a_folder_must_be_one_and_make_sense(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is no folder"):
+    with pytest.raises(DataError, match="is not a folder"):
         load_dataset("cifar10", data_dir=tmp_path / "nowhere")
     with pytest.raises(DataError, match="leave out data_dir"):
         load_dataset("digits", data_dir=tmp_path)

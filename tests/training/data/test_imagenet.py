@@ -66,7 +66,7 @@ def test_a_damaged_image_is_named(workers: int, tmp_path: Path) -> None:
 def test_folders_that_lack_something_are_explained(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="data_dir"):
         load_dataset("imagenet")
-    with pytest.raises(DataError, match="train is no folder of images"):
+    with pytest.raises(DataError, match="train is not a folder"):
         load_dataset("imagenet", data_dir=tmp_path)
     write_images(tmp_path)
     (tmp_path / "val" / "cat").rename(tmp_path / "val" / "cow")
