@@ -1,4 +1,4 @@
-"""From a rewritten graph to a picture of its blocks, or of its ops within their blocks."""
+"""Build a picture of the blocks of a rewritten graph, or of its ops within their blocks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Level", "picture"]
 
 Level = Literal["blocks", "ops"]
 
-# Calls that only look at a tensor in another way.
+# Calls that only give another view of a tensor.
 _VIEWS = frozenset(
     {
         *("flatten", "transpose", "reshape", "view", "permute", "unbind", "getitem", "expand", "contiguous", "chunk"),
@@ -30,21 +30,21 @@ _VIEWS = frozenset(
     }
 )
 
-# What a choice acts on besides the bits of ops, by role.
+# Title and formula of the nodes on which a choice acts besides ops, by role.
 _CHOSEN = {"skip": ("keep or drop", "* (1 - choice 0)"), "mix": ("mix", "sum of choice k * result at option k")}
 
 
 def picture(model: FracModel, level: Level) -> Picture:
-    """What ``model.graph_module`` consists of.
+    """The picture of ``model.graph_module``.
 
     ``blocks``: one shape for each block, and for each op outside of blocks. ``ops``: one shape for each contraction, a
-    frame for each block, and what lies between contractions as one shape for every row of calls.
+    frame for each block, and one shape for each sequence of calls between contractions.
     """
     return _Builder(model, level).build()
 
 
 class _Builder:
-    """Goes through the graph once, and keeps which shapes the value of each node comes from."""
+    """Walks over the graph once, and keeps for each node the shapes that its value comes from."""
 
     def __init__(self, model: FracModel, level: Level) -> None:
         self.model, self.level = model, level
@@ -68,7 +68,7 @@ class _Builder:
         return self.picture
 
     def _place(self, node: Node, op: Op | None) -> tuple[str, ...]:
-        """Draw a node, unless it is drawn with another; gives the shapes that its value comes from."""
+        """Draw a node, unless another shape includes it; returns the shapes that its value comes from."""
         sources = self._sources(node)
         block = self.flow.block_of.get(node)
         if node.op == "placeholder":
@@ -130,7 +130,7 @@ class _Builder:
         return self.picture.add(op_shape(op, self.model.config, self.total))
 
     def _end(self, node: Node, block: Block, sources: tuple[str, ...]) -> str:
-        """The add of a residual block, with its skip path (among ops, a projection is drawn as the ops that it is)."""
+        """The add of a residual block, with its skip path (at level ``ops`` a projection is drawn as its ops)."""
         end = self._shape("add", block.name, "+", block)
         shown = block.skip == "identity" or self.level == "blocks"
         past = self.came.get(self.flow.nodes[block.entry], ()) if shown else ()
@@ -139,7 +139,7 @@ class _Builder:
         return self._joined(end, (source for source in sources if source not in past))
 
     def _step(self, node: Node, block: Block | None, sources: tuple[str, ...]) -> str:
-        """A call that multiplies nothing: a shape of its own, or a line more on the one before it."""
+        """A call that multiplies nothing: a new shape, or a line on the shape of the call before it."""
         before = sources[0] if len(sources) == 1 else ""
         if before in self.steps and self._continues(node, before, block):
             calls = self.steps[before]
@@ -167,7 +167,7 @@ class _Builder:
         return function_name(node) in _VIEWS
 
     def _gates(self) -> None:
-        """Gates with what they read and decide, in the order in which the controller's state passes through them."""
+        """Draw gates with their inputs and choices, in the order in which the controller's state passes them."""
         config = self.model.config
         choices = choices_of(self.graph_module.graph)
         if not choices:
@@ -194,7 +194,7 @@ class _Builder:
         )
 
     def _steered(self, block: Block) -> list[str]:
-        """What a block's choice goes to: the block, or each gated op in it and its skip select."""
+        """The shapes that a block's choice steers: the block, or each gated op in it and its skip select."""
         if self.level == "blocks":
             return [f"block {block.name}"]
         steered = [f"op {op.name}" for op in self._ops(block) if op.precision.mode == "gated"]

@@ -1,4 +1,4 @@
-"""Where a tall picture is broken into columns."""
+"""Break a tall picture into columns."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from fractrain_fx.drawing.picture import ArrowKind, Picture, Shape
 
 __all__ = ["in_columns"]
 
-# Rows that fit under each other before a second column is begun.
+# Number of rows before a second column starts.
 _TALLEST = 30
 
 
 def in_columns(picture: Picture) -> tuple[Picture, dict[str, int]]:
     """A picture broken into columns, and the column of each of its shapes.
 
-    What goes from one column to another ends at a connector, a letter in a circle, and starts again at one with the
-    same letter: no arrow crosses the whole drawing.
+    An arrow to another column ends at a connector, a letter in a circle, and continues at a connector with the same
+    letter, so that no arrow crosses the whole drawing.
     """
     column = _columns(picture)
     broken = Picture(picture.title, dict(picture.shapes), blocks=picture.blocks)
@@ -48,7 +48,7 @@ def _letter(index: int) -> str:
 
 
 def _columns(picture: Picture) -> dict[str, int]:
-    """The column of each shape: the order in which shapes run, cut into equal parts before a block begins."""
+    """The column of each shape: shapes in order of execution, cut into equal parts at starts of blocks."""
     rows = [_rows(shape) for shape in picture.shapes.values()]
     count = max(1, round(math.sqrt(sum(rows) / _TALLEST)))
     placed: dict[str, int] = {}

@@ -33,7 +33,7 @@ COLOURS = {
     "input": "#333f4d",
     "output": "#333f4d",
 }
-"""Fill of a shape: by mode for blocks and ops, by kind for everything else. All but the last two carry black text."""
+"""Fill of a shape: by mode for blocks and ops, by kind for others. All but the last two have black text."""
 
 _QUANTIZER = "#ff9d3c"
 _LEGEND = {
@@ -61,7 +61,7 @@ _ARROWS = {
 
 
 def digraph(picture: Picture) -> Digraph:
-    """The picture with colours, frames and a legend, in several columns where it would be very tall."""
+    """The picture with colours, frames and a legend, in several columns if it is very tall."""
     from graphviz import Digraph
 
     graph = Digraph(
@@ -98,7 +98,7 @@ def digraph(picture: Picture) -> Digraph:
 
 
 def _id(name: str) -> str:
-    return name.replace(":", "_").replace("\\", "_")  # Graphviz takes what follows a colon for a port
+    return name.replace(":", "_").replace("\\", "_")  # Graphviz reads text after a colon as a port
 
 
 def _label(text: str) -> str:
@@ -106,7 +106,7 @@ def _label(text: str) -> str:
 
 
 def _shapes(graph: Digraph, picture: Picture, column: dict[str, int]) -> None:
-    """Shapes, those of a block within its frame where blocks are frames."""
+    """Draw shapes, and those of a block inside its frame if blocks are frames."""
     framed: dict[str, list[Shape]] = {name: [] for name in picture.blocks}
     for shape in picture.shapes.values():
         if shape.block in framed:
@@ -153,7 +153,7 @@ def _shape(graph: Digraph, shape: Shape, group: str = "") -> None:
 
 
 def _text(shape: Shape) -> str:
-    """Title and lines; of an op, its bits as cells, coloured where a quantize node rounds."""
+    """Title and lines. An op also has its bits as cells, coloured if a quantize node rounds."""
     title = f"<b>{escape(shape.title)}</b>" if shape.kind in ("block", "op") else escape(shape.title)
     lines = [title, *(f'<font point-size="9">{escape(line)}</font>' for line in shape.lines)]
     if shape.kind != "op" or shape.mode in ("float", "uncounted"):
@@ -188,7 +188,7 @@ def _tip(shape: Shape) -> str:
 
 
 def _drawn(picture: Picture) -> Iterator[Arrow]:
-    """All arrows, but of those from a gate to the ops in its frame only the first: the legend tells the rest."""
+    """All arrows, except that a gate has only the first one to the ops in its frame; the legend explains this."""
     told: set[str] = set()
     for arrow in picture.arrows:
         if arrow.kind == "choice" and picture.shapes[arrow.target].kind == "op":
@@ -199,7 +199,7 @@ def _drawn(picture: Picture) -> Iterator[Arrow]:
 
 
 def _tops(graph: Digraph, picture: Picture, column: dict[str, int]) -> None:
-    """An invisible row above the columns keeps them in order, and starts them at one height."""
+    """Add an invisible row above the columns, which keeps them in order and at the same height."""
     count = max(column.values()) + 1
     if count == 1:
         return

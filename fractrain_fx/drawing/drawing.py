@@ -24,20 +24,20 @@ FORMATS = (*_RENDERED, ".dot", ".graphml", ".json")
 
 
 def draw(model: FracModel, path: str | Path, *, level: Level = "blocks") -> list[Path]:
-    """Draw what a model became.
+    """Draw a rewritten model.
 
     Args:
-        model: from ``fractrainify``; the graph of its present mode is drawn.
-        path: the file to write; its suffix, one of ``FORMATS``, says the format. SVG, PNG and PDF take Graphviz's
-            program ``dot``, the others need nothing. ``.json`` writes ``NAME.macs.json`` and ``NAME.bits.json`` beside.
+        model: a rewritten model; the graph of its present mode is drawn.
+        path: the file to write; its suffix, one of ``FORMATS``, is the format. SVG, PNG and PDF need Graphviz's
+            program ``dot``, the others need nothing. ``.json`` also writes ``NAME.macs.json`` and ``NAME.bits.json``.
         level: ``blocks``, or ``ops``: every contraction, in a frame for each block.
 
     Returns:
         The files that were written.
 
     Raises:
-        ConfigError: a suffix or level that is not known.
-        RunError: Graphviz is not installed or gives up, or the file cannot be written.
+        ConfigError: the suffix or level is unknown.
+        RunError: Graphviz is not installed or fails, or the file cannot be written.
     """
     target = Path(path)
     suffix = target.suffix.lower()
@@ -75,9 +75,7 @@ def _rendered(drawn: Picture, form: str, target: Path) -> bytes:
             f"graphviz, brew install graphviz, conda install graphviz, or graphviz.org), or write {other} instead"
         ) from None
     except CalledProcessError as error:
-        raise RunError(
-            f"Graphviz could not draw {target.name}: {error}; a .dot file shows what it was given"
-        ) from error
+        raise RunError(f"Graphviz could not draw {target.name}: {error}; a .dot file has its input") from error
     return image
 
 

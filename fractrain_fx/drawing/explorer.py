@@ -1,7 +1,7 @@
-"""A picture as the JSON files that Google's Model Explorer opens.
+"""A picture as JSON files for Google's Model Explorer.
 
-The graph goes into one file (its ``GraphCollection``), MACs and bits each into one of node data, which Model Explorer
-lays over the graph: `graph_builder.py and node_data_builder.py <https://github.com/google-ai-edge/model-explorer>`_.
+The graph goes into one file (a ``GraphCollection``). MACs and bits go into a file of node data each, which Model
+Explorer lays over the graph: `graph_builder.py and node_data_builder.py <https://github.com/google-ai-edge/model-explorer>`_.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _GRADIENT = [{"stop": 0, "bgColor": "#ffffff"}, {"stop": 1, "bgColor": "#ff9d3c"
 
 
 def graph_collection(picture: Picture) -> dict[str, Any]:
-    """Nodes with their attributes and incoming edges; a node's namespace, by which layers fold, is its module path."""
+    """Nodes with attributes and incoming edges. The namespace of a node, which groups layers, is its module path."""
     incoming: dict[str, list[dict[str, str]]] = {shape: [] for shape in picture.shapes}
     for arrow in picture.arrows:
         edges = incoming[arrow.target]
@@ -44,7 +44,7 @@ def graph_collection(picture: Picture) -> dict[str, Any]:
 
 
 def node_data(picture: Picture) -> dict[str, dict[str, Any]]:
-    """By name of the file's middle part: ``macs``, and ``bits``: the highest forward bits (32: float)."""
+    """Node data by name: ``macs``, and ``bits``, the highest forward bits (32: float)."""
     counted = [shape for shape in picture.shapes.values() if shape.kind in ("block", "op")]
     macs = {shape.id: {"value": shape.macs} for shape in counted if shape.macs is not None}
     bits = {shape.id: {"value": shape.forward[1]} for shape in counted if shape.forward is not None}
@@ -55,12 +55,12 @@ def node_data(picture: Picture) -> dict[str, dict[str, Any]]:
 
 
 def _style(shape: Shape) -> dict[str, str]:
-    """Model Explorer writes in black, so what is dark keeps its own colours."""
+    """Model Explorer writes in black, so dark shapes keep its default colours."""
     return {} if shape.kind in ("input", "output") else {"backgroundColor": COLOURS[shape.mode or shape.kind]}
 
 
 def _namespace(picture: Picture, shape: Shape) -> str:
-    """Ops, steps, gates and adds fold by block, and blocks by the modules that hold them."""
+    """The group of a shape: its block, or the module that has the block."""
     if shape.block is None:
         return _path(shape.module.rpartition(".")[0])
     if picture.blocks:

@@ -1,4 +1,4 @@
-"""The paths of activations through a rewritten graph, and which nodes belong to which block."""
+"""The paths of activations through a rewritten graph, and the block of each node."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _QUANTIZERS = ("input", "weight", "gradient")
 
 
 class Flow:
-    """Activations of a graph: what depends on its inputs and could carry a gradient.
+    """Activations of a graph: nodes that depend on its inputs and could carry a gradient.
 
-    Parameters, sizes, masks and bit widths are no part of it; quantize nodes are passed through.
+    Parameters, sizes, masks and bit widths are not activations. Quantize nodes are passed through.
 
     Args:
-        graph_module: rewritten, of either mode.
+        graph_module: a rewritten graph of either mode.
     """
 
     def __init__(self, graph_module: GraphModule) -> None:
@@ -83,7 +83,7 @@ class Flow:
 
 
 def returned(graph_module: GraphModule) -> list[Node]:
-    """The nodes that the model's own output is made of, without the cost beside it."""
+    """The nodes in the model's own output, without the cost."""
     given = next(iter(graph_module.graph.find_nodes(op="output"))).args[0]
     if isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Node) and facts(given[1]).role == "cost":
         given = given[0]

@@ -1,4 +1,4 @@
-"""What stands on the shapes of a drawing."""
+"""The text on the shapes of a drawing."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def amount(count: int) -> str:
 
 
 def bits_text(bits: tuple[int, int]) -> str:
-    """``2-6``, or one number where both are the same; 32 is ``float``."""
+    """``2-6``, or one number if both are equal; 32 is ``float``."""
     low, high = ("float" if each == FLOAT_BITS else str(each) for each in bits)
     return low if low == high else f"{low}-{high}"
 
 
 def op_shape(op: Op, config: FracConfig, total: int) -> Shape:
-    """The shape of one contraction; names of its block and module go on its frame."""
+    """The shape of one contraction; its frame has the names of its block and module."""
     forward, weight, backward = _bits(op, config)
     title = _inside(op.name, op.block) if op.block else op.name
     lines: tuple[str, ...] = (
@@ -98,7 +98,7 @@ def short(node: Node, graph_module: GraphModule) -> str:
 
 
 def _inside(op: str, block: str) -> str:
-    """An op's name without the module that holds its block (of which it may be the second block, ``layers.0_1``)."""
+    """An op's name without the module of its block; a module's second block is named ``layers.0_1``."""
     module = block if op.startswith(f"{block}.") else re.sub(r"_\d+$", "", block)
     return op.removeprefix(f"{module}.")
 

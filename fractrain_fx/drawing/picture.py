@@ -1,4 +1,4 @@
-"""What a drawing shows: shapes and arrows, whatever format it is written in."""
+"""The shapes and arrows of a drawing, independent of the file format."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ ArrowKind = Literal["data", "skip", "reads", "choice", "state", "cost"]
 
 @dataclass(frozen=True)
 class Shape:
-    """One thing in a drawing.
+    """One shape in a drawing.
 
     Attributes:
         id: unique in its picture: kind and name.
         kind: a contraction is an ``op``; ``step`` stands for one or several calls in a row that multiply nothing;
-            ``add`` is the end of a residual block, ``skip`` what drops its branch.
-            ``connector`` carries a letter where arrows go on in another column.
+            ``add`` is the end of a residual block, ``skip`` the select that drops its branch. ``connector`` has a
+            letter at which arrows continue in another column.
         title: name of the block or op, or of the calls.
-        lines: what else stands on it, short.
-        module: path of the module that it comes from; "" for the model itself.
+        lines: short lines below the title.
+        module: path of its module; "" for the model itself.
         block: the block that it belongs to or serves.
-        mode: of a block or op: ``gated``, ``scheduled``, ``pinned``, ``float``, ``uncounted``, or ``mixed``.
-        reason: why it has this mode.
+        mode: mode of a block or op: ``gated``, ``scheduled``, ``pinned``, ``float``, ``uncounted``, or ``mixed``.
+        reason: the reason for the mode.
         ops: number of contractions.
-        macs: forward MACs of one sample; ``None`` where nothing is multiplied or no formula is known.
-        share: of the model's MACs, 0..1.
-        forward, weight, backward: bits, lowest and highest (32: float); ``None`` where there are none.
+        macs: forward MACs of one sample; ``None`` if nothing is multiplied or no formula is known.
+        share: share of the model's MACs, 0..1.
+        forward, weight, backward: lowest and highest bits (32: float); ``None`` if it has none.
     """
 
     id: str
@@ -51,7 +51,7 @@ class Shape:
     backward: tuple[int, int] | None = None
 
     def facts(self) -> Iterator[tuple[str, str | int | float]]:
-        """What is known of it, by name; what is not known is left out."""
+        """The known attributes of the shape, by name."""
         for name in ("kind", "title", "module", "block", "mode", "reason", "ops", "macs", "share"):
             value = getattr(self, name)
             if value not in (None, "", 0):
@@ -65,7 +65,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Arrow:
-    """What goes from one shape to another.
+    """An arrow from one shape to another.
 
     ``data``: activations; ``skip``: activations past a block; ``reads``: the entry that a gate averages; ``choice``: a
     one-hot row for each sample; ``state``: the controller's LSTM state; ``cost``: choices that are summed.
@@ -78,11 +78,11 @@ class Arrow:
 
 @dataclass
 class Picture:
-    """Shapes in the order in which they run, and the arrows between them, each once.
+    """Shapes in order of execution, and the arrows between them, each once.
 
     Attributes:
         title: the model's class and the method.
-        blocks: name of each block that is drawn as a frame, with what stands on it.
+        blocks: blocks that are drawn as frames, by name, with their text.
     """
 
     title: str
@@ -91,11 +91,11 @@ class Picture:
     blocks: dict[str, Shape] = field(default_factory=dict)
 
     def add(self, shape: Shape) -> str:
-        """Put a shape in; gives its id."""
+        """Add a shape; returns its id."""
         self.shapes[shape.id] = shape
         return shape.id
 
     def join(self, source: str, target: str, kind: ArrowKind) -> None:
-        """Draw an arrow, unless it is there or leads back to where it starts."""
+        """Add an arrow, unless it exists or ends at its own start."""
         if source != target:
             self.arrows[Arrow(source, target, kind)] = None

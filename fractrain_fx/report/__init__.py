@@ -1,4 +1,4 @@
-"""What runs did, side by side, to look at."""
+"""Reports of runs side by side, as one HTML page with plots."""
 
 from fractrain_fx.drawing import draw
 

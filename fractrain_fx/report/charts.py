@@ -1,4 +1,4 @@
-"""The plots as Vega-Lite, each over a named table (``frames``); no data in them, and no colours but the theme's."""
+"""The plots as Vega-Lite, each over a named table (``frames``), without data and with the theme's colours only."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 
 Spec = dict[str, Any]
 
-# What a trajectory can be drawn against: field of the epochs' table, and how an axis calls it.
+# Possible x axes of a trajectory: field of the epochs' table, and title of the axis.
 AXES = {
     "macs": "training cost so far, full-precision MACs",
     "joules": "energy so far on BitFusion, J",
@@ -35,21 +35,21 @@ AXES = {
     "epoch": "epoch",
 }
 MEASURES = {"macs": "training MACs (32 bit)", "joules": "BitFusion energy, J", "seconds": "BitFusion latency, s"}
-_MANY_STAGES = 6  # more have no room for their names
+_MANY_STAGES = 6  # with more stages there is no room for their names
 _BAR, _ROW = 18, 15  # heights of a bar, in pixels
 
 
 def trajectory(
     measure: str, title: str, axis: str, runs: Sequence[str], shown: Sequence[str], *, turning: bool
 ) -> Spec:
-    """A measure of each run against what it had cost by then (paper, figure 6); marks are turning points.
+    """A measure of each run against its cost so far (paper, figure 6); marks are turning points.
 
     Args:
         measure: field of the epochs' table.
-        title: what an axis calls it.
+        title: title of its axis.
         axis: one of ``AXES``.
-        runs: of the whole report, so that each has its colour.
-        shown: those that have this measure and this cost.
+        runs: all runs of the report, so that each has its colour.
+        shown: the runs that have this measure and this cost.
         turning: whether one of them has turning points.
     """
     focus = alt.selection_point(name="focus", fields=["run"], bind="legend")
@@ -82,12 +82,12 @@ def trajectory(
 
 
 def cost(run: str, top: float, *, stages: int, steered: bool) -> Spec:
-    """What each epoch cost: cp against its target, cp_total beside it, stages as bands.
+    """The cost of each epoch: cp against its target, cp_total, and stages as bands.
 
     Args:
-        run: its name.
+        run: name of the run.
         top: end of the axis, in per cent.
-        stages: how often another stage began, and one.
+        stages: number of stages in a row.
         steered: whether there are targets.
     """
     mine = f"datum.run === {run!r}"
@@ -125,7 +125,7 @@ def cost(run: str, top: float, *, stages: int, steered: bool) -> Spec:
     )
     layers: list[Any] = [bands, lines, *([targets] if steered else [])]
     if stages <= _MANY_STAGES:
-        for odd in range(min(stages, 2)):  # on two lines, as a short stage is narrower than its name
+        for odd in range(min(stages, 2)):  # on two lines, because a short stage is narrower than its name
             names = segments.transform_filter(f"datum.stage_index % 2 === {odd}")
             names = names.mark_text(align="left", baseline="top", dx=5, dy=4 + 14 * odd, fontSize=11)
             layers.append(names.encode(x=x, y=alt.value(0), text="level:N"))
@@ -158,7 +158,7 @@ def stages(field: str, title: str, runs: Sequence[str], rows: int) -> Spec:
 
 
 def allocation(table: str, options: Sequence[str], epoch: int) -> Spec:
-    """How often each block chose each option at one epoch (supplement, figure 2)."""
+    """The shares of options that each block chose in one epoch (supplement, figure 2)."""
     chosen = alt.param(name="epoch", value=epoch)
     chart = (
         alt.Chart(alt.NamedData(name=table))
@@ -187,7 +187,7 @@ def allocation(table: str, options: Sequence[str], epoch: int) -> Spec:
 
 
 def bits(table: str, blocks: int, top: float) -> Spec:
-    """The mean forward bits of each block over the epochs, a skipped block counting as 0; ``top`` ends the scale."""
+    """The mean forward bits of each block over the epochs (skipping counts as 0); ``top`` is the end of the scale."""
     heat = alt.Scale(domain=[0, top], range="heatmap", interpolate="rgb")
     chart = (
         alt.Chart(alt.NamedData(name=table))
@@ -244,12 +244,12 @@ def samples(table: str) -> Spec:
 
 
 def paths(quantity: str, table: str, runs: int) -> Spec:
-    """What forward, error backward and weight gradient of each run cost."""
+    """The cost of forward, error backward and weight gradient of each run."""
     return _plain(_by_path("run", quantity, table, alt.Undefined), height=34 * runs)
 
 
 def blocks(quantity: str, table: str, top: float, rows: int) -> Spec:
-    """What each block of a run cost, split by path; ``top`` is the axis' end."""
+    """The cost of each block of a run, split by path; ``top`` is the end of the axis."""
     return _plain(_by_path("block", quantity, table, alt.Scale(domainMax=top)), height=_BAR * rows)
 
 
@@ -293,7 +293,7 @@ def _fit(axis: str) -> alt.Scale:
 
 
 def _plain(chart: Any, height: int) -> Spec:
-    """The specification as plain values; the page and ``plots`` say how wide it is."""
+    """The specification as plain values; the page and ``plots`` set its width."""
     spec: Spec = chart.properties(height=height, width="container").to_dict(validate=False)
     for name in ("config", "$schema"):
         spec.pop(name, None)

@@ -1,4 +1,4 @@
-"""``fractrain report``: read runs, lay out what there is to see, write the page and maybe the plots."""
+"""``fractrain report``: read runs, lay out panels, write the page and on request the plots."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _LIBRARIES = {"altair": "altair", "jinja2": "jinja2", "vl_convert": "vl-convert-
 
 
 def write_report(runs: Sequence[str], out: Path, *, plots: Path | None = None, epochs: Sequence[int] = ()) -> None:
-    """Write the report of some runs, and say where it is.
+    """Write the report of some runs, and print its path.
 
     Args:
         runs: folders of runs, or ``NAME=FOLDER``.
         out: the HTML file.
         plots: folder for the same plots as SVG and PNG.
-        epochs: which bit allocations to draw; by default those at the end of each stage.
+        epochs: epochs of the bit allocations to draw; by default those at the end of each stage.
 
     Raises:
         RunError: a library is missing, a run cannot be read, or a file cannot be written.

@@ -27,10 +27,10 @@ __all__ = [
 ]
 
 Row = dict[str, Any]
-Scope = str  # "end" or "best": up to which evaluation cost is summed
+Scope = str  # "end" or "best": the evaluation until which cost is summed
 
 PATHS = {"FW": "forward (FW)", "EB": "error backward (EB)", "GC": "weight gradient (GC)"}
-ALL_PATHS = "all paths"  # of runs that kept no paths for their blocks
+ALL_PATHS = "all paths"  # for runs that did not keep the paths of their blocks
 QUANTITIES = ("macs", "joules", "seconds")
 
 
@@ -70,7 +70,7 @@ def _epochs_of(run: Run) -> list[Row]:
 
 
 def segment_rows(run: Run) -> list[Row]:
-    """A row for each time that a stage held."""
+    """A row for each period of a stage."""
     return [
         {
             "run": run.name,
@@ -85,7 +85,7 @@ def segment_rows(run: Run) -> list[Row]:
 
 
 def stage_rows(runs: Iterable[Run]) -> list[Row]:
-    """A row for each stage of each run: simulated cost, BitFusion's estimate and the time that was measured."""
+    """A row for each stage of each run: simulated cost, BitFusion's estimate and the measured time."""
     rows: list[Row] = []
     for run in runs:
         grouped: dict[str, list[EpochRecord]] = {}
@@ -116,7 +116,7 @@ def stage_rows(runs: Iterable[Run]) -> list[Row]:
 
 
 def allocation_rows(run: Run, epochs: Iterable[int] | None = None) -> list[Row]:
-    """For each block and option the share of samples that chose it, at some epochs or all; for gated runs."""
+    """For each block and option the share of samples that chose it, in some epochs or all; for gated runs."""
     wanted = None if epochs is None else set(epochs)
     bits = [None if name.startswith("option") else Precision.parse(name).fw for name in run.options]
     return [
@@ -136,7 +136,7 @@ def allocation_rows(run: Run, epochs: Iterable[int] | None = None) -> list[Row]:
 
 
 def bits_rows(run: Run) -> list[Row]:
-    """Mean bits of each block's forward pass at each epoch, a skipped block counting as 0; for gated runs."""
+    """Mean bits of each block's forward pass at each epoch, where skipping counts as 0; for gated runs."""
     rows: list[Row] = []
     for part in allocation_rows(run):
         if part["order"] == 0:
@@ -174,7 +174,7 @@ def sample_rows(run: Run) -> list[Row]:
 
 
 def path_rows(runs: Iterable[Run], scope: Scope) -> list[Row]:
-    """What forward, error backward and weight gradient cost, over whole runs; for finished ones."""
+    """The cost of forward, error backward and weight gradient over whole runs, for finished runs."""
     return [
         {"run": run.name, "path": PATHS[path], "path_order": order, **amount}
         for run in runs
@@ -184,7 +184,7 @@ def path_rows(runs: Iterable[Run], scope: Scope) -> list[Row]:
 
 
 def block_rows(run: Run, scope: Scope) -> list[Row]:
-    """What each block cost, by path where the run has kept that; for a finished run."""
+    """The cost of each block of a finished run, by path if the run kept it."""
     if run.result is None:
         return []
     rows: list[Row] = []

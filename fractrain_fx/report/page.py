@@ -1,4 +1,4 @@
-"""The HTML file: a template filled with the runs' summary, settings and plots, and everything it needs inside it."""
+"""The HTML file: a template with the runs' summary, settings, plots and data, which needs no other file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["render_page"]
 
 _TEMPLATE = Path(__file__).with_name("template")
 _NONE = "-"
-_CANVAS_ROWS = 2000  # beyond, a browser is quicker with one picture than with an element for each mark
+_CANVAS_ROWS = 2000  # for more rows a browser draws one canvas quicker than many elements
 
 
 def render_page(runs: Sequence[Run], sheet: Sheet, title: str = "FracTrain report") -> str:
@@ -73,7 +73,7 @@ def _figure(figure: Figure, panel: Panel, sheet: Sheet) -> dict[str, Any]:
         "variants": {
             key: {"spec": each.spec, "data": each.data, "title": each.title}
             for key, each in figure.variants.items()
-            if not by_epoch or not key  # the page moves between epochs by itself
+            if not by_epoch or not key  # the page itself switches between epochs
         },
         "columns": [vars(column) for column in figure.columns],
         "where": figure.where,
@@ -84,7 +84,7 @@ def _figure(figure: Figure, panel: Panel, sheet: Sheet) -> dict[str, Any]:
 
 
 def _pack(rows: Sequence[Row]) -> str:
-    """Rows as columns, gzipped; the same text whenever it is made from the same rows."""
+    """Rows as columns, gzipped; the same rows always give the same text."""
     names = list(rows[0]) if rows else []
     columns = {name: [row[name] for row in rows] for name in names}
     text = json.dumps(columns, separators=(",", ":"), allow_nan=False)
@@ -92,7 +92,7 @@ def _pack(rows: Sequence[Row]) -> str:
 
 
 def _embed(text: str) -> Markup:
-    """JSON that cannot end the script element it stands in."""
+    """JSON that cannot end the script element around it."""
     return Markup(text.replace("<", "\\u003c"))
 
 
@@ -102,7 +102,7 @@ def _subtitle(runs: Sequence[Run]) -> str:
 
 
 def _summary(runs: Sequence[Run]) -> dict[str, Any]:
-    """One row for each run, from its epochs; energy and latency as in its result, or summed over its epochs."""
+    """One row for each run, from its epochs. Energy and latency come from its result, or are summed over epochs."""
     metrics = list(dict.fromkeys(run.metric for run in runs))
     measure = f"test {metrics[0]}" if len(metrics) == 1 else "test measure"
     unit = "%" if metrics == ["accuracy"] else ""
@@ -184,7 +184,7 @@ def _commands(run: Run) -> list[dict[str, str]]:
 
 
 def _settings(runs: Sequence[Run]) -> dict[str, Any]:
-    """All settings of the runs that have them, those first in which the runs differ."""
+    """All settings of the runs that have them. Settings that differ come first."""
     known = [(run.name, _flat(run.settings.to_dict())) for run in runs if run.settings is not None]
     names = list(dict.fromkeys(name for _, values in known for name in values))
     rows = []

@@ -15,11 +15,11 @@ from fractrain_fx.report.theme import vega_config
 __all__ = ["write_plots"]
 
 _WIDTHS = {"whole": 760, "half": 520, "third": 420}  # pixels
-_SCALE = 2.0  # PNG pixels for each
+_SCALE = 2.0  # PNG pixels for each SVG pixel
 
 
 def write_plots(sheet: Sheet, folder: Path) -> list[Path]:
-    """Write each figure as ``NAME.svg`` and ``NAME.png``; give their paths.
+    """Write each figure as ``NAME.svg`` and ``NAME.png``; returns their paths.
 
     Raises:
         RunError: the folder cannot be written to.

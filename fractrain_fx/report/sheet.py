@@ -1,4 +1,4 @@
-"""What a report consists of, before anything is drawn: panels of figures over named tables."""
+"""The content of a report before it is drawn: panels of figures over named tables."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Variant:
 
     Attributes:
         spec: Vega-Lite without data.
-        data: names of the tables that it reads; the first is the one shown as text.
-        title: what it is, for a reader who sees nothing else.
+        data: names of its tables; the first is also shown as text.
+        title: a title that is clear without its context.
     """
 
     spec: Spec
@@ -48,12 +48,12 @@ class Figure:
 
     Attributes:
         key: name of its element and its files.
-        summary: what can be seen in it, in words.
-        columns: of its table.
-        variants: by the values of the panel's controls, joined by ``-``; one under ``""`` where none matter.
-        where: the rows of the table that belong to it.
-        pivot: the table's fields for rows, columns and values, where it is a matrix.
-        width: how much of the page's width it takes: ``whole``, ``half`` or ``third``.
+        summary: description of the plot in words.
+        columns: columns of its table.
+        variants: by the values of the panel's controls, joined by ``-``; ``""`` if the controls do not matter.
+        where: filter for the rows of its table.
+        pivot: the table's fields for rows, columns and values, if it is a matrix.
+        width: share of the page's width: ``whole``, ``half`` or ``third``.
         plots: the variants that ``--plots`` writes.
     """
 
@@ -71,7 +71,7 @@ class Figure:
 class Control:
     """A choice that redraws a panel's figures; ``kind`` is ``select`` (a key of the variants) or ``epoch`` (a filter).
 
-    ``choices`` are values with their labels; of an ``epoch`` control, the epochs that have a button.
+    ``choices`` are values with their labels; for an ``epoch`` control, the epochs with a button.
     """
 
     key: str
@@ -84,7 +84,7 @@ class Control:
 
 @dataclass(frozen=True)
 class Panel:
-    """What one tab shows. ``notes`` say what is missing, and why."""
+    """The content of one tab. ``notes`` name missing parts, and the reasons."""
 
     key: str
     title: str
@@ -108,7 +108,7 @@ class Sheet:
 
 
 def width_of(figures: int) -> Width:
-    """The width of each of several figures that stand together."""
+    """The width of each of several figures side by side."""
     if figures == 1:
         return "whole"
     return "third" if figures % 3 == 0 else "half"

@@ -1,4 +1,4 @@
-"""Colours and type of the plots, light and dark. Each text colour has a contrast of 4.5 and more on its ground."""
+"""Colours and fonts of the plots, light and dark. Text has a contrast of at least 4.5 on its background."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ __all__ = ["PATH_COLOURS", "THEMES", "vega_config"]
 
 _FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
 
-# Told apart on both grounds: 3:1 and more, as WCAG asks of graphics.
+# Distinct on both backgrounds: at least 3:1, as WCAG requires for graphics.
 PATH_COLOURS = ("#3b7dd8", "#c2620e", "#2f8f5b", "#7a828e")
 
-# "series" are runs; "options" begin with a grey for the block that is skipped, and then go with the bits.
+# "series" are for runs. "options" begin with grey for a skipped block; the others follow the bits.
 THEMES: dict[str, dict[str, Any]] = {
     "light": {
         "ground": "#ffffff",

@@ -1,4 +1,4 @@
-"""The table that says what each block and op costs, and why it has its precision."""
+"""The table of a rewritten model: the cost of each block and op, and the reason for its precision."""
 
 from fractrain_fx.summary.summary import Summary, summarize
 

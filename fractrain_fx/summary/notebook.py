@@ -9,7 +9,7 @@ from fractrain_fx.summary.rows import COLUMNS, Row
 
 __all__ = ["table"]
 
-# Colours are the notebook's own, thinned where needed, so that the table reads on light and on dark.
+# Colours are inherited from the notebook, so that the table is readable in light and dark themes.
 _CELL = "padding:2px 10px;background:transparent;color:inherit;"
 _LINE = "border-bottom:1px solid rgba(128,128,128,.35);"
 _WEIGHT = {"module": "font-weight:600", "block": "font-weight:400", "op": "font-weight:400;opacity:.8"}

@@ -10,7 +10,7 @@ from fractrain_fx.passes import Block, GateSize, Op
 __all__ = ["COLUMNS", "Row", "tree"]
 
 COLUMNS = ("block", "ops", "skip", "MACs", "share", "gate params", "gate MACs", "precision, and why")
-"""Headings of what ``Row.cells`` gives."""
+"""Headings of ``Row.cells``."""
 
 
 @dataclass
@@ -18,13 +18,13 @@ class Row:
     """One line of the table.
 
     Attributes:
-        name: of a module or block, its path; of an op, its name without that of its block, and its kind.
-        kind: ``module`` (sums up what lies in it), ``block`` or ``op``.
+        name: path of a module or block; for an op, its name without its block's, and its kind.
+        kind: ``module`` (the sum of its rows), ``block`` or ``op``.
         ops: number of contractions.
-        macs: forward MACs of one sample; ``None`` where no formula is known.
+        macs: forward MACs of one sample; ``None`` if no formula is known.
         total: MACs of the whole model, of which ``macs`` are a share.
-        skip, gate: of a block.
-        precision: in words; empty for a module.
+        skip, gate: skip path and gate of a block.
+        precision: the precision in words; empty for a module.
         below: rows inside this one.
     """
 
@@ -40,7 +40,7 @@ class Row:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """What stands in ``COLUMNS``, as text."""
+        """The cells of the row under ``COLUMNS``, as text."""
         share = "" if self.macs is None else f"{100 * self.macs / max(self.total, 1):.1f} %"
         return (
             self.name,
@@ -91,13 +91,13 @@ def _block_row(
 
 def _op_row(op: Op, name: str, total: int) -> Row:
     precision = str(op.precision)
-    if op.precision.mode == "gated":  # the row above says by which gate
+    if op.precision.mode == "gated":  # the block's row names the gate
         precision = "gated; on the skip path, so it always runs" if op.skip_path else "gated"
     return Row(f"{name} ({op.kind})", "op", total, 1, op.macs, precision=precision)
 
 
 def _precisions(block: Block, ops: list[Op], options: Sequence[str]) -> str:
-    """The precisions within a block in words: one where all agree, counts where they differ."""
+    """The precisions of a block's ops in words: one if all agree, otherwise with counts."""
     words: dict[str, int] = {}
     for op in ops:
         word = str(op.precision)
@@ -113,7 +113,7 @@ def _precisions(block: Block, ops: list[Op], options: Sequence[str]) -> str:
 
 
 def _hang(top: Row, path: str, row: Row) -> None:
-    """Put a row below the rows of the modules that its path names."""
+    """Put a row below the rows of the modules in its path."""
     modules = path.split(".")[:-1]
     for depth in range(1, len(modules) + 1):
         name = ".".join(modules[:depth])
@@ -134,7 +134,7 @@ def _sum_up(row: Row) -> None:
 
 
 def _joined(row: Row) -> Row:
-    """Without the modules that hold one row only, and so say nothing of their own."""
+    """The row without modules that have only one row below them."""
     below = [_joined(each) if each.kind == "module" else each for each in row.below]
     row.below = [each.below[0] if each.kind == "module" and len(each.below) == 1 else each for each in below]
     return row

@@ -1,4 +1,4 @@
-"""What a rewritten model consists of, and what it costs."""
+"""The ops, blocks and costs of a rewritten model as a table or as plain values."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ __all__ = ["Summary", "summarize"]
 
 @dataclass(frozen=True)
 class Summary:
-    """What was (or would be) rewritten.
+    """The result, or the plan, of a rewrite.
 
     Attributes:
         model: class name of the original.
-        method: of the configuration.
-        options: what gates choose from, or the stages of a scheduled method, as text.
+        method: the method of the configuration.
+        options: the options of the gates, or the stages of a scheduled method, as text.
         macs: forward MACs of one sample over all counted contractions.
-        blocks: in order.
-        ops: in order.
-        leaves: modules recorded as a whole, with the reason.
+        blocks: blocks in order.
+        ops: ops in order.
+        leaves: modules kept as one node, with the reason.
         targets: cp of each stage in per cent (gated methods).
         reachable: lowest and highest cp in per cent (gated methods).
-        notes: what to know of the recording besides: values that could not be compared, a batch size that is fixed.
-        parameters, gate_parameters: counts, of the original and of what gates add (the controller's included).
+        notes: other facts about the recording, such as a fixed batch size or values that could not be compared.
+        parameters, gate_parameters: number of parameters of the original, and of gates with the controller.
         gates: size of each gated block's gate, by the block's name.
         show_ops: whether printing lists every op.
     """
@@ -73,7 +73,7 @@ class Summary:
 
     @property
     def uncounted(self) -> tuple[Op, ...]:
-        """Ops whose cost no formula gives."""
+        """Ops whose cost no formula counts."""
         return tuple(op for op in self.ops if op.macs is None)
 
     def to_dict(self) -> dict[str, Any]:
@@ -95,7 +95,7 @@ class Summary:
         return plain
 
     def rows(self) -> list[Row]:
-        """Blocks, and ops if they are to be shown, nested by module path."""
+        """Rows of blocks (and of ops with ``show_ops``), nested by module path."""
         return tree(self.blocks, self.ops, self.gates, self.options, show_ops=self.show_ops)
 
     def __str__(self) -> str:
@@ -137,15 +137,15 @@ class Summary:
             more = f"{macs:,} MACs a sample ({100 * macs / max(self.macs, 1):.3f} %)"
             yield f"gates add {self.gate_parameters:,} parameters to {self.parameters:,}, and {more}"
         for path, reason in self.leaves.items():
-            yield f"recorded as a whole: {path}: {reason}"
+            yield f"kept as one node: {path}: {reason}"
         yield from self.notes
 
 
 def summarize(model: FracModel, *, ops: bool = False) -> Summary:
-    """What a rewritten model consists of: print it, or take ``to_dict()``.
+    """The summary of a rewritten model: print it, or take ``to_dict()``.
 
     Args:
-        model: from ``fractrainify``.
+        model: a rewritten model.
         ops: whether printing lists every op instead of every block.
     """
     config = model.config
@@ -180,7 +180,7 @@ def _notes(model: FracModel) -> Iterator[str]:
     yield from _tied(model)
     device = next(model.parameters()).device.type
     if model.config.rounding == "compiled" and device != "cpu":
-        yield f"rounding='compiled' changes nothing here: it is for CPUs, and this model lies on {device!r}"
+        yield f"rounding='compiled' changes nothing here: it is for CPUs, and this model is on {device!r}"
     if model.config.dispatches:
         yield from _dispatched(model)
     if model.config.lowers:
@@ -193,7 +193,7 @@ def _tied(model: FracModel) -> Iterator[str]:
     recordings = model._inside.variants
     ties = {str(guard): guard for guards in recordings.first.recording.guards.values() for guard in guards.ties}
     for condition, guard in ties.items():
-        yield f"recorded for {condition}: {guard.place}; calls that do not meet it are recorded anew"
+        yield f"recorded for {condition}: {guard.place}; for calls that do not meet it the model is recorded again"
     rest = len(model.guards) - len(ties)
     if rest:
         yield f"{rest} more conditions on sizes held in every call so far: model.guards lists them"
@@ -205,9 +205,9 @@ def _dispatched(model: FracModel) -> Iterator[str]:
     if skippable:
         yield f"{skippable - len(kept)} of {skippable} blocks with a skip path leave out the samples that skip them"
     else:
-        yield "no block of this model has a skip path, so that execution='auto' changes nothing"
+        yield "no block of this model has a skip path, so execution='auto' changes nothing"
     for name, reason in kept.items():
-        yield f"runs for all samples, whatever they choose: {name}: {reason}"
+        yield f"runs for all samples, also those that skip it: {name}: {reason}"
 
 
 def _lowered(model: FracModel) -> Iterator[str]:
@@ -225,7 +225,7 @@ def _swapped(model: FracModel, kind: Torchao) -> Iterator[str]:
     quantized = len(model.kernels())
     device = next(model.parameters()).device
     yield f"{quantized - len(kept)} of {quantized} quantized ops are computed by {NUMERICS[kind]}"
-    yield "costs are those of FW-8/BW-8, whoever computes"
+    yield "costs are those of FW-8/BW-8, also for ops that torchao computes"
     if (reason := refusal(kind, device)) is not None:
         yield f"cannot run here: {reason}"
     elif (reason := slow(kind, device)) is not None:
@@ -234,7 +234,7 @@ def _swapped(model: FracModel, kind: Torchao) -> Iterator[str]:
 
 
 def _by_reason(what: str, kept: dict[str, str]) -> Iterator[str]:
-    """A line for each reason, with some of the ops that have it."""
+    """A line for each reason, with some of its ops."""
     for reason in dict.fromkeys(kept.values()):
         names = [name for name, each in kept.items() if each == reason]
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""

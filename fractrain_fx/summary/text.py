@@ -16,7 +16,7 @@ _NUMBERS = frozenset({"ops", "MACs", "share", "gate params", "gate MACs"})
 
 
 def table(title: str, rows: Sequence[Row]) -> Table:
-    """A rich table whose first column is a tree; columns in which nothing stands are left out."""
+    """A rich table whose first column is a tree, without empty columns."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -34,7 +34,7 @@ def table(title: str, rows: Sequence[Row]) -> Table:
 
 
 def _lines(rows: Sequence[Row], indent: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Each row with the strokes that lead to it."""
+    """Each row with the lines of the tree before it."""
     for index, row in enumerate(rows):
         last = index == len(rows) - 1
         yield f"{indent}{'└── ' if last else '├── '}", row.cells

@@ -1,4 +1,4 @@
-"""What ``fractrain zoo`` prints."""
+"""The output of ``fractrain zoo``."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from fractrain_fx.zoo.tables import comparison_table, markdown_table, notes_of
 
 __all__ = ["list_zoo", "show_recipe", "show_table"]
 
-_WIDTH = 170  # of a comparison, where no terminal says otherwise
+_WIDTH = 170  # of a comparison outside a terminal
 
 
 def list_zoo(*, as_json: bool = False) -> None:
-    """All models, tables and recipes."""
+    """Print all models, tables and recipes."""
     recipes = load_recipes()
     models = [f"zoo:{name}" for name in zoo_models()]
     if as_json:
@@ -53,10 +53,10 @@ def list_zoo(*, as_json: bool = False) -> None:
 
 
 def show_recipe(name: str, *, as_json: bool = False) -> None:
-    """One recipe with all of its settings, as YAML or JSON.
+    """Print one recipe with all of its settings, as YAML or JSON.
 
     Raises:
-        ConfigError: there is none of that name.
+        ConfigError: there is no recipe of that name.
     """
     values = load_recipe(name).to_dict()
     print(json.dumps(values) if as_json else yaml.safe_dump(values, sort_keys=False, width=_WIDTH), end="")
@@ -65,7 +65,7 @@ def show_recipe(name: str, *, as_json: bool = False) -> None:
 
 
 def show_table(name: str, runs: Sequence[Path] = (), *, as_json: bool = False, into: Path | None = None) -> None:
-    """A table of the paper beside what was computed and measured.
+    """Print a table of the paper beside computed and measured numbers.
 
     Args:
         name: a key of ``TABLES``.
@@ -74,7 +74,7 @@ def show_table(name: str, runs: Sequence[Path] = (), *, as_json: bool = False, i
         into: a Markdown file, in which the text between ``<!-- table NAME -->`` and ``<!-- end -->`` is replaced.
 
     Raises:
-        FracTrainError: no such table, a folder that holds no run of a recipe, a file without those marks.
+        FracTrainError: the table is unknown, a folder has no run of a recipe, or the file lacks the marks.
     """
     rows = compare(name, runs)
     if as_json:

@@ -1,4 +1,4 @@
-"""A recipe's numbers side by side: the paper's, those computed from its settings, those of runs that were made."""
+"""A recipe's numbers side by side: the paper's, computed ones, and those of measured runs."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ __all__ = ["Comparison", "Measured", "compare", "read_run"]
 
 @dataclass(frozen=True)
 class Measured:
-    """What a run of a recipe came to. Costs are those of the ops that the method steers.
+    """The result of a run of a recipe. Costs are those of the ops that the method steers.
 
     Attributes:
-        folder: of the run.
-        epochs: epochs trained; ``best_epoch`` the one with the best measure.
+        folder: folder of the run.
+        epochs: epochs trained; ``best_epoch`` has the best measure.
         measure: the best accuracy in per cent, or perplexity.
-        macs, seconds, joules: up to the best evaluation; ``end_...`` to the end of the run.
+        macs, seconds, joules: until the best evaluation; ``end_...`` until the end of the run.
     """
 
     folder: str
@@ -67,7 +67,7 @@ class Comparison:
 
     @property
     def part(self) -> float | None:
-        """The same as a share of the whole run."""
+        """``samples`` as a share of the whole run."""
         return None if self.samples is None else self.samples / self.expected.samples
 
     @property
@@ -77,17 +77,17 @@ class Comparison:
 
     @property
     def latency_min(self) -> float | None:
-        """Computed latency of the same."""
+        """Computed latency of the samples that the paper's MACs pay for."""
         return None if self.samples is None else self.expected.seconds * self.samples / 60
 
     @property
     def saving(self) -> float | None:
-        """Per cent of the baseline's MACs saved over whole runs, computed."""
+        """Computed saving over whole runs, in per cent of the baseline's MACs."""
         return None if self.baseline is None else 100 * (1 - self.expected.macs / self.baseline.expected.macs)
 
     @property
     def printed_saving(self) -> float | None:
-        """The same as the paper prints it, or as its MACs have it."""
+        """The saving that the paper prints, or that follows from its printed MACs."""
         paper, base = self.recipe.paper, self.baseline
         if paper.saving is not None or base is None or paper.macs is None or base.recipe.paper.macs is None:
             return paper.saving
@@ -102,7 +102,7 @@ class Comparison:
         return None if None in (paper, base, ours, base_ours) else (paper / base, ours / base_ours)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values: the recipe with what was computed and measured."""
+        """Plain values: the recipe with computed and measured numbers."""
         computed = {
             **asdict(self.expected),
             "macs": self.expected.macs,
@@ -120,8 +120,8 @@ def compare(table: str, runs: Iterable[Path] = ()) -> list[Comparison]:
     """The rows of a table, with the runs that belong to them.
 
     Raises:
-        ConfigError: no such table.
-        RunError: a folder that holds no finished run of a recipe.
+        ConfigError: the table is unknown.
+        RunError: a folder has no finished run of a recipe.
     """
     measured: dict[str, list[Measured]] = {}
     for folder in runs:
@@ -139,10 +139,10 @@ def compare(table: str, runs: Iterable[Path] = ()) -> list[Comparison]:
 
 
 def read_run(folder: Path) -> tuple[str, Measured]:
-    """The name of the recipe that a run follows, and what it came to.
+    """The name of the recipe of a run, and its result.
 
     Raises:
-        RunError: the folder holds no finished run, or one that no recipe began.
+        RunError: the folder has no finished run, or the run has no recipe.
     """
     try:
         settings = RunSettings.from_yaml(folder / "config.yaml")

@@ -1,8 +1,8 @@
-"""What a run of the paper should cost, computed from its settings alone, the way the paper counts.
+"""Compute the cost of a run of the paper from its settings alone, as the paper counts.
 
-The paper counts every layer at the stated bits, stem and head too, and three equally large products a layer. Where
-the length of a stage or the mix of options only shows in a run, this assumes stages of equal length, and of the
-options the two whose costs enclose the target (of those that BitFusion multiplies in one pass, if they suffice).
+The paper counts every layer at the stated bits, also stem and head, and three equally large products for each layer.
+The length of stages and the mix of options are only known after a run. This module assumes stages of equal length, and
+the two options whose costs enclose the target (among those that BitFusion multiplies in one pass, if they suffice).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ __all__ = ["Expected", "expected", "mix_of"]
 
 Mix = list[tuple[float, Precision]]
 
-# Task, outputs of the head and training samples of the paper's data sets. CIFAR-100 is counted with ten classes, as
-# the M of ALGORITHM 7 are (the others are 0.007 % of ResNet-38); a language model's head does not count at all.
+# Task, outputs of the head and training samples of the paper's data sets. CIFAR-100 is counted with ten classes, like
+# M in ALGORITHM 7 (the other classes are 0.007 % of ResNet-38). A language model's head does not count.
 _DATA: dict[str, tuple[Task, int, int | None]] = {
     "cifar10": ("classification", 10, 50_000),
     "cifar100": ("classification", 10, 50_000),
@@ -46,9 +46,9 @@ class Expected:
 
     Attributes:
         forward_macs: M, forward MACs of one sample that the paper counts.
-        cp: share 0..1 of full-precision training, every layer at its stated bits.
+        cp: share 0..1 of full-precision training, with every layer at its stated bits.
         samples: training samples of the whole run.
-        seconds, joules: on BitFusion, for one sample.
+        seconds, joules: cost of one sample on BitFusion.
     """
 
     forward_macs: int
@@ -63,19 +63,19 @@ class Expected:
         return self.macs_of(self.samples)
 
     def macs_of(self, samples: float) -> float:
-        """Cost of so many samples."""
+        """Cost of a number of samples."""
         return 3 * self.forward_macs * self.cp * samples
 
     def samples_of(self, macs: float) -> float:
-        """Samples that so many MACs train on: those up to the paper's best evaluation, for its printed cost."""
+        """The number of samples that cost so many MACs. The paper's printed MACs end at the best evaluation."""
         return macs / self.macs_of(1)
 
 
 def expected(settings: RunSettings) -> Expected:
-    """What a run of these settings costs.
+    """The cost of a run with these settings.
 
     Raises:
-        ConfigError: a data set whose size is not known beforehand, or a target that no mix of options reaches.
+        ConfigError: the size of the data set is not known in advance, or no mix of options reaches a target.
     """
     if settings.data not in _DATA:
         raise ConfigError(f"data={settings.data!r} is not one of the paper's: {', '.join(_DATA)}")
@@ -90,7 +90,7 @@ def expected(settings: RunSettings) -> Expected:
         settings.train.batch_size,
     )
     samples = training_samples(settings)
-    # Language: only the linear layers of the trunk count, neither attention's products nor the head.
+    # For language only the linear layers of the trunk count, without the products of attention and the head.
     counted = [
         (op, cost)
         for op, cost in prices.ops
@@ -107,7 +107,7 @@ def expected(settings: RunSettings) -> Expected:
 
 
 def training_samples(settings: RunSettings) -> int:
-    """Samples that the loop sees: whole batches of each epoch, or of each iteration."""
+    """The number of samples in the loop: whole batches of each epoch, or of each iteration."""
     loop = settings.train
     steps = loop.epoch_steps and loop.epochs * loop.epoch_steps
     steps = steps if loop.iterations is None else loop.iterations
@@ -120,12 +120,12 @@ def training_samples(settings: RunSettings) -> int:
 
 
 def mix_of(target: float, options: Sequence[Precision], weight_bits: int) -> Mix:
-    """Shares of the two options whose costs enclose a target cp (per cent) most closely, so that they average it.
+    """Shares of the two options whose costs enclose a target cp (per cent) most closely; their mean cost is the target.
 
-    Options that BitFusion multiplies natively come first: wider ones are used only where those cost too little.
+    Options that BitFusion multiplies natively come first; wider ones are only used if those cost too little.
 
     Raises:
-        ConfigError: the target lies outside the options.
+        ConfigError: the target is outside the range of the options.
     """
     one = OpCost((1, 1, 1))
     costs = {option: 100 * sum(one.spent(option, weight_bits)) / 3 for option in options}
@@ -142,7 +142,7 @@ def mix_of(target: float, options: Sequence[Precision], weight_bits: int) -> Mix
 
 
 def _levels(settings: RunSettings) -> list[tuple[float, Mix, int | None]]:
-    """Shares of the run's samples, with the options that each is trained in and the bits of its weights."""
+    """Shares of the run's samples, each with its mix of options and its weight bits."""
     config = settings.frac
     if config.method == "float":
         raise ConfigError("a float run has no precision to compute a cost from")
@@ -163,7 +163,7 @@ def _levels(settings: RunSettings) -> list[tuple[float, Mix, int | None]]:
 def _stages(
     levels: tuple[Precision, ...] | tuple[float, ...], settings: RunSettings
 ) -> list[tuple[float, Precision | float]]:
-    """Each level with its share of the run; those of an automatic schedule are taken as equally long."""
+    """Each level with its share of the run; stages of an automatic schedule count as equally long."""
     epochs = _epochs(settings)
     plan = plan_stages(settings.frac.replace(epochs=epochs), levels)
     if settings.frac.schedule not in ("manual", "cyclic"):
@@ -185,7 +185,7 @@ def _spent(prices: StepPrices, op: Op, cost: OpCost, mix: Mix, weight_bits: int 
     computing = [option for _, option in mix if not option.skips]
     sums = np.zeros((3, 3))
     for share, option in mix:
-        # What cannot be skipped takes the cheapest option that computes (docs/architecture.md).
+        # An op that cannot be skipped takes the cheapest option that computes (docs/architecture.md).
         taken = option if (skippable and not op.skip_path) or not option.skips else computing[0]
         sums += share * prices.of(op, cost, taken, weight_bits)
     return sums
@@ -201,7 +201,7 @@ def _prices(
     pins: tuple[Pin, ...],
     batch: int,
 ) -> StepPrices:
-    """Prices of a model, recorded once for all of its recipes: what it multiplies does not depend on the method."""
+    """Prices of a model, recorded once for all its recipes, because its products do not depend on the method."""
     from fractrain_fx.api import fractrainify
 
     built = build_model(name, stand_in(task, classes, block_length=block_length), image_size=image_size)

@@ -1,4 +1,4 @@
-"""The tables of the comparison, for a terminal and for Markdown."""
+"""Comparison tables for a terminal and for Markdown."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _NOTES = (
 
 
 def notes_of(rows: Sequence[Comparison]) -> list[str]:
-    """How to read the table, and the notes of its rows."""
+    """Notes on how to read the table, and the notes of its rows."""
     notes = list(_NOTES)
     if any(row.runs for row in rows):
         notes.append("Measured: the best evaluation of a run, and the cost of the steered layers up to it.")
@@ -45,7 +45,7 @@ def notes_of(rows: Sequence[Comparison]) -> list[str]:
 
 
 def comparison_table(table: str, rows: Sequence[Comparison]) -> Table:
-    """For a terminal."""
+    """The table for a terminal."""
     shown = Table(title=f"{_title(table)}: {TABLES[table]}", box=SIMPLE_HEAD, title_justify="left")
     for index, heading in enumerate(_HEADINGS):
         head = heading.replace(": ", "\n") if ": " in heading else heading.replace(", ", "\n")
@@ -61,7 +61,7 @@ def comparison_table(table: str, rows: Sequence[Comparison]) -> Table:
 
 
 def markdown_table(rows: Sequence[Comparison]) -> str:
-    """The same table in Markdown."""
+    """The table in Markdown."""
     lines = ["| " + " | ".join(_HEADINGS) + " |", "|---" + "|---:" * (len(_HEADINGS) - 1) + "|"]
     group = None
     for row in rows:
@@ -81,7 +81,7 @@ def _group(row: Comparison) -> str:
 
 
 def _cells(row: Comparison) -> Iterator[tuple[str, ...]]:
-    """The row itself, and one for each run of it."""
+    """The cells of a row, and of a row for each of its runs."""
     paper = row.recipe.paper
     yield (
         row.recipe.row.partition(", ")[2],

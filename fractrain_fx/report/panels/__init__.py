@@ -1,4 +1,4 @@
-"""From runs to panels: which figures a report has, in which order, and what each says in words."""
+"""Build the panels of a report from runs: its figures, their order, and their descriptions."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["build_sheet"]
 
 
 def build_sheet(runs: Sequence[Run], epochs: Iterable[int] = ()) -> Sheet:
-    """Everything that is drawn about some runs.
+    """All panels and tables of a report.
 
     Args:
-        runs: at least one.
-        epochs: which bit allocations to draw; by default those at the end of each stage.
+        runs: at least one run.
+        epochs: epochs of the bit allocations to draw; by default those at the end of each stage.
 
     Raises:
         ConfigError: no run with gates has one of the epochs.
@@ -40,7 +40,7 @@ def build_sheet(runs: Sequence[Run], epochs: Iterable[int] = ()) -> Sheet:
         made.append(allocations(gated, tables, tuple(epochs), slugs))
         made += [panel for panel in [by_input(gated, tables, slugs)] if panel is not None]
     elif tuple(epochs):
-        raise ConfigError("epochs are those of bit allocations, and none of these runs has gates: leave them out")
+        raise ConfigError("epochs select bit allocations, but none of these runs has gates: leave them out")
     finished = [run for run in runs if run.result is not None]
     if finished:
         made.append(costs(finished, tables, slugs))
@@ -48,7 +48,7 @@ def build_sheet(runs: Sequence[Run], epochs: Iterable[int] = ()) -> Sheet:
 
 
 def _slugs(runs: Sequence[Run]) -> dict[str, str]:
-    """Names as parts of file names and of the page's elements, all different."""
+    """A unique part of file names and element names for each run."""
     found: dict[str, str] = {}
     for run in runs:
         slug = base = re.sub(r"[^A-Za-z0-9_]+", "-", run.name).strip("-") or "run"

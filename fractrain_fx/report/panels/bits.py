@@ -1,4 +1,4 @@
-"""Which precision each block took at which epoch (supplement, figure 2)."""
+"""The panel of precisions that each block chose in each epoch (supplement, figure 2)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["allocations"]
 def allocations(
     gated: Sequence[Run], tables: dict[str, list[frames.Row]], asked: tuple[int, ...], slugs: Mapping[str, str]
 ) -> Panel:
-    """The panel; adds the tables that its figures name.
+    """The panel; adds the tables of its figures.
 
     Raises:
         ConfigError: ``asked`` has an epoch that no run has.

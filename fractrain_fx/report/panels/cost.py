@@ -1,4 +1,4 @@
-"""What finished runs cost by path and block, in MACs and on BitFusion."""
+"""The panel of the cost of finished runs by path and block, in MACs and on BitFusion."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SCOPES = {"end": "whole run", "best": "up to the best evaluation"}
 
 
 def costs(finished: Sequence[Run], tables: dict[str, list[frames.Row]], slugs: Mapping[str, str]) -> Panel:
-    """The panel; adds the tables that its figures name."""
+    """The panel; adds the tables of its figures."""
     for scope in _SCOPES:
         tables[f"paths-{scope}"] = frames.path_rows(finished, scope)
         for run in finished:
@@ -79,7 +79,7 @@ def costs(finished: Sequence[Run], tables: dict[str, list[frames.Row]], slugs: M
 
 
 def _dearest(rows: Iterable[frames.Row], quantity: str) -> float:
-    """What the most expensive block cost, over all paths."""
+    """The cost of the most expensive block, over all paths."""
     sums: dict[str, float] = {}
     for row in rows:
         sums[row["block"]] = sums.get(row["block"], 0.0) + row[quantity]

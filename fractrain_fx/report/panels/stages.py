@@ -1,4 +1,4 @@
-"""cp against its target over the epochs, turning points, and the stages' cost and time side by side."""
+"""The panel of stages: cp against its target, turning points, and the cost and time of stages side by side."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["stages"]
 
 
 def stages(runs: Sequence[Run], rows: Sequence[frames.Row], slugs: Mapping[str, str]) -> Panel:
-    """The panel; ``rows`` are those of the stages' table."""
+    """The panel; ``rows`` are the rows of the stages' table."""
     columns = (
         Column("epoch", "epoch", "d"),
         Column("level", "stage"),

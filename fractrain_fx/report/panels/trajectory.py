@@ -1,4 +1,4 @@
-"""Test measure and training loss against what training had cost by then (paper, figure 6)."""
+"""The panel of test measure and training loss against the cost so far (paper, figure 6)."""
 
 from __future__ import annotations
 

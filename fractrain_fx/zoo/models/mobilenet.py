@@ -1,8 +1,8 @@
 """MobileNetV2 for 32x32 images, as the paper trains it on CIFAR-10/100.
 
-Against Sandler et al. (2018): the stem and the second stage keep the resolution; every block expands, also at ratio 1;
-and a block that keeps the resolution but changes the width has a 1x1 convolution and a norm as its skip path. With
-these three the forward pass is the 91.15 million MACs that the paper's costs follow from.
+It differs from Sandler et al. (2018) in three points. The stem and the second stage keep the resolution. Every block
+expands, also at ratio 1. A block that keeps the resolution but changes the width has a 1x1 convolution and a norm as
+its skip path. This gives a forward pass of 91.15 million MACs, from which the paper's costs follow.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ STAGES = ((1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3,
 
 
 class InvertedResidual(nn.Module):
-    """1x1 expansion, 3x3 depthwise, linear 1x1 projection; a skip path where the resolution stays."""
+    """1x1 expansion, 3x3 depthwise, linear 1x1 projection; a skip path if the resolution stays."""
 
     def __init__(self, inputs: int, outputs: int, ratio: int, stride: int) -> None:
         super().__init__()

@@ -18,7 +18,7 @@ _conv3x3 = partial(nn.Conv2d, kernel_size=3, padding=1, bias=False)
 
 
 class _Residual(nn.Module, ABC):
-    """``relu(branch(x) + skip(x))``; the skip is a 1x1 convolution and a norm where the shape changes."""
+    """``relu(branch(x) + skip(x))``; the skip is a 1x1 convolution and a norm if the shape changes."""
 
     expansion: int
     downsample: nn.Sequential | None
@@ -114,7 +114,7 @@ class ResNet(nn.Module):
 
 
 def resnet20(num_classes: int = 10) -> ResNet:
-    """Three basic blocks a stage; not in the paper, for trials on a small machine."""
+    """Three basic blocks a stage; not in the paper, for experiments on a small machine."""
     return ResNet(BasicBlock, 3, num_classes)
 
 

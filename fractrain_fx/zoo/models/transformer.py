@@ -34,7 +34,7 @@ class SelfAttention(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention, then two linear layers with a ReLU; each normalised before and added to its input."""
+    """Attention, then two linear layers with a ReLU; each is added to its input and reads it normalised."""
 
     def __init__(self, width: int, hidden: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -52,12 +52,12 @@ class Layer(nn.Module):
 
 
 class TransformerLM(nn.Module):
-    """Token ids in, logits of each next token out; the head is the embedding's own weight.
+    """Token ids in, logits of each next token out; the head has the weight of the embedding.
 
     Args:
         vocab_size: number of tokens.
-        width: of the embedding and of every residual.
-        hidden: of the two linear layers.
+        width: width of the embedding and of every residual.
+        hidden: hidden width of the two linear layers.
         layers: number of layers.
         heads: attention heads a layer.
         dropout: probability, after the embedding and after each branch.
@@ -88,7 +88,7 @@ class TransformerLM(nn.Module):
 
     def forward(self, tokens: Int[Tensor, "batch length"]) -> Float[Tensor, "batch length vocab"]:
         x = self.embed(tokens)
-        # The embedding is drawn small for the tied head and scaled up here to the size of the positions.
+        # The embedding starts small for the tied head, and is scaled up here to the size of the positions.
         x = x * math.sqrt(self.embed.embedding_dim) + _positions(tokens.shape[1], self.embed.weight)
         x = self.dropout(x)
         for layer in self.layers:

@@ -1,4 +1,4 @@
-"""Recipes: the settings of a run of the paper with the numbers that the paper prints for it."""
+"""Recipes: the settings of the paper's runs, with the numbers that the paper prints for them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fractrain_fx.zoo.recipes.variants import split_name, varied
 
 __all__ = ["TABLES", "PaperNumbers", "Recipe", "load_recipe", "load_recipes", "recipes_of"]
 
-# What a recipe's ``tables`` may name, and what it shows.
+# The keys that a recipe's ``tables`` may name, with descriptions.
 TABLES = {
     "1": "PFQ on MobileNetV2 and CIFAR-10/100",
     "2": "PFQ on ResNet-18 / ImageNet and Transformer-base / WikiText-103",
@@ -30,24 +30,24 @@ TABLES = {
 }
 
 
-# Rows of one model stand in the paper's order.
+# The order of methods in the rows of one model, as in the paper.
 _ORDER = ("wageubn", "dorefa", "affine", "pfq", "slu", "dfq", "fractrain")
 
 
 @dataclass(frozen=True)
 class PaperNumbers:
-    """What the paper prints for a run; ``None`` where it prints nothing.
+    """The numbers that the paper prints for a run; ``None`` for numbers that it does not print.
 
     Attributes:
         accuracy: best test accuracy in per cent.
         perplexity: best test perplexity.
-        delta: difference of the measure to that of the row compared with, as the paper prints it.
-        macs: training cost up to the best evaluation, in full-precision MACs.
-        saving: per cent of the MACs of the row compared with.
+        delta: difference of the measure to the baseline's, as the paper prints it.
+        macs: training cost until the best evaluation, in full-precision MACs.
+        saving: saving in per cent of the baseline's MACs.
         energy_kj: training energy in kilojoules.
         latency_min: training latency in minutes.
-        cost_of_dfq: MACs, as a multiple of those of DFQ.
-        delta_range, saving_range: lowest and highest over a group of runs, where only those are printed.
+        cost_of_dfq: MACs as a multiple of DFQ's.
+        delta_range, saving_range: lowest and highest over a group of runs, if only these are printed.
     """
 
     accuracy: float | None = None
@@ -72,13 +72,13 @@ class Recipe:
     """A run of the paper.
 
     Attributes:
-        name: of its file.
-        tables: tables and figures that it belongs to, keys of ``TABLES``.
-        row: what the paper calls it.
+        name: name of its file.
+        tables: its tables and figures, keys of ``TABLES``.
+        row: its name in the paper.
         paper: the paper's numbers.
         baseline: name of the recipe that the paper compares it with.
-        note: what to know of the numbers.
-        values: the settings as the file has them.
+        note: a remark on the numbers.
+        values: the settings in the file.
     """
 
     name: str
@@ -91,7 +91,7 @@ class Recipe:
 
     @cached_property
     def settings(self) -> RunSettings:
-        """The whole run, as ``fractrain train --recipe`` starts it."""
+        """All settings of the run, as ``fractrain train --recipe`` starts it."""
         return RunSettings.from_dict(dict(self.values) | {"recipe": self.name})
 
     def to_dict(self) -> dict[str, Any]:
@@ -109,10 +109,10 @@ class Recipe:
 
 
 def load_recipe(name: str) -> Recipe:
-    """The recipe of that name, which may end with ``-as-the-paper`` or ``-as-the-code``.
+    """Load a recipe by name, which may end with ``-as-the-paper`` or ``-as-the-code``.
 
     Raises:
-        ConfigError: there is none; near names are offered. Or it has no such variant.
+        ConfigError: the name is unknown (the message has near names), or the recipe has no such variant.
     """
     import yaml
 
@@ -135,15 +135,15 @@ def load_recipe(name: str) -> Recipe:
 
 
 def load_recipes() -> list[Recipe]:
-    """All of them, by name."""
+    """All recipes, in order of their names."""
     return [load_recipe(name) for name in _names()]
 
 
 def recipes_of(table: str) -> list[Recipe]:
-    """The rows of a table or figure: model by model, baselines before what is compared with them.
+    """The recipes of a table or figure: model by model, with baselines before the runs compared with them.
 
     Raises:
-        ConfigError: no recipe belongs to it.
+        ConfigError: the table or figure is unknown.
     """
     if table not in TABLES:
         raise ConfigError(f"table {table!r} is unknown: write one of {', '.join(TABLES)}.{near(table, TABLES)}")
