@@ -43,7 +43,7 @@ COMMON: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Row:
-    """One run: how it is called, and its settings beside the common ones."""
+    """One run: its name, and its settings besides the common ones."""
 
     name: str
     settings: dict[str, Any]
@@ -58,7 +58,7 @@ ROWS = {
 
 
 def run(key: str, data_dir: str) -> None:
-    """Train one row; its CPU time is kept too, because a shared machine's wall time says little."""
+    """Train one row; keeps its CPU time too, because wall time on a shared machine tells little."""
     out = RUNS / key
     settings = RunSettings.from_dict(COMMON | ROWS[key].settings | {"data_dir": data_dir})
     trainer = new_run(settings, out)
@@ -76,7 +76,7 @@ def run(key: str, data_dir: str) -> None:
 
 
 def command(key: str) -> str:
-    """What trains the same on the command line."""
+    """The command that trains the same run."""
     settings = COMMON | ROWS[key].settings
     words = []
     for name, value in settings.items():
@@ -85,7 +85,7 @@ def command(key: str) -> str:
 
 
 def page() -> str:
-    """The page, from the runs that are there."""
+    """The page, from the finished runs."""
     done = {key: RUNS / key for key in ROWS if (RUNS / key / "made_with.json").is_file()}
     made = [json.loads((out / "made_with.json").read_text(encoding="utf-8")) for out in done.values()]
     lines = [

@@ -1,8 +1,8 @@
-"""``python -m benchmarks.convolutions``: where is a 3x3 convolution quicker on whole codes than in float?
+"""``python -m benchmarks.convolutions``: when is a 3x3 convolution quicker on whole codes than in float?
 
-A convolution of equal channels in and out at stride 1, forward and backward with all three products: in float, under
-bfloat16 autocast, simulated, and on codes (``execution="auto"``, ``kernels="int8"``), which are first put in rows that
-hold what each kernel covers (im2col).
+A convolution with equally many channels in and out at stride 1, forward and backward with all three products: in float,
+under bfloat16 autocast, simulated, and on codes (``execution="auto"``, ``kernels="int8"``), which are first put into
+rows of one kernel position each (im2col).
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ def main(argv: Sequence[str] | None = None) -> None:
 def steps(
     channels: int, side: int, batch: int, precisions: Sequence[str], bf16: bool
 ) -> Mapping[str, Callable[[], None]]:
-    """What is timed, each on a convolution of its own with the same weights and data.
+    """The timed steps, each on a copy of the convolution with the same weights and data.
 
     Args:
-        channels: in and out.
-        side: of the images.
-        batch: images.
-        precisions: to simulate, and to multiply on codes.
+        channels: channels in and out.
+        side: side of the images.
+        batch: number of images.
+        precisions: precisions to simulate, and to multiply on codes.
         bf16: whether to run the float convolution under bfloat16 autocast too.
     """
     torch.manual_seed(0)

@@ -1,8 +1,8 @@
-"""``python -m benchmarks.linears``: from which size on is a linear layer quicker on whole codes than in float?
+"""``python -m benchmarks.linears``: from which size is a linear layer quicker on whole codes than in float?
 
 One linear layer of equal width in and out, forward and backward with all three products, at several precisions: in
-float, under bfloat16 autocast, simulated, and on int8 (``execution="auto"``, ``kernels="int8"``): units for bytes, or
-the C++ kernels of a CPU that has none.
+float, under bfloat16 autocast, simulated, and on int8 (``execution="auto"``, ``kernels="int8"``). int8 uses the units
+for bytes of a processor, or C++ kernels on a CPU without such units.
 """
 
 from __future__ import annotations
@@ -64,15 +64,15 @@ def main(argv: Sequence[str] | None = None) -> None:
 def steps(
     width: int, tokens: int, precisions: Sequence[str], simulated: Sequence[str], bf16: bool, device: str
 ) -> dict[str, Callable[[], None]]:
-    """What is timed, each on a layer of its own with the same weights and data.
+    """The timed steps, each on a copy of the layer with the same weights and data.
 
     Args:
         width: channels in and out.
         tokens: rows of the input.
-        precisions: to multiply on int8.
+        precisions: precisions to multiply on int8.
         simulated: precisions to simulate.
         bf16: whether to run the float layer under bfloat16 autocast too.
-        device: where they run.
+        device: the device.
     """
     torch.manual_seed(0)
     layer = nn.Linear(width, width).to(device)
@@ -94,7 +94,7 @@ def forms(
 
 
 def crossovers(found: Mapping[tuple[int, int], Times], base: str) -> list[str]:
-    """For each form and width, from how many tokens on it takes less time than ``base``, as far as measured."""
+    """For each form and width, the number of tokens from which it takes less time than ``base``, as measured."""
     lines = []
     for name in next(iter(found.values())):
         if not name.startswith("int8"):
@@ -117,7 +117,7 @@ def _rewritten(layer: nn.Module, x: Tensor, precision: str, execution: Execution
     config = FracConfig(
         method="static",
         precision=bits,
-        pins=(Pin("0", bits),),  # the first layer of a model stays float otherwise
+        pins=(Pin("0", bits),),  # otherwise the first layer of a model stays float
         rounding="compiled" if x.device.type == "cpu" else "eager",
         execution=execution,
         kernels="int8" if execution == "auto" else "auto",

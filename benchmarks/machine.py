@@ -1,4 +1,4 @@
-"""What a measurement ran on, in words that say enough to compare and nothing about whose machine it is."""
+"""Describe the hardware of a measurement: enough to compare, and nothing about the owner."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["describe", "device_name", "versions"]
 
 
 def describe(device: str) -> dict[str, str]:
-    """Processor (and GPU), threads and how they are bound, versions."""
+    """Processor (and GPU), threads and their binding, versions."""
     bound = os.environ.get("OMP_PROC_BIND", "").lower() not in ("", "false")
     facts = {
         "processor": f"{_processor()}, {os.cpu_count()} cores, {_instructions()}",
@@ -25,7 +25,7 @@ def describe(device: str) -> dict[str, str]:
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Versions of Python and of those packages that are installed."""
+    """Versions of Python and of the installed ones of some packages."""
     found = {"python": platform.python_version()}
     for package in packages:
         try:
@@ -41,7 +41,7 @@ def device_name(device: str) -> str:
 
 
 def _instructions() -> str:
-    """What torch's kernels are made for, and the units for small numbers."""
+    """The instruction set of torch's kernels, and the processor's units for small numbers."""
     found = {
         "VNNI": torch.cpu._is_vnni_supported(),
         "bfloat16": torch.cpu._is_avx512_bf16_supported(),

@@ -45,7 +45,7 @@ def _hugging_face(name: str, **sizes: Any) -> Callable[[], nn.Module]:
 
 
 class _Tagger(nn.Module):
-    """A bidirectional LSTM over words, as sequence taggers had it."""
+    """A bidirectional LSTM over words, as in sequence taggers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,9 +78,9 @@ class Row:
     """MACs of one sample.
 
     Attributes:
-        name: of the model.
-        ours, torchs, fvcores: of the forward pass.
-        ours_training, torchs_training: of FW, EB and GC together.
+        name: name of the model.
+        ours, torchs, fvcores: MACs of the forward pass.
+        ours_training, torchs_training: MACs of FW, EB and GC together.
     """
 
     name: str
@@ -92,7 +92,7 @@ class Row:
 
 
 class _Positional(nn.Module):
-    """A call by position with tensors only, which is what can be traced."""
+    """A call with tensors by position only, because only such a call can be traced."""
 
     def __init__(self, model: nn.Module, kwargs: dict[str, Any], args: int) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class _Positional(nn.Module):
 
 
 def count(name: str, batch: int = 2) -> Row:
-    """Count one model all three ways on the same inputs, with attention as torch runs it by itself."""
+    """Count one model in all three ways on the same inputs, with torch's own attention."""
     torch.manual_seed(0)
     model = MODELS[name]()
     if isinstance(model, _Tagger):
@@ -119,7 +119,7 @@ def count(name: str, batch: int = 2) -> Row:
     rewritten = fractrainify(model, config=FracConfig(method="float"), example_inputs=args, example_kwargs=kwargs)
     ours = training = 0.0
     for node, op in ops_of(rewritten.graph):
-        # What all samples share is computed once for the batch, and so its cost is spread over them.
+        # Ops that all samples share run once for the batch, so their cost is divided among the samples.
         share = 1 if facts(node).samples else 1 / batch
         ours, training = ours + share * (op.macs or 0), training + share * sum(op.training_macs)
     with FlopCounterMode(display=False) as forward, torch.no_grad():

@@ -1,4 +1,4 @@
-"""Results inside a hand-written Markdown page: each benchmark rewrites what stands between its own two markers."""
+"""Results inside a hand-written Markdown page: each benchmark rewrites the text between its two markers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["markdown_table", "write_section"]
 
 
 def write_section(page: Path, name: str, text: str) -> None:
-    """Replace what stands between ``<!-- name -->`` and ``<!-- /name -->``; a page that does not exist is made.
+    """Replace the text between ``<!-- name -->`` and ``<!-- /name -->``; a missing page is made.
 
     Raises:
-        ValueError: the page exists and has no such pair of markers, or several.
+        ValueError: the page exists without such a pair of markers, or with several.
     """
     first, last = f"<!-- {name} -->", f"<!-- /{name} -->"
     section = f"{first}\n\n{text.strip()}\n\n{last}"
@@ -28,7 +28,7 @@ def write_section(page: Path, name: str, text: str) -> None:
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], text_columns: int = 1) -> str:
-    """A Markdown table; all but the first ``text_columns`` columns are aligned to the right."""
+    """A Markdown table; all columns except the first ``text_columns`` are aligned to the right."""
     rule = ["---" if column < text_columns else "---:" for column in range(len(head))]
     return "\n".join(
         "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in line) + " |"

@@ -1,8 +1,8 @@
 """``python -m benchmarks.profile``: where the time of an eager training step goes, by family of operators (CPU).
 
-The profiler gives every operator's own time and the Python functions that it was called from; the family is what the
-package's functions among those do, or what the operator is. Backward operators of the model's own layers have no such
-functions: products are known by their names, all else is the rest.
+The profiler gives every operator's own time and the Python functions that called it. The package's functions among them
+decide the family, or else the operator itself. Backward operators of the model's own layers have no such functions:
+products are recognised by their names, and all others are the rest.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _PRODUCTS = re.compile(
 GATE_GRADIENT, GATES, PRODUCTS = "gate gradient", "gates, skip and cost", "convolutions and products"
 NOISE, RANGES, ROUNDING, REST = "noise", "ranges", "rounding", "rest of the model"
 FAMILIES = (PRODUCTS, ROUNDING, RANGES, NOISE, GATE_GRADIENT, GATES, REST)
-# By "file: qualified function" of a frame; the first rule that any frame fits decides.
+# Patterns for "file: qualified function" of a frame; the first rule that matches any frame decides.
 _BY_FRAME: tuple[tuple[str, re.Pattern[str]], ...] = (
     (GATE_GRADIENT, re.compile(r"(?i).*: .*(gate_?grad|_gains?\b|activation_errors|_inner)")),
     (GATES, re.compile(r"(nn/(gates|cost)|engine/.*)\.py: ")),
@@ -56,7 +56,7 @@ _BY_FRAME_AFTER_PRODUCTS: tuple[tuple[str, re.Pattern[str]], ...] = (
 
 
 def family(operator: str, frames: Sequence[str]) -> str:
-    """The family of an operator that was called from these of the package's functions (``file: qualified name``)."""
+    """The family of an operator, from the package's functions that called it (``file: qualified name``)."""
     for name, pattern in _BY_FRAME:
         if any(pattern.match(frame) for frame in frames):
             return name
@@ -69,7 +69,7 @@ def family(operator: str, frames: Sequence[str]) -> str:
 
 
 def by_family(roots: Iterable[Any]) -> Counter[str]:
-    """Own nanoseconds of all operators below some nodes of the profiler's tree, by family."""
+    """Nanoseconds of all operators below some nodes of the profiler's tree (without their children), by family."""
     spent: Counter[str] = Counter()
     pending: list[tuple[Any, tuple[str, ...]]] = [(root, ()) for root in roots]
     while pending:
@@ -101,7 +101,7 @@ def _operators_below(node: Any) -> Iterator[Any]:
 
 @cache
 def _qualified(file: Path, line: int, function: str) -> str:
-    """``Class.function`` where the profiler only says in which line of which file a function begins."""
+    """``Class.function`` for the file and first line of a function, which is all that the profiler gives."""
     for name, first, last in _classes(file):
         if first <= line <= last:
             return f"{name}.{function}"
@@ -131,7 +131,7 @@ def where(step: Step, repeats: int) -> tuple[float, dict[str, float]]:
 def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else list(argv)
     options = _parser().parse_args(argv)
-    console = Console(width=max(Console().width, 130))  # a log file is no reason to cut numbers off
+    console = Console(width=max(Console().width, 130))  # a log file must not cut numbers off
     parts: list[str] = []
     for name in options.models:
         torch.manual_seed(0)
@@ -151,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _rows(found: dict[str, tuple[float, dict[str, float]]]) -> list[list[str]]:
     rows = [[name, *(_cell(spent[name], wall) for wall, spent in found.values())] for name in FAMILIES]
-    # Operators take a little longer under the profiler, so that their sum can exceed a step without it.
+    # Operators take a little longer under the profiler, so their sum can exceed a step without it.
     between = [_cell(max(0.0, wall - sum(spent.values())), wall) for wall, spent in found.values()]
     return [*rows, ["between operators (Python)", *between], ["step", *(f"{wall:.1f}" for wall, _ in found.values())]]
 

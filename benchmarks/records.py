@@ -1,4 +1,4 @@
-"""What all benchmarks keep and show: medians with quartiles, ratios inside a round, JSON files, command lines."""
+"""Code that all benchmarks share: medians with quartiles, ratios inside a round, JSON files, command lines."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _Row = TypeVar("_Row")
 
 
 class Quartiles(NamedTuple):
-    """The middle of some numbers, and the range that holds their middle half."""
+    """The median of some numbers, and the range of their middle half."""
 
     median: float
     low: float
@@ -47,12 +47,12 @@ def quartiles(values: Sequence[float]) -> Quartiles:
 
 
 def ratios(times: Mapping[str, Sequence[float]], name: str, base: str) -> Quartiles:
-    """Of one method's time to another's, round by round: what slows a whole round cancels."""
+    """Quartiles of the ratio of two methods' times, round by round, so that a slow round cancels."""
     return quartiles([mine / other for mine, other in zip(times[name], times[base], strict=True)])
 
 
 def command(program: str, argv: Sequence[str], places: Iterable[str] = ("--json", "--table")) -> str:
-    """The command line that gives these numbers again, without ``places``: where they were written to."""
+    """The command line that gives these numbers again, without the options ``places`` for output files."""
     places = set(places)
     kept = [
         word
@@ -63,17 +63,17 @@ def command(program: str, argv: Sequence[str], places: Iterable[str] = ("--json"
 
 
 def machine_words(machine: Mapping[str, str]) -> str:
-    """What ``benchmarks.machine.describe`` gives, as part of a sentence."""
+    """The result of ``benchmarks.machine.describe`` as part of a sentence."""
     return ", ".join(f"{name} {value}" for name, value in machine.items())
 
 
 def spread(values: Quartiles | None, digits: int) -> str:
-    """``median (low-high)``; nothing of nothing."""
+    """``median (low-high)``; empty for ``None``."""
     return f"{values.median:.{digits}f} ({values.low:.{digits}f}-{values.high:.{digits}f})" if values else ""
 
 
 def rich_table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]], text_columns: int = 1) -> Table:
-    """A table for the terminal; all but the first ``text_columns`` columns are aligned to the right."""
+    """A table for the terminal; all columns except the first ``text_columns`` are aligned to the right."""
     table = Table(title=title)
     for index, column in enumerate(head):
         is_text = index < text_columns
@@ -84,7 +84,7 @@ def rich_table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]], t
 
 
 def write_json(path: Path, runs: Mapping[str, Any]) -> None:
-    """Runs by name, each a dataclass, in place of the file at once; packed where it ends with ``.gz``."""
+    """Replace a file by runs by name, each a dataclass; gzip if its name ends with ``.gz``."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps({name: asdict(run) for name, run in runs.items()}, indent=1).encode()
     part = path.with_suffix(".part")
@@ -93,7 +93,7 @@ def write_json(path: Path, runs: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, dict[str, Any]]:
-    """What :func:`write_json` wrote, as plain values; nothing where there is no file."""
+    """Read a file of :func:`write_json` as plain values; empty if there is no file."""
     if not path.exists():
         return {}
     data = path.read_bytes()
@@ -102,7 +102,7 @@ def read_json(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def load_rows(kind: type[_Row], rows: Iterable[Mapping[str, Any]]) -> list[_Row]:
-    """Rows of a dataclass from plain values; JSON has made lists of their quartiles."""
+    """Rows of a dataclass from plain values, in which JSON has turned quartiles into lists."""
     spreads = {each.name for each in fields(kind) if "Quartiles" in str(each.type)}  # type: ignore[arg-type]
     return [
         kind(**{name: Quartiles(*value) if name in spreads and value else value for name, value in row.items()})

@@ -1,6 +1,6 @@
-"""What rewriting costs: against a training step, for each node as models get deeper, and without room for the model.
+"""The cost of rewriting: against a training step, for each node as models get deeper, and for a model without data.
 
-``--scale`` measures the last only: LLaMA-7B on the meta device, each run in a process of its own.
+``--scale`` only measures the last: LLaMA-7B on the meta device, each run in a separate process.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def against_a_step(name: str, rounds: int = 5) -> tuple[float, float]:
 
 
 def for_each_node(depth: int, rounds: int = 3) -> tuple[int, float, float]:
-    """Nodes of a ViT's rewritten graph, and milliseconds for each: recording and passes alone, then with the check."""
+    """Nodes of a ViT's rewritten graph, and milliseconds for each: recording and passes, without and with the check."""
     model = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=depth)
     x = torch.randn(2, 3, 32, 32)
     rewritten: list[FracModel] = []
@@ -87,7 +87,7 @@ def scale(console: Console) -> None:
     for column in ("layers", "parameters", "nodes", "plan, s", "rewrite, s", "rewrite, ms a node", "peak memory, GiB"):
         table.add_column(column, justify="right")
     for layers in (8, 16, 32, 64, 128):
-        # A process of its own: peak memory is that of all that a process ever did.
+        # A separate process, because peak memory is over the whole life of a process.
         run = [sys.executable, "-m", "benchmarks.rewrite", "--layers", str(layers)]
         row = json.loads(subprocess.run(run, capture_output=True, text=True, check=True).stdout)
         each = f"{1000 * row['rewrite_s'] / row['nodes']:.2f}"

@@ -1,7 +1,7 @@
 """``python -m benchmarks.skipping``: a training step in which a share of the samples skips every block it can.
 
-Masked (``execution="simulate"``) computes them all the same; dispatched (``execution="auto"``) leaves them out from a
-threshold on; gathered leaves them out whatever their share, which shows where that begins to pay.
+Masked (``execution="simulate"``) computes these samples too; dispatched (``execution="auto"``) leaves them out from a
+threshold on; gathered leaves them out at every share, which shows from where this saves time.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ same with `skip_threshold=0`; `masked` is `execution="simulate"`.
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured of one form at one share of skipped samples."""
+    """The measurement of one form at one share of skipped samples."""
 
     share: float
     form: str
@@ -154,7 +154,7 @@ def prepare(
 
 
 def skip_share(model: FracModel, batch: int, share: float) -> None:
-    """Make a share of the samples skip every block that can be, and the others choose the other options in turn."""
+    """Make a share of the samples skip every skippable block, and the others choose the other options in turn."""
     for module in list(model.modules()):
         if isinstance(module, Controller):
             module.head = _Choosing(module.head, batch, share)  # type: ignore[assignment]
@@ -169,7 +169,7 @@ class _Choosing(nn.Module):
         super().__init__()
         self.head = head
         sample, options = torch.arange(batch), head.out_features
-        # Spread over the batch rather than its first samples, as in training.
+        # Spread over the batch, as in training, instead of its first samples.
         skips = (sample * round(share * batch)) % batch < round(share * batch)
         computing = F.one_hot(1 + (~skips).cumsum(0) % (options - 1), options)
         skipping = F.one_hot(torch.zeros_like(sample), options) * skips[:, None]
@@ -196,7 +196,7 @@ def _rows(share: float, steps: dict[str, Step], times: dict[str, list[float]]) -
 
 
 def markdown(runs: Iterable[Run]) -> str:
-    """All runs, with how they were made."""
+    """All runs, with the commands that made them."""
     parts = [_HOW.strip()]
     for run in runs:
         head = f"**{run.title}, batch {run.batch}, method {run.method}**"

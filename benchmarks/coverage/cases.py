@@ -1,4 +1,4 @@
-"""One model of the sweep: its name, and what a builder hands over for the checks."""
+"""One model of the sweep: its name, and the model with a batch for the checks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Suite = Literal["timm", "hf", "torchvision", "libraries"]
 
 
 class NotBuiltError(Exception):
-    """A model that cannot be made here: not by this machine, not without a download, not from a configuration alone."""
+    """A model cannot be built on this machine, or not without a download, or not from a configuration alone."""
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class Case:
     """A model by name.
 
     Attributes:
-        suite: where it comes from.
-        name: what that library calls it.
-        group: the family it is counted under (timm: its module).
+        suite: the suite of the model.
+        name: its name in the library.
+        group: its family (timm: its module).
     """
 
     suite: Suite
@@ -42,9 +42,9 @@ class Ready:
 
     Attributes:
         model: randomly initialised.
-        rebuild: makes it again, with the same sizes and other random weights.
+        rebuild: builds it again, with the same sizes and other random weights.
         args, kwargs: the batch.
-        how: what was changed to make it fit, and which head and inputs it got.
+        how: changes that made it smaller, its head and its inputs.
     """
 
     model: nn.Module

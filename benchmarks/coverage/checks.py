@@ -1,4 +1,4 @@
-"""One training step or evaluation of a model as numbers, and whether two of them are the same bit for bit."""
+"""One training step or evaluation of a model as numbers, and a comparison of two of them, bit for bit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Step", "cause", "difference", "evaluate", "floats", "objective", "on
 
 @dataclass(frozen=True)
 class Step:
-    """What one forward and backward pass in training mode leaves behind."""
+    """The outputs, gradients and buffers of one forward and backward pass in training mode."""
 
     outputs: list[Tensor]
     gradients: dict[str, Tensor]
@@ -32,10 +32,10 @@ def floats(output: Any) -> list[Tensor]:
 
 
 def objective(output: Any) -> Tensor:
-    """The loss inside the output, else a weighted sum of all that has a gradient.
+    """The loss in the output, or else a weighted sum of all outputs with a gradient.
 
-    The weights differ, as an even sum of a softmax or a normalised feature has no gradient. What masks set to infinity
-    is left out.
+    The weights differ, because an even sum of a softmax or a normalised feature has no gradient. Values that masks set
+    to infinity are left out.
     """
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(loss, Tensor) and loss.requires_grad:
@@ -78,7 +78,7 @@ def train_outputs(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
 
 
 def cause(error: BaseException) -> str:
-    """The class and the message of an error, and of what it came from where that was not to be shown."""
+    """The class and the message of an error, and of its cause."""
     behind = f" from {cause(error.__cause__)}" if error.__cause__ else ""
     return f"{type(error).__name__}: {one_line(error)}{behind}"
 
@@ -89,7 +89,7 @@ def one_line(error: BaseException) -> str:
 
 
 def _copied(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A model may write to its inputs."""
+    """Copies of the inputs, because a model may write to them."""
     copies: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map_only(
         Tensor, lambda x: x.detach().clone(), (args, dict(kwargs))
     )

@@ -1,4 +1,4 @@
-"""Inputs for parts of Hugging Face models: what the names of their arguments suggest, tried until one fits."""
+"""Inputs for parts of Hugging Face models: guesses from argument names, tried until one fits."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def guess(model: nn.Module) -> dict[str, Any] | None:
         try:
             with torch.no_grad(), Snapshot(model).kept():
                 model.train()(**kwargs)
-        except Exception:  # another reading of the names may fit
+        except Exception:  # another guess may fit
             continue
         return kwargs
     return None
 
 
 def _candidates(model: nn.Module) -> Iterator[dict[str, Any]]:
-    """Each combination of what the arguments may hold: those without a default, and the main input."""
+    """Each combination of possible values for the main input and for arguments without a default."""
     parameters = inspect.signature(model.forward).parameters
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     needed = [n for n, p in parameters.items() if p.default is inspect.Parameter.empty and p.kind not in kinds]
@@ -63,7 +63,7 @@ def _value(model: nn.Module, *names: str) -> Any:
 
 
 def _widths(model: nn.Module) -> list[int]:
-    """How wide a frame may be, the likeliest first."""
+    """Possible widths of a frame, the likeliest first."""
     found = [getattr(config, name, None) for name in _WIDTHS for config in _configs(model)]
     return list(dict.fromkeys(each for each in found if isinstance(each, int))) or [80]
 
@@ -94,7 +94,7 @@ def _wave(model: nn.Module, _: list[int]) -> list[Tensor]:
 
 
 def _hidden(model: nn.Module, widths: list[int]) -> list[Tensor]:
-    """Cut-up images where a grid is asked for, states of tokens elsewhere."""
+    """Images in pieces if the model takes a grid, otherwise states of tokens."""
     if {"grid_thw", "image_grid_thw"} & inspect.signature(model.forward).parameters.keys():
         return _patches(model, widths)
     return [torch.randn(_BATCH, 8, width) for width in widths] + [torch.randn(_BATCH, width, 8) for width in widths]
@@ -113,7 +113,7 @@ def _patches(model: nn.Module, _: list[int]) -> list[Tensor]:
 
 
 def _pictures(model: nn.Module, widths: list[int]) -> list[Tensor]:
-    """Whole images; cut-up ones where a grid is asked for."""
+    """Whole images, or images in pieces if the model takes a grid."""
     if {"grid_thw", "image_grid_thw", "spatial_shapes", "pixel_position_ids"} & inspect.signature(
         model.forward
     ).parameters.keys():
@@ -203,7 +203,7 @@ _MAKERS: dict[str, Callable[[nn.Module, list[int]], list[Any]]] = {
     "future_values": _future,
     "future_time_features": _future_features,
 }
-# Arguments with a default that a model still needs beside another one.
+# Arguments that a model needs besides another one although they have a default.
 _COMPANIONS = {
     "bbox": "input_ids",
     "attention_mask": "input_ids",

@@ -1,4 +1,4 @@
-"""One training batch for a Hugging Face model: what the product finds by itself, and text around images."""
+"""One training batch for a Hugging Face model: the inputs that fractrain_fx finds, and text around images."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _TEXT, _PADDING, _GRID, _IGNORED, _WAVE = 10, 3, 4, -100, 6400
 
 
 def inputs_for(model: nn.Module, labels: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Keyword inputs, and a note of what they are.
+    """Keyword inputs, and a note that describes them.
 
-    A model whose text holds places for images gets them where they can be made, and text alone elsewhere.
+    A model whose text has places for images gets images if they can be made, and otherwise text alone.
 
     Raises:
-        InputError: nothing is known about what the model takes.
+        InputError: the inputs of the model are unknown.
     """
     try:
         _, kwargs = example_inputs(model, labels=labels)
         _run(model, _shorter(kwargs))
         kwargs = _shorter(kwargs)
-    except Exception as error:  # the product knows no inputs, or none that this model takes
+    except Exception as error:  # fractrain_fx finds no inputs, or none that this model takes
         if _image_token(model) is not None and "input_ids" in inspect.signature(model.forward).parameters:
             kwargs = _with_images(model, labels)
         else:
@@ -42,7 +42,7 @@ def inputs_for(model: nn.Module, labels: bool) -> tuple[dict[str, Any], dict[str
 
 
 def _shorter(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Waves of 0.4 s rather than one second: 19 frames."""
+    """Waves of 0.4 s instead of one second: 19 frames."""
     length = kwargs["input_values"].shape[1] if "input_values" in kwargs and kwargs["input_values"].ndim == 2 else 0
     if length <= _WAVE:
         return kwargs
@@ -74,13 +74,13 @@ def _with_images(model: nn.Module, labels: bool) -> dict[str, Any]:
             with torch.no_grad():
                 model(**kwargs)
             return kwargs
-        except Exception:  # its images have another form, which its processor alone knows
+        except Exception:  # its images have a form that only its processor knows
             continue
     return _text(model, 0, labels)
 
 
 def _pictures(model: nn.Module) -> tuple[dict[str, Tensor], int]:
-    """An image for each sample, and how many tokens of the text stand for it."""
+    """An image for each sample, and the number of text tokens for it."""
     config: Any = getattr(model.config, "vision_config", model.config)
     side = getattr(config, "image_size", 224)
     height, width = side if isinstance(side, list | tuple) else (side, side)
@@ -93,7 +93,7 @@ def _pictures(model: nn.Module) -> tuple[dict[str, Tensor], int]:
 
 
 def _patches(model: nn.Module) -> tuple[dict[str, Tensor], int]:
-    """Images of 4 x 4 patches, cut up as the processors of the Qwen family do."""
+    """Images of 4 x 4 patches, in pieces as from the processors of the Qwen family."""
     config: Any = model.config.vision_config
     channels = getattr(config, "in_channels", None) or getattr(config, "num_channels", 3)
     width = channels * getattr(config, "temporal_patch_size", 1) * config.patch_size**2

@@ -1,4 +1,4 @@
-"""Every model type of Hugging Face's AutoModel, from a small configuration, with the head that a user would train."""
+"""Every model type of Hugging Face's AutoModel, from a small configuration, with the head that users train."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fractrain_fx.errors import InputError
 
 __all__ = ["build", "cases"]
 
-# The head that users train comes first; a type without any of them is taken as a bare encoder.
+# The head that users train comes first; a type without these heads is a bare encoder.
 _HEADS = (
     *("SEQ_TO_SEQ_CAUSAL_LM", "IMAGE_TEXT_TO_TEXT", "CAUSAL_LM", "SPEECH_SEQ_2_SEQ", "CTC", "IMAGE_CLASSIFICATION"),
     *("AUDIO_CLASSIFICATION", "VIDEO_CLASSIFICATION", "SEMANTIC_SEGMENTATION", "SEQUENCE_CLASSIFICATION", "MASKED_LM"),
@@ -28,8 +28,8 @@ _LARGE = 40_000_000
 
 
 def cases(sample: bool) -> list[Case]:
-    """Every type of the AutoModel mapping; the sample is all of them."""
-    # Loaded here once, and not in every process that is forked.
+    """Every type of the AutoModel mapping, in the sample too."""
+    # Imported here once, instead of in every forked process.
     import safetensors.torch  # noqa: F401
     import transformers.models.bert.modeling_bert
     import transformers.models.llama.modeling_llama
@@ -44,7 +44,7 @@ def build(case: Case) -> Ready:
     """The first combination of head, labels and size that trains.
 
     Raises:
-        NotBuiltError: no combination does; says what went wrong with each.
+        NotBuiltError: no combination does; the message has the error of each.
     """
     from transformers import CONFIG_MAPPING
 
@@ -63,7 +63,7 @@ def build(case: Case) -> Ready:
                     continue
                 try:
                     return _ready(config, auto, labels, plan)
-                except InputError as error:  # whatever its size
+                except InputError as error:  # at every size
                     hopeless.add(where)
                     errors[where] = _words(error)
                 except Exception as error:  # this head or these sizes are not for this type
@@ -72,7 +72,7 @@ def build(case: Case) -> Ready:
 
 
 def _told(errors: Mapping[str, str]) -> str:
-    """Each error once, the last ones first: with the fewest changes, so that they are least likely to be ours."""
+    """Each error once. The last come first: with the fewest changes they are least likely to be due to the changes."""
     seen: dict[str, str] = {}
     for where, why in reversed(errors.items()):
         seen.setdefault(why, where)
@@ -80,7 +80,7 @@ def _told(errors: Mapping[str, str]) -> str:
 
 
 def _heads(config: Any, labels: bool) -> Iterator[type[Any]]:
-    """The model classes listed for a configuration, the head that users train first."""
+    """The model classes of a configuration, first with the head that users train."""
     from transformers.models.auto import modeling_auto
 
     seen: set[type[Any]] = set()

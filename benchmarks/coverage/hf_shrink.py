@@ -1,4 +1,4 @@
-"""Smaller configurations of a Hugging Face model, from its default one, by what the fields are called and hold."""
+"""Shrink the default configuration of a Hugging Face model, by names and values of its fields."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _NEVER_WIDTH = re.compile(r"num_channels|in_channels|^in_chans|head_dim|input_ch
 
 @dataclass(frozen=True)
 class Plan:
-    """What to make smaller: the depth, the width, the side of images."""
+    """The sizes to make smaller: depth, width, side of images."""
 
     depth: bool
     width: bool
     image: bool
 
 
-# From the smallest on: some parts of a configuration fit each other only at their full size.
+# The smallest comes first. Some parts of a configuration only fit each other at their full size.
 PLANS = (
     Plan(True, True, True),
     Plan(True, True, False),
@@ -43,7 +43,7 @@ PLANS = (
 
 
 def shrink(kind: type[Any], plan: Plan) -> Any:
-    """A configuration of class ``kind`` with a small vocabulary, and with what ``plan`` names made smaller."""
+    """A configuration of class ``kind`` with a small vocabulary, and with the sizes of ``plan`` made smaller."""
     default = kind()
     heads = [number for each in _all(default) for number in _head_counts(each)]
     factor = _factor(heads) if plan.width else 1
@@ -66,7 +66,7 @@ class _Shrinker:
         changed: dict[str, Any] = {}
         for name, value in fields.items():
             new = self._field(name, value, lengths, fields)
-            # A part may be given other values than its class has by itself.
+            # A part may have other values than the defaults of its class.
             if name not in usual or _is_part(value) or new != usual[name]:
                 changed[name] = new
         if getattr(config, "pad_token_id", None) is None and hasattr(config, "vocab_size"):
@@ -79,7 +79,7 @@ class _Shrinker:
         if _is_part(value):
             return self.smaller(value)
         if name.endswith("layerdrop"):
-            return 0.0  # a layer left out at random is a branch that a graph cannot hold: capture says to switch it off
+            return 0.0  # a graph cannot leave out layers at random, and capture asks to switch it off
         if name.endswith(("token_id", "token_index", "token_ids")):
             return self._token(value)
         if name == "axial_pos_shape":
@@ -91,7 +91,7 @@ class _Shrinker:
         return self._number(name, value, lengths, fields) if _is_int(value) else value
 
     def _left_open(self, name: str, fields: dict[str, Any]) -> Any:
-        """What a configuration leaves to be said for each task or checkpoint."""
+        """Fill in fields that a configuration leaves open for each task or checkpoint."""
         if name == "head_dim" and _is_int(fields.get("hidden_size")) and _is_int(fields.get("num_attention_heads")):
             return fields["hidden_size"] // fields["num_attention_heads"]
         return {"prediction_length": 8, "vocab_size": 64}.get(name)
@@ -104,7 +104,7 @@ class _Shrinker:
         if re.fullmatch(r"(num|n|moe_num|num_local|n_routed)_(routed_)?experts", name):
             return min(value, _EXPERTS)
         if self._plan.depth and _DEPTH.search(name) and not name.startswith("num_feat"):
-            # As many as there are sizes in a list (hidden_sizes): a number of stages, not of layers.
+            # As long as a list of sizes (hidden_sizes): this is a number of stages, not of layers.
             return value if value in lengths else min(value, _BLOCKS)
         if self._plan.image and name == "image_size":
             return _side(value, fields.get("patch_size"))
@@ -116,7 +116,7 @@ class _Shrinker:
         return value
 
     def _kinds(self, value: Any, fields: dict[str, Any]) -> Any:
-        """A list with a word for each layer, cut to the layers that are left, with as many kinds as there can be."""
+        """A list with a word for each layer, cut to the remaining layers, with as many different words as possible."""
         depths = {v for name, v in fields.items() if _DEPTH.search(name) and _is_int(v)}
         if not self._plan.depth or len(value) not in depths or len(value) <= _BLOCKS:
             return value
@@ -124,7 +124,7 @@ class _Shrinker:
         return type(value)((kinds * _BLOCKS)[:_BLOCKS])
 
     def _token(self, value: Any) -> Any:
-        """The same special tokens with ids inside the small vocabulary, no two becoming one."""
+        """Special tokens with distinct ids inside the small vocabulary."""
         if isinstance(value, list | tuple):
             return type(value)(self._token(each) for each in value)
         if not _is_int(value) or value < self._vocabulary:
@@ -137,7 +137,7 @@ def _is_int(value: Any) -> bool:
 
 
 def _is_part(value: Any) -> bool:
-    """Whether a field holds the configuration of a part of the model."""
+    """Whether a field is the configuration of a part of the model."""
     return hasattr(value, "to_dict") and hasattr(value, "model_type")
 
 
@@ -155,7 +155,7 @@ def _head_counts(config: Any) -> Iterator[int]:
 
 
 def _factor(heads: list[int]) -> int:
-    """The largest number of at most 16 that divides all counts of heads, and leaves two of each where it can."""
+    """The largest number of at most 16 that divides all counts of heads, and leaves two of each if possible."""
     many = [each for each in heads if each > 1]
     if not many:
         return 8

@@ -1,4 +1,4 @@
-"""One process for each model, forked from a parent that has the libraries loaded, with a time and a memory limit."""
+"""One process for each model with a time and a memory limit, forked from a parent that has imported the libraries."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ __all__ = ["Limits", "run"]
 _FORK = multiprocessing.get_context("fork")
 
 
-# Seconds: how often the processes are looked at, and what counts of the time between two looks at most. More passes
-# where this process stood still, too: a machine that slept, a sweep that was paused.
+# Seconds between two looks at the processes, and the most that counts of that time: more passes if this process stood
+# still too, because the machine slept or the sweep was paused.
 _PULSE, _PAUSE = 0.2, 2.0
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one model may use.
+    """The limits for one model.
 
     Attributes:
-        seconds: of processor time.
-        gib: of memory, beyond what the parent holds.
-        patience: how many times ``seconds`` may pass before a process that waits for something else is ended.
+        seconds: processor time.
+        gib: memory beyond the parent's.
+        patience: wall time, in multiples of ``seconds``, after which a process that waits is ended.
     """
 
     seconds: float
@@ -53,7 +53,7 @@ class _Running:
 
 def run(cases: Sequence[Case], build: Callable[[Case], Ready], limits: Limits, jobs: int) -> Iterator[tuple[Case, Row]]:
     """Examine every case, ``jobs`` at a time; yields each with its row as it ends."""
-    # A child that looks through the libraries' objects for garbage would be billed for copies of all their pages.
+    # A garbage collection in a child would touch, and so copy, every page of the libraries' objects.
     gc.collect()
     gc.freeze()
     waiting = list(reversed(cases))
@@ -81,7 +81,7 @@ def _start(case: Case, build: Callable[[Case], Ready], limits: Limits) -> _Runni
 
 
 def _finished(each: _Running, limits: Limits) -> Row | None:
-    """The row of a model whose process has ended (or is ended here, where it stands still)."""
+    """The row of a model whose process has ended, or is ended here because it stands still."""
     try:
         while each.pipe.poll():
             each.last = each.pipe.recv()

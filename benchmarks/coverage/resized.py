@@ -1,4 +1,4 @@
-"""Whether a rewritten model equals its original at another size, or says that it cannot."""
+"""Check that a rewritten model equals its original at another size, or refuses that size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fractrain_fx.errors import InputError
 
 __all__ = ["DIFFERENT", "EQUAL", "ERROR", "OWN", "REFUSED", "Pair", "summary", "worst"]
 
-# The outcomes, the best one last: only the first two are failures.
+# The outcomes from worst to best; only the first two are failures.
 _OUTCOMES = DIFFERENT, ERROR, REFUSED, EQUAL, OWN = (
     *("silently different", "raw error", "refused", "equal", "the model itself refuses"),
 )
@@ -23,13 +23,13 @@ _OUTCOMES = DIFFERENT, ERROR, REFUSED, EQUAL, OWN = (
 
 @dataclass(frozen=True)
 class Pair:
-    """A model and what ``method="float"`` made of it.
+    """A model and its rewrite with ``method="float"``.
 
     Attributes:
         model: the original.
         rewritten: shares its parameters.
         snapshot: the state that each call starts from.
-        passed: names of the keyword arguments that a user passes; what the capture adds is for the model alone.
+        passed: names of the keyword arguments that a user passes; arguments that capture adds only go to the model.
     """
 
     model: nn.Module
@@ -38,7 +38,7 @@ class Pair:
     passed: frozenset[str]
 
     def at(self, variant: Variant, run: Callable[..., list[Tensor]]) -> tuple[str, str]:
-        """The outcome of a call at another size, and why.
+        """The outcome of a call at another size, and the reason.
 
         Args:
             variant: the call.
@@ -51,7 +51,7 @@ class Pair:
 
         try:
             theirs = original()
-        except Exception:  # whatever a model says to a size that it does not take
+        except Exception:  # a model may raise anything for a size that it does not take
             return OWN, ""
         given = {name: value for name, value in variant.kwargs.items() if name in self.passed}
         try:
@@ -59,10 +59,10 @@ class Pair:
                 mine = run(self.rewritten, variant.args, given)
         except InputError as error:
             return REFUSED, cause(error)
-        except Exception as error:  # no word of it comes from the toolkit
+        except Exception as error:  # this error is not from fractrain_fx
             return ERROR, f"{run.__name__}: {cause(error)}"
         words = difference(theirs, mine, "outputs")
-        # A model that is told not to look at values may take another path to the same result, which capture follows.
+        # A model that is told not to read values may take another path to the same result, which capture records.
         if words is None or difference(original(value_free=True), mine, "outputs") is None:
             return EQUAL, ""
         if difference(theirs, original(), "outputs") is not None:
@@ -71,20 +71,20 @@ class Pair:
 
 
 def worst(found: Iterable[tuple[str, str]]) -> tuple[str, str]:
-    """The outcome of a call in both modes, and why."""
+    """The worst outcome of a call in both modes, and the reason."""
     return min(found, key=lambda each: _OUTCOMES.index(each[0]))
 
 
 def summary(outcomes: Mapping[str, str], *kinds: Kind) -> str:
-    """One word for what became of all calls at other sizes of some kinds.
+    """One word for the outcomes of all calls at other sizes of some kinds.
 
     Args:
-        outcomes: the outcome of each variant's label.
-        kinds: those to look at.
+        outcomes: the outcome for each variant's label.
+        kinds: the kinds of sizes to look at.
 
     Returns:
-        ``equal``, ``tied`` (refused at every size that the model takes), ``equal or refused``, or the failure where
-        there is one; empty where the model itself takes no other size.
+        ``equal``, ``tied`` (refused at every size that the model takes), ``equal or refused``, or the failure if there
+        is one; empty if the model itself takes no other size.
     """
     found = {outcome for label, outcome in outcomes.items() if label.startswith(kinds)} - {OWN}
     for failure in (DIFFERENT, ERROR):

@@ -1,4 +1,4 @@
-"""The rows of a sweep in a JSON file, written after each model so that a sweep can go on where it stopped."""
+"""The rows of a sweep in a JSON file, written after each model so that a sweep can continue where it stopped."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ class Variant:
     """A call at another size.
 
     Attributes:
-        kind: which size it changes.
-        label: that size as it was and as it is.
+        kind: the kind of size that it changes.
+        label: the old and the new size.
         args, kwargs: the call.
     """
 
@@ -38,12 +38,12 @@ class Variant:
 
 
 def variants(args: tuple[Any, ...], kwargs: Mapping[str, Any], *, packed: bool = False) -> Iterator[Variant]:
-    """Calls at other sizes, most of which a model takes and some of which it cannot.
+    """Calls at other sizes. A model takes most of them, and refuses some.
 
     Args:
         args: positional inputs.
         kwargs: keyword inputs.
-        packed: tensors may have several rows for each sample, as those of cut-up images.
+        packed: whether tensors may have several rows for each sample, such as pieces of images.
     """
     inputs = (args, dict(kwargs))
     samples = batch_size(inputs, packed=packed)
@@ -77,7 +77,7 @@ def _tensors(inputs: Any) -> list[Tensor]:
 
 
 def _image_sides(inputs: Any) -> tuple[int, ...]:
-    """Height and width of the images among the inputs, of volumes depth too; empty where there are none."""
+    """Height and width of the images among the inputs (with depth for volumes); empty if there are none."""
     for x in _tensors(inputs):
         if not x.is_floating_point() or x.ndim < 4:
             continue
@@ -91,7 +91,7 @@ def _image_sides(inputs: Any) -> tuple[int, ...]:
 
 
 def _image_resizer(sides: tuple[int, ...], others: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
-    """Cuts or repeats images, and whatever else has their sides: masks, maps of labels."""
+    """Cuts or repeats images and other tensors with their sides, such as masks and label maps."""
 
     def resize(x: Tensor) -> Tensor:
         first = next((i for i in range(1, x.ndim) if tuple(x.shape[i : i + len(sides)]) == sides), None)
@@ -105,9 +105,9 @@ def _image_resizer(sides: tuple[int, ...], others: tuple[int, ...]) -> Callable[
 
 
 def _lengths(inputs: Any, sides: tuple[int, ...]) -> list[int]:
-    """Sizes along the second dimension, and of series along the third: those of most tensors first.
+    """Sizes along the second dimension, and along the third for series; the most frequent come first.
 
-    Some are widths of features, at which a model refuses every other one.
+    Some are widths of features, and the model refuses other values for them.
     """
     counts: Counter[int] = Counter()
     for x in _tensors(inputs):
@@ -119,7 +119,7 @@ def _lengths(inputs: Any, sides: tuple[int, ...]) -> list[int]:
 
 
 def _length_resizer(length: int, other: int, samples: int | None) -> Callable[[Tensor], Tensor]:
-    """Cuts or continues sequences, and masks of pairs; tables of positions, which no sample has for itself, as well."""
+    """Cuts or continues sequences, masks of pairs, and tables of positions that all samples share."""
 
     def resize(x: Tensor) -> Tensor:
         dims = [i for i in range(1, min(x.ndim, 3)) if x.shape[i] == length][:1]
@@ -135,7 +135,7 @@ def _length_resizer(length: int, other: int, samples: int | None) -> Callable[[T
 
 
 def _resized(x: Tensor, dim: int, size: int) -> Tensor:
-    """Cut at the end, or continued by what is there, read backwards: padding stays at the end."""
+    """Cut at the end, or continued with the same values in reverse order, so that padding stays at the end."""
     old = x.shape[dim]
     index = torch.arange(size, device=x.device)
     index = torch.where(index < old, index, old - 1 - (index - old) % old)

@@ -22,14 +22,14 @@ _SMALL_WORDS = ("test", "atto", "femto", "pico", "nano", "micro", "zepto", "tiny
 
 
 def cases(sample: bool) -> list[Case]:
-    """All architectures, or two of each module: those whose names promise to be small."""
+    """All architectures, or two of each module whose names suggest small models."""
     import timm
 
     found: list[Case] = []
     for module in timm.list_modules():
         names = sorted(timm.list_models(module=module), key=_promise)
         found += [Case("timm", name, module) for name in (names[:2] if sample else names)]
-    # In turn, not module by module: what is known after an hour is then known of every module.
+    # Modules in turn, so that a sweep has results for every module after a short time.
     places: dict[str, int] = {}
     for case in found:
         places[case.name] = sum(other.group == case.group for other in found[: found.index(case)])
@@ -37,17 +37,17 @@ def cases(sample: bool) -> list[Case]:
 
 
 def _promise(name: str) -> tuple[int, int, str]:
-    """Sorts small models first, by the words and the first number in a name."""
+    """A sort key that puts small models first, by words and the first number in a name."""
     words = [i for i, word in enumerate(_SMALL_WORDS) if word in name]
     numbers = re.findall(r"\d+", name)
     return (min(words, default=len(_SMALL_WORDS)), int(numbers[0]) if numbers else 0, name)
 
 
 def build(case: Case) -> Ready:
-    """The model cut as far as it can be, at the smallest side that it takes.
+    """The model, cut as far as possible, at the smallest side that it takes.
 
     Raises:
-        NotBuiltError: timm cannot make it, or it rejects every size.
+        NotBuiltError: timm cannot build it, or it rejects every size.
     """
     import timm
 
@@ -61,7 +61,7 @@ def build(case: Case) -> Ready:
                 model = _create(case.name, made, cut)
                 x = torch.randn(2, channels, side, side)
                 _runs(model, x)
-            except Exception as rejected:  # this size is not for this model; the next one may be
+            except Exception as rejected:  # this size does not suit this model; the next one may
                 error = rejected
                 if "img_size" not in made and isinstance(rejected, TypeError):
                     break
@@ -80,7 +80,7 @@ def _create(name: str, options: Mapping[str, Any], cut: Cut) -> nn.Module:
 
 
 def _runs(model: nn.Module, x: torch.Tensor) -> None:
-    """Raise what the model says to an input, and leave it as new: some fill caches at the first call."""
+    """Run the model, which may raise, and restore it afterwards: some models fill caches at the first call."""
     with torch.no_grad(), Snapshot(model).kept():
         model.train()(x)
         model.eval()(x)
@@ -98,6 +98,6 @@ def _accepted(name: str, options: dict[str, Any], cut: Cut) -> dict[str, Any]:
             if not unknown:
                 return options
             options = {name: value for name, value in options.items() if name not in unknown}
-        except Exception:  # the meta device is not for this one, or the size is not
+        except Exception:  # the model does not take the meta device, or the size
             return options
     return options

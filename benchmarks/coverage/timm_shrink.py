@@ -1,4 +1,4 @@
-"""Smaller architectures of timm: what an entry function hands to its class, cut in depth and width on the way."""
+"""Smaller architectures of timm: arguments from an entry function to its class are cut in depth and width."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _BLOCKS, _REGNET_BLOCKS, _WIDEST, _NARROW = 2, 8, 128, 32
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """What to make smaller.
+    """The sizes to make smaller.
 
     Attributes:
-        depth: at most two blocks in the last stage, and one in those before.
-        width: dimensions and heads divided by one number.
+        depth: whether to keep at most two blocks in the last stage, and one in others.
+        width: whether to divide dimensions and heads by one number.
     """
 
     depth: bool
@@ -44,7 +44,7 @@ class Cut:
 
 @contextlib.contextmanager
 def cutting(cut: Cut) -> Iterator[None]:
-    """Let timm build smaller models inside: all its entry functions go through one builder, which is given less."""
+    """Make timm build smaller models inside: the one builder of all entry functions gets smaller numbers."""
     from timm.models import _builder
 
     real = _builder.build_model_with_cfg
@@ -75,13 +75,13 @@ def _uses(module: Any, builder: Any) -> bool:
 
 
 def _passed_on(builder: Any, options: Mapping[str, Any]) -> list[str]:
-    """Arguments of the builder itself, but for the configuration of the architecture."""
+    """The names of the builder's own arguments, except the configuration of the architecture."""
     known = inspect.signature(builder).parameters
     return [name for name in options if name in known and name != "model_cfg"]
 
 
 def _sizes_by_default(kind: Any) -> dict[str, Any]:
-    """What a class takes its sizes to be where its entry function says nothing."""
+    """The default sizes of a class, for entry functions that do not give them."""
     known = inspect.signature(kind).parameters
     return {
         name: parameter.default
@@ -137,9 +137,9 @@ def _fewer(value: Any) -> Any:
 
 
 def _fewer_entries(stages: Any) -> Any:
-    """Two blocks in the last stage that has as many, and its last one where that is of another type; one in the others.
+    """Two blocks in the last stage with at least two, and its last block if that has another type; one in others.
 
-    MobileNetV5 does not read its features from a block of attention, with which none of its stages ends.
+    MobileNetV5 reads its features from the last block of a stage, which is never an attention block.
     """
     if not isinstance(stages, list) or not all(isinstance(stage, list) for stage in stages):
         return stages
@@ -154,12 +154,12 @@ def _end(stage: list[Any]) -> list[Any]:
 
 
 def _factor(options: Any, config: Any) -> int:
-    """What all heads can be divided by, two of the fewest being left, and what brings the widest stage to 128."""
+    """A number that divides all heads and leaves at least two, and brings the widest stage to about 128."""
     heads = [n for n in _numbers((options, config), _HEADS) if n > 1]
     widths = [n for n in _numbers((options, config), _WIDTHS) if n > 1]
     if not widths:
         return 1
-    # A single width with several stages is the first one's, and each stage doubles it.
+    # With several stages, a single width is that of the first stage, and each stage doubles it.
     stages = 1 if len(widths) > 1 else max(map(len, _lists((options, config), _DEPTHS)), default=1)
     wanted = max(1, max(widths) * 2 ** (stages - 1) // _WIDEST)
     if not heads:

@@ -1,7 +1,7 @@
-"""torchvision's classifiers, segmentation and detection models: whole, but for blocks repeated in the very largest.
+"""torchvision's classifiers, segmentation and detection models, whole except for repeated blocks of the largest.
 
-A detector is no graph, as values decide what it computes; so its backbone is a case of its own, which is what the error
-tells users to rewrite instead.
+A detector cannot be a graph, because values decide what it computes. Its backbone, which the error tells users to
+rewrite instead, is a separate case.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from fractrain_fx.errors import InputError
 __all__ = ["build", "cases"]
 
 _SIDES = (64, 96, 128, 224)
-# Parameters above which a model loses all but the first two blocks of each row that are alike.
+# Number of parameters above which a model keeps only the first two of each sequence of equal blocks.
 _LARGE, _ALIKE = 200_000_000, 2
 _BACKBONE, _DETECTED = ".backbone", 128
 
 
 def cases(sample: bool) -> list[Case]:
-    """All models of the three tasks, and the backbones of detectors; or two of each module."""
+    """All models of the three tasks and the backbones of detectors, or two of each module."""
     import torchvision.models as zoo
 
     found, counts = [], {}
@@ -40,10 +40,10 @@ def cases(sample: bool) -> list[Case]:
 
 
 def build(case: Case) -> Ready:
-    """The model without pretrained weights, its backbone's included.
+    """The model without pretrained weights, also in its backbone.
 
     Raises:
-        NotBuiltError: it rejects every size.
+        NotBuiltError: the model rejects every size.
     """
     model, cut = _create(case.name)
     how = {"cut": ["depth"]} if cut else {}
@@ -65,7 +65,7 @@ def build(case: Case) -> Ready:
 
 
 def _create(name: str) -> tuple[nn.Module, bool]:
-    """The model, and whether blocks were taken out of it."""
+    """The model, and whether blocks were removed."""
     import torchvision.models as zoo
 
     whole, part = name.removesuffix(_BACKBONE), name.endswith(_BACKBONE)
@@ -82,7 +82,7 @@ def _create(name: str) -> tuple[nn.Module, bool]:
 
 
 def _shorten(model: nn.Module) -> None:
-    """Take out what a model repeats: modules of one class and one set of shapes, one after the other."""
+    """Remove repeated blocks: consecutive modules of one class with the same shapes."""
     for row in [module for module in model.modules() if isinstance(module, nn.Sequential)]:
         kinds = [(type(m), [(n, p.shape) for n, p in m.named_parameters()]) for m in row]
         for i, name in enumerate(list(row._modules)):

@@ -1,1 +1,1 @@
-"""Trainings that say how good the method is: a grid of runs, resumed and skipped by itself, and the page made of it."""
+"""Trainings that evaluate the method: a grid of runs, which resumes and skips finished ones, and its page."""

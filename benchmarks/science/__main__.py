@@ -1,8 +1,8 @@
-"""Trains a grid of runs and makes docs/results.md from what they came to.
+"""Train a grid of runs, and write docs/results.md from their results.
 
-``python -m benchmarks.science run --grid main --data-dir DIR`` trains what is not trained yet, two runs at a time, and
-goes on where it was stopped. ``--task``, ``--method``, ``--setting``, ``--epochs`` and ``--seed`` give a grid by its
-axes. ``list`` shows how far each run is, ``collect`` adds finished runs to the results, ``page`` writes the page again.
+``python -m benchmarks.science run --grid main --data-dir DIR`` trains unfinished runs, two at a time, and
+continues where it was stopped. ``--task``, ``--method``, ``--setting``, ``--epochs`` and ``--seed`` give a grid by its
+axes. ``list`` shows the progress of each run, ``collect`` adds finished runs to the results, ``page`` writes the page.
 ``fixed`` evaluates finished runs with one option a block for all samples, which ``run`` does at the end of a run.
 """
 
@@ -50,14 +50,14 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _collect(options: argparse.Namespace, what: str) -> None:
-    """Keep what is finished, and show it."""
+    """Add finished runs to the results, and print them."""
     merge_records(options.results, finished(options.runs))
     write_page(options.page, options.results, read_records(options.results))
     print(f"collected: {what}", flush=True)
 
 
 def _chosen(options: argparse.Namespace) -> list[Run]:
-    """The runs of the grids and axes that were given; a mistake in any of them shows before the first one starts."""
+    """The runs of the grids and axes that were given; a mistake in one of them shows before the first run starts."""
     runs = [run for grid in options.grid for run in GRIDS[grid]]
     if options.task:
         runs += runs_of(options.task, options.method, options.setting, options.epochs, options.seed)

@@ -1,4 +1,4 @@
-"""The figures of docs/results.md: accuracy against what the training had cost by then, and against the epoch."""
+"""The figures of docs/results.md: accuracy against the training cost so far, and against the epoch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SIZE = {"width": 620, "height": 340}
 
 
 def write_figures(folder: Path, task: str, groups: Sequence[Group]) -> list[tuple[Path, str]]:
-    """Write the figures of a task as SVG; give each with what it shows, in words."""
+    """Write the figures of a task as SVG; returns each with a description."""
     points = [point for group in groups for point in _points(group)]
     metric = groups[0].records[0]["metric"]
     written = []
@@ -31,7 +31,7 @@ def write_figures(folder: Path, task: str, groups: Sequence[Group]) -> list[tupl
 
 
 def _points(group: Group) -> list[dict[str, Any]]:
-    """The mean over seeds of each epoch; the last one is marked, as the schedule ends there."""
+    """The mean over seeds of each epoch; the last one is marked, because the schedule ends there."""
     name = f"{group.method}, {group.setting}, {group.epochs} epochs"
     found = []
     for each in zip(*(record["points"] for record in group.records), strict=True):

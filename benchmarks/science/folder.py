@@ -1,4 +1,4 @@
-"""The folder of one run: what it was asked to train, whether it is through, and what it came to as one record."""
+"""The folder of one run: its settings, whether it is finished, and its result as one record."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ __all__ = ["LOCKED", "finished", "fix_choices", "is_done", "record_of", "train"]
 
 _ASKED, _RESULT, _FIXED = "run.json", "result.json", "fixed.json"
 
-# What a process that finds its run taken by another one exits with.
+# Exit code of a process that finds its run taken by another process.
 LOCKED = 75
 
 
 def is_done(folder: Path) -> bool:
-    """Whether the run is through."""
+    """Whether the run is finished."""
     return (folder / _RESULT).is_file()
 
 
 def train(run: Run, folder: Path, data_dir: str | None) -> bool:
-    """Train a run to its end, from its checkpoint if there is one; ``False`` where another process is at it."""
+    """Train a run to its end, from its checkpoint if there is one; ``False`` if another process is training it."""
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(folder / "lock", timeout=0):
@@ -67,7 +67,7 @@ def finished(runs: Path) -> list[dict[str, Any]]:
 
 
 def record_of(folder: Path) -> dict[str, Any]:
-    """What a finished run was and came to: its axes, settings, outcome, and a point for each epoch."""
+    """The record of a finished run: its axes, settings, result, and a point for each epoch."""
     asked = json.loads((folder / _ASKED).read_text(encoding="utf-8"))
     result = RunResult.from_json(folder / _RESULT)
     lines = (folder / METRICS).read_text(encoding="utf-8").splitlines()

@@ -1,4 +1,4 @@
-"""What is trained: tasks, methods and settings by name, and the grids that the results page shows."""
+"""The runs to train: tasks, methods and settings by name, and the grids of the results page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["GRIDS", "METHODS", "SETTINGS", "TASKS", "Run", "runs_of"]
 
 Settings = Mapping[str, Any]
 
-# Model, data and loop. Learning rate 0.1 with a cosine after one epoch of warm-up, as `fractrain train` has it.
+# Model, data and loop. Learning rate 0.1 with a cosine after one epoch of warm-up: the default of `fractrain train`.
 _CIFAR = {"data": "cifar10", "batch_size": 128}
 TASKS: dict[str, Settings] = {
     "resnet20-16px": {"model": "zoo:resnet20", "image_size": 16, **_CIFAR},
@@ -26,7 +26,7 @@ TASKS: dict[str, Settings] = {
     "pydoc": {"model": "hf:gpt2", "data": "pydoc", "subset": 512, "test_subset": 256, "batch_size": 32},
 }
 
-# Stages last equally long: with 20 epochs Algorithm 1 would see too few losses.
+# Stages of equal length: with 20 epochs Algorithm 1 would see too few losses.
 _STAGED = {"schedule": "manual", "rounding": "compiled"}
 _GATED = _STAGED | {"weight_bits": 4}
 METHODS: dict[str, Settings] = {
@@ -40,7 +40,7 @@ METHODS: dict[str, Settings] = {
     "wageubn": {"method": "static", "precision": "FW-8/BW-8", "format": "wageubn"},
 }
 
-# Each changes one thing. Several are joined by "+".
+# Each setting changes one thing. Several are joined by "+".
 _MULTIPLIER = {"gate_lr": "model", "gate": {"init": "he", "control": "multiplier"}}
 SETTINGS: dict[str, Settings] = {
     "default": {},
@@ -68,8 +68,8 @@ class Run:
     Attributes:
         task, method: keys of ``TASKS`` and ``METHODS``.
         setting: key of ``SETTINGS``, or several joined by ``+``.
-        epochs: length of the run; schedules of learning rate and stages are stretched over it.
-        seed: of weights, order and noise.
+        epochs: length of the run; schedules of learning rate and stages span it.
+        seed: seed of weights, order and noise.
     """
 
     task: str
@@ -80,7 +80,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """The name of its folder."""
         return f"{self.task}-{self.method}-{self.setting}-{self.epochs}epochs-seed{self.seed}"
 
     @property
@@ -88,7 +88,7 @@ class Run:
         """The settings, as ``RunSettings.from_dict`` takes them.
 
         Raises:
-            ConfigError: a name is unknown, or the parts do not go together.
+            ConfigError: a name is unknown, or the parts do not fit together.
         """
         values = dict(_named(TASKS, self.task)) | dict(_named(METHODS, self.method))
         for name in self.setting.split("+"):
@@ -110,7 +110,7 @@ def runs_of(
 
 
 _MAIN = "resnet20-16px"
-# Both at less than 60 per cent of what static training costs.
+# Both cost less than 60 per cent of static training.
 _HIGH, _WIDE = "steered+cp-2-to-4.5", "steered+weights-6+cp-1.5-to-5.4"
 GRIDS: dict[str, list[Run]] = {
     "quick": runs_of(["digits"], ["static"], epochs=[4])
@@ -121,7 +121,7 @@ GRIDS: dict[str, list[Run]] = {
         *runs_of([_MAIN], ["dfq"], ["steered", "steered+cp-3.8"]),
         *runs_of([_MAIN], ["float"]),
     ],
-    # How the same cost is spent best: weights of more bits, or dearer options for the samples that need them.
+    # The best use of the same cost: more bits for weights, or more expensive options for samples that need them.
     "spending": runs_of(
         [_MAIN],
         ["fractrain"],
@@ -160,6 +160,6 @@ def _named(known: Mapping[str, Settings], name: str) -> Settings:
 
 
 def _merged(values: Settings, more: Settings) -> dict[str, Any]:
-    """Later settings win; those of the gates are merged one by one."""
+    """Later settings override earlier ones; settings of the gates are merged one by one."""
     gate = dict(values.get("gate", {})) | dict(more.get("gate", {}))
     return dict(values) | dict(more) | ({"gate": gate} if gate else {})

@@ -35,7 +35,7 @@ with all of its epochs.
 
 
 def write_page(page: Path, results: Path, records: Sequence[Record]) -> None:
-    """Write the page and its figures, which lie beside the results."""
+    """Write the page, and its figures beside the results."""
     place = results.relative_to(page.parent) if results.is_relative_to(page.parent) else results
     groups = groups_of(records)
     metrics = sorted({record["metric"] for record in records})

@@ -1,4 +1,4 @@
-"""docs/results/science.jsonl: a line for each finished run, and what the page asks of several of them."""
+"""docs/results/science.jsonl: a line for each finished run, and numbers over groups of runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _AXES = ("task", "method", "setting", "epochs", "seed")
 
 
 class Group(NamedTuple):
-    """Runs that differ by their seed alone."""
+    """Runs that only differ in their seed."""
 
     task: str
     method: str
@@ -32,25 +32,25 @@ class Group(NamedTuple):
         return [record[name] for record in self.records]
 
     def at_end(self, name: str) -> list[float]:
-        """One field of each run's last epoch, where it has it."""
+        """One field of each run's last epoch, for runs that have it."""
         last = [record["points"][-1][name] for record in self.records]
         return [value for value in last if value is not None]
 
 
 def key_of(record: Record) -> tuple[Any, ...]:
-    """What tells runs apart."""
+    """The fields that identify a run."""
     return tuple(record[axis] for axis in _AXES)
 
 
 def read_records(path: Path) -> list[Record]:
-    """The lines of a results file; none where there is no file."""
+    """The lines of a results file; empty if there is no file."""
     if not path.is_file():
         return []
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def merge_records(path: Path, records: Iterable[Record]) -> None:
-    """Add records to a results file, in place of those of the same runs."""
+    """Add records to a results file; they replace records of the same runs."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_suffix(".lock")):
         merged = {key_of(record): record for record in (*read_records(path), *records)}
@@ -59,7 +59,7 @@ def merge_records(path: Path, records: Iterable[Record]) -> None:
 
 
 def groups_of(records: Sequence[Record]) -> list[Group]:
-    """Runs by all but their seed."""
+    """Groups of runs that only differ in their seed."""
     grouped: dict[tuple[Any, ...], list[Record]] = {}
     for record in sorted(records, key=key_of):
         grouped.setdefault(key_of(record)[:-1], []).append(record)

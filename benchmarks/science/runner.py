@@ -1,4 +1,4 @@
-"""Several runs at a time, each a process of one thread that gives way to whatever else the machine has to do."""
+"""Train several runs at a time, each in a process of one thread with low priority."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _LOOK = 2.0  # seconds between looks at the processes
 
 @dataclass(frozen=True)
 class Place:
-    """Where runs lie and how they run.
+    """Folders and limits of the runs.
 
     Attributes:
-        runs: a folder for each run is made in it.
+        runs: has a folder for each run.
         data_dir: folder of the data sets' files.
         jobs: processes at a time.
-        niceness: of each, 0 to 19.
+        niceness: niceness of each process, 0 to 19.
     """
 
     runs: Path
@@ -36,10 +36,10 @@ class Place:
 
 
 def work_off(runs: Sequence[Run], place: Place, finished: Callable[[Run], None]) -> list[Run]:
-    """Train all runs that are not through, in their order; give those that failed.
+    """Train all unfinished runs in order; returns those that failed.
 
-    Runs that another process is at are left to it. If this process is stopped, so are its runs, which go on from their
-    last checkpoints when it is called again.
+    Runs that another process is training are left to it. If this process is stopped, its runs stop too, and continue
+    from their last checkpoints when it is called again.
     """
     waiting = [run for run in runs if not is_done(place.runs / run.name)]
     running: dict[Run, subprocess.Popen[bytes]] = {}

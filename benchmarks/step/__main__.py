@@ -1,4 +1,4 @@
-"""``python -m benchmarks.step``: what a training step costs, against the eager float32 step of the same model."""
+"""``python -m benchmarks.step``: the cost of a training step, against the eager float32 step of the same model."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         methods = [Method("float"), *(method for method in methods if method != Method("float"))]
     if options.clock == "processor" and (options.device != "cpu" or torch.get_num_threads() != 1):
         raise SystemExit("--clock processor adds up all threads, also waiting ones: run it on a CPU, OMP_NUM_THREADS=1")
-    console = Console(width=max(Console().width, 130))  # a log file is no reason to cut numbers off
+    console = Console(width=max(Console().width, 130))  # a log file must not cut numbers off
     runs: dict[str, Run] = {}
     for name in options.models:
         run = measure(name, methods, options, command("benchmarks.step", argv), console)

@@ -1,4 +1,4 @@
-"""Time and memory of steps: interleaved rounds, what autograd keeps, peaks and waiting on a GPU."""
+"""Time and memory of steps: interleaved rounds, bytes that autograd keeps, peaks and waits on a GPU."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from benchmarks.step.methods import Step
 
 __all__ = ["interleaved", "peak_bytes", "processor_seconds", "saved_bytes", "seconds", "waits", "waits_among"]
 
-# What the CPU does when it waits for a GPU, as the profiler names it.
+# The profiler's names of calls in which the CPU waits for a GPU.
 _WAITS = ("cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize", "Memcpy DtoH")
 
 
 def seconds(work: Callable[[], None], device: str) -> float:
-    """Wall time of one call, with what it left running on a GPU."""
+    """Wall time of one call, until the GPU has finished."""
     _finish(device)
     start = time.perf_counter()
     work()
@@ -29,7 +29,7 @@ def seconds(work: Callable[[], None], device: str) -> float:
 
 
 def processor_seconds(work: Callable[[], None], device: str) -> float:
-    """Processor time of one call, all threads: on a busy machine, with one thread, what wall time would have been."""
+    """Processor time of one call, all threads. With one thread it is the wall time of an idle machine."""
     start = time.process_time()
     work()
     return time.process_time() - start
@@ -43,7 +43,7 @@ def interleaved(
     seed: int = 0,
     clock: Callable[[Callable[[], None], str], float] = seconds,
 ) -> dict[str, list[float]]:
-    """Seconds of each step, once a round, the rounds in an order of their own, so that a slow spell hits all alike."""
+    """Seconds of each step, once in each round in random order, so that slow periods affect all equally."""
     times: dict[str, list[float]] = {name: [] for name in steps}
     order, chance = list(steps), random.Random(seed)
     for _ in range(rounds):
@@ -61,7 +61,7 @@ def interleaved(
 def saved_bytes(step: Step) -> int:
     """Bytes that autograd keeps between the forward and the backward pass of a step.
 
-    Each storage that a saved tensor lies in counts once and whole, parameters not at all (they are there anyway).
+    Each storage of a saved tensor counts once and as a whole. Parameters do not count, because they exist anyway.
     """
     storages: dict[int, int] = {}
     parameters = {parameter.untyped_storage().data_ptr() for parameter in step.parameters}
@@ -81,7 +81,7 @@ def saved_bytes(step: Step) -> int:
 
 
 def peak_bytes(step: Step) -> int:
-    """The most that a step had allocated on the GPU at a time, above what was there before."""
+    """The most bytes that a step allocates on the GPU at a time, without memory allocated before."""
     _finish("cuda")
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -91,7 +91,7 @@ def peak_bytes(step: Step) -> int:
 
 
 def waits(step: Step) -> dict[str, int]:
-    """How often a step waits for the GPU, by kind, as the profiler sees it; empty where it never does."""
+    """The number of waits of a step for the GPU, by kind, from the profiler; empty if there are none."""
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
         with torch.profiler.record_function("measured step"):
@@ -102,7 +102,7 @@ def waits(step: Step) -> dict[str, int]:
 
 
 def waits_among(events: Iterable[tuple[str, float, float]], inside: str) -> dict[str, int]:
-    """Among events (name, start, end) those that wait and began while the one called ``inside`` lasted."""
+    """The waits among events (name, start, end) that begin during the event ``inside``."""
     events = list(events)
     spans: Sequence[tuple[float, float]] = [(start, end) for name, start, end in events if name == inside]
     found: dict[str, int] = {}

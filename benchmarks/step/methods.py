@@ -1,7 +1,7 @@
 """The ways to take a training step: float, the package's own methods, and each of them under autocast or compiled.
 
 A method is written ``NAME[+MODE]...``: ``dfq``, ``float+bf16``, ``pfq+compiled``, ``static+kernels+int8``. Peers
-stand in :mod:`benchmarks.step.peers`.
+are in :mod:`benchmarks.step.peers`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OWN = (
     *("dfq", "dfq-rounded", "dfq5", "dfq5-rounded", "dfq5-linears", "dfq5-linears-rounded", "dfq-outputs"),
 )
 MODES = ("kernels", "int8", "auto", "bf16", "tf32", "compiled")
-# FracConfig's words for modes of the rewritten methods. int8 leaves no work out.
+# Options of FracConfig for modes of the rewritten methods. int8 does not leave out samples.
 _OPTIONS: dict[str, dict[str, Any]] = {
     "kernels": {"rounding": "compiled"},
     "int8": {"execution": "auto", "skipping": "masked"},
@@ -40,14 +40,14 @@ KERNELS = ("pfq+kernels", "pfq-linears+kernels", "dfq+kernels", "dfq5+kernels", 
 
 @dataclass(frozen=True)
 class Method:
-    """What is measured: a way to train, and the modes that it runs in."""
+    """A method to measure: a way to train, and its modes."""
 
     base: str
     modes: frozenset[str] = frozenset()
 
     @property
     def alike(self) -> Method:
-        """Float in the same modes."""
+        """The float method in the same modes."""
         return Method("float", self.modes - _OPTIONS.keys())
 
     def __str__(self) -> str:
@@ -60,8 +60,8 @@ class Step:
 
     Attributes:
         forward: from the data to the loss that ``backward`` is called on.
-        parameters: all of them, those of gates included.
-        mode: the setting of the device that both passes run under.
+        parameters: all parameters, with those of gates.
+        mode: the device setting for both passes.
     """
 
     forward: Callable[[], Tensor]
@@ -83,7 +83,7 @@ def parse(text: str) -> Method:
     """A method from its name.
 
     Raises:
-        ValueError: a base or mode that does not exist.
+        ValueError: a base or mode does not exist.
     """
     base, *modes = text.split("+")
     if base not in (*OWN, *peers.PEERS) or not set(modes) <= set(MODES):
@@ -100,7 +100,7 @@ def parse(text: str) -> Method:
 
 
 def default_methods(device: str) -> list[Method]:
-    """All that make sense on a device: the issue's table."""
+    """All methods that make sense on a device."""
     names = ["float", "float+bf16", *OWN[1:], *KERNELS, "float+compiled", "pfq+compiled", "dfq+compiled", *peers.PEERS]
     if device == "cuda":
         ours = ("float", "pfq", "dfq")
@@ -159,10 +159,10 @@ def config_of(base: str) -> FracConfig:
 
 
 def spread_choices(model: nn.Module, batch: int) -> None:
-    """Make the samples of a batch choose every option equally often, whatever the untrained gates say.
+    """Make the samples of a batch choose every option equally often, independent of the untrained gates.
 
-    An untrained controller gives all samples of a block one option: a batch that agrees may run faster than those that
-    training sees.
+    An untrained controller gives all samples of a block one option, and such a batch may run faster than one in
+    training.
     """
     for module in list(model.modules()):
         if isinstance(module, Controller):

@@ -1,6 +1,6 @@
 """Other libraries' fake-quantized training at 8 bits, forward only: none of them quantizes gradients.
 
-Each quantizes those convolutions and linear layers that ``static`` quantizes here, and leaves the others float.
+Each quantizes the convolutions and linear layers that ``static`` quantizes here, and leaves others in float.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class NotAvailableError(Exception):
 
 
 def quantized(peer: str, model: nn.Module, x: Tensor) -> nn.Module:
-    """``model`` as the peer trains it; ``model`` may be changed.
+    """``model`` prepared by the peer; ``model`` may be changed.
 
     Raises:
         NotAvailableError: the peer is not installed, or it refuses the model.
@@ -40,12 +40,12 @@ def quantized(peer: str, model: nn.Module, x: Tensor) -> nn.Module:
         except NotAvailableError:
             raise
         except Exception as error:
-            # Whatever another library raises is its answer to this model.
+            # Any error of the other library means that it refuses this model.
             raise NotAvailableError(refusal(error)) from error
 
 
 def refusal(error: Exception) -> str:
-    """What a peer said of a model, in short."""
+    """The error of a peer in short."""
     return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:120]}"
 
 
@@ -63,14 +63,14 @@ def _brevitas(model: nn.Module, layers: set[str], x: Tensor) -> nn.Module:
     from brevitas.quant import Int8ActPerTensorFloat, Int8WeightPerChannelFloat
 
     class Activation(Int8ActPerTensorFloat):  # type: ignore[misc]
-        # After so many steps a scale is a parameter; before (300 by default) a percentile is taken in every step,
-        # which costs twice as much.
+        # Steps until a scale is a parameter (default 300). Until then every step takes a percentile, at twice the
+        # cost.
         collect_stats_steps = 1
 
     settings = {"input_quant": Activation, "weight_quant": Int8WeightPerChannelFloat}
     layer_map = {nn.Conv2d: (qnn.QuantConv2d, settings), nn.Linear: (qnn.QuantLinear, settings)}
     mapped = {name for name, module in model.named_modules() if type(module) in layer_map}
-    others = sorted(mapped - layers)  # a container in this list would keep all that it holds
+    others = sorted(mapped - layers)  # a container in this list would exclude all its layers
     replaced: nn.Module = layerwise_quantize(model, compute_layer_map=layer_map, name_blacklist=others)
     _require(replaced, layers, (qnn.QuantConv2d, qnn.QuantLinear))
     return replaced
@@ -122,7 +122,7 @@ PEERS: dict[str, tuple[str, _Quantize]] = {
 
 
 def _require(model: nn.Module, layers: set[str], kinds: tuple[type[nn.Module], ...]) -> None:
-    """Make sure that every layer was replaced: a peer that quantizes nothing would be fast."""
+    """Check that every layer was replaced, because a peer that quantizes nothing would look fast."""
     left = sorted(name for name in layers if not isinstance(model.get_submodule(name), kinds))
     if left:
         raise NotAvailableError(f"{len(left)} of {len(layers)} layers were not replaced, the first is {left[0]}")
@@ -130,7 +130,7 @@ def _require(model: nn.Module, layers: set[str], kinds: tuple[type[nn.Module], .
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the deprecation notes that these libraries print on import and use."""
+    """Suppress the deprecation warnings of these libraries on import and use."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -12,19 +12,19 @@ __all__ = ["Row", "Run", "load", "save"]
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured of one method.
+    """The measurement of one method.
 
     Attributes:
-        method: its name.
+        method: name of the method.
         ms: milliseconds of a step.
-        ratio: to the eager float32 step of the same round.
-        alike: median ratio to float in the same modes (compiled, autocast), where that was measured too.
+        ratio: ratio to the eager float32 step of the same round.
+        alike: median ratio to float in the same modes (compiled, autocast), if that was measured too.
         saved: bytes that autograd keeps between forward and backward.
-        saved_ratio: the same over float's.
-        peak, peak_ratio: bytes that a step allocates at most on a GPU.
-        waits: how often a step waits for a GPU, by kind; ``None`` off a GPU.
-        first: seconds of the first step, compilation included.
-        note: why there are no numbers.
+        saved_ratio: ``saved`` as a ratio to float.
+        peak, peak_ratio: the most bytes that a step allocates on a GPU.
+        waits: number of waits for a GPU in a step, by kind; ``None`` without a GPU.
+        first: seconds of the first step, with compilation.
+        note: the reason that there are no numbers.
     """
 
     method: str
@@ -59,12 +59,12 @@ class Run:
 
 
 def save(path: Path, run: Run) -> dict[str, Run]:
-    """Add a run to the file, in place of an older one of the same model and device; gives all that it holds."""
+    """Add a run to the file; replaces a run of the same model and device. Returns all runs of the file."""
     runs = load(path) | {run.key: run}
     write_json(path, runs)
     return runs
 
 
 def load(path: Path) -> dict[str, Run]:
-    """The runs of a file, none where it does not exist."""
+    """The runs of a file; empty if it does not exist."""
     return {key: Run(**(run | {"rows": load_rows(Row, run["rows"])})) for key, run in read_json(path).items()}

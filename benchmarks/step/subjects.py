@@ -15,7 +15,7 @@ from fractrain_fx.zoo.models.transformer import TransformerLM
 
 __all__ = ["SUBJECTS", "Subject", "next_token_loss"]
 
-# Small, so that the float head, which no method quantizes, does not hide what the layers cost.
+# Small, so that the head, which no method quantizes, does not hide the cost of the layers.
 VOCABULARY = 1000
 LENGTH = 128
 
@@ -25,11 +25,11 @@ class Subject:
     """A model to measure.
 
     Attributes:
-        title: what it is, in words.
-        build: makes it with random weights.
+        title: a description.
+        build: builds it with random weights.
         batch: samples in a step, on a CPU and on a GPU.
-        data: inputs and targets for so many samples.
-        loss: of the output and the targets.
+        data: gives inputs and targets for a number of samples.
+        loss: the loss of output and targets.
     """
 
     title: str

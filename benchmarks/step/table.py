@@ -23,7 +23,7 @@ often. Peers quantize the same layers in the forward pass only.
 
 
 def markdown(runs: Iterable[Run]) -> str:
-    """All runs, with how they were made."""
+    """All runs, with the commands that made them."""
     parts = [_HOW.strip()]
     for run in runs:
         head = f"**{run.title}, batch {run.batch}, {run.device}**"

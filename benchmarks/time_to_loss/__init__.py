@@ -1,1 +1,1 @@
-"""How long several methods take to train one small language model to the same loss."""
+"""The time that several methods take to train one small language model to the same loss."""

@@ -1,8 +1,8 @@
-"""``python -m benchmarks.time_to_loss``: wall time of a whole training to the same loss, by several methods at once.
+"""``python -m benchmarks.time_to_loss``: wall time of a training to the same loss, by several methods at once.
 
-A small Transformer learns the characters of the documentation that comes with Python: in float, under bfloat16
-autocast, and by static FW-8/BW-8, PFQ and FracTrain: as they are simulated, and with ``execution="auto"`` (names that
-end in ``-auto``), which leaves skipped samples out and multiplies whole codes.
+A small Transformer learns the characters of Python's documentation: in float, under bfloat16 autocast, and with static
+FW-8/BW-8, PFQ and FracTrain. These are simulated, and also run with ``execution="auto"`` (names that end in ``-auto``),
+which leaves out skipped samples and multiplies whole codes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _OPTIONS = {5: FIVE_OPTIONS, 7: DFQ_OPTIONS}
 def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else list(argv)
     options = _parser().parse_args(argv)
-    console = Console(width=max(Console().width, 150))  # a log file is no reason to cut numbers off
+    console = Console(width=max(Console().width, 150))  # a log file must not cut numbers off
     if options.read is not None:
         held = read_json(options.read)
         if _NAME not in held:
@@ -65,12 +65,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def measure(options: argparse.Namespace, how: str, console: Console) -> Run:
-    """Train by all methods."""
+    """Train with all methods."""
     if options.clock == "processor" and torch.get_num_threads() != 1:
         raise SystemExit("--clock processor adds up all threads, also waiting ones: set OMP_NUM_THREADS=1")
     clock = processor_seconds if options.clock == "processor" else seconds
     if options.rounding == "compiled":
-        kernels()  # built where they are not yet, which is no step's time
+        kernels()  # built now if needed, so that no step includes the build
     data = load_pydoc(options.length)
     assert isinstance(data.train, TensorDataset) and isinstance(data.test, TensorDataset)  # text always is
     text = Text.drawn(
@@ -117,7 +117,7 @@ def measure(options: argparse.Namespace, how: str, console: Console) -> Run:
 
 
 def _model(characters: int, width: int, layers: int) -> nn.Module:
-    # No dropout: its masks would be other ones for each method, and the text is not seen often enough to be learnt.
+    # No dropout: masks would differ between methods, and the text is not repeated often enough for overfitting.
     heads = max(1, width // _HEAD_WIDTH)
     return TransformerLM(characters, width=width, hidden=4 * width, layers=layers, heads=heads, dropout=0.0)
 

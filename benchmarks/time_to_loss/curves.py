@@ -1,4 +1,4 @@
-"""What a run leaves: each method's seconds and validation losses, and when it reached a loss."""
+"""The results of a run: seconds and validation losses of each method, and when it reached a loss."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from benchmarks.records import Quartiles, quartiles, ratios
 
 __all__ = ["Curve", "Reached", "Run", "Target", "run_of", "targets"]
 
-# Validations whose mean counts as the loss: one alone goes up and down from step to step.
+# Number of validations whose mean counts as the loss, because a single one fluctuates.
 SMOOTHED = 3
 
 
 class Reached(NamedTuple):
-    """When a loss was reached: after so many steps, and seconds of them."""
+    """Steps and seconds until a loss was reached."""
 
     steps: int
     seconds: float
 
 
 class Target(NamedTuple):
-    """A loss to reach, and whose final loss it is (``""`` for a round number)."""
+    """A loss to reach, and the method whose final loss it is (``""`` for a round number)."""
 
     loss: float
     final_of: str = ""
@@ -34,16 +34,16 @@ class Target(NamedTuple):
 
 @dataclass(frozen=True)
 class Curve:
-    """One method.
+    """The results of one method.
 
     Attributes:
-        method: its name.
-        setup: seconds until the first step, most of them rewriting.
-        seconds: of each step.
-        validation: steps taken, and loss then.
-        ledger: what ``Ledger.to_dict`` gives; ``None`` without an engine.
-        beside: seconds of the float steps of the same rounds, where only a few steps were measured.
-        note: why only those.
+        method: name of the method.
+        setup: seconds before the first step, mostly for rewriting.
+        seconds: seconds of each step.
+        validation: pairs of steps and validation loss.
+        ledger: result of ``Ledger.to_dict``; ``None`` without an engine.
+        beside: seconds of the float steps of the same rounds, if only a few steps were measured.
+        note: the reason that only a few steps were measured.
     """
 
     method: str
@@ -59,18 +59,18 @@ class Curve:
 
     @property
     def smooth(self) -> list[tuple[int, float]]:
-        """Steps, and the mean of the validation losses there and at the two before."""
+        """Steps, and the mean of the validation loss there and the two before."""
         windows = zip(*(self.validation[offset:] for offset in range(SMOOTHED)), strict=False)
         return [(window[-1][0], statistics.fmean(loss for _, loss in window)) for window in windows]
 
     @property
     def final(self) -> float:
-        """The last smooth loss; NaN where there is none."""
+        """The last smooth loss; NaN if there is none."""
         return self.smooth[-1][1] if self.smooth else math.nan
 
     @property
     def trained(self) -> bool:
-        """Whether it was trained, rather than timed for a few steps."""
+        """Whether it was trained, and not only timed for a few steps."""
         return not self.note
 
     @property
@@ -80,7 +80,7 @@ class Curve:
 
     @property
     def skipped(self) -> float | None:
-        """Share (0..1) of samples that skipped a block, mean over blocks (here all can be skipped) and epochs."""
+        """Share (0..1) of samples that skipped a block, mean over epochs and blocks, all of which can be skipped."""
         epochs = (self.ledger or {}).get("epochs", [])
         skipped = [row["samples"] * _skipped(row["options"]) for row in epochs if row["options"]]
         return sum(skipped) / sum(row["samples"] for row in epochs) if skipped else None
@@ -97,12 +97,12 @@ class Curve:
         return [old["epoch"] for old, new in pairwise(rows) if old["stage"] != new["stage"]]
 
     def reached(self, loss: float) -> Reached | None:
-        """The first validation with a smooth loss of at most ``loss``; ``None``: there was none."""
+        """The first validation with a smooth loss of at most ``loss``; ``None`` if there is none."""
         spent = list(accumulate(self.seconds))
         return next((Reached(step, spent[step - 1]) for step, smooth in self.smooth if smooth <= loss), None)
 
     def ratio(self, base: Curve) -> Quartiles:
-        """Of a step to the one of ``base`` in the same round."""
+        """The ratio of a step to that of ``base`` in the same round."""
         other = base.seconds if self.beside is None else self.beside
         return ratios({"mine": self.seconds, "other": other}, "mine", "other")
 
@@ -113,7 +113,7 @@ def _skipped(options: dict[str, Sequence[float]]) -> float:
 
 @dataclass(frozen=True)
 class Run:
-    """All curves of one run, with what it was."""
+    """All curves of one run, with its settings."""
 
     title: str
     settings: dict[str, Any]
@@ -127,7 +127,7 @@ class Run:
 
 
 def run_of(values: dict[str, Any]) -> Run:
-    """From the plain values of ``dataclasses.asdict``."""
+    """A run from the plain values of ``dataclasses.asdict``."""
     curves = [
         Curve(**(each | {"validation": [(step, loss) for step, loss in each["validation"]]}))
         for each in values["curves"]
@@ -136,7 +136,7 @@ def run_of(values: dict[str, Any]) -> Run:
 
 
 def targets(curves: Sequence[Curve]) -> list[Target]:
-    """Losses worth a row, the highest first: each method's final one, and three round numbers that all reach."""
+    """Losses for the table, highest first: the final loss of each method, and three round numbers that all reach."""
     curves = [curve for curve in curves if curve.smooth]
     if not curves:
         return []

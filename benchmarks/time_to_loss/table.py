@@ -17,7 +17,7 @@ _METHODS = ("method", "step, ms", "to float", "training, s", "final loss", "skip
 
 
 def markdown(run: Run) -> str:
-    """What was done, and both tables."""
+    """The settings of the run, and both tables."""
     head, rows = _methods_table(run)
     parts = [_how(run), markdown_table(head, rows)]
     head, rows = _targets_table(run)
@@ -26,13 +26,13 @@ def markdown(run: Run) -> str:
 
 
 def rich_tables(run: Run) -> Iterator[Table]:
-    """The methods, then when each reached which loss."""
+    """The table of methods, then the table of times to each loss."""
     yield records.rich_table(run.title, *_methods_table(run))
     yield records.rich_table("steps and seconds to a loss (to float's seconds)", *_targets_table(run))
 
 
 def notes(run: Run) -> list[str]:
-    """What the tables do not show: methods that were not trained, and what happens before the first step."""
+    """Notes on methods that were not trained, and on work before the first step."""
     lines = [
         f"{curve.method}: {len(curve.seconds)} steps were timed, each beside one of float; it was not trained to the "
         f"end ({curve.note})."

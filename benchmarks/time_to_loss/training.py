@@ -1,4 +1,4 @@
-"""One model trained by several methods side by side: the same weights and batches, a step of each in every round."""
+"""Train one model with several methods side by side: same weights and batches, one step of each in every round."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _Clock = Callable[[Callable[[], None], str], float]
 
 @dataclass(frozen=True)
 class Text:
-    """What all methods see.
+    """The text for all methods.
 
     Attributes:
-        tokens, targets: of each training step.
+        tokens, targets: batches of the training steps.
         held_out: blocks for validation, inputs and targets, in batches.
     """
 
@@ -45,7 +45,7 @@ class Text:
     def drawn(
         cls, train: TensorDataset, test: TensorDataset, *, steps: int, batch: int, blocks: int, seed: int
     ) -> Text:
-        """Batches from passes over the training blocks in random orders; validation blocks from all over the test."""
+        """Batches from passes over the training blocks in random order; validation blocks spread over the test text."""
         chance = torch.Generator().manual_seed(seed)
         passes = -(-steps * batch // len(train))
         order = torch.cat([torch.randperm(len(train), generator=chance) for _ in range(passes)])
@@ -56,7 +56,7 @@ class Text:
 
 
 def config_of(method: str, fractrain: FracConfig) -> FracConfig | None:
-    """The configuration of a method, from FracTrain's own; ``None`` where the model trains as it is."""
+    """The configuration of a method, from FracTrain's own; ``None`` if the model trains in float."""
     name, _, auto = method.partition("-")
     execution: Execution = "auto" if auto else "simulate"
     match name:
@@ -71,7 +71,7 @@ def config_of(method: str, fractrain: FracConfig) -> FracConfig | None:
 
 
 def computes_bf16() -> bool:
-    """Whether this processor multiplies bfloat16; others convert each value, and take many times longer."""
+    """Whether this processor multiplies bfloat16; others convert each value, which takes many times longer."""
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
@@ -80,7 +80,7 @@ class Trainee:
 
     Args:
         method: one of ``METHODS``.
-        start: the model before training; stays as it is.
+        start: the model before training; it is not changed.
         text: batches of all steps.
         settings: the loop, the same for all methods.
         fractrain: FracTrain's configuration.
@@ -92,7 +92,7 @@ class Trainee:
         self.method = method
         self._text = text
         self._epoch = settings.epoch_steps or len(text.tokens)
-        torch.manual_seed(settings.seed)  # the same gates whatever the execution
+        torch.manual_seed(settings.seed)  # the same gates for every execution
         began = time.perf_counter()
         self.model: nn.Module = copy.deepcopy(start)
         config = config_of(method, fractrain)
@@ -106,7 +106,7 @@ class Trainee:
         self._taken = 0
 
     def step(self) -> None:
-        """Forward, loss, backward and optimizer on the next batch; at the end of an epoch the engine's part of it."""
+        """Forward, loss, backward and optimizer on the next batch; and at the end of an epoch ``end_epoch``."""
         loss = self._loss(self._text.tokens[self._taken], self._text.targets[self._taken])
         if self.engine is not None:
             loss = self.engine.loss(loss)
@@ -134,14 +134,14 @@ class Trainee:
 def train(
     trainees: Sequence[Trainee], *, steps: int, every: int, clock: _Clock = seconds, tell: Callable[[str], None] = print
 ) -> list[Curve]:
-    """Train all to the end, in rounds of one step each in random order.
+    """Train all methods to the end, in rounds of one step each in random order.
 
     Args:
         trainees: the methods.
-        steps: of each.
+        steps: steps of each method.
         every: steps between two validations, which are not timed.
         clock: times a step.
-        tell: gets a line after each validation.
+        tell: called with a line after each validation.
     """
     curves = [Curve(each.method, each.setup) for each in trainees]
     for start in range(0, steps, every):
@@ -165,7 +165,7 @@ def _with_ledger(curve: Curve, trainee: Trainee) -> Curve:
 
 
 def probe(method: Trainee, beside: Trainee, *, rounds: int, clock: _Clock = seconds, note: str) -> Curve:
-    """A few steps of a method that is not trained to the end, each beside a step of another."""
+    """A few steps of a method that is not trained to the end, each next to a step of another method."""
     calls = {each.method: each.step for each in (method, beside)}
     interleaved(calls, 1, "cpu")
     times = interleaved(calls, rounds, "cpu", clock=clock)

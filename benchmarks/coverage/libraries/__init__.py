@@ -1,7 +1,7 @@
-"""Models of third-party libraries that this project knows nothing of, small and with random weights.
+"""Models of third-party libraries that this project does not know, small and with random weights.
 
-They are installed into an environment of their own: ``make coverage-libraries``. A library that is not installed there,
-or not in a version that has the model, is not built.
+``make coverage-libraries`` installs the libraries into a separate environment. The models of a library that is not
+installed there, or in a version without the model, are not built.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ENTRIES: tuple[Entry, ...] = tuple(
 
 
 def cases(sample: bool) -> list[Case]:
-    """All of them, the libraries in turn; the sample has the first two of each."""
+    """All models, one library after the other in turn; the sample has the first two of each."""
     places: dict[str, int] = {}
     found = []
     for entry in ENTRIES:
@@ -47,7 +47,7 @@ def build(case: Case) -> Ready:
     """The model of a case.
 
     Raises:
-        NotBuiltError: its library is not installed, or cannot be loaded or build the model.
+        NotBuiltError: its library is not installed, cannot be imported, or cannot build the model.
     """
     (entry,) = (each for each in ENTRIES if f"{each.library}/{each.name}" == case.name)
     return ready(entry)
@@ -57,7 +57,7 @@ def ready(entry: Entry) -> Ready:
     """A model with one batch.
 
     Raises:
-        NotBuiltError: as for :func:`build`.
+        NotBuiltError: see :func:`build`.
     """
     try:
         release = version(entry.library)
@@ -65,7 +65,7 @@ def ready(entry: Entry) -> Ready:
         raise NotBuiltError(f"{entry.library} is not installed: run make coverage-libraries") from None
     try:
         model, inputs = entry.make(), entry.inputs()
-    except Exception as error:  # a release with other arguments, a dependency that is missing
+    except Exception as error:  # a release with other arguments, or a missing dependency
         raise NotBuiltError(f"{entry.library} {release}: {type(error).__name__}: {str(error)[:300]}") from error
     args: tuple[Any, ...] = () if isinstance(inputs, dict) else inputs
     kwargs: dict[str, Any] = inputs if isinstance(inputs, dict) else {}

@@ -85,7 +85,7 @@ class _Solved(nn.Module):
 
 
 class _Kernel(nn.Module):
-    """The covariance matrix of gpytorch's kernel on what a network extracts."""
+    """The covariance matrix of gpytorch's kernel on the features of a network."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""One model of a third-party library: how it is made from a small configuration, and what it is called with."""
+"""One model of a third-party library: how to build it from a small configuration, and its inputs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Entry:
 
     Attributes:
         library: the project's name on PyPI.
-        name: the model's class, with what sets it apart from others of that class.
+        name: the model's class, with a suffix if there are several of that class.
         make: builds it with random weights.
         inputs: one training batch: positional inputs as a tuple, keyword inputs as a dictionary.
     """
@@ -31,9 +31,9 @@ class Entry:
 
 
 class Module:
-    """A Python module that is loaded at the first look at one of its names.
+    """A Python module that is imported when one of its names is first read.
 
-    A process that examines one model so loads that model's library alone: some change torch's classes for all others.
+    A process that examines one model imports only that model's library. Some libraries change torch's classes.
     """
 
     def __init__(self, path: str) -> None:
@@ -44,7 +44,7 @@ class Module:
 
 
 def image(channels: int = 3, *sides: int) -> Tensor:
-    """Two images (or volumes) of these sides, 64 x 64 where none are given."""
+    """Two images (or volumes) of these sides, by default 64 x 64."""
     return torch.randn(2, channels, *(sides or (64, 64)))
 
 
@@ -54,7 +54,7 @@ def tokens(length: int = 16, vocabulary: int = 64) -> Tensor:
 
 
 def mask(length: int = 16) -> Tensor:
-    """True where a text has a token: the second one ends earlier."""
+    """The attention mask of two texts, of which the second ends earlier."""
     kept = torch.ones(2, length, dtype=torch.bool)
     kept[1, -length // 4 :] = False
     return kept

@@ -1,4 +1,4 @@
-"""Transformers and state spaces over tokens and feature vectors, and what is trained on top of them."""
+"""Transformers and state spaces over tokens and feature vectors, and heads trained on top of them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _encoder() -> nn.Module:
 
 
 class _Tagger(nn.Module):
-    """An encoder with a CRF on it, as pytorch-crf's documentation uses it: the loss is minus its likelihood."""
+    """An encoder with a CRF, as in pytorch-crf's documentation: the loss is the negative log-likelihood."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ def _sentences() -> nn.Module:
 
 
 class _SentenceBert(nn.Module):
-    """An encoder between dictionaries, as sentence-transformers' own modules are: no tokenizer, which is downloaded."""
+    """An encoder that reads and returns dictionaries, like sentence-transformers' modules, without a tokenizer."""
 
     def __init__(self, encoder: nn.Module) -> None:
         super().__init__()

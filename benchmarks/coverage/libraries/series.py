@@ -32,7 +32,7 @@ def _classifier(name: str, **options: Any) -> Entry:
 
 
 def _window(series: int = 1) -> dict[str, Any]:
-    """What neuralforecast's loaders hand over for models without further variables."""
+    """The batch of neuralforecast's loaders for models without further variables."""
     return {
         "insample_y": torch.randn(2, _LENGTH, series),
         "insample_mask": torch.ones(2, _LENGTH, series),
@@ -52,7 +52,7 @@ def _forecaster(name: str, series: int = 1, **options: Any) -> Entry:
 
 
 def _encoded() -> tuple[Any, ...]:
-    """What pytorch-forecasting's loaders hand over to models of one series without further variables."""
+    """The batch of pytorch-forecasting's loaders for models of one series without further variables."""
     batch = {
         "encoder_cont": torch.randn(2, _LENGTH, 1),
         "decoder_cont": torch.randn(2, _HORIZON, 1),

@@ -19,7 +19,7 @@ _STEPS = 4
 
 
 class _Leaky(nn.Module):
-    """Three layers of snntorch's neurons over a few steps of time, as its tutorial builds them."""
+    """Three layers of snntorch's neurons over a few time steps, as in its tutorial."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class _Leaky(nn.Module):
 
 
 class _Clocked(nn.Module):
-    """A spiking network that starts from rest at each call, and runs over a few steps of time."""
+    """A spiking network that starts from rest at each call and runs for a few time steps."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()

@@ -53,7 +53,7 @@ def _yolo_model(kind: str, configuration: str) -> nn.Module:
 
 
 def _projected(head: nn.Module) -> nn.Module:
-    """A backbone with lightly's head on it, as its documentation builds them."""
+    """A backbone with lightly's head, as in its documentation."""
     backbone = _resnets.resnet18()
     backbone.fc = nn.Identity()
     return nn.Sequential(backbone, head)

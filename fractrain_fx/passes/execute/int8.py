@@ -26,8 +26,8 @@ __all__ = ["UseInt8", "not_on_int8"]
 class UseInt8(PassBase):
     """Give an int8 form to each fused op that multiplies an activation by a weight of at most 8 bits.
 
-    :class:`Int8Choice` decides at each call whether the int8 form runs; the values are the same. :func:`not_on_int8` names
-    the ops without an int8 form.
+    :class:`Int8Choice` decides at each call whether the int8 form runs; the values are the same. :func:`not_on_int8`
+    names the ops without an int8 form.
 
     Requires: a graph after ``Fuse``. Ensures: nodes and parameters stay the same.
 
