@@ -26,7 +26,7 @@ def guess(model: nn.Module) -> dict[str, Any] | None:
     """Keyword inputs on which the model runs and gives a floating-point tensor, or ``None``."""
     for kwargs in itertools.islice(_candidates(model), _TRIES):
         try:
-            with torch.no_grad(), Snapshot(model).kept():
+            with torch.no_grad(), Snapshot(model).preserved():
                 model.train()(**kwargs)
         except Exception:  # another guess may fit
             continue

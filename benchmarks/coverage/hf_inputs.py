@@ -50,7 +50,7 @@ def _shorter(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _run(model: nn.Module, kwargs: dict[str, Any]) -> None:
-    with torch.no_grad(), Snapshot(model).kept():
+    with torch.no_grad(), Snapshot(model).preserved():
         model.train()(**kwargs)
 
 

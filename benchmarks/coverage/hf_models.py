@@ -101,7 +101,7 @@ def _ready(config: Any, auto: type[Any], labels: bool, plan: Any) -> Ready:
         raise NotBuiltError(f"{size:,} parameters")
     model = auto._from_config(config)
     kwargs, how = inputs_for(model, labels)
-    with Snapshot(model).kept():
+    with Snapshot(model).preserved():
         loss = objective(model.train()(**kwargs))
         if not loss.requires_grad or not bool(loss.isfinite()):
             raise NotBuiltError(f"its loss is {loss.item()}, {'with' if loss.requires_grad else 'without'} a gradient")

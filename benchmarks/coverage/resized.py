@@ -46,7 +46,7 @@ class Pair:
         """
 
         def original(value_free: bool = False) -> list[Tensor]:
-            with self.snapshot.kept(), plain_paths(value_free=value_free):
+            with self.snapshot.preserved(), plain_paths(value_free=value_free):
                 return run(self.model, variant.args, variant.kwargs)
 
         try:
@@ -55,7 +55,7 @@ class Pair:
             return OWN, ""
         given = {name: value for name, value in variant.kwargs.items() if name in self.passed}
         try:
-            with self.snapshot.kept():
+            with self.snapshot.preserved():
                 mine = run(self.rewritten, variant.args, given)
         except InputError as error:
             return REFUSED, cause(error)

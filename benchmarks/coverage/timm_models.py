@@ -81,7 +81,7 @@ def _create(name: str, options: Mapping[str, Any], cut: Cut) -> nn.Module:
 
 def _runs(model: nn.Module, x: torch.Tensor) -> None:
     """Run the model, which may raise, and restore it afterwards: some models fill caches at the first call."""
-    with torch.no_grad(), Snapshot(model).kept():
+    with torch.no_grad(), Snapshot(model).preserved():
         model.train()(x)
         model.eval()(x)
 

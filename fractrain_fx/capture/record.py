@@ -136,7 +136,7 @@ def record(
     closed = {path: reason for path, module in model.named_modules() if path and (reason := opaque_reason(module))}
     whole = Whole(dict(closed))
     snapshot = fill_caches(model, example) if real else Snapshot(model)
-    with snapshot.kept(), torch.enable_grad():
+    with snapshot.preserved(), torch.enable_grad():
         trials, batching = trials_of(snapshot, example, batch_axis) if check and real else ([], Batching.ROWS)
         others = Elsewhere(snapshot, example, batch_axis, batching) if trials else None
         while True:
@@ -214,7 +214,7 @@ def _run(snapshot: Snapshot, example: Example, whole: Whole, additions: Addition
         map_results(writer, value, writer.placeholder(name), set(), set())
     try:
         calls, outside = Calls(model, recorder, whole.modules), Outside(model, recorder)
-        with snapshot.kept(), recording(recorder, calls, whole.callees):
+        with snapshot.preserved(), recording(recorder, calls, whole.callees):
             model.train(train)
             with outside.observed():
                 output = model(*call.args, **call.kwargs)

@@ -37,7 +37,7 @@ class Snapshot:
         self._drawn = self._generators.keep()
 
     @contextlib.contextmanager
-    def kept(self) -> Iterator[None]:
+    def preserved(self) -> Iterator[None]:
         """Run something inside, then put back the state, and the random generators too."""
         with preserved_random_state():
             try:

@@ -50,7 +50,7 @@ class _Builder:
         self.model, self.level = model, level
         self.graph_module = model.graph_module
         self.flow = Flow(self.graph_module)
-        self.picture = Picture(f"{type(model._inside.original).__name__}, method {model.config.method}")
+        self.picture = Picture(f"{type(model._state.original).__name__}, method {model.config.method}")
         self.total = sum(op.macs or 0 for _, op in ops_of(self.graph_module.graph))
         self.came: dict[Node, tuple[str, ...]] = {}
         self.steps: dict[str, list[Node]] = {}

@@ -38,7 +38,7 @@ def bits_text(bits: tuple[int, int]) -> str:
 def op_shape(op: Op, config: FracConfig, total: int) -> Shape:
     """The shape of one contraction; its frame has the names of its block and module."""
     forward, weight, backward = _bits(op, config)
-    title = _inside(op.name, op.block) if op.block else op.name
+    title = _within_block(op.name, op.block) if op.block else op.name
     lines: tuple[str, ...] = (
         ("uncounted",) if op.macs is None else (f"{amount(op.macs)} MACs, {_share(op.macs, total)}",)
     )
@@ -67,7 +67,7 @@ def block_shape(block: Block, ops: Sequence[Op], config: FracConfig, total: int)
     """The shape of a whole block; its bits are the lowest and highest of its ops."""
     modes = list(dict.fromkeys(op.precision.mode for op in ops))
     reasons = "; ".join(dict.fromkeys(op.precision.reason for op in ops))
-    names = [_inside(op.name, block.name) for op in ops]
+    names = [_within_block(op.name, block.name) for op in ops]
     more = f" + {len(names) - _LISTED}" if len(names) > _LISTED else ""
     listed = "" if names == [block.name] else ", ".join(names[:_LISTED]) + more
     skip = f"{block.skip} skip" if block.skip else "cannot be skipped"
@@ -97,7 +97,7 @@ def short(node: Node, graph_module: GraphModule) -> str:
     return function_name(node)
 
 
-def _inside(op: str, block: str) -> str:
+def _within_block(op: str, block: str) -> str:
     """An op's name without the module of its block; a module's second block is named ``layers.0_1``."""
     module = block if op.startswith(f"{block}.") else re.sub(r"_\d+$", "", block)
     return op.removeprefix(f"{module}.")

@@ -45,7 +45,7 @@ class _Face:
         loss = _loss_of(output)
         if loss is None:
             return output
-        share = share_of(model._inside.original, kwargs, num_items_in_batch)
+        share = share_of(model._state.original, kwargs, num_items_in_batch)
         scaled = loss if share is None else loss * share
         if model.training and self.__dict__["_add_cost"] is not None:
             scaled = self.__dict__["_add_cost"](scaled, loss, share is not None)
@@ -100,7 +100,7 @@ def face_of(model: FracModel, add_cost: Callable[[Tensor, Tensor, bool], Tensor]
         add_cost: called in training with the loss, the batch's mean loss and whether the loss already is the batch's
             share of the step's loss; returns the loss with the cost term.
     """
-    original = model._inside.original
+    original = model._state.original
     kind = type(original)
 
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -72,7 +72,7 @@ class FracTrainMixin:
     ) -> Any:
         """Trainer's loss plus the cost term."""
         trainer: Any = self
-        original = self._steering.engine.model._inside.original  # type: ignore[attr-defined]
+        original = self._steering.engine.model._state.original  # type: ignore[attr-defined]
         share = share_of(original, inputs, num_items_in_batch)  # before the call, which may remove the labels
         loss, outputs = super().compute_loss(  # type: ignore[misc]
             model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch

@@ -15,7 +15,7 @@ from fractrain_fx.config.precision import Precision
 from fractrain_fx.errors import ConfigError, InputError
 from fractrain_fx.model.groups import param_groups
 from fractrain_fx.model.shown import Shown
-from fractrain_fx.model.state import Inside
+from fractrain_fx.model.state import ModelState
 from fractrain_fx.nn.bits import StageBits
 from fractrain_fx.passes.graph.edit import NAMESPACE
 from fractrain_fx.rewriting import OWN, Rewritten
@@ -33,12 +33,12 @@ class FracModel(Shown):
 
     def __init__(self, rewritten: Rewritten) -> None:
         super().__init__()
-        self._wear(Inside(rewritten))
+        self._wear(ModelState(rewritten))
 
-    def _wear(self, inside: Inside) -> None:
-        self.training = inside.original.training
-        self._share(inside.recording.train)
-        self.__dict__[OWN] = inside
+    def _wear(self, state: ModelState) -> None:
+        self.training = state.original.training
+        self._share(state.recording.train)
+        self.__dict__[OWN] = state
 
     def _share(self, graph_module: RecordedModule) -> None:
         """Share the dictionaries of the graph module, so that moving or loading one changes both."""
@@ -52,8 +52,8 @@ class FracModel(Shown):
             InputError: the arguments do not fit the recording.
             CalibrationError: the model is evaluated before its activation ranges were seen.
         """
-        inside: Inside = self.__dict__[OWN]
-        return inside.run(args, kwargs, self.training)
+        state: ModelState = self.__dict__[OWN]
+        return state.run(args, kwargs, self.training)
 
     def train(self, mode: bool = True) -> Self:
         """Switch the mode; checks that the original is as recorded and, for evaluation, which ranges were seen.
@@ -64,16 +64,16 @@ class FracModel(Shown):
         if mode != self.training:
             self.look_for_changes()
         super().train(mode)
-        for graph_module in self._inside.graphs:
+        for graph_module in self._state.graphs:
             graph_module.training = mode
-        self._inside.variants.train(mode)
+        self._state.variants.train(mode)
         if not mode:
-            self._inside.look_for_ranges()
+            self._state.look_for_ranges()
         return self
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         """Move or convert all tensors. Recordings for other sizes are made again when a call needs them."""
-        self._inside.variants.forget()
+        self._state.variants.forget()
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
 
@@ -85,11 +85,11 @@ class FracModel(Shown):
         """
         mode = self.training
         super().train(False)
-        seen = self._inside.fill_ranges(batches)
+        seen = self._state.fill_ranges(batches)
         self.train(mode)
         if not seen:
             raise InputError("calibrate() got no batch: give it a loader, or a list of inputs")
-        self._inside.look_for_ranges()
+        self._state.look_for_ranges()
 
     def set_precision(self, precision: Precision) -> None:
         """Set the precision of all scheduled ops without changing the graph (``static`` and ``pfq``).
@@ -117,7 +117,7 @@ class FracModel(Shown):
         Raises:
             ModelError: modules or parameters of the original were replaced, added, removed, tied or untied.
         """
-        self._inside.tied.look_closely()
+        self._state.tied.look_closely()
 
     def restore(self, *, structure_changed: bool = False) -> nn.Module:
         """The original module: its own class and names, the present weights (shared, not copied).
@@ -128,7 +128,7 @@ class FracModel(Shown):
         Raises:
             ModelError: they are not, and ``structure_changed`` is false.
         """
-        original = self._inside.handed_out(structure_changed)
+        original = self._state.handed_out(structure_changed)
         original.training = self.training
         return original
 
@@ -145,7 +145,7 @@ class FracModel(Shown):
         directory = Path(directory)
         if hub and not push_to_hub:
             raise ConfigError(f"{', '.join(hub)} only matter(s) for an upload: add push_to_hub=True")
-        save(self, self._inside, directory)
+        save(self, self._state, directory)
         if push_to_hub:
             self.push_to_hub(hub.pop("repo_id", directory.name), **hub)
 
@@ -186,7 +186,7 @@ class FracModel(Shown):
 
             path = fetch(str(directory), **hub)
         rebuilt = cls(load(path, model, passes))
-        load_weights(rebuilt, rebuilt._inside.original, path)
+        load_weights(rebuilt, rebuilt._state.original, path)
         return rebuilt
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
@@ -196,21 +196,21 @@ class FracModel(Shown):
             state_dict = {**state_dict, **own}
         result = super().load_state_dict(state_dict, strict=strict, assign=assign)
         if assign:
-            self._inside.tied.structure.retie()
-        self._inside.calibrated = False
-        self._inside.look_for_ranges()
-        self._inside.follow_frozen(anew=True)  # because the cost tables were loaded too
+            self._state.tied.structure.retie()
+        self._state.calibrated = False
+        self._state.look_for_ranges()
+        self._state.follow_frozen(anew=True)  # because the cost tables were loaded too
         return result
 
     def __getattr__(self, name: str) -> Any:
-        inside: Inside | None = self.__dict__.get(OWN)
+        state: ModelState | None = self.__dict__.get(OWN)
         try:
             value = super().__getattr__(name)
         except AttributeError:
-            if inside is None:
+            if state is None:
                 raise
-            value = getattr(inside.original, name)
-        return value if inside is None else inside.float_calls.looked_up(name, value)
+            value = getattr(state.original, name)
+        return value if state is None else state.float_calls.looked_up(name, value)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; the original's attributes are set on the original. Warns if the graph ignores the change.
@@ -218,21 +218,21 @@ class FracModel(Shown):
         Raises:
             ModelError: it is a module or parameter for which the graph was not made.
         """
-        inside: Inside | None = self.__dict__.get(OWN)
-        if inside is None:
+        state: ModelState | None = self.__dict__.get(OWN)
+        if state is None:
             super().__setattr__(name, value)
             return
         require_no_part(self, name, value)
-        if belongs_to_original(self, inside.original, name):
-            setattr(inside.original, name, value)
-            inside.tied.look_closely()
+        if belongs_to_original(self, state.original, name):
+            setattr(state.original, name, value)
+            state.tied.look_closely()
         else:
             super().__setattr__(name, value)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FracModel:
         copied = type(self).__new__(type(self))
         nn.Module.__init__(copied)
-        copied._wear(self._inside.copied(memo))
+        copied._wear(self._state.copied(memo))
         copied.training = self.training
         memo[id(self)] = copied
         return copied

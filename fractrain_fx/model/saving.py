@@ -13,7 +13,7 @@ from torch.fx.passes.infra.pass_base import PassBase
 from fractrain_fx.capture.inputs.wrappers import unwrapped
 from fractrain_fx.config import FracConfig
 from fractrain_fx.errors import InputError, RunError
-from fractrain_fx.model.state import Inside
+from fractrain_fx.model.state import ModelState
 from fractrain_fx.passes import RENAMED
 from fractrain_fx.rewriting import Rewritten, record_model, rewrite
 
@@ -24,12 +24,12 @@ FILES = (_RECIPE, _EXAMPLES, _WEIGHTS)
 _FORMAT = 1
 
 
-def save(model: nn.Module, inside: Inside, directory: Path) -> None:
+def save(model: nn.Module, state: ModelState, directory: Path) -> None:
     """Write ``config.json``, ``example_inputs.safetensors`` and ``model.safetensors``.
 
     Args:
         model: has the weights to write.
-        inside: the state of the model.
+        state: the state of the model.
         directory: made if it does not exist.
 
     Raises:
@@ -37,16 +37,16 @@ def save(model: nn.Module, inside: Inside, directory: Path) -> None:
     """
     from safetensors.torch import save_file, save_model
 
-    inside.tied.require_structure("save_pretrained would write a recipe and weights that do not fit together")
+    state.tied.require_structure("save_pretrained would write a recipe and weights that do not fit together")
     tensors: dict[str, Tensor] = {}
-    recording = inside.recording
+    recording = state.recording
     call = _pack({"args": list(recording.args), "kwargs": dict(recording.kwargs)}, tensors)
     recipe = {
         "fractrain_fx": _FORMAT,
-        "architecture": type(inside.original).__name__,
-        "config": inside.config.to_dict(),
+        "architecture": type(state.original).__name__,
+        "config": state.config.to_dict(),
         "example_inputs": call,
-        "passes": inside.chain,
+        "passes": state.chain,
     }
     directory.mkdir(parents=True, exist_ok=True)
     (directory / _RECIPE).write_text(json.dumps(recipe, indent=2) + "\n", encoding="utf-8")

@@ -11,7 +11,7 @@ from torch.fx import Graph
 from fractrain_fx.capture import Guard, RecordedModule
 from fractrain_fx.config import FracConfig
 from fractrain_fx.errors import InputError
-from fractrain_fx.model.state import Inside
+from fractrain_fx.model.state import ModelState
 from fractrain_fx.nn.cost import Cost
 from fractrain_fx.passes import Block, Op, blocks_of, ops_of
 from fractrain_fx.passes.analyse.trained import trained_share
@@ -24,9 +24,9 @@ class Shown(nn.Module):
     """The part of :class:`fractrain_fx.FracModel` that only reads. Costs are those of the parameters trained now."""
 
     @property
-    def _inside(self) -> Inside:
-        inside: Inside = self.__dict__[OWN]
-        return inside
+    def _state(self) -> ModelState:
+        state: ModelState = self.__dict__[OWN]
+        return state
 
     @property
     def graph_module(self) -> RecordedModule:
@@ -35,7 +35,7 @@ class Shown(nn.Module):
         A copy of it runs, in which each quantized op and its quantize nodes are one op with the same values. A change
         to this graph takes effect once it is recompiled.
         """
-        recording = self._inside.recording
+        recording = self._state.recording
         return recording.train if self.training else recording.eval
 
     @property
@@ -55,19 +55,19 @@ class Shown(nn.Module):
     @property
     def config(self) -> FracConfig:
         """The configuration this model was rewritten with."""
-        return self._inside.config
+        return self._state.config
 
     def kernels(self) -> dict[str, str]:
         """How each quantized op multiplies, by name: ``int8``, ``float``, ``not yet timed``, or the reason for float.
 
         With torchao: the number types in which it computes the op, or the reason the op stays simulated.
         """
-        return self._inside.running[True].kernels()
+        return self._state.running[True].kernels()
 
     @property
     def leaves(self) -> Mapping[str, str]:
         """Modules that were recorded as one node, with the reason."""
-        return self._inside.recording.leaves
+        return self._state.recording.leaves
 
     @property
     def guards(self) -> tuple[Guard, ...]:
@@ -75,24 +75,24 @@ class Shown(nn.Module):
 
         For a call that does not meet them the model is recorded again, or the call refused (``FracConfig.recordings``).
         """
-        found = {str(each): each for guards in self._inside.recording.guards.values() for each in guards.guards}
+        found = {str(each): each for guards in self._state.recording.guards.values() for each in guards.guards}
         return tuple(found.values())
 
     @property
     def checked(self) -> bool:
         """Whether the recording was compared with the model, which needs tensors with data (not meta)."""
-        return self._inside.recording.checked
+        return self._state.recording.checked
 
     @property
     def ops(self) -> list[Op]:
         """Every contraction of the model in order, with its MACs and the reason for its precision."""
-        self._inside.follow_frozen()
-        return [op for _, op in ops_of(self._inside.recording.train.graph)]
+        self._state.follow_frozen()
+        return [op for _, op in ops_of(self._state.recording.train.graph)]
 
     @property
     def blocks(self) -> list[Block]:
         """Every block, in order of its entry."""
-        return blocks_of(self._inside.recording.train.graph)
+        return blocks_of(self._state.recording.train.graph)
 
     @property
     def macs(self) -> int:
@@ -107,31 +107,31 @@ class Shown(nn.Module):
     @property
     def trained_share(self) -> float:
         """Full-precision cost of a step as a share 0..1 of its cost with every parameter trained."""
-        self._inside.follow_frozen()
-        return trained_share(self._inside.recording.train)
+        self._state.follow_frozen()
+        return trained_share(self._state.recording.train)
 
     @property
     def cost(self) -> Cost:
         """Cost of the last forward, as shares (0..1) of full-precision training."""
-        self._inside.follow_frozen()  # a compiled forward does not check
-        if self._inside.cost is None:
+        self._state.follow_frozen()  # a compiled forward does not check
+        if self._state.cost is None:
             raise InputError("no forward has run yet, so there is no cost to read: call the model on a batch first")
-        return self._inside.cost
+        return self._state.cost
 
     @property
     def batch(self) -> int:
         """Number of samples of the last forward."""
-        if self._inside.batch is None:
+        if self._state.batch is None:
             raise InputError("no forward has run yet, so there is no batch: call the model on a batch first")
-        return self._inside.batch
+        return self._state.batch
 
     @property
     def targets(self) -> tuple[float, ...]:
         """Target cp of each stage in per cent (gated methods only; empty otherwise)."""
-        return self._inside.targets
+        return self._state.targets
 
     @property
     def reachable(self) -> tuple[float, float] | None:
         """Lowest and highest cp in per cent that the gates can choose; ``None`` without gates."""
-        self._inside.follow_frozen()
-        return self._inside.reachable
+        self._state.follow_frozen()
+        return self._state.reachable

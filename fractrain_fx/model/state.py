@@ -22,10 +22,10 @@ from fractrain_fx.passes.graph.edit import NAMESPACE
 from fractrain_fx.rewriting import Rewritten
 from fractrain_fx.tied import FloatCalls, Tied
 
-__all__ = ["Inside"]
+__all__ = ["ModelState"]
 
 
-class Inside:
+class ModelState:
     """The private state of a FracModel, in one object so that no name collides with the original's attributes.
 
     Attributes:
@@ -111,7 +111,7 @@ class Inside:
         self.float_calls.be_silent()
         return self.original
 
-    def copied(self, memo: dict[int, Any]) -> Inside:
+    def copied(self, memo: dict[int, Any]) -> ModelState:
         """A copy around copies of the original and of the graphs."""
         self.float_calls.disarm()
         self.follow_frozen()
@@ -121,7 +121,7 @@ class Inside:
         original = copy.deepcopy(self.original, memo)
         recording = replace(self.recording, train=train, eval=evaluate)
         rewritten = Rewritten(original, recording, self.config, self.passes, self.targets, self.reachable)
-        return Inside(rewritten, copy.deepcopy(self.tied, memo), calibrated=self.calibrated)
+        return ModelState(rewritten, copy.deepcopy(self.tied, memo), calibrated=self.calibrated)
 
     def look_for_ranges(self) -> None:
         """Check whether every activation range has been seen by now."""

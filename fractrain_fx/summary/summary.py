@@ -149,10 +149,10 @@ def summarize(model: FracModel, *, ops: bool = False) -> Summary:
         ops: whether printing lists every op instead of every block.
     """
     config = model.config
-    gates = gate_sizes(model._inside.recording.train, config)
+    gates = gate_sizes(model._state.recording.train, config)
     options = config.gate_options if config.gated else config.precision_stages if config.scheduled else ()
     return Summary(
-        model=type(model._inside.original).__name__,
+        model=type(model._state.original).__name__,
         method=config.method,
         options=tuple(str(option) for option in options),
         macs=model.macs,
@@ -190,7 +190,7 @@ def _notes(model: FracModel) -> Iterator[str]:
 
 
 def _tied(model: FracModel) -> Iterator[str]:
-    recordings = model._inside.variants
+    recordings = model._state.variants
     ties = {str(guard): guard for guards in recordings.first.recording.guards.values() for guard in guards.ties}
     for condition, guard in ties.items():
         yield f"recorded for {condition}: {guard.place}; for calls that do not meet it the model is recorded again"
@@ -200,7 +200,7 @@ def _tied(model: FracModel) -> Iterator[str]:
 
 
 def _dispatched(model: FracModel) -> Iterator[str]:
-    kept = undispatched(model._inside.recording.train)
+    kept = undispatched(model._state.recording.train)
     skippable = sum(block.gated and block.skip is not None for block in model.blocks)
     if skippable:
         yield f"{skippable - len(kept)} of {skippable} blocks with a skip path leave out the samples that skip them"
@@ -211,7 +211,7 @@ def _dispatched(model: FracModel) -> Iterator[str]:
 
 
 def _lowered(model: FracModel) -> Iterator[str]:
-    kept = not_on_int8(model._inside.recording.train, model.config)
+    kept = not_on_int8(model._state.recording.train, model.config)
     quantized = len(model.kernels())
     device, compiled = next(model.parameters()).device, model.config.rounding == "compiled"
     lacking = lacks_products(device, compiled=compiled) if model.config.kernels == "auto" else None
@@ -221,7 +221,7 @@ def _lowered(model: FracModel) -> Iterator[str]:
 
 
 def _swapped(model: FracModel, kind: Torchao) -> Iterator[str]:
-    kept = not_on_torchao(model._inside.recording.train, model.config)
+    kept = not_on_torchao(model._state.recording.train, model.config)
     quantized = len(model.kernels())
     device = next(model.parameters()).device
     yield f"{quantized - len(kept)} of {quantized} quantized ops are computed by {NUMERICS[kind]}"

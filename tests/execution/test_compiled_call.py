@@ -140,7 +140,7 @@ def test_under_autocast_a_compiled_step_is_simulated() -> None:
 @pytest.mark.parametrize("way", ["deepcopy", "pickle"])
 def test_a_copy_is_an_op_of_its_own_and_outlives_the_first(way: str) -> None:
     model = lowered()
-    op = next(iter(fused_ops(model._inside.running[True].current()).values()))
+    op = next(iter(fused_ops(model._state.running[True].current()).values()))
     twin: FusedOp = copy.deepcopy(op) if way == "deepcopy" else pickle.loads(pickle.dumps(op))
     assert twin._number != op._number
     other = copy.deepcopy(model)
@@ -153,7 +153,7 @@ def test_a_copy_is_an_op_of_its_own_and_outlives_the_first(way: str) -> None:
 
 def test_the_ops_say_of_themselves_what_torch_has_to_know() -> None:
     model = lowered()
-    op = next(iter(fused_ops(model._inside.running[True].current()).values()))
+    op = next(iter(fused_ops(model._state.running[True].current()).values()))
     x, w, bias = images(), torch.randn(16, 3, 1, 1), torch.randn(16)
     of_x = Rounds(torch.tensor(4), ValueRange(torch.tensor(-4.0), torch.tensor(8.0), True))
     of_w = Rounds(torch.tensor(4), ValueRange(torch.full((16, 1, 1, 1), -4.0), torch.full((16, 1, 1, 1), 8.0), True))

@@ -48,7 +48,7 @@ def test_the_chain_gives_the_copy_that_runs() -> None:
     model = residual_net(execution="auto")
     made = copied(model)
     run_passes(made, execution_passes(model.config))
-    running = model._inside.running[True]
+    running = model._state.running[True]
     assert [(node.op, node.name) for node in made.graph.nodes] == [
         (node.op, node.name) for node in running.current().graph.nodes
     ]

@@ -65,4 +65,4 @@ def gpt2(config: FracConfig = FLOAT) -> FracModel:
 
 def original_of(model: FracModel) -> Any:
     """The original as somebody holds it who kept it from before."""
-    return model._inside.original
+    return model._state.original

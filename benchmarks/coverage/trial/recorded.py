@@ -25,7 +25,7 @@ def build(trial: Trial) -> None:
 
 def forward(trial: Trial) -> None:
     """The original model trains on its inputs: its loss and at least one gradient are finite."""
-    with Snapshot(trial.model).kept():
+    with Snapshot(trial.model).preserved():
         trial.before = trial.timed("step", lambda: step(trial.model, trial.ready.args, trial.asked, 7))
     trial.model.zero_grad(set_to_none=True)
     trial.had = {name for name, g in trial.before.gradients.items() if bool(g.isfinite().all())}

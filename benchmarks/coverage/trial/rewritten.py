@@ -107,7 +107,7 @@ def evaluation(trial: Trial) -> None:
     """The rewritten model evaluates after a training step."""
     trial.found = {}
     trial.rewritten.zero_grad(set_to_none=True)
-    with Snapshot(trial.model).kept():
+    with Snapshot(trial.model).preserved():
         trial.expected = evaluate(trial.rewritten, trial.ready.args, trial.ready.kwargs)
 
 

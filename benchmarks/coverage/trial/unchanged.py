@@ -37,7 +37,7 @@ def _second(trial: Trial) -> Recording:
 
 def train_outputs(trial: Trial) -> None:
     """Training outputs from the same seed are equal bit for bit."""
-    with trial.snapshot.kept():
+    with trial.snapshot.preserved():
         trial.after = step(trial.plain, trial.ready.args, trial.ready.kwargs, 7)
     _require_same(trial, "outputs", trial.before.outputs, trial.after.outputs)
 
@@ -58,12 +58,12 @@ def _require_same(trial: Trial, what: str, theirs: Any, mine: Any) -> None:
         return
     # A model that is told not to read values may take another path to the same result. Capture records that path and
     # has compared it with the usual one up to rounding. See fractrain_fx/capture/checking/check.py.
-    with trial.snapshot.kept(), plain_paths(value_free=True):
+    with trial.snapshot.preserved(), plain_paths(value_free=True):
         other = step(trial.model, trial.ready.args, trial.asked, 7)
     if difference(getattr(other, what), mine, what) is None:
         trial.row["notes"].append(f"{what} equal those of the model's path that reads no values")
         return
-    with trial.snapshot.kept():
+    with trial.snapshot.preserved():
         again = step(trial.model, trial.ready.args, trial.asked, 7)
     if difference(theirs, getattr(again, what), what) is not None:
         words += "; the model itself differs between two runs of one seed"
@@ -75,7 +75,7 @@ def _require_same(trial: Trial, what: str, theirs: Any, mine: Any) -> None:
 
 def _is_rounding(trial: Trial, what: str, theirs: Any, mine: Any) -> bool:
     """Whether two runs of the rewrite differ by rounding too: where terms lie in memory changes the order of a sum."""
-    with trial.snapshot.kept():
+    with trial.snapshot.preserved():
         again = step(trial.plain, trial.ready.args, trial.ready.kwargs, 7)
     differs = difference(mine, getattr(again, what), what) is not None
     return differs and difference(theirs, mine, what, tolerance=_ROUNDING) is None
@@ -89,14 +89,14 @@ def eval_outputs(trial: Trial) -> None:
         larger = (batch_size(batches, packed=packed) or 0) + 1
         batches = [resize_batch(batch, larger, packed=packed) for batch in batches]
     asked, given = batches
-    with trial.snapshot.kept():
+    with trial.snapshot.preserved():
         theirs = evaluate(trial.model, **asked)
-    with trial.snapshot.kept():
+    with trial.snapshot.preserved():
         mine = evaluate(trial.plain, **given)
     words = difference(theirs, mine, "outputs")
     if words is None:
         return
-    with trial.snapshot.kept(), plain_paths(value_free=True):
+    with trial.snapshot.preserved(), plain_paths(value_free=True):
         other = evaluate(trial.model, **asked)
     if difference(other, mine, "outputs") is not None:
         raise DifferentError(words)

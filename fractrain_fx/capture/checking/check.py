@@ -136,7 +136,7 @@ def repeated(snapshot: Snapshot, recorded: RecordedModule, trial: Trial) -> str 
     """
     outputs = []
     for run in (snapshot.model, recorded):
-        with snapshot.kept(), plain_paths(), torch.no_grad():
+        with snapshot.preserved(), plain_paths(), torch.no_grad():
             try:
                 for _ in range(2):
                     with seeded():
@@ -161,7 +161,7 @@ def _run(snapshot: Snapshot, run: nn.Module, train: bool, example: Example, valu
     model, example = snapshot.model, example.renewed()
     # Listed before the run, because a model may put results into a dictionary among its inputs.
     inputs = list(tensors_in(example.tensors))
-    with snapshot.kept(), seeded(), plain_paths(value_free=value_free), torch.enable_grad():
+    with snapshot.preserved(), seeded(), plain_paths(value_free=value_free), torch.enable_grad():
         output = _call(model, run, train, example)
         gradients = _gradients(model, inputs, output) if train else {}
         buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()} if train else {}

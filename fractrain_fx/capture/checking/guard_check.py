@@ -118,13 +118,13 @@ class Guards:
     def _inner(self, wanted: set[Size], values: Sequence[Any], owner: nn.Module, model: nn.Module) -> dict[Size, int]:
         shapes_only = pytree.tree_map_only(Tensor, _without_data, list(values))
         try:
-            with Snapshot(model, tensors=False).kept(), torch.no_grad():
+            with Snapshot(model, tensors=False).preserved(), torch.no_grad():
                 return _SizesWithoutData(owner, self._graph, wanted).found(shapes_only)
         except Exception:  # values decide sizes, or foreign code reads them: this needs a run with data
             if any(x.is_meta for x in tensors_in(values)):
                 return {}
         run = _Sizes(owner, self._graph, wanted)
-        with Snapshot(model).kept(), torch.no_grad():
+        with Snapshot(model).preserved(), torch.no_grad():
             try:
                 return run.found(pytree.tree_map_only(Tensor, lambda x: x.detach().clone(), list(values)))
             except Exception:  # the graph does not run with such sizes: the sizes before the error count

@@ -36,10 +36,10 @@ def locate(snapshot: Snapshot, recorded: RecordedModule, returns: Sequence[Retur
         return known[-1] if known else ""
     trial, model = mismatch.trial, snapshot.model
     with plain_paths(value_free=True), torch.enable_grad():
-        with snapshot.kept(), seeded(), _outputs(model) as expected:
+        with snapshot.preserved(), seeded(), _outputs(model) as expected:
             model.train(trial.train)
             model(*trial.example.args, **trial.example.kwargs)
-        with snapshot.kept(), seeded():
+        with snapshot.preserved(), seeded():
             recorded.train(trial.train)
             values = _Values(recorded, {node for returned in returns for node in returned.nodes if node is not None})
             failed = values.run_until_error(*trial.example.tensors.values())

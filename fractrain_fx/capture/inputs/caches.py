@@ -25,7 +25,7 @@ def fill_caches(model: nn.Module, example: Example) -> Snapshot:
     shapes = {(module, name): x.shape for module in model.modules() for name, x in _caches(module)}
     call = example.renewed()
     try:
-        with snapshot.kept(), torch.no_grad():
+        with snapshot.preserved(), torch.no_grad():
             model.eval()(*call.args, **call.kwargs)
             for module in model.modules():
                 found += [(module, name, x) for name, x in _caches(module) if shapes.get((module, name)) != x.shape]

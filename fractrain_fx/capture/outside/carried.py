@@ -62,7 +62,7 @@ def _twice(snapshot: Snapshot, example: Example, train: bool, changed: list[Acce
     model = snapshot.model
     outputs: list[Any] = []
     after: list[list[Any]] = []
-    with snapshot.kept(), plain_paths(), torch.no_grad():
+    with snapshot.preserved(), plain_paths(), torch.no_grad():
         model.train(train)
         for _ in range(2):
             snapshot.restore_tensors()

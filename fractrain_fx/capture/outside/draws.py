@@ -50,11 +50,11 @@ def draws(snapshot: Snapshot, example: Example, train: bool, whole: Whole) -> li
         whole: modules and functions that stay one call already, and therefore draw again at every run.
     """
     generators = Generators(snapshot.model)
-    with snapshot.kept(), seeded(), _quiet():
+    with snapshot.preserved(), seeded(), _quiet():
         held = generators.states()[2:]
         owners = _owners(snapshot.model, generators, example, train)
         holds = generators.states()[2:] != held
-    with snapshot.kept(), seeded(), _quiet():
+    with snapshot.preserved(), seeded(), _quiet():
         sites = _sites(snapshot.model, generators, example, train, owners)
     # A module whose draws no line shows is kept whole too.
     sites += [_Site(path, "") for path in owners if path not in {site.module for site in sites}]
@@ -187,7 +187,7 @@ def _matters(snapshot: Snapshot, example: Example, train: bool) -> bool:
         return True
     first: Any = None
     for level in LEVELS:
-        with snapshot.kept(), seeded(), drawing(level), same_draws(), _quiet():
+        with snapshot.preserved(), seeded(), drawing(level), same_draws(), _quiet():
             output = _call(snapshot.model, example, train)
         if level is LEVELS[0]:
             first = output

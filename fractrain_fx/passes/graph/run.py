@@ -52,7 +52,7 @@ class Watch(Interpreter):
 def evaluating(graph_module: GraphModule) -> Iterator[None]:
     """Run in eval mode with every parameter trained; leave values, attributes and what is frozen as they were."""
     frozen = [p for p in graph_module.parameters() if not p.requires_grad and p.is_floating_point()]
-    with Snapshot(graph_module).kept():  # a forward may write to parameters, too: codebooks do
+    with Snapshot(graph_module).preserved():  # a forward may write to parameters, too: codebooks do
         for parameter in frozen:
             parameter.requires_grad_(True)
         graph_module.eval()

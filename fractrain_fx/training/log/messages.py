@@ -19,7 +19,7 @@ def announcement(label: str, model: FracModel, data: str, engine: Engine) -> str
     stages = f"stages {levels}{'' if model.config.scheduled else ' % cp'}"
     macs = f"{model.macs:,} forward MACs a sample{beside_shares(model.uncounted)}"
     return (
-        f"{label}: {type(model._inside.original).__name__}, {macs}, on {data}; "
+        f"{label}: {type(model._state.original).__name__}, {macs}, on {data}; "
         f"{stages if model.config.method != 'float' else 'float'}"
     )
 

@@ -123,7 +123,7 @@ def test_adapters_train_and_what_is_frozen_costs_no_gradient(make: Callable[[], 
     assert [block.skip for block in model.blocks].count("identity") == 4
     assert not any(block.skip == "projection" for block in model.blocks)
 
-    inputs = model._inside.recording
+    inputs = model._state.recording
     engine = Engine(model)
     output = model(*inputs.args, **inputs.kwargs)
     logits = output if isinstance(output, Tensor) else output.logits

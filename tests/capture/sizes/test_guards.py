@@ -437,10 +437,10 @@ def test_other_sizes_give_what_the_model_gives_or_are_refused(name: str) -> None
 def test_one_recording_serves_all_sizes_at_which_its_conditions_hold() -> None:
     _, rewritten = built(branch_on_a_length)
     assert [str(guard) for guard in rewritten.guards] == ["x.size(1) < 6"]
-    first = rewritten._inside.variants.first
+    first = rewritten._state.variants.first
     for length in (5, 2, 8, 7, 20, 3):
         rewritten(torch.randn(2, length, 4))
-    assert [variant is first for variant in rewritten._inside.variants] == [True, False]
+    assert [variant is first for variant in rewritten._state.variants] == [True, False]
 
 
 def test_inputs_with_other_dimensions_are_recorded_anew() -> None:

@@ -259,7 +259,7 @@ def test_copies_and_saved_models_dispatch(tmp_path: Any) -> None:
         with counted(twin) as seen, torch.no_grad():
             twin(*args, **kwargs)
         assert {count for name, count in seen.items() if "encoder" in name} == {2}
-        running = twin._inside.running[False].current()
+        running = twin._state.running[False].current()
         for node in running.graph.nodes:
             if facts(node).role == "dispatched":
                 region = running.get_submodule(str(node.target))._region[0]  # type: ignore[index]
@@ -295,7 +295,7 @@ def test_compiled_the_masked_form_runs_without_a_graph_break() -> None:
         for each in (model, twin):
             each.get_submodule("frac.controller.head").bias[0] += 100.0  # type: ignore[index,operator,union-attr]
         torch.manual_seed(0)
-        expected = model._inside.recording.train(x)[0]
+        expected = model._state.recording.train(x)[0]
         torch.manual_seed(0)
         compiled = torch.compile(twin, fullgraph=True, backend="eager")(x)
     assert torch.equal(compiled, expected)
@@ -332,7 +332,7 @@ def test_a_branch_that_needs_all_samples_runs_for_all_and_says_why() -> None:
         text = str(table)
         assert "1 of 3 blocks with a skip path leave out the samples that skip them" in text
         assert names[1] in text and next(block.together for block in table.blocks if block.skip) is None
-    roles = [facts(node).role for node in model._inside.running[True].current().graph.nodes]
+    roles = [facts(node).role for node in model._state.running[True].current().graph.nodes]
     assert roles.count("dispatched") == 1 and roles.count("skip") == 2
 
 

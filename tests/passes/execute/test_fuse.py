@@ -185,7 +185,7 @@ def test_the_gradient_of_an_addend_outlives_the_ops_that_follow() -> None:
 
 def test_every_family_is_fused_and_what_is_not_says_why() -> None:
     model, _ = rewritten("static")
-    running = model._inside.running[True].current()
+    running = model._state.running[True].current()
     fused = {facts(node).op.name for node in running.graph.nodes if facts(node).role == "fused"}  # type: ignore[union-attr]
     left = unfused(model.graph_module)
     assert left == {"even": "pads its two sides differently"}

@@ -22,7 +22,7 @@ def model() -> FracModel:
 
 
 def test_every_skip_of_a_resnet_is_fused_and_stays_shown(model: FracModel) -> None:
-    running = model._inside.running[True].current()
+    running = model._state.running[True].current()
     modules = [running.get_submodule(str(n.target)) for n in running.graph.nodes if facts(n).role == "skip"]
     assert len(modules) == 9 and all(isinstance(module, SkippedNorm) for module in modules)
     assert sum(facts(node).role == "skip" for node in model.graph.nodes) == 9

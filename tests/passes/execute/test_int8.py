@@ -188,7 +188,7 @@ def test_with_compiled_rounding_kernels_multiply_without_units_for_bytes(
 def test_the_form_is_timed_in_the_first_training_step_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: True)
     model, x = _made(method="static", execution="auto"), torch.randn(8, 64)
-    tuner = model._inside.running[True].fused["layers.0.wide"].int8.tuner
+    tuner = model._state.running[True].fused["layers.0.wide"].int8.tuner
     model(x).sum().backward()
     # Blocks are alike; the two layers of one are not.
     assert len(tuner.timings) == 2 and set(model.kernels().values()) <= {"float", "int8"}
@@ -212,12 +212,12 @@ def test_kernels_are_timed_anew_for_other_widths(monkeypatch: pytest.MonkeyPatch
         for precision in (Precision(3, 6), Precision(8, 8), Precision(3, 6)):
             model.set_precision(precision)
             model(torch.randn(8, 64)).sum().backward()
-        assert len(model._inside.running[True].fused["layers.0.wide"].int8.tuner.timings) == kinds
+        assert len(model._state.running[True].fused["layers.0.wide"].int8.tuner.timings) == kinds
 
 
 def _timed(model: FracModel) -> set[str]:
     """What the timings of a model say."""
-    tuner = model._inside.running[True].fused["layers.0.wide"].int8.tuner
+    tuner = model._state.running[True].fused["layers.0.wide"].int8.tuner
     return {"int8" if timing.int8 else "float" for timing in tuner.timings.values()}
 
 

@@ -40,7 +40,7 @@ def rewritten(model: nn.Module) -> FracModel:
 
 
 def running(model: FracModel) -> GraphModule:
-    return model._inside.running[True].current()
+    return model._state.running[True].current()
 
 
 def replaced(graph_module: GraphModule) -> int:

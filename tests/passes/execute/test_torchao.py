@@ -198,7 +198,7 @@ def test_every_other_op_stays_simulated_and_says_why() -> None:
     assert kernels["point"] == "is not a linear layer, and torchao computes only those"
     assert list(kernels.values()).count("multiplies two activations") == 2
     assert list(kernels.values()).count(kernels["point"]) == 2
-    fused = model._inside.running[True].fused
+    fused = model._state.running[True].fused
     assert {name for name, op in fused.items() if op.torchao is not None} == {"taken", "odd"}
     wide = _made("torchao-float8", _Mixed(), x, pins=(Pin("pinned", Precision(8, 8)),))
     assert not_on_torchao(wide.graph_module, wide.config)["odd"] == (
