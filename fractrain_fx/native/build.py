@@ -38,7 +38,7 @@ def kernels() -> Any:
     Raises:
         ConfigError: there is no compiler that can build them, or no ninja.
     """
-    files = sorted(_SOURCES.iterdir())
+    files = sorted(file for file in _SOURCES.iterdir() if file.suffix in (".cpp", ".h"))
     flags = _flags()
     places = [str(_SOURCES), sys.prefix]
     state = "\n".join([*(file.read_text() for file in files), torch.__version__, *flags, *places])
