@@ -112,12 +112,15 @@ def runs_of(
 _MAIN = "resnet20-16px"
 # Both cost less than 60 per cent of static training.
 _HIGH, _WIDE = "steered+cp-2-to-4.5", "steered+weights-6+cp-1.5-to-5.4"
+# The dearest options cost far more than the last target, so that gates can still choose in the last stage.
+_FREE = "steered+wide-options+weights-6+cp-2-to-4.5"
 GRIDS: dict[str, list[Run]] = {
     "quick": runs_of(["digits"], ["static"], epochs=[4])
     + runs_of(["digits"], ["fractrain"], ["default", "steered"], epochs=[4]),
     "main": [
-        *runs_of([_MAIN], ["fractrain"], [_HIGH, _WIDE, "steered"]),
+        *runs_of([_MAIN], ["fractrain"], [_HIGH, _WIDE, _FREE]),
         *runs_of([_MAIN], ["static", "pfq"]),
+        *runs_of([_MAIN], ["fractrain"], ["steered"]),
         *runs_of([_MAIN], ["dfq"], ["steered", "steered+cp-3.8"]),
         *runs_of([_MAIN], ["float"]),
     ],
