@@ -70,7 +70,7 @@ def test_without_data_a_model_keeps_its_own_sizes() -> None:
         ("resnet18", "timm:NAME"),
         ("torch:resnet18", "timm:NAME"),
         ("timm:", "timm:NAME"),
-        ("nowhere.py:net", "no file"),
+        ("nowhere.py:net", "not a file"),
         (f"{TINY}:nett", "'net'"),
         (f"{TINY}:nothing", "NoneType"),
         ("hf:gpt2", "classification"),

@@ -87,7 +87,7 @@ def test_a_run_interrupted_before_its_first_epoch_can_go_on(tmp_path: Path) -> N
 def test_a_run_folder_holds_settings_metrics_and_the_result(tmp_path: Path) -> None:
     result = new_run(settings(), tmp_path, quiet()).fit()
     names = {path.name for path in tmp_path.iterdir()}
-    assert {"config.yaml", "metrics.jsonl", "result.json", "checkpoint-0002", "tensorboard"} == names
+    assert {"config.yaml", "metrics.jsonl", "result.json", "samples.json", "checkpoint-0002", "tensorboard"} == names
     first = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])
     assert {"epoch", "stage", "loss", "cp", "cp_total", "test_accuracy", "total_macs", "options"} <= first.keys()
     assert json.loads((tmp_path / "result.json").read_text())["total_macs"] == result.total_macs
@@ -199,7 +199,7 @@ def test_evaluation_sees_every_test_sample() -> None:
     inputs, targets = data.prepare(data.test.tensors[0]), data.test.tensors[1]
     with torch.no_grad():
         right = (model(inputs).argmax(1) == targets).float().mean()
-    loss, accuracy, choices = trainer.evaluate()
+    loss, accuracy, choices, _ = trainer.evaluate()
     assert choices is None  # there are no gates
     assert accuracy == pytest.approx(100 * float(right)) and math.isfinite(loss)
 
