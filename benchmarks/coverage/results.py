@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import platform
+import re
 import subprocess
 from dataclasses import asdict
 from importlib.metadata import version
@@ -15,6 +16,8 @@ from benchmarks.coverage.cases import Case
 from benchmarks.coverage.trial import Row, passed
 
 __all__ = ["Results"]
+
+_FOLDERS = re.compile(r"/[^\s\"'()]*/(?:site-packages|\.venv[^\s\"'()/]*)/|/tmp/(?=\w)")
 
 
 class Results:
@@ -55,7 +58,8 @@ class Results:
         """Replace the file in one step, so that an interrupted sweep leaves it whole."""
         part = self._path.with_suffix(".part")
         held = {"made_with": self.made_with, "known": self.known, "models": self.rows}
-        text = json.dumps(held, indent=1).encode()
+        # Where this machine keeps its packages and temporary files is nobody's business.
+        text = _FOLDERS.sub("", json.dumps(held, indent=1)).encode()
         part.write_bytes(gzip.compress(text, mtime=0) if self._path.suffix == ".gz" else text)
         os.replace(part, self._path)
 
