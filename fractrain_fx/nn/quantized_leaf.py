@@ -32,9 +32,14 @@ class QuantizedLeaf(nn.Module):
         self._places = _matrices(leaf)
         self.quantizer = WeightQuantizer(fmt, 0)
 
+    @property
+    def leaf(self) -> nn.Module:
+        """The module."""
+        return self._leaf[0]
+
     def forward(self, bits: Int[Tensor, ""], *args: Any, **kwargs: Any) -> Any:
         """The module's own output, with weights at ``bits``."""
-        (leaf,) = self._leaf
+        leaf = self.leaf
         weights: dict[str, Tensor] = {}
         for names in self._places:
             # Not by ``get_parameter``, which refuses the plain tensors that a caller's ``functional_call`` puts there.

@@ -12,6 +12,7 @@ from torch import nn
 from fractrain_fx.capture import Recording
 from fractrain_fx.capture.outside.attributes import ABSENT
 from fractrain_fx.errors import ModelError
+from fractrain_fx.nn.quantized_leaf import QuantizedLeaf
 from fractrain_fx.tied.attributes import TiedAttributes
 from fractrain_fx.tied.hooks import TiedHooks
 from fractrain_fx.tied.structure import Structure
@@ -31,7 +32,7 @@ class Tied:
     """
 
     def __init__(self, original: nn.Module, recording: Recording) -> None:
-        called = _called_by(recording)
+        called = _called_by(original, recording)
         self.structure = Structure(original, recording.train, called)
         self._attributes = TiedAttributes(original, recording.python.read)
         modules = self.structure.modules
@@ -111,9 +112,16 @@ class Tied:
         )
 
 
-def _called_by(recording: Recording) -> frozenset[str]:
-    """Paths of the modules that the graphs call."""
-    return frozenset(str(n.target) for g in recording.graphs for n in g.graph.nodes if n.op == "call_module")
+def _called_by(original: nn.Module, recording: Recording) -> frozenset[str]:
+    """Paths of the modules that the graphs call, also of those that are called with rounded weights."""
+    paths = {id(module): path for path, module in original.named_modules()}
+    called = set()
+    for graph in recording.graphs:
+        for node in graph.graph.find_nodes(op="call_module"):
+            module = graph.get_submodule(str(node.target))
+            leaf = module.leaf if isinstance(module, QuantizedLeaf) else module
+            called.add(paths.get(id(leaf), str(node.target)))
+    return frozenset(called)
 
 
 def _is_within(path: str, others: frozenset[str]) -> bool:

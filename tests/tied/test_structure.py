@@ -14,7 +14,7 @@ import torch
 import torch.nn.utils.prune
 from torch import nn
 
-from fractrain_fx import Engine, FracModel, fractrainify
+from fractrain_fx import Engine, FracConfig, FracModel, fractrainify
 from fractrain_fx.errors import ModelError
 from tests.tied.models import FLOAT, IMAGES, ROWS, gpt2, net, original_of, resnet, text
 
@@ -155,9 +155,10 @@ class Swapping(nn.Module):
         return self.part(x)  # type: ignore[no-any-return]
 
 
-def test_a_part_that_stays_one_call_may_swap_its_own_parts() -> None:
+@pytest.mark.parametrize("method", ["float", "pfq"])
+def test_a_part_that_stays_one_call_may_swap_its_own_parts(method: Any) -> None:
     model: Any = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), Swapping(), nn.Linear(4, 4))
-    rewritten = fractrainify(model, config=FLOAT, example_inputs=(torch.randn(3, 4),))
+    rewritten = fractrainify(model, config=FracConfig(method=method), example_inputs=(torch.randn(3, 4),))
     rewritten(torch.randn(3, 4))
     assert type(model[2].part) is Dense
     rewritten.train().look_for_changes()
