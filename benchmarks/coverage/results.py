@@ -17,7 +17,8 @@ from benchmarks.coverage.trial import Row, passed
 
 __all__ = ["Results"]
 
-_FOLDERS = re.compile(r"/[^\s\"'()]*/(?:site-packages|\.venv[^\s\"'()/]*)/|/tmp/(?=\w)")
+_PACKAGES = re.compile(r"/[^\s\"'()]*/(?:site-packages|\.venv[^\s\"'()/]*)/")
+_TEMPORARY = re.compile(r"/tmp/[^\s\"'(),;:\\]+")
 
 
 class Results:
@@ -38,7 +39,7 @@ class Results:
         self.made_with: dict[str, str] = {"python": platform.python_version()} | {p: version(p) for p in packages}
 
     def open(self, key: str, retry: bool) -> bool:
-        """Whether a model is still to be run: it has no row or, with ``retry``, did not pass."""
+        """Whether a sweep runs this model: it has no row yet or, with ``retry``, its row did not pass."""
         return key not in self.rows or (retry and not passed(self.rows[key]))
 
     def add(self, case: Case, row: Row) -> None:
@@ -58,8 +59,8 @@ class Results:
         """Replace the file in one step, so that an interrupted sweep leaves it whole."""
         part = self._path.with_suffix(".part")
         held = {"made_with": self.made_with, "known": self.known, "models": self.rows}
-        # Where this machine keeps its packages and temporary files is nobody's business.
-        text = _FOLDERS.sub("", json.dumps(held, indent=1)).encode()
+        # Folders of packages and of temporary files differ from machine to machine.
+        text = _TEMPORARY.sub("a folder", _PACKAGES.sub("", json.dumps(held, indent=1))).encode()
         part.write_bytes(gzip.compress(text, mtime=0) if self._path.suffix == ".gz" else text)
         os.replace(part, self._path)
 

@@ -97,7 +97,7 @@ def _shallower(value: Any, field: str = "") -> Any:
         return _fewer(value)
     if type(value).__name__ == "RegNetCfg":
         return dataclasses.replace(value, depth=min(value.depth, _REGNET_BLOCKS))
-    return _state(value, _shallower)
+    return _mapped(value, _shallower)
 
 
 def _narrower(value: Any, factor: int, field: str = "") -> Any:
@@ -106,10 +106,10 @@ def _narrower(value: Any, factor: int, field: str = "") -> Any:
         return _each(value, lambda each: each // factor if each % factor == 0 and each // factor >= least else each)
     if field == "width_factor" and _is_number(value):
         return min(value, 1)
-    return _state(value, lambda part, name: _narrower(part, factor, name))
+    return _mapped(value, lambda part, name: _narrower(part, factor, name))
 
 
-def _state(value: Any, change: Any) -> Any:
+def _mapped(value: Any, change: Any) -> Any:
     """The same containers with their fields changed."""
     if isinstance(value, dict):
         return {name: change(part, str(name)) for name, part in value.items()}

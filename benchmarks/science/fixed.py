@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fractrain_fx.nn.cost import CostMeter
+from fractrain_fx.nn.cost import gated_meter
 from fractrain_fx.nn.gates import Controller
 from fractrain_fx.training import Trainer
 
@@ -37,9 +37,9 @@ class FixedChoice:
 
 
 def fixed_choice(trainer: Trainer) -> FixedChoice | None:
-    """Evaluate both ways; ``None`` where the model has no gates."""
-    meter = next((each for each in trainer.model.modules() if isinstance(each, CostMeter)), None)
-    if meter is None or not meter.blocks:
+    """Evaluate both ways; ``None`` if the model has no gates."""
+    meter = gated_meter(trainer.model)
+    if meter is None:
         return None
     prices = meter.table.sum(-1) / meter.full.sum()
     with _Choices(trainer.model) as seen:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fractrain_fx.config.precision import FLOAT_BITS, Precision
 
-__all__ = ["Cost", "CostMeter", "OpCost"]
+__all__ = ["Cost", "CostMeter", "OpCost", "gated_meter"]
 
 _FULL = FLOAT_BITS * FLOAT_BITS
 
@@ -118,3 +118,9 @@ class CostMeter(nn.Module):
         paths = torch.where(self.full > 0, spent / self.full.clamp(min=1), torch.zeros_like(spent))
         cp = torch.where(measured, spent.sum() / self.full.sum().clamp(min=1), everything)
         return Cost(cp, everything, paths[0], paths[1], paths[2], dict(zip(self.blocks, choices, strict=True)))
+
+
+def gated_meter(model: nn.Module) -> CostMeter | None:
+    """The meter of a rewritten model; ``None`` if the model has no gates."""
+    meters = (module for module in model.modules() if isinstance(module, CostMeter) and module.blocks)
+    return next(meters, None)

@@ -25,7 +25,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
         CaptureError: its parameters are sharded over processes, so that no process holds the model.
     """
     taken: list[str] = []
-    while (inner := _state(model)) is not None:
+    while (inner := _unwrapped(model)) is not None:
         taken.append(type(model).__name__)
         model = inner
     if _restore_forward(model):
@@ -50,7 +50,7 @@ def adapted_model(model: nn.Module) -> nn.Module:
     return model
 
 
-def _state(model: nn.Module) -> nn.Module | None:
+def _unwrapped(model: nn.Module) -> nn.Module | None:
     if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
         inner: nn.Module = model.module
         return inner

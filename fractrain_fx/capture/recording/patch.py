@@ -95,11 +95,11 @@ class Calls:
     ) -> Any:
         recorder = self._recorder
         if depth is Depth.THROUGH:
-            return self._state(path, forward, module, args, kwargs)
+            return self._through(path, forward, module, args, kwargs)
         watched = recorder.watch(args, kwargs)
         if depth is Depth.MAYBE:
             mark = recorder.mark()
-            result = self._state(path, forward, module, args, kwargs)
+            result = self._through(path, forward, module, args, kwargs)
             # A module that adds to a list among its arguments cannot be a node: its result would be its argument.
             same = [id(x) for x in watched.tensors] == [id(x) for x in tensors_in((args, kwargs))]
             if recorder.contractions > mark.contractions or not same or not recorder.writes((args, kwargs)):
@@ -115,7 +115,7 @@ class Calls:
                 recorder.writer.block(f"its child {path!r} stays one node and is given a {error}, which no graph holds")
                 return result
 
-    def _state(
+    def _through(
         self,
         path: str,
         forward: Callable[..., Any],

@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float
@@ -16,14 +17,17 @@ from torch import Tensor
 from fractrain_fx.durable import write_text
 from fractrain_fx.engine.distributed import gather_over_ranks
 from fractrain_fx.model import FracModel
-from fractrain_fx.nn.cost import CostMeter
+from fractrain_fx.nn.cost import gated_meter
 
 __all__ = ["SAMPLES", "Extremes", "Sample", "read_samples", "write_samples"]
 
 SAMPLES = "samples.json"
 
-_KEPT = 12  # at either end
+_AT_EACH_END = 12
 _SIDE = 64  # pixels of a picture, at most
+
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -49,8 +53,7 @@ class Extremes:
     """
 
     def __init__(self, model: FracModel) -> None:
-        meters = (module for module in model.modules() if isinstance(module, CostMeter) and module.blocks)
-        self._meter = next(meters, None)
+        self._meter = gated_meter(model)
         self._held: list[tuple[float, Tensor]] = []
         self._count = 0
 
@@ -58,19 +61,21 @@ class Extremes:
         """Take a batch that was evaluated just now; nothing where no gate chose."""
         if self._meter is None or not choice:
             return
-        spent = self._meter.of_samples(list(choice.values())).tolist()
+        spent = self._meter.of_samples(list(choice.values()))
         self._count += len(spent)
-        self._held += zip(spent, inputs.cpu(), strict=True)
-        self._held.sort(key=lambda each: each[0])
-        del self._held[_KEPT : max(len(self._held) - _KEPT, _KEPT)]
+        rows = _ends(spent.argsort(stable=True).tolist())
+        self._held += zip(spent[rows].tolist(), inputs[rows].cpu(), strict=True)
+        self._held = _ends(sorted(self._held, key=lambda each: each[0]))
 
     def read(self) -> list[Sample]:
         """The cheapest and the dearest of all processes, by cost; a collective."""
         parts = gather_over_ranks((self._count, self._held))
         total = sum(count for count, _ in parts)
         held = sorted((each for _, part in parts for each in part), key=lambda each: each[0])
-        ends = dict(enumerate(held[:_KEPT]))
-        ends |= {total - 1 - i: each for i, each in enumerate(reversed(held[-_KEPT:])) if total - 1 - i not in ends}
+        ends = dict(enumerate(held[:_AT_EACH_END]))
+        ends |= {
+            total - 1 - i: each for i, each in enumerate(reversed(held[-_AT_EACH_END:])) if total - 1 - i not in ends
+        }
         return [Sample(cp, order, _picture(x)) for order, (cp, x) in sorted(ends.items())]
 
 
@@ -82,6 +87,11 @@ def write_samples(samples: list[Sample], folder: Path) -> None:
 def read_samples(folder: Path) -> Iterator[Sample]:
     """What :func:`write_samples` wrote."""
     yield from (Sample(**each) for each in json.loads((folder / SAMPLES).read_text(encoding="utf-8")))
+
+
+def _ends(ordered: list[T]) -> list[T]:
+    """The first and the last few."""
+    return ordered[:_AT_EACH_END] + ordered[_AT_EACH_END:][-_AT_EACH_END:]
 
 
 def _picture(x: Tensor) -> str | None:

@@ -283,16 +283,6 @@ class Resetting(nn.Module):
         return self.last(self.neuron(self.first(x)) + self.neuron(x))  # type: ignore[no-any-return]
 
 
-def test_what_the_code_around_a_part_sets_in_it_is_not_left_out_of_the_graph() -> None:
-    with pytest.raises(CaptureError, match=r"sets neuron\.v of a part that stays one call"):
-        record(Resetting(), (torch.randn(2, 4),))
-    inner = nn.Sequential(nn.Linear(4, 4), Resetting())
-    recording = record(inner, (torch.randn(2, 4),))
-    assert list(recording.leaves) == ["1"]
-    x = torch.randn(2, 4)
-    assert all(torch.equal(recording.eval(x), inner.eval()(x)) for _ in range(3))
-
-
 class Remembering(nn.Module):
     """Keeps its charge in a dictionary, as spiking libraries do."""
 
@@ -318,10 +308,19 @@ class Forgetting(Resetting):
         return self.last(self.neuron(self.first(x)) + self.neuron(x))  # type: ignore[no-any-return]
 
 
-def test_what_a_part_keeps_and_the_code_around_it_takes_back_shows_in_a_second_call() -> None:
-    with pytest.raises(CaptureError, match=r"Forgetting itself .* in a second call output differs by .* 'neuron'"):
-        record(Forgetting(), (torch.randn(2, 4),))
-    inner = nn.Sequential(nn.Linear(4, 4), Forgetting())
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (Resetting, r"sets neuron\.v of a part that stays one call"),
+        (Forgetting, r"Forgetting itself .* in a second call output differs by .* 'neuron'"),
+    ],
+)
+def test_what_a_part_keeps_and_the_code_around_it_takes_back_is_not_left_out_of_the_graph(
+    model: type[nn.Module], message: str
+) -> None:
+    with pytest.raises(CaptureError, match=message):
+        record(model(), (torch.randn(2, 4),))
+    inner = nn.Sequential(nn.Linear(4, 4), model())
     recording = record(inner, (torch.randn(2, 4),))
     assert list(recording.leaves) == ["1"]
     x = torch.randn(2, 4)
