@@ -7,11 +7,13 @@ from fractrain_fx.capture.module import RecordedModule
 from fractrain_fx.capture.record import Recording, record
 from fractrain_fx.capture.recording.cleanup import changes_operands
 from fractrain_fx.capture.sizes.guards import Guard
+from fractrain_fx.capture.sizes.input_values import InputValues
 
 __all__ = [
     "CallSpec",
     "Form",
     "Guard",
+    "InputValues",
     "RecordedModule",
     "Recording",
     "batch_size",

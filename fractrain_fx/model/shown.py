@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from torch.fx import Graph
 
-from fractrain_fx.capture import Guard, RecordedModule
+from fractrain_fx.capture import Guard, InputValues, RecordedModule
 from fractrain_fx.config import FracConfig
 from fractrain_fx.errors import InputError
 from fractrain_fx.model.state import ModelState
@@ -70,12 +70,12 @@ class Shown(nn.Module):
         return self._state.recording.leaves
 
     @property
-    def guards(self) -> tuple[Guard, ...]:
-        """Conditions of the recording: sizes that the model's code reads in training or evaluation, and the lines.
+    def guards(self) -> tuple[Guard | InputValues, ...]:
+        """Conditions of the recording: sizes (and values of inputs) that the model's code reads, and the lines.
 
         For a call that does not meet them the model is recorded again, or the call refused (``FracConfig.recordings``).
         """
-        found = {str(each): each for guards in self._state.recording.guards.values() for each in guards.guards}
+        found = {str(each): each for guards in self._state.recording.guards.values() for each in guards.all}
         return tuple(found.values())
 
     @property

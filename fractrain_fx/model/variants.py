@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -23,6 +24,8 @@ from fractrain_fx.rewriting import rewrite_graphs
 from fractrain_fx.tied.float_calls import forget_notices
 
 __all__ = ["Variant", "Variants"]
+
+T = TypeVar("T")
 
 _LOG = logging.getLogger(__name__)
 
@@ -78,7 +81,9 @@ class Variants:
         self.first = self._variant(first)
         self._others: list[Variant] = []
         self._chosen: dict[Any, Variant] = {}
-        self._holds_always = not any(guards.guards for guards in first.guards.values())
+        self._holds_always = not any(guards.all for guards in first.guards.values())
+        self._fixed: set[int] = set()
+        self._note_fixed(first)
 
     def __iter__(self) -> Iterator[Variant]:
         yield self.first
@@ -98,6 +103,11 @@ class Variants:
             InputError: no recording fits these sizes, and the model cannot be recorded for them.
         """
         if torch.compiler.is_compiling():
+            if self._fixed:
+                raise InputError(
+                    "torch.compile cannot compare the values of inputs, and this model was recorded for certain values "
+                    "(model.guards lists them): run it in eager mode"
+                )
             if self._holds_always and tuple(map(len, shapes_of(values))) == self.first.dimensions:
                 return self.first  # its sizes may be symbols of the compiler
             place = _place_of(self, training, forms_of(values))
@@ -107,7 +117,7 @@ class Variants:
                     "on such a batch, which records it again if that is possible"
                 )
             return self._at(place)
-        key = (training, shapes_of(values))
+        key = (training, shapes_of(values), tuple(str(values[i].tolist()) for i in self._fixed))
         found = self._chosen.get(key)
         if found is None:
             found = self._chosen[key] = self._find(values, call, training)
@@ -149,13 +159,20 @@ class Variants:
         refused = self._refusal()
         if refused is None:
             try:
-                return self._record(call, training, conditions[0])
+                return _not_compiled(self._record)(call, training, conditions[0])
             except FracTrainError as error:
                 refused = f"It cannot be recorded again for this call: {error}"
         raise InputError(
             f"{type(self._original).__name__} was recorded for {conditions[0]}; this call has inputs of shape "
             f"{_told(values)}. {refused}"
         )
+
+    def _note_fixed(self, recording: Recording) -> None:
+        """Note the inputs whose values decide which recording fits."""
+        before = len(self._fixed)
+        self._fixed |= {each.index for guards in recording.guards.values() for each in guards.values}
+        if len(self._fixed) > before:
+            self._chosen.clear()
 
     def _refusal(self) -> str | None:
         """The reason that the model cannot be recorded again; ``None`` if it can."""
@@ -183,6 +200,7 @@ class Variants:
         self._share(recording)
         variant = self._variant(recording, f"dispatched_{len(self._others) + 1}")
         self._others.append(variant)
+        self._note_fixed(recording)
         for graph in variant.graphs:
             graph.training = training
         self.train(training)
@@ -235,6 +253,12 @@ def _place_of(variants: Variants, training: bool, forms: Sequence[Form]) -> int:
 
 # The same as ``torch.compiler.assume_constant_result``, which would import the compiler here.
 _place_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _not_compiled(function: Callable[..., T]) -> Callable[..., T]:
+    """The function, which the compiler (if it runs) is to call and not to look into."""
+    dynamo = sys.modules.get("torch._dynamo")
+    return function if dynamo is None else dynamo.disable(function)
 
 
 def _told(values: Any) -> str:

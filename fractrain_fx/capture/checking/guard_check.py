@@ -14,6 +14,7 @@ from torch.nn.modules import activation, batchnorm, dropout, normalization
 from torch.utils import _pytree as pytree
 
 from fractrain_fx.capture.sizes.guards import Guard, Size
+from fractrain_fx.capture.sizes.input_values import InputValues
 from fractrain_fx.capture.state import Snapshot
 from fractrain_fx.capture.trees import tensors_in
 
@@ -36,15 +37,18 @@ def forms_of(values: Any) -> tuple[Form, ...]:
 class Guards:
     """All conditions under which one graph equals its model.
 
-    They are checked once for each set of shapes. Sizes of inputs are read directly. Sizes of other tensors come from a
-    run of the part of the graph that makes them: on tensors without data, or with data if values decide the sizes.
+    Those on sizes are checked once for each set of shapes. Sizes of inputs are read directly. Sizes of other tensors
+    come from a run of the part of the graph that makes them: on tensors without data, or with data if values decide
+    the sizes.
 
     Args:
         guards: the sizes that Python code saw while the graph was recorded.
         graph: the recorded graph, before any node was erased.
+        values: inputs that must have the recorded values, which every call checks.
     """
 
-    def __init__(self, guards: Iterable[Guard], graph: Graph) -> None:
+    def __init__(self, guards: Iterable[Guard], graph: Graph, values: Iterable[InputValues] = ()) -> None:
+        self.values = tuple(values)
         found = tuple(guards)
         nodes = _needed(graph, {size.node for guard in found for size in guard.expression.sizes})
         self._graph, moved = _copied(graph, nodes)
@@ -66,11 +70,11 @@ class Guards:
         """Add conditions on sizes of inputs, after the graph was found to differ from its model at other sizes."""
         known = set(map(str, self.guards))
         new = tuple(guard for guard in ties if str(guard) not in known)
-        self._added = (*self.ties, *new)
+        self._added = (*self._broken_before(), *new)
         self.guards += new
         self._known.clear()
 
-    def broken(self, values: Sequence[Any], owner: nn.Module, model: nn.Module) -> Guard | None:
+    def broken(self, values: Sequence[Any], owner: nn.Module, model: nn.Module) -> Guard | InputValues | None:
         """The first guard that does not hold for a call; ``None`` if the graph equals its model.
 
         Args:
@@ -78,6 +82,9 @@ class Guards:
             owner: has the modules and parameters that the graph's nodes name.
             model: the model that was recorded; it is not changed.
         """
+        for each in self.values:
+            if not each.holds(values[each.index]):
+                return each
         if not self.guards:
             return None
         shapes = shapes_of(values)
@@ -86,8 +93,16 @@ class Guards:
         return next(iter(self._known[shapes]), None)
 
     @property
-    def ties(self) -> list[Guard]:
-        """The guards that did not hold for some call so far, and those that :meth:`add` added."""
+    def all(self) -> tuple[Guard | InputValues, ...]:
+        """All conditions."""
+        return (*self.values, *self.guards)
+
+    @property
+    def ties(self) -> list[Guard | InputValues]:
+        """The conditions that did not hold for some call so far, those of :meth:`add`, and those on values."""
+        return [*self.values, *self._broken_before()]
+
+    def _broken_before(self) -> list[Guard]:
         return list(dict.fromkeys(guard for found in (self._added, *self._known.values()) for guard in found))
 
     def _look(self, values: Sequence[Any], owner: nn.Module, model: nn.Module) -> tuple[Guard, ...]:

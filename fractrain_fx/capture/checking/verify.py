@@ -30,6 +30,7 @@ from fractrain_fx.capture.recording.recorder import Return
 from fractrain_fx.capture.recording.whole import KeepWholeError
 from fractrain_fx.capture.recording.writer import Obstacle
 from fractrain_fx.capture.sizes.guards import Expression, Guard, Place, Size
+from fractrain_fx.capture.sizes.input_values import InputValues
 from fractrain_fx.capture.state import Snapshot
 
 __all__ = ["Attempt", "Elsewhere", "broken", "check_repeated", "check_trial", "tie_batch"]
@@ -58,7 +59,7 @@ class Attempt:
         return self.train if train else self.eval
 
 
-def broken(snapshot: Snapshot, attempt: Attempt, example: Example, train: bool) -> Guard | None:
+def broken(snapshot: Snapshot, attempt: Attempt, example: Example, train: bool) -> Guard | InputValues | None:
     """The first guard that does not hold for a call."""
     values = tuple(example.tensors.values())
     return attempt.guards[train].broken(values, attempt.graph(train), snapshot.model)

@@ -65,8 +65,9 @@ class Outside:
         with self._attributes.observed():
             yield
         self._drew = self._generators.states() != before
-        self._changed = self._attributes.carried()
-        self._left = self._attributes.left_behind()
+        with self._recorder.pause():  # these comparisons are no calls of the model
+            self._changed = self._attributes.carried()
+            self._left = self._attributes.left_behind()
 
     def obstacles(self, snapshot: Snapshot, example: Example, train: bool, whole: Whole) -> list[Obstacle]:
         """Modules and functions that must stay one call because the model's next run would differ from this one."""

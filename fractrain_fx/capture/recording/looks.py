@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -17,8 +17,9 @@ from fractrain_fx.capture.recording.arguments import argument
 from fractrain_fx.capture.recording.callees import callees
 from fractrain_fx.capture.recording.writer import Source, Writer
 from fractrain_fx.capture.sizes.branches import guards_an_error, tests_for_overflow
-from fractrain_fx.capture.sizes.data_sizes import decided_dims
-from fractrain_fx.capture.sizes.guards import Expression, Guard, Size, place_of
+from fractrain_fx.capture.sizes.data_sizes import decided_dims, deciding
+from fractrain_fx.capture.sizes.guards import Expression, Guard, Place, Size, place_of
+from fractrain_fx.capture.sizes.input_values import InputValues
 from fractrain_fx.capture.sizes.parts import part_count
 from fractrain_fx.capture.sizes.symbolic import READS, SymbolicFloat, SymbolicInt, plain, symbolic_shape
 from fractrain_fx.capture.source import CAPTURE
@@ -45,12 +46,16 @@ class Looks:
         writer: the graph and its tensors.
         paths: path of each module of the model, by identity.
         paused: whether calls are made without being written.
+
+    Attributes:
+        read_tied: the path of the first module whose code read values of tied inputs, and the line.
     """
 
     def __init__(self, writer: Writer, paths: dict[int, str], paused: Callable[[], bool]) -> None:
         self._writer = writer
         self._paths = paths
         self._paused = paused
+        self.read_tied: tuple[str, Place] | None = None
         self._guards: dict[tuple[Expression, Any], Guard] = {}
         self._parts: dict[tuple[Expression, Any], Node] = {}
 
@@ -65,6 +70,14 @@ class Looks:
     def guards(self, joined: Collection[Node] = ()) -> tuple[Guard, ...]:
         """The guards of all sizes seen, without those on the number of parts of calls that are ``joined`` again."""
         return tuple(guard for key, guard in self._guards.items() if self._parts.get(key) not in joined)
+
+    def values_of(self, tensors: Mapping[str, Any], tied: Collection[str]) -> Iterator[InputValues]:
+        """The conditions on the values of tied inputs; none if no code read any."""
+        if self.read_tied is not None:
+            path, place = self.read_tied
+            for index, (name, value) in enumerate(tensors.items()):
+                if name in tied:
+                    yield InputValues(name, index, value.detach().clone(), place, path)
 
     # Sizes
 
@@ -162,13 +175,21 @@ class Looks:
         if not (read or (sized and writer.path)):
             return result
         masked = name in ("__getitem__", "getitem") and has_mask(args[1])
-        for x in tensors_in(args):
+        for x in tensors_in(args if read else deciding(name, args)):
             if writer.depends(x, Source.DATA):
                 if isinstance(result, bool) and self._is_check(name, x, result, frame):
                     self._assert_as_recorded(x, result)
                     continue
                 self._block(x, "indexing with a boolean mask" if masked else f"{name}()", frame)
+            elif self.read_tied is None and writer.depends(x, Source.TIED):
+                self.read_tied = writer.path, place_of(frame)
         return result
+
+    def decided(self, name: str, args: tuple[Any, ...]) -> frozenset[int]:
+        """Dimensions of a call's results whose length depends on values that vary."""
+        dims = decided_dims(name, args)
+        varies = dims and any(self._writer.depends(x, Source.DATA) for x in tensors_in(deciding(name, args)))
+        return dims if varies or any(isinstance(each, ValueList) for each in args) else frozenset()
 
     def _listed(self, x: Tensor, frame: FrameType) -> None:
         """Note that Python code reads the result of ``x.tolist()``."""

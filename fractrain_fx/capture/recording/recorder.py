@@ -24,7 +24,7 @@ from fractrain_fx.capture.recording.hidden import HiddenCalls
 from fractrain_fx.capture.recording.looks import Looks
 from fractrain_fx.capture.recording.results import map_results
 from fractrain_fx.capture.recording.writer import UnrepresentableError, Writer
-from fractrain_fx.capture.sizes.data_sizes import decided_dims, passed_on
+from fractrain_fx.capture.sizes.data_sizes import passed_on
 from fractrain_fx.capture.sizes.symbolic import plain
 from fractrain_fx.capture.trees import holds_tensor, map_tree, tensors_in
 
@@ -216,7 +216,7 @@ class Recorder(TorchFunctionMode):
         if name in targets.CONTRACTIONS and any(x.requires_grad for x in tensors_in(result)):
             self.contractions += 1
         try:
-            result = self.write(op, target, ordered, kwargs, result, watched, decided=decided_dims(name, args))
+            result = self.write(op, target, ordered, kwargs, result, watched, decided=self.looks.decided(name, args))
         except UnrepresentableError:
             return self.write_closed(name, func, args, kwargs, result, watched)
         self.looks.cut(name, args, kwargs, result)

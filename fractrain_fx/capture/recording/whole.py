@@ -49,6 +49,12 @@ class Whole:
                 self.callees[callee] = obstacle.cause
         return modules
 
+    def share(self, model: nn.Module) -> float:
+        """The share (0..1) of a model's parameters in modules that an obstacle made one node."""
+        blamed = self.met & self.modules.keys()
+        inside = {p for path in blamed for p in model.get_submodule(path).parameters()}
+        return sum(p.numel() for p in inside) / max(1, sum(p.numel() for p in model.parameters()))
+
     def keep(self, model: nn.Module, found: Mapping[str, str]) -> None:
         """Keep these modules of ``model`` as one node too.
 

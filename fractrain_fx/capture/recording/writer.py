@@ -46,6 +46,7 @@ class Source(Enum):
 
     INPUT = "the call's tensors, so that sizes vary"
     DATA = "values that vary: inputs, parameters, buffers, random numbers"
+    TIED = "inputs that have the same values in all calls that the graph takes"
     RANDOM = "random numbers"
     MODEL = "parameters and buffers"
 
@@ -92,10 +93,10 @@ class Writer:
             if self.known(x) is None:
                 self._require_shown(x)
 
-    def placeholder(self, name: str) -> Node:
-        """A new input of the graph."""
+    def placeholder(self, name: str, tied: bool = False) -> Node:
+        """A new input of the graph; with ``tied``, the graph is for calls in which it has the recorded values."""
         node = self.create("placeholder", name)
-        self._mark(node, (Source.INPUT, Source.DATA))
+        self._mark(node, (Source.TIED,) if tied else (Source.INPUT, Source.DATA))
         return node
 
     def create(

@@ -11,7 +11,7 @@ from fractrain_fx.capture import targets
 from fractrain_fx.capture.trees import has_mask
 from fractrain_fx.capture.values import ValueList
 
-__all__ = ["ALL", "decided_dims", "passed_on"]
+__all__ = ["ALL", "decided_dims", "deciding", "passed_on"]
 
 ALL = frozenset(range(64))
 """Every dimension that a tensor can have."""
@@ -36,6 +36,13 @@ def decided_dims(name: str, args: tuple[Any, ...]) -> frozenset[int]:
     if name in targets.DATA_DEPENDENT or any(isinstance(each, ValueList) for each in args):
         return ALL
     return frozenset()
+
+
+def deciding(name: str, args: tuple[Any, ...]) -> Any:
+    """The arguments of a call that decide the length of such dimensions."""
+    if name in ("__getitem__", "getitem", "repeat_interleave") and len(args) > 1:
+        return args[1]
+    return args
 
 
 def passed_on(name: str, result: Tensor, operands: Iterable[tuple[Tensor, Collection[int]]]) -> frozenset[int]:

@@ -327,6 +327,26 @@ def test_what_a_part_keeps_and_the_code_around_it_takes_back_is_not_left_out_of_
     assert all(torch.equal(recording.eval(x), inner.eval()(x)) for _ in range(3))
 
 
+class Shifting(nn.Module):
+    """Keeps what it computed for calls with a cache."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.shift: Tensor | None = None
+
+    def forward(self, x: Tensor, cached: bool = False) -> Tensor:
+        if self.shift is None or not cached:
+            self.shift = x.sum(1, keepdim=True).detach()
+        return self.fc(x) + self.shift  # type: ignore[no-any-return]
+
+
+def test_a_kept_tensor_that_the_run_replaces_is_compared_outside_of_the_graph() -> None:
+    model = Shifting()
+    model(2 * X)
+    assert torch.equal(record(model, (X,)).eval(X), model(X))
+
+
 class NewClass(nn.Module):
     """Makes the class of its result anew in each call."""
 

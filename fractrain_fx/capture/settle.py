@@ -1,0 +1,174 @@
+"""Record a model again and again, with more and more modules as one node each, until graph and model agree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch.fx import Graph
+
+from fractrain_fx.capture.checking.check import Batching, rejection, trials_of
+from fractrain_fx.capture.checking.guard_check import Guards
+from fractrain_fx.capture.checking.verify import Attempt, Elsewhere, check_repeated, check_trial, tie_batch
+from fractrain_fx.capture.inputs.call import Example
+from fractrain_fx.capture.inputs.data import has_data, needs_data
+from fractrain_fx.capture.module import RecordedModule
+from fractrain_fx.capture.outside.outside import Outside, PythonState
+from fractrain_fx.capture.recording.arguments import argument
+from fractrain_fx.capture.recording.cleanup import join_whole_lists, remove_dead
+from fractrain_fx.capture.recording.constants import Additions
+from fractrain_fx.capture.recording.leaves import opaque_reason
+from fractrain_fx.capture.recording.merge import merge_modes
+from fractrain_fx.capture.recording.patch import Calls, recording
+from fractrain_fx.capture.recording.recorder import Recorder, Return
+from fractrain_fx.capture.recording.results import map_results
+from fractrain_fx.capture.recording.whole import KeepWholeError, Whole
+from fractrain_fx.capture.recording.writer import UnrepresentableError
+from fractrain_fx.capture.sizes.input_values import size_inputs
+from fractrain_fx.capture.state import Snapshot
+from fractrain_fx.errors import CaptureError
+
+__all__ = ["Settled", "Task", "settle"]
+
+# If modules that are one node each hold this share of the parameters, little is left to choose bits for.
+_MOST = 0.5
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """One recorded run."""
+
+    graph: Graph
+    returns: list[Return]
+    guards: Guards
+    python: PythonState
+
+
+@dataclass(frozen=True)
+class Task:
+    """What to record: a model, a call, the dimension that holds the samples, and whether to compare."""
+
+    snapshot: Snapshot
+    example: Example
+    axis: int
+    check: bool
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A recording that equals the model."""
+
+    attempt: Attempt
+    whole: Whole
+    batching: Batching
+    checked: bool
+
+
+def settle(task: Task) -> Settled:
+    """Record; if values of inputs that hold sizes force most of the model into single nodes, for these values alone."""
+    sizes = size_inputs(task.example.tensors) if task.check else frozenset()
+    try:
+        settled = _compared(task)
+    except CaptureError:
+        if not sizes:
+            raise
+        return _compared(task, sizes)
+    if not sizes or settled.whole.share(task.snapshot.model) < _MOST:
+        return settled
+    try:
+        return min(settled, _compared(task, sizes), key=lambda each: each.whole.share(task.snapshot.model))
+    except CaptureError:
+        return settled
+
+
+def _compared(task: Task, tied: frozenset[str] = frozenset()) -> Settled:
+    """Record and compare until graph and model agree, with more and more modules as one node each.
+
+    Args:
+        task: what to record.
+        tied: inputs whose values are fixed.
+    """
+    snapshot, example, axis = task.snapshot, task.example, task.axis
+    closed = {path: why for path, part in snapshot.model.named_modules() if path and (why := opaque_reason(part))}
+    whole = Whole(dict(closed))
+    trials, batching = trials_of(snapshot, example, axis, grow=not tied) if task.check else ([], Batching.ROWS)
+    others = Elsewhere(snapshot, example, axis, batching) if trials else None
+    while True:
+        try:
+            attempt = _attempt(snapshot, example, whole, tied)
+            for trial in trials:
+                check_trial(snapshot, attempt, trial, batching)
+                check_repeated(snapshot, attempt, trial)
+            if others is not None:
+                others.check(attempt)
+            break
+        except KeepWholeError as found:
+            known = set(whole.callees), set(whole.refused)
+            new = whole.add(found.obstacles, found.refused)
+            if not new and known != (set(whole.callees), set(whole.refused)):
+                continue
+            try:
+                whole.keep(snapshot.model, new)
+            except CaptureError:
+                if not found.compared or batching is Batching.FIXED:
+                    raise
+                # The model's own code counts its samples, so the graph only holds for the number in the example.
+                whole = Whole(dict(closed))
+                trials, batching = trials_of(snapshot, example, axis, grow=False)
+                others = Elsewhere(snapshot, example, axis, batching)
+    if batching is Batching.FIXED:
+        tie_batch(snapshot.model, attempt, example, axis)
+    return Settled(attempt, whole, batching, bool(trials))
+
+
+def _attempt(snapshot: Snapshot, example: Example, whole: Whole, tied: frozenset[str]) -> Attempt:
+    model, additions = snapshot.model, Additions()
+    passes = {train: _run(snapshot, example, whole, additions, train, tied) for train in (True, False)}
+    graphs = passes[True].graph, passes[False].graph
+    # Merge before removing dead nodes: an unused branch that draws random numbers would stay in training only.
+    one = merge_modes(*graphs, additions)
+    for graph in graphs:
+        remove_dead(graph)
+    one = one or merge_modes(*graphs, additions)
+    modules = {**model._modules, "frac": additions.root}
+    train = RecordedModule.over(model, modules, passes[True].graph)
+    evaluation = train if one else RecordedModule.over(model, modules, passes[False].graph)
+    for recorded in (train, evaluation):
+        recorded.graph.lint()
+    used = {str(n.target) for r in (train, evaluation) for n in r.graph.nodes if n.op == "get_attr"}
+    guards = {mode: passes[mode].guards for mode in (True, False)}
+    additions.drop_unused(used.union(*(each.constants for each in guards.values())))
+    returns = {mode: passes[mode or one].returns for mode in (True, False)}
+    python = PythonState.joined(each.python for each in passes.values())
+    return Attempt(train, evaluation, returns, guards, python)
+
+
+def _run(
+    snapshot: Snapshot, example: Example, whole: Whole, additions: Additions, train: bool, tied: frozenset[str]
+) -> _Pass:
+    model = snapshot.model
+    recorder = Recorder(model, additions)
+    writer = recorder.writer
+    call = example.renewed()
+    for name, value in call.tensors.items():
+        map_results(writer, value, writer.placeholder(name, name in tied), set(), set())
+    try:
+        calls, outside = Calls(model, recorder, whole.modules), Outside(model, recorder)
+        with snapshot.preserved(), recording(recorder, calls, whole.callees):
+            model.train(train)
+            with outside.observed():
+                output = model(*call.args, **call.kwargs)
+        writer.create("output", "output", (argument(writer, output),))
+    except UnrepresentableError as error:
+        raise CaptureError(
+            f"{type(model).__name__} returns a {error}, which a graph cannot rebuild: return tensors in tuples, lists, "
+            "dictionaries or dataclasses, or switch that part of the output off in the example inputs"
+        ) from error
+    except Exception as error:
+        raise (rejection(model, error) if has_data(model) else needs_data(model, recorder.failed, error)) from error
+    if recorder.refused:  # other obstacles may be its consequences
+        raise KeepWholeError((), recorder.refused)
+    if obstacles := [*writer.obstacles, *outside.obstacles(snapshot, example, train, whole)]:
+        raise KeepWholeError(obstacles)
+    guards = recorder.looks.guards(join_whole_lists(writer.graph))
+    values = recorder.looks.values_of(call.tensors, tied)
+    return _Pass(writer.graph, recorder.returns, Guards(guards, writer.graph, values), outside.state(writer.graph))
