@@ -36,7 +36,7 @@ class Loops(Pictures):
 class Around(nn.Module):
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
-        self.inner, self.out = inner, nn.Linear(3, 2)
+        self.inner, self.out = inner, nn.Sequential(nn.Linear(3, 64), nn.Linear(64, 2))
 
     def forward(self, patches: Tensor, sizes: Tensor) -> Tensor:
         return self.out(self.inner(patches, sizes))  # type: ignore[no-any-return]
