@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch.fx import Graph
 
-from fractrain_fx.capture.checking.check import Batching, rejection, trials_of
+from fractrain_fx.capture.checking.check import Batching, Trial, rejection, trials_of
 from fractrain_fx.capture.checking.guard_check import Guards
 from fractrain_fx.capture.checking.verify import Attempt, Elsewhere, check_repeated, check_trial, tie_batch
 from fractrain_fx.capture.inputs.call import Example
@@ -65,7 +65,7 @@ class Settled:
 
 def settle(task: Task) -> Settled:
     """Record; if values of inputs that hold sizes force most of the model into single nodes, for these values alone."""
-    sizes = size_inputs(task.example.tensors) if task.check else frozenset()
+    sizes = size_inputs(task.example.tensors) if has_data(task.snapshot.model) else frozenset()
     try:
         settled = _compared(task)
     except CaptureError:
@@ -90,7 +90,10 @@ def _compared(task: Task, tied: frozenset[str] = frozenset()) -> Settled:
     snapshot, example, axis = task.snapshot, task.example, task.axis
     closed = {path: why for path, part in snapshot.model.named_modules() if path and (why := opaque_reason(part))}
     whole = Whole(dict(closed))
-    trials, batching = trials_of(snapshot, example, axis, grow=not tied) if task.check else ([], Batching.ROWS)
+    trials: list[Trial] = []
+    batching = Batching.FIXED if tied else Batching.ROWS
+    if task.check:
+        trials, batching = trials_of(snapshot, example, axis, grow=not tied)
     others = Elsewhere(snapshot, example, axis, batching) if trials else None
     while True:
         try:

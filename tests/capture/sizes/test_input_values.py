@@ -8,6 +8,7 @@ import torch._dynamo
 from torch import Tensor, nn
 
 from fractrain_fx import FracConfig, FracModel, fractrainify, summarize
+from fractrain_fx.capture import record
 from fractrain_fx.capture.sizes.input_values import InputValues, holds_sizes
 from fractrain_fx.errors import InputError
 
@@ -70,6 +71,13 @@ def test_too_many_different_values_are_refused_with_both_values_and_the_line() -
     ):
         made(PIXELS, OTHERS[1])
     made(PIXELS, GRIDS)
+
+
+def test_the_values_are_fixed_without_the_comparison_too() -> None:
+    recording = record(Images(), (PIXELS, GRIDS), check=False)
+    assert recording.fixed_batch
+    for guards in recording.guards.values():
+        assert [str(each) for each in guards.values] == ["grids == [[2, 3], [3, 2]]"]
 
 
 def test_the_conditions_are_listed() -> None:
