@@ -1,29 +1,37 @@
-"""Is choosing by input worth something? A trained model beside itself with one option a block for every sample."""
+"""Is choosing by input worth something? A trained model beside itself with choices that do not depend on the input.
+
+Either every sample gets the same options, or each gets those that another sample chose. The second costs exactly what
+the model's own choices cost.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fractrain_fx.nn.cost import gated_meter
 from fractrain_fx.nn.gates import Controller
 from fractrain_fx.training import Trainer
 
-__all__ = ["FixedChoice", "fixed", "fixed_choice", "fixed_options"]
+__all__ = ["FixedChoice", "fixed_choice", "fixed_options", "given"]
+
+_COMMON = 0.1  # share of the samples
 
 
 @dataclass(frozen=True)
 class FixedChoice:
-    """Both evaluations.
+    """The three evaluations.
 
     Attributes:
         value: test measure as trained, each sample with its own options.
         cp: what that costs, as a share (0..1) of full precision over the gated ops.
+        shuffled_value: test measure with each sample's options given to another sample, at the same cost.
         fixed_value: test measure with one option for all samples in each block.
         fixed_cp: what that costs: no less than ``cp``, where the options reach it.
         options: number of the option that each block was fixed at.
@@ -31,32 +39,43 @@ class FixedChoice:
 
     value: float
     cp: float
+    shuffled_value: float
     fixed_value: float
     fixed_cp: float
     options: list[int]
 
 
 def fixed_choice(trainer: Trainer) -> FixedChoice | None:
-    """Evaluate both ways; ``None`` if the model has no gates."""
+    """Evaluate in all three ways; ``None`` if the model has no gates."""
     meter = gated_meter(trainer.model)
     if meter is None:
         return None
     prices = meter.table.sum(-1) / meter.full.sum()
     with _Choices(trainer.model) as seen:
         value = trainer.evaluate().value
-    shares = seen.shares(len(meter.blocks), prices.shape[1])
-    cp = float((shares * prices).sum())
+    taken = seen.options(len(meter.blocks))
+    shares = F.one_hot(taken, prices.shape[1]).float().mean(1)
+    order = torch.randperm(taken.shape[1], generator=torch.Generator().manual_seed(0))
+    with given(trainer.model, taken[:, order.to(taken.device)]):
+        shuffled_value = trainer.evaluate().value
     options = fixed_options(shares, prices)
-    with fixed(trainer.model, options):
+    with given(trainer.model, options.unsqueeze(1).expand_as(taken)):
         fixed_value = trainer.evaluate().value
-    fixed_cp = float(prices[torch.arange(len(options)), options].sum())
-    return FixedChoice(value, cp, fixed_value, fixed_cp, options.tolist())
+    return FixedChoice(
+        value=value,
+        cp=float((shares * prices).sum()),
+        shuffled_value=shuffled_value,
+        fixed_value=fixed_value,
+        fixed_cp=float(prices[torch.arange(len(options)), options].sum()),
+        options=options.tolist(),
+    )
 
 
 def fixed_options(shares: Float[Tensor, "blocks options"], prices: Float[Tensor, "blocks options"]) -> Tensor:
     """The most frequent option of each block, then dearer ones until they cost as much as the samples' own.
 
-    Each change takes the option that most samples chose for what it adds to the cost.
+    Each change takes the option that most samples chose for what it adds to the cost. At the end, single blocks get
+    cheaper options that many samples chose where the sum still costs as much.
 
     Args:
         shares: of the samples that chose each option.
@@ -72,11 +91,18 @@ def fixed_options(shares: Float[Tensor, "blocks options"], prices: Float[Tensor,
             break
         best = int(worth.argmax())
         options[best // worth.shape[1]] = best % worth.shape[1]
-    return options
+    while True:
+        saved = prices[rows, options].unsqueeze(1) - prices
+        left = prices[rows, options].sum() - saved
+        saved = torch.where((left < target * (1 - 1e-6)) | (shares < _COMMON), 0.0, saved)
+        best = int(saved.argmax())
+        if saved.flatten()[best] <= 0:
+            return options
+        options[best // saved.shape[1]] = best % saved.shape[1]
 
 
 class _Choices:
-    """Counts the options of every block over the forwards inside."""
+    """Notes the options of every block and sample over the forwards inside."""
 
     def __init__(self, model: nn.Module) -> None:
         self._controller = _controller(model)
@@ -84,7 +110,7 @@ class _Choices:
 
     def __enter__(self) -> _Choices:
         def note(module: nn.Module, args: object, output: tuple[Tensor, object]) -> None:
-            self._found.append(output[0].detach().sum(0))
+            self._found.append(output[0].detach().argmax(1))
 
         self._hook = self._controller.register_forward_hook(note)
         return self
@@ -92,23 +118,24 @@ class _Choices:
     def __exit__(self, *_: object) -> None:
         self._hook.remove()
 
-    def shares(self, blocks: int, options: int) -> Float[Tensor, "blocks options"]:
-        """Shares of the samples; the controller is called once for each block, in the order of the cost's table."""
-        counts = torch.stack(self._found).view(-1, blocks, options).sum(0)
-        return counts / counts.sum(1, keepdim=True)
+    def options(self, blocks: int) -> Int[Tensor, "blocks samples"]:
+        """The options by number; the controller is called once for each block, in the order of the cost's table."""
+        return torch.stack([torch.cat(self._found[block::blocks]) for block in range(blocks)])
 
 
 @contextlib.contextmanager
-def fixed(model: nn.Module, options: Sequence[int] | Tensor) -> Iterator[None]:
-    """Give every sample the same option of each block inside."""
-    calls = 0
+def given(model: nn.Module, options: Int[Tensor, "blocks samples"]) -> Iterator[None]:
+    """Give the samples of the forwards inside these options, in order."""
+    block = first = 0
 
     def replace(module: nn.Module, args: object, output: tuple[Tensor, object]) -> tuple[Tensor, object]:
-        nonlocal calls
-        choice = torch.zeros_like(output[0])
-        choice[:, int(options[calls % len(options)])] = 1.0
-        calls += 1
-        return choice, output[1]
+        nonlocal block, first
+        own, state = output
+        numbers = options[block, first : first + len(own)]
+        block += 1
+        if block == len(options):
+            block, first = 0, first + len(own)
+        return F.one_hot(numbers, own.shape[1]).to(own), state
 
     hook = _controller(model).register_forward_hook(replace)
     try:

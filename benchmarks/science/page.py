@@ -47,7 +47,7 @@ def write_page(page: Path, results: Path, records: Sequence[Record]) -> None:
         parts += [f"![{words}]({place.parent / path.name})" for path, words in figures]
         fixed = _fixed(mine)
         if fixed:
-            parts += ["### One option for all samples", fixed]
+            parts += ["### Choices that do not depend on the input", fixed]
         equal = _equal_cost(mine)
         if equal:
             parts += ["### At equal cost", equal]
@@ -110,16 +110,18 @@ def _fixed(groups: Sequence[Group]) -> str:
     for group in groups:
         tests = [record["fixed"] for record in group.records if record.get("fixed")]
         if tests:
-            own, fixed = ([test[name] for test in tests] for name in ("value", "fixed_value"))
+            names = ("value", "shuffled_value", "fixed_value")
+            values = [_spread([test[name] for test in tests]) for name in names]
             cps = (100 * statistics.mean(test[name] for test in tests) for name in ("cp", "fixed_cp"))
             costs = (f"{cp:.2f} %" for cp in cps)
-            rows.append((group.method, group.setting, str(group.epochs), _spread(own), _spread(fixed), *costs))
+            rows.append((group.method, group.setting, str(group.epochs), *values, *costs))
     if not rows:
         return ""
-    head = ("method", "setting", "epochs", "by input", "fixed", "cp by input", "cp fixed")
+    head = ("method", "setting", "epochs", "by input", "shuffled", "fixed", "cp by input", "cp fixed")
     words = (
-        "What choosing by input is worth: the trained model as it is, and with the option that most samples chose in "
-        "each block given to all of them. Blocks get dearer options until that costs no less."
+        "What choosing by input is worth: the trained model as it is; with each sample's options given to another "
+        "sample, at exactly the same cost; and with the option that most samples chose in each block given "
+        "to all of them, where blocks get dearer options until that costs no less."
     )
     return f"{words}\n\n{markdown_table(head, rows, text_columns=2)}"
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.science.__main__ import main
-from benchmarks.science.fixed import fixed, fixed_choice, fixed_options
+from benchmarks.science.fixed import fixed_choice, fixed_options, given
 from benchmarks.science.grid import GRIDS, Run, runs_of
 from benchmarks.science.page import write_page
 from benchmarks.science.records import cp_error, groups_of, merge_records, read_records, static_at
@@ -149,8 +149,11 @@ def test_fixed_options_are_the_most_frequent_and_cost_no_less() -> None:
     frequent = fixed_options(torch.tensor([[0.1, 0.7, 0.2], [0.0, 1.0, 0.0]]), prices)
     # 1 and 2 cost 3, the samples 3.5: of 4 for 0.2 of the samples and 8 for none, the first is worth more.
     assert frequent.tolist() == [2, 1]
-    assert fixed_options(torch.tensor([[0.4, 0.6, 0.0], [0.4, 0.6, 0.0]]), prices).tolist() == [1, 1]
+    # The most frequent cost 3, the samples 1.8: the second block's alone cost 2.
+    assert fixed_options(torch.tensor([[0.4, 0.6, 0.0], [0.4, 0.6, 0.0]]), prices).tolist() == [0, 1]
     assert fixed_options(torch.tensor([[0.0, 0.0, 1.0], [0.0, 0.0, 1.0]]), prices).tolist() == [2, 2]
+    # An option that fewer than a tenth of the samples chose is not given to all of them to save cost.
+    assert fixed_options(torch.tensor([[0.05, 0.95, 0.0], [0.4, 0.6, 0.0]]), prices).tolist() == [1, 1]
 
 
 def test_a_gated_run_is_tested_with_one_option_a_block(tmp_path: Path) -> None:
@@ -165,10 +168,17 @@ def test_a_gated_run_is_tested_with_one_option_a_block(tmp_path: Path) -> None:
     for block, options in taken.items():
         if len(options) == 1 and found.fixed_cp == pytest.approx(found.cp):
             assert by_order[block] == int(options)
-    with fixed(trainer.model, found.options):
+    samples = len(trainer.data.test)
+    numbers = torch.arange(9 * samples).view(9, samples) % 7
+    numbers[:, :] = torch.where(numbers == 0, 1, numbers)  # the first option skips, which not every block can
+    with given(trainer.model, numbers):
         trainer.evaluate()
-        choices = trainer.model.cost.choice.values()
-        assert [each.argmax(1).unique().tolist() for each in choices] == [[option] for option in found.options]
+        last = len(next(iter(trainer.model.cost.choice.values())))
+        choices = [each.argmax(1) for each in trainer.model.cost.choice.values()]
+        assert torch.equal(torch.stack(choices), numbers[:, -last:])
+    with given(trainer.model, torch.tensor(found.options).unsqueeze(1).expand(-1, samples)):
+        assert trainer.evaluate().value == pytest.approx(found.fixed_value)
         assert float(trainer.model.cost.cp) == pytest.approx(found.fixed_cp, rel=1e-4)
+    assert trainer.evaluate().value == pytest.approx(found.value)
     static = new_run(RunSettings.from_dict(values | {"method": "static", "epochs": 1, "device": "cpu"}), tmp_path / "s")
     assert fixed_choice(static) is None
