@@ -23,6 +23,8 @@ TASKS: dict[str, Settings] = {
     "mobilenetv2-16px": {"model": "zoo:mobilenetv2", "image_size": 16, **_CIFAR},
     "digits": {"model": "zoo:resnet20", "data": "digits", "image_size": 16, "batch_size": 32},
     "digits-tiny": {"model": "zoo:resnet20", "data": "digits", "image_size": 8, "batch_size": 32, "subset": 96},
+    # 8 epochs of tiny-shakespeare are 3,900 steps; the rate rises over the first 100.
+    "characters": {"model": "hf:gpt2", "data": "characters", "batch_size": 32, "lr": 2e-3, "warm_up": 0.026},
     "pydoc": {"model": "hf:gpt2", "data": "pydoc", "subset": 512, "test_subset": 256, "batch_size": 32},
 }
 
@@ -53,6 +55,9 @@ SETTINGS: dict[str, Settings] = {
     "authors-strength": {"gate": {"beta": 1e-3, "beta_unit": "full-precision"}},
     "authors-options": {"options": [str(each) for each in AUTHORS_OPTIONS], "saturate_targets": True},
     "wide-options": {"options": [*map(str, DFQ_OPTIONS), "FW-8/BW-8", "FW-8/BW-12"]},
+    "bw-16": {"precision": "FW-8/BW-16"},
+    "stages-to-16": {"stages": "FW(8,8,8,8)/BW(6,8,12,16)"},
+    "linear-only": {"attention": "float"},
     "weights-6": {"weight_bits": 6},
     "zero-grid": {"gradient_grid": "zero"},
     "cp-2-to-4.5": {"targets": [2.0, 3.0, 4.0, 4.5]},
@@ -151,6 +156,13 @@ GRIDS: dict[str, list[Run]] = {
     + runs_of([_MAIN], ["fractrain"], ["steered", _HIGH], seeds=[1, 2])
     + runs_of([_MAIN], ["dfq"], ["steered+cp-3.8"], seeds=[1, 2]),
     "others": runs_of([_MAIN], ["slu"], ["steered"]) + runs_of([_MAIN], ["dorefa", "wageubn"]),
+    # The paper's Transformer has 16 backward bits, and only its linear layers are quantized.
+    "language": [
+        *runs_of(["characters"], ["float", "static"], epochs=[8]),
+        *runs_of(["characters"], ["static"], ["bw-16", "bw-16+linear-only"], epochs=[8]),
+        *runs_of(["characters"], ["pfq"], ["default", "stages-to-16", "stages-to-16+linear-only"], epochs=[8]),
+        *runs_of(["characters"], ["fractrain"], ["steered", "steered+cp-2-to-4.5"], epochs=[8]),
+    ],
     "larger": runs_of(["resnet38"], ["static"]) + runs_of(["resnet38"], ["fractrain"], [_HIGH]),
 }
 """In the order of their worth."""

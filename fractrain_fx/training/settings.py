@@ -119,10 +119,11 @@ class RunSettings:
 
     Attributes:
         model: ``timm:NAME``, ``hf:TYPE``, ``zoo:NAME`` or ``FILE.py:FUNCTION``.
-        data: ``digits``, ``pydoc``, ``cifar10``, ``cifar100``, ``imagenet``, ``wikitext103`` or ``text``.
+        data: ``digits``, ``pydoc``, ``cifar10``, ``cifar100``, ``imagenet``, ``wikitext103``, ``text`` (words) or
+            ``characters``.
         data_dir: folder of the data set's files; ``cifar10``, ``cifar100`` and ``wikitext103`` can be downloaded.
         image_size: side of the images; by default a size that suits the model.
-        block_length: characters (``pydoc``) or words in a sample of text.
+        block_length: words in a sample of text, or characters (``pydoc`` and ``characters``).
         augment: augmentation of training images: ``crop-flip`` (CIFAR's default), ``timm`` (ImageNet's) or ``none``.
         subset: at most this many training and test samples, with the same share of each class.
         test_subset: at most this many test samples; by default ``subset``.

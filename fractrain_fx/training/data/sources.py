@@ -13,7 +13,7 @@ from fractrain_fx.training.data.text import load_text
 
 __all__ = ["DATA_SETS", "load_dataset", "stand_in"]
 
-DATA_SETS = ("digits", "pydoc", "cifar10", "cifar100", "imagenet", "wikitext103", "text")
+DATA_SETS = ("digits", "pydoc", "cifar10", "cifar100", "imagenet", "wikitext103", "text", "characters")
 
 
 def load_dataset(name: str, *, data_dir: str | Path | None = None, block_length: int = 64) -> DataSet:
@@ -21,10 +21,10 @@ def load_dataset(name: str, *, data_dir: str | Path | None = None, block_length:
 
     Args:
         name: ``digits`` and ``pydoc`` come with the package; ``cifar10``, ``cifar100`` and ``wikitext103`` are read
-            from ``data_dir``, or downloaded without one; ``imagenet`` (any folder in its layout) and ``text``
-            (any two text files) are read from ``data_dir``.
+            from ``data_dir``, or downloaded without one; ``imagenet`` (any folder in its layout), ``text``
+            and ``characters`` (any two text files, as words or as characters) are read from ``data_dir``.
         data_dir: folder of the files.
-        block_length: characters (``pydoc``) or words in a sample of text.
+        block_length: words in a sample of text, or characters (``pydoc`` and ``characters``).
 
     Raises:
         DataError: the name is unknown, files are missing or damaged, or a block is longer than the text allows.
@@ -40,6 +40,6 @@ def load_dataset(name: str, *, data_dir: str | Path | None = None, block_length:
         return load_cifar(name, folder)
     if name == "imagenet":
         return load_image_folder(name, folder)
-    if name in ("wikitext103", "text"):
+    if name in ("wikitext103", "text", "characters"):
         return load_text(name, folder, block_length)
     raise DataError(f"data set {name!r} is unknown: write one of {', '.join(DATA_SETS)}.{near(name, DATA_SETS)}")

@@ -1,9 +1,9 @@
-"""Language data: words of plain text files or of WikiText-103."""
+"""Language data: words or characters of plain text files, and words of WikiText-103."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
@@ -22,35 +22,40 @@ _WIKITEXT = ("Salesforce/wikitext", "wikitext-103-v1")
 
 
 def load_text(name: str, data_dir: Path | None, block_length: int) -> DataSet:
-    """Words, separated by blanks, each to be predicted from those before it; the vocabulary is the training text's.
+    """Words or characters, each to be predicted from those before it; the vocabulary is the training text's.
 
-    Each line ends with ``<eos>``. A test word that is not in the training text is ``<unk>``.
+    Words are separated by blanks, and each line ends with ``<eos>``. A word or character of the test text that is not
+    in the training text is ``<unk>``.
 
     Args:
-        name: ``wikitext103`` or ``text``.
+        name: ``wikitext103`` or ``text`` (words), or ``characters``.
         data_dir: folder with one file whose name has "train" in it and one with "test". For ``wikitext103`` it may be
             left out: the library ``datasets`` then downloads it.
-        block_length: words in a sample.
+        block_length: words or characters in a sample.
 
     Raises:
-        DataError: files are missing or have too few words, or the download failed.
+        DataError: files are missing or too short, or the download failed.
     """
     if data_dir is not None:
         train, test = (_lines(_file(data_dir, part)) for part in ("train", "test"))
     elif name == "wikitext103":
         train, test = _wikitext()
     else:
-        raise DataError("text is read from a folder: give data_dir=..., with files like train.txt and test.txt in it")
+        raise DataError(
+            f"{name} is read from a folder: give data_dir=..., with files like train.txt and test.txt in it"
+        )
+    tokens: Callable[[Iterable[str]], Iterator[str]] = chain.from_iterable if name == "characters" else _words
     vocabulary: dict[str, int] = {_UNKNOWN: 0}
     # An array, because 103 million words as Python integers would take gigabytes.
-    numbers = array("i", (vocabulary.setdefault(word, len(vocabulary)) for word in _words(train)))
-    test_numbers = array("i", (vocabulary.get(word, 0) for word in _words(test)))
+    numbers = array("i", (vocabulary.setdefault(word, len(vocabulary)) for word in tokens(train)))
+    test_numbers = array("i", (vocabulary.get(word, 0) for word in tokens(test)))
     parts = [torch.frombuffer(each, dtype=torch.int32) if each else torch.zeros(0) for each in (numbers, test_numbers)]
     shortest = min(map(len, parts)) - 1
     if not 1 <= block_length <= shortest:
         raise DataError(
             f"block_length={block_length} does not fit {name} ({len(parts[0])} training and {len(parts[1])} test "
-            f"words): " + (f"write 1 to {shortest}" if shortest > 0 else "give it longer texts")
+            f"{'characters' if name == 'characters' else 'words'}): "
+            + (f"write 1 to {shortest}" if shortest > 0 else "give it longer texts")
         )
     train_blocks, test_blocks = (blocks(part, block_length) for part in parts)
     return DataSet(name, "language", len(vocabulary), train_blocks, test_blocks)

@@ -31,6 +31,16 @@ def test_words_are_numbered_as_they_first_appear(tmp_path: Path) -> None:
     assert data.example().dtype.is_floating_point is False
 
 
+def test_characters_of_the_same_files(tmp_path: Path) -> None:
+    data = load_dataset("characters", data_dir=write(tmp_path, "abba\ncab", "bad\n"), block_length=3)
+    assert data.classes == 5  # <unk> a b <newline> c
+    assert data.train.tensors[0].tolist() == [[1, 2, 2], [1, 3, 4]]
+    assert data.train.tensors[1].tolist() == [[2, 2, 1], [3, 4, 1]]
+    assert data.test.tensors[0].tolist() == [[2, 1, 0]] and data.test.tensors[1].tolist() == [[1, 0, 3]]
+    with pytest.raises(DataError, match=r"8 training and 4 test characters\): write 1 to 3"):
+        load_dataset("characters", data_dir=tmp_path, block_length=4)
+
+
 def test_wikitext103_comes_from_files_or_from_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from_files = load_dataset("wikitext103", data_dir=write(tmp_path), block_length=3)
     asked = []
