@@ -56,7 +56,7 @@ SETTINGS: dict[str, Settings] = {
     "authors-options": {"options": [str(each) for each in AUTHORS_OPTIONS], "saturate_targets": True},
     "wide-options": {"options": [*map(str, DFQ_OPTIONS), "FW-8/BW-8", "FW-8/BW-12"]},
     "bw-16": {"precision": "FW-8/BW-16"},
-    "stages-to-16": {"stages": "FW(8,8,8,8)/BW(6,8,12,16)"},
+    "stages-to-16": {"stages": "FW(3,4,6,8)/BW(6,8,12,16)"},
     "linear-only": {"attention": "float"},
     "weights-6": {"weight_bits": 6},
     "zero-grid": {"gradient_grid": "zero"},
