@@ -4,6 +4,7 @@ from fractrain_fx.api import fractrainify, plan
 from fractrain_fx.config import CostTargets, FracConfig, GateConfig, Pin, Precision, PrecisionStages
 from fractrain_fx.engine import Engine
 from fractrain_fx.errors import FracTrainError, FracTrainWarning
+from fractrain_fx.memory import keep_freed_memory
 from fractrain_fx.model import FracModel
 from fractrain_fx.summary import Summary, summarize
 
@@ -20,6 +21,7 @@ __all__ = [
     "PrecisionStages",
     "Summary",
     "fractrainify",
+    "keep_freed_memory",
     "plan",
     "summarize",
 ]
