@@ -1,4 +1,4 @@
-"""The figures of docs/results.md: accuracy against the training cost so far, and against the epoch."""
+"""The figures of docs/results.md: what whole trainings reach for their cost, and how the longest get there."""
 
 from __future__ import annotations
 
@@ -19,32 +19,46 @@ _SIZE = {"width": 620, "height": 340}
 
 def write_figures(folder: Path, task: str, groups: Sequence[Group]) -> list[tuple[Path, str]]:
     """Write the figures of a task as SVG; returns each with a description."""
-    points = [point for group in groups for point in _points(group)]
     metric = groups[0].records[0]["metric"]
+    longest = max(group.epochs for group in groups)
     written = []
-    for axis, title in (("macs", "training cost so far, full-precision MACs"), ("epoch", "epoch")):
-        path = folder / f"science-{task}-{axis}.svg"
-        spec = _chart(points, axis, title, f"test {metric}").to_dict()
-        path.write_text(vl_convert.vegalite_to_svg(spec, config=vega_config("light")), encoding="utf-8")
-        written.append((path, f"{task}: test {metric} against {title}"))
+    for name, chart, words in (
+        ("cost", _costs(groups, metric), f"test {metric} at the end of a training against its whole cost"),
+        ("epoch", _epochs([each for each in groups if each.epochs == longest], metric), f"test {metric} by epoch"),
+    ):
+        path = folder / f"science-{task}-{name}.svg"
+        path.write_text(vl_convert.vegalite_to_svg(chart.to_dict(), config=vega_config("light")), encoding="utf-8")
+        written.append((path, f"{task}: {words}"))
     return written
 
 
-def _points(group: Group) -> list[dict[str, Any]]:
-    """The mean over seeds of each epoch; the last one is marked, because the schedule ends there."""
-    name = f"{group.method}, {group.setting}, {group.epochs} epochs"
-    found = []
-    for each in zip(*(record["points"] for record in group.records), strict=True):
-        value, macs = (sum(point[key] for point in each) / len(each) for key in ("value", "total_macs"))
-        epoch = each[0]["epoch"]
-        found.append({"run": name, "epoch": epoch, "macs": macs, "value": value, "last": epoch == group.epochs})
-    return found
+def _costs(groups: Sequence[Group], metric: str) -> Any:
+    """A point for each whole training, with the range over seeds; a line joins trainings that differ in length."""
+    points = []
+    for group in groups:
+        macs, values = group.values("total_macs"), group.values("value")
+        mean = sum(values) / len(values)
+        ends = {"macs": sum(macs) / len(macs), "value": mean, "low": min(values), "high": max(values)}
+        points.append({"run": f"{group.method}, {group.setting}", "epochs": group.epochs} | ends)
+    base = _base(points, alt.X("macs:Q", title="whole cost, full-precision MACs", axis=alt.Axis(format="~e")), metric)
+    bars = base.mark_rule().encode(y=alt.Y("low:Q"), y2=alt.Y2("high:Q"))
+    words = base.mark_text(dy=-10, fontSize=10).encode(text=alt.Text("epochs:Q"))
+    return base.mark_line(opacity=0.5) + bars + base.mark_point(filled=True, size=70) + words
 
 
-def _chart(points: list[dict[str, Any]], axis: str, title: str, measure: str) -> Any:
-    base = alt.Chart(alt.Data(values=points), **_SIZE).encode(
-        x=alt.X(f"{axis}:Q", title=title, axis=alt.Axis(format="~e" if axis == "macs" else "d")),
-        y=alt.Y("value:Q", title=measure, scale=alt.Scale(zero=False)),
+def _epochs(groups: Sequence[Group], metric: str) -> Any:
+    """The mean over seeds after each epoch."""
+    points = []
+    for group in groups:
+        for each in zip(*(record["points"] for record in group.records), strict=True):
+            value = sum(point["value"] for point in each) / len(each)
+            points.append({"run": f"{group.method}, {group.setting}", "epoch": each[0]["epoch"], "value": value})
+    return _base(points, alt.X("epoch:Q", title="epoch", axis=alt.Axis(format="d")), metric).mark_line()
+
+
+def _base(points: list[dict[str, Any]], x: alt.X, metric: str) -> Any:
+    return alt.Chart(alt.Data(values=points), **_SIZE).encode(
+        x=x,
+        y=alt.Y("value:Q", title=f"test {metric}", scale=alt.Scale(zero=False)),
         color=alt.Color("run:N", title=None, legend=alt.Legend(labelLimit=400, orient="bottom", columns=1)),
     )
-    return base.mark_line() + base.transform_filter("datum.last").mark_point(filled=True, size=70)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,8 +16,8 @@ from benchmarks.science.records import Group, Record, cp_error, groups_of, stati
 __all__ = ["write_page"]
 
 _HEAD = (
-    *("method", "setting", "epochs", "seeds", "last", "best", "MACs", "of static's", "cp off target", "MI"),
-    "configurations",
+    *("method", "setting", "epochs", "seeds", "last", "best", "to static", "MACs", "of static's", "cp off target"),
+    *("MI", "configurations"),
 )
 _INTRO = """# Results
 
@@ -26,6 +27,8 @@ with all of its epochs.
 
 - **last**, **best**: test {metric} after the last epoch, and the best of all; over several seeds their mean, with the
   lowest and highest in brackets.
+- **to static**: the mean of last, less that of static FW-8/BW-8 after as many epochs: in points, or for language in
+  nats (less is better).
 - **MACs**: cost of the whole training in full-precision multiply-accumulates (`cp_total`, so float layers count too).
 - **of static's**: that cost as a share of static FW-8/BW-8's over as many epochs.
 - **cp off target**: the largest distance of an epoch's mean cp from its target, without the first epoch of each stage.
@@ -78,6 +81,7 @@ def _table(groups: Sequence[Group]) -> str:
                 str(len(group.records)),
                 _spread(group.values("value")),
                 _spread(group.values("best")),
+                _difference(group, base),
                 f"{macs:.3e}",
                 share,
                 f"{100 * max(errors):.1f} %" if errors else "",
@@ -86,6 +90,16 @@ def _table(groups: Sequence[Group]) -> str:
             )
         )
     return markdown_table(_HEAD, rows, text_columns=2)
+
+
+def _difference(group: Group, static: Group | None) -> str:
+    """The mean last value less that of static training; perplexities are compared as losses."""
+    if static is None or static is group:
+        return ""
+    own, others = group.values("value"), static.values("value")
+    if group.records[0]["metric"] == "perplexity":
+        return f"{statistics.mean(map(math.log, own)) - statistics.mean(map(math.log, others)):+.3f}"
+    return f"{statistics.mean(own) - statistics.mean(others):+.2f}"
 
 
 def _equal_cost(groups: Sequence[Group]) -> str:

@@ -102,7 +102,8 @@ def test_the_page_has_means_spread_shares_and_figures(tmp_path: Path) -> None:
     (row,) = (line for line in text.splitlines() if line.startswith("| fractrain | he | 8 | 3 |"))
     assert "79.00 (78.00 to 80.00)" in row and "| 50 % |" in row and "0.75" in row
     assert "| fractrain | he | 8 | 1.000e+09 | 79.00 | 70.00 |" in text  # as dear as four epochs of static
-    for name in ("macs", "epoch"):
+    assert "| -1.00 | 1.000e+09 |" in row
+    for name in ("cost", "epoch"):
         assert f"(results/science-digits-{name}.svg)" in text
         assert (tmp_path / "results" / f"science-digits-{name}.svg").read_text(encoding="utf-8").startswith("<svg")
 
