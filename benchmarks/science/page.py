@@ -6,11 +6,12 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.page import markdown_table
 from benchmarks.records import machine_words
 from benchmarks.science.figures import write_figures
-from benchmarks.science.grid import SETTINGS, TASKS
+from benchmarks.science.grid import METHODS, SETTINGS, TASKS
 from benchmarks.science.records import Group, Record, cp_error, groups_of, static_at
 
 __all__ = ["write_page"]
@@ -44,7 +45,7 @@ def write_page(page: Path, results: Path, records: Sequence[Record]) -> None:
     metrics = sorted({record["metric"] for record in records})
     parts = [_INTRO.format(results=place, metric=" or ".join(metrics) or "accuracy")]
     for task in (name for name in TASKS if any(group.task == name for group in groups)):
-        mine = [group for group in groups if group.task == task]
+        mine = sorted((group for group in groups if group.task == task), key=_order)
         parts += [f"## {task}", _task_words(task, mine), _table(mine)]
         figures = write_figures(results.parent, task, mine)
         parts += [f"![{words}]({place.parent / path.name})" for path, words in figures]
@@ -56,6 +57,11 @@ def write_page(page: Path, results: Path, records: Sequence[Record]) -> None:
             parts += ["### At equal cost", equal]
     parts += [_settings_words(groups), _made_with(records)]
     page.write_text("\n\n".join(part.strip() for part in parts if part) + "\n", encoding="utf-8")
+
+
+def _order(group: Group) -> tuple[Any, ...]:
+    """Methods as in METHODS, the longest first."""
+    return list(METHODS).index(group.method), group.setting != "default", group.setting, -group.epochs
 
 
 def _task_words(task: str, groups: Sequence[Group]) -> str:
