@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import NoneType
 from typing import Any
 
+import torch
 from torch import nn
 from torch.fx.passes.infra.pass_base import PassBase
 
 from fractrain_fx.capture.inputs.wrappers import unwrapped
 from fractrain_fx.config import FracConfig
+from fractrain_fx.errors import ConfigError, InputError
 from fractrain_fx.model import FracModel
 from fractrain_fx.passes import analysis_passes
 from fractrain_fx.rewriting import record_model, rewrite
@@ -43,13 +46,16 @@ def fractrainify(
         check: compare the recorded graph with the model, in training and evaluation.
 
     Raises:
-        InputError: no example inputs were given and none can be found, or the model rejects them.
+        ConfigError: ``config`` is not a ``FracConfig``.
+        InputError: an argument has the wrong type, or no example inputs were given and none can be found, or the model
+            rejects them.
         CaptureError: the model could not be recorded as a graph that equals it.
         ModelError: the model has nothing to quantize, or nothing to gate.
         RuleError: a pin matches no contraction.
         TargetError: the gates cannot reach a cost target.
     """
-    config, model = config or FracConfig(), unwrapped(model)
+    config = _checked(model, config, example_inputs, example_kwargs)
+    model = unwrapped(model)
     recording = record_model(model, config, example_inputs, example_kwargs, check=check)
     return FracModel(rewrite(model, recording, config, passes))
 
@@ -66,6 +72,34 @@ def plan(
     Raises:
         FracTrainError: the errors of ``fractrainify``.
     """
-    config, model = config or FracConfig(), unwrapped(model)
+    config = _checked(model, config, example_inputs, example_kwargs)
+    model = unwrapped(model)
     recording = record_model(model, config, example_inputs, example_kwargs)
     return summarize(FracModel(rewrite(model, recording, config, analysis_passes(config))))
+
+
+def _checked(model: Any, config: Any, args: Any, kwargs: Any) -> FracConfig:
+    """The configuration, after the kinds of all arguments were looked at.
+
+    Raises:
+        InputError: the model is no module, or the example inputs are not a list or not a mapping.
+        ConfigError: the configuration is something else.
+    """
+    if not isinstance(model, nn.Module):
+        if isinstance(model, type) and issubclass(model, nn.Module):
+            raise InputError(f"{model.__name__} is a class: pass a model, like {model.__name__}()")
+        raise InputError(f"a model must be a torch.nn.Module, not {type(model).__name__}")
+    if isinstance(args, torch.Tensor) or not isinstance(args, (Sequence, NoneType)) or isinstance(args, str):
+        raise InputError(
+            f"example_inputs is a {type(args).__name__}, and must be a tuple of the model's positional arguments: "
+            "write example_inputs=(x,)"
+        )
+    if not isinstance(kwargs, (Mapping, NoneType)):
+        raise InputError(
+            f"example_kwargs is a {type(kwargs).__name__}, and must be a dictionary of the model's keyword arguments: "
+            "write example_kwargs={'x': x}"
+        )
+    if not isinstance(config, (FracConfig, NoneType)):
+        way_out = f"FracConfig(method={config!r})" if isinstance(config, str) else "FracConfig(...)"
+        raise ConfigError(f"config is a {type(config).__name__}, and must be a FracConfig: write config={way_out}")
+    return config or FracConfig()

@@ -10,6 +10,7 @@ import json
 import signal
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,7 @@ def _parser() -> ArgumentParser:
     from fractrain_fx.training.flags import add_flags
 
     parser = _new_parser("Train PyTorch models with fractional precision (FracTrain, NeurIPS 2020).")
+    parser.add_argument("--version", action="version", version=f"fractrain_fx {metadata.version('fractrain_fx')}")
     commands = parser.add_subcommands(required=True, dest="command", metavar="COMMAND")
 
     train = _new_parser("Train a model; without flags, a small timm ResNet on the embedded digits with FracTrain.")

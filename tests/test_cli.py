@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -147,3 +148,9 @@ def test_interrupting_leaves_a_run_that_resumes_as_it_was(tmp_path: Path, capsys
     (out / "config.yaml").write_text(settings.replace("epochs: 400", "epochs: 3"))
     assert main(["train", "--resume", str(out)]) == 2  # a shorter run would have had other learning rates
     assert "epochs was 400 and is 3" in capsys.readouterr().err
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out.strip() == f"fractrain_fx {metadata.version('fractrain_fx')}"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, get_args
+from dataclasses import MISSING, fields
+from typing import TYPE_CHECKING, Any, get_args
 
 from fractrain_fx.config.choices import CHOICES, CODE_BITS, TORCHAO_PRECISION
-from fractrain_fx.config.precision import FLOAT_BITS, SKIP, Precision
+from fractrain_fx.config.precision import FLOAT_BITS, SKIP, CostTargets, Precision
 from fractrain_fx.errors import ConfigError, near
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ def check_words(config: FracConfig) -> None:
 
 def check_config(config: FracConfig) -> None:
     """Raise a ``ConfigError`` for fields out of range or that do not fit together."""
+    _check_used(config)
     _check_options(config)
     _check_codes(config)
     _check_rounding(config)
@@ -57,6 +59,35 @@ def check_stage(config: FracConfig, precision: Precision) -> None:
             f"execution={config.execution!r} computes at {TORCHAO_PRECISION}, not at {precision}: write "
             "execution='simulate'"
         )
+
+
+# The methods that read a setting; any other value than the default would change nothing under the others.
+_READERS = {
+    "precision": ("static",),
+    "stages": ("pfq",),
+    "options": ("dfq", "fractrain"),
+    "targets": ("dfq", "fractrain", "slu"),
+}
+
+
+def _check_used(config: FracConfig) -> None:
+    defaults = {each.name: each for each in fields(config)}
+    for name, methods in _READERS.items():
+        if config.method in methods:
+            continue
+        value, field = getattr(config, name), defaults[name]
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        if value != default:
+            raise ConfigError(
+                f"{name}={_shown(value)} changes nothing for method {config.method!r}: it is for "
+                f"{', '.join(map(repr, methods))}"
+            )
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, CostTargets):
+        return str(list(value.per_cent))
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _check_options(config: FracConfig) -> None:

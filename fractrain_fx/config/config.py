@@ -24,6 +24,7 @@ from fractrain_fx.config.choices import (
     Skipping,
     Torchao,
 )
+from fractrain_fx.config.kinds import check_kinds, require_sequence
 from fractrain_fx.config.parts import GateConfig, Pin
 from fractrain_fx.config.plain import given_fields, plain_values, read_yaml, write_yaml
 from fractrain_fx.config.precision import (
@@ -35,6 +36,7 @@ from fractrain_fx.config.precision import (
     Precision,
     PrecisionStages,
 )
+from fractrain_fx.errors import ConfigError
 
 __all__ = ["FracConfig"]
 
@@ -127,15 +129,22 @@ class FracConfig:
     def __post_init__(self) -> None:
         check_words(self)
         self._normalise()
+        check_kinds(self)
         check_config(self)
 
     def _normalise(self) -> None:
         set_field = object.__setattr__
         set_field(self, "precision", Precision.parse(self.precision))
         set_field(self, "stages", PrecisionStages.parse(self.stages))
+        require_sequence("options", self.options, "('FW-3/BW-6', 'FW-6/BW-8')")
         set_field(self, "options", tuple(Precision.parse(option) for option in self.options))
+        require_sequence("pins", self.pins, "(Pin('layer4.*', 'FW-8/BW-8'),)")
         set_field(self, "pins", tuple(self.pins))
+        for pin in self.pins:
+            if not isinstance(pin, Pin):
+                raise ConfigError(f"pins has {pin!r}, which is no Pin: write Pin('layer4.*', 'FW-8/BW-8')")
         if self.targets is not None and not isinstance(self.targets, CostTargets):
+            require_sequence("targets", self.targets, "[1.5, 2.0, 2.5, 3.0]")
             set_field(self, "targets", CostTargets(tuple(self.targets)))
 
     @property

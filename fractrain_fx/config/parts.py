@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from fractrain_fx.config.choices import BetaUnit, Control, GateInit
+from fractrain_fx.config.kinds import check_kinds, require_sequence
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.errors import ConfigError, near
 
@@ -72,6 +73,8 @@ class GateConfig:
     integral_gain: float | None = None
 
     def __post_init__(self) -> None:
+        check_kinds(self, "gate.")
+        require_sequence("gate.dims", self.dims, "(32, 16)")
         object.__setattr__(self, "dims", tuple(int(dim) for dim in self.dims))
         if len(self.dims) != 2 or min(*self.dims, self.hidden) < 1:
             raise ConfigError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from numbers import Real
 
 from fractrain_fx.errors import ConfigError
 
@@ -116,6 +117,8 @@ class CostTargets:
     per_cent: tuple[float, ...] = (1.5, 2.0, 2.5, 3.0)
 
     def __post_init__(self) -> None:
+        if not all(isinstance(target, Real) for target in self.per_cent):
+            raise ConfigError(f"targets {self.per_cent} must be numbers, in per cent of full precision")
         object.__setattr__(self, "per_cent", tuple(float(target) for target in self.per_cent))
         if not self.per_cent or not all(0 < target <= 100 for target in self.per_cent):
             raise ConfigError(

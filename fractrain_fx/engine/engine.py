@@ -130,6 +130,8 @@ class Engine:
             InputError: the loss is not one number, or the model has not run yet.
             CostTermError: the first optimizer steps changed the model, but backward never reached the cost term.
         """
+        if not isinstance(task_loss, Tensor):
+            raise InputError(f"engine.loss takes the loss as a tensor of one number, not a {type(task_loss).__name__}")
         self._watch.batch()
         if task_loss.numel() != 1:
             raise InputError(
@@ -234,8 +236,11 @@ class Engine:
         """Continue from what ``state_dict`` gave, and set the model's precision accordingly.
 
         Raises:
-            RunError: the state belongs to a run with more stages.
+            RunError: the state is no state of an engine, or belongs to a run with more stages.
         """
+        missing = [key for key in ("stage", "schedule", "ledger") if key not in (state or {})]
+        if missing:
+            raise RunError(f"this is no state of an engine, it lacks {', '.join(missing)}: pass what state_dict() gave")
         stage = int(state["stage"])
         if stage >= len(self._plan.levels):
             raise RunError(

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fractrain_fx.config import Torchao
+from fractrain_fx.errors import InputError
 from fractrain_fx.execution.int8.timing import lacks_products
 from fractrain_fx.execution.torchao.devices import refusal, slow
 from fractrain_fx.execution.torchao.linear import NUMERICS
@@ -147,7 +148,15 @@ def summarize(model: FracModel, *, ops: bool = False) -> Summary:
     Args:
         model: a rewritten model.
         ops: whether printing lists every op instead of every block.
+
+    Raises:
+        InputError: the model was not rewritten.
     """
+    if not isinstance(model, FracModel):
+        raise InputError(
+            f"summarize takes a rewritten model, not a {type(model).__name__}: write summarize(fractrainify(model)), "
+            "or plan(model), which rewrites nothing"
+        )
     config = model.config
     gates = gate_sizes(model._state.recording.train, config)
     options = config.gate_options if config.gated else config.precision_stages if config.scheduled else ()

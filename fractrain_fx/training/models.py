@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,6 +108,13 @@ def _from_hugging_face(name: str, data: DataSet | None, image_size: int | None) 
     auto: Any = AutoModelForCausalLM if data.task == "language" else AutoModelForImageClassification
     fitting = sorted({config.model_type for config in auto._model_mapping})
     if name not in CONFIG_MAPPING:
+        kinds = [kind for kind in CONFIG_MAPPING if re.match(rf"{re.escape(kind)}\b", name.rpartition("/")[2])]
+        if kinds:
+            kind = max(kinds, key=len)
+            raise ModelError(
+                f"hf:{name} names weights, and models are built here by type, small and with random weights: write "
+                f"hf:{kind}, or give a file whose function loads {name} (FILE.py:FUNCTION)"
+            )
         raise _unknown("hf", name, fitting)
     if name not in fitting:
         raise ModelError(

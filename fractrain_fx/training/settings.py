@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from fractrain_fx.config import FracConfig
+from fractrain_fx.config.kinds import check_kinds
 from fractrain_fx.durable import write_text
 from fractrain_fx.errors import ConfigError, near
 from fractrain_fx.training.data.dataset import Augmentation
@@ -77,6 +78,7 @@ class TrainSettings:
     workers: int = 4
 
     def __post_init__(self) -> None:
+        check_kinds(self)
         for name in ("milestones", "betas"):
             object.__setattr__(self, name, tuple(float(each) for each in getattr(self, name)))
         choices = {"device": Device, "mixed_precision": MixedPrecision, "optimizer": Optimizer}
@@ -152,6 +154,9 @@ class RunSettings:
     frac: FracConfig = field(default_factory=FracConfig)
 
     def __post_init__(self) -> None:
+        check_kinds(self)
+        if self.image_size is not None and self.image_size < 1:
+            raise ConfigError(f"image_size={self.image_size} must be at least 1: the side of the images in pixels")
         object.__setattr__(self, "frac", self.frac.replace(epochs=self.train.epochs))
         for name in ("subset", "test_subset"):
             if (getattr(self, name) or 2) < 2:

@@ -1,0 +1,56 @@
+"""Refuse values of the wrong kind in a frozen dataclass of settings, with the kind that its annotation asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import is_dataclass
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from fractrain_fx.errors import ConfigError
+
+__all__ = ["check_kinds", "require_sequence"]
+
+_WORDS: dict[type, str] = {int: "a whole number", float: "a number", bool: "True or False", str: "text"}
+
+
+def check_kinds(settings: Any, prefix: str = "") -> None:
+    """Raise a ``ConfigError`` for a field whose value is not of its annotation's kind.
+
+    Numbers, switches, text and dataclasses are checked, also where ``None`` is possible. Fields that know certain words
+    and lists are left to their own checks.
+
+    Args:
+        settings: a dataclass.
+        prefix: goes before the names of its fields in messages.
+    """
+    for name, kind, optional in _fields(type(settings)):
+        value = getattr(settings, name)
+        if value is None and optional:
+            continue
+        fits = isinstance(value, kind)
+        if kind in (int, float):
+            fits = isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
+        if not fits:
+            words = _WORDS.get(kind) or f"a {kind.__name__}, like {kind.__name__}({_example(value)})"
+            raise ConfigError(f"{prefix}{name}={value!r} must be {words}{', or None' if optional else ''}")
+
+
+def require_sequence(name: str, value: Any, example: str) -> None:
+    """Raise a ``ConfigError`` for text, a mapping or a single value where a list belongs."""
+    if isinstance(value, (str, bytes, Mapping)) or not hasattr(value, "__iter__"):
+        raise ConfigError(f"{name}={value!r} must be a list: write {name}={example}")
+
+
+def _fields(settings: type) -> Iterator[tuple[str, type, bool]]:
+    """Name, kind and whether it may be ``None``, of each field to check."""
+    for name, hint in get_type_hints(settings).items():
+        choices = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        kinds = [each for each in choices if each is not NoneType]
+        if len(kinds) == 1 and (kinds[0] in _WORDS or is_dataclass(kinds[0])):
+            yield name, kinds[0], len(choices) > 1
+
+
+def _example(value: Any) -> str:
+    return ", ".join(f"{key}={each!r}" for key, each in value.items()) if isinstance(value, Mapping) else "..."

@@ -1,0 +1,102 @@
+"""Arguments of the wrong kind: every entry point names the argument, what it got, and what to write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fractrain_fx import Engine, FracConfig, GateConfig, Pin, fractrainify, plan, summarize
+from fractrain_fx.errors import ConfigError, FracTrainError, InputError, ModelError, RunError
+from fractrain_fx.training import RunSettings, TrainSettings
+from fractrain_fx.training.models import build_model
+from tests.residual import Residual
+
+X = torch.randn(2, 6)
+
+
+@pytest.mark.parametrize("function", [fractrainify, plan])
+@pytest.mark.parametrize(
+    ("model", "arguments", "error", "message"),
+    [
+        (Residual, {}, InputError, r"Residual is a class: .* Residual\(\)"),
+        (None, {}, InputError, "not NoneType"),
+        (Residual(), {"example_inputs": X}, InputError, r"is a Tensor.* example_inputs=\(x,\)"),
+        (Residual(), {"example_inputs": "x"}, InputError, "is a str"),
+        (Residual(), {"example_kwargs": [X]}, InputError, "is a list.* dictionary"),
+        (Residual(), {"config": "pfq"}, ConfigError, r"config=FracConfig\(method='pfq'\)"),
+        (Residual(), {"config": {"method": "pfq"}}, ConfigError, "is a dict"),
+    ],
+)
+def test_functions(
+    function: Any, model: Any, arguments: dict[str, Any], error: type[FracTrainError], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        function(model, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"pins": ("a.*=FW-8/BW-8",)}, r"'a\.\*=FW-8/BW-8', which is no Pin: write Pin\("),
+        ({"pins": Pin("a", "8/8")}, "must be a list"),  # type: ignore[arg-type]
+        ({"targets": 3.0}, r"targets=3\.0 must be a list"),
+        ({"targets": "3"}, "targets='3' must be a list"),
+        ({"targets": ["3"]}, r"must be numbers"),
+        ({"options": "FW-3/BW-6"}, "must be a list"),
+        ({"epochs": "ten"}, "epochs='ten' must be a whole number, or None"),
+        ({"weight_bits": 4.0}, "weight_bits=4.0 must be a whole number"),
+        ({"weight_bits": True}, "weight_bits=True must be a whole number"),
+        ({"saturate_targets": "yes"}, "must be True or False"),
+        ({"keep": "0.9"}, "keep='0.9' must be a number"),
+        ({"gate": {"control": "sign"}}, r"must be a GateConfig, like GateConfig\(control='sign'\)"),
+        ({"method": "pfq", "targets": [3.0]}, "targets=.* changes nothing for method 'pfq'"),
+        ({"method": "static", "stages": "FW(3,4)/BW(6,6)"}, r"stages=FW\(3,4\)/BW\(6,6\) changes nothing"),
+        ({"method": "pfq", "precision": "FW-4/BW-8"}, "precision=FW-4/BW-8 changes nothing .* for 'static'"),
+        ({"method": "slu", "options": ("FW-3/BW-6",)}, "options=FW-3/BW-6 changes nothing for method 'slu'"),
+    ],
+)
+def test_fields_of_a_configuration(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        FracConfig(**fields)
+
+
+def test_whole_numbers_are_numbers_too() -> None:
+    assert FracConfig(epsilon=1, alpha=0).epsilon == 1 and FracConfig(targets=[2]).targets is not None
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: GateConfig(hidden="16"), "gate.hidden='16' must be a whole number"),  # type: ignore[arg-type]
+        (lambda: GateConfig(dims=32), "gate.dims=32 must be a list"),  # type: ignore[arg-type]
+        (lambda: TrainSettings(epochs="ten"), "epochs='ten' must be a whole number"),  # type: ignore[arg-type]
+        (lambda: RunSettings(image_size=0), "image_size=0 must be at least 1"),
+        (lambda: RunSettings(train={"epochs": 3}), "must be a TrainSettings"),  # type: ignore[arg-type]
+    ],
+)
+def test_other_settings(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+def test_the_engine_and_the_summary() -> None:
+    engine = Engine(fractrainify(Residual(), config=FracConfig(method="pfq"), example_inputs=(X,)))
+    for state in ({}, None):
+        with pytest.raises(RunError, match="lacks stage, schedule, ledger"):
+            engine.load_state_dict(state)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="not a float"):
+        engine.loss(0.5)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"summarize\(fractrainify\(model\)\)"):
+        summarize(nn.Linear(2, 2))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("bert-base-uncased", "bert"), ("openai-community/gpt2-large", "gpt2"), ("t5-small", "t5")]
+)
+def test_names_of_weights_are_told_from_types(name: str, kind: str) -> None:
+    with pytest.raises(ModelError, match=rf"names weights.* write hf:{kind}, or"):
+        build_model(f"hf:{name}")
