@@ -24,11 +24,10 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 _BAD_INPUT = 2
-_INTERRUPTED = 130  # the exit code of shells for a command that Ctrl-C ended
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line ``argv``; returns the exit code: 0, 2 for bad input, 130 when interrupted."""
+    """Run the command line ``argv``; returns the exit code: 0, 2 for bad input, 130 after Ctrl-C, 143 after SIGTERM."""
     given = list(sys.argv[1:] if argv is None else argv)
     arguments = _parser().parse_args(given).as_dict()
     chosen: dict[str, Any] = arguments[arguments["command"]]
@@ -129,9 +128,10 @@ def _settings(arguments: dict[str, Any]) -> RunSettings:
 
 
 def _train(arguments: dict[str, Any]) -> int:
+    from fractrain_fx.training.interrupt import raise_interrupt
     from fractrain_fx.training.processes import end_processes
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stopped job ends like Ctrl-C
+    signal.signal(signal.SIGTERM, raise_interrupt)  # a stopped job ends like Ctrl-C
     try:
         return _run(arguments)
     finally:
@@ -140,6 +140,7 @@ def _train(arguments: dict[str, Any]) -> int:
 
 def _run(arguments: dict[str, Any]) -> int:
     from fractrain_fx.training.flags import given_flags
+    from fractrain_fx.training.interrupt import exit_code
     from fractrain_fx.training.log import new_console
     from fractrain_fx.training.log.records import keep_start
     from fractrain_fx.training.log.results import results_table
@@ -161,22 +162,22 @@ def _run(arguments: dict[str, Any]) -> int:
         if trainer.is_main:
             keep_start(out, trainer.start(arguments["given"]))
         result = trainer.fit()
-    except KeyboardInterrupt:
-        return _interrupted(out)
+    except KeyboardInterrupt as interrupt:
+        _say_interrupted(out)
+        return exit_code(interrupt)
     if trainer.is_main:
         console.print(results_table([result]))
         console.print(f"run folder: {out}", highlight=False, soft_wrap=True)
     return 0
 
 
-def _interrupted(out: Path | None) -> int:
+def _say_interrupted(out: Path | None) -> None:
     from fractrain_fx.training.run import can_resume
 
     print("interrupted", file=sys.stderr, end="")
     if out is not None and can_resume(out):
         print(f"; go on with: fractrain train --resume {out}", file=sys.stderr, end="")
     print(file=sys.stderr)
-    return _INTERRUPTED
 
 
 def _plan(arguments: dict[str, Any]) -> int:

@@ -117,7 +117,10 @@ def _heed_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def test_interrupting_leaves_a_run_that_resumes_as_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupting_leaves_a_run_that_resumes_as_it_was(
+    number: signal.Signals, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "run"
     command = [sys.executable, "-m", "fractrain_fx", "train"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -135,9 +138,9 @@ def test_interrupting_leaves_a_run_that_resumes_as_it_was(tmp_path: Path, capsys
         if metrics.exists() and len(metrics.read_text().splitlines()) > 2:
             break
         time.sleep(0.1)
-    run.send_signal(signal.SIGINT)
+    run.send_signal(number)
     errors = run.communicate(timeout=60)[1]
-    assert run.returncode == 130
+    assert run.returncode == code
     assert f"--resume {out}" in errors and "Traceback" not in errors
     # The signal may fall between writing a checkpoint and removing the one before it; resuming takes the newest.
     done = max(int(folder.name[-4:]) for folder in out.glob("checkpoint-[0-9]*"))

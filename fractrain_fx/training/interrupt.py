@@ -7,7 +7,17 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
-__all__ = ["Interrupt"]
+__all__ = ["Interrupt", "exit_code", "raise_interrupt"]
+
+
+def raise_interrupt(number: int, frame: FrameType | None) -> None:
+    """A handler that ends a program by any signal as Ctrl-C does; the exception keeps the signal's number."""
+    raise KeyboardInterrupt(number)
+
+
+def exit_code(interrupt: KeyboardInterrupt) -> int:
+    """The exit code of shells for a program that a signal ended: 130 for Ctrl-C, 143 for SIGTERM."""
+    return 128 + int(interrupt.args[0] if interrupt.args else signal.SIGINT)
 
 
 class Interrupt:
@@ -19,13 +29,13 @@ class Interrupt:
     """
 
     def __init__(self) -> None:
-        self._asked = False
+        self._asked: int | None = None
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interrupt:
         if threading.current_thread() is threading.main_thread():
             for each in (signal.SIGINT, signal.SIGTERM):
-                if signal.getsignal(each) is signal.default_int_handler:
+                if signal.getsignal(each) in (signal.default_int_handler, raise_interrupt):
                     self._before[each] = signal.signal(each, self._ask)
         return self
 
@@ -36,10 +46,10 @@ class Interrupt:
             signal.signal(each, handler)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        self._asked = True
-        raise KeyboardInterrupt
+        self._asked = number
+        raise_interrupt(number, frame)
 
     def check(self) -> None:
         """Raise ``KeyboardInterrupt`` if one was asked for and lost."""
-        if self._asked:
-            raise KeyboardInterrupt
+        if self._asked is not None:
+            raise_interrupt(self._asked, None)

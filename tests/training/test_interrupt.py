@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from fractrain_fx.training.interrupt import Interrupt
+from fractrain_fx.training.interrupt import Interrupt, exit_code, raise_interrupt
 
 
 def test_an_interrupt_raises_at_once_and_one_that_was_lost_raises_later() -> None:
@@ -33,3 +33,16 @@ def test_a_handler_of_the_users_own_stays() -> None:
             assert signal.getsignal(signal.SIGINT) is mine
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_the_signal_that_ended_a_run_decides_its_exit_code(number: signal.Signals, code: int) -> None:
+    before = signal.signal(number, raise_interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt) as stopped, Interrupt():
+            os.kill(os.getpid(), number)
+        assert exit_code(stopped.value) == code
+        assert signal.getsignal(number) is raise_interrupt
+    finally:
+        signal.signal(number, before)
+    assert exit_code(KeyboardInterrupt()) == 130
