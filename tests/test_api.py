@@ -8,6 +8,7 @@ import sys
 from typing import Any
 
 import pytest
+import timm
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
@@ -243,3 +244,14 @@ def test_what_goes_wrong_inside_a_pass_names_the_pass_and_keeps_the_cause() -> N
     with pytest.raises(PassError, match=r"'Lost' pass.*IndexError: index out of range in self.*example inputs") as told:
         fractrainify(case.model, example_inputs=case.args, passes=[Lost()])
     assert isinstance(told.value.__cause__, IndexError)
+
+
+def test_printing_shows_the_model_and_counts_what_was_inserted() -> None:
+    original = timm.create_model("resnet10t", num_classes=10)
+    before = str(original)
+    model = fractrainify(original, example_inputs=(torch.randn(2, 3, 32, 32),))
+    text = str(model)
+    assert len(text) < 1.5 * len(before)
+    assert "method=fractrain, ops=15, blocks=8" in text and "(global_pool): SelectAdaptivePool2d" in text
+    (inserted,) = (line for line in text.splitlines() if line.startswith("  (frac): "))
+    assert "1 Controller" in inserted and "13 WeightQuantizer" in inserted

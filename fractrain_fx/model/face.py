@@ -243,7 +243,3 @@ class FracModel(Shown):
             "nn.DataParallel cannot run a rewritten model on several GPUs of one process: start one process a GPU "
             "(torchrun, accelerate launch) with DistributedDataParallel"
         )
-
-    def extra_repr(self) -> str:
-        """Method, ops, blocks and MACs in one line."""
-        return f"method={self.config.method}, ops={len(self.ops)}, blocks={len(self.blocks)}, macs={self.macs:,}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +17,7 @@ from fractrain_fx.model.state import ModelState
 from fractrain_fx.nn.cost import Cost
 from fractrain_fx.passes import Block, Op, blocks_of, ops_of
 from fractrain_fx.passes.analyse.trained import trained_share
+from fractrain_fx.passes.graph.edit import NAMESPACE
 from fractrain_fx.rewriting import OWN
 
 __all__ = ["Shown"]
@@ -135,3 +138,21 @@ class Shown(nn.Module):
         """Lowest and highest cp in per cent that the gates can choose; ``None`` without gates."""
         self._state.follow_frozen()
         return self._state.reachable
+
+    def extra_repr(self) -> str:
+        """Method, ops, blocks and MACs in one line."""
+        return f"method={self.config.method}, ops={len(self.ops)}, blocks={len(self.blocks)}, macs={self.macs:,}"
+
+    def __repr__(self) -> str:
+        """The original's modules; those that were inserted are counted by class, in one line."""
+        lines = [self.extra_repr()]
+        for name, child in self._modules.items():
+            lines.append(f"({name}): {_inserted(child) if name == NAMESPACE and child else repr(child)}")
+        body = textwrap.indent("\n".join(lines), "  ")
+        return f"{type(self).__name__}(\n{body}\n)"
+
+
+def _inserted(root: nn.Module) -> str:
+    own = (type(module) for module in root.modules() if type(module).__module__.startswith("fractrain_fx."))
+    counts = Counter(kind.__name__ for kind in own)
+    return ", ".join(f"{count} {name}" for name, count in counts.items())
