@@ -1,11 +1,15 @@
-"""Write files so that a killed process leaves the old file or the new one, never a part."""
+"""Write files so that a killed process leaves the old file or the new one, never a part; errors of disks in words."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["sync", "write_text"]
+from fractrain_fx.errors import RunError
+
+__all__ = ["require_folder", "sync", "write_text", "writing"]
 
 
 def write_text(path: Path, text: str) -> None:
@@ -25,3 +29,33 @@ def sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def require_folder(path: Path) -> None:
+    """Check that ``path`` is a folder that can be written to, or that it can be made.
+
+    Raises:
+        RunError: a file is in its place, or the folder that would hold it is read-only.
+    """
+    try:
+        there = next(each for each in (path, *path.absolute().parents) if each.exists())
+    except OSError as error:
+        raise RunError(f"{path} cannot be a folder ({error.strerror}): write to another one") from error
+    if not there.is_dir():
+        raise RunError(f"{path} cannot be a folder, because {there} is a file: write to another one")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise RunError(f"{path} cannot be written to, because {there} is read-only: write to another folder")
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Explain what fails inside while ``path`` is written.
+
+    Raises:
+        RunError: the disk is full, the folder is read-only or gone, or the file system fails in another way.
+    """
+    try:
+        yield
+    except OSError as error:
+        cause = error.strerror or str(error)
+        raise RunError(f"{path} could not be written ({cause}): make room, or write to another folder") from error

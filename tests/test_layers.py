@@ -14,7 +14,20 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "fractrain_fx"
 FILES = {path.relative_to(PACKAGE): path for path in sorted(PACKAGE.rglob("*.py"))}
 ROOMS = (
-    *("errors", "durable", "config", "native", "formats", "capture", "nn", "execution", "passes", "engine", "tied"),
+    *(
+        "errors",
+        "durable",
+        "memory",
+        "config",
+        "native",
+        "formats",
+        "capture",
+        "nn",
+        "execution",
+        "passes",
+        "engine",
+        "tied",
+    ),
     *("rewriting", "model", "hardware", "summary", "drawing", "integrations", "api", "zoo/models", "training"),
     *("report", "zoo", "cli", ""),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -102,13 +103,14 @@ class Summary:
     def __str__(self) -> str:
         from rich.console import Console
 
-        console = Console(width=120, no_color=True)
+        width = None if "COLUMNS" in os.environ else 120
+        console = Console(width=width, no_color=True)
         with console.capture() as capture:
             console.print(self)
         return capture.get()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield text.table(self._title, self.rows())
+        yield text.table(self._title, self.rows(), options.max_width)
         yield from self._notes()
 
     def _repr_html_(self) -> str:

@@ -12,17 +12,20 @@ if TYPE_CHECKING:
 
 __all__ = ["table"]
 
+_WIDE = 100  # characters
 _NUMBERS = frozenset({"ops", "MACs", "share", "gate params", "gate MACs"})
 
 
-def table(title: str, rows: Sequence[Row]) -> Table:
-    """A rich table whose first column is a tree, without empty columns."""
+def table(title: str, rows: Sequence[Row], width: int) -> Table:
+    """A rich table whose first column is a tree, without empty columns; in a narrow terminal without the gates' own."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
     lines = [(guide + cells[0], cells) for guide, cells in _lines(rows, "")]
     shown = [place for place in range(len(COLUMNS)) if any(cells[place] for _, cells in lines)]
+    if width < _WIDE:
+        shown = [place for place in shown if not COLUMNS[place].startswith("gate ")]
     made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for place in shown:
         heading = COLUMNS[place].replace("gate ", "gate\n")

@@ -12,10 +12,11 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
 from torch import nn
 
-from fractrain_fx.durable import sync
+from fractrain_fx.durable import sync, writing
 from fractrain_fx.errors import NonFiniteLossError, RunError
 
 __all__ = ["Checkpoint", "latest_checkpoint", "load_checkpoint", "require_finite", "save_checkpoint"]
@@ -48,27 +49,39 @@ def save_checkpoint(out: Path, model: nn.Module, checkpoint: Checkpoint) -> Path
     loses power at any moment leaves the checkpoint before it.
 
     Raises:
-        RunError: the run already has a checkpoint of this epoch.
+        RunError: the run already has a checkpoint of this epoch, or the disk is full or read-only.
     """
     target = out / f"{_PREFIX}{checkpoint.epoch:04d}"
     if target.exists():
         raise RunError(f"{target} already exists: resume that run, or write to another folder")
     draft = out / f".{target.name}.draft"
     shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
-    save_model(model, str(draft / _MODEL))
-    torch.save(dict(checkpoint.tensors), draft / _TENSORS)
+    with writing(target):
+        try:
+            draft.mkdir(parents=True)
+            _write(draft, model, checkpoint)
+            draft.rename(target)
+            sync(out)
+        except OSError:
+            shutil.rmtree(draft, ignore_errors=True)  # it takes room on a full disk
+            raise
+    for other in _checkpoints(out)[:-1]:
+        shutil.rmtree(other)
+    return target
+
+
+def _write(draft: Path, model: nn.Module, checkpoint: Checkpoint) -> None:
+    try:
+        save_model(model, str(draft / _MODEL))
+        torch.save(dict(checkpoint.tensors), draft / _TENSORS)
+    except (RuntimeError, SafetensorError) as error:  # which both libraries raise for a full disk
+        raise OSError(str(error)) from error
     state = {"epoch": checkpoint.epoch, "config": dict(checkpoint.config), "state": dict(checkpoint.state)}
     (draft / _STATE).write_text(json.dumps(state, allow_nan=False), encoding="utf-8")
     sums = {name: _digest(draft / name) for name in (_MODEL, _TENSORS, _STATE)}
     (draft / _SUMS).write_text(json.dumps(sums), encoding="utf-8")
     for path in (*draft.iterdir(), draft):
         sync(path)
-    draft.rename(target)
-    sync(out)
-    for other in _checkpoints(out)[:-1]:
-        shutil.rmtree(other)
-    return target
 
 
 def require_finite(model: nn.Module, epoch: int) -> None:

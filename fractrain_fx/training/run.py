@@ -9,6 +9,7 @@ from rich.console import Console
 from torch import Tensor
 
 from fractrain_fx.config import FracConfig
+from fractrain_fx.durable import require_folder, writing
 from fractrain_fx.errors import RunError
 from fractrain_fx.training.checkpoint import latest_checkpoint
 from fractrain_fx.training.data import DataSet, draw_subset, load_dataset, phases_of
@@ -114,8 +115,9 @@ def new_run(settings: RunSettings, out: Path, console: Console | None = None) ->
     """A Trainer for a run that starts in ``out``.
 
     Raises:
-        RunError: ``out`` already holds a run.
+        RunError: ``out`` already holds a run, or cannot be written to.
     """
+    require_folder(out)
     if any(latest_checkpoint(folder) is not None for folder in (out, out / _PRETRAINING)):
         raise RunError(f"{out} already holds a run: continue with --resume {out}, or write to another folder")
     trainer = build_trainer(settings, out=out, console=console)
@@ -148,8 +150,9 @@ def can_resume(out: Path) -> bool:
 
 def _keep_settings(trainer: Trainer, settings: RunSettings, out: Path) -> None:
     if trainer.is_main:
-        out.mkdir(parents=True, exist_ok=True)
-        settings.to_yaml(out / _SETTINGS)
+        with writing(out / _SETTINGS):
+            out.mkdir(parents=True, exist_ok=True)
+            settings.to_yaml(out / _SETTINGS)
 
 
 def free_folder(settings: RunSettings, parent: Path = Path("runs")) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -81,7 +82,7 @@ def show_table(name: str, runs: Sequence[Path] = (), *, as_json: bool = False, i
         print(json.dumps([row.to_dict() for row in rows]))
     elif into is None:
         console = new_console()
-        wide = console if console.is_terminal else Console(width=_WIDTH)
+        wide = console if console.is_terminal or "COLUMNS" in os.environ else Console(width=_WIDTH)
         wide.print(comparison_table(name, rows))
         for note in notes_of(rows):
             wide.print(f"- {note}", highlight=False)

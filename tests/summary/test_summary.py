@@ -7,6 +7,7 @@ from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
+import timm
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -91,3 +92,15 @@ def test_notebook_html_is_well_formed_escaped_and_complete() -> None:
     assert page.findtext(".//caption") == "<script>&, method fractrain"
     assert [row.findtext("th") for row in page.findall(".//tbody/tr")] == [row.name for row in walk(summary)]
     assert page.findall(".//li")[-1].text == "a < b"
+
+
+@pytest.mark.parametrize(("columns", "gates"), [("80", False), ("140", True)])
+def test_the_table_fits_the_columns_and_leaves_out_the_gates_own_in_few(
+    columns: str, gates: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    model = timm.create_model("resnet10t", num_classes=10)
+    text = str(plan(model, example_inputs=(torch.randn(2, 3, 32, 32),)))
+    table = text.split("forward MACs")[0]
+    assert max(len(line.rstrip()) for line in table.splitlines()) <= int(columns)
+    assert ("params" in table) == gates and "layer4.0" in table and "cannot" in table

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fractrain_fx.durable import write_text
+from fractrain_fx.durable import write_text, writing
 from fractrain_fx.training.log.records import METRICS
 
 __all__ = ["RunLog", "new_console"]
@@ -24,8 +25,8 @@ _FILE_WIDTH = 112
 
 
 def new_console() -> Console:
-    """A console on standard output."""
-    return Console(width=None if sys.stdout.isatty() else _FILE_WIDTH)
+    """A console on standard output: as wide as the terminal or ``COLUMNS``; in a file, wide enough for the tables."""
+    return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else _FILE_WIDTH)
 
 
 class RunLog:
@@ -90,7 +91,7 @@ class RunLog:
     def epoch(self, values: Mapping[str, Any]) -> None:
         """Write one epoch's values: all to metrics.jsonl, the numbers to TensorBoard."""
         if self._metrics is not None:
-            with self._metrics.open("a", encoding="utf-8") as file:
+            with writing(self._metrics), self._metrics.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({name: _plain(value) for name, value in values.items()}) + "\n")
         if self._board is not None:
             for name, value in values.items():

@@ -1,0 +1,60 @@
+"""What a full disk, a read-only folder or a file in its place tell the user."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fractrain_fx.durable import require_folder, writing
+from fractrain_fx.errors import RunError
+from fractrain_fx.training.checkpoint import Checkpoint, latest_checkpoint, save_checkpoint
+
+
+def test_a_folder_that_is_there_or_can_be_made_is_fine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path in (tmp_path, tmp_path / "a" / "b", Path("runs/new"), Path(".")):
+        require_folder(path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_in_place_of_a_folder_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for path in (file, file / "run"):
+        with pytest.raises(RunError, match=rf"because {file} is a file|Not a directory"):
+            require_folder(path)
+
+
+def test_a_read_only_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
+    with pytest.raises(RunError, match=rf"because {tmp_path} is read-only"):
+        require_folder(tmp_path / "run")
+
+
+def test_what_the_disk_says_is_in_the_message(tmp_path: Path) -> None:
+    with (
+        pytest.raises(RunError, match=r"x could not be written \(No space left on device\): make room"),
+        writing(tmp_path / "x"),
+    ):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), RuntimeError("unexpected pos 1 vs 2")])
+def test_a_full_disk_keeps_the_checkpoint_before_it(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = torch.nn.Linear(2, 2)
+    first = save_checkpoint(tmp_path, model, Checkpoint(1, {}, {}, {}))
+
+    def full(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(RunError, match="checkpoint-0002 could not be written"):
+        save_checkpoint(tmp_path, model, Checkpoint(2, {}, {}, {}))
+    assert latest_checkpoint(tmp_path) == first and [each.name for each in tmp_path.iterdir()] == [first.name]
