@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 from rich.console import Console
@@ -13,6 +14,8 @@ from fractrain_fx.durable import require_folder, writing
 from fractrain_fx.errors import RunError
 from fractrain_fx.training.checkpoint import latest_checkpoint
 from fractrain_fx.training.data import DataSet, draw_subset, load_dataset, phases_of
+from fractrain_fx.training.log import new_console
+from fractrain_fx.training.log.records import METRICS
 from fractrain_fx.training.models import BuiltModel, build_model
 from fractrain_fx.training.settings import RunSettings
 from fractrain_fx.training.trainer import Trainer
@@ -128,7 +131,8 @@ def new_run(settings: RunSettings, out: Path, console: Console | None = None) ->
 def resume_run(out: Path, console: Console | None = None) -> Trainer:
     """A Trainer that continues the run in ``out`` after its last whole epoch.
 
-    A run that was stopped before its first checkpoint starts again.
+    A run without a checkpoint (it was stopped before the first one, or all were lost) starts anew and says so; metrics
+    from before are kept under another name.
 
     Raises:
         RunError: there is no run, or its checkpoint is damaged or has another configuration.
@@ -137,10 +141,22 @@ def resume_run(out: Path, console: Console | None = None) -> Trainer:
         raise RunError(f"{out} holds no run (no {_SETTINGS}): give the folder that fractrain train wrote to")
     settings = RunSettings.from_yaml(out / _SETTINGS)
     if latest_checkpoint(out) is None:
+        text = f"{out} has no checkpoint, so the run starts anew{_set_aside(out / METRICS)}"
+        (console or new_console()).print(text, highlight=False, markup=False, soft_wrap=True)
         return build_trainer(settings, out=out, console=console)
     trainer = _trainer(settings, out, None, console)
     trainer.resume()
     return trainer
+
+
+def _set_aside(metrics: Path) -> str:
+    """Rename a file of metrics, so that the new run does not replace it; returns words about that."""
+    if not metrics.is_file() or not metrics.stat().st_size:
+        return ""
+    names = (metrics.with_name(f"{metrics.stem}-before-{number}{metrics.suffix}") for number in count(1))
+    kept = next(name for name in names if not name.exists())
+    metrics.rename(kept)
+    return f"; the metrics so far are in {kept.name}"
 
 
 def can_resume(out: Path) -> bool:

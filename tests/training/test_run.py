@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -100,3 +102,18 @@ def test_a_stop_in_either_phase_changes_nothing(tmp_path: Path, monkeypatch: pyt
 def test_settings_without_meaning_are_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build_trainer(settings(**{"setting": "adaptation"} | changes), console=quiet())  # type: ignore[arg-type]
+
+
+def test_a_run_whose_checkpoints_are_lost_says_that_it_starts_anew_and_keeps_its_metrics(tmp_path: Path) -> None:
+    loop = TrainSettings(epochs=2, batch_size=32, device="cpu")
+    new_run(settings("standard", train=loop, frac=FracConfig(method="float")), tmp_path, quiet()).fit()
+    before = (tmp_path / "metrics.jsonl").read_text()
+    for number in (1, 2):
+        for folder in tmp_path.glob("checkpoint-*"):
+            shutil.rmtree(folder)
+        console = Console(record=True, file=io.StringIO(), width=400)
+        resume_run(tmp_path, console).fit()
+        words = f"no checkpoint, so the run starts anew; the metrics so far are in metrics-before-{number}.jsonl"
+        assert words in console.export_text()
+    assert (tmp_path / "metrics-before-1.jsonl").read_text() == before
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
