@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+from itertools import pairwise
 from types import FrameType
 
 from torch.fx import Node
@@ -24,8 +25,8 @@ def tests_for_overflow(node: Node) -> bool:
 def guards_an_error(frame: FrameType, value: bool, called: bool = False, compared: bool = False) -> bool:
     """Whether the truth value that ``frame`` has just asked for decides only about raising an error.
 
-    True for ``assert x`` and ``if x: raise ...``, because the branch that was not taken runs straight into ``raise``,
-    and for torch's own checks (``torch._check_tensor_all``).
+    True for ``assert x``, ``if x: raise ...`` and ``if x: torch._assert(False, ...)``, because the branch that was not
+    taken runs straight into the error, and for torch's own checks (``torch._check_tensor_all``).
 
     Args:
         frame: the code that asks for the truth of a tensor.
@@ -49,8 +50,10 @@ def guards_an_error(frame: FrameType, value: bool, called: bool = False, compare
         return False
     jumps = value == jump.endswith("TRUE")
     other = at + 1 if jumps else places[code[at].argval]
-    for instruction in code[other:]:
+    for instruction, after in pairwise(code[other:]):
         if instruction.opname == "RAISE_VARARGS":
+            return True
+        if instruction.argval == "_assert" and after.opname == "LOAD_CONST" and after.argval is False:
             return True
         if "JUMP" in instruction.opname or "RETURN" in instruction.opname:
             return False

@@ -191,6 +191,28 @@ def test_checks_that_only_raise_stay_as_assertions() -> None:
         recording.train(torch.full((2, 4), 1000.0))
 
 
+def test_a_branch_that_runs_into_a_false_assertion_of_torch_only_raises() -> None:
+    class Boxes(nn.Module):
+        """Tests its boxes as torchvision's detectors do."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            degenerate = x[:, 2:] <= x[:, :2]
+            if degenerate.any():
+                first = torch.where(degenerate.any(dim=1))[0][0]
+                torch._assert(False, f"box {x[first].tolist()} has no area")
+            return self.linear(x)
+
+    boxes = torch.tensor([[0.0, 0.0, 1.0, 2.0], [1.0, 1.0, 3.0, 2.0]])
+    recording = record(Boxes(), (boxes,))
+    assert calls(recording).count("_assert_async") == 1 and not recording.leaves
+    with pytest.raises(RuntimeError, match="a test of values"):
+        recording.train(-boxes)
+
+
 def test_custom_autograd_functions_are_one_node_with_their_own_gradient() -> None:
     class Double(torch.autograd.Function):
         @staticmethod
