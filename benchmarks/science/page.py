@@ -154,7 +154,7 @@ def _settings_words(groups: Sequence[Group]) -> str:
 
 def _made_with(records: Sequence[Record]) -> str:
     machines = _distinct(machine_words(record["made_with"]) for record in records)
-    commands = "python -m benchmarks.science run --grid main cost ablation seeds --data-dir DIR"
+    commands = "python -m benchmarks.science run --grid main cost language --data-dir DIR"
     return "\n\n".join(["## How they were made", f"```bash\n{commands}\n```", *machines])
 
 
