@@ -20,7 +20,8 @@ from tests.training.tiny import Plain
 
 def rewritten(method: str = "dfq") -> FracModel:
     torch.manual_seed(3)
-    config = FracConfig(method=method, targets=CostTargets((0.5,)))  # type: ignore[arg-type]
+    targets = {"targets": CostTargets((0.5,))} if method in ("dfq", "fractrain") else {}
+    config = FracConfig(method=method, **targets)  # type: ignore[arg-type]
     return fractrainify(Plain(), config=config, example_inputs=(torch.rand(2, 3, 8, 8),)).train()
 
 
