@@ -12,17 +12,11 @@ from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
-from fractrain_fx import CostTargets, Engine, FracConfig, FracModel, fractrainify
+from fractrain_fx import Engine, fractrainify
 from fractrain_fx.errors import CaptureError, ConfigError, CostTermError
 from tests.integrations.digits import digits
+from tests.plain import rewritten
 from tests.training.tiny import Plain
-
-
-def rewritten(method: str = "dfq") -> FracModel:
-    torch.manual_seed(3)
-    targets = {"targets": CostTargets((0.5,))} if method in ("dfq", "fractrain") else {}
-    config = FracConfig(method=method, **targets)  # type: ignore[arg-type]
-    return fractrainify(Plain(), config=config, example_inputs=(torch.rand(2, 3, 8, 8),)).train()
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -103,8 +102,7 @@ class Summary:
     def __str__(self) -> str:
         from rich.console import Console
 
-        width = None if "COLUMNS" in os.environ else 120
-        console = Console(width=width, no_color=True)
+        console = Console(width=text.columns_or(120), no_color=True)
         with console.capture() as capture:
             console.print(self)
         return capture.get()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -10,10 +11,15 @@ from fractrain_fx.summary.rows import COLUMNS, Row
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["table"]
+__all__ = ["columns_or", "table"]
 
 _WIDE = 100  # characters
 _NUMBERS = frozenset({"ops", "MACs", "share", "gate params", "gate MACs"})
+
+
+def columns_or(width: int) -> int | None:
+    """A width for a console that writes to no terminal; ``None``, which stands for ``COLUMNS``, if that is set."""
+    return None if "COLUMNS" in os.environ else width
 
 
 def table(title: str, rows: Sequence[Row], width: int) -> Table:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fractrain_fx.errors import ConfigError
+from fractrain_fx.summary.text import columns_or
 from fractrain_fx.training.log import new_console
 from fractrain_fx.training.models import zoo_models
 from fractrain_fx.zoo.comparison import compare
@@ -82,7 +82,7 @@ def show_table(name: str, runs: Sequence[Path] = (), *, as_json: bool = False, i
         print(json.dumps([row.to_dict() for row in rows]))
     elif into is None:
         console = new_console()
-        wide = console if console.is_terminal or "COLUMNS" in os.environ else Console(width=_WIDTH)
+        wide = console if console.is_terminal else Console(width=columns_or(_WIDTH))
         wide.print(comparison_table(name, rows))
         for note in notes_of(rows):
             wide.print(f"- {note}", highlight=False)

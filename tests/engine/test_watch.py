@@ -11,18 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fractrain_fx import CostTargets, Engine, FracConfig, FracModel, fractrainify
+from fractrain_fx import Engine, FracModel
 from fractrain_fx.errors import CostTermError
+from tests.plain import rewritten
 from tests.training.tiny import Plain
 
 Optimizer = torch.optim.Optimizer
-
-
-def rewritten(method: str = "dfq", model: nn.Module | None = None) -> FracModel:
-    torch.manual_seed(3)
-    targets = {"targets": CostTargets((0.5,))} if method in ("dfq", "fractrain") else {}
-    config = FracConfig(method=method, **targets)  # type: ignore[arg-type]
-    return fractrainify(model or Plain(), config=config, example_inputs=(torch.rand(2, 3, 8, 8),)).train()
 
 
 def batches(count: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fractrain_fx.durable import write_text, writing
+from fractrain_fx.summary.text import columns_or
 from fractrain_fx.training.log.records import METRICS
 
 __all__ = ["RunLog", "new_console"]
@@ -26,7 +26,7 @@ _FILE_WIDTH = 112
 
 def new_console() -> Console:
     """A console on standard output: as wide as the terminal or ``COLUMNS``; in a file, wide enough for the tables."""
-    return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else _FILE_WIDTH)
+    return Console(width=None if sys.stdout.isatty() else columns_or(_FILE_WIDTH))
 
 
 class RunLog:
