@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fractrain_fx.capture.values import ValueList
 
-__all__ = ["fields_of", "has_mask", "holds_tensor", "map_tree", "tensors_in"]
+__all__ = ["fields_of", "has_mask", "hides_tensor", "holds_tensor", "map_tree", "tensors_in"]
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
@@ -35,6 +36,26 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 def holds_tensor(value: Any) -> bool:
     """Whether any tensor lies in ``value``."""
     return next(tensors_in(value), None) is not None
+
+
+def hides_tensor(value: Any) -> bool:
+    """Whether a tensor lies in an attribute of an object that is neither a container nor a dataclass."""
+    seen: set[int] = set()
+
+    def hides(part: Any, hidden: bool) -> bool:
+        if isinstance(part, Tensor):
+            return hidden
+        if id(part) in seen or isinstance(part, (int, float, type, ModuleType, FunctionType, nn.Module)):
+            return False
+        seen.add(id(part))
+        if isinstance(part, Mapping):
+            return any(hides(each, hidden) for each in part.values())
+        if isinstance(part, (tuple, list)):
+            return any(hides(each, hidden) for each in part)
+        known = dict(fields_of(part))
+        return any(hides(each, hidden or name not in known) for name, each in getattr(part, "__dict__", {}).items())
+
+    return hides(value, hidden=False)
 
 
 def fields_of(value: Any) -> Iterator[tuple[str, Any]]:

@@ -22,7 +22,7 @@ from fractrain_fx.capture.recording.writer import UnrepresentableError
 from fractrain_fx.capture.sizes.memos import memoized_functions
 from fractrain_fx.capture.sizes.standins import standins
 from fractrain_fx.capture.sizes.symbolic import observed, plain
-from fractrain_fx.capture.trees import tensors_in
+from fractrain_fx.capture.trees import hides_tensor, tensors_in
 
 __all__ = ["Calls", "plain_paths", "recording"]
 
@@ -102,13 +102,18 @@ class Calls:
             result = self._through(path, forward, module, args, kwargs)
             # A module that adds to a list among its arguments cannot be a node: its result would be its argument.
             same = [id(x) for x in watched.tensors] == [id(x) for x in tensors_in((args, kwargs))]
-            if recorder.contractions > mark.contractions or not same or not recorder.writes((args, kwargs)):
+            foldable = same and not hides_tensor(result) and recorder.writes((args, kwargs))
+            if recorder.contractions > mark.contractions or not foldable:
                 return result
             recorder.fold(mark)
         else:
             with recorder.pause(), recorder.hidden.counted({}, trained_only=True):
                 result = forward(module, *plain(args), **plain(dict(kwargs)))
         with recorder.pause():
+            if hides_tensor(result):
+                kind = type(result).__name__
+                recorder.writer.block(f"its child {path!r} stays one node and returns a {kind}, which no graph holds")
+                return result
             try:
                 return recorder.write("call_module", path, args, kwargs, result, watched)
             except UnrepresentableError as error:

@@ -120,6 +120,44 @@ def test_a_data_dependent_module_is_kept_whole_with_its_reason() -> None:
     assert calls(recording) == ["linear", "linear"]
 
 
+class Held:
+    """An object of the user's own, in which nobody looks for tensors."""
+
+    def __init__(self, images: Tensor) -> None:
+        self.images = images
+
+
+class Prepare(nn.Module):
+    """Puts a list of images into one object; with ``by_value`` in a way that values decide."""
+
+    def __init__(self, by_value: bool) -> None:
+        super().__init__()
+        self.by_value = by_value
+
+    def forward(self, images: list[Tensor]) -> Held:
+        x = torch.stack(images)
+        return Held(x / 255 if self.by_value and x.max() > 1 else 2 * x)
+
+
+class Detector(nn.Module):
+    def __init__(self, by_value: bool) -> None:
+        super().__init__()
+        self.prepare, self.conv = Prepare(by_value), nn.Conv2d(3, 4, 3)
+
+    def forward(self, images: list[Tensor]) -> Tensor:
+        return self.conv(self.prepare(images).images)
+
+
+def test_tensors_in_an_object_are_followed_or_the_module_that_returns_it_is_named() -> None:
+    def images() -> list[Tensor]:
+        return [torch.rand(3, 8, 8), torch.rand(3, 8, 8)]
+
+    model, others = Detector(by_value=False), images()
+    assert torch.equal(record(model, (images(),)).train.forward(others), model(others))
+    with pytest.raises(CaptureError, match="'prepare' stays one node and returns a Held"):
+        record(Detector(by_value=True), (images(),))
+
+
 def test_a_data_dependent_model_is_refused_with_a_way_out() -> None:
     with pytest.raises(CaptureError, match=r"Routed itself .* submodule of its own"):
         record(Routed(), (torch.randn(4, 4),))
