@@ -19,7 +19,7 @@ _LOG = logging.getLogger(__name__)
 
 _SOURCES = Path(__file__).with_name("csrc")
 
-# Named, not "native": what was built lies in a directory that machines of other kinds may share.
+# Not -march=native: machines of different kinds may share the directory of builds, and must not share a build.
 _INSTRUCTIONS = {
     "AVX2": ["-mavx2", "-mfma"],
     "AVX512": ["-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"],
@@ -30,13 +30,13 @@ _INSTRUCTIONS = {
 def kernels() -> Any:
     """The ops of ``csrc/``.
 
-    The first call on a machine builds them, in half a minute, and keeps them on disk (``TORCH_EXTENSIONS_DIR``,
-    by default in the user's cache) for this state of the source, version of torch and kind of processor. Each copy of
-    the source and each environment has its own build: the commands name their folders, and ninja builds all again where
-    a command has changed.
+    The first call builds them, in half a minute, and leaves the build on disk (``TORCH_EXTENSIONS_DIR``, by default in
+    the user's cache). A build is for one state of the source, one version of torch and one kind of processor. Each
+    copy of the source and each environment has its own, because the compiler's commands name their folders and ninja
+    rebuilds everything when a command changes.
 
     Raises:
-        ConfigError: there is no compiler that can build them, or no ninja.
+        ConfigError: ninja is missing, or a compiler that can build them.
     """
     files = sorted(file for file in _SOURCES.iterdir() if file.suffix in (".cpp", ".h"))
     flags = _flags()
@@ -58,7 +58,7 @@ def kernels() -> Any:
 
 
 class _Ops:
-    """Each op as its one overload: to choose it anew takes longer at every call than a small op."""
+    """Each op as its only overload: torch's search for the overload at every call takes longer than a small op."""
 
     def __getattr__(self, name: str) -> Any:
         op = getattr(torch.ops.fractrain_fx, name).default
@@ -67,7 +67,7 @@ class _Ops:
 
 
 def _flags() -> list[str]:
-    # Sums and products stay apart, as the numbers are to be those of the formula.
+    # -ffp-contract=off: a fused multiply-add rounds once less than the formula, and would give other numbers.
     flags = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
     capability = torch.backends.cpu.get_cpu_capability()
     flags += _INSTRUCTIONS.get(capability, [])

@@ -1,4 +1,5 @@
-// Products of matrices of whole codes in tiles, block by block of what is summed over, and what is done to the sums.
+// Multiplies packed matrices of integer codes, tile by tile and block by block of the dimension that is summed over,
+// and applies scales, zeros and added terms to the sums.
 
 #pragma once
 
@@ -22,16 +23,16 @@ namespace fractrain_fx {
 // Tiles of one task: their operands fit into a cache of 512 KiB.
 constexpr int64_t kTaskRows = 16, kTaskColumns = 256 / kTileColumns;
 
-// Steps of several blocks whose operands, of the tiles of a task, fit into it too.
+// Steps of several blocks for which the operands of a task's tiles fit into that cache too.
 constexpr int64_t kChunk = 512;
 
-// Products that are worth a thread.
+// Multiplications that make it worth to wake a thread.
 constexpr int64_t kWork = 1 << 18;
 
-// Panels that one task packs: together where rows lie side by side, as some lines of a cache are then read whole.
+// Panels that one task packs. If rows lie side by side in memory, several panels together read whole cache lines.
 constexpr int64_t kPanels = 32;
 
-// What has to be done to a product of codes: y = scale * s * P + sum * z + zero * t + added + c.
+// Makes the result y from the product P of codes: y = scale * s * P + sum * z + zero * t + added + c.
 struct Finish {
   struct Row {
     float scale, zero, sum, added;
@@ -47,7 +48,7 @@ struct Finish {
   }
 };
 
-// What a tile summed up: put to, or added to, rows of a result.
+// Writes the sums of a tile, times factor, to rows of a result (first), or adds them to those.
 template <bool first, class Sum>
 void put(const Sum* sums, float factor, int64_t rows, int64_t columns, int64_t next, float* out) {
   for (int64_t i = 0; i < rows; ++i, sums += kTileColumns, out += next) {
@@ -64,7 +65,7 @@ void put(const Sum* sums, float factor, int64_t rows, int64_t columns, int64_t n
   }
 }
 
-// Blocks from one on whose packed numbers fit into caches: the first after them.
+// The end of a run of blocks from `from` on whose packed codes fit into the cache together.
 inline int64_t chunk_of(const std::vector<Block>& blocks, int64_t from, int64_t to) {
   int64_t steps = 0, k = from;
   do {
@@ -78,7 +79,7 @@ inline void multiply_tile(const Left& a, const Right& b, int64_t k, int64_t m, i
   const auto [tile, shift, longest] = a.pace(k, m);
   const int64_t steps = parts_of(a.blocks[k].length, a.blocks[k].way.per);
   const int32_t *first = a.at(k, m), *second = b.at(k, n), *each = b.sums_at(k, n);
-  // From what each column needs for the shift of a.
+  // Codes of a are packed minus the shift: each column's sum, times the shift, adds it back.
   for (int i = 0; i < kTileRows; ++i) {
 #pragma omp simd
     for (int j = 0; j < kTileColumns; ++j) sums[i * kTileColumns + j] = shift * each[j];
@@ -131,7 +132,7 @@ inline void finish(const Finish& with, int64_t top, int64_t bottom, int64_t left
   }
 }
 
-// The lowest and the highest of some numbers, found on all threads.
+// The lowest and the highest of some codes, found on all threads.
 template <class Code>
 CodeEnds ends(const Code* first, int64_t count) {
   constexpr int64_t kPart = 1 << 15;
@@ -142,7 +143,7 @@ CodeEnds ends(const Code* first, int64_t count) {
   return std::accumulate(parts.begin(), parts.end(), parts[0], both);
 }
 
-// The product of codes in blocks, finished by what finish_of makes of their sums.
+// The product of two matrices of codes, block by block. finish_of(left, right) makes the Finish from the sums of codes.
 template <class A, class FinishOf>
 Tensor product_of(const Factor<A>& first, const Factor<int8_t>& second, const std::vector<Block>& blocks,
                   FinishOf&& finish_of) {
@@ -161,7 +162,7 @@ Tensor product_of(const Factor<A>& first, const Factor<int8_t>& second, const st
   Tensor out = at::empty({M, N}, at::kFloat);
   float* found = out.mutable_data_ptr<float>();
   const int64_t down = parts_of(a.panels, kTaskRows), across = parts_of(b.panels, kTaskColumns);
-  // Few tiles with long sums are shared out by parts of the sums.
+  // If there are few tiles with long sums, each sum is split into parts for several threads.
   const int64_t threads = at::get_num_threads(), count = a.tasks();
   const int64_t parts = std::clamp<int64_t>(2 * threads / (down * across), 1, count);
   std::vector<float> partial(parts > 1 ? parts * M * N : 0);

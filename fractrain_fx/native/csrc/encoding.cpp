@@ -1,4 +1,5 @@
-// Whole codes of rounded values, which products.cpp multiplies: level numbers around 0 (ALGORITHM 2).
+// Codes of rounded values, which products.cpp multiplies: the numbers of their levels, shifted to lie around 0
+// (ALGORITHM 2).
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -14,7 +15,7 @@ namespace {
 
 enum Operand { kCode, kValue, kX, kLo, kScale, kTop, kOperands };
 
-// Values that lie one behind the other, on one grid. What is left as it is, or becomes 0, has code 0.
+// Encodes contiguous values on one grid. Values that stay as they are or become 0 have code 0.
 template <bool noisy, bool inside, bool values, class Code>
 void encode_run(const float* x, Code* codes, float* out, int64_t count, const Grid& grid, const Noise& noise) {
   if (grid.top <= 0.0f) {
@@ -42,13 +43,13 @@ void encode_run(const float* x, Code* codes, float* out, int64_t count, const Gr
   });
 }
 
-// The innermost two dimensions, of any strides (in bytes).
+// Encodes the innermost two dimensions, whose strides (in bytes) may be any.
 template <bool noisy, bool inside, bool values, class Code>
 void encode_plane(char** data, const int64_t* strides, int64_t columns, int64_t rows, const Noise& noise) {
   constexpr int64_t size = sizeof(float);
   const bool dense = strides[kCode] == sizeof(Code) && strides[kValue] == (values ? size : 0) && strides[kX] == size &&
                      strides[kTop] == 0 && strides[kLo] == 0 && strides[kScale] == 0;
-  // A row of values on one grid, or one value.
+  // The number of values on one grid: a row, or a single value.
   const int64_t step = dense ? columns : 1;
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t i = 0; i < columns; i += step) {
@@ -61,8 +62,8 @@ void encode_plane(char** data, const int64_t* strides, int64_t columns, int64_t 
   }
 }
 
-// Codes of what round_affine gives, and that itself; both with the sizes of given. Codes of a type without a sign are
-// the levels, others those less 2^(bits-1).
+// Writes the codes of the values that round_affine gives, and those values too if `values` is there. Both have the
+// sizes of `given`. Unsigned codes are the numbers of levels, signed codes those minus 2^(bits-1).
 int64_t encode(const Tensor& given, const Tensor& bits, const Tensor& lo, const Tensor& span,
                std::optional<int64_t> seed, bool inside, bool erase, Tensor& codes,
                const std::optional<Tensor>& values) {
@@ -113,13 +114,13 @@ int64_t encode_affine(const Tensor& given, const Tensor& bits, const Tensor& lo,
   return encode(given, bits, lo, span, seed, inside, false, codes, values);
 }
 
-// Scale and zero of signed codes: value = scale * code + zero, which is no number where the range is not finite. erase:
-// those of 0 bits are 0.
+// Scale and zero of signed codes: value = scale * code + zero. The zero is NaN if the range is not finite. erase:
+// values of 0 bits become 0, so their scale and zero are 0.
 std::tuple<Tensor, Tensor> ends_of_codes(const Tensor& bits, const Tensor& lo, const Tensor& span, bool erase) {
   const int64_t count = std::max(bits.numel(), span.numel());
   const bool each_bits = bits.numel() == count, each_span = span.numel() == count;
   TORCH_CHECK((each_bits || bits.numel() == 1) && (each_span || span.numel() == 1) && lo.numel() == span.numel(),
-              "expected bits and ranges of which one is one number, or both are as many");
+              "expected as many ranges as bits, or one of either");
   const Widths widths = widths_of(bits);
   const Tensor lows = lo.contiguous(), spans = span.contiguous();
   Tensor scale = at::empty(each_span ? span.sizes() : bits.sizes(), spans.options());
@@ -129,7 +130,7 @@ std::tuple<Tensor, Tensor> ends_of_codes(const Tensor& bits, const Tensor& lo, c
   for (int64_t i = 0; i < count; ++i) {
     const int64_t width = widths[each_bits ? i : 0];
     const float wide = span_of[each_span ? i : 0];
-    // 0 bits round nothing.
+    // Values of 0 bits are not rounded; counting them as 1 bit avoids a division by 0.
     const float step = scale_of(wide, std::max<int64_t>(1, width));
     const float middle = width ? (top_of(width) + 1.0f) * 0.5f : 1.0f;
     const bool erased = erase && width == 0;
@@ -143,8 +144,8 @@ std::tuple<Tensor, Tensor> code_ends(const Tensor& bits, const Tensor& lo, const
   return ends_of_codes(bits, lo, span, false);
 }
 
-// An operand as products.cpp takes it: the outcome, its codes, and their scales and zeros, one for each entry of the
-// first dimension that has its own.
+// An operand as products.cpp takes it: the outcome, the codes, and their scales and zeros, one of each for the tensor
+// or for each entry of its first dimension.
 using Coded = std::tuple<int64_t, Tensor, Tensor, Tensor>;
 
 Coded with_ends(const Tensor& x, const Tensor& bits, const Tensor& lo, const Tensor& span, std::optional<int64_t> seed,
@@ -159,8 +160,8 @@ Coded coded_operand(const Tensor& x, const Tensor& bits, const Tensor& lo, const
   return with_ends(x, bits, lo, span, {}, inside, false, at::kChar, {});
 }
 
-// The same of a gradient, rounded with noise in its own range; and its values, where there is memory for them. Those of
-// 0 bits are 0.
+// Encodes a gradient, rounded with noise in its own range, and writes the rounded values if `values` is there. Values
+// of 0 bits become 0.
 Coded coded_gradient(const Tensor& g, const Tensor& bits, int64_t seed, bool wide, const std::optional<Tensor>& values) {
   const auto [lo, span] = measure(g, {});
   return with_ends(g, bits, lo, span, seed, true, true, wide ? at::kShort : at::kChar, values);

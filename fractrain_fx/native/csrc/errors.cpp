@@ -1,5 +1,5 @@
-// What goes back through a weight: its scales lie on the dimension that is summed over, so that they go into the
-// gradient, which becomes whole numbers of 16 bits.
+// The gradient of the input of a linear layer and of a convolution. The weight's scales lie along the dimension that is
+// summed over, so they are multiplied into the output's gradient, which is then encoded in 16 bits.
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
@@ -18,7 +18,7 @@
 namespace fractrain_fx {
 namespace {
 
-// The lanes in which a row is summed up.
+// Lanes in which the values of a row are summed.
 constexpr int kLanes = 16;
 
 template <class Take>
@@ -34,9 +34,9 @@ struct FixedPoint {
   Tensor codes, units, offsets;
 };
 
-// Each row of g_scale * g + g_zero times scale as whole numbers of up to 32767, the unit in which they are, which is one
-// for each run of so many rows, and the row's product with zero, which is no number where the row has something that is
-// none.
+// Encodes h = (g_scale * g + g_zero) * scale in whole numbers of at most 32767: h = unit * code, with one unit for each
+// run of `run` rows. The offset of a row is its product (g_scale * g + g_zero) @ zero; it is not finite if a value of
+// the row is not.
 template <class Given>
 FixedPoint fixed_point(const Tensor& given, const Numbers& g_scale, const Numbers& g_zero, const Tensor& scale,
                        const Tensor& zero, int64_t run) {
@@ -84,12 +84,13 @@ FixedPoint fixed_point(const Tensor& given, const Numbers& g_scale, const Number
   return found;
 }
 
-// What either product below is given: g, which may be codes with scales and zeros of rows, or values.
+// The encoded gradient for both products below. g holds codes, with a scale and a zero for each row, or float values.
 FixedPoint fixed_point_of(const Tensor& g, const std::optional<Tensor>& g_scale, const std::optional<Tensor>& g_zero,
                           const Tensor& w_scale, const Tensor& w_zero, int64_t run) {
   const int64_t rows = g.size(0);
   const bool coded = g.scalar_type() != at::kFloat;
-  TORCH_CHECK(coded == g_scale.has_value() && coded == g_zero.has_value(), "expected codes with scales, or values");
+  TORCH_CHECK(coded == g_scale.has_value() && coded == g_zero.has_value(),
+              "expected codes with scales and zeros, or float values");
   check_numbers(g_scale, rows);
   check_numbers(g_zero, rows);
   const Tensor one = at::ones({1}, at::kFloat);
@@ -103,15 +104,16 @@ Tensor product_of_numbers(const Tensor& numbers, const Tensor& units, const Tens
   return code_product(numbers, units, none, w, one, none, offsets, {});
 }
 
-// g @ (w_scale * w + w_zero), where w_scale and w_zero are numbers of the rows of w.
+// g @ (w_scale * w + w_zero), with one w_scale and one w_zero for each row of w.
 Tensor error_product(const Tensor& g, const std::optional<Tensor>& g_scale, const std::optional<Tensor>& g_zero,
                      const Tensor& w, const Tensor& w_scale, const Tensor& w_zero) {
   const FixedPoint h = fixed_point_of(g, g_scale, g_zero, w_scale, w_zero, 1);
   return product_of_numbers(h.codes, h.units, w, h.offsets);
 }
 
-// The same for a convolution at stride 1 with that padding, whose output has those sizes. Rows of w hold a kernel,
-// channels innermost. A number stands in several rows, so that there is one unit for each sample.
+// The same for a convolution at stride 1 whose output has these sizes. `padding` is that of g: kernel - 1 less the
+// padding of the convolution. Each row of w holds a kernel, channels innermost. A code is copied into several rows of
+// windows, so all rows of a sample share one unit.
 Tensor window_errors(const Tensor& g, const std::optional<Tensor>& g_scale, const std::optional<Tensor>& g_zero,
                      const Tensor& w, const Tensor& w_scale, const Tensor& w_zero, at::IntArrayRef sizes,
                      at::IntArrayRef kernel, at::IntArrayRef padding) {
@@ -122,7 +124,7 @@ Tensor window_errors(const Tensor& g, const std::optional<Tensor>& g_scale, cons
   const Tensor rows = rows_of(h.codes.const_data_ptr<int16_t>(), of, h.codes.options(), nothing);
   const auto zero = [](int64_t) { return 0.0f; };
   const Tensor offsets = rows_of(h.offsets.const_data_ptr<float>(), of_one, h.offsets.options(), zero).sum(1);
-  // Seen from the input, a kernel lies the other way round.
+  // The gradient of the input is a convolution with the flipped kernel.
   const Tensor turned = w.view({outputs, c10::multiply_integers(kernel), -1}).flip({1}).movedim(0, 1).flatten(0, 1);
   return product_of_numbers(rows, h.units, turned, offsets);
 }

@@ -1,4 +1,4 @@
-// How the values of a tensor are gone over, by where they and their results lie in memory.
+// The order in which the values of a tensor are visited, given where they and their results lie in memory.
 
 #pragma once
 
@@ -19,15 +19,15 @@
 
 namespace fractrain_fx {
 
-// Values in memory as runs of one length, each with its own grid, or all with one.
+// Values in memory as equally long runs, each with its own grid; one run if all values have one grid.
 struct Runs {
   int64_t length;
   std::vector<Grid> grids;
 };
 
-// Most tensors are runs, with their results in the same order: those with one grid, of whatever dimensions, and those
-// with one for each entry of a first dimension that is outermost in memory. A plan of strides would cost small tensors
-// more than their rounding.
+// The runs of a dense tensor whose results have the same strides. It must have one grid, or one for each entry of a
+// first dimension that is outermost in memory. Most tensors do, and a TensorIterator would cost small ones more than
+// their rounding.
 inline std::optional<Runs> runs_of(const Rounding& how, std::initializer_list<const Tensor*> results) {
   const Tensor& x = how.x;
   if (!x.is_non_overlapping_and_dense()) return std::nullopt;
@@ -40,7 +40,7 @@ inline std::optional<Runs> runs_of(const Rounding& how, std::initializer_list<co
   return Runs{x.numel() / count, std::move(grids)};
 }
 
-// Calls take with parts of runs on all threads: index of the first value, how many they are, and their grid.
+// Calls take(first, count, grid) for parts of runs on all threads: index of the first value, number of values, grid.
 template <class Take>
 void for_runs(const Runs& runs, Take&& take) {
   const int64_t count = static_cast<int64_t>(runs.grids.size());
@@ -53,10 +53,11 @@ void for_runs(const Runs& runs, Take&& take) {
   });
 }
 
-// Values and their results in memory of different orders, which share the innermost dimension.
+// Values and results whose dimensions lie in different order in memory, except for the innermost, which is contiguous
+// in both.
 struct Rows {
   Places places;
-  int64_t entries;  // the outer dimension that has the grids, where there is more than one
+  int64_t entries;  // index of the outer dimension whose entries have a grid each; -1 if there is one grid
   std::vector<Grid> grids;
 };
 
@@ -73,7 +74,8 @@ inline std::optional<Rows> rows_of(const Rounding& how, const Tensor& out) {
   return Rows{std::move(*places), entries, std::move(grids)};
 }
 
-// Calls take with rows on all threads: index of the first value in memory, that of its result, how many, and their grid.
+// Calls take(from, to, count, grid) for each row on all threads: places in memory of its first value and of that
+// value's result, number of values, and grid.
 template <class Take>
 void for_rows(const Rows& rows, Take&& take) {
   const int64_t length = rows.places.length, worth = std::max<int64_t>(1, at::internal::GRAIN_SIZE / length);
@@ -84,8 +86,8 @@ void for_rows(const Rows& rows, Take&& take) {
   });
 }
 
-// Goes over one or more results and what they are rounded from, of any strides: values, low end, scale, highest level.
-// One result alone has to have their type.
+// Iterates over the results, and over the values, low end, scale and highest level that they come from, of any strides.
+// A single result must have the type of the values.
 inline at::TensorIterator iterator_of(std::initializer_list<const Tensor*> results, const Rounding& how) {
   Tensor top = at::empty(how.bits.sizes(), how.span.options());
   std::transform(how.widths.begin(), how.widths.end(), top.mutable_data_ptr<float>(),

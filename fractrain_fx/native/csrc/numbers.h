@@ -1,4 +1,4 @@
-// Numbers that rows or columns of a matrix have.
+// Numbers that belong to the rows or columns of a matrix: scales, zeros, added terms.
 
 #pragma once
 
@@ -13,7 +13,8 @@ namespace fractrain_fx {
 
 using at::Tensor;
 
-// One number, one for each row or column, or one for each run of as many of them; none is 0.
+// One number for all rows (or columns), one for each, or one for each of several equally long runs. If no numbers are
+// given, all are 0.
 class Numbers {
  public:
   Numbers(const std::optional<Tensor>& given, int64_t count)
@@ -38,7 +39,8 @@ class Numbers {
 inline void check_numbers(const std::optional<Tensor>& each, int64_t count) {
   TORCH_CHECK(!each || (each->scalar_type() == at::kFloat && each->is_contiguous() && each->numel() > 0 &&
                         count % each->numel() == 0),
-              "expected one number, or one for each run of some of ", count, " rows or columns");
+              "expected one number, or one for each run of equal length, in contiguous float32, for ", count,
+              " rows or columns");
 }
 
 }  // namespace fractrain_fx

@@ -1,4 +1,4 @@
-// Matrices of whole codes, packed block by block for tiles, and how each block is multiplied.
+// Matrices of integer codes, packed block by block for tiles, and the tile that multiplies each block.
 
 #pragma once
 
@@ -18,31 +18,31 @@ namespace fractrain_fx {
 
 using at::Tensor;
 
-// Steps of a tile whose operands fit into the innermost cache.
+// Steps for which the operands of one tile fit into the innermost cache.
 constexpr int64_t kSteps = 256;
 
-// What is summed up in 16 bits and for fewer steps than this takes less time in 32.
+// Sums in 16 bits that can overflow after fewer steps than this take longer than sums in 32 bits.
 constexpr int64_t kFewest = 3;
 
-// The largest numbers of 16 and of 32 bits.
+// The largest signed numbers of 16 and of 32 bits.
 constexpr int64_t kMost16 = 32767, kMost32 = 2147483647;
 
-// Numbers of 32 bits in a line of a cache.
+// 32-bit numbers in a cache line.
 constexpr int64_t kLine = 16;
 
-// Packed numbers, in 32 bits, for which a thread keeps memory.
+// The most 32-bit numbers for which a thread keeps memory between products.
 constexpr int64_t kKept = int64_t{1} << 22;
 
 using Tile = void (*)(const int32_t*, const int32_t*, int64_t, int32_t*);
 
-// How the steps of some rows of a are multiplied.
+// The tile that multiplies some rows of a, and how it is called.
 struct Pace {
   Tile tile;
-  int32_t shift;    // what is taken from the numbers of a, so that bytes need no sign
-  int64_t longest;  // steps that a tile may sum up at once
+  int32_t shift;    // is subtracted from the codes of a, so that bytes need no sign
+  int64_t longest;  // steps that one call of the tile may sum
 };
 
-// The largest sum of two products of bytes of these ends, which need no sign, by bytes of this size at most.
+// The largest sum of two products of a byte of a, shifted to need no sign, and a byte of b, of size largest_b at most.
 inline int64_t pair_of(CodeEnds a, int64_t largest_b) {
   return std::max<int64_t>(1, 2 * (a.second - a.first) * largest_b);
 }
@@ -53,10 +53,10 @@ inline Pace pace_of(CodeEnds a, int64_t largest_b) {
   return {tile_small_bytes, a.first, std::min(kSteps, kMost16 / pair)};
 }
 
-// How numbers of these ends are multiplied.
+// How codes are multiplied, given the lowest and the highest of each matrix.
 struct Way {
-  int per;        // numbers in a step
-  int64_t block;  // steps that are summed up as whole numbers
+  int per;        // codes in a step
+  int64_t block;  // steps that are summed in 32-bit integers
   int64_t largest_b;
   Pace pace;
 };
@@ -74,14 +74,15 @@ inline Way way_of(CodeEnds a, CodeEnds b) {
 
 inline int64_t parts_of(int64_t whole, int64_t part) { return (whole + part - 1) / part; }
 
-// Numbers whose products are summed up as whole numbers, and what that sum counts for.
+// A part of the dimension that is summed over: products of its codes are summed in integers, and the sum times factor
+// is added to the result.
 struct Block {
   int64_t start, length;
   float factor;
   Way way;
 };
 
-// A run of numbers in blocks of like size.
+// Splits a run of codes into blocks of about equal size.
 inline void append(std::vector<Block>& blocks, int64_t start, int64_t length, float factor, const Way& way) {
   const int64_t most = way.per * way.block, count = parts_of(length, most);
   const int64_t each = parts_of(parts_of(length, way.per), count) * way.per;
@@ -90,24 +91,24 @@ inline void append(std::vector<Block>& blocks, int64_t start, int64_t length, fl
   }
 }
 
-// Whole numbers of a matrix, for each row (or column) and block of numbers, and their sums. Those of a are shifted.
+// The packed codes of a matrix, and the sum of each row (or column) in each block. The codes of a are shifted.
 template <int height, bool shifted>
 struct Packed {
   const std::vector<Block>& blocks;
   int64_t count, panels, space;
-  Tensor fresh;  // their memory, where it is not kept
+  Tensor fresh;  // the memory, if it is too large to be kept
   int32_t *steps, *sums;
   std::vector<Pace> paces;  // of each block and panel of a
 
   Packed(int64_t rows, const std::vector<Block>& of)
       : blocks(of), count(rows), panels(parts_of(rows, height)), space(0), paces(shifted ? panels * tasks() : 0) {
     for (const Block& block : blocks) space = std::max(space, parts_of(block.length, block.way.per) * height);
-    // An odd number of a cache's lines, so that panels do not all lie in the same few places of it.
+    // An odd number of cache lines, so that panels do not all fall into the same few sets of the cache.
     space = (parts_of(space, kLine) | 1) * kLine;
     steps = memory(panels * tasks() * (space + height));
     sums = steps + panels * tasks() * space;
   }
-  // Each thread keeps some for its next product, unless it is much.
+  // A thread keeps memory of up to kKept numbers for its next product.
   int32_t* memory(int64_t size) {
     static thread_local Tensor kept = at::empty({0}, at::kInt);
     Tensor& used = size <= kKept ? kept : fresh;
@@ -119,7 +120,7 @@ struct Packed {
   int32_t* sums_at(int64_t b, int64_t panel) const { return sums + (b * panels + panel) * height; }
   const Pace& pace(int64_t b, int64_t panel) const { return paces[b * panels + panel]; }
 
-  // Fills panels from one task on: how many.
+  // Fills panels from `task` on, `most` at most, and returns how many.
   template <class Code>
   int64_t fill(const Factor<Code>& factor, int64_t task, int64_t most) {
     const int64_t b = task / panels, panel = task % panels, row = panel * height;
@@ -135,7 +136,7 @@ struct Packed {
     if constexpr (shifted) std::fill_n(&paces[task], std::max<int64_t>(1, filled), way.pace);
     if (filled == 0) {
       if constexpr (shifted) {
-        // Rows of samples with fewer bits than others need not be summed up in 32 bits as often.
+        // Samples of fewer bits have smaller codes, so more steps of their rows can be summed in 16 bits.
         if (way.per == 4 && way.pace.longest < kSteps && factor.next_in_row == 1) {
           const int64_t rows = std::min<int64_t>(height, count - row);
           paces[task] = pace_of(ends_of_rows(factor, row, rows, start, length), way.largest_b);

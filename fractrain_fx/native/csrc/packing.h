@@ -1,4 +1,4 @@
-// Whole numbers of 8 or 16 bits in the order in which tiles.h reads them.
+// Puts codes of 8 or 16 bits into the order in which tiles.h reads them.
 
 #pragma once
 
@@ -9,17 +9,17 @@
 
 namespace fractrain_fx {
 
-// One factor of a product: outer rows (or columns of the second factor), each of the numbers that are summed over.
+// One factor of a product: its rows (columns, for the second factor), whose codes are summed over.
 template <class Code>
 struct Factor {
   const Code* data;
-  int64_t count, length;            // of rows, and of numbers in each
-  int64_t next_row, next_in_row;    // how far apart they lie
+  int64_t count, length;          // number of rows, and of codes in each
+  int64_t next_row, next_in_row;  // distance from a row to the next, and from a code to the next in its row
 
   const Code* at(int64_t row, int64_t place) const { return data + row * next_row + place * next_in_row; }
 };
 
-// As many numbers, less shift, as fit into 32 bits, each in its part of them.
+// One step: `count` codes minus shift, packed into 32 bits that hold `per`.
 template <int per, class Code>
 inline uint32_t step_of(const Code* first, int64_t next, int32_t shift, int64_t count = per) {
   constexpr int kBits = 32 / per;
@@ -31,7 +31,7 @@ inline uint32_t step_of(const Code* first, int64_t next, int32_t shift, int64_t 
   return step;
 }
 
-// The same of numbers that lie side by side. Shorts are never shifted.
+// One step of contiguous codes. 16-bit codes are never shifted.
 template <int per, class Code>
 inline uint32_t step_of_run(const Code* first, int32_t shift) {
   if constexpr (per * sizeof(Code) != sizeof(uint32_t)) {
@@ -40,7 +40,7 @@ inline uint32_t step_of_run(const Code* first, int32_t shift) {
     uint32_t step;
     std::memcpy(&step, first, sizeof(step));
     if constexpr (per == 4) {
-      // Four differences in one, none of which borrows from the next.
+      // Subtracts shift from four bytes at once, with no borrow from one byte to the next.
       constexpr uint32_t kTops = 0x80808080u;
       const uint32_t less = (static_cast<uint32_t>(shift) & 0xFFu) * 0x01010101u;
       step = ((step | kTops) - (less & ~kTops)) ^ ((step ^ ~less) & kTops);
@@ -49,7 +49,8 @@ inline uint32_t step_of_run(const Code* first, int32_t shift) {
   }
 }
 
-// Numbers [start, start + length) of some rows as steps of a tile with so many rows; rows that are missing are 0.
+// Packs codes [start, start + length) of the rows from `row` on into steps of a tile with `height` rows. Rows that the
+// factor lacks are 0.
 template <int per, int height, class Code>
 void pack(const Factor<Code>& factor, int64_t row, int64_t start, int64_t length, int32_t shift, uint32_t* out) {
   const int64_t rows = std::min<int64_t>(height, factor.count - row), whole = length / per, rest = length % per;
@@ -72,11 +73,11 @@ void pack(const Factor<Code>& factor, int64_t row, int64_t start, int64_t length
   }
 }
 
-// Rows that are read side by side, in whole vectors; those beyond a tile are not used.
+// Rows that are read side by side for one tile, in whole vectors; rows beyond its height are not used.
 constexpr int lanes_of(int height) { return (height + 7) / 8 * 8; }
 
-// The same of several tiles whose rows lie side by side, so that each line of memory is read once: tiles are next apart
-// in out. How many tiles were packed: all those whose lanes there are.
+// Packs several tiles whose rows lie side by side in memory, so that each cache line is read once. Tiles lie `next`
+// apart in out. Returns how many were packed: all but those whose vectors would reach beyond the last row.
 template <int per, int height, class Code>
 int64_t pack_side_by_side(const Factor<Code>& factor, int64_t row, int64_t tiles, int64_t start, int64_t length,
                           int32_t shift, uint32_t* out, int64_t next) {
@@ -98,7 +99,7 @@ int64_t pack_side_by_side(const Factor<Code>& factor, int64_t row, int64_t tiles
   return tiles;
 }
 
-// The sum of the numbers of a step: two with a sign, or four bytes without one.
+// The sum of the codes of a step: two signed 16-bit codes, or four unsigned bytes.
 template <int per>
 inline int32_t sum_of_step(uint32_t step) {
   if constexpr (per == 2) return (static_cast<int32_t>(step << 16) >> 16) + (static_cast<int32_t>(step) >> 16);
@@ -106,7 +107,7 @@ inline int32_t sum_of_step(uint32_t step) {
   return static_cast<int32_t>((pairs & 0xFFFFu) + (pairs >> 16));
 }
 
-// The sums of the numbers of each row of a tile, as they lie packed. Bytes have a sign, or are less a shift.
+// The sum of each row of a packed tile. with_sign: bytes are signed; otherwise they were shifted to need no sign.
 template <int per, int height>
 void sum_packed(const uint32_t* steps, int64_t count, bool with_sign, int32_t* sums) {
   constexpr int kLanes = height % 8 ? 4 * height : height;  // whole vectors
@@ -126,7 +127,7 @@ void sum_packed(const uint32_t* steps, int64_t count, bool with_sign, int32_t* s
   }
 }
 
-// The lowest and the highest of some numbers.
+// The lowest and the highest of some codes.
 using CodeEnds = std::pair<int32_t, int32_t>;
 
 template <class Code>
@@ -153,7 +154,7 @@ inline CodeEnds both(CodeEnds a, CodeEnds b) {
   return {std::min(a.first, b.first), std::max(a.second, b.second)};
 }
 
-// Those of numbers [start, start + length) of rows that lie in one piece.
+// The lowest and the highest of codes [start, start + length) of some rows, each of which is contiguous.
 template <class Code>
 CodeEnds ends_of_rows(const Factor<Code>& factor, int64_t row, int64_t rows, int64_t start, int64_t length) {
   CodeEnds found = ends_of(factor.at(row, start), length);

@@ -1,4 +1,4 @@
-// Where values lie in the memory of two tensors of one shape, whose dimensions may be in different orders.
+// Where the values of two tensors of one shape lie in memory, if their dimensions are in different order there.
 
 #pragma once
 
@@ -13,18 +13,19 @@ namespace fractrain_fx {
 
 using at::Tensor;
 
-// Rows of values that lie one behind the other in both memories.
+// Rows of values that are contiguous in both tensors.
 struct Places {
   struct Dimension {
-    int64_t size, from, to;  // and its distances in the first and in the second memory
-    int64_t dim;             // of the tensors
+    int64_t size, from, to;  // number of entries, stride in the first and in the second tensor
+    int64_t dim;             // which dimension of the tensors it is
   };
-  int64_t length = 1, count = 1;          // of a row, and of rows
-  c10::SmallVector<Dimension, 6> outer;  // as they lie in the first memory, outermost first
+  int64_t length = 1, count = 1;         // values in a row, and number of rows
+  c10::SmallVector<Dimension, 6> outer;  // dimensions outside the rows, by stride in the first tensor
 };
 
-// Of the dimensions from a first one on, of which one may have to stay by itself. Heads of attention, above all. In the
-// order of the first memory, as it is read ahead of where the second one is.
+// The rows over dimension `first` and those after it; nothing if a row would hold a single value. Dimension `apart`
+// (-1: none) stays outside the rows. Most callers have heads of attention. Rows follow the memory of the first tensor,
+// which the processor then reads ahead.
 inline std::optional<Places> places_of(const Tensor& from, const Tensor& to, int64_t first, int64_t apart) {
   Places places;
   for (int64_t dim = first; dim < from.dim(); ++dim) {
@@ -42,7 +43,8 @@ inline std::optional<Places> places_of(const Tensor& from, const Tensor& to, int
   return places;
 }
 
-// Calls take with some of the rows: where each begins in both memories, and its index in the outer dimensions.
+// Calls take(from, to, index) for rows begin to end - 1: where the row begins in the first and in the second tensor,
+// and its index in each outer dimension.
 template <class Take>
 void for_places(const Places& places, int64_t begin, int64_t end, Take&& take) {
   const int64_t depth = static_cast<int64_t>(places.outer.size());

@@ -1,5 +1,5 @@
-// Products of matrices of scale * code + zero, from products of whole codes: by the dot products of AVX-512, or by the
-// instructions of AVX2 that multiply and add pairs, of which one takes the more codes the smaller they are.
+// Products of matrices whose values are scale * code + zero, from products of integer codes. Those use the dot products
+// of AVX-512, or AVX2's instructions that multiply and add pairs, which take more codes at once the smaller they are.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -26,20 +26,20 @@ using at::Tensor;
 
 #ifdef FRACTRAIN_FX_TILES
 
-// Rows that follow one another and are alike have to be as many on average, or they are sorted.
+// Rows are sorted by their scales and zeros if runs of rows that share them are on average shorter than this.
 constexpr int64_t kRun = 32;
 
 void check_codes(const Tensor& a, const Tensor& b, int64_t inner_of_a, int64_t inner_of_b) {
   TORCH_CHECK(a.dim() == 2 && b.dim() == 2 && a.size(inner_of_a) == b.size(inner_of_b) && a.numel() > 0 &&
                   b.numel() > 0 && b.scalar_type() == at::kChar &&
                   (a.scalar_type() == at::kChar || a.scalar_type() == at::kShort),
-              "expected matrices of codes, of int8 or int16 and of int8, not ", a.toString(), a.sizes(), " and ",
+              "expected matrices of codes (int8 or int16, and int8) that fit, not ", a.toString(), a.sizes(), " and ",
               b.toString(), b.sizes());
 }
 
 Tensor dense(const Tensor& codes) { return codes.is_non_overlapping_and_dense() ? codes : codes.contiguous(); }
 
-// Runs with the type of codes.
+// Calls run with a value of the type of the codes.
 template <class Run>
 Tensor with_code(const Tensor& codes, Run&& run) {
   return codes.scalar_type() == at::kShort ? run(int16_t()) : run(int8_t());
@@ -92,14 +92,14 @@ class RowEnds {
 
   const Numbers g, zero_of_g, x, zero_of_x;
 
-  // All of a row, to be compared as they are: NaN too is like itself.
+  // The four numbers of a row as bits, so that NaN equals itself in a comparison.
   std::array<uint32_t, 4> of(int64_t row) const {
     const std::array<float, 4> numbers{g[row], zero_of_g[row], x[row], zero_of_x[row]};
     std::array<uint32_t, 4> bits;
     std::memcpy(bits.data(), numbers.data(), sizeof(bits));
     return bits;
   }
-  // How many rows follow one another and have the same.
+  // The number of rows from `start` on that have the same scales and zeros.
   int64_t alike(int64_t start, int64_t rows) const {
     const auto first = of(start);
     int64_t end = start + 1;
@@ -108,7 +108,7 @@ class RowEnds {
   }
 };
 
-// An order in which rows with the same scales and zeros follow one another, if they do so in short runs only.
+// An order that puts rows with the same scales and zeros together; nothing if they lie in long runs already.
 std::optional<Tensor> better_order(const RowEnds& ends, int64_t rows) {
   int64_t runs = 0;
   for (int64_t start = 0; start < rows; start += ends.alike(start, rows)) ++runs;
@@ -120,7 +120,7 @@ std::optional<Tensor> better_order(const RowEnds& ends, int64_t rows) {
   return order;
 }
 
-// The product of rows in their order, as code_product_of_rows has it, and the sums of the columns of g.
+// The results of code_product_of_rows, with the rows in the order in which they lie.
 std::tuple<Tensor, Tensor> product_in_order(const Tensor& g, const Tensor& x, const RowEnds& of) {
   const int64_t rows = g.size(0);
   Tensor sums = at::zeros({g.size(1)}, at::kFloat);
@@ -153,7 +153,8 @@ std::tuple<Tensor, Tensor> product_in_order(const Tensor& g, const Tensor& x, co
   const Tensor found = with_code(g, [&](auto code) {
     using Code = decltype(code);
     const Factor<Code> first{g.const_data_ptr<Code>(), g.size(1), rows, g.stride(1), g.stride(0)};
-    // By the ends of each run of rows, where it lies in one piece; otherwise by those of all.
+    // The lowest and highest codes of a run of rows decide how it is multiplied, if the run is contiguous; otherwise
+    // those of all rows do.
     std::optional<Way> common;
     if (first.next_row != 1 || second.next_row != 1) {
       common = way_of(ends(first.data, g.numel()), ends(second.data, x.numel()));
@@ -173,9 +174,9 @@ std::tuple<Tensor, Tensor> product_in_order(const Tensor& g, const Tensor& x, co
   return {found, sums};
 }
 
-// (g_scale * g + g_zero)^T @ (x_scale * x + x_zero), where scales and zeros are numbers of rows, which are summed over.
-// Those that have the same are multiplied together; those of g_scale 0 are left out. And the sum of the rows of the
-// first factor.
+// (g_scale * g + g_zero)^T @ (x_scale * x + x_zero), and the sum of the rows of g_scale * g + g_zero. Scales and zeros
+// are numbers of the rows, which are summed over. Rows with the same scales and zeros are multiplied together; rows
+// whose g_scale is 0 are left out.
 std::tuple<Tensor, Tensor> code_product_of_rows(const Tensor& g, const Tensor& g_scale, const Tensor& g_zero,
                                                 const Tensor& x, const Tensor& x_scale, const Tensor& x_zero) {
   check_codes(g, x, 0, 0);

@@ -1,4 +1,4 @@
-// The lowest and highest of values, and the range that they make (ALGORITHM 2).
+// The lowest and the highest value of a block of memory, and the range between them (ALGORITHM 2).
 
 #pragma once
 
@@ -14,14 +14,14 @@
 
 namespace fractrain_fx {
 
-// Values whose lowest and highest are found side by side.
+// Lanes of the search, each of which finds the lowest and the highest of its values.
 constexpr int kLanes = 32;
 
 struct Ends {
   float lo, hi;
 };
 
-// Lowest and highest of some values: NaN where one of them is.
+// The lowest and the highest of some values; both are NaN if any value is NaN.
 inline Ends ends_of(const float* block, int64_t count) {
   float lows[kLanes], highs[kLanes], bads[kLanes];
   std::fill_n(lows, kLanes, block[0]);
@@ -51,14 +51,15 @@ inline Ends ends_of(const float* block, int64_t count) {
   return {lows[0], highs[0]};
 }
 
-// Finite values have a finite width; infinite ones have not, and the difference of an end to itself tells.
+// The width of a range, which is finite for finite values. `hi - hi` is NaN for an infinite high end, so such a range
+// is not clamped to a finite one.
 inline float width_of(const Ends& ends) {
   const float span = ends.hi - ends.lo;
   return span < kWide ? span : std::min(span, kReach) + (ends.hi - ends.hi);
 }
 
-// Low end and width of the range of each entry of the first dimension, or of all values, in a given shape
-// (formats/affine.py, measure).
+// The low end and the width of one range for all values, or of one for each entry of the first dimension, in the given
+// shape (measure in formats/affine/format.py).
 std::tuple<at::Tensor, at::Tensor> measure(const at::Tensor& given, at::IntArrayRef shape);
 
 }  // namespace fractrain_fx

@@ -1,4 +1,5 @@
-// Ranges (ALGORITHM 2), and the gate's gradient for all options in one look at a tensor and its gradient (ALGORITHM 3).
+// Ranges (ALGORITHM 2), and the gate's gradient for all options, in one pass over a tensor and its gradient
+// (ALGORITHM 3).
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -18,12 +19,12 @@
 
 namespace fractrain_fx {
 
-// Values that are summed up in float32 before they go into float64, and that one thread takes at a time.
+// The values that a thread takes at a time. Their sum is in float32; the sums of several such blocks add up in float64.
 constexpr int64_t kBlock = 4096;
 
 std::tuple<Tensor, Tensor> measure(const Tensor& given, at::IntArrayRef shape) {
   const int64_t rows = c10::multiply_integers(shape);
-  // Values that fill their memory without gaps have one range in whatever order.
+  // One range for all values does not depend on their order, so a dense tensor is read as it lies.
   const Tensor x = rows == 1 && given.is_non_overlapping_and_dense() ? given : given.contiguous();
   const int64_t columns = x.numel() / rows;
   const int64_t blocks = (columns + kBlock - 1) / kBlock;
@@ -52,7 +53,7 @@ std::tuple<Tensor, Tensor> measure(const Tensor& given, at::IntArrayRef shape) {
 
 namespace {
 
-// To the nearest number of the type bfloat16, of those two as near the even one.
+// Rounds to the nearest bfloat16, ties to even.
 inline float bfloat16_of(float x) {
   uint32_t bits;
   std::memcpy(&bits, &x, sizeof(bits));
@@ -82,22 +83,22 @@ float gain(const float* x, const float* g, int64_t count, float lo, float scale,
   return sum;
 }
 
-// For each entry of the first dimension of x and g, and each of several bits: the sum of g * (Q(x) - x), 0 where
-// nothing is rounded. twice: Q(x) is rounded to bfloat16 too.
+// For each entry of the first dimension of x and g, and each of several bits: the sum of g * (Q(x) - x), which is 0 for
+// bits that do not round. twice: Q(x) is then rounded to bfloat16.
 Tensor gains(const Tensor& given_x, const Tensor& given_g, at::IntArrayRef bits, const Tensor& lo, const Tensor& span,
              bool inside, bool twice) {
-  // Sums have no order: what both have as rows of memory is read as it lies.
+  // The order of a sum is free, so rows that are contiguous in both tensors are read as they lie.
   std::optional<Places> rows = places_of(given_x, given_g, 1, -1);
   const Tensor x = rows ? given_x : given_x.contiguous(), g = rows ? given_g : given_g.contiguous();
   const Places places = rows ? *rows : *places_of(x, g, 1, -1);
   const int64_t samples = x.size(0), options = bits.size();
-  // One task takes a part of a row, or some rows.
+  // One task takes a part of a long row, or several short rows.
   const int64_t parts = (places.length + kBlock - 1) / kBlock, together = std::max<int64_t>(1, kBlock / places.length);
   const int64_t blocks = (places.count + together - 1) / together * parts;
   const float *values = x.const_data_ptr<float>(), *upstream = g.const_data_ptr<float>();
   const float low = *lo.const_data_ptr<float>(), wide = *span.const_data_ptr<float>();
   std::vector<float> sums(samples * blocks * options);
-  // The place of the first of equal bits, and what of them is computed.
+  // Of options with equal bits only the first is computed; first_of names it for each option.
   std::vector<int64_t> first_of(options);
   struct Computed {
     int64_t option;

@@ -1,4 +1,4 @@
-// Rounding in one pass over memory, where plain operations take three and more (ALGORITHM 2).
+// Rounds a tensor in one pass over memory; torch's operations take three or more (ALGORITHM 2).
 
 #include <ATen/DimVector.h>
 #include <torch/library.h>
@@ -18,7 +18,7 @@ inline float rounded(float x, float lo, float scale, float top, uint32_t positio
   return value_of<inside>(level<noisy>(x, lo, scale, top, position, noise), x, lo, scale);
 }
 
-// Values that lie one behind the other, on one grid.
+// Rounds contiguous values on one grid.
 template <bool noisy, bool inside>
 void round_run(const float* x, float* out, int64_t count, const Grid& grid, const Noise& noise) {
   if (grid.top <= 0.0f) {
@@ -41,7 +41,7 @@ void round_run(const float* x, float* out, int64_t count, const Grid& grid, cons
   });
 }
 
-// The innermost two dimensions, of any strides (in bytes).
+// Rounds the innermost two dimensions, whose strides (in bytes) may be any.
 template <bool noisy, bool inside>
 void round_plane(char** data, const int64_t* strides, int64_t columns, int64_t rows, const Noise& noise) {
   constexpr int64_t size = sizeof(float);
@@ -76,8 +76,8 @@ void round_plane(char** data, const int64_t* strides, int64_t columns, int64_t r
   }
 }
 
-// Rounds values, which may be out itself, to bits in a range; writes nothing where rounding_of says so. erase: those of
-// 0 bits become 0.
+// Rounds values, which may be out itself, and returns the outcome; out is written only if that is kRounded. erase:
+// values of 0 bits become 0.
 int64_t round_affine(const Tensor& given, const Tensor& bits, const Tensor& lo, const Tensor& span,
                      std::optional<int64_t> seed, bool inside, bool erase, Tensor& out) {
   const Rounding how = rounding_of(given, bits, lo, span, seed, erase);
@@ -105,11 +105,11 @@ int64_t round_affine(const Tensor& given, const Tensor& bits, const Tensor& lo, 
   return kRounded;
 }
 
-// Rounds each entry of the first dimension of contiguous values in its own range, which is found while it is in cache:
-// low ends and widths, and the outcome. Where that is kRefused, out is of no use.
+// Rounds each entry of the first dimension of contiguous values in its own range, which is measured while the entry is
+// in cache. Returns low ends, widths and the outcome; the content of out counts only if that is kRounded.
 std::tuple<Tensor, Tensor, int64_t> round_channels(const Tensor& w, const Tensor& bits, Tensor& out) {
   const int64_t width = widths_of(bits)[0], channels = w.size(0), length = w.numel() / channels;
-  TORCH_CHECK(w.is_contiguous() && out.is_contiguous(), "expected contiguous values and memory");
+  TORCH_CHECK(w.is_contiguous() && out.is_contiguous(), "expected contiguous w and out");
   at::DimVector shape(w.dim(), 1);
   shape[0] = channels;
   Tensor lows = at::empty(shape, w.options()), spans = at::empty(shape, w.options());

@@ -1,4 +1,4 @@
-// What rounds one value, and what all values of a tensor are rounded by (ALGORITHM 2).
+// Rounds one value, and holds the grid and the noise that a tensor is rounded by (ALGORITHM 2).
 
 #pragma once
 
@@ -20,7 +20,7 @@ using at::Tensor;
 using Yes = std::true_type;
 using No = std::false_type;
 
-// Uniform in -0.5..0.5 from a position and a seed: what formats/noise.py hashes in compiled graphs.
+// Noise, uniform in -0.5..0.5, hashed from a position and a seed; `hashed` in formats/noise.py is the same function.
 inline float noise_at(uint32_t position, uint32_t low, uint32_t high) {
   uint32_t h = position ^ low;
   h = (h ^ (h >> 16)) * 0x7FEB352Du + high;
@@ -29,11 +29,11 @@ inline float noise_at(uint32_t position, uint32_t low, uint32_t high) {
 }
 
 struct Noise {
-  const float* first;  // of the values, from which positions in memory count
+  const float* first;  // the value at position 0
   uint32_t low, high;
 };
 
-// The number of a level. noisy: noise is added before rounding.
+// The number of the level that x is rounded to. noisy: noise is added before rounding.
 template <bool noisy>
 inline float level(float x, float lo, float scale, float top, uint32_t position, const Noise& noise) {
   float q = (x - lo) / scale;
@@ -42,12 +42,13 @@ inline float level(float x, float lo, float scale, float top, uint32_t position,
   return std::rint(q > top ? top : q);
 }
 
-// The value of a level, to which x was rounded. inside: nothing lies outside the range, and a bad value shows in it.
+// The value of level q, which x was rounded to. inside: no value lies outside the range, so the range itself shows a
+// NaN or infinite x.
 template <bool inside>
 inline float value_of(float q, float x, float lo, float scale) {
   float value = q * scale;
   value += lo;
-  if constexpr (!inside) value += 0.0f * x;  // an infinite value, which the ends hide, is NaN
+  if constexpr (!inside) value += 0.0f * x;  // the clamp hides an infinite x; 0 * inf is NaN
   return value;
 }
 
@@ -64,17 +65,17 @@ inline Widths widths_of(const Tensor& bits) {
   return widths;
 }
 
-// Stand for the highest level of values that stay as they are, and of those that become 0.
+// In place of the number of the highest level: the values stay as they are, or become 0.
 constexpr float kStay = 0.0f, kErased = -1.0f;
 
 // How a tensor is rounded. Bits, low ends and widths of ranges broadcast against it.
 struct Rounding {
-  Outcome outcome;  // nothing is to be done where no bits change a value; nothing can be where a range may overflow
+  Outcome outcome;  // kUnrounded: no bits change a value; kRefused: differences of values in a range may overflow
   Widths widths;
   Tensor bits, lo, span;
-  Tensor x;  // its values, where noise can be told from their places in memory
+  Tensor x;  // the values; with noise, a tensor in which each value has a position of its own
   Noise noise;
-  float top_of_0;  // for values of 0 bits
+  float top_of_0;  // kStay or kErased, for values of 0 bits
 
   float top(int64_t each) const { return is_rounded(each) ? top_of(each) : each == 0 ? top_of_0 : kStay; }
 };
@@ -88,7 +89,7 @@ inline Rounding rounding_of(const Tensor& given, const Tensor& bits, const Tenso
   const float* spans = span.const_data_ptr<float>();
   const auto modest = [](float each) { return each < kWide; };
   if (!std::all_of(spans, spans + span.numel(), modest)) return {kRefused, {}, {}, {}, {}, {}, {}, kStay};
-  // Noise belongs to a place in memory, which is one value's own only where values fill theirs.
+  // Noise is hashed from positions in memory, which values of a tensor that is not dense may share.
   const Tensor x = !seed || given.is_non_overlapping_and_dense() ? given : given.contiguous();
   const uint64_t drawn = static_cast<uint64_t>(seed.value_or(0));
   const Noise noise{x.const_data_ptr<float>(), static_cast<uint32_t>(drawn & 0x7FFFFFFF),
@@ -96,12 +97,12 @@ inline Rounding rounding_of(const Tensor& given, const Tensor& bits, const Tenso
   return {kRounded, widths, bits, lo, span, x, noise, erase ? kErased : kStay};
 }
 
-// The levels of some values.
+// The levels of some values: the lowest, the distance between two, and the number of the highest.
 struct Grid {
   float lo, scale, top;
 };
 
-// One grid, or one for each entry of the first dimension; none where they are shared out otherwise.
+// One grid for all values, or one for each entry of the first dimension; none if bits or ranges broadcast otherwise.
 inline std::vector<Grid> grids_of(const Rounding& how) {
   const Tensor& x = how.x;
   if (how.lo.numel() != how.span.numel()) return {};
@@ -121,9 +122,9 @@ inline std::vector<Grid> grids_of(const Rounding& how) {
   return grids;
 }
 
-// Calls take with parts of some values that 32 bits can count, first index and count: with 64, a loop that also counts
-// places for noise takes a third longer. What take captures it has to copy: to write a byte might change all that it
-// refers to, so that the loop would not be one of vectors.
+// Calls take(first, count) for parts of some values, each so small that 32 bits can count it: with 64 bits, a loop that
+// also counts positions for noise takes a third longer. `take` has to capture by copy: a byte that it writes might be
+// part of anything captured by reference, and the compiler would not vectorise the loop.
 template <class Take>
 void in_parts(int64_t count, Take&& take) {
   constexpr int64_t kMost = int64_t{1} << 30;
@@ -132,7 +133,7 @@ void in_parts(int64_t count, Take&& take) {
   }
 }
 
-// Calls run with whether there is noise, and whether all values lie inside the range, as types.
+// Calls run with two types, each Yes or No: whether noise is added, and whether all values lie inside the range.
 template <class Run>
 void with_kinds(bool noisy, bool inside, Run&& run) {
   const auto with_noise = [&](auto kind) { inside ? run(kind, Yes{}) : run(kind, No{}); };

@@ -1,4 +1,4 @@
-// Tasks for all threads.
+// Hands tasks to threads.
 
 #pragma once
 
@@ -10,8 +10,9 @@
 
 namespace fractrain_fx {
 
-// Runs tasks, of which as many as worth says make it worth to wake a thread. Each thread takes the next one when it is
-// done with its last, as some take longer than others, and a thread may have to share its core.
+// Runs tasks 0 to tasks - 1, with at most one thread for every `worth` tasks: waking a thread for fewer does not pay.
+// Each thread takes the next task when it is done with its last, because some tasks take longer than others and a
+// thread may have to share its core.
 template <class Run>
 void share(int64_t tasks, int64_t worth, Run&& run) {
   const int64_t threads = std::min<int64_t>(at::get_num_threads(), tasks / std::max<int64_t>(1, worth));

@@ -1,10 +1,10 @@
-// The innermost loops of products of whole numbers: tiles of a few rows and columns, here by AVX2 of 6 and 16.
+// The innermost loops of products of integer codes, for AVX2: tiles of 6 rows and 16 columns.
 //
-// Operands come packed in steps of 32 bits: two numbers of 16 bits or four of 8 that follow one another in a row of a
-// or a column of b. A step of a holds those of a tile's rows, one of b those of its columns.
+// Operands come packed in steps of 32 bits: two 16-bit codes or four 8-bit codes that follow one another in a row of a
+// or a column of b. The same step of all rows of a tile lies side by side, and so does that of all its columns.
 //
-// In assembler, as compilers keep moving the twelve sums to memory and back: g++ 12 takes 1.4 times as long from
-// intrinsics.
+// The loops are in assembler because compilers keep moving the twelve sums to memory and back: with intrinsics, the
+// code of g++ 12 takes 1.4 times as long.
 
 #pragma once
 
@@ -24,7 +24,7 @@ namespace fractrain_fx {
 constexpr int kTileRows = 6;
 constexpr int kTileColumns = 16;
 
-// Two products of bytes are summed up in 16 bits.
+// The instruction for bytes sums two products in 16 bits.
 constexpr bool kPairsIn16Bits = true;
 
 #define FX_ZERO(n) "vpxor %%ymm" #n ", %%ymm" #n ", %%ymm" #n "\n\t"
@@ -54,7 +54,7 @@ constexpr bool kPairsIn16Bits = true;
   "dec %[steps]\n\t"                                                                                      \
   "jnz 1b\n\t"
 
-// Adds one vector of sums to what is in memory.
+// Adds one vector of sums to those in memory.
 #define FX_PUT(n, place, prepare)                  \
   prepare(n)                                       \
   "vpaddd " #place "(%[out]), %%ymm" #n ", %%ymm" #n "\n\t" \
@@ -83,12 +83,12 @@ struct alignas(32) Ones {
 };
 constexpr Ones kOnes{{1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}};
 
-// All add to out, which has 6 rows of 16 sums, the products of at least one step.
-// Two numbers of 16 bits, whose products are summed up in 32 bits.
+// Each tile adds the products of at least one step to out, 6 rows of 16 sums.
+// Steps of two 16-bit codes, whose products are summed in 32 bits.
 FX_TILE(tile_shorts, "vpmaddwd", "", "vpaddd", FX_AS_IT_IS)
-// Four bytes, those of a without a sign: two products have to fit into 16 bits.
+// Steps of four bytes, unsigned in a. The sum of two products has to fit into 16 bits.
 FX_TILE(tile_bytes, "vpmaddubsw", FX_WIDEN, "vpaddd", FX_AS_IT_IS)
-// The same, where the sums of two products of all steps have to fit into 16 bits.
+// The same, summed in 16 bits over all steps, which the sums of pairs have to fit into.
 FX_TILE(tile_small_bytes, "vpmaddubsw", "", "vpaddw", FX_PAIRS)
 
 #undef FX_ZERO

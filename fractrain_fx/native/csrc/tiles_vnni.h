@@ -1,6 +1,6 @@
-// The innermost loops of products of whole numbers by AVX-512's dot products: a tile of 6 rows and 64 columns.
+// The innermost loops of products of integer codes, for AVX-512's dot products: tiles of 6 rows and 64 columns.
 //
-// Operands come packed as for tiles.h, which says why this is assembler.
+// tiles.h says how operands are packed, and why the loops are in assembler.
 
 #pragma once
 
@@ -11,7 +11,7 @@ namespace fractrain_fx {
 constexpr int kTileRows = 6;
 constexpr int kTileColumns = 64;
 
-// Four products of bytes are summed up in 32 bits at once.
+// The instruction for bytes sums four products in 32 bits.
 constexpr bool kPairsIn16Bits = false;
 
 #define FX_EACH(run)                                                                                             \
@@ -54,12 +54,12 @@ constexpr bool kPairsIn16Bits = false;
                    "zmm30", "zmm31");                                                                             \
   }
 
-// Both add to out, which has 6 rows of 64 sums, the products of at least one step.
-// Two numbers of 16 bits.
+// Each tile adds the products of at least one step to out, 6 rows of 64 sums.
+// Steps of two 16-bit codes.
 FX_TILE(tile_shorts, "vpdpwssd")
-// Four bytes, those of a without a sign.
+// Steps of four bytes, unsigned in a.
 FX_TILE(tile_bytes, "vpdpbusd")
-// Which leaves nothing to gain from sums in 16 bits.
+// The dot product sums in 32 bits already, so sums in 16 bits would gain nothing.
 constexpr auto tile_small_bytes = tile_bytes;
 
 #undef FX_EACH

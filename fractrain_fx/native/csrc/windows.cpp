@@ -1,4 +1,4 @@
-// Convolutions at stride 1 as products of codes: what lies under the kernel at each place becomes a row.
+// Convolutions at stride 1 as products of codes: the codes under the kernel at each place become a row.
 
 #include <torch/library.h>
 
@@ -9,12 +9,13 @@
 namespace fractrain_fx {
 namespace {
 
-// Rows of codes of 8 bits (samples, channels, *sizes), with one number around all samples, or one around each.
+// The rows of 8-bit codes (samples, channels, *sizes). `around` holds the code outside the input, one for all samples
+// or one for each.
 Tensor windows(const Tensor& given, at::IntArrayRef kernel, at::IntArrayRef padding, const Tensor& around) {
   TORCH_CHECK(given.scalar_type() == at::kChar && given.dim() > 2 && given.dim() < 6 && given.numel() > 0,
-              "expected codes of 8 bits of 1 to 3 dimensions, not ", given.toString(), given.sizes());
+              "expected int8 codes (samples, channels, and 1 to 3 sizes), not ", given.toString(), given.sizes());
   TORCH_CHECK(around.scalar_type() == at::kLong && (around.numel() == 1 || around.numel() == given.size(0)),
-              "expected one number, or one for each sample");
+              "expected one int64 code around all samples, or one for each sample");
   const Tensor x = given.movedim(1, -1).contiguous(), numbers = around.contiguous();
   const Windows of(x.size(0), x.size(-1), x.sizes().slice(1, x.dim() - 2), kernel, padding);
   const int64_t *number = numbers.const_data_ptr<int64_t>(), next = numbers.numel() > 1;

@@ -1,4 +1,4 @@
-// What a convolution's kernel covers at each place, as rows (im2col).
+// im2col: the values that a convolution's kernel covers at each place, as a row.
 
 #pragma once
 
@@ -15,7 +15,7 @@ namespace fractrain_fx {
 
 using at::Tensor;
 
-// The sizes of a convolution at stride 1, whose inputs lie as (samples, *sizes, channels).
+// The sizes of a convolution at stride 1, whose input lies in memory as (samples, *sizes, channels).
 struct Windows {
   int64_t samples, channels;
   at::IntArrayRef sizes, kernel, padding;
@@ -23,15 +23,16 @@ struct Windows {
 
   Windows(int64_t samples, int64_t channels, at::IntArrayRef sizes, at::IntArrayRef kernel, at::IntArrayRef padding)
       : samples(samples), channels(channels), sizes(sizes), kernel(kernel), padding(padding) {
-    TORCH_CHECK(sizes.size() == kernel.size() && sizes.size() == padding.size(), "expected a size of each dimension");
+    TORCH_CHECK(sizes.size() == kernel.size() && sizes.size() == padding.size(),
+                "expected a kernel size and a padding for each dimension");
     for (size_t i = 0; i < sizes.size(); ++i) places.push_back(sizes[i] + 2 * padding[i] - kernel[i] + 1);
-    for (const int64_t count : places) TORCH_CHECK(count > 0, "a kernel is larger than what it is moved over");
+    for (const int64_t count : places) TORCH_CHECK(count > 0, "the kernel is larger than its padded input");
   }
   int64_t rows() const { return samples * c10::multiply_integers(places); }
   int64_t length() const { return c10::multiply_integers(kernel) * channels; }
 };
 
-// One row: the values under the kernel, channels innermost, with those of around where there are none.
+// Writes one row: the values under the kernel, channels innermost, and `around` for places outside the input.
 template <class Value>
 void put_row(const Value* x, const Windows& of, int64_t row, Value around, Value* out) {
   const int64_t dims = of.sizes.size(), last = dims - 1;
@@ -64,7 +65,7 @@ void put_row(const Value* x, const Windows& of, int64_t row, Value around, Value
   }
 }
 
-// All rows, with a number of each sample around its values.
+// All rows; around(sample) is the value outside the input of a sample.
 template <class Value, class Around>
 Tensor rows_of(const Value* x, const Windows& of, at::TensorOptions options, Around&& around) {
   Tensor rows = at::empty({of.rows(), of.length()}, options);
