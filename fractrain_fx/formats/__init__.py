@@ -16,12 +16,12 @@ def get_format(name: str, *, compiled: bool = False, gradient_grid: GradientGrid
     """The format that ``FracConfig.format`` names.
 
     Args:
-        name: of the format.
-        compiled: round by C++ kernels, where the format has any.
+        name: the format's name.
+        compiled: round by C++ kernels, if the format has any.
         gradient_grid: where the levels of gradients lie, for format ``affine``.
 
     Raises:
-        ConfigError: no format has this name; the message offers those that exist.
+        ConfigError: no format has this name; the message lists those that exist.
     """
     affine = AffineFormat(compiled=compiled, gradient_grid=gradient_grid)
     formats: dict[str, Format] = {fmt.name: fmt for fmt in (affine, DoReFaFormat(), WageubnFormat())}

@@ -44,17 +44,17 @@ class SampleAxis(Protocol):
 class Format(Protocol):
     """Pure functions from a tensor and its bits to the rounded tensor, of equal shape and type, outside autograd.
 
-    ``bits`` is an int, a 0-dim tensor or a tensor that broadcasts against the values (bits of each sample). No result
-    depends on a branch on what such a tensor holds, because a compiled graph cannot branch. 0 and 32 bits leave the
-    values as they are, bit for bit. A NaN or infinite value makes a NaN; finite values never do. Results may be the
-    input itself, or lie in ``out``: memory of the input's shape, in the type that the format computes in.
+    ``bits`` is an int, a 0-dim tensor or a tensor that broadcasts against the values (bits of each sample). No function
+    branches on the content of such a tensor, because a compiled graph cannot. 0 and 32 bits leave the values as they
+    are, bit for bit. A NaN or infinite value makes a NaN; finite values never do. Results may be the input itself, or
+    lie in ``out``: memory of the input's shape, in the type that the format computes in.
 
     The derivative of each rounding is a separate function, so that a fused op can apply it without having recorded
     the rounding. Gradients pass straight through unless a format says otherwise.
 
     Attributes:
-        name: what a configuration calls it.
-        straight: whether the gradient of an activation is that of the rounded one, whatever the values.
+        name: the format's name in a configuration.
+        straight: whether the gradient of an activation is always that of the rounded activation.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Format(Protocol):
     def activation_gains(
         self, x: Float[Tensor, "batch ..."], g: Float[Tensor, "batch ..."], bits: Sequence[int], within: ValueRange
     ) -> Float[Tensor, "batch options"]:
-        """For each of several bits, the sum of ``g * (Q(x) - x)`` over each sample: 0 where they are 0 or 32."""
+        """For each of several bits, the sum of ``g * (Q(x) - x)`` over each sample; 0 for 0 and 32 bits."""
         dtype = work_dtype(x)
         x, g = x.flatten(1), g.flatten(1)
 
@@ -89,9 +89,9 @@ class Format(Protocol):
 
     @abstractmethod
     def weight_range(self, w: Values, *, dim: int | None) -> ValueRange:
-        """The range that :meth:`weight` rounds ``w`` in, whose output channels lie along ``dim``.
+        """The range in which :meth:`weight` rounds ``w``.
 
-        All of ``w`` belongs to one channel where ``dim`` is ``None``.
+        The output channels of ``w`` lie along ``dim``; if that is ``None``, all of ``w`` is one channel.
         """
         ...
 

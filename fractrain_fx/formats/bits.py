@@ -1,4 +1,4 @@
-"""What all formats share: bits as tensors, and the two bit widths that round nothing."""
+"""Helpers of all formats: bits as tensors, and the two bit widths that leave values as they are."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 
 
 def as_bits(bits: int | Int[Tensor, "*bits"], x: Tensor) -> Int[Tensor, "*bits"]:
-    """``bits`` as a tensor where ``x`` is.
+    """``bits`` as a tensor; an int becomes one on the device of ``x``.
 
     Raises:
         InputError: an int outside 0..32.
@@ -43,7 +43,7 @@ def as_bits(bits: int | Int[Tensor, "*bits"], x: Tensor) -> Int[Tensor, "*bits"]
 
 
 def is_rounded(bits: Int[Tensor, "*bits"]) -> Bool[Tensor, "*bits"]:
-    """Where ``bits`` ask for rounding: everywhere but at 0 and 32."""
+    """Whether each width rounds: all do except 0 and 32."""
     return (bits != 0) & (bits != FLOAT_BITS)
 
 
@@ -53,21 +53,21 @@ def highest_level(bits: Int[Tensor, "*bits"], dtype: torch.dtype) -> Float[Tenso
 
 
 def readable(x: Tensor) -> bool:
-    """Whether a value can be looked at without waiting for a device or breaking a compiled graph."""
+    """Whether the host can read values without waiting for a device or breaking a compiled graph."""
     return x.is_cpu and not torch.compiler.is_compiling()
 
 
 def once(x: Tensor) -> Tensor:
-    """``x``, computed before a compiled graph's loop over values rather than in it, for each few of them again.
+    """``x``, which a compiled graph computes once before its loop over values instead of in every iteration.
 
-    What is computed from single numbers costs nothing to repeat, as torch's compiler sees it, but on a CPU the numbers
-    of a rounding take longer than its values. It does not look through a view of this kind.
+    torch's compiler takes arithmetic on single numbers for free and repeats it in the loop, but on a CPU the few
+    numbers of a rounding then take longer than its values. It does not fuse through an ``as_strided`` view.
     """
     return x.as_strided(x.shape, x.stride()) if torch.compiler.is_compiling() and x.is_cpu else x
 
 
 def known_bits(bits: Int[Tensor, "*bits"]) -> int | None:
-    """The one width that all values have, where that can be told at no cost."""
+    """The width of all values; ``None`` if there are several or the host cannot read it at no cost."""
     return int(bits) if bits.numel() == 1 and readable(bits) else None
 
 
@@ -79,7 +79,7 @@ def unrounded(bits: Int[Tensor, "*bits"], x: Tensor, rounded: Tensor) -> Tensor:
 def put_where(bits: Int[Tensor, "*bits"], which: tuple[int, ...], values: Tensor | float, target: Tensor) -> Tensor:
     """``values`` where ``bits`` is one of ``which``, else ``target`` (which may be written into).
 
-    On a CPU ``torch.where`` costs more than all of a rounding; there only the samples that are meant are written.
+    On a CPU ``torch.where`` takes longer than a whole rounding, so there only the samples concerned are written.
     """
     dims = [dim for dim, size in enumerate(bits.shape) if size != 1]
     if not readable(bits) or len(dims) > 1 or (dims and bits.ndim != target.ndim):
@@ -97,14 +97,17 @@ def put_where(bits: Int[Tensor, "*bits"], which: tuple[int, ...], values: Tensor
 
 
 def rounding(options: Sequence[int]) -> set[int]:
-    """The bits among those of the options that change a value."""
+    """The distinct widths of the options, without 0 and 32, which do not round."""
     return set(options) - {0, FLOAT_BITS}
 
 
 def of_options(
     options: Sequence[int], found: Callable[[Sequence[int]], Float[Tensor, "batch widths"]]
 ) -> Float[Tensor, "batch options"]:
-    """A column for each option, from what is found for the widths among them that round; 0 where one rounds nothing."""
+    """A column for each option: the one that ``found`` gives for its width, or 0 if the width does not round.
+
+    ``found`` is called once, with the distinct widths that round.
+    """
     widths = sorted(rounding(options))
     columns = found(widths)
     by_bits = dict(zip(widths, columns.unbind(1), strict=True))
@@ -113,7 +116,7 @@ def of_options(
 
 
 def dense(x: Tensor) -> bool:
-    """Whether the values fill their memory without gaps, in whatever order of dimensions."""
+    """Whether the values fill their memory without gaps, in any order of dimensions."""
     order = sorted(range(x.ndim), key=lambda dim: (x.stride()[dim], x.shape[dim]), reverse=True)
     return x.permute(order).is_contiguous()
 

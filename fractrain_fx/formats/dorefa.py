@@ -32,19 +32,19 @@ class DoReFaFormat(Format):
         return _finish(bits, x, _round_unit(x.to(work_dtype(x)).clamp(0, 1), bits))
 
     def activation_gradient(self, x: Values, g: Values, bits: Bits) -> Values:
-        """That of the clip: none for what was clipped."""
+        """The gradient of the clip: 0 where ``x`` was clipped."""
         clipped = ((x < 0) | (x > 1)) & is_rounded(as_bits(bits, x))
         return g.masked_fill(clipped, 0)
 
     def weight_range(self, w: Values, *, dim: int | None) -> ValueRange:
-        """0 and the largest ``|tanh w|`` of the whole weight (1 where that is 0)."""
+        """0 and the largest ``|tanh w|`` of the whole weight (1 if that is 0)."""
         largest = w.to(work_dtype(w)).tanh().abs().amax() if w.numel() else w.new_ones((), dtype=work_dtype(w))
         return ValueRange(torch.zeros_like(largest), _or_one(largest))
 
     def weight(
         self, w: Values, bits: Bits, *, dim: int | None, within: ValueRange | None = None, out: Tensor | None = None
     ) -> Values:
-        """``2 Q(tanh w / (2 max |tanh w|) + 1/2) - 1``, the maximum over the whole weight."""
+        """``2 Q(tanh w / (2 max |tanh w|) + 1/2) - 1``, with the maximum over the whole weight."""
         if w.numel() == 0:
             return w
         bits = as_bits(bits, w)
@@ -53,7 +53,7 @@ class DoReFaFormat(Format):
         return _finish(bits, w, 2 * _round_unit(unit, bits) - 1)
 
     def weight_gradient(self, w: Values, g: Values, bits: Bits) -> Values:
-        """That of ``tanh w / max |tanh w|``; the maximum passes its part on to the values that attain it."""
+        """The gradient of ``tanh w / max |tanh w|``; the values that attain the maximum share its gradient."""
         squashed = w.to(work_dtype(w)).tanh()
         size = squashed.abs()
         largest = size.amax() if w.numel() else size.new_ones(())
@@ -73,14 +73,14 @@ class DoReFaFormat(Format):
         seed: Int[Tensor, ""] | None = None,
         out: Tensor | None = None,
     ) -> Values:
-        """``2 m (Q(g / (2 m) + 1/2 + n) - 1/2)``, ``m`` a sample's largest |g|, ``n`` noise of one level."""
+        """``2 m (Q(g / (2 m) + 1/2 + n) - 1/2)``; ``m`` is the sample's largest |g|, ``n`` noise of one level."""
         if g.numel() == 0:
             return g
         bits = as_bits(bits, g)
         dtype = work_dtype(g)
         highest = highest_level(bits, dtype)
         largest = axis.expand(axis.samples_first(g.abs()).amax(1).to(dtype), g.shape)
-        # g / m before the halving: 2 m may overflow.
+        # Divided by m first, then halved: 2 m may overflow.
         q = (g.to(dtype) / _or_one(largest)).mul_(0.5).add_(0.5).mul_(highest)
         q.add_(dither(q, seed)).clamp_(min=0).clamp_(max=highest).round_()
         return unrounded(bits, g, q.div_(highest).sub_(0.5).mul_(2).mul_(largest).to(g.dtype))
@@ -97,5 +97,5 @@ def _or_one(largest: Tensor) -> Tensor:
 
 
 def _finish(bits: Tensor, x: Tensor, rounded: Tensor) -> Tensor:
-    """``rounded`` where ``bits`` asks for it, NaN there for an infinite ``x``, which clip and tanh hide."""
+    """``rounded`` where ``bits`` round, else ``x``; an infinite ``x``, which clip and tanh hide, is rounded to NaN."""
     return torch.where(is_rounded(bits), (rounded + 0 * x).to(x.dtype), x)

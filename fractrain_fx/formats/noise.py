@@ -12,7 +12,7 @@ from fractrain_fx.formats.bits import once, readable
 
 __all__ = ["dither", "draw_seed", "hashed"]
 
-# Values drawn ahead: 16 MiB, several times the largest output gradients that one meets.
+# Noise values drawn in advance: 16 MiB, several times as many as large output gradients have.
 _POOL = 1 << 22
 _MASK = (1 << 64) - 1
 
@@ -23,11 +23,11 @@ def draw_seed(device: torch.device | str = "cpu") -> Int[Tensor, ""]:
 
 
 def dither(like: Tensor, seed: Int[Tensor, ""] | None = None) -> Tensor:
-    """Noise, uniform in -0.5..0.5, of the shape and type of ``like``; equal seeds give equal noise. Only to be read.
+    """Noise, uniform in -0.5..0.5, of the shape and type of ``like``; equal seeds give equal noise. Read-only.
 
-    Drawing is serial on a CPU and would cost more than all of the rounding. So the noise is a stretch of a pool, from
-    a place that the seed says. The pool is a random order of evenly spaced values, whose mean is exactly 0. A compiled
-    graph hashes position and seed instead, which fuses with the rounding.
+    Drawing numbers is serial on a CPU and would take longer than the rounding itself. So the noise is a slice of a
+    pool, at a place that follows from the seed. The pool is a random order of evenly spaced values, whose mean is
+    exactly 0. A compiled graph hashes position and seed instead, which fuses with the rounding.
     """
     count = like.numel()
     if torch.compiler.is_compiling():
@@ -36,7 +36,7 @@ def dither(like: Tensor, seed: Int[Tensor, ""] | None = None) -> Tensor:
     if readable(seed) and 2 * count <= _POOL and like.is_cpu:
         start = _mixed(int(seed)) % (_POOL - count)
         return _pool(like.dtype, like.device)[start : start + count].view(like.shape)
-    # Without a look at the seed, which a device would have to be waited for.
+    # The seed is not read on the host, which would have to wait for the device.
     places = (torch.arange(count, device=like.device) + seed.to(like.device)) % _POOL
     return _pool(like.dtype, like.device)[places].view(like.shape)
 
@@ -60,9 +60,9 @@ def hashed(count: int, like: Tensor, seed: Tensor) -> Tensor:
     low = once((seed & 0x7FFFFFFF).to(torch.int32))
     high = once(((seed >> 31) & 0x7FFFFFFF).to(torch.int32))
     h = torch.arange(count, dtype=torch.int32, device=like.device) ^ low
-    # Shifts of signed numbers bring in copies of the sign, which the masks take away.
+    # Shifts of signed numbers bring in copies of the sign, which the masks remove.
     h = (h ^ ((h >> 16) & 0xFFFF)) * 0x7FEB352D
     h = h + high
     h = (h ^ ((h >> 15) & 0x1FFFF)) * -0x7B935975  # 0x846CA68B as a signed number
-    # The upper 24 bits, which float32 holds exactly; the product has mixed them best.
+    # float32 holds 24 bits exactly, and the product mixes the upper ones best.
     return ((h >> 8).to(like.dtype) * 2.0**-24).view(like.shape)

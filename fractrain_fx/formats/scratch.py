@@ -1,6 +1,6 @@
-"""Memory that is used again by every op, for rounded copies that live only while they are multiplied.
+"""Memory that all ops share for rounded copies, which live only while they are multiplied.
 
-What was last made of a tensor stays for the next op that reads the same one (queries, keys and values).
+The latest rounded copy stays for the next op that reads the same tensor (as queries, keys and values do).
 """
 
 from __future__ import annotations
@@ -17,45 +17,45 @@ from fractrain_fx.formats.bits import dense, readable, work_dtype
 
 __all__ = ["Latest", "scratch", "scratch_holds"]
 
-# Elements; what is larger gets memory of its own, so that no process keeps hold of much.
+# Elements. Larger tensors get fresh memory, so that no process holds on to much.
 _LARGEST = 1 << 24
 
-# Shapes that one piece of memory is remembered in: more come only where no two batches are of one size.
+# Views that are kept of one piece of memory, one for each shape. Only batches that all differ in size need more.
 _SHAPES = 512
 
 
 class Latest(threading.local):
-    """One result with the tensor it was made of, for as long as that is there and was not written into.
+    """One result and the tensor that it was made from; valid while that tensor exists and was not written into.
 
-    In eager mode on a CPU, and for each thread its own; elsewhere nothing is kept.
+    Each thread has its own. Results are kept in eager mode on a CPU only.
     """
 
     def __init__(self) -> None:
         self._made: tuple[weakref.ref[Tensor], int, Any, Any] | None = None
 
     def keep(self, x: Tensor, how: Any, result: Any) -> None:
-        """Keep what was made of ``x``, and how, in place of anything kept before."""
+        """Keep ``result``, which was made from ``x`` in the way ``how``; forget the one before."""
         self._made = (weakref.ref(x), x._version, how, result) if _watched(x) else None
 
     def of(self, x: Tensor, how: Any) -> Any:
-        """What was made of ``x`` in that way, or ``None``."""
+        """The result that was made from ``x`` in the way ``how``, or ``None``."""
         if self._made is None or not _watched(x):
             return None
         source, version, made_how, result = self._made
         return result if source() is x and version == x._version and made_how == how else None
 
     def drop(self) -> None:
-        """Keep nothing any more."""
+        """Forget the result."""
         self._made = None
 
 
 def _watched(x: Tensor) -> bool:
-    """Whether its version tells of writes: not in inference mode."""
+    """Whether torch counts the writes into ``x``, which it does not in inference mode, and the host can read it."""
     return readable(x) and not x.is_inference()
 
 
 class _Piece:
-    """One piece of memory, and how it was last given out in each shape."""
+    """One piece of memory, and its view in each shape that was asked for."""
 
     def __init__(self) -> None:
         self.buffer = torch.empty(0)
@@ -87,17 +87,17 @@ _kept = _Kept()
 
 
 def scratch(like: Tensor, slot: int, *, matrices: bool = False) -> Tensor | None:
-    """Uninitialised memory of the shape of ``like``, in float32 or wider; ``None`` where none is kept.
+    """Uninitialised memory of the shape of ``like``, in float32 or wider; ``None`` if there is none for it.
 
     Fresh memory costs a CPU more than all passes of a rounding over it. The content lasts until the next call with the
-    same ``slot`` in this thread, so that it must never be saved or returned to a caller. Devices with an allocator that
-    keeps memory, and compiled graphs, which plan theirs, need none.
+    same ``slot`` in this thread, so it must never be saved or returned to a caller. There is none on other devices,
+    whose allocators keep memory, nor in compiled graphs, which plan theirs.
 
     Args:
-        like: the values that will lie there.
-        slot: which of the kept pieces of memory.
-        matrices: one matrix of the last two dimensions behind the other, as a product wants them; otherwise the order
-            of dimensions in memory is that of ``like``.
+        like: the tensor to make room for.
+        slot: which piece of the thread's memory.
+        matrices: store the matrices of the last two dimensions one after the other, as a product reads them; otherwise
+            the order of dimensions in memory is that of ``like``.
     """
     if not readable(like):
         return None
@@ -109,12 +109,12 @@ def scratch(like: Tensor, slot: int, *, matrices: bool = False) -> Tensor | None
     except KeyError:
         if len(piece.views) >= _SHAPES:
             piece.views.clear()
-        # Whatever the mode of the first call, as memory of inference mode can be written in no other one.
+        # Outside inference mode even if the first call is in it: a tensor made there can be written nowhere else.
         with torch.inference_mode(False), torch.no_grad():
             found = piece.views[shape] = piece.view(like, matrices)
         return found
 
 
 def scratch_holds(slot: int) -> Latest:
-    """What lies in a piece of that memory, where someone said so; forgotten as soon as it is given out again."""
+    """A record of what a piece of the memory holds; :func:`scratch` clears it when it gives the memory out again."""
     return _kept.holds[slot]

@@ -1,9 +1,9 @@
-"""The WAGEUBN format: fixed-point numbers, scaled by powers of two where they are scaled at all (arXiv 1909.02384).
+"""The WAGEUBN format: fixed-point numbers, of which gradients are scaled by powers of two (arXiv 1909.02384).
 
-Its letters: W and A are *directly* quantized (rounded to a fixed grid), E, the error at an op's output, by *shift*
-quantization (scaled by a power of two first), and G, the gradient of a weight, by *constant* quantization (brought to
-one size, whatever it was). U, the update, has 24 bits there; the master weights of this package are float32, whose
-significand has as many. BN stays float (paper 4.1).
+Its name lists what is quantized. W and A, weights and activations, are quantized *directly*: rounded to a fixed grid.
+E, the error at an op's output, is quantized by *shift*: scaled by a power of two first. G, the gradient of a weight, is
+quantized by a *constant*: scaled to one size, whatever its own. U, the update, has 24 bits in that publication; the
+master weights of this package are float32, whose significand has as many. BN stays float (paper 4.1).
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ __all__ = ["WageubnFormat"]
 _GRADIENT_LEVELS = 2.0**7
 _GRADIENT_UNIT = 2.0**-14
 
-# Powers of two that scale a tensor: their quotients by 2^31 are still normal float32 numbers.
+# Exponents of the powers of two that scale a tensor, which are normal float32 numbers even when divided by 2^31.
 _SMALLEST_EXPONENT, _LARGEST_EXPONENT = -95, 127
 
 
 class WageubnFormat(Format):
-    """Activations and weights on the grid of step ``2^(1 - bits)``, gradients on one that a power of two scales.
+    """Activations and weights on a grid of step ``2^(1 - bits)``, gradients on a grid that a power of two scales.
 
-    Weights saturate at one step below 1. Activations, as published, do not saturate: the grid is fixed and what lies
-    above 1 keeps its integer part, which the number of bits does not count. Below the first step, errors have a
+    Weights saturate at one step below 1. Activations do not saturate, as published: the grid is fixed, and values
+    above 1 keep their integer part, which the number of bits does not count. Errors below the first step have a
     second grid that is ``2^(bits - 1)`` times finer, marked by a flag bit that is not counted either.
     """
 
@@ -41,7 +41,7 @@ class WageubnFormat(Format):
         return ValueRange(torch.full((), -1.0, device=x.device), torch.full((), 2.0, device=x.device))
 
     def activation(self, x: Values, bits: Bits, within: ValueRange, *, out: Tensor | None = None) -> Values:
-        """``round(x 2^(bits - 1)) / 2^(bits - 1)``; the grid is fixed, so no range is read."""
+        """``round(x 2^(bits - 1)) / 2^(bits - 1)``; the grid is fixed, so ``within`` is not read."""
         return _direct(x, as_bits(bits, x))
 
     def weight_range(self, w: Values, *, dim: int | None) -> ValueRange:
@@ -56,7 +56,7 @@ class WageubnFormat(Format):
         return _direct(w, bits, 1 - 1 / _steps_to_one(bits, work_dtype(w)))
 
     def weight_gradient(self, w: Values, g: Values, bits: Bits) -> Values:
-        """Constant quantization (where the weight is rounded)."""
+        """Constant quantization, if the weight is rounded."""
         return torch.where(is_rounded(as_bits(bits, w)), _constant(g), g)
 
     def gradient(
@@ -82,20 +82,20 @@ class WageubnFormat(Format):
 
 
 def _direct(x: Tensor, bits: Tensor, largest: Tensor | None = None) -> Tensor:
-    """``x`` on the grid of step ``2^(1 - bits)``; beyond ``largest``, where it is given, at ``largest``."""
+    """``x`` rounded to the grid of step ``2^(1 - bits)``, and clipped to ``largest`` in size if that is given."""
     dtype = work_dtype(x)
     steps = _steps_to_one(bits, dtype)
     value = x.to(dtype)
     if largest is not None:
         value = value.minimum(largest).maximum(-largest)
-    # From 1 / eps on every number is an integer, so on the grid already, and the product below could overflow.
+    # Numbers from 1 / eps on are integers, so they are on the grid already, and their product below could overflow.
     rounded = torch.where(value.abs() < 1 / torch.finfo(dtype).eps, (value * steps).round_() / steps, value)
     rounded = rounded + 0 * x  # the clipping hides an infinite value; 0 * inf is NaN
     return torch.where(is_rounded(bits), rounded.to(x.dtype), x)
 
 
 def _constant(g: Tensor) -> Tensor:
-    """The gradient of a weight, brought to the size that ``_GRADIENT_LEVELS`` has and stochastically rounded there."""
+    """The gradient of a weight: scaled to about ``_GRADIENT_LEVELS`` in size, stochastically rounded, clipped."""
     if g.numel() == 0:
         return g
     q = g.to(work_dtype(g)) / _power_of_two_near(g) * _GRADIENT_LEVELS

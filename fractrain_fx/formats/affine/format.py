@@ -22,10 +22,10 @@ __all__ = ["AffineFormat", "fake_quantize", "measure"]
 
 
 class AffineFormat(CodedFormat):
-    """Activations over the whole tensor, weights over each output channel, gradients rounded stochastically.
+    """One range for an activation, one for each output channel of a weight, and stochastic rounding of gradients.
 
     Args:
-        compiled: round on a CPU, find ranges and the gradient of choices by C++ kernels.
+        compiled: on a CPU, use C++ kernels for rounding, for ranges and for the gate's gradient.
         gradient_grid: ``zero`` shifts the levels of gradients so that one of them is 0 (``FracConfig.gradient_grid``).
     """
 
@@ -85,7 +85,7 @@ class AffineFormat(CodedFormat):
         return round_affine(g, bits, within, stochastic=True, seed=seed, quick=True, compiled=self.compiled, out=out)
 
     def gradient_range(self, g: Values, bits: Int[Tensor, "*bits"]) -> ValueRange:
-        """The range that a gradient is rounded in."""
+        """The range in which a gradient is rounded."""
         found = measure(g, compiled=self.compiled)
         return found if self.gradient_grid == "range" else shifted_to_zero(bits, found)
 
@@ -102,14 +102,14 @@ def fake_quantize(
     """Round ``x`` to its affine grid and back; the gradient passes straight through, without a mask.
 
     ``scale = max(span / (2^bits - 1), 1e-8)``, ``q = round(clamp((x - lo) / scale, 0, 2^bits - 1))`` with ties to even,
-    result ``q * scale + lo`` (ALGORITHM 2). Half types are computed in float32. Whatever shares a measured range with a
-    NaN or an infinite value becomes NaN; in a given range only such values do.
+    result ``q * scale + lo`` (ALGORITHM 2). Half types are computed in float32. A NaN or infinite value leaves no value
+    of its measured range finite; in a given range only that value becomes NaN.
 
     Args:
         x: values of any shape, strides and floating-point type.
         bits: 0 and 32 leave ``x`` as it is, bit for bit; a tensor broadcasts against ``x`` (bits of each sample).
         dim: one range for each index of this dimension; None: one for the whole tensor.
-        lo: low end of a range to use instead of that of ``x``: one value, or with ``dim`` one for each index.
+        lo: low end of a range to use instead of the measured one: one value, or with ``dim`` one for each index.
         span: width of that range; values outside it are clamped to its ends.
         stochastic: add noise, uniform from -0.5 to 0.5, before rounding, so that the expected value is ``x``.
 
@@ -135,16 +135,16 @@ def fake_quantize(
 def measure(x: Values, dim: int | None = None, *, compiled: bool = False) -> ValueRange:
     """The range of ``x``.
 
-    Finite values have a finite width: where their type cannot hold it, the widest it can, and the largest of them
-    saturate. NaN or infinite values have a range that is not finite, no values a NaN range.
+    Finite values have a finite width. If their type cannot hold it, it is the widest that the type can hold, and the
+    largest values saturate. NaN or infinite values have a range that is not finite; an empty tensor has a NaN range.
 
     Args:
         x: values of any shape and floating-point type; half types are measured in float32.
         dim: one range for each index of this dimension (the others become 1); None: one for the tensor (0-dim).
-        compiled: by the C++ kernel where it takes the values; the result is the same.
+        compiled: use the C++ kernel if it takes the values; the result is the same.
 
     Returns:
-        Both ends outside autograd, in float32 (float64 for float64).
+        The range, outside autograd, in float32 (float64 for float64).
 
     Raises:
         InputError: ``x`` has no such ``dim``.
@@ -158,7 +158,7 @@ def measure(x: Values, dim: int | None = None, *, compiled: bool = False) -> Val
     if compiled and has_kernels(x) and (dim is None or dim % x.ndim == 0):
         return ValueRange(*measure_compiled(x, shape), True)
     if dim is None:
-        # The order of the values does not matter, and torch would copy them into another one.
+        # The order of the values does not matter; torch would first copy them to make them contiguous.
         flat = readable(x) and not x.is_contiguous() and dense(x)
         lo, hi = torch.aminmax(x.as_strided((x.numel(),), (1,)) if flat else x)
     else:
@@ -170,7 +170,7 @@ def measure(x: Values, dim: int | None = None, *, compiled: bool = False) -> Val
     if modest(span):
         return ValueRange(lo, span, True)
     # (2^bits - 1) * scale + lo can come out a few roundings above hi, which must not overflow. `hi - hi` is NaN for an
-    # infinite end, so that an infinite range is not clamped to a finite one.
+    # infinite high end, so such a range is not clamped to a finite one.
     reach = torch.finfo(lo.dtype).max * (1 - 2**-20)
     return ValueRange(lo, once(span.clamp(max=reach) + (hi - hi)), True)
 

@@ -1,4 +1,4 @@
-"""The gate's gradient: what each option's rounding would have changed, in one look at a tensor and its gradient."""
+"""The gate's gradient: how each option's rounding would change the loss, in one pass over a tensor and its gradient."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from fractrain_fx.formats.scratch import scratch
 
 __all__ = ["affine_gains"]
 
-# Values of which a few float32 copies fit a CPU's caches.
+# So many values that a few float32 copies of them fit into a CPU's caches.
 _CACHED = 1 << 19
 
-# Of the memory that is used again: those behind the operands of a product.
+# Slots of scratch memory, after the three that a product's operands take.
 _SLOTS = (3, 4)
 
 
@@ -31,14 +31,14 @@ def affine_gains(
     within: ValueRange,
     compiled: bool = False,
 ) -> Float[Tensor, "batch options"]:
-    """For each of several bits, the sum of ``g * (Q(x) - x)`` over each sample, on the affine grid of a range.
+    """For each option's bits, the sum of ``g * (Q(x) - x)`` over each sample, on the affine grid of a range.
 
     Args:
         x: values, samples first.
         g: gradient of the rounded values.
-        bits: of each option; the sums of those of 0 and 32 bits are 0.
-        within: the range, of 0-dim ends.
-        compiled: by the C++ kernel where it takes the values.
+        bits: of each option; the sums for 0 and 32 bits are 0.
+        within: the range, whose ends are 0-dim.
+        compiled: use the C++ kernel if it takes the values.
 
     Returns:
         Sums in the type of the range (float32 or wider).
@@ -62,9 +62,9 @@ def affine_gains(
 
 
 def _gains(x: Tensor, g: Tensor, bits: Sequence[int], scales: list[float], within: ValueRange) -> Tensor:
-    """All options of some samples, in few passes over memory that is used again.
+    """The sums of all options for some samples, in few passes over scratch memory.
 
-    The difference is taken before it is summed: the two sums would be large and nearly the same.
+    The difference ``Q(x) - x`` is taken before the sum: the sums of its two terms would be large and nearly equal.
     """
     kept = map(partial(scratch, x), _SLOTS)
     offset, steps = (torch.empty_like(x) if each is None else each for each in kept)
@@ -80,7 +80,7 @@ def _gains(x: Tensor, g: Tensor, bits: Sequence[int], scales: list[float], withi
 
 
 def _error(x: Tensor, bits: int, within: ValueRange) -> Tensor:
-    """``Q(x) - x``; a half type rounds once more."""
+    """``Q(x) - x``; for a half type, ``Q(x)`` is then rounded to that type."""
     lo, span, measured_here = within
     highest = 2**bits - 1
     scale = (span / highest).clamp(min=SMALLEST_SCALE)

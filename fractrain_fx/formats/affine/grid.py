@@ -1,7 +1,7 @@
-"""The levels of an affine rounding on a CPU: their numbers read once, so that a rounding is a few passes in place.
+"""The levels of an affine rounding on a CPU. Their numbers are read once, so that a rounding is a few passes in place.
 
-An op on one number costs as much as one on thousands, so the small ones are plain arithmetic. A division of two float32
-numbers in float64, then rounded to float32, is that in float32.
+A tensor op on one number takes as long as one on thousands, so single numbers are computed in Python. Dividing two
+float32 numbers in float64 and rounding to float32 gives the quotient of a division in float32.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ __all__ = ["SMALLEST_SCALE", "Grid", "modest"]
 # Levels lie at least this far apart, so that a constant tensor has a grid too.
 SMALLEST_SCALE = 1e-8
 
-# From this width of a range on, differences inside it may overflow.
+# From this width on, differences of values in a range may overflow.
 _WIDE = 1e38
 
-# Up to here level numbers are far from where float32 stops telling whole numbers apart.
+# Up to so many bits, level numbers are far below 2^24, where float32 stops telling whole numbers apart.
 _SURE_BITS = 16
 
 
 def modest(span: Tensor) -> bool:
-    """Whether widths can be seen to be finite and so small that no difference inside them overflows."""
+    """Whether the host can read the widths of ranges, and no difference of values in such a range overflows."""
     return readable(span) and _widest(span) < _WIDE
 
 
@@ -34,21 +34,21 @@ class Grid:
     """The levels ``lo + scale * q`` of some bits in a range, on a CPU.
 
     Args:
-        bits: one width, or widths that broadcast against the values; none of them 0 or 32 where it is one.
+        bits: one width other than 0 and 32, or widths that broadcast against the values.
         within: the range, one for all values or one for each channel.
-        quick: take fewer passes where the range lies around 0. A value so close to the middle of two levels that
-            float32 roundings decide may then go to the other one, and results may be off by the last bit.
+        quick: take fewer passes if the range lies around 0. A value so close to the middle of two levels that float32
+            roundings decide may then go to the other level, and results may be off by the last bit.
 
     Attributes:
         lo: the lowest level.
-        start: that as a number, where it is one.
+        start: ``lo`` as a number, if there is one range.
         scale: distance between levels.
-        step: that as a number, where it is one.
+        step: ``scale`` as a number, if there is one range and ``bits`` is an int.
         highest: number of the highest level.
-        sure: nothing lies outside and no level number loses its fraction in float32.
+        sure: no value lies outside the range, and float32 holds the fraction of every value's level number.
         near: the lowest level is no further from 0 than the range is wide, so that the roundings of
             ``x / scale - lo / scale`` stay far below a level.
-        quick: whether to use that.
+        quick: whether fewer passes are taken: asked for, and ``near`` holds.
     """
 
     __slots__ = ("highest", "lo", "near", "quick", "scale", "start", "step", "sure")
@@ -104,14 +104,14 @@ class Grid:
 
     def _with_noise(self, x: Tensor, noise: Tensor, out: Tensor | None) -> Tensor:
         if self.near and self.step is not None:
-            # In fewer passes whoever asks: what these round differently is far below the noise.
+            # Fewer passes even without `quick`: their roundings differ by far less than the noise.
             q = torch.add(noise, x, alpha=1 / self.step, out=out)
             return q.sub_(self.lo / self.scale) if self.start else q
         q = torch.div(x, self.scale, out=out) if self.start == 0 else torch.sub(x, self.lo, out=out).div_(self.scale)
         return q.add_(noise)
 
     def _on_grid(self, q: Tensor) -> Tensor:
-        """Whole numbers of the grid, in place."""
+        """Clamp to the grid and round to whole numbers, in place."""
         if isinstance(self.highest, float):
             q.clamp_(0, self.highest)
         else:
@@ -119,7 +119,7 @@ class Grid:
         return q.round_()
 
     def values(self, q: Tensor, out: Tensor | None = None) -> Tensor:
-        """The values of levels."""
+        """The values of the levels with numbers ``q``."""
         if self.quick and self.start and self.step is not None and q.dtype == self.lo.dtype:
             return torch.add(self.lo, q, alpha=self.step, out=out)
         x = torch.mul(q, self.scale, out=out)

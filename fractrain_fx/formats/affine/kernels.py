@@ -1,7 +1,7 @@
-"""The affine format by C++ kernels on a CPU (``rounding="compiled"``): in one pass over memory, the formula's numbers.
+"""The affine format by C++ kernels on a CPU (``rounding="compiled"``): the formula's numbers in one pass over memory.
 
-As plain operations a rounding takes three passes for one width, more for samples of several, and its gate gradient five
-for each option; and each of them is a call from Python.
+As operations of torch, a rounding takes three passes for one width and more for samples of several widths; the gate's
+gradient takes five for each option. Each pass is a call from Python.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ __all__ = [
     "round_compiled",
 ]
 
-# What the kernel says it did, besides rounding.
+# Outcomes of a kernel other than a rounded tensor (``Outcome`` in csrc/rounding.h).
 _UNROUNDED, _REFUSED = 0, 2
 
 
 def has_kernels(x: Tensor, lo: Tensor | None = None) -> bool:
-    """Whether the kernels take values, rounded in a range with that low end: float32 on a CPU, not empty."""
+    """Whether the kernels take the values, in eager mode: float32 as their range is, on a CPU, not empty."""
     return not torch.compiler.is_compiling() and _fit(x, lo)
 
 
 def has_gains(x: Tensor, lo: Tensor) -> bool:
-    """The same of :func:`gains_compiled`, which graphs that ``torch.compile`` made call too.
+    """Whether :func:`gains_compiled` takes the values. Compiled graphs call it too.
 
-    A rounding they fuse with what is around it; all options at once are too much for the code that a compiler makes.
+    ``torch.compile`` fuses a rounding with the ops around it, but makes no good code for all options at once.
     """
     return _fit(x, lo) and (not torch.compiler.is_compiling() or _gains_in_graphs())
 
@@ -61,9 +61,10 @@ def round_compiled(
     erase: bool = False,
     out: Tensor | None = None,
 ) -> Tensor | None:
-    """What :func:`~fractrain_fx.formats.affine.rounding.round_affine` gives where it is not quick, bit for bit.
+    """Round like :func:`~fractrain_fx.formats.affine.rounding.round_affine` with ``quick=False``, bit for bit.
 
-    The noise is that of compiled graphs, a hash, as reading it from memory takes longer than all else.
+    Only the noise differs: it is a hash, as in compiled graphs, because reading noise from memory takes longer than all
+    the rest.
 
     Args:
         x: values.
@@ -75,8 +76,8 @@ def round_compiled(
         out: memory for the result; may be ``x``.
 
     Returns:
-        The result; where nothing is rounded ``x`` itself; ``None`` where the range is not finite or differences in it
-        may overflow.
+        The result; ``x`` itself if nothing is rounded; ``None`` if the range is not finite or differences in it may
+        overflow.
     """
     out = torch.empty_like(x) if out is None else out
     number = _number(stochastic, seed)
@@ -85,7 +86,7 @@ def round_compiled(
 
 
 def round_channels_compiled(w: Tensor, bits: Tensor, out: Tensor) -> tuple[ValueRange, Tensor | None]:
-    """Range and rounding of each entry of the first dimension in one look.
+    """Measure and round each entry of the first dimension in one pass.
 
     Args:
         w: contiguous values.
@@ -115,20 +116,20 @@ def encode_compiled(
     stochastic: bool = False,
     seed: Tensor | None = None,
 ) -> bool:
-    """Write the codes of what :func:`round_compiled` gives, and those values: in one pass.
+    """Write the values that :func:`round_compiled` gives, and their codes, in one pass.
 
     Args:
         x: values.
-        bits: as there.
-        within: as there.
-        codes: memory of the shape of ``x``. In uint8 they are the numbers of levels, in int8 and int16 those less
-            ``2^(bits - 1)``; where bits are 0 or 32 they mean nothing.
+        bits: as :func:`round_compiled` takes them.
+        within: the range, one for all values or one for each channel.
+        codes: memory of the shape of ``x``. In uint8, codes are the numbers of levels; in int8 and int16, those minus
+            ``2^(bits - 1)``. The codes for 0 and 32 bits mean nothing.
         values: memory for the values, or ``None``; may be ``x``.
-        stochastic: as there.
-        seed: as there.
+        stochastic: add noise before rounding.
+        seed: of that noise.
 
     Returns:
-        Whether it was done; not where the range is not finite or differences in it may overflow.
+        Whether it was done: ``False`` if the range is not finite or differences in it may overflow.
     """
     lo, span, measured_here = within
     number = _number(stochastic, seed)
@@ -137,21 +138,22 @@ def encode_compiled(
 
 
 def code_ends_compiled(bits: Tensor, lo: Tensor, span: Tensor) -> tuple[Tensor, Tensor]:
-    """What :func:`~fractrain_fx.formats.affine.rounding.code_ends` gives."""
+    """:func:`~fractrain_fx.formats.affine.rounding.code_ends` by the C++ kernel."""
     scale, zero = kernels().code_ends(bits, lo, span)
     return scale, zero
 
 
 def coded_compiled(x: Tensor, bits: Tensor, within: ValueRange) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Signed codes of one byte, their scales and zeros, one for each entry of ``bits`` or of the range, in one call.
+    """Signed one-byte codes with their scales and zeros, in one call.
 
     Args:
         x: values.
         bits: as :func:`round_compiled` takes them.
-        within: as there.
+        within: the range, one for all values or one for each channel.
 
     Returns:
-        Codes of the shape of ``x``, and flat scales and zeros; ``None`` as there.
+        Codes of the shape of ``x``, and flat scales and zeros, one for each entry of ``bits`` or of the range. ``None``
+        if the range is not finite or differences in it may overflow.
     """
     done, *coded = kernels().coded_operand(x, bits, *within)
     return None if done == _REFUSED else tuple(coded)
@@ -160,33 +162,35 @@ def coded_compiled(x: Tensor, bits: Tensor, within: ValueRange) -> tuple[Tensor,
 def coded_gradient_compiled(
     g: Tensor, bits: Tensor, seed: Tensor | None, dtype: torch.dtype, values: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """The same of a gradient, rounded with noise in its own range. Those of 0 bits are 0, with scale and zero 0.
+    """The codes, scales and zeros of a gradient, rounded with noise in its own range.
+
+    Values of 0 bits become 0, with scale and zero 0.
 
     Args:
         g: values.
-        bits: as there.
+        bits: as :func:`round_compiled` takes them.
         seed: of the noise.
         dtype: of the codes, int8 or int16.
-        values: memory for the rounded values, where they are wanted.
+        values: memory for the rounded values, if they are wanted.
     """
     done, *coded = kernels().coded_gradient(g, bits, _number(True, seed), dtype == torch.int16, values=values)
     return None if done == _REFUSED else tuple(coded)
 
 
 def gains_compiled(x: Tensor, g: Tensor, bits: Sequence[int], within: ValueRange, *, twice: bool = False) -> Tensor:
-    """What ``gate_gradient.affine_gains`` gives; ``twice``: of values of type bfloat16."""
+    """``gate_gradient.affine_gains`` by the C++ kernel; ``twice``: the values are bfloat16 numbers, held in float32."""
     gains = torch.ops.fractrain_fx.gains if torch.compiler.is_compiling() else kernels().gains
     found: Tensor = gains(x, g, bits, *within, twice)
     return found
 
 
 def _gains_in_graphs() -> bool:
-    """Tells torch's compiler what the op gives; nothing of this is compiled."""
+    """Tell torch's compiler the shape of the op's result; the compiler runs this function and does not compile it."""
     _register_gains()
     return True
 
 
-# What `torch.compiler.assume_constant_result` sets, which would import all of the compiler with this package.
+# `torch.compiler.assume_constant_result` sets this, but calling it would import the compiler with this package.
 _gains_in_graphs._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -203,7 +207,7 @@ def _gains_like(
 
 
 def measure_compiled(x: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """What :func:`~fractrain_fx.formats.affine.measure` gives of all values, or of entries of the first dimension."""
+    """:func:`~fractrain_fx.formats.affine.measure` by the C++ kernel, for all values or entries of dimension 0."""
     lo, span = kernels().measure(x, shape)
     return lo, span
 

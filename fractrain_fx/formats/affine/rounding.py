@@ -1,4 +1,4 @@
-"""The affine rounding itself (ALGORITHM 2), in one form for a CPU and one for other devices and compiled graphs."""
+"""The affine rounding (ALGORITHM 2), in one form for a CPU and in another for other devices and compiled graphs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fractrain_fx.formats.noise import dither
 
 __all__ = ["code_ends", "codes_affine", "decode_affine", "encode_affine", "round_affine", "shifted_to_zero"]
 
-# Samples of at least so many values are rounded one after the other, each in the few passes that one width takes.
+# Samples of at least so many values are rounded one after the other, because one width takes fewer passes than several.
 _LARGE_SAMPLE = 1 << 15
 
 
@@ -36,16 +36,16 @@ def round_affine(
 
     Args:
         x: values, not empty.
-        bits: one width, or one that broadcasts against ``x``; 0 and 32 leave the values as they are.
+        bits: one width, or widths that broadcast against ``x``; 0 and 32 leave the values as they are.
         within: the range, of a type at least as wide as that of ``x``; its ends broadcast against ``x``.
         stochastic: add noise before rounding.
         seed: of that noise.
-        quick: in fewer passes, which may round a value within a float32 rounding of a tie to the other side.
-        compiled: by the C++ kernel where it takes the values, which is quicker and rounds as the formula says.
-        out: memory for the result in the type of the range, where ``x`` has that type.
+        quick: take fewer passes; a value within a float32 rounding of a tie may then go to the other level.
+        compiled: use the C++ kernel if it takes the values; it is quicker still and rounds as the formula says.
+        out: memory for the result in the type of the range; used only if ``x`` has that type.
 
     Returns:
-        The rounded values in the type of ``x``; ``x`` itself where nothing is rounded.
+        The rounded values in the type of ``x``; ``x`` itself if nothing is rounded.
     """
     if not readable(x):
         return _anywhere(x, bits, within, stochastic, seed)
@@ -80,10 +80,10 @@ def round_affine(
 
 
 def shifted_to_zero(bits: Int[Tensor, "*bits"], within: ValueRange) -> ValueRange:
-    """The range moved by at most half a level, to where 0 is a multiple of the scale away from its low end.
+    """The range, moved by at most half a level, so that its low end is a multiple of the scale.
 
-    One low end for each entry of ``bits``, as their scales differ. Values that then lie outside, by at most half a
-    level, are rounded to the level at that end.
+    There is one low end for each entry of ``bits``, because their scales differ. Values that then lie outside the
+    range, by at most half a level, are rounded to the level at that end.
     """
     scale, lo = _scale(bits, within), within.lo
     shifted = torch.where(is_rounded(bits), (lo / scale).round() * scale, lo)
@@ -102,19 +102,19 @@ def codes_affine(
     values: bool = False,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """The codes, as whole numbers, of what :func:`round_affine` gives quickly, and that itself where it is asked for.
+    """The codes of the values that :func:`round_affine` gives with ``quick=True``, and those values if asked for.
 
     Args:
         x: values of the type of the range, not empty.
-        bits: as there.
-        within: as there.
-        dtype: of the codes. uint8: the numbers of levels, of at most 8 bits. int8 and int16: those less
-            ``2^(bits - 1)``. Where bits are 0 or 32 they mean nothing.
-        stochastic: as there.
-        seed: as there.
-        compiled: as there.
+        bits: as :func:`round_affine` takes them, like all arguments that are not explained here.
+        within: the range.
+        dtype: of the codes. uint8: the numbers of levels, of at most 8 bits. int8 and int16: those minus
+            ``2^(bits - 1)``. The codes for 0 and 32 bits mean nothing.
+        stochastic: add noise before rounding.
+        seed: of that noise.
+        compiled: use the C++ kernel if it takes the values.
         values: whether to give the rounded values too.
-        out: memory that may be worked in, for them too, in the type of ``x``.
+        out: memory to work in, also for the rounded values, in the type of ``x``.
 
     Returns:
         Codes, and the rounded values or ``None``.
@@ -139,7 +139,7 @@ def codes_affine(
 
 
 def code_ends(bits: Tensor, within: ValueRange, *, compiled: bool = False) -> tuple[Tensor, Tensor]:
-    """Scale and zero of signed codes, ``value = scale * code + zero``: NaN where the range is not finite."""
+    """Scale and zero of signed codes, ``value = scale * code + zero``; the zero is NaN if the range is not finite."""
     lo, span, _ = within
     if compiled and has_kernels(lo):
         return code_ends_compiled(bits, lo, span)
@@ -148,7 +148,7 @@ def code_ends(bits: Tensor, within: ValueRange, *, compiled: bool = False) -> tu
 
 
 def _values(q: Tensor, bits: Tensor, within: ValueRange, *, compiled: bool = False) -> Tensor:
-    """What :func:`round_affine` gives quickly, bit for bit, from numbers of levels, which may be written into."""
+    """The values of the levels ``q`` (which may be written into), bit for bit as :func:`round_affine` gives them."""
     if not readable(q):
         return q * _scale(bits, within) + within.lo
     for place, grid in _parts(q, bits, bits.flatten().tolist(), within, not compiled):
@@ -165,7 +165,7 @@ def encode_affine(
     compiled: bool = False,
     out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """What :func:`round_affine` gives, quickly, at one width of 1 to 8 bits; before it its level numbers (uint8)."""
+    """Level numbers (uint8) and the values of :func:`round_affine` with ``quick=True``, at one width of 1 to 8 bits."""
     dtype = within.lo.dtype
     work, out = (x, out) if x.dtype == dtype else (copied := x.to(dtype), copied)
     codes, values = codes_affine(work, bits, within, dtype=torch.uint8, compiled=compiled, values=True, out=out)
@@ -176,20 +176,20 @@ def encode_affine(
 def decode_affine(
     codes: Tensor, bits: Tensor, within: ValueRange, *, compiled: bool = False, out: Tensor | None = None
 ) -> Tensor:
-    """The values of levels, in the type of the range: those that were rounded to them, bit for bit."""
+    """The values of level numbers, in the type of the range, bit for bit as :func:`encode_affine` gave them."""
     q = codes.to(within.lo.dtype) if out is None else out.copy_(codes)
     return _values(q, bits, within, compiled=compiled)
 
 
 def _large_samples(bits: Tensor, x: Tensor) -> bool:
-    """Whether the widths are those of the first dimension, whose entries are large and lie each in one piece."""
+    """Whether the widths belong to the entries of the first dimension, each of which is large and contiguous."""
     return bits.ndim == x.ndim and bits.numel() == bits.shape[0] and x.is_contiguous() and x[0].numel() >= _LARGE_SAMPLE
 
 
 def _parts(x: Tensor, bits: Tensor, widths: list[int], within: ValueRange, quick: bool) -> list[tuple[Any, Grid]]:
-    """Which places of ``x`` are rounded on which grid; those at 0 and 32 bits are left out where that saves work.
+    """The grid for each part of ``x``, with the part's index; parts of 0 and 32 bits are left out if that saves work.
 
-    Large samples by themselves, each in the passes that one width takes, which then find it in a cache.
+    Each large sample is a part: one width takes fewer passes, and all but the first find the sample in a cache.
     """
     kinds = set(widths)
     if len(kinds) > 1 and within.lo.numel() == 1 and _large_samples(bits, x):
@@ -216,13 +216,13 @@ def _levels(
     q = (x.to(lo.dtype) - lo) / scale
     if stochastic:
         q = q + dither(q, seed)
-    if not within.measured_here:  # otherwise noise takes nothing further below 0 than half a level, which rounds to 0
+    if not within.measured_here:  # in a measured range noise moves a value at most half a level below 0: rounds to 0
         q = q.clamp(min=0)
     return torch.minimum(q, once(highest_level(bits, lo.dtype))).round()
 
 
 def _middle(bits: Tensor) -> Tensor:
-    """The level whose signed code is 0: by the middle one corrections are small, also at 2 bits."""
+    """The level whose signed code is 0. It is the middle one, so that corrections are small, also at 2 bits."""
     return (1 << (bits.long() - 1).clamp(min=0)).to(torch.float32)
 
 
@@ -232,5 +232,5 @@ def _scale(bits: Tensor, within: ValueRange) -> Tensor:
 
 
 def _with_bad_values(rounded: Tensor, x: Tensor) -> Tensor:
-    """NaN where ``x`` is infinite, which the clamp hides: 0 * inf is NaN."""
+    """``rounded``, but NaN where ``x`` is infinite, which the clamp hides: 0 * inf is NaN."""
     return rounded.add_(x, alpha=0) if readable(rounded) else rounded + 0 * x
