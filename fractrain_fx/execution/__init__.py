@@ -1,1 +1,1 @@
-"""The modules that the copy which runs calls: fused ops, and how they multiply."""
+"""Modules of the copy that runs: fused ops, and the ways in which they multiply."""

@@ -1,7 +1,7 @@
-"""Products of fused ops inside graphs that ``torch.compile`` made: one call each, which chooses as eager mode does.
+"""Fused ops in graphs of ``torch.compile``: one call each, which chooses between int8 and float as in eager mode.
 
-Codes, the memory they lie in and the timing that chooses between them and floats are beyond torch's compiler. So it
-sees an op of torch that takes tensors and gives one, and makes kernels for what lies between such ops.
+torch's compiler cannot trace codes, the memory that they lie in, or the timing that chooses between codes and floats.
+So it sees an opaque op from tensors to a tensor, and makes kernels for the ops between such calls.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["CalledStrategy", "Chooser", "number_of"]
 
 
 class Chooser(Protocol):
-    """The op that a number stands for."""
+    """A fused op, for which a number stands in a compiled graph."""
 
     @property
     def plan(self) -> Plan:
@@ -34,13 +34,13 @@ class Chooser(Protocol):
         ...
 
 
-# A compiled graph holds numbers, no objects.
+# A compiled graph holds numbers and not objects.
 _numbers = itertools.count()
 _choosers: weakref.WeakValueDictionary[int, Chooser] = weakref.WeakValueDictionary()
 
 
 def number_of(chooser: Chooser) -> int:
-    """A new number for an op, good in this process for as long as the op is there."""
+    """A new number for an op, valid in this process while the op exists."""
     number = next(_numbers)
     _choosers[number] = chooser
     return number
@@ -48,13 +48,13 @@ def number_of(chooser: Chooser) -> int:
 
 @dataclass(frozen=True)
 class CalledStrategy:
-    """The strategy that an op chooses, called through ops that a compiled graph does not look into.
+    """The strategy that an op chooses, called through custom ops that torch's compiler does not trace.
 
     Only operands are saved for backward.
 
     Attributes:
         number: of the op.
-        needs: whether its factors and what is added need gradients.
+        needs: whether both factors and the added term need gradients.
     """
 
     number: int

@@ -1,7 +1,7 @@
 """Quantize, contract, quantize the gradient: one op of the graph as one autograd Function.
 
-By default it keeps the operands as they came, which the model holds anyway, and rounds them again in backward; the
-rounded copies live only while they are multiplied.
+By default it saves the unrounded operands, which the model holds anyway, and rounds them again in backward; the rounded
+copies live only while they are multiplied.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Quantizer = ActivationQuantizer | WeightQuantizer
 
 
 class FusedOp(nn.Module):
-    """One contraction and the quantize nodes around it in one autograd Function; the numbers are the same.
+    """One contraction and the quantize nodes around it, with the same numbers, in one autograd Function.
 
     The quantizers stay registered where the quantize pass put them; this module only refers to them.
 
@@ -37,7 +37,7 @@ class FusedOp(nn.Module):
         arithmetic: the contraction.
         static: its arguments that are not tensors, as :meth:`Arithmetic.bind` gives them.
         first: quantizer of the first factor.
-        second: quantizer of the second: a weight's or an activation's.
+        second: quantizer of the second factor, which is a weight or an activation.
         gradient: quantizer of the output's gradient.
         saved: what autograd keeps of activations between forward and backward.
     """
@@ -60,9 +60,9 @@ class FusedOp(nn.Module):
         self.plan = Plan(arithmetic, static, first_factor, second_factor, gradient.fmt, gradient.axis)
         """Everything about the op except its tensors."""
         self.int8: Int8Choice | None = None
-        """The form on integers, where the pass ``UseInt8`` gave it one."""
+        """The choice between int8 and float, if the pass ``UseInt8`` set one."""
         self.torchao: TorchaoLinear | None = None
-        """What computes it instead, where the pass ``UseTorchao`` gave it to torchao."""
+        """The layer of torchao that computes the op instead, if the pass ``UseTorchao`` set one."""
         self._number = number_of(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -82,13 +82,13 @@ class FusedOp(nn.Module):
         """Contract with rounded operands.
 
         Args:
-            controls: what says the bits of both factors and of the gradient: a width, or what each sample has picked.
-            choice: of the block, for its gradient.
-            ranges: of the factors that are activations.
-            seed: of this step's noise.
+            controls: for both factors and the gradient, the width, or the option that each sample has picked.
+            choice: the block's choice, which may need a gradient.
+            ranges: ranges of the factors that are activations; ``None`` for weights.
+            seed: seed of this step's noise.
             a: first factor, unrounded.
             b: second factor, unrounded.
-            added: to the product.
+            added: the term that is added to the product.
         """
         if self.torchao is not None:
             return self.torchao(a, b, added)
@@ -118,19 +118,19 @@ class FusedOp(nn.Module):
 
 
 def _is_plain(call: Call) -> bool:
-    """Whether a compiled graph may leave a call to eager mode: on a CPU, where little is gained by compiling it."""
+    """Whether a compiled graph may leave a call to eager mode: in float32 on a CPU, where compiling gains little."""
     tensors = [x for x in (call.a, call.b, call.added) if x is not None]
     plain = all(x.is_cpu and x.dtype == torch.float32 for x in tensors) and not torch.is_autocast_enabled("cpu")
     return plain and (call.bits is not None or not torch.is_grad_enabled())
 
 
 def _as(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """``x`` in a type; to ask torch for the type it has takes as long as a small op."""
+    """``x`` in a type; ``x.to`` takes as long as a small op even if ``x`` has that type."""
     return x if x.dtype == dtype else x.to(dtype)
 
 
 def _told_apart(tensors: list[Tensor | None]) -> list[Tensor | None]:
-    """The same tensors, none of them twice: Dynamo takes no Function that gets one in two places."""
+    """The tensors, with views in place of repetitions: Dynamo rejects a Function that gets one tensor twice."""
     distinct: list[Tensor | None] = []
     for each in tensors:
         twice = each is not None and any(each is other for other in distinct)
@@ -147,7 +147,7 @@ def _rounds(
     ahead: Factor | None,
     slot: int,
 ) -> tuple[Tensor | None, Rounds]:
-    """A factor's choice and how it is rounded; ``ahead``: a weight may be rounded there and then."""
+    """A factor's choice, and how it is rounded; with ``ahead``, a weight may be rounded while it is measured."""
     if isinstance(quantizer, WeightQuantizer):
         found = None if ahead is None else weight_range(ahead, x, control, slot)
         return None, Rounds(control, found or quantizer.fmt.weight_range(x.detach(), dim=quantizer.dim))
@@ -156,7 +156,7 @@ def _rounds(
 
 
 class _Fused(torch.autograd.Function):
-    """Inputs: the choices of both factors, then what :meth:`Call.flatten` gives, the plan and the strategy."""
+    """Inputs: the choices of both factors, the results of :meth:`Call.flatten`, the plan and the strategy."""
 
     @staticmethod
     def forward(ctx: Any, a_choice: Tensor | None, b_choice: Tensor | None, *rest: Any) -> Tensor:
@@ -168,7 +168,7 @@ class _Fused(torch.autograd.Function):
         a = call.a if plan.first.needed(of_first, a_choice is not None) else None
         b = call.b if plan.second.needed(of_second, b_choice is not None) else None
         ctx.save_for_backward(a, b, *tensors[2:], of_first, of_second)
-        # Detached, because some products are views of their own memory, and autograd lets no in-place op follow a view.
+        # Detached: some products are views, and autograd forbids in-place ops on a view that a Function returns.
         detached: Tensor = out.detach()
         return detached
 

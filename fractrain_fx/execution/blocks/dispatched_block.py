@@ -1,4 +1,4 @@
-"""Run a block's branch for the samples that do not skip it, and only for those."""
+"""Run a block's branch only for the samples that do not skip it."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from fractrain_fx.nn.ranges import RunningRange
 __all__ = ["Adding", "DispatchedBlock", "Given", "rows_of", "share_of"]
 
 Given = BatchAxis | Literal["count"] | None
-"""What a branch is given: a tensor with rows of each sample, a number in proportion to them, or what all share."""
+"""A kind of input of a branch: a tensor with rows of each sample, a number proportional to them, or a shared value."""
 
 Adding = Literal["new", "in place", "elsewhere"]
-"""What adds the branch to the skip path: this module, as a new tensor or in the branch's memory; or the graph."""
+"""How a branch is added to the skip path: here, in new memory or in the branch's; or elsewhere, in the graph."""
 
 
 class DispatchedBlock(nn.Module):
-    """A branch, its skip select and the residual add behind it: gather the running samples, run, add them in.
+    """A branch, its skip select and the residual add behind it: gather the running samples, run, add their rows.
 
-    Runs for all samples, with the numbers of the graph that is shown, where fewer than ``threshold`` of them skip, and
-    in a compiled graph. Where all skip, the branch is not run, and its parameters get gradients of zero, so that
-    optimizers and DistributedDataParallel meet what they would if it had run. What is not computed has no gradient: the
-    samples that skip give none to their own choice of skipping (``-<upstream, branch>`` where it runs for all).
+    In a compiled graph, and if a share below ``threshold`` skips, the branch runs for all samples, with the numbers of
+    the graph shown. If all samples skip, it does not run; its parameters get zero gradients, so that optimizers and
+    DistributedDataParallel see what they would see if it had run. The branch of a sample that skips is not computed, so
+    the sample's choice of skipping gets no gradient (``-<upstream, branch>`` if the branch runs for all).
 
     Modules and parameters of the branch stay registered where the model has them; this module only refers to them.
 
     Args:
-        region: from the values given to the branch to its skip select, for any number of samples.
-        given: what each of those values is.
-        axis: where the samples lie in what the branch gives.
-        adding: what adds that to the skip path.
+        region: the graph from the branch's inputs to its skip select, for any number of samples.
+        given: the kind of each input.
+        axis: where the samples lie in the branch's output.
+        adding: how that output is added to the skip path.
         threshold: share of skipped samples (0..1) from which leaving them out pays.
     """
 
@@ -61,12 +61,12 @@ class DispatchedBlock(nn.Module):
         return self._region[0]
 
     def forward(self, choice: Float[Tensor, "batch options"], onto: Float[Tensor, "*dims"], *given: Any) -> Tensor:
-        """The block's output, or the branch with zeros for those that skip, where the graph does the adding.
+        """The block's output; if the graph does the adding, the branch's output with zeros for samples that skip.
 
         Args:
-            choice: of the block.
+            choice: the block's choice.
             onto: the skip path; of the branch's shape.
-            given: to the branch.
+            given: inputs of the branch.
         """
         running = self._running(choice, onto, given)
         if running is None:
@@ -85,24 +85,24 @@ class DispatchedBlock(nn.Module):
         return self.adding == "in place"
 
     def _running(self, choice: Tensor, onto: Tensor, given: Sequence[Any]) -> Int[Tensor, " some"] | None:
-        """Numbers of the samples that run; ``None`` where all do, whatever they chose."""
+        """Indices of the samples that run; ``None`` if all run, whatever they chose."""
         samples = len(choice)
         if torch.compiler.is_compiling() or choice.is_meta or not samples:
             return None
         runs = picked(choice) != 0
         running = runs.nonzero().flatten()
         skipped = 1 - len(running) / samples
-        if not skipped or skipped < float(self.threshold) - 1e-6:  # one in ten is 0.1, whatever the buffer holds
+        if not skipped or skipped < float(self.threshold) - 1e-6:  # the float32 buffer holds a little more than 0.1
             return None
         if not self._divides(onto, given, samples) or (self.training and self._meets_others()):
             return None
         if len(running) == 1 and self.training and self._normalises():
-            # One value of a channel has no variance; the sample that comes along still counts as skipped.
+            # One value has no variance, so a skipping sample runs along with it; that one still counts as skipped.
             running = torch.cat([running, (~runs).nonzero().flatten()[:1]])
         return running
 
     def _divides(self, onto: Tensor, given: Sequence[Any], samples: int) -> bool:
-        """Whether each tensor has rows of each sample: a single row may stand for all."""
+        """Whether each tensor has equally many rows of each sample; it has not if a single row stands for all."""
         rows = [x.shape[axis.axis] for x, axis in zip(given, self.given, strict=True) if isinstance(axis, BatchAxis)]
         return not any(each % samples for each in (*rows, onto.shape[self.axis.axis]))
 
@@ -120,7 +120,7 @@ class DispatchedBlock(nn.Module):
         return branch
 
     def _kind(self, onto: Tensor) -> tuple[Any, ...]:
-        """What the type of the branch depends on."""
+        """The conditions on which the type of the branch's output depends."""
         device = onto.device.type
         half = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
         return self.training, half, onto.dtype
@@ -129,10 +129,10 @@ class DispatchedBlock(nn.Module):
         return torch.promote_types(onto, branch) if self.adding == "new" else branch
 
     def _idle(self, choice: Tensor, onto: Tensor, given: Sequence[Any]) -> Tensor:
-        """The block where all samples skip."""
+        """The block's output if all samples skip."""
         kind = self._kind(onto)
         if kind not in self._types or any(each.training and not each.seen for each in self._ranges()):
-            # Never run so far: its type has to be seen, and its ranges, without which evaluation means nothing.
+            # The branch never ran, so its output's type is unknown, and so are its ranges, which evaluation needs.
             self._look(onto, given)
         dtype = self._type(onto.dtype, self._types[kind])
         tensors = [x for x in (choice, *given, *self._parameters_read()) if isinstance(x, Tensor) and x.requires_grad]
@@ -141,9 +141,9 @@ class DispatchedBlock(nn.Module):
         return out
 
     def _look(self, onto: Tensor, given: Sequence[Any]) -> None:
-        """Run the branch without leaving a trace but its ranges and running averages."""
+        """Run the branch without gradients or draws; only its ranges and running averages change."""
         cached = torch.is_autocast_cache_enabled()
-        torch.set_autocast_cache_enabled(False)  # half copies of weights that know of no gradient
+        torch.set_autocast_cache_enabled(False)  # it would keep half copies of weights, without gradients
         try:
             with torch.no_grad(), torch.random.fork_rng([onto.device] if onto.is_cuda else []):
                 self._branch(onto, given)
@@ -173,19 +173,19 @@ class DispatchedBlock(nn.Module):
         return bool(functions) or any(isinstance(module, _BatchNorm) for module in self._modules_called())
 
     def _meets_others(self) -> bool:
-        """Whether it waits for other processes, some of which may not run theirs."""
+        """Whether the branch waits for other processes, some of which may not run it."""
         together = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         return together and any(isinstance(module, nn.SyncBatchNorm) for module in self._modules_called())
 
 
 def rows_of(x: Tensor, axis: BatchAxis, running: Int[Tensor, " some"], samples: int) -> Tensor:
-    """The rows of some samples, in the memory order of all."""
+    """The rows of some samples, in the memory order of ``x``."""
     split, dim = _split(x, axis, samples)
     return _joined(_selected(split, dim, running), axis)
 
 
 def _selected(x: Tensor, dim: int, index: Tensor) -> Tensor:
-    """``index_select``, which by itself would put the result into the common memory order."""
+    """``index_select`` in the memory order of ``x``; torch's own result is contiguous."""
     if x.is_contiguous():
         return x.index_select(dim, index)
     strides = x.stride()
@@ -195,7 +195,7 @@ def _selected(x: Tensor, dim: int, index: Tensor) -> Tensor:
 
 
 def share_of(count: int, running: int, samples: int) -> int:
-    """A number in proportion to the samples, for some of them."""
+    """A number proportional to the samples, for only those that run."""
     return count // samples * running
 
 
@@ -207,7 +207,7 @@ def _added(base: Tensor, rows: Tensor, axis: BatchAxis, running: Int[Tensor, " s
 
 
 def _split(x: Tensor, axis: BatchAxis, samples: int) -> tuple[Tensor, int]:
-    """A view whose samples have a dimension of their own, and which that is."""
+    """A view in which one dimension holds the samples alone, and the index of that dimension."""
     if not axis.folded:
         return x, axis.axis
     rows = x.shape[axis.axis] // samples
@@ -220,7 +220,7 @@ def _joined(x: Tensor, axis: BatchAxis) -> Tensor:
 
 
 class _Added(torch.autograd.Function):
-    """``index_add``, which by itself would keep the rows for their shape."""
+    """``index_add`` that does not save the rows; torch's own saves them for their shape."""
 
     @staticmethod
     def forward(ctx: Any, base: Tensor, rows: Tensor, dim: int, index: Tensor) -> Tensor:
@@ -235,7 +235,7 @@ class _Added(torch.autograd.Function):
 
 
 class _Idle(torch.autograd.Function):
-    """The skip path, or zeros like it; zero gradients for what the branch would have read."""
+    """The skip path, or zeros like it; zero gradients for the tensors that the branch would have read."""
 
     @staticmethod
     def forward(ctx: Any, onto: Tensor, dtype: torch.dtype, adds: bool, *read: Tensor) -> Tensor:

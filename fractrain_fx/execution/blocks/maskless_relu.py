@@ -1,8 +1,8 @@
-"""ReLUs whose gradient asks a compiled graph on a CPU for no mask.
+"""ReLUs whose gradient needs no mask in a compiled graph on a CPU.
 
-From torch's own gradient, torch's compiler makes a mask, which it saves beside the output. For a CPU with AVX2 it
-writes and reads masks one value at a time: that was a tenth of a compiled training step of a Transformer. Here the
-gradient is told from the output.
+For the gradient of torch's own ReLU, torch's compiler saves a mask beside the output. On a CPU with AVX2, its code
+writes and reads masks one value at a time, which took a tenth of a compiled training step of a Transformer. Here the
+gradient is computed from the output.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def relu(input: Float[Tensor, "*dims"], inplace: bool = False) -> Float[Tensor, 
 
 
 class MasklessReLU(nn.Module):
-    """A module ``nn.ReLU`` of the model, which is called as it is but where :func:`relu` does something else.
+    """An ``nn.ReLU`` of the model, which is called as it is unless a compiled graph on a CPU needs the maskless form.
 
     Args:
         original: the module.
@@ -61,7 +61,7 @@ class _Maskless(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         (y,) = ctx.saved_tensors
         (g,) = grads
-        # A comparison with plain 0 needs nothing of backward, so that the compiler would move it into forward; this one
-        # has the sign of the gradient, which comparisons do not see.
+        # A comparison with plain 0 depends on nothing in backward, so the compiler would move it into forward. This
+        # zero takes its sign from the gradient; comparisons ignore the sign of a zero.
         zero = g.new_zeros(()).copysign(g)
         return torch.where(y <= zero, 0.0, g)

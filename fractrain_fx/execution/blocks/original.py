@@ -1,4 +1,4 @@
-"""A module of the model behind one of this package, which stands in its place in the copy that runs."""
+"""Finds the module of the model that a module of this package replaces in the copy that runs."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ __all__ = ["Original", "is_hooked"]
 
 
 class Original:
-    """Finds a module of the model at each call, as another one (a synchronised norm, say) may have taken its place.
+    """Finds a module of the model anew at each call, because another one (a synchronised norm, say) may replace it.
 
-    No module, so that torch registers nothing through it: what is found must not get a second name.
+    This is not an ``nn.Module``, so torch does not register the module that it finds under a second name.
 
     Args:
         modules: children of the model, by name.
-        path: of the module.
+        path: the module's path in the model.
     """
 
     def __init__(self, modules: dict[str, nn.Module], path: str) -> None:
         self._modules, self._path = modules, path.split(".")
 
     def find(self) -> nn.Module:
-        """The module that is there now."""
+        """The module that is at the path now."""
         modules = self._modules
         for name in self._path[:-1]:
             modules = modules[name]._modules  # type: ignore[assignment]
@@ -29,6 +29,6 @@ class Original:
 
 
 def is_hooked(module: nn.Module) -> bool:
-    """Whether somebody listens to its calls or gradients."""
+    """Whether a module has hooks on its calls or gradients."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return any(hooks)

@@ -1,4 +1,4 @@
-"""A branch's last batch norm and the skip behind it, as one autograd Function that keeps the norm's input alone."""
+"""A branch's last batch norm and the skip behind it, as one autograd Function that saves only the norm's input."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ __all__ = ["SkippedNorm", "is_plain_norm"]
 class SkippedNorm(nn.Module):
     """``(1 - choice_0) * norm(x)`` with the numbers of the two modules.
 
-    By itself the skip keeps the norm's output for the gradient of its choice, beside the input that the norm keeps:
-    the largest part of what a gated ResNet keeps above a float one. But the norm is ``a x + c`` for each channel, so
-    that the sum of ``g * norm(x)`` over a sample follows from those of ``g * x`` and ``g``.
+    As separate modules, the norm saves its input, and the skip saves the norm's output for the gradient of its choice.
+    Those outputs are the largest part of the memory that a gated ResNet keeps beyond a float one. But the norm is
+    ``a x + c`` for each channel, so the sum of ``g * norm(x)`` over a sample follows from the sums of ``g * x`` and
+    ``g``.
 
     Args:
-        norm: the norm; where it is no plain one (any more), it runs as it is.
-        skip: where the samples lie, and what is done where this form is not for.
+        norm: the norm; if it is not a plain one (any more), both modules run as they are.
+        skip: the module behind the norm.
     """
 
     def __init__(self, norm: Original, skip: Skip) -> None:
@@ -33,7 +34,7 @@ class SkippedNorm(nn.Module):
         self._parts = (norm, skip)
 
     def forward(self, x: Float[Tensor, "*dims"], choice: Float[Tensor, "batch options"]) -> Float[Tensor, "*dims"]:
-        """What the norm gives, and zero for samples that skip; the norm's running averages move as always."""
+        """The norm's output, with zeros for samples that skip; the norm's running averages move as always."""
         original, skip = self._parts
         norm = original.find()
         if not (is_plain_norm(norm) and readable(x) and x.numel()):
@@ -50,7 +51,7 @@ class SkippedNorm(nn.Module):
 
 
 def is_plain_norm(norm: nn.Module) -> bool:
-    """Whether a module computes torch's own batch norm, with samples in dimension 0, and nobody listens to it."""
+    """Whether a module computes torch's own batch norm, with samples in dimension 0, and has no hooks."""
     if type(norm) not in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
         return False
     return norm.momentum is not None and not is_hooked(norm)
@@ -70,7 +71,7 @@ class _SkippedNorm(torch.autograd.Function):
         eps: float,
     ) -> Tensor:
         y, mean, inverse = torch.native_batch_norm(x, weight, bias, *averages, batch, momentum, eps)
-        # In evaluation it was divided by the averages, which may have moved on by the time of backward.
+        # Evaluation normalises with the running averages, which may have changed by the time of backward.
         kept = (mean, inverse) if batch else tuple(None if each is None else each.clone() for each in averages)
         ctx.save_for_backward(x, keep, weight, bias, *kept)
         ctx.batch, ctx.eps = batch, eps

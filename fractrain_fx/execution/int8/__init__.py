@@ -1,1 +1,1 @@
-"""A fused op on integer codes: which ops have any, their products, and the timing that chooses."""
+"""Fused ops on integer codes: which ops have codes, their products, and the timing that chooses int8 or float."""

@@ -26,15 +26,15 @@ __all__ = ["Int8Choice", "needs_of"]
 
 
 class _Kind(NamedTuple):
-    """What the time of both forms depends on.
+    """Everything that the time of the int8 form and of the float form depends on.
 
     Attributes:
         layout: how the contraction is one product of matrices.
-        rows: of the output, up to the next power of two.
-        outputs, inner: channels.
+        rows: rows of the output, rounded up to a power of two.
+        outputs, inner: output channels, and values in a row of the activation.
         gated: whether samples have bits of their own.
-        widths: of activation, weight and gradient, as far as the time depends on them: C++ kernels take less of it for
-            fewer bits, and what samples choose may be another width in each step.
+        widths: bits of activation, weight and gradient, as far as the time depends on them. C++ kernels take less time
+            for fewer bits; bits that samples choose are not told apart, because they may change in each step.
         needs: which gradients are asked for.
         dtype: of the result.
         device: where it runs.
@@ -52,16 +52,16 @@ class _Kind(NamedTuple):
 
 
 class Int8Choice:
-    """What makes a fused op run on integers where it can and where that takes less time.
+    """Makes a fused op run on integers if it can and if that takes less time.
 
     Args:
         name: of the op.
-        layout: how it is one product of matrices.
-        tuner: of the model.
+        layout: how the op is one product of matrices.
+        tuner: the model's tuner.
 
     Attributes:
-        kernel: what ran last: ``int8``, ``float`` as it took less time, or in other words why it was float;
-            ``not yet timed`` before it trained.
+        kernel: the form that ran last: ``int8``; ``float``, which took less time; or the reason why the op cannot run
+            on integers. ``not yet timed`` before the op trained.
     """
 
     def __init__(self, name: str, layout: Layout, tuner: Tuner) -> None:
@@ -69,12 +69,12 @@ class Int8Choice:
         self.kernel = "not yet timed"
 
     def strategy(self, plan: Plan, call: Call, needs: Needs | None = None) -> Strategy:
-        """How to compute a call. In evaluation as the op last did in training, if the call can be.
+        """How to compute a call. Evaluation uses the form that training used last, if the call has that form.
 
         Args:
-            plan: of the op.
+            plan: the op's plan.
             call: the tensors.
-            needs: which gradients will be asked for, where the tensors do not tell.
+            needs: which gradients will be asked for, if the tensors do not tell.
         """
         coded = self._coded(plan, call)
         training = call.bits is not None
@@ -97,7 +97,7 @@ class Int8Choice:
         return strategy if int8 else SIMULATED
 
     def _coded(self, plan: Plan, call: Call) -> Coded | str:
-        """The form on integers, or why there is none for this call."""
+        """The form on integers, or the reason why this call has none."""
         types = {x.dtype for x in (call.a, call.b, call.added) if x is not None}
         device = call.a.device
         if (reason := self.tuner.lacks(device)) is not None:
@@ -105,7 +105,7 @@ class Int8Choice:
         if (other := next(iter(types - {torch.float32, *HALF_TYPES}), None)) is not None:
             return f"computes in {other}"
         if len(types) > 1 and not torch.is_autocast_enabled(device.type):
-            return f"its operands are of {len(types)} types"
+            return f"its operands have {len(types)} types"
         if not (call.a.numel() and call.b.numel()) or device.type == "meta":
             return "has no values"
         if call.bits is None and torch.is_grad_enabled():
@@ -113,9 +113,9 @@ class Int8Choice:
         fw, w = _widths(call.of_a.bits), _widths(call.of_b.bits)
         bw = () if call.bits is None else _widths(call.bits)
         if not all(map(has_codes, w)) or not any(map(has_codes, fw)):
-            return f"operands of {fw[0]} and {w[0]} bits have no codes of 8"
+            return f"operands of {fw[0]} and {w[0]} bits have no 8-bit codes"
         if not all(has_codes(bits) or bits in (0, FLOAT_BITS) for bits in fw):
-            return f"an activation of {max(set(fw) - {FLOAT_BITS})} bits has no codes of 8"
+            return f"an activation of {max(set(fw) - {FLOAT_BITS})} bits has no 8-bit codes"
         if len(bw) > 1 and 1 < len(fw) != len(bw):
             return "its output has other samples than its input"
         samples: list[BatchAxis] = [plan.first.axis] * (len(fw) > 1) + [plan.axis] * (len(bw) > 1)
@@ -125,13 +125,13 @@ class Int8Choice:
         return Coded(self.layout, fw, bw, compiled, self.tuner.multiplies(device))
 
     def _unpadded(self, call: Call) -> str | None:
-        """Why what lies around an input has no code."""
+        """The reason why the padding of an input has no code; ``None`` if it has one."""
         if not isinstance(self.layout, Windows):
             return None
         if not call.a.is_cpu:
-            return "its kernels overlap, and only on a CPU are such kernels multiplied as codes"
+            return "its kernels overlap, and only a CPU multiplies such convolutions as codes"
         padded = any(self.layout.padding) and float(call.of_a.within.lo)
-        return "it pads with 0, where the range of its activation does not begin" if padded else None
+        return "it pads with 0, but the range of its activation does not begin at 0" if padded else None
 
     def _kind(self, call: Call, coded: Coded, needs: Needs, dtype: torch.dtype) -> _Kind:
         outputs, inner = self.layout.columns(call.b).shape
@@ -164,18 +164,18 @@ def needs_of(call: Call) -> Needs:
 
 
 def _run(plan: Plan, call: Call, strategy: Strategy, needs: Needs) -> None:
-    """All products of a call, with the output in place of its gradient."""
+    """Run all products of a call, with the output in place of its gradient."""
     with torch.no_grad():
         out, *saved = strategy.forward(plan, call)
         strategy.backward(plan, call, out, (saved[0], saved[1]), needs)
 
 
-# Widths that were read from a device, each with the tensor and its version, to be waited for only once.
+# Widths that were read from a device, each with its tensor and the tensor's version, so that a read waits only once.
 _read: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
 
 
 def _widths(bits: Tensor) -> tuple[int, ...]:
-    """Bits on the host: one width, or that of each sample, which has to be read anew in each step."""
+    """The bits, read on the host: one width, or one for each sample, which are read anew in each step."""
     if readable(bits) or bits.ndim:
         return tuple(bits.flatten().tolist())
     known = _read.get(id(bits))

@@ -1,4 +1,4 @@
-"""A fused op on integer codes: the numbers of the simulation from products of bytes."""
+"""A fused op on integer codes: products of bytes that give the numbers of the simulation."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ __all__ = ["Coded"]
 class Coded(CodedRows):
     """A product of codes, whose bits are known on the host.
 
-    Rows without codes are multiplied in float: those of samples whose activation is not rounded (0 or 32 bits), and in
-    the gradient of the weight those whose gradient has more bits than a code.
+    Rows without codes are multiplied in float. These are the rows of samples whose activation is not rounded (0 or 32
+    bits) and, for the gradient of the weight, of samples whose gradient has more bits than a code.
 
     Attributes:
         compiled: whether the simulation rounds by C++ kernels.
-        multiplied: whether C++ kernels multiply codes too; otherwise it is units for bytes.
+        multiplied: whether C++ kernels multiply the codes; otherwise ``torch._int_mm`` does.
     """
 
     compiled: bool = False
@@ -57,7 +57,8 @@ class Coded(CodedRows):
         bias = added if added is not None and added.ndim == 1 else None
         y = product(x, w, bias, compiled=self.multiplied)
         if not call.of_a.within.measured_here:
-            # A NaN or an infinite value shows in a range of its own. In another, its code hides it; 0 * inf does not.
+            # A NaN or infinite value makes a range measured on it not finite. In another range its code hides it, so
+            # the NaN of 0 * inf is added.
             rows = self.layout.rows(a)
             y.add_((rows.amax(1).mul_(0) + rows.amin(1).mul_(0)).unsqueeze(1))
         apart = self.apart(plan.first.axis, a.shape, len(y), y.device)
@@ -74,7 +75,7 @@ class Coded(CodedRows):
         self, plan: Plan, call: Call, g: Tensor, saved: tuple[Tensor | None, Tensor | None], needs: Needs
     ) -> Gradients:
         added = call.added if needs[2] else None
-        summed = added is not None and added.ndim == 1 and needs[1]  # the weight's product sums up what a bias gets
+        summed = added is not None and added.ndim == 1 and needs[1]  # a bias's gradient comes with the weight's
         rounded, codes = self._gradient(plan, call, g, values=added is not None and not summed)
         rows = None if rounded is None else self.layout.output_rows(rounded)
         of_a = of_b = of_added = None
@@ -108,7 +109,7 @@ class Coded(CodedRows):
         return Codes(saved, scale.flatten(), zero.flatten())
 
     def _activation(self, factor: Factor, x: Tensor | None, saved: Tensor | None, at: Rounds) -> tuple[Tensor, Codes]:
-        """Its codes as they are saved, and as rows."""
+        """The codes of an activation as they are saved, and as a matrix."""
         if x is not None:
             at = at._replace(bits=factor.axis.expand(at.bits, x.shape))
         if saved is not None:
@@ -127,9 +128,9 @@ class Coded(CodedRows):
         return self._codes(x, at, torch.int8, out=out)[0], *self._ends(at)
 
     def _gradient(self, plan: Plan, call: Call, g: Tensor, *, values: bool) -> tuple[Tensor | None, Codes | None]:
-        """The rounded gradient, bit for bit that of the simulation, and the codes of those rows that have some.
+        """The rounded gradient, bit for bit that of the simulation, and its codes, if any row has codes.
 
-        Values are left out where codes say it all, unless they are asked for.
+        The values may be left out if all rows have codes and ``values`` does not ask for them.
         """
         assert call.bits is not None
         coded = [bits for bits in self.bw if 0 < bits <= GRADIENT_BITS]
@@ -151,7 +152,7 @@ class Coded(CodedRows):
         return put_where(bits, (0,), 0.0, rounded), matrix
 
     def _with_ends(self, codes: Tensor, bits: Tensor, shape: Sequence[int], scale: Tensor, zero: Tensor) -> Codes:
-        """Codes with the numbers of their rows, from those of samples that ``bits`` are of."""
+        """Codes with the scale and zero of each row, from those of the samples that ``bits`` belong to."""
         if bits.numel() == 1:
             return Codes(codes, scale.view(()), zero.view(()))
         if self.multiplied and bits.shape[0] == bits.numel():
@@ -160,7 +161,7 @@ class Coded(CodedRows):
         return Codes(codes, *each)
 
     def _ends(self, at: Rounds) -> tuple[Tensor, Tensor]:
-        """Scale and zero of signed codes; NaN where the range is not finite."""
+        """Scale and zero of signed codes; the zero is NaN if the range is not finite."""
         return code_ends(*at, compiled=self.compiled)
 
     def _codes(self, x: Tensor, at: Rounds, dtype: torch.dtype, **how: Any) -> tuple[Tensor, Tensor | None]:
@@ -169,9 +170,9 @@ class Coded(CodedRows):
     def _of_weight(
         self, plan: Plan, call: Call, g: Tensor, rounded: Tensor | None, codes: Codes | None, x: Codes
     ) -> tuple[Tensor, Tensor]:
-        """The gradient of the weight, whose scales lie on the rows that are summed over, and that of a bias.
+        """The gradients of the weight and of a bias. Rows, which may each have their own scale, are summed over.
 
-        C++ kernels multiply all rows that have codes at once, units for bytes those of each pair of bits.
+        C++ kernels multiply all rows that have codes at once; ``torch._int_mm`` multiplies those of one pair of bits.
         """
         together = codes if self.multiplied else None
         found = None if together is None else self._together(plan, call, g, together, x)
@@ -189,19 +190,19 @@ class Coded(CodedRows):
         return rounded.new_zeros(rounded.shape[1], x.codes.shape[1]), rounded.new_zeros(rounded.shape[1])
 
     def _values(self, call: Call, x: Codes, rows: Tensor | None, *, coded: bool) -> Tensor:
-        """Some rows of the rounded activation."""
+        """Some rows of the rounded activation, in float."""
         if not coded:
             return select_rows(self.layout.rows(call.a), rows)
         some = some_rows(x, rows)
         return some.codes * some.scale + some.zero
 
     def _together(self, plan: Plan, call: Call, g: Tensor, codes: Codes, x: Codes) -> tuple[Tensor, Tensor] | None:
-        """The part of those rows whose activation and gradient both have codes."""
+        """The contribution of the rows whose activation and gradient both have codes."""
         pairs = self.pairs()
         if not any(both_coded(fw, bw) for fw, bw in pairs):
             return None
         left_out = [in_float(fw, bw) for fw, bw in pairs]
-        if any(left_out):  # those of 0 bits have scale 0 anyway
+        if any(left_out):  # rows of 0 bits have scale 0 already
             rows = self.by_row(plan, call, g, torch.tensor(left_out), len(codes.codes))
             codes = codes._replace(scale=spread(codes.scale, len(rows)).masked_fill(rows, 0))
         return weight_product(codes, x, compiled=True)

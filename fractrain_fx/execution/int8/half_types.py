@@ -1,4 +1,4 @@
-"""A fused op on integer codes whose operands or result are of half types, as under autocast."""
+"""A fused op on integer codes whose operands or result have half types, as under autocast."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ HALF_TYPES = frozenset({torch.bfloat16, torch.float16})
 
 @dataclass(frozen=True)
 class HalfPrecision:
-    """A product that is computed as in float32, with a result of a half type.
+    """Computes a product as in float32 and gives the result in a half type.
 
-    The simulation rounds to a half type what it has rounded to its levels, before it multiplies; codes need not be. So
-    this is nearer to what float32 gives than the simulation in that type.
+    The simulation rounds operands to their levels and then, before it multiplies, to the half type. Codes skip this
+    second rounding, so the result is nearer to that of float32 than the simulation's.
 
     Attributes:
-        strategy: of operands in float32.
-        dtype: of the result.
+        strategy: the strategy for operands in float32.
+        dtype: type of the result.
     """
 
     strategy: Strategy

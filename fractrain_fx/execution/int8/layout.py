@@ -1,4 +1,4 @@
-"""How a contraction with a weight is one product of two matrices: which values make up a row."""
+"""A contraction with a weight as one product of two matrices: which values make up a row."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ class Layout(Protocol):
     """The operands of a contraction as matrices: ``rows(x) @ columns(w).T``, and the way back."""
 
     def misfit(self, x: Sequence[int], w: Sequence[int], samples: Sequence[BatchAxis]) -> str | None:
-        """Why operands of these shapes are no matrices of which each row is of one sample, where the samples lie so."""
+        """The reason these shapes cannot become matrices whose rows each belong to one sample; ``None`` if they can.
+
+        ``samples`` says where the samples lie in the operands whose samples have bits of their own.
+        """
         ...
 
     def rows(self, x: Tensor) -> Matrix:
@@ -30,11 +33,11 @@ class Layout(Protocol):
         ...
 
     def code_rows(self, codes: Tensor, bits: Tensor, *, compiled: bool) -> Matrix:
-        """The same of its codes of so many bits, for all samples or for each; ``compiled``: maybe by a C++ kernel."""
+        """The rows of the activation's codes. ``bits``: of all or of each sample; ``compiled``: C++ kernels may run."""
         ...
 
     def each(self, value: Tensor, shape: Sequence[int], rows: int) -> Shaped[Tensor, " rows"]:
-        """One value for each of so many rows, from one a sample that broadcasts against an operand of a shape."""
+        """One value for each row. ``value`` has one for each sample and broadcasts against an operand of ``shape``."""
         ...
 
     def columns(self, w: Tensor) -> Matrix:
@@ -42,23 +45,23 @@ class Layout(Protocol):
         ...
 
     def output(self, y: Matrix, x: Tensor) -> Tensor:
-        """The output for an activation, in the order of memory that the contraction itself has."""
+        """The output for the activation ``x``, in the memory order of the contraction's own result."""
         ...
 
     def output_rows(self, g: Tensor) -> Matrix:
-        """The gradient of the output: its rows."""
+        """The rows of the output's gradient."""
         ...
 
     def activation(self, rows: Matrix, g: Tensor) -> Tensor:
-        """The gradient of the activation from its rows, and the gradient of the output."""
+        """The gradient of the activation, from its rows; ``g`` is the output's gradient."""
         ...
 
     def weight(self, columns: Matrix, w: Tensor) -> Tensor:
-        """The gradient of the weight."""
+        """The gradient of the weight ``w``, from its matrix."""
         ...
 
     def added(self, g: Tensor, added: Tensor) -> Tensor:
-        """The gradient of what was added to the product."""
+        """The gradient of the term that was added to the product."""
         ...
 
 
@@ -67,7 +70,7 @@ class Features:
     """``x @ w.T`` over the last dimension of ``x``.
 
     Attributes:
-        upright: the weight is stored as ``x @ w`` has it.
+        upright: whether the weight is stored for ``x @ w``: one row for each value that is summed over.
     """
 
     upright: bool = False
@@ -105,7 +108,7 @@ class Features:
 
 
 class Images:
-    """What convolutions have in common: ``(batch, channels, *places)``, of which each place of the output is a row."""
+    """Methods of all convolutions over ``(batch, channels, *places)``; each place of the output is a row."""
 
     def misfit(self, x: Sequence[int], w: Sequence[int], samples: Sequence[BatchAxis]) -> str | None:
         batched = len(x) == len(w) and all(axis.whole or axis.axis == 0 for axis in samples)
@@ -119,7 +122,7 @@ class Images:
         return g.movedim(1, -1).reshape(-1, g.shape[1])
 
     def images(self, rows: Matrix, places: Sequence[int], like: Tensor) -> Tensor:
-        """The way back, in the order of memory of a tensor: ``places`` are the sizes of the result but the channels."""
+        """A tensor from its rows, in the memory order of ``like``; ``places`` are its sizes without the channels."""
         out = rows.view(*places, rows.shape[1]).movedim(-1, 1)
         return out.contiguous() if like.is_contiguous() else out
 
@@ -129,7 +132,7 @@ class Images:
 
 @dataclass(frozen=True)
 class Patches(Images):
-    """A convolution whose kernels lie side by side: each value of the input is in one of them.
+    """A convolution whose kernels lie side by side: each value of the input is under exactly one of them.
 
     Attributes:
         kernel: its spatial sizes, which are its strides too.
@@ -169,4 +172,4 @@ class Patches(Images):
 
 
 def _no_matrices(x: Sequence[int], w: Sequence[int]) -> str:
-    return f"an input of {tuple(x)} and a weight of {tuple(w)} are no two matrices"
+    return f"an input of {tuple(x)} and a weight of {tuple(w)} cannot be multiplied as two matrices"

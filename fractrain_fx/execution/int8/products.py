@@ -1,8 +1,8 @@
 """The three products of a contraction on integer codes, with the numbers that rounded values give in float.
 
-A rounded value is ``scale * code + zero`` with a whole number for a code, so that a product of rounded values is one of
-codes, in 32 bits, and corrections of rank 1. On units for bytes (``torch._int_mm``) codes of more than 8 bits are two
-bytes, ``256 * high + low``, each a code; the C++ kernels multiply numbers of 16 bits as they are.
+A rounded value is ``scale * code + zero`` with an integer code. So a product of rounded values is a product of codes,
+summed in 32 bits, plus corrections of rank 1. ``torch._int_mm`` multiplies bytes only, so a code of more than 8 bits
+becomes two bytes, ``256 * high + low``, which are multiplied as codes. The C++ kernels multiply 16-bit codes too.
 """
 
 from __future__ import annotations
@@ -32,29 +32,30 @@ __all__ = [
     "with_ends",
 ]
 
-# More products of two bytes than this may not fit into the 32 bits that sum them up. A multiple of 8, as CUDA wants it.
+# The sum of more products of two bytes than this may not fit into 32 bits. CUDA needs a multiple of 8.
 _LONGEST = (1 << 17) - 8
 
 # The places of the two bytes of a 16-bit number in memory.
 LOW, HIGH = (0, 1) if sys.byteorder == "little" else (1, 0)
 
-# What two signed bytes are less than the number whose bytes they are.
+# With its top bit flipped, reading the low byte as signed subtracts 128.
 _LESS = 128
 
-# Far below any gradient, and its reciprocal far from the end of float32.
+# Far below any gradient; its reciprocal is far from overflow in float32.
 _SMALLEST_UNIT = 1e-30
 
-# The largest number whose two bytes are both signed.
+# The largest value of ``256 * high + low`` for two signed bytes.
 _LARGEST = 127 * 256 + 127
 
 
 class Codes(NamedTuple):
-    """A matrix of ``scale * code + zero``.
+    """A matrix whose values are ``scale * code + zero``.
 
     Attributes:
-        codes: of 8 bits, those of a gradient maybe of 16.
-        scale: of all codes, or of those of each row; for the C++ kernels maybe of each run of as many rows.
-        zero: likewise.
+        codes: 8-bit codes; a gradient's may have 16 bits.
+        scale: one for all codes or one for each row; the C++ kernels also take one for each of several equal runs of
+            rows.
+        zero: one for each scale.
     """
 
     codes: Int[Tensor, "rows inner"]
@@ -65,7 +66,7 @@ class Codes(NamedTuple):
 def product(
     x: Codes, w: Codes, bias: Float[Tensor, "#outputs"] | None = None, *, compiled: bool = False
 ) -> Float[Tensor, "rows outputs"]:
-    """``x @ w.T + bias`` for activations whose scale is one for all or one a row, and a weight with one a row.
+    """``x @ w.T + bias`` for activations with one scale or one for each row, and a weight with one for each row.
 
     ``sum_k x w = s_x s_w P + s_x z_w sum_k q_x + z_x sum_k w``, where ``P`` is the product of codes.
 
@@ -73,7 +74,7 @@ def product(
         x: activations.
         w: weight.
         bias: what is added to each output.
-        compiled: by the C++ kernel.
+        compiled: use the C++ kernel.
     """
     if compiled:
         y: Tensor = kernels().code_product(*x, w.codes.t(), w.scale, w.zero, None, bias)
@@ -91,11 +92,11 @@ def product(
 def error_product(
     g: Float[Tensor, "rows outputs"] | Codes, w: Codes, *, compiled: bool = False
 ) -> Float[Tensor, "rows inner"]:
-    """``g @ w`` for a weight with a scale for each row, which is the dimension that is summed over.
+    """``g @ w`` for a weight with a scale for each row. The rows of the weight are summed over.
 
-    So the scales go into ``g``, which becomes 16-bit fixed-point numbers, each row in units of its own; that is all
-    that this product rounds besides float32. Where a row of ``g`` is zero, so is the result. The C++ kernel
-    (``compiled``) also takes codes.
+    So its scales are multiplied into ``g``, which is then rounded to 16-bit fixed-point numbers, with one unit for each
+    row. The product has no other rounding than that and float32's. A row of zeros in ``g`` gives a row of zeros. The
+    C++ kernel (``compiled``) also takes codes.
     """
     if compiled:
         errors: Tensor = kernels().error_product(*with_ends(g), *w)
@@ -107,14 +108,14 @@ def error_product(
 
 
 def with_ends(g: Tensor | Codes) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """What the C++ kernels take for a gradient: codes with their scales and zeros, or values without."""
+    """A gradient as the C++ kernels take it: codes with their scales and zeros, or values without."""
     return g if isinstance(g, Codes) else (g, None, None)
 
 
 def fixed_point(
     g: Float[Tensor, "rows outputs"], scale: Float[Tensor, " outputs"], runs: int
 ) -> tuple[Int16[Tensor, "rows outputs"], Float[Tensor, "runs 1"]]:
-    """``g * scale`` as whole numbers, and the unit in which they are, one for each of so many runs of rows."""
+    """``g * scale`` as whole numbers times a unit, and the units, one for each of ``runs`` equal runs of rows."""
     h = (g * scale).view(runs, -1)
     unit = torch.maximum(h.amax(1, keepdim=True), -h.amin(1, keepdim=True)).div_(_LARGEST).clamp_(min=_SMALLEST_UNIT)
     return h.mul_(unit.reciprocal()).round_().to(torch.int16).view(g.shape), unit
@@ -130,9 +131,9 @@ def limb_product(numbers: Int16[Tensor, "rows inner"], codes: Int8[Tensor, "inne
 def weight_product(
     g: Codes, x: Codes, *, compiled: bool = False
 ) -> tuple[Float[Tensor, "outputs inner"], Float[Tensor, " outputs"]]:
-    """``g.T @ x`` for one scale each, where ``g`` may have codes of 16 bits; and the sum of the rows of ``g``.
+    """``g.T @ x``, and the sum of the rows of ``g``, whose codes may have 16 bits. Both matrices have a single scale.
 
-    By the C++ kernel (``compiled``) each row may have scales of its own; rows of ``g`` with scale 0 are left out.
+    For the C++ kernel (``compiled``) each row may have its own scale; rows of ``g`` with scale 0 are left out.
     """
     if compiled:
         of_weight, of_bias = kernels().code_product_of_rows(*g, *x)
@@ -154,8 +155,8 @@ def weight_product(
 
 
 def limbs_of(numbers: Int16[Tensor, "rows inner"]) -> Int8[Tensor, "rows inner 2"]:
-    """Numbers as ``256 * high + low + 128``, both of which are signed bytes."""
-    # The top bit of the low byte, turned over, takes 128 from it.
+    """Numbers as ``256 * high + low + 128``, with signed bytes ``high`` and ``low``."""
+    # Flips the top bit of the low byte, which read as signed is then 128 less.
     turned = numbers.contiguous().bitwise_xor(_LESS)
     return turned.view(torch.int8).view(*turned.shape, 2)
 
@@ -163,13 +164,13 @@ def limbs_of(numbers: Int16[Tensor, "rows inner"]) -> Int8[Tensor, "rows inner 2
 def int_mm(
     a: Int8[Tensor, "rows inner"], b: Int8[Tensor, "inner columns"], *, pad: bool | None = None
 ) -> Float[Tensor, "rows columns"]:
-    """``a @ b`` summed up in int32, as float32.
+    """``a @ b``, summed in int32 and given in float32.
 
     Args:
         a: codes.
         b: codes.
-        pad: bring the sizes to what the kernel of CUDA asks for, more than 16 rows and multiples of 8 for the others,
-            and the operands into one piece; by default on such a device.
+        pad: pad the sizes as CUDA's kernel needs them (more than 16 rows, multiples of 8 for the others) and make the
+            operands contiguous; by default only on a CUDA device.
     """
     rows, columns = a.shape[0], b.shape[1]
     if a.is_cuda if pad is None else pad:
@@ -182,7 +183,7 @@ def int_mm(
 
 
 def some_rows(matrix: Codes, rows: Int[Tensor, " some"] | None, *, narrow: bool = False) -> Codes:
-    """Some rows, which have one scale, or all; with ``narrow`` in one byte each, where that says it all."""
+    """Some rows, which share one scale, or all rows; ``narrow`` stores codes of at most 8 bits in one byte each."""
     codes = select_rows(matrix.codes, rows)
     if narrow:
         codes = codes.to(torch.int8)
@@ -199,7 +200,7 @@ def select_rows(x: Tensor, rows: Int[Tensor, " some"] | None) -> Tensor:
 
 
 def spread(ends: Float[Tensor, " runs"], rows: int) -> Float[Tensor, " rows"]:
-    """The numbers of runs of rows, one for each row."""
+    """One number for each row, from one for each of several equal runs of rows."""
     return ends.expand(rows) if ends.numel() == 1 else ends.repeat_interleave(rows // len(ends))
 
 
@@ -208,5 +209,5 @@ def _row_sums(codes: Tensor) -> Tensor:
 
 
 def _column_sums(codes: Tensor) -> Tensor:
-    """In float64: there are as many rows as positions, and the sums are scaled by large codes."""
+    """Sums of columns in float64: there is a row for each position, and large codes scale the sums."""
     return codes.sum(0, dtype=torch.int32).double()

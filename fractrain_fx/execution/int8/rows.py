@@ -1,4 +1,4 @@
-"""Which rows of a product have which bits, and so which are multiplied as codes."""
+"""The bits of each row of a product, which decide whether the row is multiplied as codes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fractrain_fx.nn.batch_axis import BatchAxis
 
 __all__ = ["GRADIENT_BITS", "CodedRows", "both_coded", "has_codes", "in_float"]
 
-# What the two bytes of a gradient's code hold.
+# Bits of a gradient that its code of two bytes can hold.
 GRADIENT_BITS = 16
 
 _Group = tuple[int, int, Int[Tensor, " some"] | None]
@@ -24,12 +24,12 @@ _Group = tuple[int, int, Int[Tensor, " some"] | None]
 
 @dataclass(frozen=True)
 class CodedRows:
-    """The rows of a product, of which those of a sample have its bits.
+    """The rows of a product; the rows of a sample have the sample's bits.
 
     Attributes:
-        layout: how the contraction is one of matrices.
+        layout: how the contraction is a product of matrices.
         fw: bits of the activation: one for all values, or one for each sample.
-        bw: of the output's gradient, likewise; empty in evaluation.
+        bw: bits of the output's gradient: one for all values, or one for each sample; empty in evaluation.
     """
 
     layout: Layout
@@ -37,7 +37,10 @@ class CodedRows:
     bw: tuple[int, ...]
 
     def groups(self, plan: Plan, call: Call, g: Tensor, rows: int, *, without_coded: bool) -> Iterator[_Group]:
-        """The pairs of bits, each with its rows (``None``: all); those of samples that skip add nothing."""
+        """The pairs of bits (activation, gradient), each with its rows (``None``: all), without samples that skip.
+
+        ``without_coded`` leaves out the pairs of which both have codes.
+        """
         pairs = self.pairs()
         kinds = sorted(set(pairs))
         wanted = [(fw, bw) for fw, bw in kinds if bw and not (without_coded and both_coded(fw, bw))]
@@ -54,7 +57,7 @@ class CodedRows:
         return [(self.fw[i % len(self.fw)], self.bw[i % len(self.bw)]) for i in range(samples)]
 
     def by_row(self, plan: Plan, call: Call, g: Tensor, of_samples: Tensor, rows: int) -> Tensor:
-        """What belongs to each sample, for each row."""
+        """One value for each row: that of the row's sample in ``of_samples``."""
         axis, shape = (self.axis(plan, g), g.shape) if len(self.bw) > 1 else (plan.first.axis, call.a.shape)
         return self.layout.each(axis.expand(of_samples.to(g.device), shape), shape, rows)
 
@@ -73,15 +76,15 @@ class CodedRows:
 
 
 def has_codes(bits: int) -> bool:
-    """Whether a value rounded to so many bits has a code of one byte."""
+    """Whether a value rounded to ``bits`` has a code of one byte."""
     return 0 < bits <= CODE_BITS
 
 
 def both_coded(fw: int, bw: int) -> bool:
-    """Whether an activation and a gradient of so many bits both have codes."""
+    """Whether an activation of ``fw`` bits and a gradient of ``bw`` bits both have codes."""
     return has_codes(fw) and 0 < bw <= GRADIENT_BITS
 
 
 def in_float(fw: int, bw: int) -> bool:
-    """Whether rows have a part in the gradient of the weight for which they lack codes."""
+    """Whether rows contribute to the gradient of the weight but have to be multiplied in float."""
     return bw != 0 and not both_coded(fw, bw)

@@ -1,4 +1,4 @@
-"""Which form of an op takes less time here: float or integers, by a short timing on real operands."""
+"""Times the float form and the integer form of an op on real operands, to choose the quicker one."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ __all__ = ["Timing", "Tuner", "lacks_int8", "lacks_products"]
 
 _log = logging.getLogger(__name__)
 
-# Of each form, after one to warm up.
+# Timed runs of each form, after one to warm up.
 _RUNS = 3
 
-# The first tensor cores that multiply bytes.
+# Compute capability of the first GPUs whose tensor cores multiply bytes.
 _INT8_TENSOR_CORES = (7, 5)
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of both forms."""
+    """Seconds that each form takes."""
 
     float_s: float
     int8_s: float
 
     @property
     def int8(self) -> bool:
-        """Whether integers took less."""
+        """Whether integers took less time."""
         return self.int8_s < self.float_s
 
 
@@ -42,11 +42,11 @@ class Tuner:
     """The choices of one model: a timing for each kind of product, made when the first such op trains.
 
     Args:
-        kernels: ``auto`` times, ``int8`` does without.
+        kernels: ``auto`` times both forms, ``int8`` chooses integers without timing.
         compiled: whether C++ kernels may multiply codes.
 
     Attributes:
-        timings: by kind of product.
+        timings: the timing of each kind of product.
     """
 
     def __init__(self, kernels: Kernels, *, compiled: bool = False) -> None:
@@ -55,7 +55,7 @@ class Tuner:
         self._told: set[str] = set()
 
     def lacks(self, device: torch.device) -> str | None:
-        """Why no op is to run on integers on a device, said once in the log."""
+        """The reason why no op should run on integers on a device, logged once; ``None`` if there is none."""
         reason = lacks_products(device, compiled=self._compiled) if self.kernels == "auto" else None
         if reason is not None and reason not in self._told:
             self._told.add(reason)
@@ -63,18 +63,18 @@ class Tuner:
         return reason
 
     def multiplies(self, device: torch.device) -> bool:
-        """Whether C++ kernels multiply codes on a device: all but those units for matrices (AMX) that torch has."""
+        """Whether C++ kernels multiply codes on a device: on a CPU without matrix units (AMX), which torch uses."""
         kernels = self._compiled and device.type == "cpu" and not torch.cpu._is_amx_tile_supported()
         return kernels and _has_products()
 
     def int8(self, kind: Hashable, name: str, device: torch.device, forms: Callable[[bool], object]) -> bool | None:
-        """Whether a kind of product is to run on integers; ``None`` where that can not be told now.
+        """Whether a kind of product should run on integers; ``None`` if it cannot be timed now.
 
         Args:
-            kind: what the time depends on.
-            name: of the op, for the log.
+            kind: everything that the time depends on.
+            name: the op's name, for the log.
             device: where it runs.
-            forms: runs all products of the op, on integers where it is given ``True``.
+            forms: runs all products of the op, on integers if it is given ``True``.
         """
         if self.kernels == "int8":
             return True
@@ -94,7 +94,7 @@ class Tuner:
 
 
 def lacks_products(device: torch.device, *, compiled: bool) -> str | None:
-    """Why products of whole numbers are no quicker than those of floats on a device, as far as its kind tells.
+    """The reason why integer products are not quicker than float ones on this kind of device; ``None`` if they may be.
 
     Args:
         device: where they run.
@@ -105,17 +105,17 @@ def lacks_products(device: torch.device, *, compiled: bool) -> str | None:
         return reason
     if compiled:
         return None if _has_products() else f"{reason}, nor AVX2"
-    return f"{reason}; rounding='compiled' multiplies without"
+    return f"{reason}; rounding='compiled' multiplies without them"
 
 
 def lacks_int8(device: torch.device) -> str | None:
-    """Why a device has no quick units for bytes, as far as its kind tells."""
+    """The reason why this kind of device has no quick units for bytes; ``None`` if it has."""
     if device.type == "cpu":
         return None if torch.cpu._is_vnni_supported() else "this CPU has no dot products of bytes (VNNI)"
     if device.type == "cuda" and torch.version.hip is None:
         quick = torch.cuda.get_device_capability(device) >= _INT8_TENSOR_CORES
         return None if quick else f"{torch.cuda.get_device_name(device)} has no tensor cores for bytes"
-    return f"torch multiplies no matrices of bytes on a device of type {device.type}"
+    return f"torch cannot multiply matrices of bytes on a device of type {device.type}"
 
 
 @cache

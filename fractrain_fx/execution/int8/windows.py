@@ -1,4 +1,4 @@
-"""A convolution whose kernels overlap as a product of codes: each place of the output is a row (im2col)."""
+"""A convolution with overlapping kernels, as a product of codes: each place of the output is a row (im2col)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fractrain_fx.nn.batch_axis import BatchAxis
 
 __all__ = ["Windows", "window_errors"]
 
-# Values in rows beyond which they are in no cache, and take longer than the convolution in float.
+# Rows of more values than this, in all, fit into no cache and take longer than the convolution in float.
 _MOST = 1 << 26
 
 
@@ -27,7 +27,7 @@ class Windows(Images):
 
     Attributes:
         kernel: its spatial sizes.
-        padding: at both ends of each, less than the kernel.
+        padding: padding at both ends of each spatial dimension, less than the kernel.
     """
 
     kernel: tuple[int, ...]
@@ -35,14 +35,14 @@ class Windows(Images):
 
     def misfit(self, x: Sequence[int], w: Sequence[int], samples: Sequence[BatchAxis]) -> str | None:
         if prod(x) * prod(self.kernel) > _MOST:
-            return f"its kernels overlap, and would be rows of more than {_MOST:,} values"
+            return f"its kernels overlap, and the rows under them would hold more than {_MOST:,} values"
         return super().misfit(x, w, samples)
 
     def rows(self, x: Tensor) -> Matrix:
         return _rows(x.movedim(1, -1), self.kernel, self.padding)
 
     def code_rows(self, codes: Tensor, bits: Tensor, *, compiled: bool) -> Matrix:
-        # Padding is 0, which the lowest code stands for: that of ranges that begin there.
+        # Padding is 0, which is the lowest code: only ranges that begin at 0 come here.
         lowest = -(1 << (bits.long() - 1).clamp(min=0))
         if compiled:
             rows: Tensor = kernels().windows(codes, self.kernel, self.padding, lowest)
@@ -70,15 +70,15 @@ def window_errors(
 ) -> Float[Tensor, "places inner"]:
     """The gradient of each place of the input, as ``products.error_product`` gives it for other layouts.
 
-    Each row holds the gradients of the outputs that a place has a part in, as fixed-point numbers in a unit of its
-    sample, since a place stands in the rows of all its neighbours.
+    A row holds the gradients of all outputs that a place of the input contributes to, in fixed-point numbers. Each of
+    those gradients is in the rows of several places, so all rows of a sample share one unit.
 
     Args:
         g: rows of the output's gradient.
-        w: weight, of which a row has the values of a kernel, channels innermost.
+        w: weight; each row holds the values of a kernel, channels innermost.
         layout: the convolution.
         shape: of the output: ``(samples, channels, *places)``.
-        compiled: by the C++ kernel, which also takes codes.
+        compiled: use the C++ kernel, which also takes codes.
     """
     samples, outputs, *places = shape
     around = [side - 1 - pad for side, pad in zip(layout.kernel, layout.padding, strict=True)]
@@ -88,7 +88,7 @@ def window_errors(
     assert isinstance(g, Tensor)
     numbers, unit = fixed_point(g, w.scale, samples)
     numbers = numbers.view(samples, *places, outputs)
-    # Seen from the input, a kernel lies the other way round.
+    # The gradient of the input is a convolution with the flipped kernel.
     turned = w.codes.view(outputs, prod(layout.kernel), -1).flip(1).movedim(0, 1).flatten(0, 1)
     found = limb_product(_rows(numbers, layout.kernel, around), turned)
     offsets = _rows(g.mv(w.zero).view(samples, *places, 1), layout.kernel, around).sum(1)
@@ -99,7 +99,7 @@ def window_errors(
 def _rows(
     x: Tensor, kernel: Sequence[int], padding: Sequence[int], around: Int[Tensor, "*samples"] | None = None
 ) -> Matrix:
-    """The values under the kernel at each place of ``x``, channels last, with 0 or another number around it."""
+    """The values under the kernel at each place of ``x``, channels last; ``around`` (default 0) pads ``x``."""
     samples, *sizes, channels = x.shape
     wide = [size + 2 * pad for size, pad in zip(sizes, padding, strict=True)]
     padded = x.new_empty(samples, *wide, channels)

@@ -17,9 +17,9 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 class Bound(NamedTuple):
-    """A call taken apart: the two factors, what is added to their product, and the rest, which is no tensor.
+    """The arguments of a call: both factors, the term added to their product, and the rest, which are not tensors.
 
-    The tensors are nodes where a graph's call is taken apart.
+    For a call in a graph, nodes stand in place of the tensors.
     """
 
     a: Any
@@ -32,13 +32,13 @@ class Arithmetic(Protocol):
     """One family of contractions.
 
     Attributes:
-        matrices: whether it multiplies matrices of the last two dimensions, quickest where each lies in one piece.
+        matrices: whether it multiplies matrices of the last two dimensions, which is quickest if each is contiguous.
     """
 
     matrices: ClassVar[bool]
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Bound:
-        """Take a call of the original function apart, however its arguments were given."""
+        """Sort the arguments of a call of the original function, whether positional or by keyword."""
         ...
 
     def forward(self, call: Bound) -> Tensor:
@@ -46,7 +46,7 @@ class Arithmetic(Protocol):
         ...
 
     def backward(self, g: Tensor, call: Bound, needs: Needs) -> Gradients:
-        """Gradients of both factors and of what was added, where ``needs`` asks for them, by torch's own formulas."""
+        """Gradients of both factors and of the added term, if ``needs`` asks for them, by torch's own formulas."""
         ...
 
 
@@ -55,7 +55,7 @@ class Convolution:
     """``conv1d`` to ``conv3d``, plain and transposed, grouped or not.
 
     Attributes:
-        kernel: its spatial sizes; odd ones where the padding is ``same``, whose two sides differ otherwise.
+        kernel: its spatial sizes. With padding ``same`` they are odd: for even ones the two sides of it would differ.
         transposed: whether it is a transposed convolution.
     """
 
@@ -146,7 +146,7 @@ class AddMatMul:
     """``addmm`` and ``baddbmm``: ``beta * added + alpha * a @ b``.
 
     Attributes:
-        names: keywords of what is added and of the two factors.
+        names: keywords of the added term and of the two factors.
     """
 
     matrices: ClassVar[bool] = True
@@ -177,7 +177,7 @@ class Einsum:
     """``einsum`` of two factors in which each index of a factor is in the other one or in the result.
 
     Attributes:
-        equation: with an explicit result.
+        equation: the equation, with an explicit result.
     """
 
     matrices: ClassVar[bool] = False
@@ -198,7 +198,7 @@ class Einsum:
 
 
 def summed_to(g: Tensor, shape: Sequence[int]) -> Tensor:
-    """The gradient of what was broadcast to ``g``, in memory of its own: that of ``g`` is used again."""
+    """The gradient of a term that was broadcast to ``g``, in fresh memory, because that of ``g`` is reused."""
     return g.clone() if g.shape == shape else g.sum_to_size(shape)
 
 
@@ -209,10 +209,10 @@ def _matmul_gradients(g: Tensor, a: Tensor, b: Tensor, needs: Needs) -> tuple[Te
         of_a = of_a if of_a.shape == a.shape else of_a.sum_to_size(a.shape)
     if needs[1]:
         if b.ndim == 2 and a.ndim > 2:
-            # One product over all rows instead of a batch of them to be summed.
+            # One product over all rows instead of a batch of products and their sum.
             of_b = a.reshape(-1, a.shape[-1]).t().mm(g.reshape(-1, g.shape[-1]))
         else:
-            # In the order of its factor in memory, so that what follows need not turn it.
+            # In the memory order of `b`, so that later ops need not transpose it.
             turned = b.ndim > 1 and b.stride(-1) > b.stride(-2)
             of_b = torch.matmul(g.mT, a).mT if turned else torch.matmul(a.mT, g)
             of_b = of_b if of_b.shape == b.shape else of_b.sum_to_size(b.shape)

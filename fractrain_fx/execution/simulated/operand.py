@@ -1,4 +1,4 @@
-"""One factor of a fused op: how it is rounded, what of it is saved for backward, and what its gradients are."""
+"""One factor of a fused op: its rounding, the form in which it is saved for backward, and its gradients."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class Rounds(NamedTuple):
 
 @dataclass(frozen=True)
 class Factor:
-    """A weight, rounded by ``channel``, or an activation.
+    """A weight, rounded channel by channel, or an activation.
 
     Attributes:
         fmt: the number format.
-        widths: forward bits of each option, where a choice says which.
+        widths: forward bits of each option, if samples choose among options.
         axis: where the samples lie.
-        matrices: whether its product wants each matrix in one piece.
+        matrices: whether its product is quickest if each matrix is contiguous.
         saves: what autograd keeps of it between forward and backward.
         weight: whether it is a weight.
         channel: the dimension of a weight that holds the output channels.
@@ -55,14 +55,17 @@ class Factor:
     channel: int | None = None
 
     def take(self, x: Tensor, rounds: Rounds, slot: int) -> tuple[Tensor, Tensor | None]:
-        """The rounded factor, which lives for one product unless it is saved, and what is saved besides the operand."""
+        """The rounded factor, and the tensor to save besides the operand, if any.
+
+        A rounded factor that is not saved lives for one product only.
+        """
         if not x.numel() or not self.saves_more(x):
             return self._round_for_now(x, rounds, slot), None
         if self.weight or self.saves == "rounded":
             rounded = self._round(x, rounds, None)
             return rounded, None if rounded is x else rounded
         if not isinstance(self.fmt, CodedFormat):
-            raise PassError(f"format {self.fmt.name!r} has no codes to keep")
+            raise PassError(f"format {self.fmt.name!r} has no codes to save: write saved='operands' or saved='rounded'")
         out = scratch(x, slot, matrices=self.matrices)
         codes, rounded = self.fmt.activation_codes(x, *rounds, out=out)
         return rounded, codes
@@ -78,7 +81,7 @@ class Factor:
         return self._round_for_now(x, rounds, slot)
 
     def needed(self, saved: Tensor | None, choice: bool) -> bool:
-        """Whether backward reads the operand itself. A weight is there anyway."""
+        """Whether backward gets the operand itself. It always gets a weight, which the model holds anyway."""
         return self.weight or saved is None or choice or not self.fmt.straight
 
     def gradient(self, x: Tensor | None, g: Tensor, bits: Tensor) -> Tensor:
@@ -91,7 +94,7 @@ class Factor:
 
     def of_choice(self, x: Tensor, g: Tensor, rounds: Rounds) -> Tensor:
         """The gradient of every option of every sample."""
-        x = x.to(torch.promote_types(x.dtype, g.dtype))  # codes are those of float32
+        x = x.to(torch.promote_types(x.dtype, g.dtype))  # products of codes give float32 gradients for half types
         return gate_gradient(self.fmt, x, g, self.widths, self.axis, rounds.within, len(rounds.bits))
 
     def saves_more(self, x: Tensor) -> bool:
@@ -101,7 +104,7 @@ class Factor:
         return self.saves != "operands"
 
     def _round_for_now(self, x: Tensor, rounds: Rounds, slot: int) -> Tensor:
-        """Rounded into memory that other ops use again; what already lies there for the same tensor stays."""
+        """The factor, rounded into memory that other ops reuse; or the copy that lies there from the same tensor."""
         if self.weight or not readable(x):
             return self._round(x, rounds, scratch(x, slot, matrices=self.matrices))
         rounded = self.once(x, rounds, slot, lambda out: self._round(x, rounds, out))
@@ -111,7 +114,7 @@ class Factor:
     def once(
         self, x: Tensor, rounds: Rounds, slot: int, rounded: Callable[[Tensor | None], Tensor | None]
     ) -> Tensor | None:
-        """A rounded activation that lies in memory already, or what ``rounded`` makes there for the next op to find."""
+        """The rounded activation in scratch memory; if it is not there, ``rounded`` makes it, for the next op too."""
         bits, (lo, span, measured_here) = rounds
         how = self.fmt, self.axis, self.matrices, bits.tolist(), float(lo), float(span), measured_here
         found: Tensor | None = scratch_holds(slot).of(x, how)
@@ -130,7 +133,7 @@ class Factor:
 
 
 def factor(quantizer: ActivationQuantizer | WeightQuantizer, matrices: bool, saved: Saved) -> Factor:
-    """The factor that a quantize node rounds."""
+    """The factor that a quantizer rounds."""
     if isinstance(quantizer, WeightQuantizer):
         return Factor(quantizer.fmt, (), BatchAxis(), matrices, saved, weight=True, channel=quantizer.dim)
     return Factor(quantizer.fmt, quantizer.widths, quantizer.axis, matrices, saved)

@@ -1,7 +1,8 @@
 """The rounding of a fused op by C++ kernels alone (``rounding="compiled"``), with little Python around them.
 
-A model has a hundred such ops, so that what passes before a kernel starts adds up to some per cent of a step. This is,
-in short, what ``execution/simulated/operand.py`` and ``nn/rounding.py`` do for every format and device.
+A model has a hundred such ops, so the time before each kernel starts adds up to some per cent of a step. These
+functions do for the affine format on a CPU what ``execution/simulated/operand.py`` and ``nn/rounding.py`` do for all
+formats and devices.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ __all__ = ["has_all_kernels", "round_factor", "round_gradient", "weight_range"]
 
 
 def has_all_kernels(first: Factor, second: Factor, gradient: Format) -> bool:
-    """Whether kernels round all that an op rounds, which keeps no rounded copies."""
+    """Whether kernels round both factors and the gradient of an op, and the op saves no rounded copies."""
     formats = (first.fmt, second.fmt, gradient)
     compiled = all(isinstance(fmt, AffineFormat) and fmt.compiled for fmt in formats)
     return compiled and first.saves == second.saves == "operands"
 
 
 def weight_range(factor: Factor, w: Tensor, bits: Tensor, slot: int) -> ValueRange | None:
-    """The ranges of a weight's channels, found while it is rounded: the result lies ready for :func:`round_factor`.
+    """The ranges of a weight's channels; it is rounded in the same pass, for :func:`round_factor` to find.
 
-    ``None`` where kernels do not take it so.
+    ``None`` if the kernel does not take the weight.
     """
     if not has_kernels(w) or factor.channel != 0 or not w.is_contiguous():
         return None
@@ -45,7 +46,7 @@ def weight_range(factor: Factor, w: Tensor, bits: Tensor, slot: int) -> ValueRan
 
 
 def round_factor(factor: Factor, x: Tensor, rounds: Rounds, slot: int) -> Tensor | None:
-    """A rounded factor in memory that is used again, maybe there already; ``None`` where kernels do not take it."""
+    """A rounded factor in scratch memory, where it may lie already; ``None`` if the kernels do not take it."""
     bits, within = rounds
     if not has_kernels(x, within.lo):
         return None
@@ -58,14 +59,14 @@ def round_factor(factor: Factor, x: Tensor, rounds: Rounds, slot: int) -> Tensor
     ready: Tensor | None = scratch_holds(slot).of(x, _ready(factor, bits))
     if ready is not None:
         return ready
-    # And not noted: a weight that is changed through its `data`, as some optimizers do, shows no sign of that.
+    # Not recorded for the next op: a weight that an optimizer changes through `data` shows no sign of the change.
     return round_compiled(x, bits, within, out=scratch(x, slot, matrices=factor.matrices))
 
 
 def round_gradient(
     fmt: Format, g: Tensor, bits: Tensor, axis: BatchAxis, seed: Tensor | None, slot: int, *, matrices: bool
 ) -> Tensor | None:
-    """An output gradient, rounded as :func:`~fractrain_fx.nn.rounding.rounded_gradient` does; ``None`` as there."""
+    """An output gradient, rounded like :func:`~fractrain_fx.nn.rounding.rounded_gradient`; ``None`` if not possible."""
     if not has_kernels(g) or not isinstance(fmt, AffineFormat):
         return None
     out = scratch(g, slot, matrices=matrices)

@@ -21,10 +21,10 @@ from fractrain_fx.nn.rounding import rounded_gradient
 
 __all__ = ["FIRST", "GRADIENT", "SECOND", "SIMULATED", "Call", "Plan", "Simulated", "Strategy", "autocast"]
 
-# Where the rounded operands of the op at work lie.
+# Slots of scratch memory in which the rounded operands of the current op lie.
 FIRST, SECOND, GRADIENT = range(3)
 
-# Entering torch.autocast costs as much as a small op.
+# Stands in for torch.autocast, which takes as long to enter as a small op.
 _AS_IT_IS = nullcontext()
 
 
@@ -49,7 +49,7 @@ class Plan:
 
     @cached_property
     def by_kernels(self) -> bool:
-        """Whether C++ kernels round all of it."""
+        """Whether C++ kernels round both factors and the gradient."""
         return has_all_kernels(self.first, self.second, self.fmt)
 
 
@@ -57,10 +57,10 @@ class Call(NamedTuple):
     """The tensors of a call.
 
     Attributes:
-        a, b: both factors, unrounded; in backward ``None`` where what was saved of them is enough.
-        added: to the product.
+        a, b: both factors, unrounded; in backward ``None`` if another saved form of them is enough.
+        added: the term that is added to the product.
         of_a, of_b: how the factors are rounded.
-        bits, seed: of the gradient; ``bits`` is ``None`` in evaluation, where it is not rounded.
+        bits, seed: of the gradient; ``bits`` is ``None`` in evaluation, which has no gradient to round.
     """
 
     a: Any
@@ -72,7 +72,7 @@ class Call(NamedTuple):
     seed: Tensor | None
 
     def flatten(self) -> tuple[list[Tensor | None], tuple[bool, bool]]:
-        """All tensors, and for both factors whether the range was measured on it, as an op of torch can take them."""
+        """All tensors, and for both factors whether the range was measured on it: arguments that an op can take."""
         tensors = [self.a, self.b, self.added]
         for bits, within in (self.of_a, self.of_b):
             tensors += [bits, within.lo, within.span]
@@ -80,7 +80,7 @@ class Call(NamedTuple):
 
     @staticmethod
     def unflatten(tensors: Sequence[Tensor | None], measured_here: Sequence[bool]) -> Call:
-        """The call of what :meth:`flatten` gave."""
+        """The call from the results of :meth:`flatten`."""
         a, b, added, *rounds, bits, seed = tensors
         of_a, of_b = (
             Rounds(rounds[i], ValueRange(rounds[i + 1], rounds[i + 2], measured))  # type: ignore[arg-type]
@@ -90,7 +90,7 @@ class Call(NamedTuple):
 
 
 Contracted = tuple[Tensor, Tensor | None, Tensor | None]
-"""The product, and what is saved of the first and of the second factor besides the operands."""
+"""The product, and the tensors that are saved of the first and of the second factor besides the operands."""
 
 
 class Strategy(Protocol):
@@ -103,12 +103,12 @@ class Strategy(Protocol):
     def backward(
         self, plan: Plan, call: Call, g: Tensor, saved: tuple[Tensor | None, Tensor | None], needs: Needs
     ) -> Gradients:
-        """Gradients of both rounded factors and of what was added, where ``needs`` asks for them, from that of it."""
+        """Gradients of both rounded factors and of the added term, if ``needs`` asks for them, from the output's."""
         ...
 
 
 class Simulated:
-    """Rounded values in float."""
+    """Multiplies rounded values in float."""
 
     def forward(self, plan: Plan, call: Call) -> Contracted:
         added = call.added
@@ -135,7 +135,7 @@ class Simulated:
         if call.bits is not None:
             out = scratch(g, GRADIENT, matrices=matrices)
             g = rounded_gradient(plan.fmt, g, call.bits, plan.axis, call.seed, out)
-        # Under autocast the product was taken in a half type, and so are its gradients.
+        # Under autocast the product was computed in a half type, and so are its gradients.
         first = plan.first.again(call.a, saved[0], call.of_a, FIRST).to(g.dtype)
         second = plan.second.again(call.b, saved[1], call.of_b, SECOND).to(g.dtype)
         return plan.arithmetic.backward(g, Bound(first, second, call.added, plan.static), needs)
@@ -145,7 +145,7 @@ SIMULATED = Simulated()
 
 
 def _factors_by_kernels(plan: Plan, call: Call) -> tuple[Tensor, Tensor] | None:
-    """Both rounded factors, where kernels alone make them."""
+    """Both rounded factors; ``None`` if C++ kernels cannot round both."""
     if torch.compiler.is_compiling() or not plan.by_kernels or torch.is_autocast_enabled("cpu"):
         return None
     first = round_factor(plan.first, call.a, call.of_a, FIRST)
@@ -156,5 +156,5 @@ def _factors_by_kernels(plan: Plan, call: Call) -> tuple[Tensor, Tensor] | None:
 
 
 def autocast(x: Any, dtype: torch.dtype) -> Any:
-    """What autocast does to an argument of a product."""
+    """Cast an argument of a product as autocast does."""
     return x.to(dtype) if isinstance(x, Tensor) and x.dtype != torch.float64 else x

@@ -1,4 +1,4 @@
-"""Where torchao's 8-bit products run, and where they save no time."""
+"""The devices on which torchao's 8-bit products run, and those on which they save no time."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ _FLOAT8_CUDA, _FLOAT8_HIP = (8, 9), (9, 4)
 
 
 def refusal(kind: Torchao, device: torch.device) -> str | None:
-    """Why a device cannot take such products, with the way out; ``None`` where it can."""
+    """The reason why a device cannot run such products, with the way out; ``None`` if it can."""
     if device.type == "meta":
         return None
     if device.type not in ("cpu", "cuda"):
-        return f"torchao multiplies on CPUs and on GPUs of CUDA and ROCm, and this is a device of type {device.type}"
+        return f"torchao multiplies on CPUs and on GPUs with CUDA or ROCm, not on a device of type {device.type}"
     if kind == "torchao-float8":
         return _no_float8(device) if device.type == "cuda" else None
-    # torchao takes a kernel in Triton wherever Triton finds a GPU, and torch._int_mm elsewhere.
+    # torchao uses a Triton kernel if Triton finds a GPU, and torch._int_mm if not.
     if device.type == "cpu" and has_triton():
         return (
-            "where Triton finds a GPU, torchao multiplies bytes on that only: write model.to('cuda'), start with "
+            "Triton finds a GPU, and torchao then multiplies bytes only on that: write model.to('cuda'), start with "
             "CUDA_VISIBLE_DEVICES=''"
         )
     if device.type == "cuda" and not has_triton():
-        return "torchao multiplies bytes on a GPU in Triton, which is not there: pip install triton"
+        return "torchao multiplies bytes on a GPU by Triton, which is not installed: pip install triton"
     return None
 
 
 def slow(kind: Torchao, device: torch.device) -> str | None:
-    """Why such products take no less time than those of floats on a device, as far as its kind tells."""
+    """The reason why such products are not quicker than float ones on this kind of device; ``None`` if they may be."""
     if kind == "torchao-int8":
         return lacks_int8(device)
     return "torch multiplies float8 on a CPU in other types" if device.type == "cpu" else None
@@ -45,4 +45,4 @@ def _no_float8(device: torch.device) -> str | None:
     if torch.cuda.get_device_capability(device) >= (_FLOAT8_HIP if hip else _FLOAT8_CUDA):
         return None
     needed = "MI300" if hip else "compute capability 8.9 (Ada, Hopper)"
-    return f"{torch.cuda.get_device_name(device)} has no products of float8, which begin at {needed}: take another GPU"
+    return f"{torch.cuda.get_device_name(device)} cannot multiply float8, which needs {needed}: take another GPU"

@@ -22,10 +22,10 @@ NUMERICS: dict[Torchao, str] = {
     "torchao-int8": "torchao int8: symmetric, a scale for each row and column, rounded to the nearest",
     "torchao-float8": "torchao float8: e4m3, gradients e5m2, a scale for each tensor, rounded to the nearest",
 }
-"""What a layer is computed in, and how that differs from the simulation."""
+"""The numbers in which a layer is computed, with their differences from the simulation."""
 
 FLOAT8_MULTIPLE = 16
-"""Both sizes of a weight are multiples of this where ``torch._scaled_mm`` is to multiply by it."""
+"""``torch._scaled_mm`` multiplies by a weight only if both of its sizes are multiples of this."""
 
 _Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
@@ -36,7 +36,7 @@ class TorchaoLinear:
     Args:
         kind: int8 or float8.
         inputs, outputs: channels.
-        bias: whether something is added.
+        bias: whether there is a bias.
 
     Raises:
         ConfigError: torchao is not installed.
@@ -52,51 +52,52 @@ class TorchaoLinear:
         """The layer's output.
 
         Raises:
-            ConfigError: the device cannot multiply so, or float8 is to multiply float64.
+            ConfigError: the device cannot run such products, or float8 is asked to multiply float64.
         """
         if not x.numel():
-            return F.linear(x, weight, bias)  # torchao takes the largest of no values
+            return F.linear(x, weight, bias)  # torchao would fail: it takes the maximum
         device = x.device.type
         if torch.is_autocast_enabled(device):
-            # torchao asks for the autocast of a GPU only. It takes the weight in the type of the activation by itself.
+            # torchao looks at the autocast of GPUs only. It converts the weight to the activation's type itself.
             dtype = torch.get_autocast_dtype(device)
             x, bias = autocast(x, dtype), autocast(bias, dtype)
-        # As one matrix, with one as its gradient: of more dimensions torchao takes views, which strides may forbid.
+        # As one matrix, so that its gradient is one too: torchao views tensors of more dimensions as matrices, which
+        # some strides forbid.
         rows = self._rows(x.reshape(-1, x.shape[-1]), weight, bias)
         return rows.reshape(*x.shape[:-1], rows.shape[-1])
 
 
 def _rows(kind: Torchao, module: nn.Module) -> _Linear:
-    """Run a module of torchao on parameters that it does not hold."""
+    """A function that runs a module of torchao on parameters that the module does not hold."""
 
     def run(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if (reason := refusal(kind, rows.device)) is not None:
             raise ConfigError(f"execution={kind!r} cannot run here: {reason}, or write execution='simulate'")
         if kind == "torchao-float8" and rows.dtype == torch.float64:
-            raise ConfigError("execution='torchao-float8' multiplies for float32 and half types: write model.float()")
+            raise ConfigError("execution='torchao-float8' cannot multiply float64: write model.float()")
         parameters = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
         out: Tensor = functional_call(module, parameters, (rows,))
         return out
 
-    # One call to Dynamo, which cannot pass on the configuration that torchao's int8 layer hands to its own Function.
+    # One call for Dynamo, which cannot trace the configuration that torchao's int8 layer passes to its own Function.
     allowed: _Linear = torch.compiler.allow_in_graph(run)  # type: ignore[no-untyped-call]
     return allowed
 
 
 def _converted(kind: Torchao, inputs: int, outputs: int, bias: bool) -> nn.Module:
-    """A layer without values that torchao's public functions turned into theirs."""
+    """A layer without values, converted by torchao's public functions."""
     layer: Any = nn.Linear(inputs, outputs, bias=bias, device="meta")
     try:
         if kind == "torchao-int8":
             from torchao.prototype.quantized_training import Int8MixedPrecisionTrainingConfig
             from torchao.quantization import quantize_
 
-            # The default is a weight of a class of its own, with which a CPU multiplies in float without a word.
+            # By default torchao makes the weight a tensor subclass, with which a CPU silently multiplies in float.
             quantize_(layer, Int8MixedPrecisionTrainingConfig(module_swap=True))
         else:
             from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
-            # The gradient of the weight is summed over the rows, whose number need not be a multiple of 16.
+            # The weight's gradient is summed over the rows, whose number need not be a multiple of 16.
             layer = convert_to_float8_training(layer, config=Float8LinearConfig(pad_inner_dim=True))
     except ImportError as error:
         raise ConfigError(

@@ -87,6 +87,6 @@ def test_shapes_that_do_not_pay_are_told() -> None:
     layout = Windows((3, 3), (1, 1))
     assert layout.misfit((32, 64, 14, 14), (64, 64, 3, 3), [BatchAxis()]) is None
     assert "more than 67,108,864 values" in str(layout.misfit((32, 64, 112, 112), (64, 64, 3, 3), []))
-    assert "no two matrices" in str(layout.misfit((4, 4, 4, 4), (4, 4, 3, 3), [BatchAxis(1)]))
+    assert "as two matrices" in str(layout.misfit((4, 4, 4, 4), (4, 4, 3, 3), [BatchAxis(1)]))
     for each in (layout, Patches((3, 3))):
-        assert "no two matrices" in str(each.misfit((4, 6, 6), (4, 4, 3, 3), [])), "one image, not a batch of them"
+        assert "as two matrices" in str(each.misfit((4, 6, 6), (4, 4, 3, 3), [])), "one image, not a batch of them"

@@ -141,7 +141,7 @@ def test_bits_that_have_no_codes_are_a_reason() -> None:
     assert set(model.kernels().values()) == {"int8"}
     model.set_precision(Precision(12, 12))
     model(torch.randn(4, 64)).sum().backward()
-    assert set(model.kernels().values()) == {"operands of 12 and 12 bits have no codes of 8"}
+    assert set(model.kernels().values()) == {"operands of 12 and 12 bits have no 8-bit codes"}
 
 
 def test_padding_has_a_code_where_the_range_begins_at_0() -> None:
@@ -154,7 +154,7 @@ def test_padding_has_a_code_where_the_range_begins_at_0() -> None:
     )
     model(torch.randn(2, 3, 8, 8)).sum().backward()
     assert model.kernels()["2"] == "int8"
-    assert model.kernels()["3"] == "it pads with 0, where the range of its activation does not begin"
+    assert model.kernels()["3"] == "it pads with 0, but the range of its activation does not begin at 0"
 
 
 def test_without_the_kernel_all_stays_float_and_is_said(
@@ -166,7 +166,7 @@ def test_without_the_kernel_all_stays_float_and_is_said(
     assert set(model.kernels().values()) == {"not yet timed"} and set(simulated.kernels().values()) == {"float"}
     with caplog.at_level(logging.WARNING):
         assert torch.equal(*(_seeded(each, x) for each in (model, simulated)))
-    reason = "this CPU has no dot products of bytes (VNNI); rounding='compiled' multiplies without"
+    reason = "this CPU has no dot products of bytes (VNNI); rounding='compiled' multiplies without them"
     assert len(caplog.messages) == 1 and reason in caplog.messages[0]
     assert set(model.kernels().values()) == {reason}
     assert f"but not here: {reason}" in " ".join(str(summarize(model)).split())
