@@ -1,4 +1,4 @@
-"""Scaled dot-product attention between its two products, as torch documents it."""
+"""The part of scaled dot-product attention between its two products, as torch documents it."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ def attention_probabilities(
     A row whose keys are all masked gives zeros, as in torch.
     """
     scale = scale if scale is not None else 1 / math.sqrt(query.shape[-1])
-    # Masks are added, not filled in: what is small before it is spread over heads then takes no pass over the scores.
+    # Masks are added, not filled in: a mask is small until it broadcasts over heads, and is added to the scores in the
+    # same pass that scales them.
     mask: Tensor | None = None
-    if is_causal:  # torch takes no other mask beside it
+    if is_causal:  # torch allows no other mask beside it
         mask = scores.new_full(scores.shape[-2:], -math.inf).triu(1)
     elif attn_mask is not None:
         mask = attn_mask
@@ -45,7 +46,7 @@ def attention_probabilities(
         empty = (mask == -math.inf).all(dim=-1, keepdim=True)
         if readable(empty) and not empty.any():
             empty = None
-        else:  # softmax of nothing is NaN, and so is its gradient
+        else:  # the softmax of a row without keys is NaN, and so is its gradient
             mask = mask.masked_fill(empty, 0.0)
     probabilities = F.softmax(scores * scale if mask is None else torch.add(mask, scores, alpha=scale), dim=-1)
     if empty is not None:

@@ -21,9 +21,9 @@ class BatchAxis:
     Attributes:
         axis: the dimension, counted from the front.
         factor: rows of that dimension that belong to one sample (windows, heads or positions folded into it), in the
-            call that was recorded; where it is above 1, calls with other sizes have other numbers.
+            call that was recorded. If it is above 1, calls with other sizes have other numbers of rows.
         major: whether a sample's rows lie next to each other (``b f``) or are strided (``f b``).
-        whole: no dimension does: all values count as one sample's, so that there is one choice for the batch.
+        whole: whether no dimension holds samples. All values then count as one sample's, with one choice for the batch.
     """
 
     axis: int = 0
@@ -37,7 +37,7 @@ class BatchAxis:
         return self.factor != 1 and not self.whole
 
     def expand(self, per_sample: Float[Tensor, " batch"], shape: Sequence[int]) -> Tensor:
-        """Shape one value a sample so that it broadcasts over a tensor of a shape; a 0-dim value holds for all."""
+        """Shape one value for each sample to broadcast over a tensor of ``shape``; a 0-dim value holds for all."""
         if per_sample.ndim == 0:
             return per_sample
         if self.whole:
@@ -48,7 +48,7 @@ class BatchAxis:
         return per_sample.view([-1 if dim == self.axis else 1 for dim in range(len(shape))])
 
     def at(self, shape: Sequence[int], samples: int) -> BatchAxis:
-        """The same in a tensor of so many samples, which may have other numbers of rows than were recorded."""
+        """This axis in a tensor of ``samples`` samples, which may have another number of rows than when recorded."""
         if not (self.folded and samples):
             return self
         return replace(self, factor=shape[self.axis] // samples)
@@ -57,15 +57,15 @@ class BatchAxis:
         """All values of each sample as one row; without ``samples``, each has as many rows as were recorded.
 
         Raises:
-            InputError: the rows cannot be shared out so.
+            InputError: the number of rows is not a multiple of a sample's.
         """
         return self.apart(x, samples).flatten(1)
 
     def apart(self, x: Tensor, samples: int | None = None) -> Float[Tensor, "batch ..."]:
-        """The same values with the samples along the first of two or more dimensions: a view.
+        """A view of ``x`` with the samples along the first of two or more dimensions.
 
         Raises:
-            InputError: as there.
+            InputError: the number of rows is not a multiple of a sample's.
         """
         if self.whole:
             return x.unsqueeze(0) if x.ndim else x.view(1, 1)
@@ -74,8 +74,8 @@ class BatchAxis:
             return x if x.ndim > 1 else x.unsqueeze(1)
         if samples is None and x.shape[0] % self.factor:
             raise InputError(
-                f"a tensor has {x.shape[0]} rows where a sample had {self.factor} when it was recorded: give inputs "
-                "of the length that the example inputs have"
+                f"a tensor has {x.shape[0]} rows, not a multiple of the {self.factor} that a sample had when the model "
+                "was recorded: give inputs of the length that the example inputs have"
             )
         samples = x.shape[0] // self.factor if samples is None else samples
         if not samples:

@@ -1,4 +1,4 @@
-"""Bit widths as data: buffers that quantizers read, so that a stage change is no change of structure."""
+"""Bit widths as data: buffers that quantizers read, so that a new stage does not change the graph."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class StageBits(nn.Module):
 
 
 class WidthTable(nn.Module):
-    """Constant widths: those of pinned ops and of gated weights, a 0-dim int32 buffer each."""
+    """Constant widths, those of pinned ops and of gated weights, each in a 0-dim int32 buffer."""
 
     def add(self, bits: int) -> str:
-        """Make the buffer for a width, once, and give its name."""
+        """Make the buffer for a width, unless it exists, and return its name."""
         name = width_name(bits)
         if name not in self._buffers:
             self.register_buffer(name, torch.tensor(bits, dtype=torch.int32))

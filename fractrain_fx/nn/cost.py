@@ -1,4 +1,4 @@
-"""What the last forward will have cost to train on, from the choices made (ALGORITHM 4)."""
+"""The cost of training on the last forward's batch, from the choices made (ALGORITHM 4)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Cost(NamedTuple):
     """Shares (0..1) of the full-precision cost of training on a batch, averaged over its samples.
 
     Attributes:
-        cp: over the gated (or scheduled) ops; differentiable in the choices. What the controller steers.
+        cp: over the gated (or scheduled) ops; differentiable in the choices. The controller steers it.
         cp_total: over every counted contraction.
         fw, eb, gc: of the forward pass, error back-propagation and gradient computation, over the ops of ``cp``.
         choice: for each gated block, the one-hot choice of every sample.
@@ -55,7 +55,7 @@ class OpCost(NamedTuple):
 
 
 class CostMeter(nn.Module):
-    """Sum choices and stage bits to the cost of the step.
+    """Computes the cost of a step from its choices and the stage's bits.
 
     All tables are buffers, so neither a stage nor a target is part of the graph's structure.
 
@@ -99,7 +99,7 @@ class CostMeter(nn.Module):
             self.get_buffer(name).copy_(value)
 
     def of_samples(self, choices: Sequence[Float[Tensor, "batch options"]]) -> Float[Tensor, " batch"]:
-        """What each sample's choices (one tensor for each gated block) cost, as a share (0..1) like ``Cost.cp``."""
+        """The cost of each sample's choices (one tensor for each gated block), a share (0..1) like ``Cost.cp``."""
         prices = self.table.sum(dim=-1)  # of each option of each block
         spent = torch.stack([choice.float() @ price for choice, price in zip(choices, prices, strict=True)])
         return spent.sum(dim=0) / self.full.sum()

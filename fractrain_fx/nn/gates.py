@@ -1,4 +1,4 @@
-"""DFQ's gates: what a block's entry looks like, and the one LSTM that chooses for every block (paper 3.2)."""
+"""DFQ's gates: an embedding of each block's entry, and one LSTM that chooses for every block (paper 3.2)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ State = tuple[Tensor, Tensor]
 
 
 class BlockEmbedding(nn.Module):
-    """Average a block's entry over its positions and embed that: Linear, ReLU, Linear (ALGORITHM 3).
+    """Average a block's entry over its positions and embed the average: Linear, ReLU, Linear (ALGORITHM 3).
 
     Args:
         features: size of the feature dimension.
@@ -47,19 +47,19 @@ class BlockEmbedding(nn.Module):
                 nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor, samples: int | None = None) -> Float[Tensor, "batch dims"]:
-        """Embed the entry: any shape with one feature and one batch dimension, to one row a sample.
+        """Embed an entry, of any shape with one feature and one batch dimension: one row for each sample.
 
-        ``samples`` says how many there are where each has several rows.
+        ``samples`` is the number of samples, if each has several rows.
         """
         kept = {self.feature_axis % x.ndim} if self.batch.whole else {self.feature_axis % x.ndim, self.batch.axis}
         positions = [dim for dim in range(x.ndim) if dim not in kept]
         if positions:
-            # Not `mean`, which in backward divides as many values as the entry has.
+            # Not `mean`, whose backward divides as many values as the entry has.
             total = x.sum(positions, keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32))
-            x = total / prod([x.shape[dim] for dim in positions])  # a generator is too much for torch's compiler
+            x = total / prod([x.shape[dim] for dim in positions])  # torch's compiler cannot trace a generator here
         rows = x.shape[self.batch.axis]
         pooled = self.batch.samples_first(x.to(self.hidden.weight.dtype), samples)
-        # One dimension may hold samples and features (a convolution with kernels of each sample's own).
+        # One dimension may hold samples and features (as in a convolution whose samples have different kernels).
         if self.batch.folded and self.feature_axis % x.ndim != self.batch.axis:
             pooled = pooled.view(len(pooled), rows // max(len(pooled), 1), -1).mean(dim=1)
         embedded: Tensor = self.output(F.relu(self.hidden(pooled)))
@@ -67,7 +67,7 @@ class BlockEmbedding(nn.Module):
 
 
 class Controller(nn.Module):
-    """One LSTM cell and one head for all blocks; its state comes and goes as an argument.
+    """One LSTM cell and one head for all blocks; callers pass its state in and get it back.
 
     Args:
         config: sizes of the gate.
@@ -126,7 +126,7 @@ class Skip(nn.Module):
 
 
 class Mix(nn.Module):
-    """Sum what a block gave at several options, each sample's by its choice (ALGORITHM 3, "mixing outputs").
+    """Sum a block's outputs at several options, weighted by each sample's choice (ALGORITHM 3, "mixing outputs").
 
     Args:
         batch: where the samples of the results lie.

@@ -12,12 +12,12 @@ from fractrain_fx.formats.noise import draw_seed
 
 __all__ = ["NoiseSeed"]
 
-# Far apart, so that no process meets the seeds of another one's ops.
+# Distance between the seeds of two processes: so large that no process meets the seeds of another process's ops.
 _BETWEEN_RANKS = 0x9E3779B97F4A7C1
 
 
 class NoiseSeed(nn.Module):
-    """Draws one seed a training step, from torch's default generator, and moves it apart on each process.
+    """Draws one seed for each training step from torch's default generator, and shifts it differently on each process.
 
     So ``torch.manual_seed`` fixes the noise of a run, each step has other noise, and processes that were given the same
     seed still round differently. Evaluation draws nothing.
@@ -27,7 +27,7 @@ class NoiseSeed(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        # Tells a compiled graph where to draw; an eager step needs the number on the host.
+        # Its device tells a compiled graph where to draw. An eager step draws on the host, which needs the number.
         self.register_buffer("where", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def forward(self) -> Int[Tensor, ""]:

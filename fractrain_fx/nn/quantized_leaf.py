@@ -1,4 +1,4 @@
-"""A module that could not be seen into, run with its weights quantized."""
+"""Runs a module whose inside could not be recorded with its weights quantized."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["QuantizedLeaf"]
 
 
 class QuantizedLeaf(nn.Module):
-    """Call a module with every matrix in it rounded, one range for each row of the first dimension.
+    """Call a module with every matrix in it rounded, with one range for each entry of the matrix's first dimension.
 
     The module stays registered where the model has it; this one only refers to it, so no parameter gets a second name.
 
@@ -38,21 +38,21 @@ class QuantizedLeaf(nn.Module):
         return self._leaf[0]
 
     def forward(self, bits: Int[Tensor, ""], *args: Any, **kwargs: Any) -> Any:
-        """The module's own output, with weights at ``bits``."""
+        """The module's own output, with its matrices rounded to ``bits``."""
         leaf = self.leaf
         weights: dict[str, Tensor] = {}
         for names in self._places:
             # Not by ``get_parameter``, which refuses the plain tensors that a caller's ``functional_call`` puts there.
             weights.update(dict.fromkeys(names, self.quantizer(attrgetter(names[0])(leaf), bits)))
-        # Ties are dealt with here. Torch would look for them by name, and leaves rounded tensors in the place of the
-        # parameters of a module that it finds under two names.
+        # Tied weights are handled above. torch would look for ties by name, and would leave rounded tensors in place of
+        # the parameters of a module that it finds under two names.
         return functional_call(leaf, weights, args, kwargs, tie_weights=False)
 
 
 def _matrices(leaf: nn.Module) -> tuple[tuple[str, ...], ...]:
-    """For each matrix the names of the places that hold it: several where weights are tied.
+    """For each matrix the names of the parameters that hold it: several if weights are tied.
 
-    A place counts once, also where the module that has it is found under two names.
+    A module that is found under two names counts once.
     """
     places: dict[int, list[str]] = {}
     for path, module in leaf.named_modules():

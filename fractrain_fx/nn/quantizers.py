@@ -1,7 +1,7 @@
 """The modules that quantize the operands of an op: activation, weight and output gradient.
 
-Bits come along graph edges as tensors, never as attributes, so a new precision never changes the graph. The gated
-(``Mixed``) ones take the choice of each sample, a one-hot row over the options, and give each sample its own bits.
+Bits come along graph edges as tensors, never as attributes, so a new precision never changes the graph. Gated
+quantizers (``Mixed``) take the choice of each sample, a one-hot row over the options, and give each its own bits.
 """
 
 from __future__ import annotations
@@ -55,20 +55,20 @@ class ActivationQuantizer(nn.Module):
     def bits_of(self, control: Tensor) -> Int[Tensor, "*samples"]:
         """The bits of all values, or those of each sample.
 
-        ``control`` is a width here; for the gated ones it is a choice, or what :func:`picked` makes of it.
+        ``control`` is a width here. For gated quantizers it is a choice, or the result of :func:`picked` for one.
         """
         return control
 
     def choice_of(self, control: Tensor) -> Float[Tensor, "batch options"] | None:
-        """The choice whose gradient depends on what was rounded."""
+        """The choice that gets a gradient from this rounding, or ``None``."""
         return None
 
 
 class MixedActivationQuantizer(ActivationQuantizer):
-    """Rounds each sample of an activation to the bits of its own option, all over one range (ALGORITHM 3).
+    """Rounds each sample of an activation to the bits of its own option, all in one range (ALGORITHM 3).
 
     The gradient of ``choice[i, k]`` is the sum over sample ``i`` of upstream * (Q_k(x) - x), for every option ``k``,
-    taken or not; 0 where the option has 0 or 32 bits.
+    taken or not; it is 0 if the option has 0 or 32 bits.
 
     Args:
         fmt: the number format.
@@ -115,7 +115,7 @@ class GradientQuantizer(nn.Module):
     Args:
         fmt: the number format.
         axis: where the samples lie in ``y``, for formats that scale each sample by itself.
-        stream: a number of its own, so that no two ops of a step have the same noise.
+        stream: the op's own number, so that no two ops of a step have the same noise.
     """
 
     stream_on_device: Tensor
@@ -130,7 +130,7 @@ class GradientQuantizer(nn.Module):
     def forward(
         self, y: Float[Tensor, "*dims"], bits: Int[Tensor, "*bits"], seed: Int[Tensor, ""] | None = None
     ) -> Float[Tensor, "*dims"]:
-        """``y``; ``seed`` fixes the noise (without one it is drawn in backward)."""
+        """Return ``y``; ``seed`` fixes the noise (without a seed, noise is drawn in backward)."""
         if not self.training:
             return y
         bits = self.bits_of(bits)
@@ -145,20 +145,20 @@ class GradientQuantizer(nn.Module):
         """This op's own seed from that of the step."""
         if seed is None:
             return None
-        # A number would stand in the code that is compiled for this op, which then serves no other op.
+        # A Python number would become a constant of the code compiled for this op, which then could serve no other op.
         return seed + (self.stream_on_device if torch.compiler.is_compiling() else self.stream)
 
 
 class MixedGradientQuantizer(GradientQuantizer):
     """Rounds the gradient of each sample of ``y`` to the backward bits of its own option.
 
-    Where that is 0 bits the block is skipped, and the sample's gradient is exactly zero. ``choice`` gets no gradient.
+    At 0 bits the block is skipped, and the sample's gradient is exactly zero. ``choice`` gets no gradient.
 
     Args:
         fmt: the number format.
         options: backward bits of each option.
         axis: where the samples lie in ``y``.
-        stream: a number of its own, so that no two ops of a step have the same noise.
+        stream: the op's own number, so that no two ops of a step have the same noise.
     """
 
     options: Tensor
@@ -172,12 +172,12 @@ class MixedGradientQuantizer(GradientQuantizer):
 
 
 def picked(choice: Float[Tensor, "batch options"]) -> Int[Tensor, " batch"]:
-    """The number of each sample's option; the largest entry counts, as it may be off 1 by a rounding."""
+    """The number of each sample's option: that of the largest entry, which may differ from 1 by a rounding."""
     return choice.detach().argmax(1)
 
 
 def every(choice: Float[Tensor, "batch options"], option: int) -> Int[Tensor, " batch"]:
-    """One option for all samples, as :func:`picked` would say it."""
+    """One option for all samples, in the form that :func:`picked` returns."""
     return torch.full((len(choice),), option, device=choice.device)
 
 
@@ -191,7 +191,7 @@ def _bits_of_samples(options: Tensor, control: Tensor) -> Int[Tensor, " batch"]:
 
 
 class _RoundActivation(torch.autograd.Function):
-    """Rounds, and in backward gives the gate the gradient of every option in one look at ``x`` and its gradient."""
+    """Rounds, and in backward gives the gate the gradient of every option in one pass over ``x`` and its gradient."""
 
     @staticmethod
     def forward(
@@ -242,7 +242,7 @@ class _RoundGradient(torch.autograd.Function):
     def forward(ctx: Any, y: Tensor, bits: Tensor, seed: Tensor | None, fmt: Format, axis: BatchAxis) -> Tensor:
         ctx.save_for_backward(bits, seed)
         ctx.fmt, ctx.axis = fmt, axis
-        # Not a view for autograd, so that an in-place op (ReLU) may follow, which it may not on `y` or `y.view_as(y)`.
+        # Not a view for autograd: an in-place op (ReLU) may follow, which autograd forbids on `y` and `y.view_as(y)`.
         return y.detach()
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""The running range of an activation: what evaluation quantizes with."""
+"""The running range of an activation, in which evaluation quantizes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ __all__ = ["RunningRange"]
 class RunningRange(nn.Module):
     """The range to quantize an activation in: the batch's in training, the running one in evaluation.
 
-    ``running = keep * running + (1 - keep) * batch`` for both parts, starting from the first batch (ALGORITHM 2). A
-    batch whose range is not finite leaves the running range as it was.
+    ``running = keep * running + (1 - keep) * batch`` for low end and width, starting from the first batch (ALGORITHM
+    2). A batch whose range is not finite leaves the running range as it was.
 
     Attributes:
         lo: low end of the running range (buffer, float32).
@@ -58,8 +58,9 @@ class RunningRange(nn.Module):
                 if not seen:
                     self.seen.fill_(True)
             return
-        # Tensor arithmetic throughout, as a branch on `seen` would break a compiled graph; and little of it, as every
-        # op here is compiled once for each quantized activation. The unseen range is 0, which its weight leaves exact.
+        # Tensor arithmetic only, because a branch on `seen` would break a compiled graph; and little of it, because
+        # every op here is compiled once for each quantized activation. The range is 0 before the first batch, whose
+        # weight is 1, so that its range is taken exactly.
         finite = torch.eq((lo - lo) + (span - span), 0.0)
         weights = torch.where(self.seen, 1 - self.keep, 1.0)
         self.lo.copy_(torch.where(finite, self.lo + weights * (lo - self.lo), self.lo))

@@ -31,7 +31,7 @@ def gate_gradient(
         g: gradient of the rounded activation.
         options: forward bits of each option.
         axis: where the samples lie in ``x``.
-        within: the range it was rounded in.
+        within: the range in which ``x`` was rounded.
         samples: how many samples ``x`` holds.
     """
     of_samples = axis.apart(x, samples), axis.apart(g, samples)
@@ -46,9 +46,9 @@ def rounded_gradient(
     seed: Tensor | None,
     out: Tensor | None = None,
 ) -> Float[Tensor, "*dims"]:
-    """An output gradient at its bits; exactly zero, not noise, for samples at 0 bits, whose block is skipped.
+    """An output gradient, rounded to its bits; exactly zero, not noise, for samples at 0 bits, whose block is skipped.
 
-    ``bits`` are one width, or that of each sample; ``out`` is memory that the result may use.
+    ``bits`` is one width, or one for each sample; ``out`` is memory that the result may use.
     """
     axis = axis.at(g.shape, len(bits)) if bits.ndim else axis
     bits = axis.expand(bits, g.shape)
