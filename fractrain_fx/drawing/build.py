@@ -50,7 +50,7 @@ class _Builder:
         self.model, self.level = model, level
         self.graph_module = model.graph_module
         self.flow = Flow(self.graph_module)
-        self.picture = Picture(f"{type(model._state.original).__name__}, method {model.config.method}")
+        self.picture = Picture(f"{type(model._state.original).__name__}, method {model.frac_config.method}")
         self.total = sum(op.macs or 0 for _, op in ops_of(self.graph_module.graph))
         self.came: dict[Node, tuple[str, ...]] = {}
         self.steps: dict[str, list[Node]] = {}
@@ -120,14 +120,14 @@ class _Builder:
     def _block(self, block: Block) -> str:
         key = f"block {block.name}"
         if key not in self.picture.shapes:
-            self.picture.add(block_shape(block, self._ops(block), self.model.config, self.total))
+            self.picture.add(block_shape(block, self._ops(block), self.model.frac_config, self.total))
         return key
 
     def _ops(self, block: Block) -> list[Op]:
         return [op for _, op in ops_of(self.graph_module.graph) if op.block == block.name]
 
     def _op(self, op: Op) -> str:
-        return self.picture.add(op_shape(op, self.model.config, self.total))
+        return self.picture.add(op_shape(op, self.model.frac_config, self.total))
 
     def _end(self, node: Node, block: Block, sources: tuple[str, ...]) -> str:
         """The add of a residual block, with its skip path (at level ``ops`` a projection is drawn as its ops)."""
@@ -168,7 +168,7 @@ class _Builder:
 
     def _gates(self) -> None:
         """Draw gates with their inputs and choices, in the order in which the controller's state passes them."""
-        config = self.model.config
+        config = self.model.frac_config
         choices = choices_of(self.graph_module.graph)
         if not choices:
             if config.scheduled:
@@ -207,4 +207,6 @@ class _Builder:
             self._joined(output, self.came.get(node, ()))
         if self.level == "ops":
             for block in self.flow.blocks:
-                self.picture.blocks[block.name] = block_shape(block, self._ops(block), self.model.config, self.total)
+                self.picture.blocks[block.name] = block_shape(
+                    block, self._ops(block), self.model.frac_config, self.total
+                )

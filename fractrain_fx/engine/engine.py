@@ -69,7 +69,7 @@ class Engine:
         watch: bool = True,
     ) -> None:
         self.model = steered_model(model)
-        config = self.model.config if epochs is None else self.model.config.replace(epochs=epochs)
+        config = self.model.frac_config if epochs is None else self.model.frac_config.replace(epochs=epochs)
         levels = levels_of(self.model)
         self._plan = StagePlan(levels, schedule) if schedule is not None else plan_stages(config, levels)
         self._controller = CostController(config.gate, config.gate_options, config.gate_weight_bits)
@@ -141,7 +141,7 @@ class Engine:
         task_loss = task_loss.reshape(())
         cost, samples = self.model.cost, self.model.batch
         seen = task_loss if mean is None else mean.reshape(())
-        if not self.model.config.gated:
+        if not self.model.frac_config.gated:
             self._meter.add(seen, cost, samples)
             self._watch.hand_out(task_loss, cost_term=False)
             return task_loss
@@ -210,7 +210,7 @@ class Engine:
         _refuse_bad_step(sums.bad_step, row.epoch, steps)
         if row.loss is None:  # this process had finite losses, but all must stop together
             raise NonFiniteLossError(f"a task loss of epoch {row.epoch} was NaN or infinite in another process")
-        steered = sums.loss + sums.cost_term if self.model.config.indicator == "total" else sums.loss
+        steered = sums.loss + sums.cost_term if self.model.frac_config.indicator == "total" else sums.loss
         seen = steered if mean_loss is None else _mean_over_ranks(float(mean_loss), self.model)
         if not math.isfinite(seen):
             raise NonFiniteLossError(
@@ -277,7 +277,7 @@ class Engine:
         return change
 
     def _apply_level(self) -> None:
-        if self.model.config.scheduled and isinstance(self.level, Precision):
+        if self.model.frac_config.scheduled and isinstance(self.level, Precision):
             self.model.set_precision(self.level)
 
 

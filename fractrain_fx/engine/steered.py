@@ -22,7 +22,7 @@ class SteeredModel(Protocol):
     """
 
     @property
-    def config(self) -> FracConfig: ...
+    def frac_config(self) -> FracConfig: ...
     @property
     def cost(self) -> StepCost: ...
     @property
@@ -41,7 +41,7 @@ class SteeredModel(Protocol):
 
 def levels_of(model: SteeredModel) -> tuple[Level, ...]:
     """The levels of the stages of the model's method."""
-    config = model.config
+    config = model.frac_config
     if config.scheduled:
         return config.precision_stages
     if not config.gated:

@@ -202,7 +202,7 @@ def _together(rows: Sequence[EpochRow]) -> EpochRow:
 
 def _spent(prices: StepPrices, row: EpochRow) -> Iterator[tuple[Op, bool, Sums]]:
     """The mean cost of each op for one sample of an epoch."""
-    config = prices.model.config
+    config = prices.model.frac_config
     for op, cost in prices.ops:
         mode = op.precision.mode
         if mode == "gated":

@@ -1,8 +1,7 @@
-"""Make a rewritten model look to transformers' Trainer like the original: its class, signature and config.
+"""Make a rewritten model look to transformers' Trainer like the original: its class and its signature.
 
-Trainer derives labels, accepted columns and saving from the class of a model, and writes to its ``config``.
-``FracModel.config`` is FracTrain's, so Trainer gets an instance of a new subclass of the original's class, which has
-the parameters of the rewritten model and runs it.
+Trainer derives labels, accepted columns and saving from the class of a model, so it gets an instance of a new subclass
+of the original's class, which has the parameters of the rewritten model and runs it.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class FracModel(Shown):
             ConfigError: the method has no scheduled ops, or saved codes hold fewer bits, or torchao computes some
                 ops, always at 8 bits.
         """
-        check_stage(self.config, precision)
+        check_stage(self.frac_config, precision)
         for module in self.modules():
             if isinstance(module, StageBits):
                 module.set(precision)
@@ -209,7 +209,7 @@ class FracModel(Shown):
         except AttributeError:
             if state is None:
                 raise
-            value = getattr(state.original, name)
+            value = state.attribute(name)
         return value if state is None else state.float_calls.looked_up(name, value)
 
     def __setattr__(self, name: str, value: Any) -> None:

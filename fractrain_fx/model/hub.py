@@ -50,7 +50,11 @@ class _OnHub(
 
 def push(model: FracModel, repo_id: str, **options: Any) -> Any:
     """Save a model into a temporary folder and upload it in one commit."""
-    card = {"architecture": type(model._state.original).__name__, "method": model.config.method, "repo_id": repo_id}
+    card = {
+        "architecture": type(model._state.original).__name__,
+        "method": model.frac_config.method,
+        "repo_id": repo_id,
+    }
     options["model_card_kwargs"] = card | (options.get("model_card_kwargs") or {})
     return _OnHub(model).push_to_hub(repo_id, **options)
 

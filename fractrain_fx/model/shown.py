@@ -56,8 +56,8 @@ class Shown(nn.Module):
         return self.graph_module.print_readable(**options)
 
     @property
-    def config(self) -> FracConfig:
-        """The configuration this model was rewritten with."""
+    def frac_config(self) -> FracConfig:
+        """The configuration this model was rewritten with. ``config`` is the original's own, if it has one."""
         return self._state.config
 
     def kernels(self) -> dict[str, str]:
@@ -141,7 +141,7 @@ class Shown(nn.Module):
 
     def extra_repr(self) -> str:
         """Method, ops, blocks and MACs in one line."""
-        return f"method={self.config.method}, ops={len(self.ops)}, blocks={len(self.blocks)}, macs={self.macs:,}"
+        return f"method={self.frac_config.method}, ops={len(self.ops)}, blocks={len(self.blocks)}, macs={self.macs:,}"
 
     def __repr__(self) -> str:
         """The original's modules; those that were inserted are counted by class, in one line."""

@@ -21,6 +21,7 @@ from fractrain_fx.nn.ranges import RunningRange
 from fractrain_fx.passes.graph.edit import NAMESPACE
 from fractrain_fx.rewriting import Rewritten
 from fractrain_fx.tied import FloatCalls, Tied
+from fractrain_fx.tied.telling import warn
 
 __all__ = ["ModelState"]
 
@@ -98,6 +99,14 @@ class ModelState:
         """Update costs from the present ``requires_grad`` of the parameters, unless torch is compiling."""
         if not torch.compiler.is_compiling():
             self.reachable = self._frozen.follow(self.reachable, self.targets, anew=anew)
+
+    def attribute(self, name: str) -> Any:
+        """An attribute of the original. One without a ``config`` still gives ours there, with a warning."""
+        if name == "config" and not hasattr(self.original, name):
+            words = "model.config is only a model's own configuration from the next version on: read model.frac_config"
+            warn(words, category=DeprecationWarning)
+            return self.config
+        return getattr(self.original, name)
 
     def handed_out(self, structure_changed: bool) -> nn.Module:
         """The original, for :meth:`fractrain_fx.FracModel.restore`."""

@@ -157,7 +157,7 @@ def summarize(model: FracModel, *, ops: bool = False) -> Summary:
             f"summarize takes a rewritten model, not a {type(model).__name__}: write summarize(fractrainify(model)), "
             "or plan(model), which rewrites nothing"
         )
-    config = model.config
+    config = model.frac_config
     gates = gate_sizes(model._state.recording.train, config)
     options = config.gate_options if config.gated else config.precision_stages if config.scheduled else ()
     return Summary(
@@ -184,18 +184,18 @@ def _notes(model: FracModel) -> Iterator[str]:
     if fixed_batch(model.graph_module):
         yield (
             "runs at one batch size only: the MACs of a sample are those of the recorded call over its batch size"
-            + (", and the gates choose once for the whole batch" if model.config.gated else "")
+            + (", and the gates choose once for the whole batch" if model.frac_config.gated else "")
         )
     yield from _tied(model)
     device = next(model.parameters()).device.type
-    if model.config.rounding == "compiled" and device != "cpu":
+    if model.frac_config.rounding == "compiled" and device != "cpu":
         yield f"rounding='compiled' changes nothing here: it is for CPUs, and this model is on {device!r}"
-    if model.config.dispatches:
+    if model.frac_config.dispatches:
         yield from _dispatched(model)
-    if model.config.lowers:
+    if model.frac_config.lowers:
         yield from _lowered(model)
-    if model.config.torchao is not None:
-        yield from _swapped(model, model.config.torchao)
+    if model.frac_config.torchao is not None:
+        yield from _swapped(model, model.frac_config.torchao)
 
 
 def _tied(model: FracModel) -> Iterator[str]:
@@ -220,17 +220,17 @@ def _dispatched(model: FracModel) -> Iterator[str]:
 
 
 def _lowered(model: FracModel) -> Iterator[str]:
-    kept = not_on_int8(model._state.recording.train, model.config)
+    kept = not_on_int8(model._state.recording.train, model.frac_config)
     quantized = len(model.kernels())
-    device, compiled = next(model.parameters()).device, model.config.rounding == "compiled"
-    lacking = lacks_products(device, compiled=compiled) if model.config.kernels == "auto" else None
+    device, compiled = next(model.parameters()).device, model.frac_config.rounding == "compiled"
+    lacking = lacks_products(device, compiled=compiled) if model.frac_config.kernels == "auto" else None
     here = f", but not here: {lacking}" if lacking else ""
     yield f"{quantized - len(kept)} of {quantized} quantized ops may multiply on int8{here}"
     yield from _by_reason("multiplies in float", kept)
 
 
 def _swapped(model: FracModel, kind: Torchao) -> Iterator[str]:
-    kept = not_on_torchao(model._state.recording.train, model.config)
+    kept = not_on_torchao(model._state.recording.train, model.frac_config)
     quantized = len(model.kernels())
     device = next(model.parameters()).device
     yield f"{quantized - len(kept)} of {quantized} quantized ops are computed by {NUMERICS[kind]}"

@@ -13,13 +13,13 @@ __all__ = ["users_frame", "warn"]
 _NOT_THEIRS = ("torch", __name__.partition(".")[0])
 
 
-def warn(words: str, at: FrameType | None = None) -> None:
+def warn(words: str, at: FrameType | None = None, category: type[Warning] = FracTrainWarning) -> None:
     """Warn at a frame, by default the innermost one outside torch and this package."""
     at = at or users_frame()
     if at is None:
-        warnings.warn(words, FracTrainWarning, stacklevel=2)
+        warnings.warn(words, category, stacklevel=2)
     else:
-        warnings.warn_explicit(words, FracTrainWarning, at.f_code.co_filename, at.f_lineno)
+        warnings.warn_explicit(words, category, at.f_code.co_filename, at.f_lineno)
 
 
 def users_frame() -> FrameType | None:

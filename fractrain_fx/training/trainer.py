@@ -85,11 +85,11 @@ class Trainer:
         self.data = data
         self.settings = settings or TrainSettings()
         self.out = out
-        self.label = label or model.config.method
+        self.label = label or model.frac_config.method
         self.objective = Objective.of(data)
         self._input_name = input_name
         self._console = console
-        self._config = config or asdict(self.settings) | model.config.to_dict()
+        self._config = config or asdict(self.settings) | model.frac_config.to_dict()
         self._prepared = Prepared(model, data, self.settings)
         self._accelerator, self._length = self._prepared.accelerator, self._prepared.length
         self.engine = Engine(model, accumulate=self.settings.accumulate, epochs=self.epochs)

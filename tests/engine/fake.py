@@ -18,12 +18,12 @@ class FakeModel(nn.Module):
 
     def __init__(self, config: FracConfig | None = None, macs_of_block: tuple[int, ...] = (10, 30)) -> None:
         super().__init__()
-        self.config = config or FracConfig()
+        self.frac_config = config or FracConfig()
         self.macs_of_block = macs_of_block
         self.macs = sum(macs_of_block)
         self.uncounted = 0
         self.trained_share = 1.0
-        self.targets = self.config.targets.per_cent if self.config.targets else (1.5, 2.0, 2.5, 3.0)
+        self.targets = self.frac_config.targets.per_cent if self.frac_config.targets else (1.5, 2.0, 2.5, 3.0)
         self.batch = 0
         self.precisions: list[Precision] = []
         self._cost: SimpleNamespace | None = None
@@ -41,8 +41,8 @@ class FakeModel(nn.Module):
         pass
 
     def forward(self, batch: int, k: int | Tensor = 2) -> None:
-        options = self.config.gate_options
-        share = torch.tensor([option_share(option, self.config.gate_weight_bits) for option in options])
+        options = self.frac_config.gate_options
+        share = torch.tensor([option_share(option, self.frac_config.gate_weight_bits) for option in options])
         choice: dict[str, Tensor] = {}
         cp = torch.zeros(())
         for index, macs in enumerate(self.macs_of_block):
@@ -51,7 +51,7 @@ class FakeModel(nn.Module):
             choice[f"block{index}"] = one_hot.requires_grad_()
             cp = cp + macs / self.macs * (one_hot * share).sum(1).mean()
         self.batch = batch
-        gated = self.config.gated
+        gated = self.frac_config.gated
         self._cost = SimpleNamespace(
             cp=cp if gated else torch.tensor(0.0625),
             cp_total=cp.detach() + 0.1,

@@ -67,7 +67,7 @@ def gradients(model: FracModel, call: Callable[..., Tensor]) -> tuple[Tensor, di
     torch.manual_seed(2)
     out = call(images())
     loss = out.square().mean()
-    (loss + model.cost.cp if model.config.gated else loss).backward()
+    (loss + model.cost.cp if model.frac_config.gated else loss).backward()
     return out.detach(), {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 

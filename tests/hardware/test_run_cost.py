@@ -88,7 +88,7 @@ def test_samples_that_skip_cost_nothing_and_the_rest_by_their_options() -> None:
         row = EpochRow(1, 0, "cp 3 %", 1.0, 0.03, 0.03, 0.03, 0.03, 0.03, 100, {name: shares})
         return run_cost(prices, [row])
 
-    options = len(model.config.options)
+    options = len(model.frac_config.options)
     only = [of(tuple(float(index == chosen) for index in range(options))).steered for chosen in range(options)]
     assert only[0] == (0, 0, 0)
     half = of((0.5, 0.5) + (0.0,) * (options - 2)).steered
@@ -111,7 +111,7 @@ def test_a_batch_shares_weights_but_no_products_of_two_activations() -> None:
     x = torch.rand(4, 6, 16)
     model = fractrainify(Attention(), config=FracConfig(method="static"), example_inputs=(x,))
     prices = StepPrices(model, 4)
-    costs = {op.name: prices.of(op, cost, model.config.precision) for op, cost in prices.ops}
+    costs = {op.name: prices.of(op, cost, model.frac_config.precision) for op, cost in prices.ops}
     assert costs["qkv"][0, 1] == convolution(1, 1, 1, 16, 48, 24, 8, 8).cycles / 4
     assert costs["matmul"][0, 1] == convolution(1, 1, 1, 16, 6, 6, 8, 8).cycles
 
@@ -135,6 +135,6 @@ def test_all_layers_and_options_of_resnet74_take_seconds() -> None:
     start = time.perf_counter()
     prices = StepPrices(model, 128)
     for op, cost in prices.ops:
-        for option in model.config.options:
+        for option in model.frac_config.options:
             prices.of(op, cost, option, 4)
     assert time.perf_counter() - start < 10

@@ -47,7 +47,7 @@ def test_a_configuration_says_what_makes_the_copy_that_runs(options: dict[str, s
 def test_the_chain_gives_the_copy_that_runs() -> None:
     model = residual_net(execution="auto")
     made = copied(model)
-    run_passes(made, execution_passes(model.config))
+    run_passes(made, execution_passes(model.frac_config))
     running = model._state.running[True]
     assert [(node.op, node.name) for node in made.graph.nodes] == [
         (node.op, node.name) for node in running.current().graph.nodes

@@ -28,7 +28,7 @@ class Steered:
     """A model whose gates choose what meets the target: each block spreads its samples over cheap and dear options."""
 
     def __init__(self, model: FracModel) -> None:
-        self.config, self.macs, self.targets = model.config, model.macs, model.targets
+        self.frac_config, self.macs, self.targets = model.frac_config, model.macs, model.targets
         self.uncounted, self.trained_share = model.uncounted, model.trained_share
         (self._meter,) = (module for module in model.graph_module.modules() if isinstance(module, CostMeter))
         self.batch = BATCH
@@ -41,8 +41,8 @@ class Steered:
         pass
 
     def choose(self, target: float, noise: torch.Generator) -> None:
-        options = self.config.gate_options
-        share = torch.tensor([option_share(option, self.config.gate_weight_bits) for option in options])
+        options = self.frac_config.gate_options
+        share = torch.tensor([option_share(option, self.frac_config.gate_weight_bits) for option in options])
         taste = torch.randn(len(self._meter.blocks), len(options), generator=noise)
         low, high = -400.0, 400.0
         for _ in range(30):
@@ -68,7 +68,7 @@ def make_run(out: Path, epochs: int = 160) -> RunResult:
     """FracTrain's folder of ResNet-74 (36 blocks) on CIFAR-10, written by what writes them in training."""
     model, noise = resnet74_gated(), torch.Generator().manual_seed(0)
     loop = TrainSettings(epochs=epochs, batch_size=BATCH, device="cpu")
-    settings = RunSettings("zoo:resnet74", "cifar10", train=loop, frac=model.config)
+    settings = RunSettings("zoo:resnet74", "cifar10", train=loop, frac=model.frac_config)
     out.mkdir(parents=True)
     settings.to_yaml(out / "config.yaml")
     keep_start(out, Start.now(["train", "--config", "recipe.yaml"], epoch=0, device="cpu", processes=1))

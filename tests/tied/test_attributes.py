@@ -48,11 +48,19 @@ def test_one_set_behind_the_back_is_found_at_a_mode_switch_and_at_the_end_of_an_
         engine.end_epoch()
 
 
-def test_a_field_of_a_configuration_is_found() -> None:
+def test_config_is_the_models_own_and_a_changed_field_of_it_is_found() -> None:
     model = gpt2()
-    original_of(model).config.output_hidden_states = True
+    assert model.config is original_of(model).config and model.frac_config == FLOAT
+    model.config.output_hidden_states = True
     with pytest.warns(FracTrainWarning, match=r"config\.output_hidden_states"):
         model.eval()
+
+
+def test_for_a_model_without_a_config_frac_config_has_its_old_name_for_one_more_version() -> None:
+    model = net()
+    with pytest.warns(DeprecationWarning, match=r"model\.frac_config") as told:
+        assert model.config is model.frac_config
+    assert told[0].filename == __file__
 
 
 def test_what_nothing_read_may_be_set() -> None:

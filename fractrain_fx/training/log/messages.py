@@ -16,11 +16,11 @@ __all__ = ["announcement", "epoch_line", "step_line"]
 def announcement(label: str, model: FracModel, data: str, engine: Engine) -> str:
     """The line before training: model, data and stages."""
     levels = " / ".join(str(level) for level in engine.levels)
-    stages = f"stages {levels}{'' if model.config.scheduled else ' % cp'}"
+    stages = f"stages {levels}{'' if model.frac_config.scheduled else ' % cp'}"
     macs = f"{model.macs:,} forward MACs a sample{beside_shares(model.uncounted)}"
     return (
         f"{label}: {type(model._state.original).__name__}, {macs}, on {data}; "
-        f"{stages if model.config.method != 'float' else 'float'}"
+        f"{stages if model.frac_config.method != 'float' else 'float'}"
     )
 
 

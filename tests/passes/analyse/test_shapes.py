@@ -96,7 +96,7 @@ def test_gates_of_a_model_with_one_batch_size_choose_once_for_the_batch() -> Non
     engine = Engine(model)
     engine.loss(model(x).square().mean()).backward()
     ((block, choice),) = model.cost.choice.items()
-    assert block == "model" and choice.shape == (1, len(model.config.gate_options)) and choice.sum() == 1
+    assert block == "model" and choice.shape == (1, len(model.frac_config.gate_options)) and choice.sum() == 1
     assert "the gates choose once for the whole batch" in " ".join(str(summarize(model)).split())
     gates = {name: p for name, p in model.named_parameters() if name.startswith("frac.")}
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for n, p in gates.items() if "gates" in n and "bias" in n)

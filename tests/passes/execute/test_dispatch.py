@@ -252,7 +252,7 @@ def test_copies_and_saved_models_dispatch(tmp_path: Any) -> None:
     model(*args, **kwargs)
     model.save_pretrained(tmp_path)
     loaded = FracModel.from_pretrained(tmp_path, model=copy.deepcopy(case.model))
-    assert loaded.config == model.config
+    assert loaded.frac_config == model.frac_config
     for twin in (copy.deepcopy(model), loaded):
         twin.eval()
         choose(twin, [0, 1, 0, 1, 0, 0])

@@ -114,7 +114,7 @@ def test_training_gives_the_losses_and_choices_of_the_simulation(options: dict[s
 
 def test_every_quantized_op_says_why_it_has_no_form_on_integers() -> None:
     model = _made(_Mixed(), torch.randn(2, 3, 8, 8), method="pfq", execution="auto", kernels="int8")
-    reasons = not_on_int8(model.graph_module, model.config)
+    reasons = not_on_int8(model.graph_module, model.frac_config)
     assert reasons["strided"] == "its 3x3 kernels move neither by their own size nor by 1, or are dilated or padded"
     assert reasons["grouped"] == "convolves groups of channels"
     assert sum(reason == "multiplies two activations" for reason in reasons.values()) == 2
@@ -127,16 +127,18 @@ def test_every_quantized_op_says_why_it_has_no_form_on_integers() -> None:
     assert {name: kernels[name] for name in reasons} == reasons
     shown = str(summarize(model))
     assert "4 of 10 quantized ops may multiply on int8" in shown and "convolves groups of channels" in shown
-    drafted = plan(_Mixed(), config=model.config, example_inputs=(torch.randn(2, 3, 8, 8),))
+    drafted = plan(_Mixed(), config=model.frac_config, example_inputs=(torch.randn(2, 3, 8, 8),))
     assert "4 of 10 quantized ops may multiply on int8" in str(drafted)
 
 
 def test_bits_that_have_no_codes_are_a_reason() -> None:
     wide = {"pins": (Pin("layers.0.wide", Precision(12, 12)),), "execution": "auto", "kernels": "int8"}
     model = _made(method="pfq", **wide)
-    assert not_on_int8(model.graph_module, model.config) == {"layers.0.wide": "its weight has 12 bits, more than 8"}
+    assert not_on_int8(model.graph_module, model.frac_config) == {
+        "layers.0.wide": "its weight has 12 bits, more than 8"
+    }
     model = _made(method="pfq", stages="FW(4,12)/BW(6,12)", execution="auto", kernels="int8")
-    assert not not_on_int8(model.graph_module, model.config)
+    assert not not_on_int8(model.graph_module, model.frac_config)
     model(torch.randn(4, 64)).sum().backward()
     assert set(model.kernels().values()) == {"int8"}
     model.set_precision(Precision(12, 12))

@@ -201,7 +201,7 @@ def test_every_other_op_stays_simulated_and_says_why() -> None:
     fused = model._state.running[True].fused
     assert {name for name, op in fused.items() if op.torchao is not None} == {"taken", "odd"}
     wide = _made("torchao-float8", _Mixed(), x, pins=(Pin("pinned", Precision(8, 8)),))
-    assert not_on_torchao(wide.graph_module, wide.config)["odd"] == (
+    assert not_on_torchao(wide.graph_module, wide.frac_config)["odd"] == (
         "its weight is 10x16, and float8 takes multiples of 16 only"
     )
     assert "16x10" in wide.kernels()["pinned"] and wide.kernels()["taken"] == NUMERICS["torchao-float8"]
@@ -217,7 +217,7 @@ def test_the_summary_and_the_plan_name_the_numbers(kind: str) -> None:
     counted = {"torchao-int8": "3 of 7", "torchao-float8": "1 of 7"}[kind]
     assert f"{counted} quantized ops are computed by {NUMERICS[kind]}" in told  # type: ignore[index]
     assert "simulated in float: " in told and "multiplies two activations" in told
-    drafted = " ".join(str(plan(_Mixed(), config=model.config, example_inputs=(x,))).split())
+    drafted = " ".join(str(plan(_Mixed(), config=model.frac_config, example_inputs=(x,))).split())
     assert f"{counted} quantized ops" in drafted
 
 
