@@ -16,7 +16,7 @@ from fractrain_fx.engine.distributed import sum_over_ranks, world_size
 from fractrain_fx.engine.ledger import Ledger
 from fractrain_fx.engine.meter import EpochMeter
 from fractrain_fx.engine.schedules import Level, StagePlan, StageSchedule, plan_stages
-from fractrain_fx.engine.steered import SteeredModel, levels_of, show_level, steered_model
+from fractrain_fx.engine.steered import SteeredModel, level_text, levels_of, show_level, steered_model
 from fractrain_fx.engine.watch import LoopWatch
 from fractrain_fx.errors import ConfigError, CostTermError, InputError, NonFiniteLossError, RunError
 
@@ -206,7 +206,7 @@ class Engine:
         sums, steps = self._meter.read(), self._meter.steps
         self._meter = EpochMeter()
         self._controller.start_step()
-        row = self.ledger.close_epoch(sums, self._stage, show_level(self.level), self.model.trained_share)
+        row = self.ledger.close_epoch(sums, self._stage, level_text(self.level), self.model.trained_share)
         _refuse_bad_step(sums.bad_step, row.epoch, steps)
         if row.loss is None:  # this process had finite losses, but all must stop together
             raise NonFiniteLossError(f"a task loss of epoch {row.epoch} was NaN or infinite in another process")
@@ -268,8 +268,8 @@ class Engine:
             return None
         if not 0 <= stage < len(self._plan.levels):
             raise ConfigError(
-                f"the schedule asked for stage {stage} after epoch {epoch}; this run has stages 0 to "
-                f"{len(self._plan.levels) - 1}"
+                f"the schedule's update() returned {stage} after epoch {epoch}: it must return 0 for stage 1, up to "
+                f"{len(self._plan.levels) - 1} for stage {len(self._plan.levels)}, the last"
             )
         change = StageChange(epoch, self._stage, stage, self.level, self._plan.levels[stage])
         self._stage = stage

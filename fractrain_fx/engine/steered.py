@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Protocol
 
 from fractrain_fx.config import FracConfig
@@ -10,7 +11,9 @@ from fractrain_fx.engine.meter import StepCost
 from fractrain_fx.engine.schedules import Level
 from fractrain_fx.errors import InputError
 
-__all__ = ["SteeredModel", "levels_of", "show_level", "steered_model"]
+__all__ = ["SteeredModel", "level_text", "levels_of", "show_level", "steered_model"]
+
+_TARGET = re.compile(r"cp (\S+) %")
 
 
 class SteeredModel(Protocol):
@@ -49,11 +52,18 @@ def levels_of(model: SteeredModel) -> tuple[Level, ...]:
     return model.targets if config.method == "fractrain" else model.targets[-1:]
 
 
-def show_level(level: Level) -> str:
-    """A level as tables show it: ``FW-3/BW-6``, ``float``, ``cp 1.5 %``."""
+def level_text(level: Level) -> str:
+    """A level as files keep it: ``FW-3/BW-6``, ``float``, ``cp 1.5 %``."""
     if isinstance(level, Precision):
         return "float" if level.is_float else str(level)
     return f"cp {level:g} %"
+
+
+def show_level(level: Level | str) -> str:
+    """A level, or its text from a file, as people read it: a target has two decimals, ``cp 1.50 %``."""
+    text = level if isinstance(level, str) else level_text(level)
+    target = _TARGET.fullmatch(text)
+    return text if target is None else f"cp {float(target[1]):.2f} %"
 
 
 def steered_model(model: Any) -> SteeredModel:

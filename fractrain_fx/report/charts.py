@@ -75,10 +75,12 @@ def trajectory(
     ]
     near = alt.selection_point(name="near", nearest=True, on="pointerover", clear="pointerout", empty=False)
     line = base.mark_line(strokeWidth=2, strokeJoin="round")
+    alone = base.transform_joinaggregate(epochs="count()", groupby=["run"]).transform_filter("datum.epochs === 1")
     points = base.transform_filter("datum.turning").mark_point(filled=True, size=90, opacity=1)
     points = points.encode(shape=alt.Shape("run:N", title=None, scale=domain, legend=legend))
     hover = base.mark_circle(size=110).encode(opacity=alt.condition(near, alt.value(1), alt.value(0)), tooltip=told)
-    return _plain(alt.layer(line, *([points] if turning else []), hover.add_params(near)).add_params(focus), height=340)
+    layers = [line, alone.mark_circle(size=60), *([points] if turning else [])]  # a line of one epoch shows nothing
+    return _plain(alt.layer(*layers, hover.add_params(near)).add_params(focus), height=340)
 
 
 def cost(run: str, top: float, *, stages: int, steered: bool) -> Spec:
@@ -261,12 +263,7 @@ def _by_path(rows: str, quantity: str, table: str, scale: Any) -> Any:
         .mark_bar()
         .encode(
             y=alt.Y(f"{rows}:N", title=None, sort=None, axis=alt.Axis(ticks=False, domain=False)),
-            x=alt.X(
-                f"{quantity}:Q",
-                title=MEASURES[quantity],
-                axis=axis,
-                scale=scale,
-            ),
+            x=alt.X(f"{quantity}:Q", title=MEASURES[quantity], axis=axis, scale=scale),
             color=alt.Color(
                 "path:N",
                 title=None,

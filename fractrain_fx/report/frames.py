@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fractrain_fx.config.precision import Precision
+from fractrain_fx.engine.steered import show_level
 from fractrain_fx.report.runs import Run
 from fractrain_fx.training.log.records import EpochRecord
 
@@ -52,7 +53,7 @@ def _epochs_of(run: Run) -> list[Row]:
                 "run": run.name,
                 "epoch": row.epoch,
                 "stage": row.stage + 1,
-                "level": row.level,
+                "level": show_level(row.level),
                 "loss": row.loss,
                 "value": record.value,
                 "test_loss": record.test_loss,
@@ -74,7 +75,7 @@ def segment_rows(run: Run) -> list[Row]:
     return [
         {
             "run": run.name,
-            "level": stage.records[0].row.level,
+            "level": show_level(stage.records[0].row.level),
             "stage_index": index,
             "first": stage.first,
             "last": stage.last,
@@ -90,7 +91,7 @@ def stage_rows(runs: Iterable[Run]) -> list[Row]:
     for run in runs:
         grouped: dict[str, list[EpochRecord]] = {}
         for stage in run.stages:
-            grouped.setdefault(stage.name, []).extend(stage.records)
+            grouped.setdefault(stage.shown, []).extend(stage.records)
         seconds = _epoch_seconds(run)
         for name, records in sorted(grouped.items(), key=lambda item: item[1][0].row.stage):
             samples = sum(record.row.samples for record in records)

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from fractrain_fx.config.precision import Precision
+from fractrain_fx.engine.steered import show_level
 from fractrain_fx.errors import RunError
 from fractrain_fx.training.log.extremes import SAMPLES, Sample, read_samples
 from fractrain_fx.training.log.records import METRICS, STARTS, EpochRecord, Start
@@ -37,6 +38,12 @@ class Stage:
     target: float | None
     precision: Precision | None
     records: tuple[EpochRecord, ...]
+
+    @property
+    def shown(self) -> str:
+        """Number and level as the page shows them."""
+        row = self.records[0].row
+        return f"{row.stage + 1}: {show_level(row.level)}"
 
     @property
     def first(self) -> int:

@@ -131,8 +131,8 @@ class Summary:
             yield f"precisions: {', '.join(self.options)}"
         if self.reachable:
             low, high = self.reachable
-            targets = " / ".join(f"{target:.3g}" for target in self.targets)
-            yield f"target cp: {targets} % (the gates reach {low:.2f} to {high:.2f} %)"
+            targets = " / ".join(f"{target:.2f} %" for target in self.targets)
+            yield f"target cp by stage: {targets} of full precision (the gates reach {low:.2f} % to {high:.2f} %)"
         if self.gate_parameters:
             macs = sum(gate.macs for gate in self.gates.values())
             more = f"{macs:,} MACs a sample ({100 * macs / max(self.macs, 1):.3f} %)"

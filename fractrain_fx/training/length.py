@@ -8,7 +8,24 @@ from dataclasses import dataclass
 from fractrain_fx.training.optim import epochs_of_run, steps_of_run
 from fractrain_fx.training.settings import TrainSettings
 
-__all__ = ["RunLength"]
+__all__ = ["RunLength", "StepPlace"]
+
+
+@dataclass(frozen=True)
+class StepPlace:
+    """The place of an optimizer step in its run.
+
+    Attributes:
+        epoch, epochs: its epoch, counted from 1, and the number of epochs.
+        step, steps: its number in the epoch, counted from 1, and the number of steps of the epoch.
+        total: its number in the run, counted from 1.
+    """
+
+    epoch: int
+    epochs: int
+    step: int
+    steps: int
+    total: int
 
 
 @dataclass(frozen=True)
@@ -50,3 +67,12 @@ class RunLength:
     def steps(self, epoch: int) -> int:
         """Optimizer steps of an epoch, counted from 0."""
         return math.ceil(self.batches(epoch) / self.settings.accumulate)
+
+    def steps_before(self, epoch: int) -> int:
+        """Optimizer steps of all epochs before one, counted from 0."""
+        return sum(map(self.steps, range(epoch)))
+
+    def place(self, epoch: int, batch: int) -> StepPlace:
+        """The place of the step that a batch (counted from 1) of an epoch (counted from 0) belongs to."""
+        step = math.ceil(batch / self.settings.accumulate)
+        return StepPlace(epoch + 1, self.epochs, step, self.steps(epoch), self.steps_before(epoch) + step)

@@ -30,7 +30,8 @@ from fractrain_fx.training.data import DataSet
 from fractrain_fx.training.interrupt import Interrupt
 from fractrain_fx.training.log import RunLog
 from fractrain_fx.training.log.extremes import Extremes, write_samples
-from fractrain_fx.training.log.messages import announcement, epoch_line, step_line
+from fractrain_fx.training.log.look import Look, epoch_bits
+from fractrain_fx.training.log.messages import EXPLANATION, announcement, bits_line, epoch_line
 from fractrain_fx.training.log.progress import Best, Progress
 from fractrain_fx.training.log.records import EpochRecord, Evaluation, Start
 from fractrain_fx.training.log.results import RunResult
@@ -109,7 +110,9 @@ class Trainer:
             raise RunError(f"{self.out} holds a run: call resume() first, or write to another folder")
         epoch = self._progress.epoch
         batches, done = self._length.batches_before(self.epochs), self._length.batches_before(epoch)
-        with RunLog(self.out, batches, done=done, epoch=epoch, active=self.is_main, console=self._console) as log:
+        active, console, step = self.is_main, self._console, self._length.steps_before(epoch)
+        with RunLog(self.out, batches, done=done, epoch=epoch, step=step, active=active, console=console) as log:
+            log.say(EXPLANATION)
             log.say(self._announcement())
             if begins:
                 self._save()  # so that a run that is interrupted at once can continue too
@@ -195,7 +198,10 @@ class Trainer:
             progress.best = Best(progress.value, progress.epoch, ledger.total_macs)
         progress.seconds += time.perf_counter() - started
         row, metric = ledger.rows[-1], self.objective.metric
+        bits = epoch_bits(row, self.model.frac_config)
         log.say(epoch_line(row, metric, progress.value))
+        if line := bits_line(bits):
+            log.say(line)
         hardware = run_cost(self._prices, [row]).total
         record = EpochRecord(
             row,
@@ -213,7 +219,7 @@ class Trainer:
             configurations=None if dependence is None else dependence.configurations,
             commonest=None if dependence is None else dependence.commonest,
         )
-        log.epoch(record.to_dict())
+        log.epoch(record.to_dict(), bits)
         if self.out is not None and self.is_main and evaluation.samples:
             write_samples(evaluation.samples, self.out)
         if change is not None:
@@ -223,7 +229,9 @@ class Trainer:
     def _train_batches(self, log: RunLog) -> None:
         prepared, epoch = self._prepared, self._progress.epoch
         accumulate, batches = self.settings.accumulate, self._length.batches(epoch)
+        processes = self._accelerator.num_processes
         loader = prepared.loader.train(epoch * self._length.epoch_batches, batches)
+        log.begin_epoch()
         for number, (inputs, targets) in enumerate(loader, start=1):
             self._interrupt.check()
             step_ends = number % accumulate == 0 or number == batches
@@ -232,18 +240,16 @@ class Trainer:
                 self._accelerator.backward(self.engine.loss(loss))
             if step_ends:
                 prepared.step()
-            log.step(1, self._glance(loss) if number % _STEPS_BETWEEN_LOOKS == 1 else None)
+            log.step(len(targets) * processes)
+            if number % _STEPS_BETWEEN_LOOKS == 1 or log.due:
+                if processes == 1:  # other processes would wait for one that stops
+                    self.engine.check_finite()
+                place = self._length.place(epoch, number)
+                log.look(Look.at(place, self.model, self.engine, loss, prepared.rate))
 
     def _forward(self, module: Any, inputs: Tensor) -> Tensor:
         named = {} if self._input_name is None else {self._input_name: inputs}
         return self.objective.logits(module(**named) if named else module(inputs))
-
-    def _glance(self, loss: Tensor) -> str:
-        """A line for the progress bar; stops a diverged run if it has one process, because others would wait."""
-        if self._accelerator.num_processes == 1:
-            self.engine.check_finite()
-        cp = float(self.model.cost.cp.detach())
-        return step_line(self._progress.epoch + 1, self.epochs, self.engine, float(loss.detach()), cp)
 
     def _announcement(self) -> str:
         text = announcement(self.label, self.model, self.data.name, self.engine)

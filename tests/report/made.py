@@ -18,6 +18,7 @@ from fractrain_fx.hardware.run_cost import StepPrices, run_cost
 from fractrain_fx.nn.cost import Cost, CostMeter
 from fractrain_fx.training import RunResult, RunSettings, TrainSettings
 from fractrain_fx.training.log import RunLog
+from fractrain_fx.training.log.look import epoch_bits
 from fractrain_fx.training.log.records import EpochRecord, Start, keep_start
 from fractrain_fx.zoo.models import resnet74
 
@@ -99,7 +100,8 @@ def make_run(out: Path, epochs: int = 160) -> RunResult:
                     train_seconds=30.25,
                     bitfusion_joules=spent.joules,
                     bitfusion_seconds=spent.seconds,
-                ).to_dict()
+                ).to_dict(),
+                epoch_bits(row, model.config),
             )
     ledger, best = engine.ledger, max(range(epochs), key=lambda index: values[index])
     result = RunResult(

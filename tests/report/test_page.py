@@ -112,6 +112,18 @@ def test_plots_are_written_as_svg_and_png(trained: Path, tmp_path: Path) -> None
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in plots.glob("*.png"))
 
 
+def test_a_run_of_one_epoch_is_a_point(trained: Path, tmp_path: Path) -> None:
+    run, plots = tmp_path / "run", tmp_path / "plots"
+    run.mkdir()
+    first, *_ = (trained / "static" / "metrics.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text(first, encoding="utf-8")
+    assert report(run, f"long={trained / 'pfq'}", "--out", tmp_path / "page.html", "--plots", plots) == 0
+    for name in ("trajectory-accuracy-macs", "trajectory-loss-epoch"):
+        marks = ElementTree.parse(plots / f"{name}.svg").iter("{http://www.w3.org/2000/svg}path")
+        circles = [mark for mark in marks if mark.get("aria-roledescription") == "circle"]
+        assert ["run: run" in str(mark.get("aria-label")) for mark in circles if mark.get("opacity") != "0"] == [True]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

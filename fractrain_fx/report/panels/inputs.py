@@ -52,7 +52,7 @@ def _pictures(run: Run, table: str, rows: Sequence[frames.Row]) -> Figure:
     low, high = min(row["cp"] for row in rows), max(row["cp"] for row in rows)
     return Figure(
         key=table,
-        summary=f"{run.name}: test images from the cheapest (cp {low:.3g} %) and from the dearest (cp {high:.3g} %).",
+        summary=f"{run.name}: test images from the cheapest (cp {low:.2f} %) and from the dearest (cp {high:.2f} %).",
         columns=(Column("end", "images with"), Column("place", "place", "d"), Column("cp", "cp, %", "g4")),
         variants={"": Variant(charts.samples(table), (table,), f"{run.name}: cheapest and dearest test images")},
     )

@@ -102,7 +102,7 @@ def _cost_chart(run: Run, top: float) -> dict[str, Any]:
 
 def _stage_story(run: Run) -> str:
     parts = [
-        f"{stage.name}, epochs {stage.first} to {stage.last}, cp at the end {100 * stage.records[-1].row.cp:.4g} %"
+        f"{stage.shown}, epochs {stage.first} to {stage.last}, cp at the end {100 * stage.records[-1].row.cp:.2f} %"
         for stage in run.stages
     ]
     turning = ", ".join(map(str, run.turning_points)) or "none"

@@ -2,39 +2,83 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from fractrain_fx.engine import Engine, EpochRow
 from fractrain_fx.engine.ledger import beside_shares
+from fractrain_fx.engine.steered import show_level
+from fractrain_fx.training.log.look import Look
 
 if TYPE_CHECKING:
     from fractrain_fx.model import FracModel
 
-__all__ = ["announcement", "epoch_line", "step_line"]
+__all__ = ["EXPLANATION", "announcement", "bar_text", "bits_line", "epoch_line", "step_line"]
+
+EXPLANATION = (
+    "cp 1.50 % means that the layers whose bits the method chooses cost 1.50 % of what training them with 32 bits "
+    "costs (cp_total: all layers), and FW-4/BW-6 means 4 bits in the forward pass and 6 bits in the backward pass."
+)
+"""The first line of a run: its words, for a reader who has not seen them before."""
 
 
 def announcement(label: str, model: FracModel, data: str, engine: Engine) -> str:
     """The line before training: model, data and stages."""
-    levels = " / ".join(str(level) for level in engine.levels)
-    stages = f"stages {levels}{'' if model.frac_config.scheduled else ' % cp'}"
     macs = f"{model.macs:,} forward MACs a sample{beside_shares(model.uncounted)}"
+    levels = [show_level(level) for level in engine.levels]
+    shared = "" if model.frac_config.scheduled else "cp "  # named once
+    stages = f"{len(levels)} stage{'s' if len(levels) > 1 else ''}: {shared}"
+    stages += " / ".join(level.removeprefix("cp ") for level in levels)
+    if model.frac_config.method == "float":
+        stages = "float"
+    return f"{label}: {type(model._state.original).__name__}, {macs}, on {data}; {stages}"
+
+
+def bar_text(look: Look) -> str:
+    """The words before the progress bar."""
+    place = look.place
+    return f"epoch {place.epoch}/{place.epochs} stage {look.stage}/{look.stages} loss {look.loss:.3f} {_cost(look)}"
+
+
+def step_line(look: Look, speed: float, left: float) -> str:
+    """The progress of a run that has no terminal.
+
+    Args:
+        look: the step.
+        speed: samples a second.
+        left: seconds to the end of the run.
+    """
+    place = look.place
     return (
-        f"{label}: {type(model._state.original).__name__}, {macs}, on {data}; "
-        f"{stages if model.frac_config.method != 'float' else 'float'}"
+        f"epoch {place.epoch}/{place.epochs}  step {place.step}/{place.steps}  stage {look.stage}/{look.stages}  "
+        f"loss {look.loss:.4f}  {_cost(look)}  {speed:.1f} samples/s  lr {look.rate:.3g}  "
+        f"left {timedelta(seconds=round(left))}"
     )
-
-
-def step_line(epoch: int, epochs: int, engine: Engine, loss: float, cp: float) -> str:
-    """The progress of a run; ``cp`` is a share 0..1."""
-    stage = f"stage {engine.stage + 1}/{len(engine.levels)}"
-    more = beside_shares(engine.ledger.uncounted)
-    return f"epoch {epoch}/{epochs} {stage} loss {loss:.3f} cp {100 * cp:.2f} %{more}"
 
 
 def epoch_line(row: EpochRow, metric: str, value: float) -> str:
     """The result of an epoch."""
+    unit = " %" if metric == "accuracy" else ""
     return (
-        f"epoch {row.epoch:3d}  stage {row.stage + 1} ({row.level})  loss {row.loss:.4f}  "
+        f"epoch {row.epoch:3d}  stage {row.stage + 1} ({show_level(row.level)})  loss {_number(row.loss)}  "
         f"cp {100 * row.cp:.2f} %  cp_total {100 * row.cp_total:.2f} %{beside_shares(row.uncounted)}  "
-        f"test {metric} {value:.2f}"
+        f"test {metric} {value:.2f}{unit}"
     )
+
+
+def bits_line(bits: dict[str, float]) -> str:
+    """The blocks that took fewest and most forward bits in an epoch; empty for fewer than two blocks."""
+    if len(bits) < 2:
+        return ""
+    ordered = sorted(bits, key=lambda block: bits[block])
+    mean = sum(bits.values()) / len(bits)
+    fewest, most = (f"{bits[block]:.1f} in {block}" for block in (ordered[0], ordered[-1]))
+    return f"           forward bits: {mean:.1f} in a mean block, {fewest}, {most} (skipping counts as 0)"
+
+
+def _cost(look: Look) -> str:
+    return f"cp {100 * look.cp:.2f} %{beside_shares(look.uncounted)}"
+
+
+def _number(loss: float | None) -> str:
+    return "not finite" if loss is None else f"{loss:.4f}"

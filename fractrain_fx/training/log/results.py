@@ -126,7 +126,7 @@ def results_table(results: Sequence[RunResult], title: str | None = None) -> Tab
     table = Table(
         title=title,
         box=SIMPLE_HEAD,
-        caption="cp: gated or scheduled contractions, cp_total: all of them, as shares of\n"
+        caption="cp: gated or scheduled contractions, cp_total: all of them, in per cent of\n"
         "full-precision training; MACs: the whole training, counted at 32 bits;\n"
         "energy and latency: of all that on BitFusion (docs/bitfusion.md)",
     )

@@ -1,11 +1,11 @@
-"""Reports while a run trains: a progress bar, a line for each epoch, metrics.jsonl and TensorBoard."""
+"""Reports while a run trains: a progress bar or lines, a line for each epoch, metrics.jsonl and TensorBoard."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -16,12 +16,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fractrain_fx.durable import write_text, writing
 from fractrain_fx.summary.text import columns_or
+from fractrain_fx.training.log.board import Board, has_tensorboard
+from fractrain_fx.training.log.look import Look
+from fractrain_fx.training.log.messages import bar_text, step_line
+from fractrain_fx.training.log.pace import Pace
 from fractrain_fx.training.log.records import METRICS
 
 __all__ = ["RunLog", "new_console"]
 
 # Wide enough for the final table; a terminal has its own width.
 _FILE_WIDTH = 112
+_SECONDS_BETWEEN_LINES = 30.0
 
 
 def new_console() -> Console:
@@ -32,11 +37,14 @@ def new_console() -> Console:
 class RunLog:
     """The reports of one run. Without ``active`` (all processes except the first) it prints and writes nothing.
 
+    On a terminal a bar shows the progress. Anywhere else a line is printed every 30 seconds.
+
     Args:
         out: the run's folder; ``None`` writes nothing.
-        steps: training steps of the whole run.
-        done: steps that a resumed run has already done.
+        batches: training batches of the whole run.
+        done: batches that a resumed run has already done.
         epoch: epochs that it has already done; later lines of ``metrics.jsonl`` are dropped.
+        step: optimizer steps that it has already done.
         active: whether this process reports.
         console: prints the reports.
     """
@@ -44,29 +52,37 @@ class RunLog:
     def __init__(
         self,
         out: Path | None,
-        steps: int,
+        batches: int,
         *,
         done: int = 0,
         epoch: int = 0,
+        step: int = 0,
         active: bool = True,
         console: Console | None = None,
     ) -> None:
         self._active = active
         self._metrics = out / METRICS if out is not None and active else None
-        self._board: Any = None
+        self._board: Board | None = None
+        self._console = console or new_console()
+        self._lines = active and not self._console.is_terminal
+        self._pace = Pace(batches - done)
+        self._printed = time.monotonic()
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
-            console=console or new_console(),
-            disable=not active,
+            console=self._console,
+            disable=not active or self._lines,
         )
-        self._task = self._progress.add_task("starting", total=steps, completed=done)
+        self._task = self._progress.add_task("starting", total=batches, completed=done)
         if self._metrics is not None:
             _keep_epochs(self._metrics, epoch)
-            self._board = self._open_board(self._metrics.parent, epoch)
+            if has_tensorboard():
+                self._board = Board(self._metrics.parent, epoch=epoch, step=step)
+            else:
+                self.say("TensorBoard is not installed, so no event files: pip install 'fractrain_fx[tensorboard]'")
 
     def __enter__(self) -> RunLog:
         self._progress.start()
@@ -79,33 +95,44 @@ class RunLog:
         if self._board is not None:
             self._board.close()
 
-    def step(self, count: int, text: str | None = None) -> None:
-        """Advance the bar, and change the text before it if one is given."""
-        self._progress.update(self._task, advance=count, description=text)
+    @property
+    def due(self) -> bool:
+        """Whether it is time for the next line of a run without a terminal."""
+        return self._lines and time.monotonic() - self._printed >= _SECONDS_BETWEEN_LINES
 
-    def say(self, text: str) -> None:
-        """Print a line above the bar."""
+    def begin_epoch(self) -> None:
+        """Start the clock of training: what ran since the last step (an evaluation) is not training."""
+        self._pace.begin()
+
+    def step(self, samples: int) -> None:
+        """Note that a batch was trained, with its number of samples in all processes."""
+        self._pace.step(samples)
+        self._progress.update(self._task, advance=1)
+
+    def look(self, look: Look) -> None:
+        """Report a step: to TensorBoard, on the bar, or as a line if one is due."""
+        if not self._active:
+            return
+        speed = self._pace.speed()
+        if self._board is not None:
+            self._board.step(look, speed)
+        self._progress.update(self._task, description=bar_text(look))
+        if self.due:
+            self.say(step_line(look, speed, self._pace.left()))
+            self._printed = time.monotonic()
+
+    def say(self, text: str, style: str | None = None) -> None:
+        """Print a line (above the bar, on a terminal)."""
         if self._active:
-            self._progress.console.print(text, highlight=False, markup=False, soft_wrap=True)
+            self._console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
-    def epoch(self, values: Mapping[str, Any]) -> None:
-        """Write one epoch's values: all to metrics.jsonl, the numbers to TensorBoard."""
+    def epoch(self, values: Mapping[str, Any], bits: Mapping[str, float]) -> None:
+        """Write one epoch's values: all to metrics.jsonl; the numbers and the bits of each block to TensorBoard."""
         if self._metrics is not None:
             with writing(self._metrics), self._metrics.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({name: _plain(value) for name, value in values.items()}) + "\n")
         if self._board is not None:
-            for name, value in values.items():
-                if isinstance(value, int | float) and name != "epoch":
-                    self._board.add_scalar(name, value, values["epoch"])
-            self._board.flush()
-
-    def _open_board(self, out: Path, epoch: int) -> Any:
-        if importlib.util.find_spec("tensorboard") is None:
-            self.say("TensorBoard is not installed, so no event files: pip install 'fractrain_fx[tensorboard]'")
-            return None
-        from torch.utils.tensorboard import SummaryWriter
-
-        return SummaryWriter(str(out / "tensorboard"), purge_step=epoch + 1)
+            self._board.epoch(values, bits)
 
 
 def _plain(value: Any) -> Any:
