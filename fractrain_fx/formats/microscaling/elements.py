@@ -1,0 +1,106 @@
+"""The small floating-point numbers that stand in a block, and rounding to them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+__all__ = ["ELEMENTS", "Element", "Grid", "exponents", "round_to_grid"]
+
+
+class Grid(NamedTuple):
+    """The values of an element, as numbers or as tensors that broadcast against what is rounded.
+
+    Attributes:
+        relative: distance of neighbours in units of the power of two below them.
+        smallest: the smallest normal number. Neighbours below it are as far apart as just above it.
+        largest: the largest number.
+        top: exponent of the largest number.
+    """
+
+    relative: float | Tensor
+    smallest: float | Tensor
+    largest: float | Tensor
+    top: int | Tensor
+
+
+@dataclass(frozen=True)
+class Element:
+    """A floating-point number of a few bits: a sign, ``exponent`` bits and ``mantissa`` bits, without infinities.
+
+    Attributes:
+        name: as the formats' specifications write it.
+        exponent: bits of the exponent.
+        mantissa: bits of the mantissa.
+        largest: the largest number.
+        top: its exponent.
+    """
+
+    name: str
+    exponent: int
+    mantissa: int
+    largest: float
+    top: int
+
+    @property
+    def bits(self) -> int:
+        """All bits, with the sign."""
+        return 1 + self.exponent + self.mantissa
+
+    @property
+    def smallest(self) -> float:
+        """The smallest normal number."""
+        return math.ldexp(1.0, 2 - 2 ** (self.exponent - 1))
+
+    @property
+    def grid(self) -> Grid:
+        """Its values."""
+        return Grid(2.0**-self.mantissa, self.smallest, self.largest, self.top)
+
+
+# Table 1 and section 5.3 of OCP Microscaling Formats 1.0.
+ELEMENTS = {
+    each.name: each
+    for each in (
+        Element("e2m1", 2, 1, 6.0, 2),
+        Element("e2m3", 2, 3, 7.5, 2),
+        Element("e3m2", 3, 2, 28.0, 4),
+        Element("e4m3", 4, 3, 448.0, 8),
+        Element("e5m2", 5, 2, 57344.0, 15),
+    )
+}
+
+# For each type of values: the integers that its bits are, the bits of its mantissa, and its exponents' bias.
+_BITS = {torch.float32: (torch.int32, 23, 127), torch.float64: (torch.int64, 52, 1023)}
+
+
+def exponents(x: Float[Tensor, "*dims"]) -> Tensor:
+    """``floor(log2 |x|)`` of float32 or float64 values as integers, too large for those that are subnormal or 0."""
+    integers, mantissa, bias = _BITS[x.dtype]
+    return ((x.view(integers) >> mantissa) & (2 * bias + 1)) - bias
+
+
+def round_to_grid(
+    x: Float[Tensor, "*dims"], grid: Grid, noise: Float[Tensor, "*dims"] | None = None
+) -> Float[Tensor, "*dims"]:
+    """The nearest value of a grid, ties to even, in float32 or float64; beyond the largest value that value.
+
+    Args:
+        x: float32 or float64 values; NaN stays NaN.
+        grid: the values to round to.
+        noise: uniform from -0.5 to 0.5: rounds stochastically, so that the expected value is ``x``.
+    """
+    integers, mantissa, bias = _BITS[x.dtype]
+    # The bits of the exponent alone are a power of two: the one at or below |x|.
+    step = (x.view(integers) & ((2 * bias + 1) << mantissa)).view(x.dtype)
+    step = step.clamp_(min=grid.smallest).mul_(grid.relative)
+    steps = x / step
+    if noise is not None:
+        steps = steps.add_(noise)
+    rounded = steps.round_().mul_(step)
+    return rounded.clamp_(-grid.largest, grid.largest)  # type: ignore[arg-type]

@@ -1,0 +1,112 @@
+"""``fake_quantize``: values after a round trip through a block format (MX, NVFP4, FP8)."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from fractrain_fx.errors import InputError, near
+from fractrain_fx.formats.bits import work_dtype
+from fractrain_fx.formats.microscaling.blocks import Blocks, Cut
+from fractrain_fx.formats.microscaling.elements import ELEMENTS, Grid, round_to_grid
+from fractrain_fx.formats.microscaling.scales import Scale, scales
+from fractrain_fx.formats.noise import dither
+
+__all__ = ["fake_quantize", "round_blocks"]
+
+
+def fake_quantize(
+    x: Float[Tensor, "*dims"],
+    element: str,
+    *,
+    axis: int = -1,
+    block: int | Literal["row"] | None = 32,
+    scale: Scale = "e8m0",
+    stochastic: bool = False,
+) -> Float[Tensor, "*dims"]:
+    """Round ``x`` to small floating-point numbers with shared scales, and back; the gradient passes straight through.
+
+    ``fake_quantize(x, "e4m3")`` is MXFP8, ``fake_quantize(x, "e2m1", block=16, scale="e4m3")`` is NVFP4, and
+    ``fake_quantize(x, "e4m3", block=None, scale="float32")`` is FP8 with one scale for the tensor. Values are rounded
+    to nearest with ties to even, subnormal ones included, and saturate at the element's largest number. Half types are
+    computed in float32.
+
+    A NaN or an infinite value makes NaN of every value that shares a scale with it: its block, or with
+    ``scale="e4m3"`` the whole tensor. Finite values always stay finite. Scales are at least ``2^-127`` (``e8m0``) or
+    ``2^-126`` (the others), so that values far below that become 0.
+
+    Args:
+        x: values of any shape, strides and floating-point type.
+        element: ``e2m1``, ``e2m3``, ``e3m2``, ``e4m3`` or ``e5m2``.
+        axis: the dimension that blocks lie along. In a product it is the one that is summed.
+        block: how many values share a scale; the last block may be shorter. ``"row"``: all values along ``axis``.
+            ``None``: all values of the tensor.
+        scale: ``e8m0``: a power of two. ``e4m3``: an e4m3 number relative to one float32 scale of the tensor.
+            ``float32``: the largest value becomes the element's largest number.
+        stochastic: round up or down by chance, with noise from torch's default generator, so that the expected value
+            of what does not saturate is ``x``.
+
+    Returns:
+        The rounded values, in the type of ``x``.
+
+    Raises:
+        InputError: an unknown ``element`` or ``scale``, a ``block`` below 1, or an ``axis`` that ``x`` lacks.
+    """
+    for name, word, known in (("element", element, tuple(ELEMENTS)), ("scale", scale, get_args(Scale))):
+        if word not in known:
+            raise InputError(f"{name}={word!r} is unknown: write one of {', '.join(known)}.{near(str(word), known)}")
+    whole = block is None or block == "row"
+    if not whole and (isinstance(block, bool) or not isinstance(block, int) or block < 1):
+        raise InputError(f"block={block!r} must be a number of values, 'row' for a whole row, or None for the tensor")
+    if block is not None and not -x.ndim <= axis < x.ndim:
+        raise InputError(f"axis={axis} asks for blocks along it, but the tensor has shape {tuple(x.shape)}")
+    if not x.is_floating_point():
+        raise InputError(f"fake_quantize rounds floating-point values, and this tensor holds {x.dtype}")
+    dims = tuple(range(x.ndim)) if block is None else (axis % x.ndim,)
+    cut = Cut(dims, None if whole else block)  # type: ignore[arg-type]
+    rounded: Tensor = _FakeQuantize.apply(x, ELEMENTS[element].grid, cut, scale, stochastic)
+    return rounded
+
+
+def round_blocks(
+    x: Float[Tensor, "*dims"],
+    grid: Grid,
+    blocks: Blocks,
+    scale: Scale,
+    *,
+    stochastic: bool = False,
+    seed: Int[Tensor, ""] | None = None,
+) -> Float[Tensor, "*dims"]:
+    """The values of blocks after rounding, outside autograd.
+
+    Args:
+        x: values.
+        grid: of the element; tensors in it are shaped like what ``blocks`` gives.
+        blocks: where the blocks of ``x`` lie.
+        scale: type of their scale.
+        stochastic: add noise before rounding.
+        seed: of that noise; without one it is drawn from torch's default generator.
+    """
+    if not x.numel():
+        return x
+    parts = blocks.split(x.detach().to(work_dtype(x)))
+    down, up = scales(blocks.largest(parts), grid, scale)
+    scaled = parts * down
+    noise = dither(scaled, seed) if stochastic else None
+    return blocks.join(round_to_grid(scaled, grid, noise).mul_(up)).to(x.dtype)
+
+
+class _FakeQuantize(torch.autograd.Function):
+    """The rounding, with the identity as its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, grid: Grid, cut: Cut, scale: Scale, stochastic: bool) -> Tensor:
+        rounded = round_blocks(x, grid, Blocks(x.shape, [cut]), scale, stochastic=stochastic)
+        return x.clone() if rounded is x else rounded
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return grads[0], None, None, None, None

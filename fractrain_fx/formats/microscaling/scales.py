@@ -1,0 +1,71 @@
+"""The scales that blocks of small floating-point numbers share."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from fractrain_fx.formats.microscaling.elements import ELEMENTS, Grid, exponents, round_to_grid
+
+__all__ = ["Scale", "Scales", "scales"]
+
+Scale = Literal["e8m0", "e4m3", "float32"]
+
+# The smallest normal float32 number. Scales are no smaller, because their inverse must be finite.
+_TINY = 2.0**-126
+
+# An E8M0 scale is 2^-127 to 2^127; above 2^126 its inverse would lose bits, and no finite float32 value needs it.
+_LOWEST, _HIGHEST = -127, 126
+
+
+class Scales(NamedTuple):
+    """Factors that broadcast against blocks: ``down`` brings values to the elements' range, ``up`` brings them back."""
+
+    down: Float[Tensor, "*blocks"]
+    up: Float[Tensor, "*blocks"]
+
+
+def scales(largest: Float[Tensor, "*blocks"], grid: Grid, kind: Scale) -> Scales:
+    """The scale of each block.
+
+    - ``e8m0``: ``2^(floor(log2 max) - top)`` (OCP Microscaling 1.0, section 6.3).
+    - ``e4m3``: ``max / largest`` relative to one float32 scale of the tensor, rounded to an e4m3 number, at least its
+      smallest normal one (NVFP4).
+    - ``float32``: ``max / largest``.
+
+    Args:
+        largest: the largest size of a value in each block, float32 or float64. A block where it is NaN or infinite gets
+            the scale NaN, as do all blocks of kind ``e4m3`` beside it.
+        grid: values of the element.
+        kind: type of the scale.
+    """
+    # NaN for a NaN or infinite block, which the integers and clamps below would hide.
+    poison = largest * 0
+    if kind == "e8m0":
+        exponent = (exponents(largest) - grid.top).clamp(_LOWEST, _HIGHEST)
+        return Scales(_power(-exponent, largest), _power(exponent, largest) + poison)
+    if kind == "float32":
+        up = (largest / grid.largest).clamp(min=_TINY)
+        return Scales(1 / up, _capped(up, grid) + poison)
+    e4m3 = ELEMENTS["e4m3"]
+    of_tensor = (largest.amax() / (e4m3.largest * grid.largest)).clamp(min=_TINY)
+    least = (_TINY / of_tensor).clamp(min=e4m3.smallest)
+    relative = (largest / grid.largest / of_tensor).clamp(min=least).clamp(max=e4m3.largest)
+    relative = round_to_grid(relative, e4m3.grid)
+    # In this order, which is that of NVIDIA's kernels and of torchao.
+    return Scales(1 / of_tensor / relative, _capped(of_tensor * relative, grid) + poison.amax())
+
+
+def _power(exponent: Tensor, like: Tensor) -> Tensor:
+    """``2^exponent`` exactly, for whole exponents of -127 to 127."""
+    bits = torch.where(exponent < -126, 1 << 22, (exponent.int() + 127) << 23).int()
+    return bits.view(torch.float32).to(like.dtype)
+
+
+def _capped(up: Tensor, grid: Grid) -> Tensor:
+    """Scales no larger than those whose largest value is finite, where a rounding of the scale went above that."""
+    reach = torch.finfo(up.dtype).max * (1 - 2.0**-24) / grid.largest
+    return up.clamp(max=reach)
