@@ -50,7 +50,7 @@ def locate(snapshot: Snapshot, recorded: RecordedModule, returns: Sequence[Retur
         if call >= len(expected[returned.path]):
             return returned.path
         for x, node in zip(expected[returned.path][call], returned.nodes, strict=False):
-            if node in values.kept and not same_tensor(x, values.kept[node]):
+            if node in values.copies and not same_tensor(x, values.copies[node]):
                 return returned.path
     return "" if failed is None else next(reversed(failed.meta["nn_module_stack"]))
 
@@ -80,7 +80,7 @@ class _Values(Interpreter):
         super().__init__(recorded)
         self._wanted = wanted
         self._now: Node | None = None
-        self.kept: dict[Node, Tensor] = {}
+        self.copies: dict[Node, Tensor] = {}
         self.extra_traceback = False
 
     def run_until_error(self, *args: Any) -> Node | None:
@@ -96,5 +96,5 @@ class _Values(Interpreter):
         self._now = n
         value = super().run_node(n)
         if n in self._wanted and isinstance(value, Tensor):
-            self.kept[n] = value.detach().clone()
+            self.copies[n] = value.detach().clone()
         return value

@@ -58,7 +58,7 @@ class Calls:
         recorder.returned(path, result)
         return result
 
-    def kept(self, callee: Callee) -> tuple[Any, str, Callable[..., Any]]:
+    def as_one_call(self, callee: Callee) -> tuple[Any, str, Callable[..., Any]]:
         """Owner, name and replacement of a function or method that is to be one call.
 
         It is refused if a gradient flows through it, it uses weights or it returns anything but tensors.
@@ -135,13 +135,13 @@ class Calls:
 
 
 @contextlib.contextmanager
-def recording(recorder: Recorder, calls: Calls, kept: Iterable[Callee]) -> Iterator[None]:
+def recording(recorder: Recorder, calls: Calls, callees: Iterable[Callee]) -> Iterator[None]:
     """Send module calls, autograd functions and autocast regions to ``recorder`` inside.
 
     Args:
         recorder: writes the calls.
         calls: handles module calls.
-        kept: functions and methods to write as one call each.
+        callees: functions and methods to write as one call each.
     """
     forward = nn.Module.__call__
     apply = torch.autograd.Function.__dict__["apply"]
@@ -203,8 +203,8 @@ def recording(recorder: Recorder, calls: Calls, kept: Iterable[Callee]) -> Itera
     ):
         for place in (*foreign_functions(recorder), *standins(calls.root), *memoized_functions(calls.root)):
             stack.enter_context(_replaced(*place))
-        for callee in kept:
-            stack.enter_context(_replaced(*calls.kept(callee)))
+        for callee in callees:
+            stack.enter_context(_replaced(*calls.as_one_call(callee)))
         yield
 
 

@@ -74,14 +74,16 @@ class Whole:
         self.modules |= new
 
 
-def _largest_part(model: nn.Module, path: str, kept: Collection[str]) -> str:
+def _largest_part(model: nn.Module, path: str, not_graphs: Collection[str]) -> str:
     """Advice to rewrite only the largest part of a module that is not a graph; empty if no part can be a graph."""
     parts = {
         f"{path}.{name}".lstrip("."): sum(p.numel() for p in part.parameters())
         for name, part in model.get_submodule(path).named_children()
         if part._modules and type(part).forward is not nn.Module.forward
     }
-    parts = {part: size for part, size in parts.items() if not any(f"{each}.".startswith(f"{part}.") for each in kept)}
+    parts = {
+        part: size for part, size in parts.items() if not any(f"{each}.".startswith(f"{part}.") for each in not_graphs)
+    }
     if not parts:
         return ""
     largest = f"model.{max(parts, key=lambda part: parts[part])}"
