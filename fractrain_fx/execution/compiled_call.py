@@ -53,7 +53,7 @@ class CalledStrategy:
     Only operands are saved for backward.
 
     Attributes:
-        number: of the op.
+        number: the op's number.
         needs: whether both factors and the added term need gradients.
     """
 

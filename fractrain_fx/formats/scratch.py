@@ -90,8 +90,8 @@ def scratch(like: Tensor, slot: int, *, matrices: bool = False) -> Tensor | None
     """Uninitialised memory of the shape of ``like``, in float32 or wider; ``None`` if there is none for it.
 
     Fresh memory costs a CPU more than all passes of a rounding over it. The content lasts until the next call with the
-    same ``slot`` in this thread, so it must never be saved or returned to a caller. There is none on other devices,
-    whose allocators keep memory, nor in compiled graphs, which plan theirs.
+    same ``slot`` in this thread, so it must never be saved or returned to a caller. There is none on devices other than
+    a CPU, whose allocators keep memory, nor in compiled graphs, which plan theirs.
 
     Args:
         like: the tensor to make room for.

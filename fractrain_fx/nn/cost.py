@@ -22,7 +22,7 @@ class Cost(NamedTuple):
     Attributes:
         cp: over the gated (or scheduled) ops; differentiable in the choices. The controller steers it.
         cp_total: over every counted contraction.
-        fw, eb, gc: of the forward pass, error back-propagation and gradient computation, over the ops of ``cp``.
+        fw, eb, gc: shares of the forward pass, error back-propagation and gradient computation, over the ops of ``cp``.
         choice: for each gated block, the one-hot choice of every sample.
     """
 

@@ -1,4 +1,4 @@
-"""Runs a module whose inside could not be recorded with its weights quantized."""
+"""Runs a module with its weights quantized, for modules whose inside could not be recorded."""
 
 from __future__ import annotations
 

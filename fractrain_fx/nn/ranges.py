@@ -17,8 +17,8 @@ __all__ = ["RunningRange"]
 class RunningRange(nn.Module):
     """The range to quantize an activation in: the batch's in training, the running one in evaluation.
 
-    ``running = keep * running + (1 - keep) * batch`` for low end and width, starting from the first batch (ALGORITHM
-    2). A batch whose range is not finite leaves the running range as it was.
+    ``running = keep * running + (1 - keep) * batch`` for low end and width, from the first batch on (ALGORITHM 2). A
+    batch whose range is not finite leaves the running range as it was.
 
     Attributes:
         lo: low end of the running range (buffer, float32).

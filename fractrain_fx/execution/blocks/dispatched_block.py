@@ -141,7 +141,7 @@ class DispatchedBlock(nn.Module):
         return out
 
     def _look(self, onto: Tensor, given: Sequence[Any]) -> None:
-        """Run the branch without gradients or draws; only its ranges and running averages change."""
+        """Run the branch without gradients and restore torch's generators; only ranges and running averages change."""
         cached = torch.is_autocast_cache_enabled()
         torch.set_autocast_cache_enabled(False)  # it would keep half copies of weights, without gradients
         try:

@@ -36,7 +36,7 @@ class _Kind(NamedTuple):
         widths: bits of activation, weight and gradient, as far as the time depends on them. C++ kernels take less time
             for fewer bits; bits that samples choose are not told apart, because they may change in each step.
         needs: which gradients are asked for.
-        dtype: of the result.
+        dtype: type of the result.
         device: where it runs.
     """
 
@@ -55,7 +55,7 @@ class Int8Choice:
     """Makes a fused op run on integers if it can and if that takes less time.
 
     Args:
-        name: of the op.
+        name: the op's name.
         layout: how the op is one product of matrices.
         tuner: the model's tuner.
 

@@ -77,7 +77,7 @@ def window_errors(
         g: rows of the output's gradient.
         w: weight; each row holds the values of a kernel, channels innermost.
         layout: the convolution.
-        shape: of the output: ``(samples, channels, *places)``.
+        shape: shape of the output, ``(samples, channels, *places)``.
         compiled: use the C++ kernel, which also takes codes.
     """
     samples, outputs, *places = shape

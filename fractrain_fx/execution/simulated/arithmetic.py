@@ -55,7 +55,7 @@ class Convolution:
     """``conv1d`` to ``conv3d``, plain and transposed, grouped or not.
 
     Attributes:
-        kernel: its spatial sizes. With padding ``same`` they are odd: for even ones the two sides of it would differ.
+        kernel: its spatial sizes, odd if the padding is ``same``: for even sizes its two sides would differ.
         transposed: whether it is a transposed convolution.
     """
 

@@ -20,7 +20,7 @@ from fractrain_fx.nn.rounding import gate_gradient
 
 __all__ = ["Factor", "Rounds", "factor"]
 
-# A weight of at most so many values is saved rounded: it takes little memory, and rounding it again takes many small
+# A weight of at most this many values is saved rounded: it takes little memory, and rounding it again takes many small
 # ops.
 _SMALL = 1 << 16
 

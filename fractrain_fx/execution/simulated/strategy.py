@@ -60,7 +60,7 @@ class Call(NamedTuple):
         a, b: both factors, unrounded; in backward ``None`` if another saved form of them is enough.
         added: the term that is added to the product.
         of_a, of_b: how the factors are rounded.
-        bits, seed: of the gradient; ``bits`` is ``None`` in evaluation, which has no gradient to round.
+        bits, seed: bits of the gradient and seed of its noise; ``bits`` is ``None`` in evaluation.
     """
 
     a: Any

@@ -21,7 +21,7 @@ SMALLEST_SCALE = 1e-8
 # From this width on, differences of values in a range may overflow.
 _WIDE = 1e38
 
-# Up to so many bits, level numbers are far below 2^24, where float32 stops telling whole numbers apart.
+# With at most this many bits, level numbers are far below 2^24, from which on float32 cannot hold every whole number.
 _SURE_BITS = 16
 
 

@@ -71,7 +71,7 @@ def round_compiled(
         bits: one width, or widths that broadcast against ``x``.
         within: the range, one for all values or one for each channel.
         stochastic: add noise before rounding.
-        seed: of that noise.
+        seed: the noise's seed.
         erase: whether values of 0 bits become 0 instead of staying as they are.
         out: memory for the result; may be ``x``.
 
@@ -126,7 +126,7 @@ def encode_compiled(
             ``2^(bits - 1)``. The codes for 0 and 32 bits mean nothing.
         values: memory for the values, or ``None``; may be ``x``.
         stochastic: add noise before rounding.
-        seed: of that noise.
+        seed: the noise's seed.
 
     Returns:
         Whether it was done: ``False`` if the range is not finite or differences in it may overflow.
@@ -169,8 +169,8 @@ def coded_gradient_compiled(
     Args:
         g: values.
         bits: as :func:`round_compiled` takes them.
-        seed: of the noise.
-        dtype: of the codes, int8 or int16.
+        seed: the noise's seed.
+        dtype: type of the codes, int8 or int16.
         values: memory for the rounded values, if they are wanted.
     """
     done, *coded = kernels().coded_gradient(g, bits, _number(True, seed), dtype == torch.int16, values=values)

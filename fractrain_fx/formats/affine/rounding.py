@@ -17,7 +17,7 @@ from fractrain_fx.formats.noise import dither
 
 __all__ = ["code_ends", "codes_affine", "decode_affine", "encode_affine", "round_affine", "shifted_to_zero"]
 
-# Samples of at least so many values are rounded one after the other, because one width takes fewer passes than several.
+# Samples of at least this many values are rounded one after the other: one width takes fewer passes than several.
 _LARGE_SAMPLE = 1 << 15
 
 
@@ -39,7 +39,7 @@ def round_affine(
         bits: one width, or widths that broadcast against ``x``; 0 and 32 leave the values as they are.
         within: the range, of a type at least as wide as that of ``x``; its ends broadcast against ``x``.
         stochastic: add noise before rounding.
-        seed: of that noise.
+        seed: the noise's seed.
         quick: take fewer passes; a value within a float32 rounding of a tie may then go to the other level.
         compiled: use the C++ kernel if it takes the values; it is quicker still and rounds as the formula says.
         out: memory for the result in the type of the range; used only if ``x`` has that type.
@@ -108,10 +108,10 @@ def codes_affine(
         x: values of the type of the range, not empty.
         bits: as :func:`round_affine` takes them, like all arguments that are not explained here.
         within: the range.
-        dtype: of the codes. uint8: the numbers of levels, of at most 8 bits. int8 and int16: those minus
+        dtype: type of the codes. uint8: the numbers of levels, of at most 8 bits. int8 and int16: those minus
             ``2^(bits - 1)``. The codes for 0 and 32 bits mean nothing.
         stochastic: add noise before rounding.
-        seed: of that noise.
+        seed: the noise's seed.
         compiled: use the C++ kernel if it takes the values.
         values: whether to give the rounded values too.
         out: memory to work in, also for the rounded values, in the type of ``x``.
