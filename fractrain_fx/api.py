@@ -40,7 +40,7 @@ def fractrainify(
             and weights that they leave frozen cost no gradient.
         config: method, precisions and gates; FracTrain with the paper's values by default.
         example_inputs: positional inputs of one small batch; found automatically for timm, torchvision and Hugging
-            Face models. Later calls must pass the same arguments.
+            Face models (with labels if the model computes a loss). A call with other arguments is recorded anew.
         example_kwargs: keyword inputs of that batch.
         passes: the chain of passes to run instead of ``default_passes(config)``.
         check: compare the recorded graph with the model, in training and evaluation.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from fractrain_fx.capture import RecordedModule, Recording, record
 from fractrain_fx.capture.inputs.examples import example_inputs as find_examples
 from fractrain_fx.config import FracConfig
 from fractrain_fx.config.targets import resolve_targets
-from fractrain_fx.errors import ConfigError, FracTrainError, ModelError, PassError
+from fractrain_fx.errors import ConfigError, FracTrainError, InputError, ModelError, PassError
 from fractrain_fx.passes import FIXED_BATCH, TRAINED, default_passes, reachable
 from fractrain_fx.passes.graph import NAMESPACE
 from fractrain_fx.passes.graph.run import run_passes
@@ -65,7 +66,7 @@ def record_model(
     _refuse_rewritten(model)
     forget_notices(model)
     if example_inputs is None and example_kwargs is None:
-        args, kwargs = find_examples(model)
+        args, kwargs = _found_examples(model)
     else:
         args, kwargs = tuple(example_inputs or ()), dict(example_kwargs or {})
     recording = record(model, args, kwargs, batch_axis=config.batch_axis, check=check)
@@ -114,6 +115,13 @@ def rewrite_graphs(model: nn.Module, recording: Recording, passes: Sequence[Pass
     inserted = recording.train._modules.get(NAMESPACE)
     if inserted is not None and place is not None and place.type != "meta":
         inserted.to(place)
+
+
+def _found_examples(model: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Inputs with labels, if the model computes a loss from labels of a known kind."""
+    with contextlib.suppress(InputError):
+        return find_examples(model, labels=True)
+    return find_examples(model)
 
 
 def _refuse_rewritten(model: nn.Module) -> None:

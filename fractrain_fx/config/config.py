@@ -94,7 +94,8 @@ class FracConfig:
         epsilon, alpha: threshold of the turning point and its decay (Algorithm 1).
         keep: share of the old running range that a training step keeps.
         batch_axis: dimension of the model's inputs that holds the samples.
-        recordings: most recordings of one model; sizes for which its code takes another path need another one.
+        recordings: most recordings of one model; calls with other arguments, and sizes for which its code takes
+            another path, need another one.
     """
 
     method: Method = "fractrain"

@@ -16,7 +16,14 @@ from fractrain_fx.engine.distributed import sum_over_ranks, world_size
 from fractrain_fx.engine.ledger import Ledger
 from fractrain_fx.engine.meter import EpochMeter
 from fractrain_fx.engine.schedules import Level, StagePlan, StageSchedule, plan_stages
-from fractrain_fx.engine.steered import SteeredModel, level_text, levels_of, show_level, steered_model
+from fractrain_fx.engine.steered import (
+    SteeredModel,
+    level_text,
+    levels_of,
+    note_steered,
+    show_level,
+    steered_model,
+)
 from fractrain_fx.engine.watch import LoopWatch
 from fractrain_fx.errors import ConfigError, CostTermError, InputError, NonFiniteLossError, RunError
 
@@ -69,6 +76,7 @@ class Engine:
         watch: bool = True,
     ) -> None:
         self.model = steered_model(model)
+        note_steered(self.model)
         config = self.model.frac_config if epochs is None else self.model.frac_config.replace(epochs=epochs)
         levels = levels_of(self.model)
         self._plan = StagePlan(levels, schedule) if schedule is not None else plan_stages(config, levels)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Any, Protocol
+from weakref import WeakSet
 
 from fractrain_fx.config import FracConfig
 from fractrain_fx.config.precision import FULL, Precision
@@ -11,8 +12,9 @@ from fractrain_fx.engine.meter import StepCost
 from fractrain_fx.engine.schedules import Level
 from fractrain_fx.errors import InputError
 
-__all__ = ["SteeredModel", "level_text", "levels_of", "show_level", "steered_model"]
+__all__ = ["SteeredModel", "is_steered", "level_text", "levels_of", "note_steered", "show_level", "steered_model"]
 
+_STEERED: WeakSet[Any] = WeakSet()
 _TARGET = re.compile(r"cp (\S+) %")
 
 
@@ -78,3 +80,13 @@ def steered_model(model: Any) -> SteeredModel:
         model = inner
     steered: SteeredModel = model
     return steered
+
+
+def note_steered(model: SteeredModel) -> None:
+    """Note that an engine was made for a model."""
+    _STEERED.add(model)
+
+
+def is_steered(model: Any) -> bool:
+    """Whether an engine was made for a model."""
+    return model in _STEERED

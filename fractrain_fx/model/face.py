@@ -14,6 +14,7 @@ from fractrain_fx.config.checks import check_stage
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.errors import ConfigError, InputError
 from fractrain_fx.model.groups import param_groups
+from fractrain_fx.model.loops import refuse_plain_trainer
 from fractrain_fx.model.shown import Shown
 from fractrain_fx.model.state import ModelState
 from fractrain_fx.nn.bits import StageBits
@@ -61,6 +62,8 @@ class FracModel(Shown):
         Raises:
             ModelError: modules or parameters of the original were replaced.
         """
+        if mode:
+            refuse_plain_trainer(self)
         if mode != self.training:
             self.look_for_changes()
         super().train(mode)
@@ -72,7 +75,8 @@ class FracModel(Shown):
         return self
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        """Move or convert all tensors. Recordings for other sizes are made again when a call needs them."""
+        """Move or convert all tensors. Recordings for other calls are made again when a call needs them."""
+        refuse_plain_trainer(self)
         self._state.variants.forget()
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self

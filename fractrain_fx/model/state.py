@@ -14,7 +14,6 @@ from fractrain_fx.capture import RecordedModule
 from fractrain_fx.errors import CalibrationError
 from fractrain_fx.model.failures import run_graph
 from fractrain_fx.model.frozen import Frozen
-from fractrain_fx.model.samples import SampleCount
 from fractrain_fx.model.variants import Variants
 from fractrain_fx.nn.cost import Cost
 from fractrain_fx.nn.ranges import RunningRange
@@ -40,7 +39,7 @@ class ModelState:
         calibrated: whether every activation range was seen.
         passes: the chain of passes that rewrote the model, if not the default one.
         running: the copies that run in training (``True``) and evaluation.
-        variants: the recording and those made for other sizes.
+        variants: the recording and those made for other sizes and other arguments.
         tied: compares the original with what the graphs were made for.
         float_calls: watches which attributes are looked up on the original.
     """
@@ -56,7 +55,6 @@ class ModelState:
         self.cost: Cost | None = None
         self.batch: int | None = None
         self.calibrated = calibrated
-        self._count = SampleCount(recording, config.batch_axis)
         self.variants = Variants(original, recording, config, rewritten.chain)
         self.running = self.variants.first.running
         self._frozen = Frozen(recording.graphs, config, self.variants.forget)
@@ -89,9 +87,8 @@ class ModelState:
                 "load a trained checkpoint, or call model.calibrate(loader) with a few batches"
             )
         self.follow_frozen()
-        values = self.recording.call.bind(args, kwargs)
-        self.batch = self._count(values)
-        variant = self.variants.choose(values, (args, kwargs), training)
+        variant, values = self.variants.choose(args, kwargs, training)
+        self.batch = variant.count(values)
         output, self.cost = run_graph(variant.running[training].current(), values, variant.recording)
         return output
 
@@ -145,8 +142,7 @@ class ModelState:
         with torch.no_grad():
             for batch in batches:
                 args, kwargs = _call_of(batch)
-                values = self.recording.call.bind(args, kwargs)
-                variant = self.variants.choose(values, (args, kwargs), False)
+                variant, values = self.variants.choose(args, kwargs, False)
                 run_graph(variant.running[False].current(), values, variant.recording)
                 seen += 1
         return seen

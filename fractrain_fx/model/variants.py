@@ -1,11 +1,13 @@
-"""Several recordings of one model, chosen by their guards: sizes may change the path that its code takes."""
+"""Several recordings of one model, chosen by the arguments of a call and by guards.
+
+Other arguments, and other sizes, may change the path that the model's code takes.
+"""
 
 from __future__ import annotations
 
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -13,11 +15,13 @@ from torch import nn
 from torch.fx.passes.infra.pass_base import PassBase
 from torch.utils import _pytree as pytree
 
-from fractrain_fx.capture import Form, RecordedModule, Recording, forms_of, record, shapes_of
+from fractrain_fx.capture import Form, Recording, forms_of, record, shapes_of
 from fractrain_fx.config import FracConfig
 from fractrain_fx.errors import FracTrainError, InputError
 from fractrain_fx.execution.int8.timing import Tuner
 from fractrain_fx.model.executed import Running
+from fractrain_fx.model.samples import SampleCount
+from fractrain_fx.model.variant import Variant, share_inserted
 from fractrain_fx.passes import default_passes
 from fractrain_fx.passes.graph.edit import NAMESPACE
 from fractrain_fx.rewriting import rewrite_graphs
@@ -27,37 +31,10 @@ __all__ = ["Variant", "Variants"]
 
 T = TypeVar("T")
 
+Values = tuple[Any, ...]
+Call = tuple[tuple[Any, ...], Mapping[str, Any]]
+
 _LOG = logging.getLogger(__name__)
-
-# Entries under ``frac`` that recordings do not share: values of one run, and costs that depend on its sizes.
-_OWN = ("constants", "mode", "methods", "cost", "dispatched")
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One recording, rewritten.
-
-    Attributes:
-        recording: the shown graphs.
-        running: the copies that run in training (``True``) and evaluation.
-        dimensions: the number of dimensions of each input.
-    """
-
-    recording: Recording
-    running: Mapping[bool, Running]
-    dimensions: tuple[int, ...]
-
-    def broken(self, values: tuple[Any, ...], model: nn.Module, training: bool) -> str | None:
-        """A condition that a call does not meet, with the line that reads it; ``None`` if the graph fits the call."""
-        if tuple(map(len, shapes_of(values))) != self.dimensions:
-            return f"inputs of {', '.join(map(str, self.dimensions))} dimensions"
-        guard = self.recording.broken(values, model, training)
-        return None if guard is None else f"{guard}, which {guard.place} reads"
-
-    @property
-    def graphs(self) -> list[RecordedModule]:
-        """The shown graphs and their copies that run."""
-        return [*self.recording.graphs, *(each.current() for each in self.running.values())]
 
 
 class Variants:
@@ -78,50 +55,39 @@ class Variants:
     ) -> None:
         self._original, self._config, self._passes = original, config, passes
         self._tuner = Tuner(config.kernels, compiled=config.rounding == "compiled")
-        self.first = self._variant(first)
+        self._forms = [first.call]
+        self.first = self._variant(first, 0)
         self._others: list[Variant] = []
         self._chosen: dict[Any, Variant] = {}
         self._holds_always = not any(guards.all for guards in first.guards.values())
-        self._fixed: set[int] = set()
-        self._note_fixed(first)
+        self._fixed: dict[int, set[int]] = {}
+        self._note_fixed(0, first)
 
     def __iter__(self) -> Iterator[Variant]:
         yield self.first
         yield from self._others
 
-    def choose(
-        self, values: tuple[Any, ...], call: tuple[tuple[Any, ...], Mapping[str, Any]], training: bool
-    ) -> Variant:
-        """The recording that fits a call; a new one if none does.
+    def choose(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], training: bool) -> tuple[Variant, Values]:
+        """The recording that fits a call, and the values for the inputs of its graph; a new one if none fits.
 
         Args:
-            values: for the inputs of the graph.
-            call: the arguments of the model that the values come from.
+            args: positional arguments of the model.
+            kwargs: keyword arguments of the model.
             training: the mode of the call.
 
         Raises:
-            InputError: no recording fits these sizes, and the model cannot be recorded for them.
+            InputError: no recording fits this call, and the model cannot be recorded for it.
         """
+        form, values, why = self._bound(args, kwargs)
         if torch.compiler.is_compiling():
-            if self._fixed:
-                raise InputError(
-                    "torch.compile cannot compare the values of inputs, and this model was recorded for certain values "
-                    "(model.guards lists them): run it in eager mode"
-                )
-            if self._holds_always and tuple(map(len, shapes_of(values))) == self.first.dimensions:
-                return self.first  # its sizes may be symbols of the compiler
-            place = _place_of(self, training, forms_of(values))
-            if place < 0:
-                raise InputError(
-                    "torch.compile meets sizes for which the model was not recorded: call it once in eager mode "
-                    "on such a batch, which records it again if that is possible"
-                )
-            return self._at(place)
-        key = (training, shapes_of(values), tuple(str(values[i].tolist()) for i in self._fixed))
+            return self._compiled(form, values, training), values
+        key = (form, training, shapes_of(values), tuple(str(values[i].tolist()) for i in self._fixed.get(form, ())))
         found = self._chosen.get(key)
         if found is None:
-            found = self._chosen[key] = self._find(values, call, training)
-        return found
+            found = self._find(form, values, (args, kwargs), training, why)
+            values = values if why is None else found.recording.call.bind(args, kwargs)
+            self._chosen[key] = found
+        return found, values
 
     def train(self, mode: bool) -> None:
         """Switch the modules that only later recordings have."""
@@ -132,46 +98,73 @@ class Variants:
         """Drop all recordings but the first: the model moved, and the others hold tensors that did not move."""
         self._others.clear()
         self._chosen.clear()
+        del self._forms[1:]
 
-    def _at(self, place: int) -> Variant:
+    def _bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[int, Values, str | None]:
+        """The number of the form that a call has, and its values; for a new form, how it differs from the first."""
+        why = None
+        for form, spec in enumerate(self._forms):
+            try:
+                return form, spec.bind(args, kwargs), None
+            except InputError as error:
+                why = why or str(error)
+        return len(self._forms), (), why
+
+    def _compiled(self, form: int, values: Values, training: bool) -> Variant:
+        if self._fixed:
+            raise InputError(
+                "torch.compile cannot compare the values of inputs, and this model was recorded for certain values "
+                "(model.guards lists them): run it in eager mode"
+            )
+        if form == 0 and self._holds_always and tuple(map(len, shapes_of(values))) == self.first.dimensions:
+            return self.first  # its sizes may be symbols of the compiler
+        place = _place_of(self, form, training, forms_of(values)) if form < len(self._forms) else -1
+        if place < 0:
+            raise InputError(
+                "torch.compile meets arguments or sizes for which the model was not recorded: call it once in eager "
+                "mode on such a batch, which records it again if that is possible"
+            )
         return self.first if place == 0 else self._others[place - 1]
 
-    def place_for(self, training: bool, forms: Sequence[Form]) -> int:
-        """The number of the recording that fits tensors of certain forms; -1 if none does."""
+    def place_for(self, form: int, training: bool, forms: Sequence[Form]) -> int:
+        """The number of the recording that fits a form of call with tensors of certain forms; -1 if none does."""
         made = iter([torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in forms])
-        recording = self.first.recording
+        recording = next(variant.recording for variant in self if variant.form == form)
         example = recording.call.bind(recording.args, recording.kwargs)
         values = pytree.tree_map_only(torch.Tensor, lambda _: next(made), example)
         for place, variant in enumerate(self):
-            if variant.broken(values, self._original, training) is None:
+            if variant.form == form and variant.broken(values, self._original, training) is None:
                 return place
         return -1
 
-    def _find(
-        self, values: tuple[Any, ...], call: tuple[tuple[Any, ...], Mapping[str, Any]], training: bool
-    ) -> Variant:
+    def _find(self, form: int, values: Values, call: Call, training: bool, why: str | None) -> Variant:
         conditions = []
         for variant in self:
+            if variant.form != form:
+                continue
             condition = variant.broken(values, self._original, training)
             if condition is None:
                 return variant
             conditions.append(condition)
         refused = self._refusal()
         if refused is None:
+            told = f"does not meet: {conditions[0]}" if why is None else f"has other arguments: {why}"
             try:
-                return _not_compiled(self._record)(call, training, conditions[0])
+                return _not_compiled(self._record)(form, call, training, told)
             except FracTrainError as error:
                 refused = f"It cannot be recorded again for this call: {error}"
+        if why is not None:
+            raise InputError(f"{why}. {refused}")
         raise InputError(
             f"{type(self._original).__name__} was recorded for {conditions[0]}; this call has inputs of shape "
             f"{_told(values)}. {refused}"
         )
 
-    def _note_fixed(self, recording: Recording) -> None:
+    def _note_fixed(self, form: int, recording: Recording) -> None:
         """Note the inputs whose values decide which recording fits."""
-        before = len(self._fixed)
-        self._fixed |= {each.index for guards in recording.guards.values() for each in guards.values}
-        if len(self._fixed) > before:
+        found = {each.index for guards in recording.guards.values() for each in guards.values}
+        if found - self._fixed.get(form, set()):
+            self._fixed[form] = self._fixed.get(form, set()) | found
             self._chosen.clear()
 
     def _refusal(self) -> str | None:
@@ -189,7 +182,7 @@ class Variants:
             )
         return None
 
-    def _record(self, call: tuple[tuple[Any, ...], Mapping[str, Any]], training: bool, condition: str) -> Variant:
+    def _record(self, form: int, call: Call, training: bool, told: str) -> Variant:
         config, original = self._config, self._original
         args, kwargs = call
         forget_notices(original)
@@ -197,58 +190,37 @@ class Variants:
             recording = record(original, args, kwargs, batch_axis=config.batch_axis)
             passes = default_passes(config) if self._passes is None else self._passes
             rewrite_graphs(original, recording, passes)
-        self._share(recording)
-        variant = self._variant(recording, f"dispatched_{len(self._others) + 1}")
+        share_inserted(self.first.recording, recording)
+        variant = self._variant(recording, form, f"dispatched_{len(self._others) + 1}")
         self._others.append(variant)
-        self._note_fixed(recording)
+        if form == len(self._forms):
+            self._forms.append(recording.call)
+        self._note_fixed(form, recording)
         for graph in variant.graphs:
             graph.training = training
         self.train(training)
         _LOG.warning(
-            "%s is recorded again (%d of at most %d recordings), because this call does not meet: %s",
+            "%s is recorded again (%d of at most %d recordings), because this call %s",
             type(original).__name__,
             1 + len(self._others),
             config.recordings,
-            condition,
+            told,
         )
         return variant
 
-    def _share(self, recording: Recording) -> None:
-        """Make a recording use the first one's gates, running ranges and stages.
-
-        Raises:
-            InputError: it has other blocks, or ops that the first one lacks.
-        """
-        first = self.first.recording.train._modules.get(NAMESPACE) or nn.Module()
-        root = recording.train.get_submodule(NAMESPACE)
-        own = [name for name in root._modules if name.startswith(_OWN)]
-        ours, theirs = (
-            {name for name, _ in each.named_modules() if name and not name.startswith(_OWN)} for each in (first, root)
-        )
-        gates = [{name for name in names if name.startswith("gates.")} for names in (ours, theirs)]
-        if not theirs <= ours or gates[0] != gates[1]:
-            named = sorted(theirs - ours) or sorted(gates[0] ^ gates[1])
-            raise InputError(
-                f"other blocks or ops run then ({', '.join(named[:3])}), whose gates and ranges were never "
-                "trained; record the model on inputs of its largest size"
-            )
-        for name in list(root._modules):
-            if name not in own:
-                root._modules[name] = first._modules[name]
-
-    def _variant(self, recording: Recording, place: str = "dispatched") -> Variant:
+    def _variant(self, recording: Recording, form: int, place: str = "dispatched") -> Variant:
         places = (place, f"{place}_in_evaluation")
         made = [
             Running(shown, self._config, self._tuner, each)
             for shown, each in zip(recording.graphs, places, strict=False)
         ]
-        example = recording.call.bind(recording.args, recording.kwargs)
-        return Variant(recording, {True: made[0], False: made[-1]}, tuple(map(len, shapes_of(example))))
+        count = SampleCount(recording, self._config.batch_axis)
+        return Variant(recording, {True: made[0], False: made[-1]}, form, count)
 
 
-def _place_of(variants: Variants, training: bool, forms: Sequence[Form]) -> int:
+def _place_of(variants: Variants, form: int, training: bool, forms: Sequence[Form]) -> int:
     """Called once for each set of sizes that is compiled."""
-    return variants.place_for(training, forms)
+    return variants.place_for(form, training, forms)
 
 
 # The same as ``torch.compiler.assume_constant_result``, which would import the compiler here.

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from fractrain_fx import FracConfig, FracModel, fractrainify
+from fractrain_fx import Engine, FracConfig, FracModel, fractrainify
 from fractrain_fx.errors import ConfigError, CostTermError, FracTrainWarning, NonFiniteLossError, RunError
 from fractrain_fx.integrations.huggingface import FracTrainCallback, FracTrainMixin
 from tests.integrations.stdlib_text import LENGTH, VOCABULARY, NextWord, WhichModule, batch
@@ -252,6 +252,29 @@ def test_bases_in_the_wrong_order_and_plain_models_are_refused(tmp_path: Path) -
     with pytest.raises(ConfigError, match="gradient_checkpointing"):
         args = arguments(tmp_path, gradient_checkpointing=True)
         Tuner(rewritten(bert(), rows), args, train_dataset=rows).train()
+
+
+def test_a_trainer_without_the_mixin_is_told_to_write_it_and_one_around_an_engine_is_left_alone(tmp_path: Path) -> None:
+    rows = WhichModule(4)
+    args = arguments(tmp_path, max_steps=1)
+    model = rewritten(bert(), rows)
+    for given in (model, nn.Sequential(model)):
+        with pytest.raises(
+            ConfigError, match=r"class MyTrainer\(FracTrainMixin, Trainer\).*FracTrainCallback\(model\)"
+        ):
+            Trainer(given, args, train_dataset=rows)
+    Trainer(bert(), args, train_dataset=rows).train()
+
+    class Own(Trainer):
+        """Brings the cost term itself."""
+
+        def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:
+            return engine.loss(model(**inputs).loss)
+
+    engine = Engine(model)
+    args.remove_unused_columns = False  # Trainer reads their names from the signature of forward
+    Own(model, args, train_dataset=rows).train()
+    assert engine.steps == 1
 
 
 def test_a_trainer_that_drops_the_cost_term_is_told_what_to_write(tmp_path: Path) -> None:
