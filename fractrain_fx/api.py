@@ -15,8 +15,10 @@ from fractrain_fx.config import FracConfig
 from fractrain_fx.errors import ConfigError, InputError
 from fractrain_fx.model import FracModel
 from fractrain_fx.passes import analysis_passes
+from fractrain_fx.passes.analyse.sequence_first import samples_in_sequence, sequence_first_words
 from fractrain_fx.rewriting import record_model, rewrite
 from fractrain_fx.summary import Summary, summarize
+from fractrain_fx.tied.telling import warn
 
 __all__ = ["fractrainify", "plan"]
 
@@ -57,7 +59,10 @@ def fractrainify(
     config = _checked(model, config, example_inputs, example_kwargs)
     model = unwrapped(model)
     recording = record_model(model, config, example_inputs, example_kwargs, check=check)
-    return FracModel(rewrite(model, recording, config, passes))
+    rewritten = rewrite(model, recording, config, passes)
+    if misplaced := samples_in_sequence(recording.train):
+        warn(f"{type(model).__name__}: {sequence_first_words(misplaced)}")
+    return FracModel(rewritten)
 
 
 def plan(

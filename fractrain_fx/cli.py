@@ -19,6 +19,7 @@ from fractrain_fx.errors import ConfigError, FracTrainError
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
 
+    from fractrain_fx.drawing.build import Level
     from fractrain_fx.training.settings import RunSettings
 
 __all__ = ["main"]
@@ -64,6 +65,8 @@ def _parser() -> ArgumentParser:
         )
         command.add_argument("--config", metavar="FILE", type=str, help="YAML file with settings; flags override it")
         command.add_argument("--ops", action="store_true", default=None, help="list every contraction")
+        text_shapes = "show the shapes of every tensor that enters or leaves a block"
+        command.add_argument("--shapes", action="store_true", default=None, help=text_shapes)
         command.add_argument("--json", action="store_true", default=None, help="print JSON")
         if command is inspect:
             text_draw = (
@@ -203,16 +206,17 @@ def _show(arguments: dict[str, Any], *, rewrite: bool) -> int:
         model = fractrainify(built.model, config=settings.frac, example_inputs=args, example_kwargs=kwargs)
         summary = summarize(model)
         if arguments["draw"] is not None:
-            from fractrain_fx.report import draw
+            from fractrain_fx.drawing import draw
 
-            files = draw(model, arguments["draw"], level="ops" if arguments["ops"] else "blocks")
+            level: Level = "ops" if arguments["ops"] else "blocks"
+            files = draw(model, arguments["draw"], level=level, shapes=bool(arguments["shapes"]))
             print(f"drawn: {', '.join(map(str, files))}", file=sys.stderr)
     else:
         summary = plan(built.model, config=settings.frac, example_inputs=args, example_kwargs=kwargs)
     if arguments["json"]:
         print(json.dumps(summary.to_dict(), default=str))
     else:
-        new_console().print(replace(summary, show_ops=bool(arguments["ops"])))
+        new_console().print(replace(summary, show_ops=bool(arguments["ops"]), show_shapes=bool(arguments["shapes"])))
     return 0
 
 

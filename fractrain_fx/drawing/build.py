@@ -16,6 +16,7 @@ from fractrain_fx.passes import Block, Op, facts, gate_sizes, ops_of
 from fractrain_fx.passes.graph.contractions import function_name
 from fractrain_fx.passes.graph.edit import module_path, owner_module
 from fractrain_fx.passes.graph.facts import choices_of
+from fractrain_fx.passes.graph.tensors import shapes_in_words
 
 __all__ = ["Level", "picture"]
 
@@ -34,21 +35,23 @@ _VIEWS = frozenset(
 _CHOSEN = {"skip": ("keep or drop", "* (1 - choice 0)"), "mix": ("mix", "sum of choice k * result at option k")}
 
 
-def picture(model: FracModel, level: Level) -> Picture:
+def picture(model: FracModel, level: Level, *, shapes: bool = False) -> Picture:
     """The picture of ``model.graph_module``.
 
     ``blocks``: one shape for each block, and for each op outside of blocks. ``ops``: one shape for each contraction, a
-    frame for each block, and one shape for each sequence of calls between contractions.
+    frame for each block, and one shape for each sequence of calls between contractions. ``shapes``: blocks and ops name
+    the shapes of the tensors that enter and leave them.
     """
-    return _Builder(model, level).build()
+    return _Builder(model, level, shapes).build()
 
 
 class _Builder:
     """Walks over the graph once, and keeps for each node the shapes that its value comes from."""
 
-    def __init__(self, model: FracModel, level: Level) -> None:
+    def __init__(self, model: FracModel, level: Level, shapes: bool) -> None:
         self.model, self.level = model, level
         self.graph_module = model.graph_module
+        self.words = shapes_in_words(self.graph_module) if shapes else {}
         self.flow = Flow(self.graph_module)
         self.picture = Picture(f"{type(model._state.original).__name__}, method {model.frac_config.method}")
         self.total = sum(op.macs or 0 for _, op in ops_of(self.graph_module.graph))
@@ -92,7 +95,9 @@ class _Builder:
         return (self._step(node, block, sources or self._inputs(node)),)
 
     def _sources(self, node: Node) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(shape for each in self.flow.sources(node) for shape in self.came.get(each, ())))
+        shapes = [shape for each in self.flow.sources(node) for shape in self.came.get(each, ())]
+        shapes += [self._shape("input", each.name, each.name) for each in self.flow.masks(node)]
+        return tuple(dict.fromkeys(shapes))
 
     def _inputs(self, node: Node) -> tuple[str, ...]:
         return tuple(self._shape("input", each.name, each.name) for each in self.flow.inputs([node]))
@@ -120,14 +125,17 @@ class _Builder:
     def _block(self, block: Block) -> str:
         key = f"block {block.name}"
         if key not in self.picture.shapes:
-            self.picture.add(block_shape(block, self._ops(block), self.model.frac_config, self.total))
+            self.picture.add(self._block_shape(block))
         return key
+
+    def _block_shape(self, block: Block) -> Shape:
+        return block_shape(block, self._ops(block), self.model.frac_config, self.total, self.words.get(block.name, ""))
 
     def _ops(self, block: Block) -> list[Op]:
         return [op for _, op in ops_of(self.graph_module.graph) if op.block == block.name]
 
     def _op(self, op: Op) -> str:
-        return self.picture.add(op_shape(op, self.model.frac_config, self.total))
+        return self.picture.add(op_shape(op, self.model.frac_config, self.total, self.words.get(op.name, "")))
 
     def _end(self, node: Node, block: Block, sources: tuple[str, ...]) -> str:
         """The add of a residual block, with its skip path (at level ``ops`` a projection is drawn as its ops)."""
@@ -207,6 +215,4 @@ class _Builder:
             self._joined(output, self.came.get(node, ()))
         if self.level == "ops":
             for block in self.flow.blocks:
-                self.picture.blocks[block.name] = block_shape(
-                    block, self._ops(block), self.model.frac_config, self.total
-                )
+                self.picture.blocks[block.name] = self._block_shape(block)

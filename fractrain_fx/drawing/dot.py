@@ -120,7 +120,8 @@ def _shapes(graph: Digraph, picture: Picture, column: dict[str, int]) -> None:
     for name, shapes in framed.items():
         block = picture.blocks[name]
         with graph.subgraph(name=f"cluster_{_id(name)}") as frame:
-            title = f"<<b>{escape(block.title)}</b>  {escape(block.lines[0])}; {escape(block.lines[-1])}>"
+            told = "; ".join((block.lines[0], *((block.tensors,) if block.tensors else ()), block.lines[-1]))
+            title = f"<<b>{escape(block.title)}</b>  {escape(told)}>"
             frame.attr(
                 label=title,
                 labeljust="l",

@@ -23,7 +23,7 @@ FORMATS = (*_RENDERED, ".dot", ".graphml", ".json")
 """Suffixes that ``draw`` writes; ``.json`` is for Model Explorer."""
 
 
-def draw(model: FracModel, path: str | Path, *, level: Level = "blocks") -> list[Path]:
+def draw(model: FracModel, path: str | Path, *, level: Level = "blocks", shapes: bool = False) -> list[Path]:
     """Draw a rewritten model.
 
     Args:
@@ -31,6 +31,7 @@ def draw(model: FracModel, path: str | Path, *, level: Level = "blocks") -> list
         path: the file to write; its suffix, one of ``FORMATS``, is the format. SVG, PNG and PDF need Graphviz's
             program ``dot``, the others need nothing. ``.json`` also writes ``NAME.macs.json`` and ``NAME.bits.json``.
         level: ``blocks``, or ``ops``: every contraction, in a frame for each block.
+        shapes: whether blocks and ops name the shapes of the tensors that enter and leave them.
 
     Returns:
         The files that were written.
@@ -46,7 +47,7 @@ def draw(model: FracModel, path: str | Path, *, level: Level = "blocks") -> list
     if level not in get_args(Level):
         raise ConfigError(f"level={level!r} is unknown: write one of {', '.join(get_args(Level))}")
     try:
-        return _write(picture(model, level), target, suffix)
+        return _write(picture(model, level, shapes=shapes), target, suffix)
     except OSError as error:
         raise RunError(f"{target} could not be written: {error}") from error
 

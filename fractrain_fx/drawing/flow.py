@@ -27,9 +27,9 @@ class Flow:
     def __init__(self, graph_module: GraphModule) -> None:
         self.graph = graph_module.graph
         self.nodes = {node.name: node for node in self.graph.nodes}
-        moving = varying(self.graph)
+        self._moving = varying(self.graph)
         self.activations = {
-            node for node in self.graph.nodes if node in moving and facts(node).flows and node.op != "output"
+            node for node in self.graph.nodes if node in self._moving and facts(node).flows and node.op != "output"
         }
         self._paths: nx.DiGraph = nx.DiGraph()
         self._paths.add_nodes_from(self.activations)
@@ -42,6 +42,23 @@ class Flow:
         """The activations that a node reads; for a quantize node, what it quantizes."""
         read = node.all_input_nodes[:1] if facts(node).role in _QUANTIZERS else node.all_input_nodes
         return [each for each in read if each in self.activations]
+
+    def masks(self, node: Node) -> list[Node]:
+        """The model's inputs from which a node of a block gets tensors that carry no gradient, such as masks."""
+        if node not in self.block_of or facts(node).role is not None:
+            return []
+        return self._origins(each for each in node.all_input_nodes if each not in self.activations)
+
+    def _origins(self, nodes: Iterable[Node]) -> list[Node]:
+        seen: set[Node] = set()
+        queue = list(nodes)
+        while queue:
+            node = queue.pop()
+            known = node in self._moving and facts(node).tensors and facts(node).role is None
+            if known and node not in seen and node not in self.activations:
+                seen.add(node)
+                queue.extend(node.all_input_nodes)
+        return [node for node in self.graph.find_nodes(op="placeholder") if node in seen]
 
     def is_quantizer(self, node: Node) -> bool:
         """Whether a node rounds an operand or a gradient."""

@@ -35,8 +35,11 @@ def bits_text(bits: tuple[int, int]) -> str:
     return low if low == high else f"{low}-{high}"
 
 
-def op_shape(op: Op, config: FracConfig, total: int) -> Shape:
-    """The shape of one contraction; its frame has the names of its block and module."""
+def op_shape(op: Op, config: FracConfig, total: int, tensors: str = "") -> Shape:
+    """The shape of one contraction; its frame has the names of its block and module.
+
+    ``tensors``: a line about the shapes of its tensors.
+    """
     forward, weight, backward = _bits(op, config)
     title = _within_block(op.name, op.block) if op.block else op.name
     lines: tuple[str, ...] = (
@@ -45,6 +48,7 @@ def op_shape(op: Op, config: FracConfig, total: int) -> Shape:
     reason = op.precision.reason
     if op.precision.mode not in ("gated", "scheduled"):
         lines += (f"{op.precision.mode}: {reason}",)
+    lines += (tensors,) if tensors else ()
     return Shape(
         f"op {op.name}",
         "op",
@@ -60,18 +64,23 @@ def op_shape(op: Op, config: FracConfig, total: int) -> Shape:
         forward,
         weight,
         backward,
+        tensors,
     )
 
 
-def block_shape(block: Block, ops: Sequence[Op], config: FracConfig, total: int) -> Shape:
-    """The shape of a whole block; its bits are the lowest and highest of its ops."""
+def block_shape(block: Block, ops: Sequence[Op], config: FracConfig, total: int, tensors: str = "") -> Shape:
+    """The shape of a whole block; its bits are the lowest and highest of its ops.
+
+    ``tensors``: a line about the shapes of its tensors.
+    """
     modes = list(dict.fromkeys(op.precision.mode for op in ops))
     reasons = "; ".join(dict.fromkeys(op.precision.reason for op in ops))
     names = [_within_block(op.name, block.name) for op in ops]
     more = f" + {len(names) - _LISTED}" if len(names) > _LISTED else ""
     listed = "" if names == [block.name] else ", ".join(names[:_LISTED]) + more
     skip = f"{block.skip} skip" if block.skip else "cannot be skipped"
-    lines = (f"{amount(block.macs)} MACs, {_share(block.macs, total)}", listed, f"{_precision(modes, reasons)}; {skip}")
+    cost = f"{amount(block.macs)} MACs, {_share(block.macs, total)}"
+    lines = (cost, listed, tensors, f"{_precision(modes, reasons)}; {skip}")
     bits = [_bits(op, config) for op in ops]
     return Shape(
         f"block {block.name}",
@@ -86,6 +95,7 @@ def block_shape(block: Block, ops: Sequence[Op], config: FracConfig, total: int)
         block.macs,
         block.macs / max(total, 1),
         *(_span(each) for each in zip(*bits, strict=True)),
+        tensors=tensors,
     )
 
 

@@ -33,6 +33,7 @@ class Shape:
         macs: forward MACs of one sample; ``None`` if nothing is multiplied or no formula is known.
         share: share of the model's MACs, 0..1.
         forward, weight, backward: lowest and highest bits (32: float); ``None`` if it has none.
+        tensors: the shapes of the tensors that enter and leave a block or op, if they are shown.
     """
 
     id: str
@@ -49,10 +50,11 @@ class Shape:
     forward: tuple[int, int] | None = None
     weight: tuple[int, int] | None = None
     backward: tuple[int, int] | None = None
+    tensors: str = ""
 
     def facts(self) -> Iterator[tuple[str, str | int | float]]:
         """The known attributes of the shape, by name."""
-        for name in ("kind", "title", "module", "block", "mode", "reason", "ops", "macs", "share"):
+        for name in ("kind", "title", "module", "block", "mode", "reason", "ops", "macs", "share", "tensors"):
             value = getattr(self, name)
             if value not in (None, "", 0):
                 yield name, value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from fractrain_fx.passes import Block, GateSize, Op
 
@@ -25,6 +26,7 @@ class Row:
         total: MACs of the whole model, of which ``macs`` are a share.
         skip, gate: skip path and gate of a block.
         precision: the precision in words; empty for a module.
+        shapes: the shapes of its inputs and output in words; empty if they are not shown.
         below: rows inside this one.
     """
 
@@ -36,6 +38,7 @@ class Row:
     skip: str | None = None
     gate: GateSize | None = None
     precision: str = ""
+    shapes: str = ""
     below: list[Row] = field(default_factory=list)
 
     @property
@@ -50,7 +53,7 @@ class Row:
             share,
             f"{self.gate.parameters:,}" if self.gate else "",
             f"{self.gate.macs:,}" if self.gate else "",
-            self.precision,
+            "\n".join(part for part in (self.precision, self.shapes) if part),
         )
 
     def walk(self) -> Iterator[Row]:
@@ -61,17 +64,26 @@ class Row:
 
 
 def tree(
-    blocks: Sequence[Block], ops: Sequence[Op], gates: Mapping[str, GateSize], options: Sequence[str], *, show_ops: bool
+    blocks: Sequence[Block],
+    ops: Sequence[Op],
+    gates: Mapping[str, GateSize],
+    options: Sequence[str],
+    shapes: Mapping[str, str],
+    *,
+    show_ops: bool,
 ) -> list[Row]:
     """Rows for every block and for every op outside of blocks, in order; with ``show_ops`` for every op."""
     total = sum(op.macs or 0 for op in ops)
     inside = {block.name: [op for op in ops if op.block == block.name] for block in blocks}
     order = {op.name: index for index, op in enumerate(ops)}
-    placed = [
-        (order[block.ops[0]], block.name, _block_row(block, inside[block.name], gates, options, total, show_ops))
-        for block in blocks
-    ]
-    placed += [(order[op.name], op.name, _op_row(op, op.name, total)) for op in ops if op.block is None]
+    placed = []
+    for block in blocks:
+        row = _block_row(block, inside[block.name], gates, options, total)
+        row.shapes = shapes.get(block.name, "")
+        if show_ops:
+            row.below = [_op_row(op, _within(op.name, block.name), total, shapes) for op in inside[block.name]]
+        placed.append((order[block.ops[0]], block.name, row))
+    placed += [(order[op.name], op.name, _op_row(op, op.name, total, shapes)) for op in ops if op.block is None]
     top = Row("", "module", total)
     for _, path, row in sorted(placed, key=lambda each: each[0]):
         _hang(top, path, row)
@@ -79,21 +91,24 @@ def tree(
     return _joined(top).below
 
 
-def _block_row(
-    block: Block, ops: list[Op], gates: Mapping[str, GateSize], options: Sequence[str], total: int, show_ops: bool
-) -> Row:
+def _block_row(block: Block, ops: list[Op], gates: Mapping[str, GateSize], options: Sequence[str], total: int) -> Row:
     row = Row(block.name, "block", total, len(ops), block.macs, block.skip, gates.get(block.name))
     row.precision = _precisions(block, ops, options)
-    if show_ops:
-        row.below = [_op_row(op, op.name.removeprefix(f"{block.name}."), total) for op in ops]
     return row
 
 
-def _op_row(op: Op, name: str, total: int) -> Row:
+def _op_row(op: Op, name: str, total: int, shapes: Mapping[str, str]) -> Row:
     precision = str(op.precision)
     if op.precision.mode == "gated":  # the block's row names the gate
         precision = "gated; on the skip path, so it always runs" if op.skip_path else "gated"
-    return Row(f"{name} ({op.kind})", "op", total, 1, op.macs, precision=precision)
+    return Row(f"{name} ({op.kind})", "op", total, 1, op.macs, precision=precision, shapes=shapes.get(op.name, ""))
+
+
+def _within(op: str, block: str) -> str:
+    """An op's name without the modules that it has in common with its block."""
+    parts, others = op.split("."), block.split(".")
+    common = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(parts, others, strict=False))))
+    return ".".join(parts[common:]) or op
 
 
 def _precisions(block: Block, ops: list[Op], options: Sequence[str]) -> str:

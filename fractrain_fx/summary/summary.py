@@ -6,25 +6,15 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from fractrain_fx.config import Torchao
 from fractrain_fx.errors import InputError
-from fractrain_fx.execution.int8.timing import lacks_products
-from fractrain_fx.execution.torchao.devices import refusal, slow
-from fractrain_fx.execution.torchao.linear import NUMERICS
 from fractrain_fx.model import FracModel
-from fractrain_fx.passes import (
-    Block,
-    GateSize,
-    Op,
-    controller_size,
-    fixed_batch,
-    gate_sizes,
-    not_on_int8,
-    not_on_torchao,
-    undispatched,
-)
+from fractrain_fx.passes import Block, GateSize, Op, controller_size, gate_sizes
+from fractrain_fx.passes.analyse.sequence_first import samples_in_sequence
 from fractrain_fx.passes.graph.edit import NAMESPACE
+from fractrain_fx.passes.graph.tensors import shapes_in_words
 from fractrain_fx.summary import notebook, text
+from fractrain_fx.summary.loud import loud_line
+from fractrain_fx.summary.notes import notes_of
 from fractrain_fx.summary.rows import Row, tree
 
 if TYPE_CHECKING:
@@ -48,9 +38,13 @@ class Summary:
         targets: cp of each stage in per cent (gated methods).
         reachable: lowest and highest cp in per cent (gated methods).
         notes: other facts about the recording, such as a fixed batch size or values that could not be compared.
+        loud: one line about what a reader must not miss (much that stays float, is not counted, or is spent on gates;
+            samples in another dimension than modules expect); empty for most models. It is printed first.
         parameters, gate_parameters: number of parameters of the original, and of gates with the controller.
         gates: size of each gated block's gate, by the block's name.
+        shapes: the shapes of the tensors that enter and leave each block and op, by its name.
         show_ops: whether printing lists every op.
+        show_shapes: whether printing lists shapes.
     """
 
     model: str
@@ -66,7 +60,10 @@ class Summary:
     gate_parameters: int
     gates: dict[str, GateSize] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    loud: str = ""
+    shapes: dict[str, str] = field(default_factory=dict)
     show_ops: bool = False
+    show_shapes: bool = False
 
     def share(self, mode: str) -> float:
         """Share (0..1) of the MACs that are ``gated``, ``scheduled``, ``pinned`` or ``float``."""
@@ -81,7 +78,7 @@ class Summary:
         """Plain values, for programs."""
         plain = asdict(self)
         gates = plain.pop("gates")
-        del plain["show_ops"]
+        del plain["show_ops"], plain["show_shapes"]
         for block in plain["blocks"]:
             block["share"] = block["macs"] / max(self.macs, 1)
             block["gate"] = gates.get(block["name"])
@@ -97,7 +94,8 @@ class Summary:
 
     def rows(self) -> list[Row]:
         """Rows of blocks (and of ops with ``show_ops``), nested by module path."""
-        return tree(self.blocks, self.ops, self.gates, self.options, show_ops=self.show_ops)
+        shapes = self.shapes if self.show_shapes else {}
+        return tree(self.blocks, self.ops, self.gates, self.options, shapes, show_ops=self.show_ops)
 
     def __str__(self) -> str:
         from rich.console import Console
@@ -108,11 +106,13 @@ class Summary:
         return capture.get()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if self.loud:
+            yield text.loud(self.loud)
         yield text.table(self._title, self.rows(), options.max_width)
         yield from self._notes()
 
     def _repr_html_(self) -> str:
-        return notebook.table(self._title, self.rows(), list(self._notes()))
+        return notebook.table(self._title, self.rows(), list(self._notes()), self.loud)
 
     @property
     def _title(self) -> str:
@@ -142,12 +142,13 @@ class Summary:
         yield from self.notes
 
 
-def summarize(model: FracModel, *, ops: bool = False) -> Summary:
+def summarize(model: FracModel, *, ops: bool = False, shapes: bool = False) -> Summary:
     """The summary of a rewritten model: print it, or take ``to_dict()``.
 
     Args:
         model: a rewritten model.
         ops: whether printing lists every op instead of every block.
+        shapes: whether printing lists the shapes of every tensor that enters or leaves a block or op.
 
     Raises:
         InputError: the model was not rewritten.
@@ -158,7 +159,8 @@ def summarize(model: FracModel, *, ops: bool = False) -> Summary:
             "or plan(model), which rewrites nothing"
         )
     config = model.frac_config
-    gates = gate_sizes(model._state.recording.train, config)
+    graph_module = model._state.recording.train
+    gates = gate_sizes(graph_module, config)
     options = config.gate_options if config.gated else config.precision_stages if config.scheduled else ()
     return Summary(
         model=type(model._state.original).__name__,
@@ -173,78 +175,11 @@ def summarize(model: FracModel, *, ops: bool = False) -> Summary:
         parameters=sum(p.numel() for name, p in model.named_parameters() if not name.startswith(f"{NAMESPACE}.")),
         gate_parameters=controller_size(config).parameters + sum(g.parameters for g in gates.values()) if gates else 0,
         gates=gates,
-        notes=tuple(_notes(model)),
+        notes=tuple(notes_of(model)),
+        loud=loud_line(
+            model.ops, sum(gate.macs for gate in gates.values()), samples_in_sequence(graph_module), config.method
+        ),
+        shapes=shapes_in_words(graph_module),
         show_ops=ops,
+        show_shapes=shapes,
     )
-
-
-def _notes(model: FracModel) -> Iterator[str]:
-    if not model.checked:
-        yield "the recording was not compared with the model: check=False, or tensors without data (meta)"
-    if fixed_batch(model.graph_module):
-        yield (
-            "runs at one batch size only: the MACs of a sample are those of the recorded call over its batch size"
-            + (", and the gates choose once for the whole batch" if model.frac_config.gated else "")
-        )
-    yield from _tied(model)
-    device = next(model.parameters()).device.type
-    if model.frac_config.rounding == "compiled" and device != "cpu":
-        yield f"rounding='compiled' changes nothing here: it is for CPUs, and this model is on {device!r}"
-    if model.frac_config.dispatches:
-        yield from _dispatched(model)
-    if model.frac_config.lowers:
-        yield from _lowered(model)
-    if model.frac_config.torchao is not None:
-        yield from _swapped(model, model.frac_config.torchao)
-
-
-def _tied(model: FracModel) -> Iterator[str]:
-    recordings = model._state.variants
-    ties = {str(guard): guard for guards in recordings.first.recording.guards.values() for guard in guards.ties}
-    for condition, guard in ties.items():
-        yield f"recorded for {condition}: {guard.place}; for calls that do not meet it the model is recorded again"
-    rest = len(model.guards) - len(ties)
-    if rest:
-        yield f"{rest} more conditions on sizes held in every call so far: model.guards lists them"
-
-
-def _dispatched(model: FracModel) -> Iterator[str]:
-    kept = undispatched(model._state.recording.train)
-    skippable = sum(block.gated and block.skip is not None for block in model.blocks)
-    if skippable:
-        yield f"{skippable - len(kept)} of {skippable} blocks with a skip path leave out the samples that skip them"
-    else:
-        yield "no block of this model has a skip path, so execution='auto' changes nothing"
-    for name, reason in kept.items():
-        yield f"runs for all samples, also those that skip it: {name}: {reason}"
-
-
-def _lowered(model: FracModel) -> Iterator[str]:
-    kept = not_on_int8(model._state.recording.train, model.frac_config)
-    quantized = len(model.kernels())
-    device, compiled = next(model.parameters()).device, model.frac_config.rounding == "compiled"
-    lacking = lacks_products(device, compiled=compiled) if model.frac_config.kernels == "auto" else None
-    here = f", but not here: {lacking}" if lacking else ""
-    yield f"{quantized - len(kept)} of {quantized} quantized ops may multiply on int8{here}"
-    yield from _by_reason("multiplies in float", kept)
-
-
-def _swapped(model: FracModel, kind: Torchao) -> Iterator[str]:
-    kept = not_on_torchao(model._state.recording.train, model.frac_config)
-    quantized = len(model.kernels())
-    device = next(model.parameters()).device
-    yield f"{quantized - len(kept)} of {quantized} quantized ops are computed by {NUMERICS[kind]}"
-    yield "costs are those of FW-8/BW-8, also for ops that torchao computes"
-    if (reason := refusal(kind, device)) is not None:
-        yield f"cannot run here: {reason}"
-    elif (reason := slow(kind, device)) is not None:
-        yield f"saves no time here: {reason}"
-    yield from _by_reason("simulated in float", kept)
-
-
-def _by_reason(what: str, kept: dict[str, str]) -> Iterator[str]:
-    """A line for each reason, with some of its ops."""
-    for reason in dict.fromkeys(kept.values()):
-        names = [name for name, each in kept.items() if each == reason]
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        yield f"{what}: {', '.join(names[:3])}{more}: {reason}"

@@ -10,10 +10,16 @@ from fractrain_fx.summary.rows import COLUMNS, Row
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from rich.text import Text
 
-__all__ = ["columns_or", "table"]
+__all__ = ["LOUD", "columns_or", "loud", "table"]
+
+LOUD = "bold yellow"
+"""The style of a line that a reader must not miss."""
 
 _WIDE = 100  # characters
+_LAST = 20  # characters of the last column, which wraps
+_SHORTEST = 16  # characters of a name
 _NUMBERS = frozenset({"ops", "MACs", "share", "gate params", "gate MACs"})
 
 
@@ -23,28 +29,50 @@ def columns_or(width: int) -> int | None:
 
 
 def table(title: str, rows: Sequence[Row], width: int) -> Table:
-    """A rich table whose first column is a tree, without empty columns; in a narrow terminal without the gates' own."""
+    """A rich table whose first column is a tree, without empty columns.
+
+    In a narrow terminal it has no columns for the gates, and names leave out those of the row above them.
+    """
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    lines = [(guide + cells[0], cells) for guide, cells in _lines(rows, "")]
-    shown = [place for place in range(len(COLUMNS)) if any(cells[place] for _, cells in lines)]
-    if width < _WIDE:
+    narrow, last = width < _WIDE, len(COLUMNS) - 1
+    lines = list(_lines(rows, "", "" if narrow else None))
+    shown = [place for place in range(1, len(COLUMNS)) if any(cells[place] for *_, cells in lines)]
+    if narrow:
         shown = [place for place in shown if not COLUMNS[place].startswith("gate ")]
+    taken = sum(max(len(COLUMNS[place]), *(len(cells[place]) for *_, cells in lines)) + 1 for place in shown[:-1])
+    room = width - taken - _LAST
     made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for place in shown:
+    for place in (0, *shown):
         heading = COLUMNS[place].replace("gate ", "gate\n")
         right = COLUMNS[place] in _NUMBERS
-        made.add_column(heading, justify="right" if right else "left", no_wrap=place < len(COLUMNS) - 1, vertical="top")
-    for name, cells in lines:
-        made.add_row(*(Text(name if place == 0 else cells[place]) for place in shown))
+        made.add_column(heading, justify="right" if right else "left", no_wrap=place < last, vertical="top")
+    for guide, name, cells in lines:
+        made.add_row(_fitted(guide, name, room), *(Text(cells[place]) for place in shown))
     return made
 
 
-def _lines(rows: Sequence[Row], indent: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Each row with the lines of the tree before it."""
+def _fitted(guide: str, name: str, longest: int) -> Text:
+    """A name behind its lines of the tree; the end of a long one, which tells it from its neighbours."""
+    from rich.text import Text
+
+    room = max(longest - len(guide), _SHORTEST)
+    return Text(guide + (name if len(name) <= room else f"…{name[1 - room :]}"))
+
+
+def loud(line: str) -> Text:
+    """A line that stands out on a terminal."""
+    from rich.text import Text
+
+    return Text(line, style=LOUD)
+
+
+def _lines(rows: Sequence[Row], indent: str, above: str | None) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """Each row's lines of the tree, its name, and its cells; names without ``above``, unless that is ``None``."""
     for index, row in enumerate(rows):
         last = index == len(rows) - 1
-        yield f"{indent}{'└── ' if last else '├── '}", row.cells
-        yield from _lines(row.below, indent + ("    " if last else "│   "))
+        name, *_ = cells = row.cells
+        yield f"{indent}{'└── ' if last else '├── '}", name.removeprefix(f"{above}."), cells
+        yield from _lines(row.below, indent + ("    " if last else "│   "), None if above is None else row.name)

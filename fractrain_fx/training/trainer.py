@@ -19,6 +19,8 @@ from fractrain_fx.engine.dependence import ChoiceMeter
 from fractrain_fx.engine.distributed import sum_over_ranks
 from fractrain_fx.errors import ConfigError, NonFiniteLossError, RunError
 from fractrain_fx.hardware.run_cost import StepPrices, run_cost
+from fractrain_fx.summary import summarize
+from fractrain_fx.summary.text import LOUD
 from fractrain_fx.training.checkpoint import (
     Checkpoint,
     latest_checkpoint,
@@ -113,6 +115,8 @@ class Trainer:
         active, console, step = self.is_main, self._console, self._length.steps_before(epoch)
         with RunLog(self.out, batches, done=done, epoch=epoch, step=step, active=active, console=console) as log:
             log.say(EXPLANATION)
+            if loud := summarize(self.model).loud:
+                log.say(loud, LOUD)
             log.say(self._announcement())
             if begins:
                 self._save()  # so that a run that is interrupted at once can continue too

@@ -107,6 +107,17 @@ def test_skip_paths_lead_past_the_block_to_its_add() -> None:
     assert [shape.forward for shape in drawn.shapes.values() if shape.id == "block 1"] == [(2, 6)]
 
 
+def test_masks_are_inputs_of_blocks_and_shapes_are_drawn_on_request() -> None:
+    model = rewritten("llama")
+    for level, kind in (("blocks", "block"), ("ops", "step")):
+        arrows = picture(model, level).arrows  # type: ignore[arg-type]
+        assert sum(a.source == "input attention_mask" and a.target.startswith(kind) for a in arrows) == 2
+    drawn = picture(small(), "blocks", shapes=True).shapes
+    assert drawn["block 2"].tensors == "Nx8x8x8 -> Nx16x8x8" and drawn["block 2"].tensors in drawn["block 2"].lines
+    assert "Nx16 -> Nx4" in picture(small(), "ops", shapes=True).shapes["op 5"].lines
+    assert not any("->" in line for shape in picture(small(), "ops").shapes.values() for line in shape.lines)
+
+
 def test_columns_are_joined_by_letters_and_nothing_is_lost() -> None:
     drawn = picture(rewritten("vit_tiny_patch16_224"), "ops")
     broken, column = in_columns(drawn)

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
+from html import escape
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 import timm
 import torch
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fractrain_fx import FracConfig, FracModel, Pin, Precision, Summary, fractrainify, plan, summarize
+from fractrain_fx.errors import FracTrainWarning
+from fractrain_fx.summary.loud import loud_line
 from fractrain_fx.summary.rows import Row
 from tests.models import build
 
@@ -60,7 +66,7 @@ def test_a_plan_shows_what_inspecting_shows() -> None:
     case = build("resnet18")
     dry = plan(case.model, example_inputs=case.args)
     wet = summarize(fractrainify(case.model, example_inputs=case.args))
-    assert str(dry) == str(wet)
+    assert str(dry) == str(wet) and not dry.loud
 
 
 def test_the_text_names_precision_skip_and_reasons() -> None:
@@ -104,3 +110,56 @@ def test_the_table_fits_the_columns_and_leaves_out_the_gates_own_in_few(
     table = text.split("forward MACs")[0]
     assert max(len(line.rstrip()) for line in table.splitlines()) <= int(columns)
     assert ("params" in table) == gates and "layer4.0" in table and "cannot" in table
+
+
+class Timed(nn.Module):
+    """A residual block with a second input, and attention that takes the sequence first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(16, 16), nn.Linear(16, 4)
+        self.time, self.inner = nn.Linear(8, 16), nn.Linear(16, 16)
+        self.attention = nn.MultiheadAttention(16, 2)
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        x = self.stem(x)
+        x = x + self.inner(x + self.time(time))
+        x = x + self.attention(x, x, x, need_weights=False)[0]
+        return self.head(x)
+
+
+def timed(axis: int) -> tuple[nn.Module, dict[str, Any]]:
+    inputs = tuple(torch.randn(shape).transpose(0, axis) for shape in ((3, 5, 16), (3, 1, 8)))
+    return Timed(), {"config": FracConfig(batch_axis=axis), "example_inputs": inputs}
+
+
+def test_shapes_are_shown_on_request_with_every_input_of_a_block() -> None:
+    model, arguments = timed(1)
+    wet = fractrainify(model, **arguments)
+    summary = summarize(wet, shapes=True)
+    text = str(summary)
+    assert "5xNx16, time 1xNx16 -> 5xNx16" in text and "Nx5x16" not in text
+    assert "-> 5xNx16" not in str(summarize(wet)) and summary.shapes == plan(model, **arguments).shapes
+    assert "5xNx16 -> 5xNx16" in str(summarize(wet, ops=True, shapes=True))
+    assert json.loads(json.dumps(summary.to_dict()))["shapes"] == summary.shapes
+    assert "<br/>5xNx16" in summary._repr_html_()
+
+
+def test_much_float_dear_gates_and_uncounted_ops_are_said_first() -> None:
+    model, arguments = timed(1)
+    summary = plan(model, **arguments)
+    assert re.match(r"ATTENTION: \d+\.\d % of the MACs stay float .*; gates cost \d+\.\d % of the", summary.loud)
+    assert " ".join(str(summary).split()).startswith(summary.loud)
+    assert f"<strong>{escape(summary.loud)}</strong>" in summary._repr_html_()
+    assert plan(model, **arguments | {"config": FracConfig(method="float", batch_axis=1)}).loud == ""
+    unknown = replace(summary.ops[0], name="odd", macs=None)
+    assert "1 contraction is not counted in any share (odd)" in loud_line([unknown], 0, (), "float")
+
+
+def test_sequence_first_parts_that_get_the_samples_first_are_named() -> None:
+    model, arguments = timed(0)
+    with pytest.warns(FracTrainWarning, match=r"attention takes sequence-first inputs .*batch_axis=1"):
+        fractrainify(model, **arguments)
+    assert plan(model, **arguments).loud.startswith("ATTENTION: attention takes sequence-first inputs")
+    right, arguments = timed(1)
+    assert "sequence-first" not in plan(right, **arguments).loud

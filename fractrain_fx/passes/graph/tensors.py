@@ -1,0 +1,93 @@
+"""The shapes of the tensors that enter and leave blocks and ops, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from torch.fx import GraphModule, Node
+
+from fractrain_fx.passes.graph.edit import varying
+from fractrain_fx.passes.graph.facts import blocks_of, facts, ops_of
+
+__all__ = ["block_inputs", "shapes_in_words"]
+
+_QUANTIZERS = ("input", "weight", "gradient")
+
+
+def shapes_in_words(graph_module: GraphModule) -> dict[str, str]:
+    """The shapes of each block and op, by its name: ``Nx64x8x8, time Nx32 -> Nx64x8x8``.
+
+    ``N`` is the number of samples, ``4N`` four rows for each. The first input of a block is its entry. Every other
+    input has the name of its op or node: a second branch, a time embedding, a mask. Weights are left out. The graph
+    needs the annotations of ``Shapes``.
+    """
+    graph, moving = graph_module.graph, varying(graph_module.graph)
+    nodes = {node.name: node for node in graph.nodes}
+    words = {}
+    for node, op in ops_of(graph):
+        words[op.name] = _words([each for each in _read([node]) if each in moving], node, named=False)
+    for block in blocks_of(graph):
+        entry, end = nodes[block.entry], nodes[block.exit]
+        words[block.name] = _words([entry, *block_inputs(entry, end, moving)], end, named=True)
+    return words
+
+
+def block_inputs(entry: Node, end: Node, moving: set[Node]) -> list[Node]:
+    """The tensors that a block reads besides its entry, in order of first use.
+
+    Args:
+        entry: the tensor that enters it.
+        end: its last node.
+        moving: nodes that depend on the model's inputs.
+    """
+    after = _reached(entry, lambda node: node.users)
+    before = _reached(end, lambda node: node.all_input_nodes)
+    inside = (after & before | {end}) - {entry}
+    ordered = sorted(inside, key=_position(end))
+    return [each for each in _read(ordered) if each not in inside and each is not entry and each in moving]
+
+
+def _position(node: Node) -> Callable[[Node], int]:
+    places = {each: place for place, each in enumerate(node.graph.nodes)}
+    return places.__getitem__
+
+
+def _reached(start: Node, following: Callable[[Node], Iterable[Node]]) -> set[Node]:
+    seen, waiting = {start}, [start]
+    while waiting:
+        new = [node for node in following(waiting.pop()) if node not in seen]
+        seen.update(new)
+        waiting += new
+    return seen
+
+
+def _read(readers: Iterable[Node]) -> list[Node]:
+    """The tensors that nodes of the model read, without what a rewrite inserts."""
+    found: dict[Node, None] = {}
+    for reader in readers:
+        if facts(reader).role is None or facts(reader).role in _QUANTIZERS:
+            for each in reader.all_input_nodes:
+                while facts(each).role in _QUANTIZERS:
+                    each = each.all_input_nodes[0]
+                if facts(each).role is None and facts(each).shape is not None:
+                    found[each] = None
+    return list(found)
+
+
+def _words(inputs: list[Node], output: Node, *, named: bool) -> str:
+    given = [f"{_name(node)} {_shape(node)}" if named and place else _shape(node) for place, node in enumerate(inputs)]
+    return f"{', '.join(given)} -> {_shape(output)}"
+
+
+def _name(node: Node) -> str:
+    op = facts(node).op
+    return node.name if op is None else op.name
+
+
+def _shape(node: Node) -> str:
+    record = facts(node)
+    sizes = [str(size) for size in record.shape or ()]
+    batch = record.batch
+    if batch is not None and not batch.whole and batch.axis < len(sizes):
+        sizes[batch.axis] = "N" if batch.factor == 1 else f"{batch.factor}N"
+    return "x".join(sizes) or "scalar"

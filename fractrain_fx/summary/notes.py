@@ -1,0 +1,87 @@
+"""Facts about a recording and about how it runs, below the table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fractrain_fx.config import Torchao
+from fractrain_fx.execution.int8.timing import lacks_products
+from fractrain_fx.execution.torchao.devices import refusal, slow
+from fractrain_fx.execution.torchao.linear import NUMERICS
+from fractrain_fx.model import FracModel
+from fractrain_fx.passes import fixed_batch, not_on_int8, not_on_torchao, undispatched
+
+__all__ = ["notes_of"]
+
+
+def notes_of(model: FracModel) -> Iterator[str]:
+    """The facts, one a line."""
+    if not model.checked:
+        yield "the recording was not compared with the model: check=False, or tensors without data (meta)"
+    if fixed_batch(model.graph_module):
+        yield (
+            "runs at one batch size only: the MACs of a sample are those of the recorded call over its batch size"
+            + (", and the gates choose once for the whole batch" if model.frac_config.gated else "")
+        )
+    yield from _tied(model)
+    device = next(model.parameters()).device.type
+    if model.frac_config.rounding == "compiled" and device != "cpu":
+        yield f"rounding='compiled' changes nothing here: it is for CPUs, and this model is on {device!r}"
+    if model.frac_config.dispatches:
+        yield from _dispatched(model)
+    if model.frac_config.lowers:
+        yield from _lowered(model)
+    if model.frac_config.torchao is not None:
+        yield from _swapped(model, model.frac_config.torchao)
+
+
+def _tied(model: FracModel) -> Iterator[str]:
+    recordings = model._state.variants
+    ties = {str(guard): guard for guards in recordings.first.recording.guards.values() for guard in guards.ties}
+    for condition, guard in ties.items():
+        yield f"recorded for {condition}: {guard.place}; for calls that do not meet it the model is recorded again"
+    rest = len(model.guards) - len(ties)
+    if rest:
+        yield f"{rest} more conditions on sizes held in every call so far: model.guards lists them"
+
+
+def _dispatched(model: FracModel) -> Iterator[str]:
+    kept = undispatched(model._state.recording.train)
+    skippable = sum(block.gated and block.skip is not None for block in model.blocks)
+    if skippable:
+        yield f"{skippable - len(kept)} of {skippable} blocks with a skip path leave out the samples that skip them"
+    else:
+        yield "no block of this model has a skip path, so execution='auto' changes nothing"
+    for name, reason in kept.items():
+        yield f"runs for all samples, also those that skip it: {name}: {reason}"
+
+
+def _lowered(model: FracModel) -> Iterator[str]:
+    kept = not_on_int8(model._state.recording.train, model.frac_config)
+    quantized = len(model.kernels())
+    device, compiled = next(model.parameters()).device, model.frac_config.rounding == "compiled"
+    lacking = lacks_products(device, compiled=compiled) if model.frac_config.kernels == "auto" else None
+    here = f", but not here: {lacking}" if lacking else ""
+    yield f"{quantized - len(kept)} of {quantized} quantized ops may multiply on int8{here}"
+    yield from _by_reason("multiplies in float", kept)
+
+
+def _swapped(model: FracModel, kind: Torchao) -> Iterator[str]:
+    kept = not_on_torchao(model._state.recording.train, model.frac_config)
+    quantized = len(model.kernels())
+    device = next(model.parameters()).device
+    yield f"{quantized - len(kept)} of {quantized} quantized ops are computed by {NUMERICS[kind]}"
+    yield "costs are those of FW-8/BW-8, also for ops that torchao computes"
+    if (reason := refusal(kind, device)) is not None:
+        yield f"cannot run here: {reason}"
+    elif (reason := slow(kind, device)) is not None:
+        yield f"saves no time here: {reason}"
+    yield from _by_reason("simulated in float", kept)
+
+
+def _by_reason(what: str, kept: dict[str, str]) -> Iterator[str]:
+    """A line for each reason, with some of its ops."""
+    for reason in dict.fromkeys(kept.values()):
+        names = [name for name, each in kept.items() if each == reason]
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        yield f"{what}: {', '.join(names[:3])}{more}: {reason}"
