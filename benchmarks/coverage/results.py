@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import subprocess
+from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -19,6 +20,8 @@ __all__ = ["Results"]
 
 _PACKAGES = re.compile(r"/[^\s\"'()]*/(?:site-packages|\.venv[^\s\"'()/]*)/")
 _TEMPORARY = re.compile(r"/tmp/[^\s\"'(),;:\\]+")
+_LIBRARIES = ("torch", "timm", "transformers", "torchvision")
+_AND = " and "
 
 
 class Results:
@@ -34,9 +37,9 @@ class Results:
         held = json.loads(_unpacked(path)) if path.exists() else {}
         self.rows: dict[str, Row] = held.get("models", {})
         self.known: dict[str, int] = held.get("known", {})
-        packages = ("torch", "timm", "transformers", "torchvision")
         self._commit = _commit()
-        self.made_with: dict[str, str] = {"python": platform.python_version()} | {p: version(p) for p in packages}
+        # A file whose rows were made with several versions names them all.
+        self.made_with: dict[str, str] = held.get("made_with", {})
 
     def open(self, key: str, retry: bool) -> bool:
         """Whether a sweep runs this model: it has no row yet or, with ``retry``, its row did not pass."""
@@ -45,15 +48,22 @@ class Results:
     def add(self, case: Case, row: Row) -> None:
         """Add a row and write the file."""
         self.rows[case.key] = asdict(case) | row | {"commit": self._commit}
+        self._note({"python": platform.python_version()} | {name: version(name) for name in _LIBRARIES})
         self.write()
 
     def take(self, path: Path) -> None:
         """Take from another file the rows that this one lacks or that did not pass here."""
         held = json.loads(_unpacked(path))
         self.known = held.get("known", {}) | self.known
+        self._note(held.get("made_with", {}))
         for key, row in held.get("models", {}).items():
             if self.open(key, retry=True):
                 self.rows[key] = row
+
+    def _note(self, made_with: Mapping[str, str]) -> None:
+        for name, versions in made_with.items():
+            known = [each for each in self.made_with.get(name, "").split(_AND) if each]
+            self.made_with[name] = _AND.join(dict.fromkeys([*known, *versions.split(_AND)]))
 
     def write(self) -> None:
         """Replace the file in one step, so that an interrupted sweep leaves it whole."""

@@ -183,9 +183,12 @@ def test_rows_of_parts_of_a_sweep_come_together(tmp_path: Path) -> None:
     one.add(Case("timm", "first", ""), failed)
     two.add(Case("timm", "first", ""), row)
     two.add(Case("timm", "second", ""), failed)
+    two.made_with["timm"] = "0.1"
+    two.write()
     one.take(tmp_path / "two.json.gz")
     one.write()
     again = Results(tmp_path / "one.json")
+    assert again.made_with["timm"].endswith(" and 0.1")
     assert passed(again.rows["timm/first"])
     assert not passed(again.rows["timm/second"])
 

@@ -101,7 +101,7 @@ def make_run(out: Path, epochs: int = 160) -> RunResult:
                     bitfusion_joules=spent.joules,
                     bitfusion_seconds=spent.seconds,
                 ).to_dict(),
-                epoch_bits(row, model.config),
+                epoch_bits(row, model.frac_config),
             )
     ledger, best = engine.ledger, max(range(epochs), key=lambda index: values[index])
     result = RunResult(

@@ -82,7 +82,10 @@ class AffineFormat(CodedFormat):
             return g
         bits = as_bits(bits, g)
         within = self.gradient_range(g, bits)
-        return round_affine(g, bits, within, stochastic=True, seed=seed, quick=True, compiled=self.compiled, out=out)
+        # The largest noise may carry a zero to the next level, because float32 rounds its level number.
+        zeros = g == 0 if self.gradient_grid == "zero" else None
+        rounded = round_affine(g, bits, within, stochastic=True, seed=seed, quick=True, compiled=self.compiled, out=out)
+        return rounded if zeros is None else rounded * ~zeros
 
     def gradient_range(self, g: Values, bits: Int[Tensor, "*bits"]) -> ValueRange:
         """The range in which a gradient is rounded."""
@@ -102,8 +105,8 @@ def fake_quantize(
     """Round ``x`` to its affine grid and back; the gradient passes straight through, without a mask.
 
     ``scale = max(span / (2^bits - 1), 1e-8)``, ``q = round(clamp((x - lo) / scale, 0, 2^bits - 1))`` with ties to even,
-    result ``q * scale + lo`` (ALGORITHM 2). Half types are computed in float32. A NaN or infinite value leaves no value
-    of its measured range finite; in a given range only that value becomes NaN.
+    result ``q * scale + lo`` (ALGORITHM 2). Half types are computed in float32. A NaN or infinite value makes NaN of
+    all values in its measured range; in a given range only that value becomes NaN.
 
     Args:
         x: values of any shape, strides and floating-point type.
@@ -170,9 +173,9 @@ def measure(x: Values, dim: int | None = None, *, compiled: bool = False) -> Val
     if modest(span):
         return ValueRange(lo, span, True)
     # (2^bits - 1) * scale + lo can come out a few roundings above hi, which must not overflow. `hi - hi` is NaN for an
-    # infinite high end, so such a range is not clamped to a finite one.
+    # infinite end, so an infinite range is not clamped to a finite one.
     reach = torch.finfo(lo.dtype).max * (1 - 2**-20)
-    return ValueRange(lo, once(span.clamp(max=reach) + (hi - hi)), True)
+    return ValueRange(lo, once(span.clamp(max=reach) + (hi - hi) + (lo - lo)), True)
 
 
 class _FakeQuantize(torch.autograd.Function):

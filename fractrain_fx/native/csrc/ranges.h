@@ -51,11 +51,11 @@ inline Ends ends_of(const float* block, int64_t count) {
   return {lows[0], highs[0]};
 }
 
-// The width of a range, which is finite for finite values. `hi - hi` is NaN for an infinite high end, so such a range
-// is not clamped to a finite one.
+// The width of a range, which is finite for finite values. `hi - hi` is NaN for an infinite end, so an infinite
+// range is not clamped to a finite one.
 inline float width_of(const Ends& ends) {
   const float span = ends.hi - ends.lo;
-  return span < kWide ? span : std::min(span, kReach) + (ends.hi - ends.hi);
+  return span < kWide ? span : std::min(span, kReach) + (ends.hi - ends.hi) + (ends.lo - ends.lo);
 }
 
 // The low end and the width of one range for all values, or of one for each entry of the first dimension, in the given

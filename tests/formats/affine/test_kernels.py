@@ -252,8 +252,8 @@ def test_a_bad_value_shows(bad: float) -> None:
     given_range = measure(x)
     x[2, 5] = bad
     lo, span, _ = fmt.activation_range(x)
-    assert not fmt.activation(x, 4, ValueRange(lo, span, True)).isfinite().any()
-    assert not fmt.weight(x, 4, dim=0)[2].isfinite().any() and fmt.weight(x, 4, dim=0)[[0, 1, 3, 4, 5]].isfinite().all()
+    assert fmt.activation(x, 4, ValueRange(lo, span, True)).isnan().all()
+    assert fmt.weight(x, 4, dim=0)[2].isnan().all() and fmt.weight(x, 4, dim=0)[[0, 1, 3, 4, 5]].isfinite().all()
     elsewhere = fmt.activation(x, 4, ValueRange(given_range[0], given_range[1]))
     assert elsewhere.isnan().nonzero().tolist() == [[2, 5]]
 
