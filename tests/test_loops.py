@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
-from fractrain_fx import Engine, fractrainify
+from fractrain_fx import Engine, FracConfig, Precision, fractrainify
 from fractrain_fx.errors import CaptureError, ConfigError, CostTermError
 from tests.integrations.digits import digits
 from tests.plain import rewritten
@@ -143,6 +144,22 @@ def test_a_loop_that_leaves_the_cost_term_out_can_be_found_out() -> None:
     engine.require_backward("this loop")  # said once
     with pytest.raises(ConfigError, match="accumulate=0"):
         engine.accumulate = 0
+
+
+@pytest.mark.parametrize("execution", ["simulate", "torchao-int8"])
+def test_a_gradient_penalty_is_refused_and_taken_through_the_original(
+    execution: Literal["simulate", "torchao-int8"],
+) -> None:
+    precision = Precision(8, 8)
+    config = FracConfig(method="static", precision=precision, execution=execution)
+    net = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 1))
+    x = torch.randn(8, 4, requires_grad=True)
+    model = fractrainify(net, config=config, example_inputs=(x,))
+    with pytest.raises(ConfigError, match=r"create_graph=True.*plain = model\.restore\(\)"):
+        torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    (slope,) = torch.autograd.grad(model.restore()(x).sum(), x, create_graph=True)
+    Engine(model).loss(model(x).square().mean() + slope.square().mean()).backward()
+    assert all(p.grad is not None for p in net.parameters())
 
 
 def test_a_detector_trains_with_its_backbone_rewritten() -> None:

@@ -22,6 +22,7 @@ from fractrain_fx.execution.simulated.strategy import FIRST, SECOND, SIMULATED, 
 from fractrain_fx.execution.torchao.linear import TorchaoLinear
 from fractrain_fx.formats import ValueRange
 from fractrain_fx.nn.quantizers import ActivationQuantizer, GradientQuantizer, WeightQuantizer
+from fractrain_fx.nn.rounding import refuse_create_graph
 
 __all__ = ["FusedOp"]
 
@@ -174,6 +175,7 @@ class _Fused(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_create_graph()
         *tensors, of_first, of_second = ctx.saved_tensors
         plan, call = ctx.plan, Call.unflatten(tensors, ctx.measured_here)
         a, b, added = call.a, call.b, call.added

@@ -17,7 +17,7 @@ from fractrain_fx.formats import Format, ValueRange
 from fractrain_fx.formats.bits import rounding
 from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.nn.ranges import RunningRange
-from fractrain_fx.nn.rounding import gate_gradient, rounded_gradient
+from fractrain_fx.nn.rounding import gate_gradient, refuse_create_graph, rounded_gradient
 
 __all__ = [
     "ActivationQuantizer",
@@ -214,6 +214,7 @@ class _RoundActivation(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_create_graph()
         x, bits, lo, span = ctx.saved_tensors
         of_choice = None
         if ctx.dtype is not None:
@@ -233,6 +234,7 @@ class _RoundWeight(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_create_graph()
         w, bits = ctx.saved_tensors
         return ctx.fmt.weight_gradient(w, grads[0], bits), None, None, None
 
@@ -247,5 +249,6 @@ class _RoundGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_create_graph()
         bits, seed = ctx.saved_tensors
         return rounded_gradient(ctx.fmt, grads[0], bits, ctx.axis, seed), None, None, None, None

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from fractrain_fx.errors import ConfigError
 from fractrain_fx.formats import Format, ValueRange
 from fractrain_fx.formats.bits import known_bits, put_where
 from fractrain_fx.nn.batch_axis import BatchAxis
 
-__all__ = ["gate_gradient", "rounded_gradient"]
+__all__ = ["gate_gradient", "refuse_create_graph", "rounded_gradient"]
 
 
 def gate_gradient(
@@ -56,3 +58,18 @@ def rounded_gradient(
     if known_bits(bits) not in (None, 0):
         return rounded
     return put_where(bits, (0,), 0.0, rounded.clone() if rounded is g else rounded)
+
+
+def refuse_create_graph() -> None:
+    """Called in backward: refuse gradients of gradients, because gradients are rounded, which has no derivative.
+
+    Raises:
+        ConfigError: backward runs with ``create_graph=True``.
+    """
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        raise ConfigError(
+            "create_graph=True (a gradient penalty, a Hessian) asks for the gradient of a gradient that was rounded, "
+            "and rounding has none. Take the penalty through the float original, which has the same weights: plain = "
+            "model.restore(); y = plain(x); penalty = f(torch.autograd.grad(y.sum(), x, create_graph=True)); "
+            "engine.loss(criterion(model(x), target) + penalty)"
+        )

@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from fractrain_fx.errors import ModelError
+from fractrain_fx.tied.structure import ADAPTERS_FIRST, is_adapter
 
 __all__ = ["belongs_to_original", "require_no_part"]
 
@@ -30,6 +31,11 @@ def require_no_part(model: nn.Module, name: str, value: Any) -> None:
         return
     if isinstance(value, nn.Parameter) and isinstance(before, nn.Parameter) and value.shape == before.shape:
         return
+    if is_adapter(value):
+        raise ModelError(
+            f"PEFT would replace {name}, a {type(before).__name__} that the rewritten graph was made for: "
+            f"{ADAPTERS_FIRST}; take a new model, because this one may hold some of its adapters already"
+        )
     if before is None:
         raise ModelError(
             f"{name} = {type(value).__name__}(...) would add a part to a rewritten model, whose graph does not run it: "

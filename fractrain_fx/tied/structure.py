@@ -11,7 +11,12 @@ from torch import Tensor, nn
 from fractrain_fx.capture.compare import same_tensor
 from fractrain_fx.passes.graph.edit import NAMESPACE
 
-__all__ = ["Structure"]
+__all__ = ["ADAPTERS_FIRST", "Structure", "is_adapter"]
+
+ADAPTERS_FIRST = (
+    "put adapters on the model before it is rewritten, fractrainify(get_peft_model(plain, lora_config)), because a "
+    "graph has no place for later ones"
+)
 
 
 class Structure:
@@ -63,6 +68,13 @@ class Structure:
                     found[path] = f"{path!r} was added: {_short(module)}"
         return [*found.values(), *self._tensor_differences({*found, *stand_ins})]
 
+    @property
+    def has_new_adapters(self) -> bool:
+        """Whether PEFT has put modules into the model since."""
+        known = {id(module) for module in self._modules.values()}
+        found = (module for view in self._views for module in view.modules() if id(module) not in known)
+        return any(is_adapter(module) for module in found)
+
     def adopt(self) -> None:
         """Give the original the children that were only set in the graph's dictionary, as Trainer's model does."""
         original, graph = self._views
@@ -98,6 +110,11 @@ class Structure:
             named = sorted({name for group in ties ^ self._ties for name in group})
             found.append(f"the ties between {', '.join(map(repr, named))} have changed")
         return found
+
+
+def is_adapter(module: Any) -> bool:
+    """Whether PEFT made a module."""
+    return type(module).__module__.startswith("peft.")
 
 
 def _modules(model: nn.Module) -> dict[str, nn.Module]:

@@ -15,7 +15,7 @@ from fractrain_fx.errors import ModelError
 from fractrain_fx.nn.quantized_leaf import QuantizedLeaf
 from fractrain_fx.tied.attributes import TiedAttributes
 from fractrain_fx.tied.hooks import TiedHooks
-from fractrain_fx.tied.structure import Structure
+from fractrain_fx.tied.structure import ADAPTERS_FIRST, Structure
 from fractrain_fx.tied.telling import warn
 
 __all__ = ["Tied"]
@@ -79,6 +79,11 @@ class Tied:
             ModelError: they differ.
         """
         if differences := self.structure.differences():
+            if self.structure.has_new_adapters:
+                raise ModelError(
+                    f"PEFT changed the rewritten model: {_listed(differences)}. {ADAPTERS_FIRST[0].upper()}"
+                    f"{ADAPTERS_FIRST[1:]}; peft_model.unload() takes these off, and plain = model.restore() then"
+                )
             raise ModelError(
                 f"the model's structure has changed since fractrainify: {_listed(differences)}. {what[0].upper()}"
                 f"{what[1:]}: undo the change, or rewrite the model as it is now with "

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fractrain_fx.execution.blocks.original import Original, is_hooked
 from fractrain_fx.formats.bits import readable, work_dtype
 from fractrain_fx.nn.gates import Skip
+from fractrain_fx.nn.rounding import refuse_create_graph
 
 __all__ = ["SkippedNorm", "is_plain_norm"]
 
@@ -79,6 +80,7 @@ class _SkippedNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_create_graph()
         x, keep, weight, bias, mean, width = ctx.saved_tensors
         (g,) = grads
         of_keep = None

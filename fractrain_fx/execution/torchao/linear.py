@@ -15,6 +15,7 @@ from fractrain_fx.config import Torchao
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.execution.simulated.strategy import autocast
 from fractrain_fx.execution.torchao.devices import refusal
+from fractrain_fx.nn.rounding import refuse_create_graph
 
 __all__ = ["FLOAT8_MULTIPLE", "NUMERICS", "TorchaoLinear"]
 
@@ -64,7 +65,14 @@ class TorchaoLinear:
         # As one matrix, so that its gradient is one too: torchao views tensors of more dimensions as matrices, which
         # some strides forbid.
         rows = self._rows(x.reshape(-1, x.shape[-1]), weight, bias)
+        if rows.requires_grad and not torch.compiler.is_compiling():
+            rows.register_hook(_look_at_mode)  # type: ignore[no-untyped-call]
         return rows.reshape(*x.shape[:-1], rows.shape[-1])
+
+
+def _look_at_mode(_: Tensor) -> None:
+    """A hook on a gradient, because the backward of torchao's own Functions is not ours."""
+    refuse_create_graph()
 
 
 def _rows(kind: Torchao, module: nn.Module) -> _Linear:

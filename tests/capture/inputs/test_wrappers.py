@@ -13,9 +13,9 @@ import torch
 import transformers
 from torch import Tensor, distributed, nn
 
-from fractrain_fx import Engine, FracModel, fractrainify, plan
+from fractrain_fx import Engine, FracConfig, FracModel, fractrainify, plan
 from fractrain_fx.capture.inputs.wrappers import unwrapped
-from fractrain_fx.errors import CaptureError
+from fractrain_fx.errors import CaptureError, ModelError
 from tests.models import Case, build
 
 
@@ -137,6 +137,19 @@ def test_adapters_train_and_what_is_frozen_costs_no_gradient(make: Callable[[], 
     assert {name for name, p in rebuilt.named_parameters() if p.requires_grad and name in trained} == trained
     assert all(torch.equal(p, rebuilt.state_dict()[name]) for name, p in model.state_dict().items())
     assert isinstance(model.restore(), peft.PeftModel)
+
+
+def test_adapters_that_come_after_rewriting_are_told_to_come_before() -> None:
+    case: Case = build("bert")
+    model = fractrainify(case.model, config=FracConfig(method="float"), example_kwargs=case.keywords)
+    adapted: Any = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=["query"]))
+    with pytest.raises(ModelError, match=r"query' was Linear.*fractrainify\(get_peft_model\(plain.*unload\(\)"):
+        adapted(**case.keywords)
+    adapted.unload()
+    assert fractrainify(peft.get_peft_model(model.restore(), peft.LoraConfig(target_modules=["query"]))).ops
+    head = peft.LoraConfig(r=4, target_modules=["query"], modules_to_save=["classifier"])
+    with pytest.raises(ModelError, match=r"replace classifier.*fractrainify\(get_peft_model\(plain"):
+        peft.get_peft_model(fractrainify(build("bert").model, example_kwargs=case.keywords), head)
 
 
 def test_the_adapter_alone_is_saved_from_the_restored_model(tmp_path: Any) -> None:
