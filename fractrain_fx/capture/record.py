@@ -19,6 +19,7 @@ from fractrain_fx.capture.outside.outside import PythonState
 from fractrain_fx.capture.settle import Task, settle
 from fractrain_fx.capture.sizes.guards import Guard
 from fractrain_fx.capture.sizes.input_values import InputValues
+from fractrain_fx.capture.source import in_words
 from fractrain_fx.capture.state import Snapshot
 from fractrain_fx.errors import CaptureError
 
@@ -104,7 +105,7 @@ def record(
     """
     if hasattr(model, "frac"):
         raise CaptureError(
-            f"{type(model).__name__} has an attribute 'frac', the name under which inserted modules go: rename it"
+            f"{in_words(model)} has an attribute 'frac', the name under which inserted modules go: rename it"
         )
     if isinstance(model, torch.jit.ScriptModule):
         raise CaptureError(

@@ -24,6 +24,7 @@ from fractrain_fx.capture.recording.results import map_results
 from fractrain_fx.capture.recording.whole import KeepWholeError, Whole
 from fractrain_fx.capture.recording.writer import UnrepresentableError
 from fractrain_fx.capture.sizes.input_values import size_inputs
+from fractrain_fx.capture.source import in_words
 from fractrain_fx.capture.state import Snapshot
 from fractrain_fx.errors import CaptureError
 
@@ -163,7 +164,7 @@ def _run(
         writer.create("output", "output", (argument(writer, output),))
     except UnrepresentableError as error:
         raise CaptureError(
-            f"{type(model).__name__} returns a {error}, which a graph cannot rebuild: return tensors in tuples, lists, "
+            f"{in_words(model)} returns a {error}, which a graph cannot rebuild: return tensors in tuples, lists, "
             "dictionaries or dataclasses, or switch that part of the output off in the example inputs"
         ) from error
     except Exception as error:

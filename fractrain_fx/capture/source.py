@@ -1,11 +1,15 @@
-"""The line of a user's code that a call comes from."""
+"""Lines of a user's code: where a call comes from, where an error was raised, where a forward begins."""
 
 from __future__ import annotations
 
+import inspect
 import sys
 from types import FrameType
+from typing import Any
 
-__all__ = ["CAPTURE", "source_line"]
+from torch import nn
+
+__all__ = ["CAPTURE", "error_line", "forward_line", "in_words", "source_line"]
 
 CAPTURE = __name__.rpartition(".")[0]
 """The package of capture, by which its own functions and frames are recognised."""
@@ -20,3 +24,27 @@ def source_line(*apart: str) -> str | None:
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
     return None
+
+
+def error_line(error: BaseException) -> str:
+    """File and line of the innermost code outside of torch and this package through which an error went; or empty."""
+    found, trace = "", error.__traceback__
+    while trace is not None:
+        name = str(trace.tb_frame.f_globals.get("__name__", ""))
+        if not f"{name}.".startswith(("torch.", f"{CAPTURE}.")):
+            found = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return found
+
+
+def forward_line(module: nn.Module) -> str:
+    """File and line at which the forward of a module's class begins; empty for classes of torch."""
+    kind = type(module)
+    code: Any = getattr(inspect.unwrap(kind.forward), "__code__", None)
+    return "" if code is None or kind.__module__.startswith("torch.") else f"{code.co_filename}:{code.co_firstlineno}"
+
+
+def in_words(module: nn.Module) -> str:
+    """A module's class, with the line of its forward."""
+    line = forward_line(module)
+    return f"{type(module).__name__} ({line})" if line else type(module).__name__

@@ -82,6 +82,7 @@ def block_shape(block: Block, ops: Sequence[Op], config: FracConfig, total: int,
     cost = f"{amount(block.macs)} MACs, {_share(block.macs, total)}"
     lines = (cost, listed, tensors, f"{_precision(modes, reasons)}; {skip}")
     bits = [_bits(op, config) for op in ops]
+    forward, weight, backward = (_span(each) for each in zip(*bits, strict=True))
     return Shape(
         f"block {block.name}",
         "block",
@@ -94,8 +95,10 @@ def block_shape(block: Block, ops: Sequence[Op], config: FracConfig, total: int,
         len(ops),
         block.macs,
         block.macs / max(total, 1),
-        *(_span(each) for each in zip(*bits, strict=True)),
-        tensors=tensors,
+        forward,
+        weight,
+        backward,
+        tensors,
     )
 
 

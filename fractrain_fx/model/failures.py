@@ -10,11 +10,12 @@ from torch import Tensor
 from torch.fx import Node
 
 from fractrain_fx.capture import RecordedModule, Recording
+from fractrain_fx.capture.source import error_line
 from fractrain_fx.capture.trees import tensors_in
 from fractrain_fx.errors import FracTrainError, InputError
 from fractrain_fx.passes import facts
 
-__all__ = ["run_graph"]
+__all__ = ["refused_again", "run_graph", "told_differences"]
 
 # Errors that torch and models raise for sizes that do not fit. Torch uses other exceptions to stop a run early, as in
 # activation checkpointing.
@@ -48,16 +49,34 @@ def run_graph(graph_module: RecordedModule, values: Sequence[Any], recording: Re
         if any(words in str(error) for words in _NO_MEMORY):
             raise
         place = _place(error)
-        differences = list(_differences(recording, values))
-        if not differences:
+        differences = told_differences(recording, values)
+        if differences is None:
             error.add_note(f"fractrain_fx: raised in {place}, on inputs of the recorded shapes")
             raise
-        shown = "; ".join(differences[:_SHOWN]) + (" ..." if len(differences) > _SHOWN else "")
         raise InputError(
             f"the rewritten model fails on these inputs: {type(error).__name__}: {error}. It failed in {place}. The "
-            f"inputs differ from the recorded ones: {shown}. Pass inputs like the recorded ones, or rewrite the model "
-            "on inputs like these: fractrainify(model.restore(), example_inputs=...)"
-        ) from error
+            f"inputs differ from the recorded ones: {differences}. Pass inputs like the recorded ones, or rewrite the "
+            "model on inputs like these: fractrainify(model.restore(), example_inputs=...)"
+        ) from error.with_traceback(None)  # its lines are those of generated code
+
+
+def told_differences(recording: Recording, values: Sequence[Any]) -> str | None:
+    """The recorded and the present form of the inputs that differ, in words; ``None`` if all are as recorded."""
+    differences = list(_differences(recording, values))
+    return ("; ".join(differences[:_SHOWN]) + (" ..." if len(differences) > _SHOWN else "")) or None
+
+
+def refused_again(error: FracTrainError) -> str:
+    """The reason that a model cannot be recorded for a call, and the way out."""
+    cause = error.__cause__
+    if cause is None or isinstance(cause, FracTrainError):
+        return f"It cannot be recorded again for this call: {error}"
+    line = error_line(cause)
+    return (
+        f"The model itself refuses these inputs: {type(cause).__name__}: {str(cause).rstrip('.')}"
+        f"{f' ({line})' if line else ''}. Pass inputs of the recorded size, or build the model for these "
+        "(many take img_size or image_size) and call fractrainify on it"
+    )
 
 
 def _place(error: Exception) -> str:

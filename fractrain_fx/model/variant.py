@@ -16,6 +16,8 @@ from fractrain_fx.passes.graph.edit import NAMESPACE
 
 __all__ = ["Variant", "share_inserted"]
 
+_LONGEST = 100  # characters of a condition in a message; a longer one is computed from many sizes
+
 # Entries under ``frac`` that recordings do not share: values of one run, and costs that depend on its sizes.
 _OWN = ("constants", "mode", "methods", "cost", "dispatched")
 
@@ -47,7 +49,10 @@ class Variant:
         if tuple(map(len, shapes_of(values))) != self.dimensions:
             return f"inputs of {', '.join(map(str, self.dimensions))} dimensions"
         guard = self.recording.broken(values, model, training)
-        return None if guard is None else f"{guard}, which {guard.place} reads"
+        if guard is None:
+            return None
+        words = str(guard)
+        return f"{words if len(words) <= _LONGEST else 'a size'}, which {guard.place} reads"
 
     @property
     def graphs(self) -> list[RecordedModule]:

@@ -20,9 +20,11 @@ from fractrain_fx.config import FracConfig
 from fractrain_fx.errors import FracTrainError, InputError
 from fractrain_fx.execution.int8.timing import Tuner
 from fractrain_fx.model.executed import Running
+from fractrain_fx.model.failures import refused_again, told_differences
 from fractrain_fx.model.samples import SampleCount
 from fractrain_fx.model.variant import Variant, share_inserted
 from fractrain_fx.passes import default_passes
+from fractrain_fx.passes.analyse.sequence_first import sequence_first_parts
 from fractrain_fx.passes.graph.edit import NAMESPACE
 from fractrain_fx.rewriting import rewrite_graphs
 from fractrain_fx.tied.float_calls import forget_notices
@@ -146,19 +148,24 @@ class Variants:
             if condition is None:
                 return variant
             conditions.append(condition)
-        refused = self._refusal()
+        refused, cause = self._refusal(), None
         if refused is None:
             told = f"does not meet: {conditions[0]}" if why is None else f"has other arguments: {why}"
             try:
                 return _not_compiled(self._record)(form, call, training, told)
             except FracTrainError as error:
-                refused = f"It cannot be recorded again for this call: {error}"
+                refused, cause = refused_again(error), error.with_traceback(None)
         if why is not None:
-            raise InputError(f"{why}. {refused}")
+            raise InputError(f"{why}. {refused}") from cause
+        recording = next(variant.recording for variant in self if variant.form == form)
+        differences = told_differences(recording, values) or f"inputs of shape {_told(values)}, with other values"
+        if recording.fixed_batch and self._config.batch_axis == 0 and (parts := sequence_first_parts(self._original)):
+            refused += f". {parts[0]} takes sequence-first inputs: if dimension 1 of yours holds the samples, set "
+            refused += "FracConfig(batch_axis=1)"
         raise InputError(
-            f"{type(self._original).__name__} was recorded for {conditions[0]}; this call has inputs of shape "
-            f"{_told(values)}. {refused}"
-        )
+            f"this call differs from the recorded one: {differences}. {type(self._original).__name__} was recorded for "
+            f"{conditions[0]}. {refused}"
+        ) from cause
 
     def _note_fixed(self, form: int, recording: Recording) -> None:
         """Note the inputs whose values decide which recording fits."""

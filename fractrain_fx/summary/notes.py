@@ -10,6 +10,7 @@ from fractrain_fx.execution.torchao.devices import refusal, slow
 from fractrain_fx.execution.torchao.linear import NUMERICS
 from fractrain_fx.model import FracModel
 from fractrain_fx.passes import fixed_batch, not_on_int8, not_on_torchao, undispatched
+from fractrain_fx.passes.analyse.sequence_first import sequence_first_parts
 
 __all__ = ["notes_of"]
 
@@ -22,6 +23,7 @@ def notes_of(model: FracModel) -> Iterator[str]:
         yield (
             "runs at one batch size only: the MACs of a sample are those of the recorded call over its batch size"
             + (", and the gates choose once for the whole batch" if model.frac_config.gated else "")
+            + _sequence_first(model)
         )
     yield from _tied(model)
     device = next(model.parameters()).device.type
@@ -33,6 +35,16 @@ def notes_of(model: FracModel) -> Iterator[str]:
         yield from _lowered(model)
     if model.frac_config.torchao is not None:
         yield from _swapped(model, model.frac_config.torchao)
+
+
+def _sequence_first(model: FracModel) -> str:
+    parts = sequence_first_parts(model._state.original) if model.frac_config.batch_axis == 0 else []
+    if not parts:
+        return ""
+    return (
+        f"; {parts[0]} takes sequence-first inputs: if dimension 1 of yours holds the samples, set "
+        "FracConfig(batch_axis=1)"
+    )
 
 
 def _tied(model: FracModel) -> Iterator[str]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import traceback
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fractrain_fx import FracConfig, FracModel, fractrainify
+from fractrain_fx import FracConfig, FracModel, fractrainify, summarize
 from fractrain_fx.errors import CalibrationError, InputError
 
 
@@ -84,3 +87,59 @@ def test_what_is_no_fault_of_the_call_passes_unchanged(error: BaseException) -> 
 def test_an_evaluation_without_ranges_is_still_told_as_such() -> None:
     with pytest.raises(CalibrationError):
         rewritten().eval()(torch.randn(4, 5, 6))
+
+
+class Sized(nn.Module):
+    """A classifier of images of 16 pixels: ``strict`` says so itself, and otherwise its head does not fit."""
+
+    def __init__(self, strict: bool) -> None:
+        super().__init__()
+        self.strict, self.stem, self.body = strict, nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+        self.head = nn.Linear(4 * 16 * 16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.strict and x.shape[-1] != 16:
+            raise ValueError(f"images of {x.shape[-1]} pixels.")
+        x = self.stem(x)
+        return self.head((x + self.body(x)).flatten(1))
+
+
+@pytest.mark.parametrize(
+    ("strict", "message"),
+    [
+        (
+            True,
+            r"itself refuses these inputs: ValueError: images of 20 pixels \(.*test_failures\.py:\d+\)\. Pass",
+        ),
+        (False, r"in op 'head' of head, recorded from .*test_failures\.py:\d+.* or rewrite the model on inputs like"),
+    ],
+)
+def test_another_image_size_names_both_sizes_and_the_way_out_without_generated_code(strict: bool, message: str) -> None:
+    model = fractrainify(Sized(strict), example_inputs=(torch.randn(2, 3, 16, 16),))
+    with pytest.raises(InputError, match=message) as caught:
+        model(torch.randn(2, 3, 20, 20))
+    assert "x was float32 (2, 3, 16, 16) and is float32 (2, 3, 20, 20)" in str(caught.value)
+    assert "eval_with_key" not in "".join(traceback.format_exception(caught.value))
+
+
+class Ordered(nn.Module):
+    """Attention over a sequence of seven in dimension 0: another size there does not run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(8, 8), nn.Linear(8, 2)
+        self.place, self.attention = nn.Parameter(torch.zeros(7, 1, 8)), nn.MultiheadAttention(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x) + self.place
+        return self.head(x + self.attention(x, x, x, need_weights=False)[0])
+
+
+def test_a_sequence_in_place_of_the_samples_is_named_where_the_batch_size_is_fixed() -> None:
+    model = fractrainify(Ordered(), example_inputs=(torch.randn(7, 3, 8),))
+    hint = r"attention takes sequence-first inputs: if dimension 1 of yours holds the samples, set FracConfig\(batch_ax"
+    assert re.search(hint, " ".join(str(summarize(model)).split()))
+    with pytest.raises(InputError, match=hint):
+        model(torch.randn(6, 3, 8))
+    right = fractrainify(Ordered(), config=FracConfig(batch_axis=1), example_inputs=(torch.randn(7, 3, 8),))
+    assert right(torch.randn(7, 5, 8)).shape == (7, 5, 2) and "sequence-first" not in str(summarize(right))

@@ -14,6 +14,7 @@ from fractrain_fx.capture.inputs.batch import batch_size, resize_batch
 from fractrain_fx.capture.inputs.call import Example
 from fractrain_fx.capture.module import RecordedModule
 from fractrain_fx.capture.recording.patch import plain_paths
+from fractrain_fx.capture.source import error_line
 from fractrain_fx.capture.state import Snapshot, seeded
 from fractrain_fx.capture.trees import tensors_in
 from fractrain_fx.errors import InputError
@@ -105,8 +106,10 @@ def trial_of(snapshot: Snapshot, example: Example, train: bool) -> Trial:
 
 def rejection(model: nn.Module, error: Exception) -> InputError:
     """The error for a model that fails on its example inputs."""
+    line = error_line(error)
+    at = f" at {line}" if line else ""
     return InputError(
-        f"{type(model).__name__} rejects the example inputs: {type(error).__name__}: {error}. "
+        f"{type(model).__name__} rejects the example inputs{at}: {type(error).__name__}: {str(error).rstrip('.')}. "
         "Pass example_inputs=(...) and example_kwargs={...} as you call the model"
     )
 

@@ -74,7 +74,7 @@ def check_trial(snapshot: Snapshot, attempt: Attempt, trial: Trial, batching: Ba
     guard = broken(snapshot, attempt, trial.example, trial.train)
     if guard is not None:
         cause = f"run on more samples than it was recorded with, its code takes another way ({guard}, {guard.place})"
-        raise KeepWholeError([Obstacle(guard.module, cause)], compared=True)
+        raise KeepWholeError([Obstacle(guard.module, cause, line=guard.place.line_only)], compared=True)
     mismatch = find_mismatch(snapshot, attempt.graph(trial.train), trial)
     if mismatch is None:
         return

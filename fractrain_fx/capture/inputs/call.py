@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from fractrain_fx.capture.source import forward_line
 from fractrain_fx.capture.trees import holds_tensor, map_tree
 from fractrain_fx.errors import InputError
 
@@ -145,8 +146,10 @@ def describe_call(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
     try:
         bound = signature.bind(*args, **kwargs, **implied)
     except TypeError as error:
+        line = forward_line(model)
+        at = f" at {line}" if line else ""
         raise InputError(
-            f"the example inputs do not fit {type(model).__name__}.forward{signature}: {error}. "
+            f"the example inputs do not fit {type(model).__name__}.forward{signature}{at}: {error}. "
             "Pass example_inputs=(...) and example_kwargs={...} as you call the model"
         ) from error
     named: dict[str, Any] = {}

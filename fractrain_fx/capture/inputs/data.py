@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch._subclasses import FakeTensor
 from torch.utils import _pytree as pytree
 
+from fractrain_fx.capture.source import error_line, in_words
 from fractrain_fx.errors import CaptureError, FracTrainError, InputError
 
 __all__ = ["has_data", "needs_data", "without_data"]
@@ -21,7 +22,7 @@ def has_data(model: nn.Module) -> bool:
         CaptureError: only some of them have values, or they are fake tensors.
     """
     tensors = [*model.parameters(), *model.buffers()]
-    kind = type(model).__name__
+    kind = in_words(model)
     if any(isinstance(x, FakeTensor) for x in tensors):
         raise CaptureError(
             f"{kind} holds fake tensors, which work only inside the mode that made them: build the model under "
@@ -49,13 +50,14 @@ def needs_data(model: nn.Module, path: str, error: Exception) -> FracTrainError:
     """The error for a model on the meta device that fails in the module at ``path``."""
     kind = type(model).__name__
     where = f"module {path!r} ({type(model.get_submodule(path)).__name__})" if path else f"{kind} itself"
-    words = str(error)
+    words, line = str(error), error_line(error)
+    at = f" at {line}" if line else ""
     if isinstance(error, NotImplementedError) or "meta" in words.lower():
         return CaptureError(
-            f"{where} reads values, and tensors on the meta device have none ({type(error).__name__}: {words}): build "
-            "the model on a device that holds its data; fewer layers may fit, and their plan tells the rest"
+            f"{where} reads values, and tensors on the meta device have none ({type(error).__name__}: {words}){at}: "
+            "build the model on a device that holds its data; fewer layers may fit, and their plan tells the rest"
         )
     return InputError(
-        f"{where} rejects the example inputs: {type(error).__name__}: {words}. Pass example_inputs=(...) and "
-        "example_kwargs={...} as you call the model"
+        f"{where} rejects the example inputs{at}: {type(error).__name__}: {words.rstrip('.')}. Pass "
+        "example_inputs=(...) and example_kwargs={...} as you call the model"
     )

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fractrain_fx.capture.source import in_words
 from fractrain_fx.errors import CaptureError
 
 __all__ = ["adapted_model", "unwrapped"]
@@ -81,11 +82,11 @@ def _refuse_shards(model: nn.Module) -> None:
     sharded = fsdp is not None and any(isinstance(each, fsdp.FullyShardedDataParallel) for each in model.modules())
     if sharded or (tensors is not None and any(isinstance(p, tensors.DTensor) for p in model.parameters())):
         raise CaptureError(
-            f"{type(model).__name__} is sharded over processes (FSDP, or DTensor parameters), so that no process holds "
+            f"{in_words(model)} is sharded over processes (FSDP, or DTensor parameters), so that no process holds "
             "the model: call fractrainify first, and shard its result"
         )
     if any(torch.nn.parameter.is_lazy(p) for p in model.parameters()):
         raise CaptureError(
-            f"{type(model).__name__} has lazy parameters, whose sizes its first call fixes: run it once on a batch, "
+            f"{in_words(model)} has lazy parameters, whose sizes its first call fixes: run it once on a batch, "
             "then rewrite it"
         )

@@ -44,11 +44,10 @@ def carried(
     blamed = [each for each in (changed if differs else moving) if each not in counters]
     if differs and not blamed:
         blamed, counters = counters, []
-    obstacles = [
-        Obstacle(path, f"its forward changes {each.place} from call to call ({each.line}), which a graph cannot repeat")
-        for each in blamed
-        for path in sorted(each.writers or each.readers)[-1:]
-    ]
+    obstacles = []
+    for each in blamed:
+        cause = f"its forward changes {each.place} from call to call ({each.line}), which a graph cannot repeat"
+        obstacles += [Obstacle(path, cause, line=each.line) for path in sorted(each.writers or each.readers)[-1:]]
     notes = [
         f"forward counts in {each.place} ({each.line}), and no other line of it reads the count: the rewritten model "
         "does not count"

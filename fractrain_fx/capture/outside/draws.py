@@ -61,7 +61,7 @@ def draws(snapshot: Snapshot, example: Example, train: bool, whole: Whole) -> li
     left = [site for site in sites if not _stays_one_call(site, whole)]
     if not left or not (holds or _matters(snapshot, example, train)):
         return []
-    return [Obstacle(site.module, _cause(site), site.callees) for site in left]
+    return [Obstacle(site.module, _cause(site), site.callees, site.line) for site in left]
 
 
 def _cause(site: _Site) -> str:

@@ -85,7 +85,7 @@ class Outside:
                 continue
             if len(outside) < len(access.writers) or not same(access.value, present(access)):
                 cause = f"it sets {access.place} of a part that stays one call, which a graph does not do"
-                yield Obstacle(outside[0], cause)
+                yield Obstacle(outside[0], cause, line=access.line)
 
     def state(self, graph: Graph) -> PythonState:
         """The Python state that ``graph`` has fixed. Modules that it calls read their attributes again."""

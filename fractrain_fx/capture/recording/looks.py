@@ -132,7 +132,7 @@ class Looks:
         by_model = any(writer.made_from(size.node, Source.MODEL) for size in expression.sizes)
         if by_model or writer.path or not isinstance(value, bool):
             cause = f"what it computes depends on a size that data decide ({expression})"
-            writer.block(cause, tuple(callees(frame, self._paths)))
+            writer.block(cause, tuple(callees(frame, self._paths)), place_of(frame).line_only)
             return
         asked = writer.create("call_function", op, tuple(argument(writer, each) for each in operands))
         message = f"{Guard(expression, value, '', place_of(frame))} when recorded, at {place_of(frame)}"
@@ -200,7 +200,7 @@ class Looks:
         cause = f"what it computes depends on values ({call})"
         if self._writer.depends(x, Source.RANDOM) and not self._writer.depends(x, Source.INPUT):
             cause = "random numbers decide what it computes (set its rate of dropped layers to 0)"
-        self._writer.block(cause, tuple(callees(frame, self._paths)))
+        self._writer.block(cause, tuple(callees(frame, self._paths)), place_of(frame).line_only)
 
     def _is_check(self, name: str, x: Tensor, value: bool, frame: FrameType) -> bool:
         return tests_for_overflow(self._writer.node_of(x)) or guards_an_error(frame, value, called=name == "item")

@@ -22,6 +22,7 @@ from fractrain_fx.capture.recording.writer import UnrepresentableError
 from fractrain_fx.capture.sizes.memos import memoized_functions
 from fractrain_fx.capture.sizes.standins import standins
 from fractrain_fx.capture.sizes.symbolic import observed, plain
+from fractrain_fx.capture.source import CAPTURE, source_line
 from fractrain_fx.capture.trees import hides_tensor, tensors_in
 
 __all__ = ["Calls", "plain_paths", "recording"]
@@ -117,7 +118,8 @@ class Calls:
             try:
                 return recorder.write("call_module", path, args, kwargs, result, watched)
             except UnrepresentableError as error:
-                recorder.writer.block(f"its child {path!r} stays one node and is given a {error}, which no graph holds")
+                cause = f"its child {path!r} stays one node and is given a {error}, which no graph holds"
+                recorder.writer.block(cause, line=source_line("torch", CAPTURE) or "")
                 return result
 
     def _through(

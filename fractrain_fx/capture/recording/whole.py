@@ -9,6 +9,7 @@ from torch import nn
 
 from fractrain_fx.capture.recording.callees import Callee
 from fractrain_fx.capture.recording.writer import Obstacle
+from fractrain_fx.capture.source import forward_line
 from fractrain_fx.errors import CaptureError
 
 __all__ = ["KeepWholeError", "Whole"]
@@ -30,21 +31,21 @@ class Whole:
     refused: set[Callee] = field(default_factory=set)
     met: set[str] = field(default_factory=set)
 
-    def add(self, obstacles: Iterable[Obstacle], refused: Iterable[Callee]) -> dict[str, str]:
+    def add(self, obstacles: Iterable[Obstacle], refused: Iterable[Callee]) -> dict[str, Obstacle]:
         """Add the obstacles of one recording.
 
         Returns:
-            The modules to keep whole next, by path with the reason.
+            The modules to keep whole next, by path.
         """
         self.refused |= set(refused)
         for each in refused:
             self.callees.pop(each, None)
-        modules: dict[str, str] = {}
+        modules: dict[str, Obstacle] = {}
         for obstacle in obstacles:
             self.met.add(obstacle.module)
             callee = next((each for each in obstacle.callees if each not in self.refused), None)
             if callee is None:
-                modules[obstacle.module] = obstacle.cause
+                modules[obstacle.module] = obstacle
             else:
                 self.callees[callee] = obstacle.cause
         return modules
@@ -55,20 +56,22 @@ class Whole:
         inside = {p for path in blamed for p in model.get_submodule(path).parameters()}
         return sum(p.numel() for p in inside) / max(1, sum(p.numel() for p in model.parameters()))
 
-    def keep(self, model: nn.Module, found: Mapping[str, str]) -> None:
+    def keep(self, model: nn.Module, found: Mapping[str, Obstacle]) -> None:
         """Keep these modules of ``model`` as one node too.
 
         Raises:
             CaptureError: one of them is the model itself, or none of them is new.
         """
-        new = {path: cause for path, cause in found.items() if path not in self.modules}
+        new = {path: each.cause for path, each in found.items() if path not in self.modules}
         blamed = "" if "" in new else next(iter(found)) if not new else None
         if blamed is not None:
-            kind = type(model.get_submodule(blamed)).__name__
+            module, obstacle = model.get_submodule(blamed), found[blamed]
+            kind, line = type(module).__name__, obstacle.line or forward_line(module)
             where = f"module {blamed!r} ({kind})" if blamed else f"{kind} itself"
+            at = f", at {line}" if line and line not in obstacle.cause else ""
             raise CaptureError(
-                f"{where} cannot be written as a graph: {found[blamed]}. Move that computation into a submodule of its "
-                "own, which is then kept as one node, or switch it off in the model's config or the example inputs"
+                f"{where} cannot be written as a graph: {obstacle.cause}{at}. Move that computation into a submodule "
+                "of its own, which is then kept as one node, or switch it off in its config or the example inputs"
                 + _largest_part(model, blamed, {*self.modules, *self.met})
             )
         self.modules |= new

@@ -34,11 +34,13 @@ class Obstacle:
         module: path of the module to keep as one node.
         cause: the reason in words.
         callees: functions and methods that ran, innermost first: keeping one of them as one call is tried first.
+        line: file and line of the code that shows it; empty if only the module is known.
     """
 
     module: str
     cause: str
     callees: tuple[Callee, ...] = ()
+    line: str = ""
 
 
 class Source(Enum):
@@ -83,9 +85,9 @@ class Writer:
         """Path of the module whose forward runs."""
         return next(reversed(self.stack))
 
-    def block(self, cause: str, callees: tuple[Callee, ...] = ()) -> None:
+    def block(self, cause: str, callees: tuple[Callee, ...] = (), line: str = "") -> None:
         """Note that the running module cannot be written as it is."""
-        self.obstacles.append(Obstacle(self.path, cause, callees))
+        self.obstacles.append(Obstacle(self.path, cause, callees, line))
 
     def require_known(self, result: Any) -> None:
         """Note an obstacle if the running module returns a tensor that no recorded call computed."""

@@ -48,9 +48,14 @@ class Place:
     file: str
     line: int
 
+    @property
+    def line_only(self) -> str:
+        """File and line without the code."""
+        return f"{self.file}:{self.line}"
+
     def __str__(self) -> str:
         code = linecache.getline(self.file, self.line).strip()
-        return f"{self.file}:{self.line}" + (f" ({code})" if code else "")
+        return self.line_only + (f" ({code})" if code else "")
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from torch.fx import GraphModule, Node
 
 from fractrain_fx.passes.graph.facts import facts
 
-__all__ = ["samples_in_sequence", "sequence_first_words"]
+__all__ = ["samples_in_sequence", "sequence_first_parts", "sequence_first_words"]
 
 _TAKERS = (nn.MultiheadAttention, nn.RNNBase)
 
@@ -21,14 +21,14 @@ def samples_in_sequence(graph_module: GraphModule) -> tuple[str, ...]:
     dimension of the model's inputs, or the model gives these modules another layout than they expect. The graph needs
     the annotations of ``Shapes``.
     """
-    takers = {
-        path: module
-        for path, module in graph_module.named_modules()
-        if isinstance(module, _TAKERS) and not module.batch_first
-    }
-    if not takers:
-        return ()
-    return tuple(path for path in takers if any(map(_samples_first, _inputs(graph_module, path))))
+    parts = sequence_first_parts(graph_module)
+    return tuple(path for path in parts if any(map(_samples_first, _inputs(graph_module, path))))
+
+
+def sequence_first_parts(model: nn.Module) -> list[str]:
+    """Paths of attention and recurrent modules with ``batch_first=False``."""
+    modules = model.named_modules()
+    return [path for path, module in modules if isinstance(module, _TAKERS) and not module.batch_first]
 
 
 def sequence_first_words(paths: Sequence[str]) -> str:
