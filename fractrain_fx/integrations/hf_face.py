@@ -18,7 +18,6 @@ from transformers import Trainer
 from fractrain_fx.errors import RunError
 from fractrain_fx.model import FracModel
 from fractrain_fx.passes.graph.edit import NAMESPACE
-from fractrain_fx.tied.float_calls import refuse_checkpointing
 
 __all__ = ["face_of", "share_of"]
 
@@ -80,15 +79,26 @@ class _Face:
         """Generate with the original class and the present weights in float, with a warning."""
         return self.__dict__["_frac_model"].generate(*args, **kwargs)
 
-    def activation_checkpointing_enable(self, *_: Any, **__: Any) -> None:
-        """Refuse activation checkpointing.
+    def activation_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
+        """Call the method of the rewritten model."""
+        self.__dict__["_frac_model"].activation_checkpointing_enable(*args, **kwargs)
 
-        Raises:
-            ConfigError: always.
-        """
-        refuse_checkpointing()
+    def activation_checkpointing_disable(self) -> None:
+        """Call the method of the rewritten model."""
+        self.__dict__["_frac_model"].gradient_checkpointing_disable()
 
-    gradient_checkpointing_enable = activation_checkpointing_enable
+    def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Any = None, **kwargs: Any) -> None:
+        """Call the method of the rewritten model."""
+        self.activation_checkpointing_enable(gradient_checkpointing_kwargs, **kwargs)
+
+    gradient_checkpointing_disable = activation_checkpointing_disable
+
+    @property
+    def is_activation_checkpointing(self) -> bool:
+        """Whether the rewritten model computes activations again in backward."""
+        return bool(self.__dict__["_frac_model"].is_gradient_checkpointing)
+
+    is_gradient_checkpointing = is_activation_checkpointing
 
 
 def face_of(model: FracModel, add_cost: Callable[[Tensor, Tensor, bool], Tensor] | None = None) -> nn.Module:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Collection, Mapping
+from typing import Any
 
 import torch
 
@@ -10,8 +12,10 @@ from fractrain_fx.capture import RecordedModule
 from fractrain_fx.config import FracConfig
 from fractrain_fx.execution.fused_op import FusedOp
 from fractrain_fx.execution.int8.timing import Tuner
+from fractrain_fx.execution.recomputed import Recomputed
 from fractrain_fx.execution.torchao.linear import NUMERICS
 from fractrain_fx.passes import execution_passes, fused_ops, not_on_int8, not_on_torchao, ops_of
+from fractrain_fx.passes.execute.segments import Segment, chain, cut
 from fractrain_fx.passes.graph.run import run_passes
 
 __all__ = ["Running"]
@@ -25,13 +29,24 @@ class Running:
         config: says what fused ops save for backward, and how skipped blocks run.
         tuner: chooses between float and int8.
         place: path under ``frac.`` for the modules that only this copy has.
+        leaves: paths of modules that were recorded as one node.
 
     Attributes:
         fused: the fused ops of the copy, by name.
     """
 
-    def __init__(self, shown: RecordedModule, config: FracConfig, tuner: Tuner, place: str = "dispatched") -> None:
+    def __init__(
+        self,
+        shown: RecordedModule,
+        config: FracConfig,
+        tuner: Tuner,
+        place: str = "dispatched",
+        leaves: Collection[str] = (),
+    ) -> None:
         self._shown, self._config, self._tuner, self._place = shown, config, tuner, place
+        self._leaves = leaves
+        self._segments: list[Segment] = []
+        self._chain: tuple[Mapping[str, Any], RecordedModule] | None = None
         self.fused: dict[str, FusedOp] = {}
         self._code = ""
         self.graph_module = shown
@@ -46,7 +61,32 @@ class Running:
             self.graph_module = copied
             self.graph_module.training = self._shown.training
             self._code = self._shown._code
+            self._segments, before, self._chain = [], self._chain, None
+            if before is not None:
+                self.recomputing(before[0])
         return self.graph_module
+
+    def segments(self) -> list[Segment]:
+        """The copy cut into segments, which is done when they are first asked for."""
+        copied = self.current()
+        self._segments = self._segments or cut(copied, self._leaves)
+        return self._segments
+
+    def recomputing(self, options: Mapping[str, Any]) -> RecordedModule:
+        """The copy as a chain of segments that backward runs again, except for those that run only once.
+
+        The last segment runs once: backward begins with it, so that it would give back no memory.
+
+        Args:
+            options: of ``torch.utils.checkpoint.checkpoint``.
+        """
+        if not torch.compiler.is_compiling():
+            segments = self.segments()
+            if self._chain is None or self._chain[0] is not options:
+                made = chain(self.graph_module, segments, lambda each: _again(each, each is segments[-1], options))
+                self._chain = options, made
+        assert self._chain is not None
+        return self._chain[1]
 
     def kernels(self) -> dict[str, str]:
         """How each quantized op multiplies, by name: see :meth:`fractrain_fx.FracModel.kernels`."""
@@ -58,3 +98,9 @@ class Running:
         left_out = not_on_int8(shown, config)
         ran = {name: op.int8.kernel for name, op in self.fused.items() if op.int8 is not None}
         return {name: left_out.get(name) or ran.get(name) or "float" for name in names}
+
+
+def _again(segment: Segment, last: bool, options: Mapping[str, Any]) -> torch.nn.Module:
+    if last or segment.once is not None:
+        return segment.module
+    return Recomputed(segment.module, segment.stateful.modules, segment.stateful.buffers, options)

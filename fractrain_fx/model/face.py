@@ -13,9 +13,9 @@ from fractrain_fx.capture import RecordedModule
 from fractrain_fx.config.checks import check_stage
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.errors import ConfigError, InputError
+from fractrain_fx.model.checkpointing import Checkpointed
 from fractrain_fx.model.groups import param_groups
 from fractrain_fx.model.loops import refuse_plain_trainer
-from fractrain_fx.model.shown import Shown
 from fractrain_fx.model.state import ModelState
 from fractrain_fx.nn.bits import StageBits
 from fractrain_fx.passes.graph.edit import NAMESPACE
@@ -25,7 +25,7 @@ from fractrain_fx.tied.setting import belongs_to_original, require_no_part
 __all__ = ["FracModel"]
 
 
-class FracModel(Shown):
+class FracModel(Checkpointed):
     """A model that trains with fractional precision; made by :func:`fractrain_fx.fractrainify`.
 
     Its modules, parameters and buffers are the original's own objects under their own names; inserted ones live under

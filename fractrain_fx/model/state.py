@@ -42,6 +42,7 @@ class ModelState:
         variants: the recording and those made for other sizes and other arguments.
         tied: compares the original with what the graphs were made for.
         float_calls: watches which attributes are looked up on the original.
+        checkpointing: options of ``torch.utils.checkpoint.checkpoint`` if training computes activations again.
     """
 
     def __init__(self, rewritten: Rewritten, tied: Tied | None = None, *, calibrated: bool = False) -> None:
@@ -55,6 +56,7 @@ class ModelState:
         self.cost: Cost | None = None
         self.batch: int | None = None
         self.calibrated = calibrated
+        self.checkpointing: Mapping[str, Any] | None = None
         self.variants = Variants(original, recording, config, rewritten.chain)
         self.running = self.variants.first.running
         self._frozen = Frozen(recording.graphs, config, self.variants.forget)
@@ -89,7 +91,12 @@ class ModelState:
         self.follow_frozen()
         variant, values = self.variants.choose(args, kwargs, training)
         self.batch = variant.count(values)
-        output, self.cost = run_graph(variant.running[training].current(), values, variant.recording)
+        running = variant.running[training]
+        if training and self.checkpointing is not None and torch.is_grad_enabled():
+            graph = running.recomputing(self.checkpointing)
+        else:
+            graph = running.current()
+        output, self.cost = run_graph(graph, values, variant.recording)
         return output
 
     def follow_frozen(self, *, anew: bool = False) -> None:
@@ -127,7 +134,9 @@ class ModelState:
         original = copy.deepcopy(self.original, memo)
         recording = replace(self.recording, train=train, eval=evaluate)
         rewritten = Rewritten(original, recording, self.config, self.passes, self.targets, self.reachable)
-        return ModelState(rewritten, copy.deepcopy(self.tied, memo), calibrated=self.calibrated)
+        copied = ModelState(rewritten, copy.deepcopy(self.tied, memo), calibrated=self.calibrated)
+        copied.checkpointing = self.checkpointing
+        return copied
 
     def look_for_ranges(self) -> None:
         """Check whether every activation range has been seen by now."""

@@ -218,7 +218,7 @@ class Variants:
     def _variant(self, recording: Recording, form: int, place: str = "dispatched") -> Variant:
         places = (place, f"{place}_in_evaluation")
         made = [
-            Running(shown, self._config, self._tuner, each)
+            Running(shown, self._config, self._tuner, each, recording.leaves)
             for shown, each in zip(recording.graphs, places, strict=False)
         ]
         count = SampleCount(recording, self._config.batch_axis)

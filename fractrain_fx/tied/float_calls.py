@@ -19,13 +19,11 @@ from torch.overrides import TorchFunctionMode
 
 from fractrain_fx.capture.targets import CONTRACTIONS
 from fractrain_fx.capture.trees import tensors_in
-from fractrain_fx.errors import ConfigError
 from fractrain_fx.tied.telling import users_frame, warn
 
-__all__ = ["FloatCalls", "Notice", "forget_notices", "refuse_checkpointing", "told_of_generate"]
+__all__ = ["FloatCalls", "Notice", "forget_notices", "told_of_generate"]
 
 _LAYERS = CONTRACTIONS | {"lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell"}
-_CHECKPOINTING = ("gradient_checkpointing_enable", "activation_checkpointing_enable", "set_grad_checkpointing")
 
 
 class FloatCalls:
@@ -50,8 +48,6 @@ class FloatCalls:
         if isinstance(value, nn.Module):
             self._arm(name, value)
         elif isinstance(value, MethodType) and value.__self__ is self.original:
-            if name in _CHECKPOINTING:
-                return functools.partial(_enable_checkpointing, value)
             return MethodType(self._watched(name, value.__func__), self.original)
         return value
 
@@ -178,24 +174,6 @@ def told_of_generate(kind: str) -> str:
         "score of them, are not at trained precision, while the loss of model(...) is. model.restore().generate(...) "
         "says so explicitly"
     )
-
-
-def refuse_checkpointing() -> None:
-    """Refuse activation checkpointing.
-
-    Raises:
-        ConfigError: always, because the recorded graph has no layers as modules that could run again.
-    """
-    raise ConfigError(
-        "a rewritten model runs as one recorded graph, in which single layers cannot be checkpointed: set "
-        "gradient_checkpointing=False and activation_checkpointing=False in TrainingArguments"
-    )
-
-
-def _enable_checkpointing(method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    if method.__name__ == "set_grad_checkpointing" and (*args, *kwargs.values())[:1] == (False,):
-        return method(*args, **kwargs)
-    return refuse_checkpointing()
 
 
 def _can_be_told_of(module: nn.Module) -> bool:

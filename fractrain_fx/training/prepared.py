@@ -34,6 +34,7 @@ class Prepared:
 
     Raises:
         ConfigError: the device does not exist, or accelerate already runs with other settings in this process.
+        ModelError: checkpointing is asked for, and the model has no part that could run again.
         DataError: there are fewer training samples than processes.
     """
 
@@ -49,6 +50,8 @@ class Prepared:
         )
         self.loader = make_loader(data, share)
         self.length = RunLength(settings, self.loader.steps)
+        if settings.checkpointing:
+            model.gradient_checkpointing_enable()
         module = torch.compile(model) if settings.compile else model
         optimizer = make_optimizer(model, settings, data.task)
         self.module, self.optimizer = accelerator.prepare(module, optimizer)

@@ -52,6 +52,7 @@ class TrainSettings:
         device: ``auto`` (accelerate decides), ``cpu``, ``cuda`` or ``mps``.
         mixed_precision: ``no``, ``fp16`` or ``bf16``, for ops that are not quantized.
         compile: use ``torch.compile``.
+        checkpointing: keep fewer activations: backward computes those of a part of the model again.
         workers: processes that read image files; data in memory needs none.
     """
 
@@ -75,6 +76,7 @@ class TrainSettings:
     device: Device = "auto"
     mixed_precision: MixedPrecision = "no"
     compile: bool = False
+    checkpointing: bool = False
     workers: int = 4
 
     def __post_init__(self) -> None:

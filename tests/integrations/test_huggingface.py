@@ -249,9 +249,6 @@ def test_bases_in_the_wrong_order_and_plain_models_are_refused(tmp_path: Path) -
     trainer = Trainer(bert(), arguments(tmp_path), train_dataset=rows, callbacks=[callback])
     with pytest.raises(ConfigError, match=r"callback\.model"):
         trainer.train()
-    with pytest.raises(ConfigError, match="gradient_checkpointing"):
-        args = arguments(tmp_path, gradient_checkpointing=True)
-        Tuner(rewritten(bert(), rows), args, train_dataset=rows).train()
 
 
 def test_a_trainer_without_the_mixin_is_told_to_write_it_and_one_around_an_engine_is_left_alone(tmp_path: Path) -> None:
@@ -364,3 +361,20 @@ def test_scores_of_generated_text_are_said_to_be_of_the_float_model(tmp_path: Pa
     ) as told:
         assert {"eval_loss", "eval_same"} <= trainer.evaluate().keys()
     assert len([each for each in told if each.category is FracTrainWarning]) == 1
+
+
+def test_activation_checkpointing_trains_to_the_same_weights(tmp_path: Path) -> None:
+    rows = WhichModule(8)
+    found = []
+    for changes in ({}, {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}):
+        model = rewritten(bert(), rows)
+        trainer = Tuner(model, arguments(tmp_path, num_train_epochs=1, **changes), train_dataset=rows)
+        trainer.train()
+        assert model.is_gradient_checkpointing == trainer.model.is_activation_checkpointing == bool(changes)
+        found.append(weights(model))
+    assert_same(*found)
+    with pytest.raises(ConfigError, match="use_reentrant"):
+        Tuner(
+            model,
+            arguments(tmp_path, activation_checkpointing=True, activation_checkpointing_kwargs={"use_reentrant": True}),
+        ).train()

@@ -184,6 +184,16 @@ def test_the_seed_decides_the_run() -> None:
     assert any(not torch.equal(results[0][name], results[2][name]) for name in results[0])
 
 
+def test_checkpointing_gives_the_same_run() -> None:
+    found = []
+    for checkpointing in (False, True):
+        trainer = build_trainer(settings(epochs=1, checkpointing=checkpointing), console=quiet())
+        trainer.fit()
+        assert trainer.model.is_gradient_checkpointing == checkpointing
+        found.append(weights(trainer))
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
 def test_accumulated_batches_make_one_optimizer_step() -> None:
     trainer = build_trainer(settings("float", accumulate=3, epochs=1), console=quiet())
     steps: list[object] = []

@@ -94,8 +94,9 @@ class Outside:
         notes = list(self._notes)
         if asked := sorted(self._attributes.checkpointed):
             notes.append(
-                f"{_some(map(repr, asked))} asked for activation checkpointing, which a recorded graph does not do: it "
-                "keeps all activations. Switch it off before fractrainify, and expect the memory of a model without it"
+                f"{_some(map(repr, asked))} asked for activation checkpointing, which is not recorded: all "
+                "activations are kept. Switch it off before fractrainify, and call gradient_checkpointing_enable() on "
+                "the rewritten model"
             )
         if left := [each for each in self._left if self._is_shown(each.writers, called)]:
             notes.append(

@@ -20,6 +20,11 @@ class Original:
     def __init__(self, modules: dict[str, nn.Module], path: str) -> None:
         self._modules, self._path = modules, path.split(".")
 
+    @property
+    def path(self) -> str:
+        """The path of the module in the model."""
+        return ".".join(self._path)
+
     def find(self) -> nn.Module:
         """The module that is at the path now."""
         modules = self._modules

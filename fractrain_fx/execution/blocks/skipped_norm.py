@@ -34,6 +34,11 @@ class SkippedNorm(nn.Module):
         # In a tuple, which torch does not register as children: their state must not get a second name.
         self._parts = (norm, skip)
 
+    @property
+    def norm(self) -> Original:
+        """The norm."""
+        return self._parts[0]
+
     def forward(self, x: Float[Tensor, "*dims"], choice: Float[Tensor, "batch options"]) -> Float[Tensor, "*dims"]:
         """The norm's output, with zeros for samples that skip; the norm's running averages move as always."""
         original, skip = self._parts

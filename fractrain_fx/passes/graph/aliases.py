@@ -8,6 +8,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from fractrain_fx.capture import changes_operands
+from fractrain_fx.execution.blocks.dispatched_block import DispatchedBlock
 from fractrain_fx.passes.graph.contractions import function_name
 from fractrain_fx.passes.graph.edit import owner_module
 
@@ -47,4 +48,4 @@ def _aliases(node: Node | None, graph_module: GraphModule) -> Iterator[Node]:
 
 def _passes_on(module: nn.Module) -> bool:
     """Whether a module may return its own input, as dropout does in evaluation."""
-    return not any(True for _ in module.parameters())
+    return not isinstance(module, DispatchedBlock) and not any(True for _ in module.parameters())

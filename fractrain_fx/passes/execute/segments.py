@@ -1,0 +1,209 @@
+"""Cut the copy of the graph that runs into segments: graphs that are called one after the other.
+
+Segments serve whatever needs a part of the model as a module, such as computing activations again in backward. The
+graph that users see stays whole.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+from torch.fx import Graph, Node
+
+from fractrain_fx.capture import RecordedModule, changes_operands
+from fractrain_fx.capture.recording.cleanup import AUTOCAST
+from fractrain_fx.execution.blocks.maskless_relu import MasklessReLU
+from fractrain_fx.passes.graph.aliases import base, memory_of
+from fractrain_fx.passes.graph.edit import NAMESPACE, owner_module
+from fractrain_fx.passes.graph.facts import facts, ops_of
+from fractrain_fx.passes.graph.state import Stateful, stateful
+
+__all__ = ["Segment", "chain", "cut"]
+
+_CHOOSES = ("gate", "choice", "bits", "seed")
+"""Roles of nodes that choose something for the step: precisions and the noise of rounding."""
+
+_NOT_RUN = ("placeholder", "get_attr", "output")
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Consecutive nodes of a running copy, as a graph on the same modules and parameters.
+
+    Attributes:
+        module: the graph. It takes the values of ``inputs`` and gives a tuple of ``outputs``, or, if it is the last
+            segment, what the whole graph gives.
+        inputs: nodes of earlier segments, or placeholders, that it reads. Parameters are not among them.
+        outputs: its nodes that later segments read.
+        ops: names of the contractions in it.
+        stateful: modules and buffers whose values a run may change.
+        once: the reason that a second run is not the same as the first; ``None`` if it is.
+    """
+
+    module: RecordedModule
+    inputs: tuple[Node, ...]
+    outputs: tuple[Node, ...]
+    ops: tuple[str, ...]
+    stateful: Stateful
+    once: str | None
+
+
+def cut(graph_module: RecordedModule, leaves: Collection[str] = ()) -> list[Segment]:
+    """The segments of a running copy, in order; one segment if there is no place to cut.
+
+    Gates are segments of their own, so that a block may run again with the precision it has. Without gates a segment
+    ends with each residual block. A model without residual blocks is cut after the instances of that module class
+    which gives few and short segments. No cut lies between a value and an op that changes it in place.
+
+    Args:
+        graph_module: the copy.
+        leaves: paths of modules that were recorded as one node.
+    """
+    nodes = list(graph_module.graph.nodes)
+    free = _Free(graph_module, nodes)
+    places = sorted({place for each in _wished(nodes) if (place := free.from_(each)) is not None})
+    ends = [0, *places, len(nodes)]
+    parts = [nodes[a:b] for a, b in itertools.pairwise(ends)]
+    home = {node: number for number, part in enumerate(parts) for node in part}
+    return [_segment(graph_module, part, home, leaves) for part in parts]
+
+
+def chain(
+    graph_module: RecordedModule, segments: Sequence[Segment], wrap: Callable[[Segment], nn.Module]
+) -> RecordedModule:
+    """A graph that calls the segments of ``graph_module`` in order and gives the same values.
+
+    Args:
+        graph_module: the copy that was cut.
+        segments: all of them.
+        wrap: the module to call for a segment.
+    """
+    modules = {f"segment_{number}": wrap(segment) for number, segment in enumerate(segments)}
+    graph = Graph()
+    values = {node: graph.node_copy(node) for node in graph_module.graph.find_nodes(op="placeholder")}
+    for name, segment in zip(modules, segments, strict=True):
+        run = graph.call_module(name, tuple(values[node] for node in segment.inputs))
+        for place, node in enumerate(segment.outputs):
+            values[node] = graph.call_function(operator.getitem, (run, place))
+    graph.output(run)
+    root = nn.Module()
+    root.training = graph_module.training
+    return RecordedModule.over(root, dict(modules), graph)
+
+
+def _segment(
+    graph_module: RecordedModule, part: Sequence[Node], home: dict[Node, int], leaves: Collection[str]
+) -> Segment:
+    number = home[part[0]]
+    nodes = [node for node in part if node.op not in ("placeholder", "get_attr")]
+    read = dict.fromkeys(x for node in nodes for x in node.all_input_nodes)
+    inputs = tuple(x for x in read if x.op == "placeholder" or (x.op != "get_attr" and home[x] != number))
+    outputs = tuple(node for node in nodes if any(home[user] != number for user in node.users))
+    graph, values = Graph(), dict[Node, Node]()
+    for node in inputs:
+        values[node] = graph.placeholder(node.name)
+        values[node].meta = dict(node.meta)
+    for node in nodes:
+        for source in node.all_input_nodes:
+            if source.op == "get_attr" and source not in values:
+                values[source] = graph.node_copy(source)
+        values[node] = graph.node_copy(node, values.__getitem__)
+    if nodes[-1].op != "output":
+        graph.output(tuple(values[node] for node in outputs))
+    module = RecordedModule.over(graph_module, graph_module._modules, graph)
+    ops = tuple(op.name for _, op in ops_of(graph))
+    state = stateful(graph_module, nodes)
+    return Segment(module, inputs, outputs, ops, state, _once(graph_module, nodes, leaves))
+
+
+def _once(graph_module: RecordedModule, nodes: Sequence[Node], leaves: Collection[str]) -> str | None:
+    for node in nodes:
+        if facts(node).role in _CHOOSES:
+            return "it chooses precisions or noise, and each step chooses once"
+        op = facts(node).op
+        paths = [str(node.target)] if node.op == "call_module" else []
+        for path in [*paths, *([op.module] if op else [])]:
+            if path in leaves or path.startswith(f"{NAMESPACE}.methods."):
+                return f"{path} was recorded as one node and may keep state of its own"
+        memory = memory_of(base(node), graph_module) if _writes(node, graph_module) else None
+        if memory is not None and memory.op == "placeholder":
+            return f"{node.name} changes an input of the model in place"
+        if memory is not None and memory.op == "get_attr" and _is_parameter(graph_module, memory):
+            return f"{node.name} changes the parameter {memory.target}"
+    return None
+
+
+def _is_parameter(graph_module: RecordedModule, node: Node) -> bool:
+    owner, _, name = str(node.target).rpartition(".")
+    return name in graph_module.get_submodule(owner)._parameters
+
+
+class _Free:
+    """The places of a graph where it may be cut. A place is the number of the node behind the cut."""
+
+    def __init__(self, graph_module: RecordedModule, nodes: Sequence[Node]) -> None:
+        self._barred = [False] * len(nodes)
+        number = {node: place for place, node in enumerate(nodes)}
+        for node in nodes:
+            start = memory_of(base(node), graph_module) if _writes(node, graph_module) else None
+            if node.target is AUTOCAST[1]:
+                start = base(node)
+            if start is not None and start.op != "get_attr":
+                first = number[start] + 1
+                self._barred[first : number[node] + 1] = [True] * (number[node] + 1 - first)
+        # A cut lies in front of a node that runs, and behind another one.
+        runs = [place for place, node in enumerate(nodes) if node.op not in _NOT_RUN]
+        self._places = [place for place in runs[1:] if not self._barred[place]]
+
+    def from_(self, place: int) -> int | None:
+        """The first place from here on where the graph may be cut."""
+        return next((each for each in self._places if each >= place), None)
+
+
+def _writes(node: Node, graph_module: RecordedModule) -> bool:
+    """Whether a node may change the memory of its first operand."""
+    module = owner_module(graph_module, node)
+    if isinstance(module, MasklessReLU):
+        return bool(getattr(module.original.find(), "inplace", False))
+    return node.target is setattr or changes_operands(node)
+
+
+def _wished(nodes: Sequence[Node]) -> set[int]:
+    """The places where a graph is best cut."""
+    runs = [(place, node) for place, node in enumerate(nodes) if node.op not in _NOT_RUN]
+    chooses = [(place, facts(node).role in _CHOOSES) for place, node in runs]
+    changes = {place for (_, before), (place, now) in itertools.pairwise(chooses) if before != now}
+    exits = {place + 1 for place, node in runs if _ends_block(node)}
+    if any(facts(node).role == "gate" for _, node in runs):
+        return changes | {place for place in exits if place > max(changes)}
+    return changes | (exits or _repeated(runs))
+
+
+def _ends_block(node: Node) -> bool:
+    return facts(node).role == "dispatched" or any(block.skip is not None for block in facts(node).blocks)
+
+
+def _repeated(runs: Sequence[tuple[int, Node]]) -> set[int]:
+    """The ends of the instances of one module class: few, with short stretches between them."""
+    ends: defaultdict[object, dict[str, int]] = defaultdict(dict)
+    for number, (_, node) in enumerate(runs):
+        for path, kind in _modules_around(node):
+            ends[kind][path] = number + 1
+    several = [sorted(set(found.values())) for found in ends.values() if len(found) > 1]
+    best = min(several, key=lambda found: _length(found, len(runs)), default=[])
+    return {runs[number][0] for number in best if number < len(runs)}
+
+
+def _modules_around(node: Node) -> Iterator[tuple[str, object]]:
+    """Path and class of the modules whose forward issued a node, the model itself left out."""
+    return ((path, kind) for path, kind in (node.meta.get("nn_module_stack") or {}).values() if path)
+
+
+def _length(ends: Sequence[int], nodes: int) -> int:
+    """The number of cuts and the length of the longest stretch between two of them."""
+    return len(ends) + max(b - a for a, b in itertools.pairwise([0, *ends, nodes]))

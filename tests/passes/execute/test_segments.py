@@ -1,0 +1,127 @@
+"""The running copy as a chain of segments: where it is cut, and that it gives the same numbers."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx import Node
+
+from benchmarks.coverage.checks import difference, objective
+from fractrain_fx import FracConfig, FracModel, fractrainify
+from fractrain_fx.passes import facts
+from fractrain_fx.passes.execute.segments import Segment, chain
+from tests.models import build
+
+
+class Residual(nn.Module):
+    """Blocks with batch norm, dropout and in-place ReLUs behind the residual add."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.blocks = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1, bias=False) for _ in range(3))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(8) for _ in range(3))
+        self.act, self.head = nn.ReLU(inplace=True), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x).relu_()
+        for conv, norm in zip(self.blocks, self.norms, strict=True):
+            x = self.act(x + nn.functional.dropout(norm(conv(x)), 0.2, self.training))
+        return self.head(x.mean((2, 3)))
+
+
+class Stack(nn.Sequential):
+    """Four layers of one class, none of them residual, and a head."""
+
+    class Layer(nn.Sequential):
+        pass
+
+    def __init__(self) -> None:
+        layers = [self.Layer(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh()) for _ in range(4)]
+        super().__init__(*layers, nn.Linear(8, 2))
+
+
+IMAGES, ROWS = torch.linspace(-1, 1, 4 * 3 * 8 * 8).reshape(4, 3, 8, 8), torch.linspace(-1, 1, 24).reshape(3, 8)
+
+
+def rewritten(model: nn.Module, x: Tensor, method: str = "fractrain", **changes: Any) -> FracModel:
+    return fractrainify(model, config=FracConfig(method=method, **changes), example_inputs=(x,))  # type: ignore[arg-type]
+
+
+def segments(model: FracModel, training: bool = True) -> list[Segment]:
+    return model._state.running[training].segments()
+
+
+def own_nodes(segment: Segment) -> list[Node]:
+    return [node for node in segment.module.graph.nodes if node.op != "placeholder"]
+
+
+def run(model: FracModel, values: tuple[Any, ...], training: bool, *, whole: bool) -> dict[str, Any]:
+    """Output, cost, gradients and buffers of a copy after one call."""
+    twin = copy.deepcopy(model).train(training)
+    running = twin._state.running[training]
+    graph = running.current()
+    torch.manual_seed(5)
+    made = (graph if whole else chain(graph, running.segments(), lambda each: each.module))(*values)
+    if training:
+        (objective(made[0]) + made[1].cp).backward()
+    gradients = {name: p.grad for name, p in twin.named_parameters() if p.grad is not None}
+    return {"made": made, "gradients": gradients, "buffers": dict(twin.named_buffers())}
+
+
+def assert_equal_to_whole(model: FracModel, values: tuple[Any, ...]) -> None:
+    model.train()(*model._state.recording.args, **model._state.recording.kwargs)  # ranges, for evaluation
+    for training in (True, False):
+        assert len(segments(model, training)) > 1
+        cut, whole = (run(model, values, training, whole=each) for each in (False, True))
+        assert difference(cut, whole) is None
+
+
+@pytest.mark.parametrize("execution", ["simulate", "auto"])
+def test_segments_give_the_numbers_of_the_whole(execution: str) -> None:
+    assert_equal_to_whole(
+        rewritten(Residual(), IMAGES, execution=execution, options=("FW-0/BW-0", "FW-4/BW-8")), (IMAGES,)
+    )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["float", "fractrain"])
+@pytest.mark.parametrize(
+    "name",
+    ["resnet18", "vit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "gpt2", "llama", "t5", "mixtral"],
+)
+def test_segments_of_real_models_give_the_numbers_of_the_whole(name: str, method: str) -> None:
+    case = build(name)
+    config = FracConfig(method=method)  # type: ignore[arg-type]
+    model = fractrainify(case.model, config=config, example_inputs=case.args, example_kwargs=case.keywords)
+    assert_equal_to_whole(model, model._state.recording.call.bind(case.args, case.keywords))
+
+
+def test_gates_are_segments_of_their_own_and_blocks_end_behind_in_place_ops() -> None:
+    model = rewritten(Residual(), IMAGES)
+    parts = segments(model)
+    gates = [each for each in parts if "choose" in (each.once or "")]
+    assert sum(facts(node).role == "choice" for each in gates for node in own_nodes(each)) == 3
+    assert not any(facts(node).role == "choice" for each in parts if each not in gates for node in own_nodes(each))
+    for each in parts:
+        calls = [str(node.target) for node in each.module.graph.find_nodes(op="call_module")]
+        # The ReLU writes into the sum, so both are in one segment.
+        assert sum("act" in call for call in calls) == sum("norm" in call for call in calls) <= 1
+
+
+def test_every_contraction_is_in_one_segment_and_weights_are_read_where_they_are_used() -> None:
+    model = rewritten(Residual(), IMAGES, "static")
+    parts = segments(model)
+    assert [name for each in parts for name in each.ops] == [op.name for op in model.ops]
+    assert not any(node.op == "get_attr" for each in parts for node in each.inputs)
+    assert all(each.module._modules is model._modules for each in parts)
+
+
+def test_a_model_without_residual_blocks_is_cut_after_its_repeated_module() -> None:
+    parts = segments(rewritten(Stack(), ROWS, "float"))
+    assert [each.ops for each in parts] == [(f"{n}.0", f"{n}.2") for n in range(4)] + [("4",)]
+    assert len(segments(rewritten(nn.Linear(8, 2), ROWS, "float"))) == 1
