@@ -80,10 +80,7 @@ class Tied:
         """
         if differences := self.structure.differences():
             if self.structure.has_new_adapters:
-                raise ModelError(
-                    f"PEFT changed the rewritten model: {_listed(differences)}. {ADAPTERS_FIRST[0].upper()}"
-                    f"{ADAPTERS_FIRST[1:]}; peft_model.unload() takes these off, and plain = model.restore() then"
-                )
+                way_out += f"; or, after peft_model.unload(), {ADAPTERS_FIRST}"
             raise ModelError(
                 f"the model's structure has changed since fractrainify: {_listed(differences)}. {what[0].upper()}"
                 f"{what[1:]}: undo the change, or rewrite the model as it is now with "
