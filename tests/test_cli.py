@@ -94,15 +94,19 @@ def test_every_setting_is_a_flag_with_an_explanation(capsys: pytest.CaptureFixtu
         assert flag in text
 
 
-def test_plan_and_inspect_agree_on_the_models_own_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_and_inspect_agree_on_the_models_own_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = []
     for command in ("plan", "inspect"):
         assert main([command, "timm:resnet10t", "--method", "dfq", "--json"]) == 0
         found.append(json.loads(capsys.readouterr().out))
     assert found[0]["macs"] == found[1]["macs"]
     assert [block["name"] for block in found[0]["blocks"]] == [block["name"] for block in found[1]["blocks"]]
-    assert main(["inspect", f"{TINY}:net", "--data", "digits", "--ops"]) == 0
-    assert "stem" in capsys.readouterr().out
+    drawn = tmp_path / "net.dot"
+    flags = ["--data", "digits", "--ops", "--shapes", "--draw", str(drawn)]
+    assert main(["inspect", f"{TINY}:net", *flags]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("ATTENTION: ") and "stem" in printed and "Nx8x" in printed and " -> " in printed
+    assert "Nx8x" in drawn.read_text(encoding="utf-8")
     with pytest.raises(ModelError):
         main(["plan", "timm:resnet10tt", "--debug"])
 

@@ -26,7 +26,7 @@ def announcement(label: str, model: FracModel, data: str, engine: Engine) -> str
     """The line before training: model, data and stages."""
     macs = f"{model.macs:,} forward MACs a sample{beside_shares(model.uncounted)}"
     levels = [show_level(level) for level in engine.levels]
-    shared = "" if model.frac_config.scheduled else "cp "  # named once
+    shared = "" if model.frac_config.scheduled else "target cp "  # named once
     stages = f"{len(levels)} stage{'s' if len(levels) > 1 else ''}: {shared}"
     stages += " / ".join(level.removeprefix("cp ") for level in levels)
     if model.frac_config.method == "float":
