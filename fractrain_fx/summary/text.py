@@ -42,8 +42,8 @@ def table(title: str, rows: Sequence[Row], width: int) -> Table:
     shown = [place for place in range(1, len(COLUMNS)) if any(cells[place] for *_, cells in lines)]
     if narrow:
         shown = [place for place in shown if not COLUMNS[place].startswith("gate ")]
-    taken = sum(max(len(COLUMNS[place]), *(len(cells[place]) for *_, cells in lines)) + 1 for place in shown[:-1])
-    room = width - taken - _LAST
+    taken = sum(max(len(COLUMNS[place]), *(len(cells[place]) for *_, cells in lines)) + 2 for place in shown[:-1])
+    room = width - taken - _LAST - 2  # at the edges
     made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for place in (0, *shown):
         heading = COLUMNS[place].replace("gate ", "gate\n")

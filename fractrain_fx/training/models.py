@@ -134,6 +134,7 @@ def _from_hugging_face(name: str, data: DataSet | None, image_size: int | None) 
     changes |= {key: None for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in known}
     changes |= {"num_labels": data.classes, "use_cache": False}
     config = CONFIG_MAPPING[name](**changes)
+    config.architectures = []  # a type of several classes (deit) looks their names up here, also if it is None
     model = auto.from_config(config)
     if data.task == "classification":
         data = data.sized(getattr(config, "num_channels", 3), side)

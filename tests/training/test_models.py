@@ -23,7 +23,8 @@ def text() -> DataSet:
 
 
 @pytest.mark.parametrize(
-    ("name", "side"), [("timm:resnet10t", 32), ("timm:vit_tiny_patch16_224", 224), ("hf:vit", 32), (f"{TINY}:net", 32)]
+    ("name", "side"),
+    [("timm:resnet10t", 32), ("timm:vit_tiny_patch16_224", 224), ("hf:vit", 32), ("hf:deit", 32), (f"{TINY}:net", 32)],
 )
 def test_image_models_fit_the_data(name: str, side: int, digits: DataSet) -> None:
     built = build_model(name, digits)

@@ -454,9 +454,8 @@ def test_a_call_that_no_recording_may_be_made_for_names_the_line_and_both_sizes(
     model = type("Probe", (Layers,), {"forward": loop_over_a_length})()
     config = FracConfig(method="float", recordings=1)
     rewritten = fractrainify(model, config=config, example_inputs=(torch.randn(2, 5, 4),))
-    with pytest.raises(
-        InputError, match=r"== 5, which .*test_guards\.py:\d+ \(for t in range.*\(2, 7, 4\).*recordings"
-    ):
+    sizes = r"x was float32 \(2, 5, 4\) and is float32 \(2, 7, 4\)"
+    with pytest.raises(InputError, match=rf"{sizes}.*== 5, which .*test_guards\.py:\d+ \(for t in range.*recordings"):
         rewritten(torch.randn(2, 7, 4))
     assert "range(x.shape[1])" in str(summarize(rewritten))
 
