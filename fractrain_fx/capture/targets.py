@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 __all__ = [
+    "ADDS",
     "CONTRACTIONS",
     "DATA_DEPENDENT",
     "IN_PLACE_OPERATORS",
@@ -35,6 +36,9 @@ CONTRACTIONS = frozenset(
     | {"multi_dot", "linalg_multi_dot"}
 )
 """Names of calls that multiply and add up along a shared dimension."""
+
+ADDS = frozenset({"add", "iadd", "add_", "__add__", "__radd__", "__iadd__"})
+"""Names of calls that add two tensors."""
 
 VALUE_READS = frozenset(
     {"__bool__", "__int__", "__float__", "__complex__", "__index__", "__contains__", "__array__", "item"}

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.fx import Node
 from torch.nn.modules import activation, batchnorm, dropout, instancenorm, normalization, pooling
 
-__all__ = ["Depth", "depth_of", "opaque_reason"]
+from fractrain_fx.capture.targets import ADDS
+
+__all__ = ["Depth", "adds_inputs", "depth_of", "opaque_reason"]
 
 _NORMS = (batchnorm._NormBase, instancenorm._InstanceNorm)
 _NORM_MODULES = (normalization.__name__, batchnorm.__name__, instancenorm.__name__)
@@ -21,7 +24,7 @@ class Depth(Enum):
     """How deep a recording goes into a module."""
 
     LEAF = "one node"
-    MAYBE = "one node, unless it computes a contraction that is trained"
+    MAYBE = "one node, unless it computes a contraction that is trained, or a sum of trained inputs"
     THROUGH = "every call inside"
 
 
@@ -36,6 +39,24 @@ def depth_of(module: nn.Module) -> Depth:
     if not module._modules and not any(p is not None for p in module._parameters.values()):
         return Depth.MAYBE
     return Depth.THROUGH
+
+
+def adds_inputs(last: Node, inputs: Iterable[Tensor]) -> bool:
+    """Whether a module adds trained tensors that it was given, as a module for the end of a residual block does.
+
+    Args:
+        last: the last node that was written before the module's calls.
+        inputs: the tensors among the module's arguments.
+    """
+    if len({id(x) for x in inputs if x.requires_grad}) < 2:
+        return False
+    node = last.next
+    while node.op != "root":
+        name = node.target if node.op == "call_method" else getattr(node.target, "__name__", "")
+        if name in ADDS and len(set(node.all_input_nodes)) == 2:
+            return True
+        node = node.next
+    return False
 
 
 def _is_norm(module: nn.Module) -> bool:

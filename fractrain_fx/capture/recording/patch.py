@@ -16,7 +16,7 @@ from fractrain_fx.capture import targets
 from fractrain_fx.capture.recording.callees import Callee, only_constants, own_containers, placed
 from fractrain_fx.capture.recording.foreign import foreign_functions
 from fractrain_fx.capture.recording.hidden import contractions_in_backward
-from fractrain_fx.capture.recording.leaves import Depth, depth_of
+from fractrain_fx.capture.recording.leaves import Depth, adds_inputs, depth_of
 from fractrain_fx.capture.recording.recorder import Recorder
 from fractrain_fx.capture.recording.writer import UnrepresentableError
 from fractrain_fx.capture.sizes.memos import memoized_functions
@@ -103,8 +103,8 @@ class Calls:
             result = self._through(path, forward, module, args, kwargs)
             # A module that adds to a list among its arguments cannot be a node: its result would be its argument.
             same = [id(x) for x in watched.tensors] == [id(x) for x in tensors_in((args, kwargs))]
-            foldable = same and not hides_tensor(result) and recorder.writes((args, kwargs))
-            if recorder.contractions > mark.contractions or not foldable:
+            seen = recorder.contractions > mark.contractions or adds_inputs(mark.last, watched.tensors)
+            if seen or not same or hides_tensor(result) or not recorder.writes((args, kwargs)):
                 return result
             recorder.fold(mark)
         else:

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Literal
 
 import networkx as nx
-from torch import nn
 from torch.fx import GraphModule, Node
 
+from fractrain_fx.capture.targets import ADDS
+from fractrain_fx.passes.analyse.linearity import activates, is_identity
+from fractrain_fx.passes.graph.branches import is_sum
 from fractrain_fx.passes.graph.contractions import function_name, operand
 from fractrain_fx.passes.graph.edit import module_path, varying
 from fractrain_fx.passes.graph.facts import facts
 
 __all__ = ["Residual", "residuals"]
-
-_ADDS = frozenset({"add", "iadd", "add_", "__add__", "__radd__", "__iadd__"})
-_CASTS = frozenset({"to", "type", "type_as", "float", "half", "bfloat16", "double", "contiguous", "clone", "alias"})
-_ACTIVATIONS = frozenset(
-    {
-        *("relu", "relu_", "gelu", "silu", "silu_", "sigmoid", "tanh", "hardswish", "hardsigmoid", "leaky_relu", "elu"),
-        *("attention_probabilities", "scaled_dot_product_attention"),
-        *("selu", "celu", "relu6", "mish", "softplus", "softmax", "prelu", "glu", "hardtanh"),
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -35,9 +29,11 @@ class Residual:
         exit: the add.
         skip: kind of the skip path.
         branches: each term of the sum besides the skip path, with the add that takes it: sums may be chained.
-        region: every node of the branches and of the skip path, and the add.
+        region: every node of the branches and of the skip path, and the add. Nodes of a branch that the model reads
+            elsewhere are left out: they run for samples that skip the block. The end of a branch may join other sums.
         projection: the nodes on the skip path; empty if the entry itself is added.
         path: module whose forward issued the add.
+        whole: whether nothing in the branches is read elsewhere.
     """
 
     entry: Node
@@ -47,6 +43,7 @@ class Residual:
     region: frozenset[Node]
     projection: frozenset[Node]
     path: str
+    whole: bool = True
 
 
 def residuals(graph_module: GraphModule) -> list[Residual]:
@@ -82,19 +79,21 @@ class _Flow:
         if entry is not None:
             branches = [(node, user) for node, user in terms if node is not entry]
             return self._closed(entry, add, "identity", branches, projection=frozenset())
-        entry = self._dominator.get(add)
-        if not isinstance(entry, Node) or facts(entry).shape is None or len(terms) != 2:
+        if len(terms) != 2 or any(facts(node).shape != facts(add).shape for node, _ in terms):
+            return None
+        entry = self._last_common(terms[0][0], terms[1][0])
+        if entry is None or facts(entry).shape is None:
             return None
         regions = [self._between(entry, node) for node, _ in terms]
-        if regions[0] & regions[1]:
-            return None
         light = min((0, 1), key=lambda side: (self._macs(regions[side]), len(regions[side])))
+        skip, branch = regions[light], regions[1 - light]
         # Without an activation on either side, two linear maps are added: an adapter (LoRA), or parts of one kernel.
-        if self._activates(regions[light]) or not self._activates(regions[1 - light]):
+        if activates(self._graph_module, skip) or not activates(self._graph_module, branch, pools=True):
             return None
-        if all(self._is_identity(node) for node in regions[light]):
-            return self._closed(entry, add, "identity", [terms[1 - light]], projection=regions[light])
-        return self._closed(entry, add, "projection", [terms[1 - light]], projection=regions[light])
+        if not self._reads_only(entry, skip):
+            return None
+        identity = all(is_identity(self._graph_module, node) for node in skip)
+        return self._closed(entry, add, "identity" if identity else "projection", [terms[1 - light]], projection=skip)
 
     def _from_learned(self, add: Node) -> Residual | None:
         """A block whose skip path carries a tensor that all samples share so far (CaiT's class token at first).
@@ -102,7 +101,7 @@ class _Flow:
         The branch must be computed from that tensor too; a tensor to which position embeddings are added is not. The
         gate reads the activation that the shared tensor joins first.
         """
-        if function_name(add) not in _ADDS or facts(add).batch is None:
+        if function_name(add) not in ADDS or facts(add).batch is None:
             return None
         pair = [operand(add, (0, "input")), operand(add, (1, "other"))]
         shared = [each for each in pair if isinstance(each, Node) and each not in self._position and facts(each).flows]
@@ -131,18 +130,27 @@ class _Flow:
 
     def _terms(self, add: Node) -> list[tuple[Node, Node]] | None:
         """The terms of a sum, each with the add that takes it. An add that only feeds this add is part of the sum."""
-        if function_name(add) not in _ADDS or facts(add).batch is None:
+        if function_name(add) not in ADDS or facts(add).batch is None:
             return None
         pair = [operand(add, (0, "input")), operand(add, (1, "other"))]
         if not all(isinstance(each, Node) and each in self._position for each in pair):
             return None
-        if any(facts(each).shape != facts(add).shape for each in pair) or pair[0] is pair[1]:
+        if pair[0] is pair[1] or not all(self._spreads(each, add) for each in pair):
             return None
         terms: list[tuple[Node, Node]] = []
         for each in pair:
             inner = self._terms(each) if self._only_feeds(each, add) else None
             terms += inner or [(each, add)]
         return terms
+
+    def _spreads(self, node: Node, add: Node) -> bool:
+        """Whether an operand has the shape of the sum, or has it but for dimensions of 1 besides the samples."""
+        mine, sum_ = facts(node), facts(add)
+        if mine.shape == sum_.shape:
+            return True
+        if mine.batch != sum_.batch or mine.shape is None or sum_.shape is None or len(mine.shape) != len(sum_.shape):
+            return False
+        return all(size in (1, full) for size, full in zip(mine.shape, sum_.shape, strict=True))
 
     def _only_feeds(self, node: Node, add: Node) -> bool:
         return all(user is add for user in node.users if user in self._position) and module_path(node) == module_path(
@@ -152,7 +160,31 @@ class _Flow:
     def _feeds_all(self, entry: Node, terms: list[tuple[Node, Node]]) -> bool:
         """Whether all other terms are computed from this one."""
         others = [node for node, _ in terms if node is not entry]
+        if any(facts(entry).shape != facts(add).shape for _, add in terms):
+            return False
         return len(others) == len(terms) - 1 and all(self._between(entry, node) for node in others)
+
+    def _last_common(self, first: Node, second: Node) -> Node | None:
+        """The last node from which both are computed."""
+        reached = {first: 1, second: 2}
+        queue = [(-self._position[node], node) for node in reached]
+        heapq.heapify(queue)
+        while queue:
+            _, node = heapq.heappop(queue)
+            if reached[node] == 3:
+                return node
+            for source in self._sources(node):
+                if source not in reached:
+                    heapq.heappush(queue, (-self._position[source], source))
+                reached[source] = reached.get(source, 0) | reached[node]
+        return None
+
+    def _reads_only(self, entry: Node, region: frozenset[Node]) -> bool:
+        """Whether no activation but the entry flows into a region."""
+        return all(source is entry or source in region for node in region for source in self._sources(node))
+
+    def _sources(self, node: Node) -> list[Node]:
+        return [source for source in node.all_input_nodes if source in self._position]
 
     def _between(self, entry: Node, end: Node) -> frozenset[Node]:
         """Nodes on a path from the entry to ``end``, ``end`` included and the entry not.
@@ -180,47 +212,41 @@ class _Flow:
         branches: list[tuple[Node, Node]],
         projection: frozenset[Node],
     ) -> Residual | None:
-        """The block, if its branch has a contraction and no node outside the block reads a node inside it."""
-        inside = self._between(entry, add)
-        branch = inside - projection - {add}
-        if not any(facts(node).op is not None for node in branch):
+        """The block, if its branches have a contraction that nothing outside the block needs."""
+        inside, ends = self._between(entry, add), {node for node, _ in branches}
+        region = self._needed_by(add, inside, ends)
+        complete = region == inside
+        if not (complete or (skip == "identity" and region >= projection | ends)):
             return None
-        for node in inside - {add}:
-            if any(user in self._position and user not in inside for user in node.users):
-                return None
-        return Residual(entry, add, skip, tuple(branches), inside, projection, module_path(add))
+        if not any(facts(node).op is not None for node in region - projection):
+            return None
+        whole = complete and self._needed_by(add, inside, set()) == inside
+        return Residual(entry, add, skip, tuple(branches), region, projection, module_path(add), whole)
+
+    def _needed_by(self, add: Node, inside: frozenset[Node], ends: Set[Node]) -> frozenset[Node]:
+        """The add, and the nodes ``inside`` that are computed for it alone; ``ends`` may join other sums too."""
+        needed = {add}
+        for node in sorted(inside - {add}, key=self._position.__getitem__, reverse=True):
+            users = [user for user in node.users if user in self._position and user not in needed]
+            if not users or (node in ends and all(map(is_sum, users))):
+                needed.add(node)
+        return frozenset(needed)
 
     def _macs(self, region: frozenset[Node]) -> int:
         return sum(op.macs or 0 for node in region if (op := facts(node).op) is not None)
 
-    def _activates(self, region: frozenset[Node]) -> bool:
-        return any(function_name(node) in _ACTIVATIONS or self._activation_module(node) for node in region)
-
-    def _is_identity(self, node: Node) -> bool:
-        if node.op != "call_module":
-            return function_name(node) in _CASTS
-        module = self._graph_module.get_submodule(str(node.target))
-        return isinstance(module, nn.Identity) or (isinstance(module, nn.Sequential) and not len(module))
-
-    def _activation_module(self, node: Node) -> bool:
-        if node.op != "call_module":
-            return False
-        modules = self._graph_module.get_submodule(str(node.target)).modules()
-        return any(
-            type(module).__module__.endswith("activation") or type(module).__name__.lower() in _ACTIVATIONS
-            for module in modules
-            if not isinstance(module, nn.Identity)
-        )
-
 
 def _disjoint(found: list[Residual]) -> list[Residual]:
-    """Settle overlaps: an outer block replaces inner blocks of the same module; otherwise the inner block stays."""
+    """Settle overlaps: an outer block replaces inner blocks of the same module; otherwise the inner block stays.
+
+    A block with a part that is needed elsewhere never takes the place of one without.
+    """
     kept: list[Residual] = []
-    for block in sorted(found, key=lambda each: len(each.region)):
+    for block in sorted(found, key=lambda each: (not each.whole, len(each.region))):
         rivals = [other for other in kept if other.region & block.region]
         if not rivals:
             kept.append(block)
-        elif all(other.region < block.region and other.path == block.path for other in rivals):
+        elif block.whole and all(other.region < block.region and other.path == block.path for other in rivals):
             kept = [other for other in kept if other not in rivals] + [block]
     order = {id(block): index for index, block in enumerate(found)}
     return sorted(kept, key=lambda each: order[id(each)])

@@ -10,6 +10,7 @@ from torch.fx import Graph, Node
 
 from fractrain_fx.capture import RecordedModule, changes_operands
 from fractrain_fx.capture.recording.cleanup import AUTOCAST
+from fractrain_fx.capture.targets import ADDS
 from fractrain_fx.execution.blocks.dispatched_block import Adding, Given
 from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.passes.graph.aliases import base, memory_of
@@ -17,9 +18,8 @@ from fractrain_fx.passes.graph.contractions import function_name
 from fractrain_fx.passes.graph.edit import NAMESPACE, owner_module
 from fractrain_fx.passes.graph.facts import Block, facts, fixed_batch
 
-__all__ = ["Part", "ends_of", "inseparable", "part_of", "skippable"]
+__all__ = ["Part", "ends_of", "inseparable", "is_sum", "part_of", "skippable"]
 
-_ADDS = frozenset({"add", "__add__", "__radd__"})
 _ADDS_IN_PLACE = frozenset({"iadd", "add_", "__iadd__"})
 
 
@@ -75,6 +75,13 @@ def ends_of(graph: Graph) -> dict[Node, Block]:
     return selects or {node: branches[node.name] for node in graph.nodes if node.name in branches}
 
 
+def is_sum(node: Node) -> bool:
+    """Whether a node adds its operands, alone or as ``stack`` followed by ``sum``: a branch of 0 then adds nothing."""
+    if function_name(node) == "stack":
+        return all(function_name(user) == "sum" for user in node.users)
+    return function_name(node) in ADDS
+
+
 def _skips(node: Node) -> str:
     """The name of the block whose skip select this node is; empty if it is not one."""
     return facts(node).owner or "" if facts(node).role == "skip" else ""
@@ -94,7 +101,7 @@ def part_of(graph_module: RecordedModule, block: Block, end: Node) -> Part | str
     if (reason := inseparable(graph_module)) is not None:
         return reason
     axis = facts(end).batch
-    adds = [user for user in end.users if function_name(user) in _ADDS | _ADDS_IN_PLACE]
+    adds = [user for user in end.users if function_name(user) in ADDS]
     if len(end.users) != 1 or len(adds) != 1 or axis is None:
         return f"{end.name} is read by more than the residual add"
     try:
@@ -140,7 +147,7 @@ class _Finder:
         if _skips(others[0]) == self._block.name or others[0].name in self._block.branches:
             # Two branches are added first. The entry has the shape of their sum, so it can stand for the sum.
             return self._entry(), "elsewhere"
-        if name in _ADDS:
+        if name not in _ADDS_IN_PLACE:
             return others[0], "new"
         return others[0], "in place" if operands[0] is end else "elsewhere"
 

@@ -12,6 +12,7 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from fractrain_fx.config import FracConfig
 from fractrain_fx.errors import PassError
 from fractrain_fx.nn.gates import BlockEmbedding, Controller, Skip
+from fractrain_fx.passes.graph.branches import is_sum
 from fractrain_fx.passes.graph.contractions import function_name
 from fractrain_fx.passes.graph.edit import call, identifier, insert_module, owner_module
 from fractrain_fx.passes.graph.facts import Block, blocks_of, choices_of, facts, ops_of
@@ -90,18 +91,18 @@ class InsertGates(PassBase):
         return None
 
     def _skip(self, graph_module: GraphModule, block: Block, nodes: dict[str, Node], choice: Node) -> None:
-        add = nodes[block.exit]
         for name in block.branches:
             branch = nodes[name]
             batch = facts(branch).batch
             if batch is None:
                 raise PassError(f"branch {name!r} of block {block.name!r} has no row for each sample")
-            taker = next(user for user in branch.users if user is add or function_name(user) == function_name(add))
+            sums = [user for user in branch.users if is_sum(user)]
             path = f"skips.{identifier(block.name)}"
             insert_module(graph_module, path, partial(Skip, batch))
             with graph_module.graph.inserting_after(branch):
                 kept = call(graph_module.graph, path, [branch, choice], role="skip", owner=block.name, like=branch)
-            taker.replace_input_with(branch, kept)
+            for each in sums:
+                each.replace_input_with(branch, kept)
 
     def ensures(self, graph_module: GraphModule) -> None:
         position = {node: index for index, node in enumerate(graph_module.graph.nodes)}

@@ -75,7 +75,7 @@ class Parallel(nn.Module):
 
 
 class Leaking(nn.Module):
-    """A branch whose inside is used elsewhere cannot be skipped."""
+    """The first half of the branch is read elsewhere too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -95,5 +95,16 @@ def test_parallel_branches_are_one_block_and_both_can_be_skipped() -> None:
     assert len(residual[0].branches) == 2
 
 
-def test_a_leaking_branch_is_no_residual_block() -> None:
-    assert not [block for block in blocks(Case(Leaking(), (torch.randn(2, 8),))) if block.skip]
+def test_only_the_part_of_a_branch_that_nothing_else_reads_can_be_skipped() -> None:
+    residual = [block for block in blocks(Case(Leaking(), (torch.randn(2, 8),))) if block.skip]
+    assert [block.ops for block in residual] == [("two",)]
+
+
+def test_a_branch_that_is_read_elsewhere_as_a_whole_is_no_residual_block() -> None:
+    class Whole(Leaking):
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.stem(x)
+            inner = self.two(self.one(x).relu())
+            return self.head(x + inner) * inner
+
+    assert not [block for block in blocks(Case(Whole(), (torch.randn(2, 8),))) if block.skip]
