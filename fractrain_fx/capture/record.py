@@ -42,6 +42,7 @@ class Recording:
         guards: conditions on sizes, and on values of inputs that hold sizes, for the graphs of training (``True``)
             and evaluation.
         python: attributes whose values decided what was recorded.
+        types: the floating types of the model's parameters, if code read the type of a tensor; else ``None``.
     """
 
     train: RecordedModule
@@ -54,6 +55,7 @@ class Recording:
     checked: bool
     guards: Mapping[bool, Guards]
     python: PythonState
+    types: tuple[torch.dtype, ...] | None = None
 
     @property
     def fixed_batch(self) -> bool:
@@ -69,6 +71,12 @@ class Recording:
             training: the mode.
         """
         return self.guards[training].broken(values, self.train if training else self.eval, model)
+
+    def other_types(self, model: nn.Module) -> str | None:
+        """The recorded types of parameters, in words, if the model has others now and the graph depends on them."""
+        if self.types is None or self.types == _types_of(model):
+            return None
+        return " and ".join(sorted(str(each).removeprefix("torch.") for each in set(self.types)))
 
     @property
     def graphs(self) -> tuple[RecordedModule, ...]:
@@ -131,8 +139,13 @@ def record(
         checked=settled.checked,
         guards=attempt.guards,
         python=attempt.python,
+        types=_types_of(model) if attempt.python.types else None,
     )
     for graph in recorded.graphs:
         graph.__dict__["training"] = mode
         graph.get_submodule("frac").train(mode)
     return recorded
+
+
+def _types_of(model: nn.Module) -> tuple[torch.dtype, ...]:
+    return tuple(x.dtype for x in model.parameters() if x.is_floating_point())

@@ -54,6 +54,10 @@ class _Face:
         self.training = mode
         return self
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        self.__dict__["_frac_model"]._apply(fn, recurse)
+        return self
+
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load a checkpoint of Trainer, in which safetensors keeps tied parameters once.
 

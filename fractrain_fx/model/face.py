@@ -77,8 +77,8 @@ class FracModel(Checkpointed):
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         """Move or convert all tensors. Recordings for other calls are made again when a call needs them."""
         refuse_plain_trainer(self)
-        self._state.variants.forget()
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._state.variants.forget()
         return self
 
     def calibrate(self, batches: Iterable[Any]) -> None:

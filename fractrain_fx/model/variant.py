@@ -48,6 +48,9 @@ class Variant:
         """A condition that a call does not meet, with the line that reads it; ``None`` if the graph fits the call."""
         if tuple(map(len, shapes_of(values))) != self.dimensions:
             return f"inputs of {', '.join(map(str, self.dimensions))} dimensions"
+        types = self.recording.other_types(model)
+        if types is not None:
+            return f"parameters of type {types}, which its code reads"
         guard = self.recording.broken(values, model, training)
         if guard is None:
             return None

@@ -61,7 +61,8 @@ class Variants:
         self.first = self._variant(first, 0)
         self._others: list[Variant] = []
         self._chosen: dict[Any, Variant] = {}
-        self._holds_always = not any(guards.all for guards in first.guards.values())
+        self._guarded = any(guards.all for guards in first.guards.values())
+        self._holds_always = self._always()
         self._fixed: dict[int, set[int]] = {}
         self._note_fixed(0, first)
 
@@ -97,10 +98,18 @@ class Variants:
             variant.recording.train.get_submodule(NAMESPACE).train(mode)
 
     def forget(self) -> None:
-        """Drop all recordings but the first: the model moved, and the others hold tensors that did not move."""
+        """Drop all recordings but the first: the model moved, and the others hold tensors that did not move.
+
+        After a cast, the first one may not fit either.
+        """
         self._others.clear()
         self._chosen.clear()
         del self._forms[1:]
+        self._holds_always = self._always()
+
+    def _always(self) -> bool:
+        """Whether the first recording fits all sizes."""
+        return not self._guarded and self.first.recording.other_types(self._original) is None
 
     def _bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[int, Values, str | None]:
         """The number of the form that a call has, and its values; for a new form, how it differs from the first."""

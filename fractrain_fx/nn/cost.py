@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fractrain_fx.config.precision import FLOAT_BITS, Precision
+from fractrain_fx.nn.full_precision import FullPrecision
 
 __all__ = ["Cost", "CostMeter", "OpCost", "gated_meter"]
 
@@ -54,7 +55,7 @@ class OpCost(NamedTuple):
         return fw * b * w / _FULL, eb * g * w / _FULL, gc * b * g / _FULL
 
 
-class CostMeter(nn.Module):
+class CostMeter(FullPrecision):
     """Computes the cost of a step from its choices and the stage's bits.
 
     All tables are buffers, so neither a stage nor a target is part of the graph's structure.

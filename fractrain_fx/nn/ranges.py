@@ -6,15 +6,16 @@ import math
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from fractrain_fx.formats import Format, ValueRange
 from fractrain_fx.formats.bits import readable
+from fractrain_fx.nn.full_precision import FullPrecision
 
 __all__ = ["RunningRange"]
 
 
-class RunningRange(nn.Module):
+class RunningRange(FullPrecision):
     """The range to quantize an activation in: the batch's in training, the running one in evaluation.
 
     ``running = keep * running + (1 - keep) * batch`` for low end and width, from the first batch on (ALGORITHM 2). A

@@ -171,3 +171,22 @@ def test_what_cannot_be_had_is_refused() -> None:
     with pytest.raises(ModelError, match="one segment"):
         rewritten(nn.Linear(8, 2), ROWS, "float").gradient_checkpointing_enable()
     assert not model.is_gradient_checkpointing
+
+
+@pytest.mark.long
+def test_a_compiled_step_is_the_same() -> None:
+    model = rewritten(Residual(), IMAGES, options=TWO).train()
+    state, found = copy.deepcopy(model.state_dict()), []
+    for checkpointing in (False, True):
+        model.load_state_dict(state)
+        model.zero_grad()
+        torch.compiler.reset()
+        model.set_grad_checkpointing(checkpointing)
+        torch.manual_seed(5)
+        # The backend that divides forward from backward as the default one does, and compiles no kernels.
+        output = torch.compile(model, fullgraph=True, backend="aot_eager_decomp_partition")(IMAGES)
+        (output.square().sum() + model.cost.cp).backward()
+        gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        buffers = {name: each.clone() for name, each in model.named_buffers()}
+        found.append((output.detach(), gradients, buffers))
+    assert difference(found[1], found[0]) is None

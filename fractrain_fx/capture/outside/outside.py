@@ -30,20 +30,23 @@ class PythonState:
     Attributes:
         read: plain attributes whose values decided what was recorded.
         notes: warnings about harmless things that the graph leaves out.
+        types: whether code read the floating type of a tensor, so that the graph may have this type as a constant.
     """
 
     read: tuple[Place, ...] = ()
     notes: tuple[str, ...] = ()
+    types: bool = False
 
     @classmethod
     def joined(cls, parts: Iterable[PythonState]) -> PythonState:
         """The state of several recorded runs together, each entry once."""
         read: dict[Place, None] = {}
         notes: dict[str, None] = {}
+        parts = tuple(parts)
         for part in parts:
             read |= dict.fromkeys(part.read)
             notes |= dict.fromkeys(part.notes)
-        return cls(tuple(read), tuple(notes))
+        return cls(tuple(read), tuple(notes), any(part.types for part in parts))
 
 
 class Outside:
@@ -103,7 +106,7 @@ class Outside:
                 f"forward leaves tensors in {_some(f'{each.place} ({each.line})' for each in left)}, which the "
                 "rewritten model does not set: return them from forward if a loss or a log needs them"
             )
-        return PythonState(tuple(read), tuple(notes))
+        return PythonState(tuple(read), tuple(notes), self._recorder.read_type)
 
     def _decided(self, access: Access, called: list[str]) -> bool:
         # An attribute that the forward changes is kept up to date by the forward itself.

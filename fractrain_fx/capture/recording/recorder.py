@@ -60,6 +60,7 @@ class Recorder(TorchFunctionMode):
         looks: the sizes and values that Python code read.
         returns: module calls in the order in which they ended.
         contractions: number of written contractions through which a gradient flows.
+        read_type: whether code read the floating type of a tensor.
         paused: whether calls run without being written.
         failed: path of the innermost module in whose forward an error was raised.
         paths: path of each module of the model, by identity.
@@ -72,6 +73,7 @@ class Recorder(TorchFunctionMode):
         self.writer = Writer(model, additions)
         self.returns: list[Return] = []
         self.contractions = 0
+        self.read_type = False
         self.paused = False
         self.failed = ""
         self.paths: dict[int, str] = {}
@@ -229,6 +231,7 @@ class Recorder(TorchFunctionMode):
             return self.size("numel", args, {}) * args[0].element_size()
         watched = self.watch(args, {})
         result = func(*plain(args))
+        self.read_type |= name == "dtype" and result.is_floating_point
         if targets.is_setter(func):
             arguments = tuple(argument(self.writer, value) for value in (args[0], name, args[1]))
             self.writer.create("call_function", setattr, arguments, effect=True)

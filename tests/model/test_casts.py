@@ -1,0 +1,82 @@
+"""Models of half types, and rewritten models that are cast."""
+
+from __future__ import annotations
+
+import copy
+import logging
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fractrain_fx import FracConfig, FracModel, fractrainify
+from fractrain_fx.nn.cost import gated_meter
+from fractrain_fx.nn.ranges import RunningRange
+from tests.choices import choose
+
+ROWS = torch.linspace(-1, 1, 32).reshape(4, 8)
+
+
+class ReadsTypes(nn.Module):
+    """Casts to the types of weights and inputs, and to one that is written out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.up(x.to(self.up.weight.dtype))
+        h = (h * h.to(torch.float32).square().mean(-1, keepdim=True).rsqrt()).to(x.dtype)
+        barred = torch.zeros(8, dtype=h.dtype).masked_fill(torch.arange(8) > 5, torch.finfo(h.dtype).min)
+        h = torch.softmax(h + barred, dim=-1, dtype=torch.float32).to(h.dtype)
+        return x + self.down(h)
+
+
+def rewritten(model: nn.Module, x: Tensor, method: str = "float") -> FracModel:
+    return fractrainify(model, config=FracConfig(method=method), example_inputs=(x,))  # type: ignore[arg-type]
+
+
+def test_a_cast_model_computes_as_the_cast_original_and_back(caplog: pytest.LogCaptureFixture) -> None:
+    plain = ReadsTypes()
+    half = copy.deepcopy(plain).bfloat16()
+    model = rewritten(plain, ROWS)
+    expected = model(ROWS)
+    model.to(torch.bfloat16)
+    with caplog.at_level(logging.WARNING):
+        found = model(ROWS.bfloat16())
+    assert "parameters of type float32" in caplog.text
+    assert found.dtype == torch.bfloat16 and torch.equal(found, half(ROWS.bfloat16()))
+    assert torch.equal(copy.deepcopy(model)(ROWS.bfloat16()), found)
+
+    again = model.float()(ROWS)
+    assert torch.equal(again, model.restore()(ROWS)) and again.dtype == expected.dtype
+
+
+def test_a_model_of_half_type_is_recorded_as_it_is() -> None:
+    half = ReadsTypes().bfloat16()
+    expected = half(ROWS.bfloat16())
+    assert torch.equal(rewritten(half, ROWS.bfloat16())(ROWS.bfloat16()), expected)
+
+
+def test_a_cast_model_trains_at_the_same_cost_with_ranges_and_tables_in_float32() -> None:
+    model = rewritten(ReadsTypes(), ROWS, "dfq").train()
+    choose(model, [0, 1, 2, 3])
+    model(ROWS)
+    full = model.cost.cp.item()
+    model.to(torch.bfloat16)
+    output = model(ROWS.bfloat16())
+    (output.float().square().sum() + model.cost.cp).backward()
+    assert {p.grad.dtype for p in model.parameters() if p.grad is not None} == {torch.bfloat16}
+    assert model.cost.cp.item() == pytest.approx(full, rel=1e-6)
+    meter = gated_meter(model)
+    ranges = [each for each in model.modules() if isinstance(each, RunningRange)]
+    assert meter is not None and ranges
+    assert {b.dtype for each in (meter, *ranges) for b in each.buffers()} == {torch.float32, torch.bool}
+    assert model.eval()(ROWS.bfloat16()).dtype == torch.bfloat16
+
+
+def test_models_whose_code_reads_no_types_are_not_recorded_again(caplog: pytest.LogCaptureFixture) -> None:
+    model = rewritten(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)), ROWS).to(torch.bfloat16)
+    with caplog.at_level(logging.WARNING):
+        assert model(ROWS.bfloat16()).dtype == torch.bfloat16
+    assert "recorded again" not in caplog.text
