@@ -13,18 +13,21 @@ __all__ = ["refuse_plain_trainer"]
 
 
 def refuse_plain_trainer(model: Any) -> None:
-    """Refuse a Trainer that moves a model, or switches it to training, that no engine steers.
+    """Refuse a Trainer that moves a model, or switches it to training, and whose loss has no cost term.
 
     Raises:
         ConfigError: names the mixin and the callback that bring an engine.
     """
     transformers: Any = sys.modules.get("transformers.trainer")
-    if transformers is None or is_steered(model):
+    if transformers is None:
         return
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_globals is vars(transformers) and isinstance(frame.f_locals.get("self"), transformers.Trainer):
-            name = type(frame.f_locals["self"]).__name__
+        trainer = frame.f_locals.get("self") if frame.f_globals is vars(transformers) else None
+        if isinstance(trainer, transformers.Trainer):
+            if is_steered(model) and _may_add_cost(trainer, transformers.Trainer):
+                return
+            name = type(trainer).__name__
             raise ConfigError(
                 f"{name} would train this model without the cost term and without stages. From "
                 f"fractrain_fx.integrations.huggingface take FracTrainMixin: class MyTrainer(FracTrainMixin, {name}), "
@@ -32,3 +35,12 @@ def refuse_plain_trainer(model: Any) -> None:
                 f"{name}(callback.model, ..., callbacks=[callback])"
             )
         frame = frame.f_back
+
+
+def _may_add_cost(trainer: Any, plain: Any) -> bool:
+    """Whether a Trainer has a loss of its own, or trains the model that the mixin or the callback made."""
+    kind = type(trainer)
+    own = kind.compute_loss is not plain.compute_loss or kind.training_step is not plain.training_step
+    # The constructor moves the model before it keeps these; training looks again.
+    given = getattr(trainer, "compute_loss_func", trainer)
+    return own or given is not None or "_frac_model" in vars(trainer.model)

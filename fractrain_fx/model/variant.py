@@ -31,18 +31,14 @@ class Variant:
         running: the copies that run in training (``True``) and evaluation.
         form: the number of the form of call that it was recorded with.
         count: counts the samples of a call.
+        dimensions: the number of dimensions of each input.
     """
 
     recording: Recording
     running: Mapping[bool, Running]
     form: int
     count: SampleCount
-
-    @property
-    def dimensions(self) -> tuple[int, ...]:
-        """The number of dimensions of each input."""
-        recording = self.recording
-        return tuple(map(len, shapes_of(recording.call.bind(recording.args, recording.kwargs))))
+    dimensions: tuple[int, ...]
 
     def broken(self, values: tuple[Any, ...], model: nn.Module, training: bool) -> str | None:
         """A condition that a call does not meet, with the line that reads it; ``None`` if the graph fits the call."""

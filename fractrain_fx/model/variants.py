@@ -231,7 +231,8 @@ class Variants:
             for shown, each in zip(recording.graphs, places, strict=False)
         ]
         count = SampleCount(recording, self._config.batch_axis)
-        return Variant(recording, {True: made[0], False: made[-1]}, form, count)
+        example = recording.call.bind(recording.args, recording.kwargs)
+        return Variant(recording, {True: made[0], False: made[-1]}, form, count, tuple(map(len, shapes_of(example))))
 
 
 def _place_of(variants: Variants, form: int, training: bool, forms: Sequence[Form]) -> int:

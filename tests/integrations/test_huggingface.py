@@ -269,6 +269,8 @@ def test_a_trainer_without_the_mixin_is_told_to_write_it_and_one_around_an_engin
             return engine.loss(model(**inputs).loss)
 
     engine = Engine(model)
+    with pytest.raises(ConfigError, match="FracTrainMixin"):
+        Trainer(model, args, train_dataset=rows).train()
     args.remove_unused_columns = False  # Trainer reads their names from the signature of forward
     Own(model, args, train_dataset=rows).train()
     assert engine.steps == 1
