@@ -33,15 +33,19 @@ from fractrain_fx.config.precision import (
     Precision,
     PrecisionStages,
 )
+from fractrain_fx.config.recipes import BLOCK_FORMATS, RECIPES, SCALE_BITS, OperandRecipe, ProductRecipe, Recipe
 
 __all__ = [
     "AUTHORS_IMAGENET_OPTIONS",
     "AUTHORS_OPTIONS",
+    "BLOCK_FORMATS",
     "CODE_BITS",
     "COMPACT_OPTIONS",
     "DFQ_OPTIONS",
     "DISPATCH_FROM",
     "FULL",
+    "RECIPES",
+    "SCALE_BITS",
     "SKIP",
     "TORCHAO_PRECISION",
     "Attention",
@@ -57,9 +61,12 @@ __all__ = [
     "Kernels",
     "Method",
     "Mixing",
+    "OperandRecipe",
     "Pin",
     "Precision",
     "PrecisionStages",
+    "ProductRecipe",
+    "Recipe",
     "Rounding",
     "Saved",
     "Schedule",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from fractrain_fx.config.choices import CHOICES, CODE_BITS, TORCHAO_PRECISION
 from fractrain_fx.config.precision import FLOAT_BITS, SKIP, CostTargets, Precision
+from fractrain_fx.config.recipes import BLOCK_FORMATS, check_recipe, widths_of
 from fractrain_fx.errors import ConfigError, near
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def check_config(config: FracConfig) -> None:
     if config.recordings < 1:
         raise ConfigError(f"recordings={config.recordings} must be at least 1: a model is recorded once")
     _check_gradient_grid(config)
+    check_recipe(config)
     _check_steering(config)
     for name, low, high in (("epsilon", 0, None), ("alpha", 0, 1), ("keep", 0, 1)):
         value = getattr(config, name)
@@ -54,6 +56,8 @@ def check_stage(config: FracConfig, precision: Precision) -> None:
         raise ConfigError(
             f"saved='codes' holds up to {CODE_BITS} forward bits, not {precision}: write saved='operands'"
         )
+    if config.format in BLOCK_FORMATS and (lacks := widths_of(config.format, precision)) is not None:
+        raise ConfigError(lacks)
     if config.torchao is not None and precision != TORCHAO_PRECISION:
         raise ConfigError(
             f"execution={config.execution!r} computes at {TORCHAO_PRECISION}, not at {precision}: write "

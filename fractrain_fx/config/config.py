@@ -36,6 +36,7 @@ from fractrain_fx.config.precision import (
     Precision,
     PrecisionStages,
 )
+from fractrain_fx.config.recipes import BLOCK_FORMATS, RECIPES, Recipe, recipe_of
 from fractrain_fx.errors import ConfigError
 
 __all__ = ["FracConfig"]
@@ -47,7 +48,11 @@ class FracConfig:
 
     Attributes:
         method: ``float``, ``static``, ``pfq``, ``dfq``, ``fractrain`` or ``slu``.
-        format: the number format: ``affine`` is SBM's (ALGORITHM 2); ``dorefa`` and ``wageubn``.
+        format: the number format: ``affine`` is SBM's (ALGORITHM 2); ``dorefa`` and ``wageubn``; ``mx``, ``nvfp4`` and
+            ``fp8`` are small floating-point numbers with shared scales, whose elements the bits select.
+        recipe: how ``mx``, ``nvfp4`` or ``fp8`` rounds the operands of each product: ``mxfp8``, ``mxfp4``, ``nvfp4``,
+            ``fp8`` or a :class:`Recipe`. ``None``: the one named like the format; for ``mx`` it is ``mxfp4`` if
+            gradients have fewer than 8 bits and no gates choose, else ``mxfp8``.
         precision: the precision of ``static``.
         stages: the precisions of ``pfq``.
         options: the options of the gates of ``dfq`` and ``fractrain``; ``slu`` has 0/0 and 32/32.
@@ -100,6 +105,7 @@ class FracConfig:
 
     method: Method = "fractrain"
     format: str = "affine"
+    recipe: str | Recipe | None = None
     precision: Precision = Precision(8, 8)
     stages: PrecisionStages = field(default_factory=PrecisionStages)
     options: tuple[Precision, ...] = DFQ_OPTIONS
@@ -136,6 +142,8 @@ class FracConfig:
     def _normalise(self) -> None:
         set_field = object.__setattr__
         set_field(self, "precision", Precision.parse(self.precision))
+        if isinstance(self.recipe, Mapping):
+            set_field(self, "recipe", recipe_of(self.recipe))
         set_field(self, "stages", PrecisionStages.parse(self.stages))
         require_sequence("options", self.options, "('FW-3/BW-6', 'FW-6/BW-8')")
         set_field(self, "options", tuple(Precision.parse(option) for option in self.options))
@@ -147,6 +155,18 @@ class FracConfig:
         if self.targets is not None and not isinstance(self.targets, CostTargets):
             require_sequence("targets", self.targets, "[1.5, 2.0, 2.5, 3.0]")
             set_field(self, "targets", CostTargets(tuple(self.targets)))
+
+    @property
+    def product_recipe(self) -> Recipe | None:
+        """The recipe of a block format, by name or as given; ``None`` for other formats."""
+        if self.format not in BLOCK_FORMATS:
+            return None
+        if self.recipe is not None:
+            return recipe_of(self.recipe)
+        if self.format != "mx":
+            return RECIPES[self.format]
+        narrow = self.scheduled and any(each.bw < CODE_BITS for each in self.precision_stages)
+        return RECIPES["mxfp4" if narrow else "mxfp8"]
 
     @property
     def dispatches(self) -> bool:

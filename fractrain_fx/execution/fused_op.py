@@ -17,6 +17,7 @@ from fractrain_fx.execution.compiled_call import CalledStrategy, number_of
 from fractrain_fx.execution.int8.choice import Int8Choice, needs_of
 from fractrain_fx.execution.simulated.arithmetic import Arithmetic, Needs
 from fractrain_fx.execution.simulated.operand import Factor, Rounds, factor
+from fractrain_fx.execution.simulated.per_product import PER_PRODUCT, choice_gradient
 from fractrain_fx.execution.simulated.short_path import weight_range
 from fractrain_fx.execution.simulated.strategy import FIRST, SECOND, SIMULATED, Call, Plan, Strategy
 from fractrain_fx.execution.torchao.linear import TorchaoLinear
@@ -70,6 +71,9 @@ class FusedOp(nn.Module):
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._number = number_of(self)  # a copy is another op, and another process has other numbers
 
+    def extra_repr(self) -> str:
+        return "\n".join(f"{product}: {words}" for product, words in self.plan.fmt.products().items())
+
     def forward(
         self,
         controls: tuple[Tensor, Tensor, Tensor],
@@ -100,7 +104,7 @@ class FusedOp(nn.Module):
         b_choice, of_b = _rounds(second, controls[1], choice, ranges[1], b, plan.second if ahead else None, SECOND)
         bits = gradient.bits_of(controls[2]) if self.training else None
         call = Call(a, b, added, of_a, of_b, bits, gradient.seed_of(seed) if self.training else None)
-        strategy = SIMULATED if self.int8 is None else self._strategy(self.int8, plan, call)
+        strategy = self._simulated if self.int8 is None else self._strategy(self.int8, plan, call)
         tensors, measured_here = call.flatten()
         tensors = [a_choice, b_choice, *tensors]
         if compiling:
@@ -110,7 +114,11 @@ class FusedOp(nn.Module):
 
     def chosen(self, plan: Plan, call: Call, needs: Needs) -> Strategy:
         """How to compute a call whose tensors do not say which gradients they need."""
-        return SIMULATED if self.int8 is None else self.int8.strategy(plan, call, needs)
+        return self._simulated if self.int8 is None else self.int8.strategy(plan, call, needs)
+
+    @property
+    def _simulated(self) -> Strategy:
+        return PER_PRODUCT if self.plan.fmt.per_product else SIMULATED
 
     def _strategy(self, int8: Int8Choice, plan: Plan, call: Call) -> Strategy:
         if not torch.compiler.is_compiling():
@@ -137,6 +145,14 @@ def _told_apart(tensors: list[Tensor | None]) -> list[Tensor | None]:
         twice = each is not None and any(each is other for other in distinct)
         distinct.append(each.view_as(each) if twice and each is not None else each)
     return distinct
+
+
+def _of_choice(plan: Plan, call: Call, slot: int, g: Tensor) -> Tensor:
+    """The gradient of every option of every sample, from that of the factor that was rounded by choice."""
+    if plan.fmt.per_product:
+        return choice_gradient(plan, call, slot, g)
+    factor, x, rounds = (plan.first, call.a, call.of_a) if slot == FIRST else (plan.second, call.b, call.of_b)
+    return factor.of_choice(x, g, rounds)
 
 
 def _rounds(
@@ -184,9 +200,9 @@ class _Fused(torch.autograd.Function):
         of_a, of_b, of_added = ctx.strategy.backward(plan, call, grads[0], (of_first, of_second), needs)
         choices: list[Tensor | None] = [None, None]
         if ctx.choices[0] is not None and of_a is not None:
-            choices[0] = _as(plan.first.of_choice(a, of_a, call.of_a), ctx.choices[0])
+            choices[0] = _as(_of_choice(plan, call, FIRST, of_a), ctx.choices[0])
         if ctx.choices[1] is not None and of_b is not None:
-            choices[1] = _as(plan.second.of_choice(b, of_b, call.of_b), ctx.choices[1])
+            choices[1] = _as(_of_choice(plan, call, SECOND, of_b), ctx.choices[1])
         return (
             *choices,
             None if of_a is None else plan.first.gradient(a, _as(of_a, ctx.types[0]), call.of_a.bits),

@@ -3,28 +3,47 @@
 from __future__ import annotations
 
 from fractrain_fx.config.choices import GradientGrid
+from fractrain_fx.config.recipes import BLOCK_FORMATS, RECIPES, Recipe
 from fractrain_fx.errors import ConfigError, near
 from fractrain_fx.formats.affine import AffineFormat
-from fractrain_fx.formats.base import CodedFormat, Format, ValueRange
+from fractrain_fx.formats.base import CodedFormat, Format, Operand, ValueRange
 from fractrain_fx.formats.dorefa import DoReFaFormat
+from fractrain_fx.formats.microscaling import MicroscalingFormat
 from fractrain_fx.formats.wageubn import WageubnFormat
 
-__all__ = ["AffineFormat", "CodedFormat", "DoReFaFormat", "Format", "ValueRange", "WageubnFormat", "get_format"]
+__all__ = [
+    "AffineFormat",
+    "CodedFormat",
+    "DoReFaFormat",
+    "Format",
+    "MicroscalingFormat",
+    "Operand",
+    "ValueRange",
+    "WageubnFormat",
+    "get_format",
+]
 
 
-def get_format(name: str, *, compiled: bool = False, gradient_grid: GradientGrid = "range") -> Format:
+def get_format(
+    name: str, *, compiled: bool = False, gradient_grid: GradientGrid = "range", recipe: Recipe | None = None
+) -> Format:
     """The format that ``FracConfig.format`` names.
 
     Args:
         name: the format's name.
         compiled: round by C++ kernels, if the format has any.
         gradient_grid: where the levels of gradients lie, for format ``affine``.
+        recipe: how formats ``mx``, ``nvfp4`` and ``fp8`` round the operands of each product. By default the one named
+            like the format (``mxfp8`` for ``mx``).
 
     Raises:
         ConfigError: no format has this name; the message lists those that exist.
     """
     affine = AffineFormat(compiled=compiled, gradient_grid=gradient_grid)
     formats: dict[str, Format] = {fmt.name: fmt for fmt in (affine, DoReFaFormat(), WageubnFormat())}
+    if name in BLOCK_FORMATS:
+        return MicroscalingFormat(recipe or RECIPES["mxfp8" if name == "mx" else name])
     if name not in formats:
-        raise ConfigError(f"format={name!r} is unknown: write one of {', '.join(formats)}.{near(name, formats)}")
+        known = (*formats, *BLOCK_FORMATS)
+        raise ConfigError(f"format={name!r} is unknown: write one of {', '.join(known)}.{near(name, known)}")
     return formats[name]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fractrain_fx.formats.bits import of_options, work_dtype
 
-__all__ = ["Bits", "CodedFormat", "Format", "SampleAxis", "ValueRange", "Values"]
+__all__ = ["Bits", "CodedFormat", "Format", "Operand", "SampleAxis", "ValueRange", "Values"]
 
 Bits = int | Int[Tensor, "*bits"]
 Values = Float[Tensor, "*dims"]
@@ -41,6 +41,28 @@ class SampleAxis(Protocol):
     def samples_first(self, x: Tensor, samples: int | None = None) -> Float[Tensor, "batch rest"]: ...
 
 
+class Operand(NamedTuple):
+    """One of the six operands of an op's three products.
+
+    Attributes:
+        product: ``forward``, ``input_gradient`` (of ``g`` and ``w``) or ``weight_gradient`` (of ``g`` and ``x``).
+        tensor: ``x``, ``w`` or ``g``. A product of two activations has no weight; ``w`` is then its second factor.
+        along: the dimensions that the product sums over, counted from the front, in the order of the sum.
+        samples: where the samples lie in an output gradient.
+        channel: the dimension of a weight that holds its output channels; ``None`` for all else, and for a vector.
+        across: the dimensions of a weight that the other product which reads it sums over.
+        weight: whether it is a weight.
+    """
+
+    product: Literal["forward", "input_gradient", "weight_gradient"]
+    tensor: Literal["x", "w", "g"]
+    along: tuple[int, ...]
+    samples: SampleAxis | None = None
+    channel: int | None = None
+    across: tuple[int, ...] = ()
+    weight: bool = False
+
+
 class Format(Protocol):
     """Pure functions from a tensor and its bits to the rounded tensor, of equal shape and type, outside autograd.
 
@@ -55,10 +77,40 @@ class Format(Protocol):
     Attributes:
         name: the format's name in a configuration.
         straight: whether the gradient of an activation is always that of the rounded activation.
+        per_product: whether the products that read a tensor need it rounded differently. If not, it is rounded once
+            for all of them.
     """
 
     name: str
     straight: bool = True
+    per_product: bool = False
+
+    def operand(self, x: Values, bits: Bits, of: Operand, *, seed: Int[Tensor, ""] | None = None) -> Values:
+        """Round an operand of a product: the same for every product, unless the format is ``per_product``."""
+        if of.samples is not None:
+            return self.gradient(x, bits, axis=of.samples, seed=seed)
+        if of.weight:
+            return self.weight(x, bits, dim=of.channel)
+        return self.activation(x, bits, self.activation_range(x))
+
+    def products(self) -> dict[str, str]:
+        """For each product, how its operands are rounded, in words; nothing where all products get the same."""
+        return {}
+
+    def transform(
+        self, product: str, first: Values, second: Values, dims: tuple[int, int], bits: tuple[Bits, Bits], seed: Tensor
+    ) -> tuple[Values, Values]:
+        """Both operands of a product before they are rounded, changed alike so that the product stays the same.
+
+        Args:
+            product: as :class:`Operand` names it.
+            first: its first operand.
+            second: its second operand.
+            dims: in both, one dimension that the product sums over.
+            bits: of both.
+            seed: of what is random about it.
+        """
+        return first, second
 
     @abstractmethod
     def activation_range(self, x: Values) -> ValueRange:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fractrain_fx.config import BLOCK_FORMATS
 from fractrain_fx.config.precision import FULL, Precision
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.hardware.bitfusion import FREQUENCY, training_step
@@ -120,7 +121,8 @@ class StepPrices:
 
     Attributes:
         ops: every counted op with the cost of its three products.
-        unpriced: names of ops without a price, among those that were priced so far.
+        unpriced: names of ops without a price, among those that were priced so far: all ops of formats ``mx``,
+            ``nvfp4`` and ``fp8``, as BitFusion multiplies integers.
     """
 
     def __init__(self, model: FracModel, batch: int) -> None:
@@ -129,7 +131,10 @@ class StepPrices:
         self.model = model
         self.batch = batch
         self.ops: list[tuple[Op, OpCost]] = costed(model.graph_module)
-        self.unpriced = {op.name for op in model.ops if op.macs is None or (op.macs and op.product is None)}
+        self._integers = model.frac_config.format not in BLOCK_FORMATS
+        self.unpriced = {
+            op.name for op in model.ops if op.macs is None or (op.macs and (op.product is None or not self._integers))
+        }
         self._sums: dict[tuple[str, Precision, int], Sums] = {}
 
     def of(self, op: Op, cost: OpCost, precision: Precision, weight_bits: int | None = None) -> Sums:
@@ -146,7 +151,7 @@ class StepPrices:
             return sums
         sums[:, 0] = cost.spent(precision, weight_bits)
         product = op.product
-        if product is None:
+        if product is None or not self._integers:
             return sums
         # Samples that share the weight are rows of one convolution. Otherwise each has its own convolution.
         together, alone = (self.batch, 1) if product.shared else (1, self.batch)

@@ -37,7 +37,8 @@ class RunningRange(FullPrecision):
         self.keep = keep
         self.register_buffer("lo", torch.zeros(()))
         self.register_buffer("span", torch.zeros(()))
-        self.register_buffer("seen", torch.zeros((), dtype=torch.bool))
+        # A format that measures each block as it rounds needs no running range.
+        self.register_buffer("seen", torch.tensor(fmt.per_product))
 
     def forward(self, x: Float[Tensor, "*dims"]) -> ValueRange:
         """The range for ``x``; in training the running range moves towards it."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from fractrain_fx.config import FracConfig, GateConfig
 from fractrain_fx.errors import ConfigError
-from fractrain_fx.training.settings import RunSettings, TrainSettings
+from fractrain_fx.training.settings import RunSettings, TrainSettings, flat_name
 
 __all__ = ["add_flags", "given_flags"]
 
@@ -52,18 +52,19 @@ def add_flags(parser: Any, *, loop: bool = True) -> None:
         help_texts = dict(_attributes(cls))
         shown = defaults["gate"] if prefix else defaults
         for field in fields(cls):
-            if field.name in seen:
+            name = flat_name(cls, field.name)
+            if name in seen:
                 continue
-            seen.add(field.name)
-            flag = "--" + prefix + field.name.replace("_", "-")
-            names = [flag] if "_" not in field.name else [flag, "--" + prefix + field.name]
-            text = f"{help_texts[field.name]} (default: {_text(shown[field.name])})".replace("%", "%%")
+            seen.add(name)
+            flag = "--" + prefix + name.replace("_", "-")
+            names = [flag] if "_" not in name else [flag, "--" + prefix + name]
+            text = f"{help_texts[field.name]} (default: {_text(shown[name])})".replace("%", "%%")
             if field.type == "bool":
                 group.add_argument(*names, action="store_true", default=None, help=text)
                 continue
             options: dict[str, Any] = {"nargs": "+"} if field.name in _LISTS else {}
             kind = _LISTS.get(field.name) or _TYPES.get(str(field.type).split(" ")[0], str)
-            metavar = _EXAMPLES.get(field.name, field.name.upper())
+            metavar = _EXAMPLES.get(name, name.upper())
             group.add_argument(*names, type=kind, metavar=metavar, help=text, **options)
 
 

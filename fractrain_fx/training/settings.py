@@ -14,7 +14,7 @@ from fractrain_fx.errors import ConfigError, near
 from fractrain_fx.training.data.dataset import Augmentation
 from fractrain_fx.training.data.splits import Setting
 
-__all__ = ["RunSettings", "TrainSettings"]
+__all__ = ["RunSettings", "TrainSettings", "flat_name"]
 
 Optimizer = Literal["sgd", "adam", "adamw"]
 LrSchedule = Literal["cosine", "steps", "inverse-sqrt", "constant"]
@@ -183,9 +183,10 @@ class RunSettings:
     def to_dict(self) -> dict[str, Any]:
         """One flat mapping with the names of the command-line flags."""
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("train", "frac")}
+        frac = {flat_name(FracConfig, name): value for name, value in self.frac.to_dict().items()}
         train = {f.name: getattr(self.train, f.name) for f in fields(self.train)}
         train |= {"milestones": list(self.train.milestones), "betas": list(self.train.betas)}
-        return own | self.frac.to_dict() | train
+        return own | frac | train
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RunSettings:
@@ -194,11 +195,14 @@ class RunSettings:
         Raises:
             ConfigError: a name is unknown (the message has near names), or a value has no meaning.
         """
-        names = [{f.name for f in fields(each)} - {"train", "frac"} for each in (cls, TrainSettings, FracConfig)]
+        parts = (cls, TrainSettings, FracConfig)
+        names = [{flat_name(part, f.name): f.name for f in fields(part)} for part in parts]
+        for nested in ("train", "frac"):
+            del names[0][nested]
         for key in values:
             if key not in set().union(*names):
                 raise ConfigError(f"a run has no setting {key!r}.{near(key, sorted(set().union(*names)))}")
-        own, train, frac = ({key: value for key, value in values.items() if key in known} for known in names)
+        own, train, frac = ({known[key]: value for key, value in values.items() if key in known} for known in names)
         config = FracConfig.from_dict(frac | {"epochs": train.get("epochs", TrainSettings.epochs)})
         return cls(**own, train=TrainSettings(**train), frac=config)
 
@@ -220,3 +224,8 @@ class RunSettings:
         if not isinstance(values, Mapping):
             raise ConfigError(f"{path} has no settings: write lines like 'method: fractrain'")
         return cls.from_dict(values)
+
+
+def flat_name(part: type, name: str) -> str:
+    """The name of a field among all settings of a run, where ``recipe`` names the paper's run to start from."""
+    return "format_recipe" if part is FracConfig and name == "recipe" else name

@@ -13,6 +13,7 @@ from fractrain_fx.nn.batch_axis import BatchAxis
 
 FORMATS = {name: get_format(name) for name in ("affine", "dorefa", "wageubn")}
 FORMATS["affine, compiled"] = get_format("affine", compiled=True)
+FORMATS["mx"] = get_format("mx")
 
 
 def test_an_unknown_name_is_answered_with_near_ones() -> None:

@@ -57,6 +57,15 @@ def test_bit_operations_are_those_of_the_engines_ledger(method: str, fields: dic
     assert spent.steered.macs == pytest.approx(engine.ledger.mean_cp * steered * spent.samples, rel=1e-5)
 
 
+def test_elements_of_floating_point_are_counted_and_have_no_price() -> None:
+    model, engine = trained("static", format="mx", precision="FW-4/BW-8")
+    spent = cost(model, engine)
+    assert set(spent.unpriced) == {op.name for op in model.ops}
+    assert spent.steered.macs > 0 and spent.total.seconds == spent.total.joules == 0
+    integers, trained_so = trained("static", precision="FW-4/BW-8")
+    assert spent.total.macs == cost(integers, trained_so).total.macs
+
+
 def test_static_layers_are_priced_as_the_three_convolutions_of_a_batch() -> None:
     model, engine = trained("static", precision="FW-4/BW-8", pins=[{"pattern": "first", "precision": "8/8"}])
     spent = cost(model, engine)

@@ -79,6 +79,11 @@ def test_the_text_names_precision_skip_and_reasons() -> None:
     assert "on the skip path" in str(summarize(rewritten("resnet18"), ops=True))
 
 
+def test_the_text_names_the_bits_of_scales() -> None:
+    text = str(summarize(rewritten("resnet18", method="static", format="nvfp4", precision=Precision(4, 4))))
+    assert "format nvfp4: scales take 8 bits for 16 values, which costs leave out" in text
+
+
 def test_json_keeps_its_keys_and_has_shares_and_gates_of_blocks() -> None:
     summary = summarize(rewritten("resnet18"))
     plain = json.loads(json.dumps(summary.to_dict()))

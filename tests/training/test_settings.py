@@ -18,6 +18,13 @@ def test_settings_survive_yaml(tmp_path: Path) -> None:
     assert RunSettings.from_yaml(tmp_path / "run.yaml") == settings
 
 
+def test_the_recipe_of_a_format_is_not_that_of_the_paper() -> None:
+    values = {"method": "static", "format": "mx", "format_recipe": "mxfp4", "recipe": "table3-resnet38-cifar10-sbm"}
+    settings = RunSettings.from_dict(values)
+    assert (settings.recipe, settings.frac.recipe) == (values["recipe"], "mxfp4")
+    assert RunSettings.from_dict(settings.to_dict()) == settings
+
+
 def test_the_method_knows_the_length_of_the_run() -> None:
     assert RunSettings(train=TrainSettings(epochs=9)).frac.epochs == 9
     assert RunSettings.from_dict({"schedule": "manual", "epochs": 5}).frac.epochs == 5

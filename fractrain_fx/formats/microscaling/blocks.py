@@ -11,6 +11,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
+from fractrain_fx.formats.bits import once
+
 __all__ = ["Blocks", "Cut"]
 
 
@@ -68,7 +70,10 @@ class Blocks:
             return x
         first = len(self._kept)
         for number, length in enumerate(self._lengths):
-            x = x.flatten(first + number, first + number + 1).narrow(first + number, 0, length)
+            x = x.flatten(first + number, first + number + 1)
+            if length < x.shape[first + number]:
+                # Whole before it is cut: a loop of torch 2.14's compiler over a shorter last block leaves values out.
+                x = once(x).narrow(first + number, 0, length)
         x = x.reshape([self._shape[dim] for dim in self._order])
         back = sorted(range(len(self._order)), key=self._order.__getitem__)
         return x.permute(back)

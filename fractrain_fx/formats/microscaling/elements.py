@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["ELEMENTS", "Element", "Grid", "exponents", "round_to_grid"]
+__all__ = ["BFLOAT16", "ELEMENTS", "Element", "Grid", "exponents", "round_to_grid"]
 
 
 class Grid(NamedTuple):
@@ -74,6 +74,9 @@ ELEMENTS = {
         Element("e5m2", 5, 2, 57344.0, 15),
     )
 }
+
+BFLOAT16 = Grid(2.0**-7, 2.0**-126, 2.0**128 - 2.0**120, 127)
+"""The values of torch's ``bfloat16``. Compiled graphs leave out a cast to that type and back."""
 
 # For each type of values: the integers that its bits are, the bits of its mantissa, and its exponents' bias.
 _BITS = {torch.float32: (torch.int32, 23, 127), torch.float64: (torch.int64, 52, 1023)}

@@ -12,6 +12,7 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from fractrain_fx.capture.recording.hidden import HIDDEN, hidden_words
 from fractrain_fx.config import FracConfig, Pin
 from fractrain_fx.errors import ModelError, PassError, RuleError, near
+from fractrain_fx.passes.graph.arithmetic import arithmetic_of
 from fractrain_fx.passes.graph.contractions import OPAQUE_KINDS, UNSPLIT_KINDS, contraction, function_name, operand
 from fractrain_fx.passes.graph.edit import unique, varying
 from fractrain_fx.passes.graph.facts import TRAINED, Decision, Op, blocks_of, facts, ops_of
@@ -107,6 +108,8 @@ class DecidePrecision(PassBase):
         if op.kind in UNSPLIT_KINDS:
             fused = op.kind == "scaled_dot_product_attention"
             return Decision("float", "attention='float'" if fused else "one call multiplies more than two tensors")
+        if self.config.product_recipe is not None and isinstance(reason := arithmetic_of(node), str):
+            return Decision("float", f"format {self.config.format!r} has no form for it: {reason}")
         if pin is not None:
             return Decision("pinned", f"rule {pin.pattern!r}", pin.precision)
         reasons = {"first": "first contraction", "last": "last contraction", "depthwise": "depthwise convolution"}

@@ -79,7 +79,7 @@ class MeterCost(PassBase):
 def op_cost(node: Node, op: Op, moving: set[Node]) -> OpCost:
     """The MACs of an op's three products for one sample, and whether it reads a weight."""
     family = contraction(node)
-    second = operand(node, family.operands[1]) if family else None
+    second = operand(node, family.operands[1]) if family else node.kwargs.get("b")  # of a fused op
     record = facts(second) if isinstance(second, Node) else None
     weight = second not in moving if record is None or record.role is None else record.role == "weight"
     return OpCost(op.training_macs, weight)

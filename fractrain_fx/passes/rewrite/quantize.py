@@ -57,7 +57,10 @@ class Quantize(PassBase):
         super().__init__()
         self.config = config
         self.fmt = fmt or get_format(
-            config.format, compiled=config.rounding == "compiled", gradient_grid=config.gradient_grid
+            config.format,
+            compiled=config.rounding == "compiled",
+            gradient_grid=config.gradient_grid,
+            recipe=config.product_recipe,
         )
 
     def requires(self, graph_module: GraphModule) -> None:

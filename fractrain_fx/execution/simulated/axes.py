@@ -1,0 +1,85 @@
+"""The dimensions that each of a contraction's three products sums over."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from fractrain_fx.execution.simulated.arithmetic import Arithmetic, Convolution, Einsum, Linear
+
+__all__ = ["Dims", "Summed", "of_first", "of_output", "of_second"]
+
+Dims = tuple[int, ...]
+
+
+class Summed(NamedTuple):
+    """What a product sums over, counted from the front of both operands, in the same order.
+
+    Attributes:
+        first, second: the dimensions of the first and of the second operand.
+        one: in both, one of these dimensions along which an orthogonal transform leaves the product as it is.
+    """
+
+    first: Dims
+    second: Dims
+    one: tuple[int, int]
+
+
+def of_output(arithmetic: Arithmetic, a: Tensor, b: Tensor) -> Summed:
+    """The forward product of both factors."""
+    if isinstance(arithmetic, Convolution):
+        channels = 0 if arithmetic.transposed else 1
+        return _summed((1,), _channels(b, channels))
+    if isinstance(arithmetic, Einsum):
+        first, second, out = _terms(arithmetic)
+        return _shared(first, second, out)
+    return _summed((a.ndim - 1,), (b.ndim - 1 if isinstance(arithmetic, Linear) else b.ndim - 2,))
+
+
+def of_first(arithmetic: Arithmetic, g: Tensor, b: Tensor) -> Summed:
+    """The gradient of the first factor: the output's gradient and the second factor."""
+    if isinstance(arithmetic, Convolution):
+        channels = 1 if arithmetic.transposed else 0
+        return _summed((1,), _channels(b, channels))
+    if isinstance(arithmetic, Einsum):
+        first, second, out = _terms(arithmetic)
+        return _shared(out, second, first)
+    return _summed((g.ndim - 1,), (0 if isinstance(arithmetic, Linear) else b.ndim - 1,))
+
+
+def of_second(arithmetic: Arithmetic, g: Tensor, a: Tensor, b: Tensor) -> Summed:
+    """The gradient of the second factor: the output's gradient and the first factor."""
+    if isinstance(arithmetic, Convolution):
+        # Positions of input and output differ, and each output reads several inputs. Samples are summed one by one.
+        dims = (0, *range(2, g.ndim))
+        return Summed(dims, dims, (0, 0))
+    if isinstance(arithmetic, Einsum):
+        first, second, out = _terms(arithmetic)
+        return _shared(out, first, second)
+    if isinstance(arithmetic, Linear) or (b.ndim == 2 and a.ndim > 2):
+        return _summed(tuple(range(g.ndim - 1)), tuple(range(a.ndim - 1)))
+    return _summed((g.ndim - 2,), (a.ndim - 2,))
+
+
+def _summed(first: Dims, second: Dims) -> Summed:
+    return Summed(first, second, (first[-1], second[-1]))
+
+
+def _channels(b: Tensor, dim: int) -> Dims:
+    """Input or output channels of a kernel; its window where a group has one of them."""
+    return tuple(range(2, b.ndim)) if b.shape[1] == 1 else (dim,)
+
+
+def _terms(arithmetic: Einsum) -> tuple[str, str, str]:
+    factors, out = arithmetic.equation.split("->")
+    first, second = factors.split(",")
+    return first, second, out
+
+
+def _shared(first: str, second: str, result: str) -> Summed:
+    """The letters that two operands have and the result has not; the last of each operand if there are none."""
+    letters = [each for each in first if each in second and each not in result]
+    if not letters:
+        return _summed((len(first) - 1,), (len(second) - 1,))
+    return _summed(tuple(map(first.index, letters)), tuple(map(second.index, letters)))

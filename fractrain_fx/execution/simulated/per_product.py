@@ -1,0 +1,142 @@
+"""A fused op whose format rounds a tensor anew for each of the three products: forward, and the two gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fractrain_fx.execution.simulated.arithmetic import Bound, Gradients, Needs
+from fractrain_fx.execution.simulated.axes import Dims, of_first, of_output, of_second
+from fractrain_fx.execution.simulated.operand import Factor, Rounds
+from fractrain_fx.execution.simulated.strategy import FIRST, SECOND, Call, Contracted, Plan, autocast
+from fractrain_fx.formats import Operand
+from fractrain_fx.formats.bits import of_options, put_where, work_dtype
+from fractrain_fx.formats.noise import draw_seed
+
+__all__ = ["PER_PRODUCT", "PerProduct", "choice_gradient"]
+
+ProductName = Literal["forward", "input_gradient", "weight_gradient"]
+
+# Seeds of other ops lie close to an op's own, and those of its two other kinds of noise far away.
+_APART = 0x5851F42D4C957F2
+
+
+class PerProduct:
+    """Rounded values in float, with six operands for three products.
+
+    The first factor is ``x`` and the second is ``w``, unless the first is the op's weight. What is added to the product
+    gets the sum of the unrounded output gradient.
+    """
+
+    def forward(self, plan: Plan, call: Call) -> Contracted:
+        summed = of_output(plan.arithmetic, call.a, call.b)
+        first = _factor(plan, call, FIRST, "forward", summed.first, call.a)
+        second = _factor(plan, call, SECOND, "forward", summed.second, call.b)
+        added = call.added
+        device = call.a.device.type
+        mixed = torch.is_autocast_enabled(device)
+        if mixed:
+            dtype = torch.get_autocast_dtype(device)
+            first, second, added = autocast(first, dtype), autocast(second, dtype), autocast(added, dtype)
+        with torch.autocast(device, enabled=False) if mixed else nullcontext():
+            return plan.arithmetic.forward(Bound(first, second, added, plan.static)), None, None
+
+    def backward(
+        self, plan: Plan, call: Call, g: Tensor, saved: tuple[Tensor | None, Tensor | None], needs: Needs
+    ) -> Gradients:
+        arithmetic, static = plan.arithmetic, plan.static
+        g = _without_skipped(plan, call, g)
+        # Under autocast the product was taken in a half type, and so are its gradients.
+        a, b = call.a.to(g.dtype), call.b.to(g.dtype)
+        seed = draw_seed(g.device) if call.seed is None and call.bits is not None else call.seed
+        of_a = of_b = of_added = None
+        if needs[0]:
+            error, other = _gradient_operands(plan, call, g, SECOND, seed)
+            of_a = arithmetic.backward(error, Bound(a, other, call.added, static), (True, False, False))[0]
+        if needs[1]:
+            error, other = _gradient_operands(plan, call, g, FIRST, seed)
+            of_b = arithmetic.backward(error, Bound(other, b, call.added, static), (False, True, False))[1]
+        if needs[2]:
+            of_added = arithmetic.backward(g, Bound(a, b, call.added, static), (False, False, True))[2]
+        return of_a, of_b, of_added
+
+
+PER_PRODUCT = PerProduct()
+
+
+def choice_gradient(plan: Plan, call: Call, slot: int, g: Tensor) -> Tensor:
+    """The gradient of each option of each sample: ``<g, Q_k(x) - x>`` with the rounding ``Q`` of the forward product.
+
+    Args:
+        plan: of the op.
+        call: its tensors.
+        slot: the factor that the samples' choices rounded.
+        g: its gradient.
+    """
+    factor, x, rounds = _of(plan, call, slot)
+    dims, dtype = of_output(plan.arithmetic, call.a, call.b)[slot], work_dtype(x)
+
+    def gains(widths: Sequence[int]) -> Tensor:
+        found = []
+        for bits in widths:
+            error = _factor(plan, call, slot, "forward", dims, x, torch.tensor(bits, device=x.device)).to(dtype) - x
+            found.append(factor.axis.apart(error * g, len(rounds.bits)).flatten(1).sum(1))
+        return torch.stack(found, dim=1)
+
+    return of_options(factor.widths, gains)
+
+
+def _gradient_operands(plan: Plan, call: Call, g: Tensor, slot: int, seed: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The rounded operands of the product of ``g`` and the factor ``slot``, which gives the other factor's gradient."""
+    _, x, rounds = _of(plan, call, slot)
+    # Of two activations the second stands for the weight.
+    product: ProductName = "weight_gradient" if (slot == SECOND) == plan.first.weight else "input_gradient"
+    if slot == SECOND:
+        summed = of_first(plan.arithmetic, g, call.b)
+    else:
+        summed = of_second(plan.arithmetic, g, call.a, call.b)
+    if call.bits is not None and seed is not None:
+        bits = (call.bits, rounds.bits)
+        g, x = plan.fmt.transform(product, g, x, summed.one, bits, seed + 2 * _APART)
+        axis = plan.axis.at(g.shape, len(call.bits)) if call.bits.ndim else plan.axis
+        of = Operand(product, "g", summed.first, axis)
+        noise = seed + _APART if product == "weight_gradient" else seed
+        g = plan.fmt.operand(g, axis.expand(call.bits, g.shape), of, seed=noise)
+    return g, _factor(plan, call, slot, product, summed.second, x).to(g.dtype)
+
+
+def _factor(
+    plan: Plan, call: Call, slot: int, product: ProductName, along: Dims, x: Tensor, bits: Tensor | None = None
+) -> Tensor:
+    """A factor (transformed, perhaps) rounded for one product, at ``bits`` instead of its own where they are given."""
+    factor, _, rounds = _of(plan, call, slot)
+    bits = rounds.bits if bits is None else bits
+    tensor: Literal["x", "w"] = "w" if (slot == FIRST) == plan.first.weight else "x"
+    across = _read_across(plan, call, slot, product) if factor.weight else ()
+    of = Operand(product, tensor, along, None, factor.channel, across, factor.weight)
+    return factor.fmt.operand(x, bits if factor.weight else factor.axis.expand(bits, x.shape), of)
+
+
+def _read_across(plan: Plan, call: Call, slot: int, product: ProductName) -> Dims:
+    """The dimensions that the other product which reads a weight sums over."""
+    if product != "forward":
+        return of_output(plan.arithmetic, call.a, call.b)[slot]
+    if slot == SECOND:
+        return of_first(plan.arithmetic, call.a, call.b).second
+    return of_second(plan.arithmetic, call.b, call.a, call.b).second
+
+
+def _of(plan: Plan, call: Call, slot: int) -> tuple[Factor, Tensor, Rounds]:
+    return (plan.first, call.a, call.of_a) if slot == FIRST else (plan.second, call.b, call.of_b)
+
+
+def _without_skipped(plan: Plan, call: Call, g: Tensor) -> Tensor:
+    """Exactly zero for samples at 0 bits, whose block is skipped."""
+    if call.bits is None or not call.bits.ndim:
+        return g
+    axis = plan.axis.at(g.shape, len(call.bits))
+    return put_where(axis.expand(call.bits, g.shape), (0,), 0.0, g.clone())

@@ -1,0 +1,180 @@
+"""The formats ``mx``, ``nvfp4`` and ``fp8``: how each operand of a product is rounded, by recipe and bits."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from fractrain_fx.config.precision import FLOAT_BITS
+from fractrain_fx.config.recipes import OperandRecipe, Recipe, elements_of
+from fractrain_fx.errors import InputError
+from fractrain_fx.formats.base import Bits, Format, Operand, SampleAxis, ValueRange, Values
+from fractrain_fx.formats.bits import as_bits, known_bits, unrounded, work_dtype
+from fractrain_fx.formats.microscaling.blocks import Blocks, Cut
+from fractrain_fx.formats.microscaling.elements import BFLOAT16, ELEMENTS, Grid, round_to_grid
+from fractrain_fx.formats.microscaling.hadamard import rotate, rotation
+from fractrain_fx.formats.microscaling.quantize import round_blocks
+from fractrain_fx.formats.microscaling.scales import Scale
+
+__all__ = ["MicroscalingFormat"]
+
+# Values of a block, and the type of its scale. An FP8 tensor has one scale.
+_SHARED: dict[str, tuple[int | None, Scale]] = {"mx": (32, "e8m0"), "nvfp4": (16, "e4m3"), "fp8": (None, "float32")}
+
+_HALF = 16
+
+
+class MicroscalingFormat(Format):
+    """Small floating-point numbers in blocks along the axis that a product sums over, each with a scale.
+
+    A tensor is rounded anew for each product that reads it. 16 bits are bfloat16, without scales.
+
+    Args:
+        recipe: how the operands of each product are rounded.
+    """
+
+    per_product = True
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.name: str = recipe.format
+        self.recipe = recipe
+
+    def operand(self, x: Values, bits: Bits, of: Operand, *, seed: Int[Tensor, ""] | None = None) -> Values:
+        """Round an operand of a product.
+
+        Values of samples that have bits of their own are rounded as the whole tensor would be at these bits.
+
+        Raises:
+            InputError: ``bits`` that the format lacks, where that can be told at no cost.
+        """
+        if not x.numel():
+            return x
+        bits = as_bits(bits, x)
+        how, width = self._how(of), known_bits(bits)
+        elements = self._elements(of, how)
+        if width in (0, FLOAT_BITS):
+            return x
+        if width == _HALF:
+            return _half(x)
+        if width is not None and width not in elements:
+            raise InputError(f"bits={width} is not a width of format {self.name!r}: it has {[*elements, 16, 32]}")
+        blocks, scale = self._blocks(x, of, how)
+        grid = elements[width] if width is not None else _by_bits(elements, _spread(bits, x, blocks))
+        rounded = round_blocks(x, grid, blocks, scale, stochastic=how.stochastic, seed=seed)
+        if width is not None:
+            return rounded
+        return unrounded(bits, x, torch.where(bits == _HALF, _half(x), rounded))
+
+    def transform(
+        self, product: str, first: Values, second: Values, dims: tuple[int, int], bits: tuple[Bits, Bits], seed: Tensor
+    ) -> tuple[Values, Values]:
+        """The random Hadamard transform of the recipe, where one of both operands has few bits."""
+        width = getattr(self.recipe, product).hadamard
+        few = [as_bits(each, first) for each in bits]
+        if width is None or all(known_bits(each) in (0, _HALF, FLOAT_BITS) for each in few):
+            return first, second
+        while width // 2 >= first.shape[dims[0]] and width > 1:
+            width //= 2
+        matrix = rotation(width, seed, first.new_empty(0, dtype=work_dtype(first)))
+        if any(known_bits(each) is None for each in few):
+            wide = [(each == 0) | (each == _HALF) | (each == FLOAT_BITS) for each in few]
+            same = torch.eye(width, dtype=matrix.dtype, device=matrix.device)
+            matrix = torch.where(wide[0] & wide[1], same, matrix)
+        rotated = (rotate(x.to(matrix.dtype), dim, matrix) for x, dim in zip((first, second), dims, strict=True))
+        return next(rotated), next(rotated)
+
+    def products(self) -> dict[str, str]:
+        """For each product, how its two operands are rounded, in words."""
+        names = {"forward": "xw", "input_gradient": "gw", "weight_gradient": "gx"}
+        found = {}
+        for product, tensors in names.items():
+            words = [f"{tensor} {self._words(self._of(product, tensor), tensor)}" for tensor in tensors]
+            if (width := getattr(self.recipe, product).hadamard) is not None:
+                words.append(f"both after a random Hadamard transform of {width}")
+            found[product.replace("_", " ")] = ", ".join(words)
+        return found
+
+    def _words(self, how: OperandRecipe, tensor: str) -> str:
+        elements = elements_of(self.name, how, gradient=tensor == "g")
+        details = [*(["stochastic"] if how.stochastic else []), *(["square blocks"] if how.square else [])]
+        details += ["a scale a row"] if how.per_row else []
+        return f"{self.name} {'/'.join(elements.values())}" + (f" ({', '.join(details)})" if details else "")
+
+    def activation_range(self, x: Values) -> ValueRange:
+        """Always 0..1: this format measures each block as it rounds it."""
+        return ValueRange(torch.zeros((), device=x.device), torch.ones((), device=x.device))
+
+    def activation(self, x: Values, bits: Bits, within: ValueRange, *, out: Tensor | None = None) -> Values:
+        """As ``x`` of the forward product of a linear layer; no range is read."""
+        return self.operand(x, bits, Operand("forward", "x", (x.ndim - 1,)))
+
+    def weight_range(self, w: Values, *, dim: int | None) -> ValueRange:
+        """Always 0..1: this format measures each block as it rounds it."""
+        return self.activation_range(w)
+
+    def weight(
+        self, w: Values, bits: Bits, *, dim: int | None, within: ValueRange | None = None, out: Tensor | None = None
+    ) -> Values:
+        """As ``w`` of the forward product of a layer whose output channels lie along ``dim``."""
+        along = 0 if dim is None or w.ndim < 2 or dim % w.ndim else 1
+        return self.operand(w, bits, Operand("forward", "w", (along,)))
+
+    def gradient(
+        self,
+        g: Values,
+        bits: Bits,
+        *,
+        axis: SampleAxis,
+        seed: Int[Tensor, ""] | None = None,
+        out: Tensor | None = None,
+    ) -> Values:
+        """As ``g`` of the input gradient of a linear layer."""
+        return self.operand(g, bits, Operand("input_gradient", "g", (g.ndim - 1,)), seed=seed)
+
+    def _of(self, product: str, tensor: str) -> OperandRecipe:
+        operands = getattr(self.recipe, product)
+        first = "x" if product == "forward" else "g"
+        found: OperandRecipe = operands.first if tensor == first else operands.second
+        return found
+
+    def _how(self, of: Operand) -> OperandRecipe:
+        return self._of(of.product, of.tensor)
+
+    def _elements(self, of: Operand, how: OperandRecipe) -> dict[int, Grid]:
+        return {
+            bits: ELEMENTS[name].grid for bits, name in elements_of(self.name, how, gradient=of.tensor == "g").items()
+        }
+
+    def _blocks(self, x: Tensor, of: Operand, how: OperandRecipe) -> tuple[Blocks, Scale]:
+        size, scale = _SHARED[self.name]
+        if size is None:
+            dims = of.along if how.per_row else tuple(range(x.ndim))
+            return Blocks(x.shape, [Cut(dims, None)]), scale
+        cuts = [Cut(of.along, size)]
+        if how.square and of.weight and of.across and not set(of.across) & set(of.along):
+            cuts.append(Cut(of.across, size))
+        return Blocks(x.shape, cuts), scale
+
+
+def _half(x: Tensor) -> Tensor:
+    """The nearest values of bfloat16; NaN for infinite ones, which saturate."""
+    return (round_to_grid(x.to(work_dtype(x)), BFLOAT16) + 0 * x).to(x.dtype)
+
+
+def _spread(bits: Tensor, x: Tensor, blocks: Blocks) -> Tensor:
+    """Bits of samples in the shape that the blocks of ``x`` have; one width as it is."""
+    return bits if bits.ndim == 0 else blocks.split(bits.expand(x.shape))
+
+
+def _by_bits(elements: dict[int, Grid], bits: Tensor) -> Grid:
+    """The grid of each width, where the widths are data; those of other widths mean nothing."""
+
+    def chosen(field: int) -> Tensor:
+        first, *others = elements.items()
+        found = torch.zeros_like(bits) + first[1][field]
+        for width, grid in others:
+            found = torch.where(bits == width, grid[field], found)
+        return found
+
+    return Grid(*(chosen(field) for field in range(len(Grid._fields))))

@@ -1,0 +1,93 @@
+"""Recipes of the block formats: which one a configuration means, and what does not fit together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fractrain_fx import FracConfig, Pin, Precision
+from fractrain_fx.config import RECIPES, OperandRecipe, ProductRecipe, Recipe
+from fractrain_fx.config.checks import check_stage
+from fractrain_fx.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("words", "recipe"),
+    [
+        ({"format": "affine"}, None),
+        ({"format": "mx"}, "mxfp8"),
+        ({"format": "mx", "precision": "4/4"}, "mxfp4"),
+        ({"format": "mx", "precision": "4/8"}, "mxfp8"),
+        ({"format": "mx", "precision": "4/4", "recipe": "mxfp8"}, "mxfp8"),
+        ({"format": "mx", "method": "pfq", "stages": "FW(4,8)/BW(4,8)"}, "mxfp4"),
+        ({"format": "nvfp4", "precision": "4/4"}, "nvfp4"),
+        ({"format": "fp8", "pins": (Pin("last", Precision(16, 16)),)}, "fp8"),
+    ],
+    ids=str,
+)
+def test_the_recipe_that_a_configuration_means(words: dict[str, Any], recipe: str | None) -> None:
+    config = FracConfig(**{"method": "static", **words})
+    assert config.product_recipe == (None if recipe is None else RECIPES[recipe])
+
+
+def test_a_recipe_of_ones_own_is_saved(tmp_path: Path) -> None:
+    recipe = Recipe("mx", weight_gradient=ProductRecipe(OperandRecipe(True, "e5m2"), hadamard=32))
+    for given in (recipe, "mxfp4", None):
+        config = FracConfig(method="static", format="mx", recipe=given)
+        config.to_yaml(tmp_path / "config.yaml")
+        assert FracConfig.from_yaml(tmp_path / "config.yaml") == config
+
+
+OPTIONS = ("0/0", "4/8", "8/8")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            {"format": "mx", "precision": "3/6"},
+            "FW-3/BW-6 needs a width of 3 bits.* it has 4 .e2m1., 6 .e2m3., 8",
+        ),
+        ({"format": "nvfp4"}, "8 bits, which format 'nvfp4' lacks: it has 4 .e2m1., 16 .bfloat16., 32 .float."),
+        ({"format": "mx", "pins": (Pin("last", Precision(5, 8)),)}, "FW-5/BW-8 needs a width of 5 bits"),
+        ({"format": "fp8", "method": "dfq", "options": ("0/0", "8/8")}, "weight_bits=6: .* width of 6 bits"),
+        ({"format": "mx", "method": "dfq", "options": OPTIONS, "recipe": "mxfp4"}, "Hadamard transform, which mixes"),
+        ({"format": "mx", "method": "dfq", "options": OPTIONS, "mixing": "outputs"}, "write mixing='inputs'"),
+        ({"format": "mx", "saved": "rounded"}, "write saved='operands'"),
+        ({"format": "mx", "recipe": "mxfp"}, "recipe='mxfp' is unknown: write one of mxfp8.* Did you mean"),
+        ({"format": "mx", "recipe": {"formt": "mx"}}, "a recipe has no field 'formt'"),
+        ({"format": "mx", "recipe": "nvfp4"}, "recipe='nvfp4' is one of format 'nvfp4'"),
+        ({"format": "affine", "recipe": "mxfp4"}, "changes nothing with format='affine'"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_together(words: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        FracConfig(**{"method": "static", **words})
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Recipe("mxfp4"), "format 'mxfp4' is unknown: write one of mx, nvfp4, fp8"),
+        (lambda: Recipe("mx", forward=ProductRecipe(hadamard=16)), "hadamard goes with weight_gradient"),
+        (lambda: ProductRecipe(hadamard=24), "hadamard=24 must be a power of two"),
+        (lambda: Recipe("mx", forward=ProductRecipe(OperandRecipe(square=True))), "square goes with weights"),
+        (lambda: Recipe("fp8", forward=ProductRecipe(second=OperandRecipe(square=True))), "which has no blocks"),
+        (lambda: Recipe("mx", forward=ProductRecipe(OperandRecipe(per_row=True))), "per_row changes nothing"),
+        (lambda: Recipe("nvfp4", forward=ProductRecipe(OperandRecipe(eight="e5m2"))), "eight changes nothing"),
+        (lambda: OperandRecipe(eight="e4m4"), "eight='e4m4' is not an element"),
+    ],
+)
+def test_recipes_that_mean_nothing(make: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+def test_a_stage_is_checked_against_the_widths() -> None:
+    config = FracConfig(method="static", format="mx")
+    check_stage(config, Precision(4, 8))
+    with pytest.raises(ConfigError, match="needs a width of 3 bits"):
+        check_stage(config, Precision(3, 8))
