@@ -269,7 +269,7 @@ def test_stages_compile_once_and_give_the_numbers_of_eager_mode() -> None:
         engine.loss(of(x).square().mean()).backward()
         return [p.grad.clone() for p in model.parameters() if p.grad is not None]
 
-    for precision in model.config.precision_stages:
+    for precision in model.frac_config.precision_stages:
         model.set_precision(precision)
         for compiled, eager in zip(step(run), step(model), strict=True):
             # Noise is drawn otherwise in compiled graphs, and sums are taken in another order.
