@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["gather_over_ranks", "is_first", "sum_over_ranks", "world_size"]
+__all__ = ["gather_over_ranks", "is_first", "mean_over_ranks", "sum_over_ranks", "world_size"]
 
 _Value = TypeVar("_Value")
 
@@ -27,6 +28,13 @@ def sum_over_ranks(values: Tensor) -> Tensor:
     if _together():
         dist.all_reduce(values)
     return values
+
+
+def mean_over_ranks(value: float, device: torch.device) -> float:
+    """The mean of a number that each process passed, by tensors on a device; each process must call it."""
+    if not _together():
+        return value
+    return float(sum_over_ranks(torch.tensor(value, dtype=torch.float64, device=device))) / world_size()
 
 
 def gather_over_ranks(value: _Value) -> list[_Value]:

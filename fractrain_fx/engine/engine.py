@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.engine.controller import CostController
-from fractrain_fx.engine.distributed import sum_over_ranks, world_size
+from fractrain_fx.engine.distributed import mean_over_ranks
 from fractrain_fx.engine.ledger import Ledger
 from fractrain_fx.engine.meter import EpochMeter
 from fractrain_fx.engine.schedules import Level, StagePlan, StageSchedule, plan_stages
@@ -219,7 +219,7 @@ class Engine:
         if row.loss is None:  # this process had finite losses, but all must stop together
             raise NonFiniteLossError(f"a task loss of epoch {row.epoch} was NaN or infinite in another process")
         steered = sums.loss + sums.cost_term if self.model.frac_config.indicator == "total" else sums.loss
-        seen = steered if mean_loss is None else _mean_over_ranks(float(mean_loss), self.model)
+        seen = steered if mean_loss is None else mean_over_ranks(float(mean_loss), self.model.cost.cp.device)
         if not math.isfinite(seen):
             raise NonFiniteLossError(
                 f"the mean loss of epoch {row.epoch} is {seen}: the stage stays; lower the learning rate or look for "
@@ -295,10 +295,3 @@ def _refuse_bad_step(step: int, epoch: int, steps: int) -> None:
             f"the task loss of step {step} of epoch {epoch} (of {steps} steps so far) was NaN or infinite: the stage "
             "stays. Go back to the last checkpoint and lower the learning rate, or check this batch's data"
         )
-
-
-def _mean_over_ranks(value: float, model: SteeredModel) -> float:
-    """The mean of a number that each process passed, the same on every process."""
-    if world_size() == 1:
-        return value
-    return float(sum_over_ranks(model.cost.cp.detach().double().new_full((), value))) / world_size()
