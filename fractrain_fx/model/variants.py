@@ -159,7 +159,9 @@ class Variants:
             conditions.append(condition)
         refused, cause = self._refusal(), None
         if refused is None:
-            told = f"does not meet: {conditions[0]}" if why is None else f"has other arguments: {why}"
+            told = (
+                f"does not meet: {conditions[0]}" if why is None else f"has other arguments: {why.partition(': ')[0]}"
+            )
             try:
                 return _not_compiled(self._record)(form, call, training, told)
             except FracTrainError as error:

@@ -177,4 +177,6 @@ def _told(path: str, module: nn.Module, now: nn.Module | None) -> str:
 
 def _short(module: nn.Module) -> str:
     told = repr(module)
+    if is_adapter(module):
+        return f"PEFT's {type(module).__name__}"
     return told if "\n" not in told and len(told) < 80 else type(module).__name__

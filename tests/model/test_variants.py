@@ -72,9 +72,10 @@ def scaled(**config: Any) -> tuple[Scaled, FracModel]:
     return original, fractrainify(original, config=FLOAT.replace(**config), example_inputs=(X,))
 
 
-def test_each_value_of_a_number_needs_a_recording_and_there_are_only_so_many() -> None:
+def test_each_value_of_a_number_needs_a_recording_and_there_are_only_so_many(caplog: Any) -> None:
     original, model = scaled(recordings=2)
     assert torch.equal(model(X, scale=2.0), original(X, scale=2.0))
+    assert caplog.messages[-1].endswith("argument 'scale' is 2.0, but the graph was recorded with 1.0")
     assert torch.equal(model(X), original(X))
     with pytest.raises(InputError, match=r"'scale' is 3\.0.*recorded with 1\.0.*2 recordings already.*recordings="):
         model(X, scale=3.0)

@@ -143,7 +143,9 @@ def test_adapters_that_come_after_rewriting_are_told_to_come_before() -> None:
     case: Case = build("bert")
     model = fractrainify(case.model, config=FracConfig(method="float"), example_kwargs=case.keywords)
     adapted: Any = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=["query"]))
-    with pytest.raises(ModelError, match=r"query' was Linear.*unload\(\).*fractrainify\(get_peft_model\(plain"):
+    with pytest.raises(
+        ModelError, match=r"query' was Linear.*is PEFT's Linear.*unload\(\).*fractrainify\(get_peft_model\(plain"
+    ):
         adapted(**case.keywords)
     adapted.unload()
     assert fractrainify(peft.get_peft_model(model.restore(), peft.LoraConfig(target_modules=["query"]))).ops
