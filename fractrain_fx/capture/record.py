@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from fractrain_fx.capture.checking.guard_check import Guards
 from fractrain_fx.capture.inputs.caches import fill_caches
 from fractrain_fx.capture.inputs.call import CallSpec, describe_call
 from fractrain_fx.capture.inputs.data import has_data, without_data
+from fractrain_fx.capture.layerdrop import dropped_in_graph
 from fractrain_fx.capture.module import RecordedModule
 from fractrain_fx.capture.outside.outside import PythonState
 from fractrain_fx.capture.settle import Task, settle
@@ -123,10 +124,10 @@ def record(
     if not real:
         args, kwargs = without_data((tuple(args), kwargs or {}))
     example = describe_call(model, tuple(args), kwargs or {})
-    snapshot = fill_caches(model, example) if real else Snapshot(model)
-    task = Task(snapshot, example, batch_axis, check and real)
-    with snapshot.preserved(), torch.enable_grad():
-        settled = settle(task)
+    with dropped_in_graph(model) as notes:
+        snapshot = fill_caches(model, example) if real else Snapshot(model)
+        with snapshot.preserved(), torch.enable_grad():
+            settled = settle(Task(snapshot, example, batch_axis, check and real))
     attempt, mode = settled.attempt, model.training
     recorded = Recording(
         train=attempt.train,
@@ -138,7 +139,7 @@ def record(
         batching=settled.batching,
         checked=settled.checked,
         guards=attempt.guards,
-        python=attempt.python,
+        python=replace(attempt.python, notes=(*attempt.python.notes, *notes)),
         types=_types_of(model) if attempt.python.types else None,
     )
     for graph in recorded.graphs:
