@@ -125,7 +125,7 @@ def test_a_graph_that_is_kept_runs_again_from_the_same_state() -> None:
 
 
 def test_most_activations_are_not_kept_in_training_and_evaluation_is_as_before() -> None:
-    layers = [Stack.Layer(*[nn.Linear(8, 8), nn.Tanh()] * 4) for _ in range(6)]
+    layers = [Stack.Layer(*[nn.Linear(8, 8), nn.Tanh()] * 4) for _ in range(12)]
     model, x = rewritten(nn.Sequential(*layers), ROWS, "static").train(), torch.randn(256, 8)
     without = saved(model, x)
     model.gradient_checkpointing_enable()

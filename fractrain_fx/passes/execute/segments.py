@@ -20,7 +20,7 @@ from fractrain_fx.capture.recording.cleanup import AUTOCAST
 from fractrain_fx.execution.blocks.maskless_relu import MasklessReLU
 from fractrain_fx.passes.graph.aliases import base, memory_of
 from fractrain_fx.passes.graph.edit import NAMESPACE, owner_module
-from fractrain_fx.passes.graph.facts import facts, ops_of
+from fractrain_fx.passes.graph.facts import facts
 from fractrain_fx.passes.graph.state import Stateful, stateful
 
 __all__ = ["Segment", "chain", "cut"]
@@ -67,7 +67,8 @@ def cut(graph_module: RecordedModule, leaves: Collection[str] = ()) -> list[Segm
     nodes = list(graph_module.graph.nodes)
     free = _Free(graph_module, nodes)
     places = sorted({place for each in _wished(nodes) if (place := free.from_(each)) is not None})
-    ends = [0, *places, len(nodes)]
+    last = max((place for place, node in enumerate(nodes) if facts(node).op is not None), default=0)
+    ends = [0, *(place for place in places if place <= last), len(nodes)]  # the cost alone is no segment
     parts = [nodes[a:b] for a, b in itertools.pairwise(ends)]
     home = {node: number for number, part in enumerate(parts) for node in part}
     return [_segment(graph_module, part, home, leaves) for part in parts]
@@ -116,7 +117,7 @@ def _segment(
     if nodes[-1].op != "output":
         graph.output(tuple(values[node] for node in outputs))
     module = RecordedModule.over(graph_module, graph_module._modules, graph)
-    ops = tuple(op.name for _, op in ops_of(graph))
+    ops = tuple(op.name for node in nodes if (op := facts(node).op) is not None)
     state = stateful(graph_module, nodes)
     return Segment(module, inputs, outputs, ops, state, _once(graph_module, nodes, leaves))
 

@@ -125,3 +125,6 @@ def test_a_model_without_residual_blocks_is_cut_after_its_repeated_module() -> N
     parts = segments(rewritten(Stack(), ROWS, "float"))
     assert [each.ops for each in parts] == [(f"{n}.0", f"{n}.2") for n in range(4)] + [("4",)]
     assert len(segments(rewritten(nn.Linear(8, 2), ROWS, "float"))) == 1
+    # The next segment reads the output of each of these layers, and does not count it as its own.
+    plain = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8))
+    assert [each.ops for each in segments(rewritten(plain, ROWS, "float"))] == [("0",), ("1",), ("2",)]
