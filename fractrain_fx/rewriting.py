@@ -13,9 +13,10 @@ from torch.fx.passes.infra.pass_base import PassBase
 from fractrain_fx.capture import RecordedModule, Recording, record
 from fractrain_fx.capture.inputs.examples import example_inputs as find_examples
 from fractrain_fx.config import FracConfig
-from fractrain_fx.config.targets import resolve_targets
+from fractrain_fx.config.targets import Reach, resolve_targets, scheduled_precision
 from fractrain_fx.errors import ConfigError, FracTrainError, InputError, ModelError, PassError
-from fractrain_fx.passes import FIXED_BATCH, TRAINED, default_passes, reachable
+from fractrain_fx.nn.bits import set_stage
+from fractrain_fx.passes import FIXED_BATCH, TRAINED, default_passes, reach_of
 from fractrain_fx.passes.graph import NAMESPACE
 from fractrain_fx.passes.graph.run import run_passes
 from fractrain_fx.tied import forget_notices
@@ -37,7 +38,7 @@ class Rewritten:
         config: the configuration they were rewritten with.
         chain: the passes that rewrote them, if not the default ones.
         targets: target cp of each stage in per cent, if there are gates.
-        reachable: lowest and highest cp in per cent that the gates can choose, if there are gates.
+        reach: the costs that the model can have, if there are gates.
     """
 
     original: nn.Module
@@ -45,7 +46,7 @@ class Rewritten:
     config: FracConfig
     chain: tuple[PassBase, ...] | None = None
     targets: tuple[float, ...] = ()
-    reachable: tuple[float, float] | None = None
+    reach: Reach | None = None
 
 
 def record_model(
@@ -89,8 +90,10 @@ def rewrite(
     rewrite_graphs(model, recording, default_passes(config) if chain is None else chain)
     if not config.gated:
         return Rewritten(model, recording, config, chain)
-    low, high = reachable(recording.train, config)
-    return Rewritten(model, recording, config, chain, resolve_targets(config, low, high), (low, high))
+    reach = reach_of(recording.train, config)
+    targets = resolve_targets(config, reach)
+    set_stage(recording.train, scheduled_precision(config, targets[0]))
+    return Rewritten(model, recording, config, chain, targets, reach)
 
 
 def rewrite_graphs(model: nn.Module, recording: Recording, passes: Sequence[PassBase]) -> None:

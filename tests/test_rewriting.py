@@ -25,7 +25,7 @@ def small() -> nn.Module:
 def test_a_model_is_made_from_the_rewritten_recording_alone() -> None:
     case, config = build("tied_weights"), FracConfig()
     rewritten = rewrite(case.model, record_model(case.model, config, case.args), config)
-    assert rewritten.original is case.model and rewritten.chain is None and rewritten.reachable is not None
+    assert rewritten.original is case.model and rewritten.chain is None and rewritten.reach is not None
     with pytest.raises(FrozenInstanceError):
         rewritten.targets = ()  # type: ignore[misc]
     model, usual = FracModel(rewritten), fractrainify(build("tied_weights").model, example_inputs=case.args)
@@ -38,7 +38,7 @@ def test_a_chain_of_ones_own_is_kept_with_the_recording() -> None:
     config, model = FracConfig(method="static"), small()
     chain = default_passes(config)
     rewritten = rewrite(model, record_model(model, config, (torch.randn(2, 4),)), config, chain)
-    assert rewritten.chain == tuple(chain) and rewritten.targets == () and rewritten.reachable is None
+    assert rewritten.chain == tuple(chain) and rewritten.targets == () and rewritten.reach is None
 
 
 def test_a_saved_model_is_rebuilt_in_the_class_that_was_asked(tmp_path: Path) -> None:

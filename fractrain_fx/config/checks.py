@@ -51,7 +51,10 @@ def check_config(config: FracConfig) -> None:
 def check_stage(config: FracConfig, precision: Precision) -> None:
     """Raise a ``ConfigError`` for a precision that the scheduled ops of a model cannot have."""
     if not config.scheduled:
-        raise ConfigError(f"method {config.method!r} has no stage precision to set: 'static' and 'pfq' have one")
+        way_out = ". set_target(...) moves what its gates cannot choose for" if config.schedules_rest else ""
+        raise ConfigError(
+            f"method {config.method!r} has no stage precision to set: 'static' and 'pfq' have one{way_out}"
+        )
     if config.saved == "codes" and precision.fw > CODE_BITS:
         raise ConfigError(
             f"saved='codes' holds up to {CODE_BITS} forward bits, not {precision}: write saved='operands'"

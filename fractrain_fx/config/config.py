@@ -206,6 +206,11 @@ class FracConfig:
         return self.method in ("static", "pfq")
 
     @property
+    def schedules_rest(self) -> bool:
+        """Whether ops that no gate can choose for follow the stage's target (``dfq``, ``fractrain``)."""
+        return self.method in ("dfq", "fractrain")
+
+    @property
     def gate_options(self) -> tuple[Precision, ...]:
         """The options of the gates under this method."""
         return (SKIP, FULL) if self.method == "slu" else self.options
@@ -224,7 +229,10 @@ class FracConfig:
 
     @property
     def precision_stages(self) -> tuple[Precision, ...]:
-        """The precisions that ``static`` and ``pfq`` move through, in order."""
+        """The precisions of scheduled ops: those of ``static`` and ``pfq`` in order, or the gates' options by cost."""
+        if self.gated:
+            computing = [option for option in self.gate_options if not option.skips]
+            return tuple(sorted(computing, key=lambda option: sum(option.shares(self.gate_weight_bits))))
         return (self.precision,) if self.method == "static" else self.stages.stages
 
     def replace(self, **changes: Any) -> FracConfig:

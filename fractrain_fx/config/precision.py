@@ -58,6 +58,11 @@ class Precision:
             raise ConfigError(f"{text!r} is not a precision: write FW-3/BW-6, or 3/6")
         return cls(int(match[1]), int(match[2]))
 
+    def shares(self, weight_bits: int) -> tuple[float, float, float]:
+        """The cost of FW, EB and GC as shares (0..1) of a 32 x 32 bit product: ``b w``, ``g w`` and ``b g`` over it."""
+        full = FLOAT_BITS * FLOAT_BITS
+        return self.fw * weight_bits / full, self.bw * weight_bits / full, self.fw * self.bw / full
+
     @property
     def skips(self) -> bool:
         return self.fw == 0

@@ -1,11 +1,15 @@
-"""Choose the cost targets of a model's gates, and check that the gates can reach them."""
+"""Choose the cost targets of a model's gates, check that they can be reached, and the precision that follows them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from fractrain_fx.config import FracConfig
+from fractrain_fx.config.precision import Precision
 from fractrain_fx.errors import TargetError
 
-__all__ = ["resolve_targets"]
+__all__ = ["Reach", "resolve_targets", "scheduled_precision"]
 
 _DEFAULTS = {"fractrain": (1.5, 2.0, 2.5, 3.0), "dfq": (3.0,), "slu": (50.0,)}
 
@@ -13,34 +17,101 @@ _DEFAULTS = {"fractrain": (1.5, 2.0, 2.5, 3.0), "dfq": (3.0,), "slu": (50.0,)}
 _MARGIN = 0.05
 
 
-def resolve_targets(config: FracConfig, low: float, high: float) -> tuple[float, ...]:
+@dataclass(frozen=True)
+class Reach:
+    """The costs that a model with gates can have, in MACs of a training step for one sample.
+
+    Attributes:
+        gated: the cheapest and the dearest choices of the gates.
+        gated_macs: full-precision MACs of the gated ops.
+        macs: full-precision MACs of the gated and scheduled ops.
+        scheduled: what the scheduled ops cost at each precision.
+    """
+
+    gated: tuple[float, float]
+    gated_macs: float
+    macs: float
+    scheduled: Mapping[Precision, float]
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The lowest and the highest cp, in per cent."""
+        ends = self.scheduled.values()
+        return self._cp(self.gated[0] + min(ends)), self._cp(self.gated[1] + max(ends))
+
+    @property
+    def gated_share(self) -> float:
+        """The gated ops as a share (0..1) of the ops that cp is over."""
+        return self.gated_macs / self.macs if self.gated_macs else 1.0
+
+    def at(self, precision: Precision) -> tuple[float, float]:
+        """The lowest and the highest cp, in per cent, with the scheduled ops at a precision."""
+        spent = self.scheduled[precision]
+        return self._cp(self.gated[0] + spent), self._cp(self.gated[1] + spent)
+
+    def _cp(self, spent: float) -> float:
+        return 100 * spent / self.macs if self.macs else 0.0
+
+
+def scheduled_precision(config: FracConfig, target: float) -> Precision:
+    """The precision of ops that no gate can choose for, in a stage with a target cp (in per cent).
+
+    It is the dearest option of the gates that costs no more than the target; the cheapest that computes, if all cost
+    more. The gates make up for the rest, because cp is over both.
+    """
+    affordable = [option for option in config.precision_stages if _cost(config, option) <= target]
+    return affordable[-1] if affordable else config.precision_stages[0]
+
+
+def resolve_targets(config: FracConfig, reach: Reach) -> tuple[float, ...]:
     """The target cp of each stage, in per cent.
 
     Targets that the user set stay as they are; with ``saturate_targets``, a target out of reach becomes the nearest cp
     in reach. The defaults (paper 4.4) are moved up for a model whose gates cannot reach them because it has blocks
-    without a skip path. They keep their distances as far as there is room.
+    without a skip path, or ops that follow the stage. They keep their distances as far as there is room.
 
     Args:
         config: its ``method`` and ``targets`` decide.
-        low: lowest cp that the gates can choose, in per cent.
-        high: highest cp that the gates can choose, in per cent.
+        reach: what the model can cost.
 
     Raises:
-        TargetError: a target that the user set is not between ``low`` and ``high`` and may not saturate.
+        TargetError: a target that the user set is out of reach and may not saturate.
     """
     if config.targets is None:
-        return _move(_DEFAULTS[config.method], low, high)
+        return tuple(_nearest(config, target, reach) for target in _move(_DEFAULTS[config.method], *reach.interval))
     targets = config.targets.per_cent if config.method == "fractrain" else config.targets.per_cent[-1:]
+    nearest = tuple(_nearest(config, target, reach) for target in targets)
     if config.saturate_targets:
-        return tuple(min(max(target, low), high) for target in targets)
-    for target in targets:
-        if not low <= target <= high:
+        return nearest
+    for target, near in zip(targets, nearest, strict=True):
+        if target != near:
+            low, high = reach.interval
             raise TargetError(
                 f"target cp {target:g} % cannot be reached: with {config.gate_weight_bits}-bit weights and options "
-                f"{', '.join(map(str, config.gate_options))} this model's gates reach {low:.3f} to {high:.3f} %. "
+                f"{', '.join(map(str, config.gate_options))} this model's gates reach {low:.3f} to {high:.3f} %"
+                f"{_with_scheduled(config, target, reach)}. "
                 "Set targets in that range, other options or weight_bits, or saturate_targets=True to take the nearest"
             )
     return targets
+
+
+def _nearest(config: FracConfig, target: float, reach: Reach) -> float:
+    low, high = reach.at(scheduled_precision(config, target))
+    return min(max(target, low), high)
+
+
+def _with_scheduled(config: FracConfig, target: float, reach: Reach) -> str:
+    if reach.gated_share == 1:
+        return ""
+    precision = scheduled_precision(config, target)
+    low, high = reach.at(precision)
+    share = 100 * (1 - reach.gated_share)
+    return f" ({low:.3f} to {high:.3f} % with the {share:.0f} % that no gate can choose for at {precision})"
+
+
+def _cost(config: FracConfig, precision: Precision) -> float:
+    """Training cost of an op with weights, in per cent of full precision."""
+    return 100 * sum(precision.shares(config.gate_weight_bits)) / 3
 
 
 def _move(targets: tuple[float, ...], low: float, high: float) -> tuple[float, ...]:

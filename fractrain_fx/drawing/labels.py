@@ -12,6 +12,7 @@ from fractrain_fx.config.precision import FLOAT_BITS, Precision
 from fractrain_fx.drawing.picture import Shape
 from fractrain_fx.passes import Block, Op
 from fractrain_fx.passes.graph.contractions import function_name
+from fractrain_fx.passes.graph.facts import STAGE
 
 __all__ = ["amount", "bits_text", "block_shape", "op_shape", "short"]
 
@@ -46,7 +47,7 @@ def op_shape(op: Op, config: FracConfig, total: int, tensors: str = "") -> Shape
         ("uncounted",) if op.macs is None else (f"{amount(op.macs)} MACs, {_share(op.macs, total)}",)
     )
     reason = op.precision.reason
-    if op.precision.mode not in ("gated", "scheduled"):
+    if op.precision.mode != "gated" and reason != STAGE:
         lines += (f"{op.precision.mode}: {reason}",)
     lines += (tensors,) if tensors else ()
     return Shape(
@@ -138,7 +139,8 @@ def _bits(op: Op, config: FracConfig) -> tuple[tuple[int, int], tuple[int, int],
         return (FLOAT_BITS,) * 2, (FLOAT_BITS,) * 2, (FLOAT_BITS,) * 2
     forward = min(each.fw for each in computing), max(each.fw for each in computing)
     backward = min(each.bw for each in computing), max(each.bw for each in computing)
-    weight = (config.gate_weight_bits,) * 2 if mode == "gated" else forward
+    fixed = mode == "gated" or (mode == "scheduled" and config.gated)
+    weight = (config.gate_weight_bits,) * 2 if fixed else forward
     return forward, weight, backward
 
 

@@ -65,7 +65,7 @@ class CostController:
         self._seen: Tensor | None = None
 
     def term(
-        self, cp: Float[Tensor, ""], target: float, samples: int, blocks: int, weight: float | None = None
+        self, cp: Float[Tensor, ""], target: float, samples: int, blocks: float, weight: float | None = None
     ) -> Float[Tensor, ""]:
         """The cost term of one batch, to be added to its mean task loss.
 
@@ -77,7 +77,7 @@ class CostController:
             cp: differentiable cost share 0..1 of the batch in this process.
             target: cost to hold, in per cent.
             samples: samples of the batch in this process.
-            blocks: gated blocks of the model.
+            blocks: gated blocks of the model, over their share of cp.
             weight: the number by which the loop will divide the loss; ``accumulate`` by default.
         """
         weight = self.accumulate if weight is None else weight

@@ -14,7 +14,7 @@ from fractrain_fx.config.precision import Precision
 from fractrain_fx.engine.controller import CostController
 from fractrain_fx.engine.distributed import mean_over_ranks
 from fractrain_fx.engine.ledger import Ledger
-from fractrain_fx.engine.meter import EpochMeter
+from fractrain_fx.engine.meter import EpochMeter, refuse_bad_step
 from fractrain_fx.engine.schedules import Level, StagePlan, StageSchedule, plan_stages
 from fractrain_fx.engine.steered import (
     SteeredModel,
@@ -54,8 +54,8 @@ class Engine:
     """Trains a ``FracModel`` by its own configuration, inside any training loop.
 
     Call :meth:`loss` after each forward of a training step, and :meth:`end_epoch` after each epoch. PFQ changes the
-    model's precision at turning points, FracTrain its target cp; DFQ and SLU hold the last target; static and float
-    have one stage. Nothing in :meth:`loss` waits for the device.
+    model's precision at turning points, FracTrain its target cp and the precision of ops that no gate can choose for;
+    DFQ and SLU hold the last target; static and float have one stage. Nothing in :meth:`loss` waits for the device.
 
     Args:
         model: the model, also inside ``torch.compile`` or ``DistributedDataParallel``.
@@ -153,7 +153,9 @@ class Engine:
             self._meter.add(seen, cost, samples)
             self._watch.hand_out(task_loss, cost_term=False)
             return task_loss
-        term = self._controller.term(cost.cp, self._target, samples, len(cost.choice), weight)
+        # Ops that follow the stage weigh in cp like blocks of mean size that no gate chooses for.
+        blocks = len(cost.choice) / self.model.gated_share
+        term = self._controller.term(cost.cp, self._target, samples, blocks, weight)
         share = self.accumulate / (self.accumulate if weight is None else weight)  # of the step's cost term, as a mean
         self._meter.add(seen, cost, samples, cost_term=share * term)
         self._watch.hand_out(term, cost_term=True)
@@ -188,7 +190,7 @@ class Engine:
         Raises:
             NonFiniteLossError: one is not; names the first such step of this process.
         """
-        _refuse_bad_step(self._meter.bad_step(), len(self.ledger.rows) + 1, self._meter.steps)
+        refuse_bad_step(self._meter.bad_step(), len(self.ledger.rows) + 1, self._meter.steps)
 
     def end_epoch(self, mean_loss: float | None = None) -> StageChange | None:
         """Close the epoch, and move to the next stage if the schedule says so.
@@ -215,7 +217,7 @@ class Engine:
         self._meter = EpochMeter()
         self._controller.start_step()
         row = self.ledger.close_epoch(sums, self._stage, level_text(self.level), self.model.trained_share)
-        _refuse_bad_step(sums.bad_step, row.epoch, steps)
+        refuse_bad_step(sums.bad_step, row.epoch, steps)
         if row.loss is None:  # this process had finite losses, but all must stop together
             raise NonFiniteLossError(f"a task loss of epoch {row.epoch} was NaN or infinite in another process")
         steered = sums.loss + sums.cost_term if self.model.frac_config.indicator == "total" else sums.loss
@@ -287,11 +289,5 @@ class Engine:
     def _apply_level(self) -> None:
         if self.model.frac_config.scheduled and isinstance(self.level, Precision):
             self.model.set_precision(self.level)
-
-
-def _refuse_bad_step(step: int, epoch: int, steps: int) -> None:
-    if step:
-        raise NonFiniteLossError(
-            f"the task loss of step {step} of epoch {epoch} (of {steps} steps so far) was NaN or infinite: the stage "
-            "stays. Go back to the last checkpoint and lower the learning rate, or check this batch's data"
-        )
+        elif self.model.frac_config.gated:
+            self.model.set_target(self._target)

@@ -12,8 +12,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fractrain_fx.engine.distributed import is_first, sum_over_ranks
+from fractrain_fx.errors import NonFiniteLossError
 
-__all__ = ["EpochMeter", "EpochSums", "StepCost"]
+__all__ = ["EpochMeter", "EpochSums", "StepCost", "refuse_bad_step"]
 
 _SHARES = ("cp", "cp_total", "fw", "eb", "gc")
 
@@ -134,4 +135,22 @@ class EpochMeter:
             options=options,
             samples=round(samples),
             bad_step=bad_step,
+        )
+
+
+def refuse_bad_step(step: int, epoch: int, steps: int) -> None:
+    """Refuse an epoch with a loss that is not finite.
+
+    Args:
+        step: the first step with such a loss, counted from 1; 0 if there is none.
+        epoch: the epoch.
+        steps: its steps so far.
+
+    Raises:
+        NonFiniteLossError: ``step`` is not 0.
+    """
+    if step:
+        raise NonFiniteLossError(
+            f"the task loss of step {step} of epoch {epoch} (of {steps} steps so far) was NaN or infinite: the stage "
+            "stays. Go back to the last checkpoint and lower the learning rate, or check this batch's data"
         )

@@ -23,7 +23,7 @@ class SteeredModel(Protocol):
 
     ``cost`` and ``batch`` (samples) are those of the last forward; ``targets`` are in per cent, one for each stage;
     ``uncounted`` is the number of contractions that no formula counts. ``trained_share`` (0..1) is the share of the
-    full-precision cost that remains with frozen parameters.
+    full-precision cost that remains with frozen parameters; ``gated_share`` the share of cp that is of gated ops.
     """
 
     @property
@@ -39,8 +39,11 @@ class SteeredModel(Protocol):
     @property
     def trained_share(self) -> float: ...
     @property
+    def gated_share(self) -> float: ...
+    @property
     def targets(self) -> tuple[float, ...]: ...
     def set_precision(self, precision: Precision, /) -> object: ...
+    def set_target(self, target: float, /) -> object: ...
     def look_for_changes(self) -> object: ...
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from fractrain_fx.config import BLOCK_FORMATS
 from fractrain_fx.config.precision import FULL, Precision
+from fractrain_fx.config.targets import scheduled_precision
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.hardware.bitfusion import FREQUENCY, training_step
 from fractrain_fx.nn.cost import OpCost
@@ -217,7 +218,11 @@ def _spent(prices: StepPrices, row: EpochRow) -> Iterator[tuple[Op, bool, Sums]]
                 share * prices.of(op, cost, option, config.gate_weight_bits) for option, share in chosen if share
             )
         elif mode == "scheduled":
-            sums = prices.of(op, cost, Precision.parse(row.level))
+            if config.gated:
+                followed = scheduled_precision(config, prices.model.targets[row.stage])
+                sums = prices.of(op, cost, followed, config.gate_weight_bits)
+            else:
+                sums = prices.of(op, cost, Precision.parse(row.level))
         else:
             sums = prices.of(op, cost, op.precision.precision or FULL)
         yield op, mode in ("gated", "scheduled"), sums

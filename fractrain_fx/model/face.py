@@ -12,12 +12,13 @@ from torch.fx.passes.infra.pass_base import PassBase
 from fractrain_fx.capture import RecordedModule
 from fractrain_fx.config.checks import check_stage
 from fractrain_fx.config.precision import Precision
+from fractrain_fx.config.targets import scheduled_precision
 from fractrain_fx.errors import ConfigError, InputError
 from fractrain_fx.model.checkpointing import Checkpointed
 from fractrain_fx.model.groups import param_groups
 from fractrain_fx.model.loops import refuse_plain_trainer
 from fractrain_fx.model.state import ModelState
-from fractrain_fx.nn.bits import StageBits
+from fractrain_fx.nn.bits import set_stage
 from fractrain_fx.passes.graph.edit import NAMESPACE
 from fractrain_fx.rewriting import OWN, Rewritten
 from fractrain_fx.tied.setting import belongs_to_original, require_no_part
@@ -103,9 +104,15 @@ class FracModel(Checkpointed):
                 ops, always at 8 bits.
         """
         check_stage(self.frac_config, precision)
-        for module in self.modules():
-            if isinstance(module, StageBits):
-                module.set(precision)
+        set_stage(self, precision)
+
+    def set_target(self, target: float) -> None:
+        """Give the ops that no gate can choose for the precision of a stage with this target cp, in per cent.
+
+        ``Engine`` calls it at turning points. The graph does not change.
+        """
+        if self.frac_config.gated:
+            set_stage(self, scheduled_precision(self.frac_config, target))
 
     def param_groups(
         self, *, gates: Mapping[str, Any] | None = None, decay_norms_and_biases: bool = True

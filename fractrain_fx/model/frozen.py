@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 from fractrain_fx.capture import RecordedModule
 from fractrain_fx.config import FracConfig
-from fractrain_fx.passes import MeterCost, reachable
+from fractrain_fx.config.targets import Reach
+from fractrain_fx.passes import MeterCost, reach_of
 from fractrain_fx.passes.analyse.trained import Place, follow_trained, places_of
 
 __all__ = ["Frozen"]
@@ -33,13 +34,11 @@ class Frozen:
         self._places: list[Place] = places_of(graphs[0])
         self._flags = self._read()
 
-    def follow(
-        self, reach: tuple[float, float] | None, targets: Sequence[float], *, anew: bool = False
-    ) -> tuple[float, float] | None:
+    def follow(self, reach: Reach | None, targets: Sequence[float], *, anew: bool = False) -> Reach | None:
         """Change ops and costs if parameters were frozen or unfrozen since the last call.
 
         Args:
-            reach: lowest and highest cp in per cent that the gates could choose.
+            reach: the costs that the model could have.
             targets: cp of each stage in per cent.
             anew: compute costs even if nothing changed.
 
@@ -56,7 +55,8 @@ class Frozen:
             MeterCost(self._config).refresh(graph_module)
         if reach is None:
             return None
-        low, high = reachable(self._graphs[0], self._config)
+        reach = reach_of(self._graphs[0], self._config)
+        low, high = reach.interval
         missed = [target for target in targets if not low - _ROUNDING <= target <= high + _ROUNDING]
         if missed and not anew:
             warnings.warn(
@@ -65,7 +65,7 @@ class Frozen:
                 "FracConfig(targets=...) within that reach",
                 stacklevel=5,
             )
-        return low, high
+        return reach
 
     def _read(self) -> list[bool | None]:
         return [None if (p := parameters.get(name)) is None else p.requires_grad for parameters, name in self._places]

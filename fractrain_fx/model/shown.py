@@ -135,9 +135,14 @@ class Shown(nn.Module):
 
     @property
     def reachable(self) -> tuple[float, float] | None:
-        """Lowest and highest cp in per cent that the gates can choose; ``None`` without gates."""
+        """Lowest and highest cp in per cent that gates and stages can choose; ``None`` without gates."""
         self._state.follow_frozen()
-        return self._state.reachable
+        return None if self._state.reach is None else self._state.reach.interval
+
+    @property
+    def gated_share(self) -> float:
+        """The gated ops as a share (0..1) of the cost that cp is over; the others are scheduled."""
+        return 1.0 if self._state.reach is None else self._state.reach.gated_share
 
     def extra_repr(self) -> str:
         """Method, ops, blocks and MACs in one line."""

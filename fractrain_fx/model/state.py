@@ -33,7 +33,7 @@ class ModelState:
         recording: the rewritten graphs, and the inputs they were recorded on.
         config: the configuration they were rewritten with.
         targets: target cp of each stage in per cent, if there are gates.
-        reachable: lowest and highest cp in per cent that the gates can choose, if there are gates.
+        reach: the costs that the model can have, if there are gates.
         cost: of the last forward.
         batch: number of samples of the last forward.
         calibrated: whether every activation range was seen.
@@ -52,7 +52,7 @@ class ModelState:
         self.config = config
         self.passes = rewritten.chain
         self.targets = rewritten.targets
-        self.reachable = rewritten.reachable
+        self.reach = rewritten.reach
         self.cost: Cost | None = None
         self.batch: int | None = None
         self.calibrated = calibrated
@@ -102,7 +102,7 @@ class ModelState:
     def follow_frozen(self, *, anew: bool = False) -> None:
         """Update costs from the present ``requires_grad`` of the parameters, unless torch is compiling."""
         if not torch.compiler.is_compiling():
-            self.reachable = self._frozen.follow(self.reachable, self.targets, anew=anew)
+            self.reach = self._frozen.follow(self.reach, self.targets, anew=anew)
 
     def attribute(self, name: str) -> Any:
         """An attribute of the original. One without a ``config`` still gives ours there, with a warning."""
@@ -133,7 +133,7 @@ class ModelState:
         # The memo has the copied modules of the recording now, so the copy of the original uses the same ones.
         original = copy.deepcopy(self.original, memo)
         recording = replace(self.recording, train=train, eval=evaluate)
-        rewritten = Rewritten(original, recording, self.config, self.passes, self.targets, self.reachable)
+        rewritten = Rewritten(original, recording, self.config, self.passes, self.targets, self.reach)
         copied = ModelState(rewritten, copy.deepcopy(self.tied, memo), calibrated=self.calibrated)
         copied.checkpointing = self.checkpointing
         return copied

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from fractrain_fx.config.precision import Precision
 
-__all__ = ["StageBits", "WidthTable", "width_name"]
+__all__ = ["StageBits", "WidthTable", "set_stage", "width_name"]
 
 
 class StageBits(nn.Module):
@@ -25,6 +25,13 @@ class StageBits(nn.Module):
         """Change the precision in place (0-dim int32 buffers)."""
         self.fw.fill_(precision.fw)
         self.bw.fill_(precision.bw)
+
+
+def set_stage(model: nn.Module, precision: Precision) -> None:
+    """Set the precision of a model's scheduled ops, without changing its graph."""
+    for module in model.modules():
+        if isinstance(module, StageBits):
+            module.set(precision)
 
 
 class WidthTable(nn.Module):

@@ -21,7 +21,7 @@ class Cost(NamedTuple):
     """Shares (0..1) of the full-precision cost of training on a batch, averaged over its samples.
 
     Attributes:
-        cp: over the gated (or scheduled) ops; differentiable in the choices. The controller steers it.
+        cp: over the gated and scheduled ops; differentiable in the choices. The controller steers it.
         cp_total: over every counted contraction.
         fw, eb, gc: shares of the forward pass, error back-propagation and gradient computation, over the ops of ``cp``.
         choice: for each gated block, the one-hot choice of every sample.
@@ -44,15 +44,11 @@ class OpCost(NamedTuple):
     def spent(self, precision: Precision, weight_bits: int | None = None) -> tuple[float, float, float]:
         """MACs of FW, EB and GC, each times its share of a 32 x 32 bit product.
 
-        ``b w``, ``g w`` and ``b g`` over 32 x 32 (``b``, ``g``, ``w``: forward, backward, weight bits). ``weight_bits``
-        defaults to the forward bits; products of two activations have no weight and always use those.
+        ``weight_bits`` defaults to the forward bits; products of two activations have no weight and always use those.
         """
-        if precision.skips:
-            return 0.0, 0.0, 0.0
-        b, g = precision.fw, precision.bw
-        w = b if weight_bits is None or not self.weight else weight_bits
+        shares = precision.shares(precision.fw if weight_bits is None or not self.weight else weight_bits)
         fw, eb, gc = self.macs
-        return fw * b * w / _FULL, eb * g * w / _FULL, gc * b * g / _FULL
+        return fw * shares[0], eb * shares[1], gc * shares[2]
 
 
 class CostMeter(FullPrecision):
@@ -62,10 +58,12 @@ class CostMeter(FullPrecision):
 
     Args:
         gated: for each gated block, MACs spent on FW, EB and GC by option: ``[options][3]``.
-        full: full-precision MACs of FW, EB and GC over the gated ops, or over the scheduled ones.
-        scheduled: MACs of FW, EB and GC over the scheduled ops.
+        full: full-precision MACs of FW, EB and GC over the gated and scheduled ops.
+        scheduled: MACs of FW, EB and GC over the scheduled ops whose second operand has the stage's forward bits.
         fixed: MACs that float and pinned ops spend at their own bits.
         total: full-precision MACs over all counted ops.
+        weighted: MACs of FW, EB and GC over the scheduled ops whose weights have ``weight_bits``.
+        weight_bits: bits of the weights of ``weighted``.
     """
 
     def __init__(
@@ -75,23 +73,30 @@ class CostMeter(FullPrecision):
         scheduled: Sequence[float],
         fixed: Sequence[float],
         total: Sequence[float],
+        weighted: Sequence[float] = (0.0, 0.0, 0.0),
+        weight_bits: int = FLOAT_BITS,
     ) -> None:
         super().__init__()
         self.blocks = tuple(gated)
+        self.weight_bits = weight_bits
         for name, values in (
             ("table", [[list(option) for option in block] for block in gated.values()]),
             ("full", full),
             ("scheduled", scheduled),
             ("fixed", fixed),
             ("total", total),
+            ("weighted", weighted),
         ):
-            self.register_buffer(name, torch.tensor(values, dtype=torch.float64).to(torch.float32))
+            # Checkpoints that were written before gated models had scheduled ops lack ``weighted``.
+            table = torch.tensor(values, dtype=torch.float64).to(torch.float32)
+            self.register_buffer(name, table, persistent=name != "weighted")
 
     table: Tensor
     full: Tensor
     scheduled: Tensor
     fixed: Tensor
     total: Tensor
+    weighted: Tensor
 
     @torch.no_grad()
     def follow(self, other: CostMeter) -> None:
@@ -100,7 +105,7 @@ class CostMeter(FullPrecision):
             self.get_buffer(name).copy_(value)
 
     def of_samples(self, choices: Sequence[Float[Tensor, "batch options"]]) -> Float[Tensor, " batch"]:
-        """The cost of each sample's choices (one tensor for each gated block), a share (0..1) like ``Cost.cp``."""
+        """The share (0..1) that each sample's choices (one tensor for each gated block) add to ``Cost.cp``."""
         prices = self.table.sum(dim=-1)  # of each option of each block
         spent = torch.stack([choice.float() @ price for choice, price in zip(choices, prices, strict=True)])
         return spent.sum(dim=0) / self.full.sum()
@@ -113,7 +118,9 @@ class CostMeter(FullPrecision):
             spent = spent + (frequency.unsqueeze(-1) * self.table).sum(dim=(0, 1))
         if bits is not None:
             b, g = (each.to(torch.float32) for each in bits)
+            w = self.weight_bits
             spent = spent + self.scheduled * torch.stack([b * b, g * b, b * g]) / _FULL
+            spent = spent + self.weighted * torch.stack([b * w, g * w, b * g]) / _FULL
         measured = self.full.sum() > 0
         everything = (spent + self.fixed).sum() / self.total.sum()
         paths = torch.where(self.full > 0, spent / self.full.clamp(min=1), torch.zeros_like(spent))

@@ -34,7 +34,7 @@ from fractrain_fx.passes.graph.facts import (
     ops_of,
 )
 from fractrain_fx.passes.rewrite.attention import KeepAttention, OpenAttention
-from fractrain_fx.passes.rewrite.cost import MeterCost, costed, reachable
+from fractrain_fx.passes.rewrite.cost import MeterCost, costed, reach_of, reachable
 from fractrain_fx.passes.rewrite.gate_size import GateSize, controller_size, gate_sizes
 from fractrain_fx.passes.rewrite.gates import InsertGates
 from fractrain_fx.passes.rewrite.mix_outputs import MixOutputs
@@ -80,6 +80,7 @@ __all__ = [
     "not_on_int8",
     "not_on_torchao",
     "ops_of",
+    "reach_of",
     "reachable",
     "undispatched",
     "unfused",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 
 from fractrain_fx.passes import Block, GateSize, Op
+from fractrain_fx.passes.graph.facts import STAGE
 
 __all__ = ["COLUMNS", "Row", "tree"]
 
@@ -119,7 +120,7 @@ def _precisions(block: Block, ops: list[Op], options: Sequence[str]) -> str:
         if op.precision.mode == "gated":
             usable = [option for option in options if block.skip is not None or option != "FW-0/BW-0"]
             word = f"gated: {len(usable)} options{'' if len(usable) == len(options) else ', cannot skip'}"
-        elif op.precision.mode == "scheduled":
+        elif op.precision.reason == STAGE:
             word = f"scheduled: {len(options)} stage{'s' if len(options) != 1 else ''}"
         words[word] = words.get(word, 0) + 1
     if len(words) == 1:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from fractrain_fx.config.targets import scheduled_precision
 from fractrain_fx.errors import InputError
 from fractrain_fx.model import FracModel
 from fractrain_fx.passes import Block, GateSize, Op, controller_size, gate_sizes
@@ -37,6 +38,7 @@ class Summary:
         leaves: modules kept as one node, with the reason.
         targets: cp of each stage in per cent (gated methods).
         reachable: lowest and highest cp in per cent (gated methods).
+        followed: the precision of scheduled ops at each target, as text (gated methods).
         notes: other facts about the recording, such as a fixed batch size or values that could not be compared.
         loud: one line about what a reader must not miss (much that stays float, is not counted, or is spent on gates;
             samples in another dimension than modules expect); empty for most models. It is printed first.
@@ -59,6 +61,7 @@ class Summary:
     parameters: int
     gate_parameters: int
     gates: dict[str, GateSize] = field(default_factory=dict)
+    followed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     loud: str = ""
     shapes: dict[str, str] = field(default_factory=dict)
@@ -133,6 +136,8 @@ class Summary:
             low, high = self.reachable
             targets = " / ".join(f"{target:.2f} %" for target in self.targets)
             yield f"target cp by stage: {targets} of full precision (the gates reach {low:.2f} % to {high:.2f} %)"
+        if self.followed and self.share("scheduled"):
+            yield f"scheduled, since no gate can choose: {' / '.join(self.followed)} at these targets, part of cp"
         if self.gate_parameters:
             macs = sum(gate.macs for gate in self.gates.values())
             more = f"{macs:,} MACs a sample ({100 * macs / max(self.macs, 1):.3f} %)"
@@ -175,6 +180,7 @@ def summarize(model: FracModel, *, ops: bool = False, shapes: bool = False) -> S
         parameters=sum(p.numel() for name, p in model.named_parameters() if not name.startswith(f"{NAMESPACE}.")),
         gate_parameters=controller_size(config).parameters + sum(g.parameters for g in gates.values()) if gates else 0,
         gates=gates,
+        followed=tuple(str(scheduled_precision(config, target)) for target in model.targets),
         notes=tuple(notes_of(model)),
         loud=loud_line(
             model.ops, sum(gate.macs for gate in gates.values()), samples_in_sequence(graph_module), config.method

@@ -22,7 +22,7 @@ class FakeModel(nn.Module):
         self.macs_of_block = macs_of_block
         self.macs = sum(macs_of_block)
         self.uncounted = 0
-        self.trained_share = 1.0
+        self.trained_share = self.gated_share = 1.0
         self.targets = self.frac_config.targets.per_cent if self.frac_config.targets else (1.5, 2.0, 2.5, 3.0)
         self.batch = 0
         self.precisions: list[Precision] = []
@@ -36,6 +36,9 @@ class FakeModel(nn.Module):
 
     def set_precision(self, precision: Precision) -> None:
         self.precisions.append(precision)
+
+    def set_target(self, target: float) -> None:
+        self.followed = target
 
     def look_for_changes(self) -> None:
         pass

@@ -30,13 +30,16 @@ class Steered:
 
     def __init__(self, model: FracModel) -> None:
         self.frac_config, self.macs, self.targets = model.frac_config, model.macs, model.targets
-        self.uncounted, self.trained_share = model.uncounted, model.trained_share
+        self.uncounted, self.trained_share, self.gated_share = model.uncounted, model.trained_share, model.gated_share
         (self._meter,) = (module for module in model.graph_module.modules() if isinstance(module, CostMeter))
         self.batch = BATCH
         self.cost: Cost
 
     def set_precision(self, precision: Precision) -> None:
         raise AssertionError("only gated methods are made here")
+
+    def set_target(self, target: float) -> None:
+        pass
 
     def look_for_changes(self) -> None:
         pass

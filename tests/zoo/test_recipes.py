@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fractrain_fx.config.targets import resolve_targets
+from fractrain_fx.config.targets import Reach, resolve_targets
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.zoo.recipes import TABLES, Recipe, load_recipe, load_recipes, recipes_of
 
@@ -84,7 +84,8 @@ def test_targets_of_resnets_lie_within_what_their_options_reach() -> None:
                 option.fw * config.gate_weight_bits + option.bw * config.gate_weight_bits + option.fw * option.bw
                 for option in config.gate_options
             )
-            assert resolve_targets(config, 0.1, 100 * dearest / 3072) == tuple(
+            reach = Reach((0.1, 100 * dearest / 3072), 100, 100, dict.fromkeys(config.precision_stages, 0.0))
+            assert resolve_targets(config, reach) == tuple(
                 config.targets.per_cent if config.method == "fractrain" else config.targets.per_cent[-1:]  # type: ignore[union-attr]
             )
 

@@ -15,7 +15,7 @@ from fractrain_fx.errors import ModelError, PassError, RuleError, near
 from fractrain_fx.passes.graph.arithmetic import arithmetic_of
 from fractrain_fx.passes.graph.contractions import OPAQUE_KINDS, UNSPLIT_KINDS, contraction, function_name, operand
 from fractrain_fx.passes.graph.edit import unique, varying
-from fractrain_fx.passes.graph.facts import TRAINED, Decision, Op, blocks_of, facts, ops_of
+from fractrain_fx.passes.graph.facts import STAGE, TRAINED, Decision, Op, blocks_of, facts, ops_of
 
 __all__ = ["DecidePrecision"]
 
@@ -49,7 +49,8 @@ class DecidePrecision(PassBase):
         readable = _readable_blocks(graph_module)
         for node, op in ops:
             op.precision = self._decide(node, op, labels.get(op.name, ()), pins.get(op.name), op.block in readable)
-        _follow_training(graph_module, [op for _, op in ops])
+        if self.config.gated:
+            _follow_training(graph_module, [op for _, op in ops])
         gated = {op.block for _, op in ops if op.precision.mode == "gated"}
         for block in blocks_of(graph_module.graph):
             block.gated = block.name in gated
@@ -119,14 +120,16 @@ class DecidePrecision(PassBase):
         if "constant" in labels:
             return Decision("float", "no gradient passes and no weight is read")
         if self.config.scheduled:
-            return Decision("scheduled", "stage precision")
-        if facts(node).batch is None and facts(node).samples is not None:
-            return Decision("float", "its samples are in mixed order, so no gate can choose for each")
-        if facts(node).batch is None:
-            return Decision("float", "all samples share it, so no gate can choose for each")
-        if not readable:
-            return Decision("float", f"all samples share the entry of block {op.block!r}, so no gate can read it")
-        return Decision("gated", f"gate of block {op.block!r}")
+            return Decision("scheduled", STAGE)
+        if facts(node).batch is not None and readable:
+            return Decision("gated", f"gate of block {op.block!r}")
+        if facts(node).batch is not None:
+            why = f"all samples share the entry of block {op.block!r}, so no gate can read it"
+        elif facts(node).samples is not None:
+            why = "its samples are in mixed order, so no gate can choose for each"
+        else:
+            why = "all samples share it, so no gate can choose for each"
+        return Decision("scheduled" if self.config.schedules_rest else "float", why)
 
     def ensures(self, graph_module: GraphModule) -> None:
         for _, op in ops_of(graph_module.graph):
@@ -151,13 +154,15 @@ def _name_as_in_training(graph_module: GraphModule) -> None:
 
 
 def _follow_training(graph_module: GraphModule, ops: list[Op]) -> None:
-    """Gate no op of an evaluation graph that training does not gate: such a gate would never be trained."""
+    """Steer the ops of an evaluation graph as training does: other gates and ranges would never be trained."""
     training = graph_module.meta.get(TRAINED)
     if training is None:
         return
     trained = {op.name: op for _, op in ops_of(training.graph)}
     for op in ops:
         known = trained.get(op.name)
+        if op.precision.mode == "scheduled" and (known is None or known.precision.mode != "scheduled"):
+            op.precision = Decision("float", "training does not round it by stage")
         if op.precision.mode != "gated":
             continue
         if known is not None and known.precision.mode != "gated":
@@ -200,7 +205,7 @@ def _labels(graph_module: GraphModule, ops: list[tuple[Node, Op]]) -> dict[str, 
         found = [
             label
             for label, holds in (
-                ("first", first in untouched or second in untouched),
+                ("first", (first in untouched or second in untouched) and not {first, second} & product),
                 ("last", node not in after and op.name not in residual),
                 ("depthwise", op.depthwise),
                 ("constant", second in moving and not op.input_gradient and not op.weight_gradient),

@@ -112,7 +112,8 @@ def _wide(op: Op, config: FracConfig) -> str | None:
         options = config.projection_options if op.skip_path else config.gate_options
         fw, weights = [option.fw for option in options], [config.gate_weight_bits]
     else:
-        fw = weights = [stage.fw for stage in config.precision_stages]
+        fw = [stage.fw for stage in config.precision_stages]
+        weights = [config.gate_weight_bits] if config.gated else fw
     if not any(bits <= CODE_BITS for bits in weights):
         return f"its weight has {min(weights)} bits, more than {CODE_BITS}"
     if not any(0 < bits <= CODE_BITS for bits in fw):

@@ -14,6 +14,7 @@ from fractrain_fx.nn.batch_axis import BatchAxis
 
 __all__ = [
     "FIXED_BATCH",
+    "STAGE",
     "TRAINED",
     "Block",
     "Decision",
@@ -32,6 +33,9 @@ TRAINED = "trained"
 
 FIXED_BATCH = "fixed_batch"
 """Key of ``graph_module.meta``: whether the graph runs only at the batch size of its example."""
+
+STAGE = "stage precision"
+"""The reason of an op that is scheduled because the whole model is."""
 
 Mode = Literal["float", "pinned", "scheduled", "gated", "uncounted"]
 Role = Literal[
@@ -57,8 +61,8 @@ class Decision:
     """The precision of an op, and the reason for it.
 
     Attributes:
-        mode: ``float``, ``pinned`` (by a rule), ``scheduled`` (one precision for all, by stage), ``gated`` (chosen for
-            each sample) or ``uncounted`` (no formula gives its cost, and it stays float).
+        mode: ``float``, ``pinned`` (by a rule), ``scheduled`` (one precision for all samples, by stage), ``gated``
+            (chosen for each sample) or ``uncounted`` (no formula gives its cost, and it stays float).
         reason: the rule or cause in words.
         precision: the bits of a pinned op.
     """

@@ -9,13 +9,14 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from fractrain_fx.config import FracConfig
 from fractrain_fx.config.precision import FULL
+from fractrain_fx.config.targets import Reach
 from fractrain_fx.errors import PassError
 from fractrain_fx.nn.cost import CostMeter, OpCost
 from fractrain_fx.passes.graph.contractions import contraction, operand
 from fractrain_fx.passes.graph.edit import call, insert_module, unique, varying
 from fractrain_fx.passes.graph.facts import Op, blocks_of, choices_of, facts, ops_of
 
-__all__ = ["MeterCost", "costed", "op_cost", "reachable"]
+__all__ = ["MeterCost", "costed", "op_cost", "reach_of", "reachable"]
 
 Paths = tuple[float, float, float]
 
@@ -50,17 +51,18 @@ class MeterCost(PassBase):
 
     def _meter(self, graph_module: GraphModule, gated_blocks: list[str]) -> CostMeter:
         tables = _tables(graph_module, self.config)
-        scheduled, fixed, steered, total = ([0.0, 0.0, 0.0] for _ in range(4))
+        scheduled, weighted, fixed, steered, total = ([0.0, 0.0, 0.0] for _ in range(5))
         for op, cost in costed(graph_module):
             mode = op.precision.mode
             _accumulate(total, cost.macs)
             if mode in ("gated", "scheduled"):
                 _accumulate(steered, cost.macs)
             if mode == "scheduled":
-                _accumulate(scheduled, cost.macs)
+                _accumulate(weighted if self.config.gated and cost.weight else scheduled, cost.macs)
             elif mode != "gated":
                 _accumulate(fixed, cost.spent(op.precision.precision or FULL))
-        return CostMeter({name: tables[name] for name in gated_blocks}, steered, scheduled, fixed, total)
+        gated = {name: tables[name] for name in gated_blocks}
+        return CostMeter(gated, steered, scheduled, fixed, total, weighted, self.config.gate_weight_bits)
 
     def refresh(self, graph_module: GraphModule) -> None:
         """Update the cost node of a graph after the backward products of its ops have changed."""
@@ -85,10 +87,14 @@ def op_cost(node: Node, op: Op, moving: set[Node]) -> OpCost:
     return OpCost(op.training_macs, weight)
 
 
-def reachable(graph_module: GraphModule, config: FracConfig) -> tuple[float, float]:
-    """The lowest and highest cp, in per cent, that the gates of a graph can choose."""
-    full = sum(sum(cost.macs) for op, cost in costed(graph_module) if op.precision.mode == "gated")
-    low = high = 0.0
+def reach_of(graph_module: GraphModule, config: FracConfig) -> Reach:
+    """What the gates of a graph can choose, and what its scheduled ops cost."""
+    gated = full = low = high = 0.0
+    scheduled: list[OpCost] = []
+    for op, cost in costed(graph_module):
+        gated += sum(cost.macs) if op.precision.mode == "gated" else 0
+        full += sum(cost.macs) if op.precision.mode in ("gated", "scheduled") else 0
+        scheduled += [cost] if op.precision.mode == "scheduled" else []
     skippable = {block.name for block in blocks_of(graph_module.graph) if block.skip is not None}
     for name, table in _tables(graph_module, config).items():
         usable = [
@@ -97,7 +103,16 @@ def reachable(graph_module: GraphModule, config: FracConfig) -> tuple[float, flo
             if name in skippable or not option.skips
         ]
         low, high = low + min(usable), high + max(usable)
-    return 100 * low / full, 100 * high / full
+    spent = {
+        option: sum(sum(cost.spent(option, config.gate_weight_bits)) for cost in scheduled)
+        for option in config.precision_stages
+    }
+    return Reach((low, high), gated, full, spent)
+
+
+def reachable(graph_module: GraphModule, config: FracConfig) -> tuple[float, float]:
+    """The lowest and highest cp, in per cent, that the gates of a graph and its stages can choose."""
+    return reach_of(graph_module, config).interval
 
 
 def _tables(graph_module: GraphModule, config: FracConfig) -> dict[str, list[Paths]]:

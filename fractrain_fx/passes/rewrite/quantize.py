@@ -148,7 +148,9 @@ class _Writer:
     def _bits(self, op: Op) -> _Bits:
         mode, precision = op.precision.mode, op.precision.precision
         if mode == "scheduled":
-            return _Bits(self._stage("fw"), self._stage("bw"), self._stage("fw"))
+            gated = self._config.gated
+            weight = self._width(self._config.gate_weight_bits) if gated else self._stage("fw")
+            return _Bits(self._stage("fw"), self._stage("bw"), weight)
         if mode == "gated":
             weight = self._width(self._config.gate_weight_bits)
             return _Bits(weight, weight, weight, self._choices[op.block or ""])

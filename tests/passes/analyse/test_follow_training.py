@@ -27,7 +27,7 @@ def test_a_block_that_training_cannot_gate_is_not_gated_in_evaluation() -> None:
     x = torch.randn(4, 6)
     model = fractrainify(Pooled(), config=FracConfig(method="dfq"), example_inputs=(x,))
     training = {op.name: op for op in model.ops}
-    assert training["first"].precision.mode == "float" and training["second"].precision.mode == "gated"
+    assert training["first"].precision.mode == "scheduled" and training["second"].precision.mode == "gated"
     Engine(model).loss(model(x).square().mean()).backward()
     gates = {name: p for name, p in model.named_parameters() if name.startswith("frac.gates.")}
     assert gates and all(p.grad is not None for p in gates.values())
