@@ -165,7 +165,8 @@ class Variants:
             try:
                 return _not_compiled(self._record)(form, call, training, told)
             except FracTrainError as error:
-                refused, cause = refused_again(error), error.with_traceback(None)
+                refused = f"It cannot be recorded again for this call: {error}" if why else refused_again(error)
+                cause = error.with_traceback(None)
         if why is not None:
             raise InputError(f"{why}. {refused}") from cause
         recording = next(variant.recording for variant in self if variant.form == form)
