@@ -35,48 +35,55 @@ class Blocks:
     """
 
     def __init__(self, shape: Sequence[int], cuts: Sequence[Cut]) -> None:
-        pieces = [cut for cut in cuts if cut.size is not None]
-        self._sizes = [cut.size for cut in pieces if cut.size is not None]
-        cut_dims = [dim for cut in pieces for dim in cut.dims]
-        self._kept = [dim for dim in range(len(shape)) if dim not in cut_dims]
-        self._order = [*self._kept, *cut_dims]
-        self._lengths = [math.prod([shape[dim] for dim in cut.dims]) for cut in pieces]
         self._shape = tuple(shape)
-        whole = {dim for cut in cuts if cut.size is None for dim in cut.dims}
-        first = len(self._kept)
-        places = [first + 2 * number + 1 for number in range(len(pieces))]
-        self.dims = [place for place, dim in enumerate(self._kept) if dim in whole] + places
+        cut_of = {dim: cut for cut in cuts for dim in cut.dims}
+        # In the order of the tensor's memory wherever that can be, so that all steps of a rounding run along it.
+        self._groups: list[tuple[tuple[int, ...], int | None]] = []
+        self.dims: list[int] = []
         """The dimensions of what :meth:`split` gives that lie inside one block."""
+        place = 0
+        for dim in range(len(shape)):
+            cut = cut_of.get(dim)
+            if cut is None or cut.size is None:
+                self._groups.append(((dim,), None))
+                self.dims += [] if cut is None else [place]
+                place += 1
+            elif dim == max(cut.dims):
+                self._groups.append((cut.dims, min(cut.size, self._length(cut.dims))))
+                self.dims.append(place + 1)
+                place += 2
+        self._order = [dim for dims, _ in self._groups for dim in dims]
 
     def split(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*blocks"]:
-        """Each cut as two dimensions at the end, pieces and places in a piece. A view where memory allows it."""
-        if not self._sizes:
-            return x
-        x = x.permute(self._order)
-        x = x.reshape(*(self._shape[dim] for dim in self._kept), *self._lengths)
-        first = len(self._kept)
+        """Each cut as two dimensions, pieces and places in a piece. A view where memory allows it."""
+        lengths = [self._length(dims) for dims, _ in self._groups]
+        x = x.permute(self._order).reshape(lengths)
         padding: list[int] = []
-        for size, length in zip(self._sizes, self._lengths, strict=True):
-            padding = [0, -length % size, *padding]
+        for (_, size), length in zip(self._groups, lengths, strict=True):
+            padding = [0, 0 if size is None else -length % size, *padding]
         if any(padding):
             x = F.pad(x, padding)
-        for number, size in enumerate(self._sizes):
-            x = torch.unflatten(x, first + 2 * number, (-1, size))
+        place = 0
+        for _, size in self._groups:
+            if size is not None:
+                x = torch.unflatten(x, place, (-1, size))
+            place += 1 if size is None else 2
         return x
 
     def join(self, x: Float[Tensor, "*blocks"]) -> Float[Tensor, "*dims"]:
         """The tensor of blocks."""
-        if not self._sizes:
-            return x
-        first = len(self._kept)
-        for number, length in enumerate(self._lengths):
-            x = x.flatten(first + number, first + number + 1)
-            if length < x.shape[first + number]:
+        for place, (dims, size) in enumerate(self._groups):
+            if size is None:
+                continue
+            x, length = x.flatten(place, place + 1), self._length(dims)
+            if length < x.shape[place]:
                 # Whole before it is cut: a loop of torch 2.14's compiler over a shorter last block leaves values out.
-                x = once(x).narrow(first + number, 0, length)
+                x = once(x).narrow(place, 0, length)
         x = x.reshape([self._shape[dim] for dim in self._order])
-        back = sorted(range(len(self._order)), key=self._order.__getitem__)
-        return x.permute(back)
+        return x.permute(sorted(range(len(self._order)), key=self._order.__getitem__))
+
+    def _length(self, dims: tuple[int, ...]) -> int:
+        return math.prod([self._shape[dim] for dim in dims])
 
     def largest(self, blocks: Float[Tensor, "*blocks"]) -> Float[Tensor, "*blocks"]:
         """The largest size of a value in each block, shaped to broadcast against them."""

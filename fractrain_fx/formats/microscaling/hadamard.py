@@ -25,9 +25,9 @@ def rotation(width: int, seed: Int[Tensor, ""], like: Tensor) -> Float[Tensor, "
 
 def rotate(x: Float[Tensor, "*dims"], dim: int, matrix: Float[Tensor, "width width"]) -> Float[Tensor, "*longer"]:
     """Every ``width`` neighbours along a dimension times the matrix; zeros fill the last of them up."""
-    width = matrix.shape[0]
-    x = x.movedim(dim, -1)
-    if missing := -x.shape[-1] % width:
-        x = F.pad(x, (0, missing))
-    turned = torch.unflatten(x, -1, (-1, width)).matmul(matrix.mT)
-    return turned.flatten(-2).movedim(-1, dim)
+    width, after = matrix.shape[0], x.ndim - dim - 1
+    if missing := -x.shape[dim] % width:
+        x = F.pad(x, (*(0, 0) * after, 0, missing))
+    # One product of large matrices for each stretch, where the values lie: far quicker than many small ones.
+    stretches = x.reshape(-1, width, math.prod(x.shape[dim + 1 :]))
+    return matrix.matmul(stretches).view(x.shape)
