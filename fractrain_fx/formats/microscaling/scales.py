@@ -66,6 +66,6 @@ def _power(exponent: Tensor, like: Tensor) -> Tensor:
 
 
 def _capped(up: Tensor, grid: Grid) -> Tensor:
-    """Scales no larger than those whose largest value is finite, where a rounding of the scale went above that."""
+    """The scales, a little smaller where the element's largest number would become infinite."""
     reach = torch.finfo(up.dtype).max * (1 - 2.0**-24) / grid.largest
-    return up.clamp(max=reach)
+    return torch.where((up * grid.largest).isinf(), reach, up)
