@@ -13,6 +13,8 @@ from torch.fx.passes.infra.pass_base import PassBase
 from fractrain_fx.capture.inputs.wrappers import unwrapped
 from fractrain_fx.config import FracConfig
 from fractrain_fx.errors import ConfigError, InputError
+from fractrain_fx.hardware.catalogue import find_machine
+from fractrain_fx.hardware.machine import Machine
 from fractrain_fx.model import FracModel
 from fractrain_fx.passes import analysis_passes
 from fractrain_fx.passes.analyse.sequence_first import samples_in_sequence, sequence_first_words
@@ -71,16 +73,28 @@ def plan(
     config: FracConfig | None = None,
     example_inputs: Sequence[Any] | None = None,
     example_kwargs: Mapping[str, Any] | None = None,
+    machine: Machine | str | None = None,
+    batch: int = 128,
 ) -> Summary:
     """The table that ``summarize`` gives for a rewritten model, without rewriting it.
 
+    Args:
+        model: any ``nn.Module``.
+        config: method, precisions and gates.
+        example_inputs: positional inputs of one small batch.
+        example_kwargs: keyword inputs of that batch.
+        machine: a machine, or its name such as ``"h200"``, on which to compute what a training step takes.
+        batch: samples of that step.
+
     Raises:
-        FracTrainError: the errors of ``fractrainify``.
+        FracTrainError: the errors of ``fractrainify``, or there is no machine of that name.
     """
     config = _checked(model, config, example_inputs, example_kwargs)
+    machine = find_machine(machine) if isinstance(machine, str) else machine
     model = unwrapped(model)
     recording = record_model(model, config, example_inputs, example_kwargs)
-    return summarize(FracModel(rewrite(model, recording, config, analysis_passes(config))))
+    planned = FracModel(rewrite(model, recording, config, analysis_passes(config)))
+    return summarize(planned, machine=machine, batch=batch)
 
 
 def _checked(model: Any, config: Any, args: Any, kwargs: Any) -> FracConfig:

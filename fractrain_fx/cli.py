@@ -1,4 +1,4 @@
-"""The ``fractrain`` command: train, plan, inspect, zoo, report.
+"""The ``fractrain`` command: train, plan, inspect, machines, zoo, report.
 
 Each command imports the heavy modules that it needs, so that ``fractrain --help`` answers at once.
 """
@@ -33,7 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(given).as_dict()
     chosen: dict[str, Any] = arguments[arguments["command"]]
     chosen["given"] = given
-    commands = {"train": _train, "plan": _plan, "inspect": _inspect, "zoo": _zoo, "report": _report}
+    commands = {"train": _train, "plan": _plan, "inspect": _inspect}
+    commands |= {"machines": _machines, "zoo": _zoo, "report": _report}
     try:
         return commands[arguments["command"]](chosen)
     except FracTrainError as error:
@@ -73,8 +74,16 @@ def _parser() -> ArgumentParser:
                 "also draw it into FILE (.svg, .png, .pdf, .dot, .graphml, .json); with --ops, every contraction"
             )
             command.add_argument("--draw", metavar="FILE", type=str, help=text_draw)
+        else:
+            text_machine = "also compute what a training step takes on this machine ('fractrain machines' lists them)"
+            command.add_argument("--machine", metavar="NAME", type=str, help=text_machine)
+            command.add_argument("--batch", metavar="N", type=int, help="samples of that step (default: 128)")
         add_flags(command, loop=False)
         commands.add_subcommand("plan" if command is plan else "inspect", command, help=text)
+
+    machines = _new_parser("List the machines that --machine takes, with their figures and where those come from.")
+    machines.add_argument("--json", action="store_true", default=None, help="print JSON")
+    commands.add_subcommand("machines", machines, help="machines that a plan can be computed on")
 
     zoo = _new_parser(
         "The paper's models and runs: list them all, show a run's settings and numbers, or compare a table with ours."
@@ -98,7 +107,7 @@ def _parser() -> ArgumentParser:
     report.add_argument("--plots", metavar="DIR", type=str, help="write every plot as SVG and PNG too")
     report.add_argument("--epochs", metavar="N", nargs="+", type=int, help="epochs of the bit allocation plots")
     commands.add_subcommand("report", report, help="trajectories, stages, bits and cost of runs, as one HTML file")
-    for each in (train, plan, inspect, zoo, report):
+    for each in (train, plan, inspect, machines, zoo, report):
         each.add_argument("--debug", action="store_true", default=None, help="show the traceback of an error")
     return parser
 
@@ -199,6 +208,8 @@ def _show(arguments: dict[str, Any], *, rewrite: bool) -> int:
     from fractrain_fx.training.log import new_console
     from fractrain_fx.training.run import build
 
+    if not rewrite and arguments["batch"] is not None and arguments["machine"] is None:
+        raise ConfigError("--batch is the batch of a step on a machine: add --machine NAME, or leave it out")
     settings = _settings(arguments)
     built = build(settings, own_sizes=arguments["data"] is None and arguments["config"] is None)
     args, kwargs = built.examples()
@@ -212,11 +223,28 @@ def _show(arguments: dict[str, Any], *, rewrite: bool) -> int:
             files = draw(model, arguments["draw"], level=level, shapes=bool(arguments["shapes"]))
             print(f"drawn: {', '.join(map(str, files))}", file=sys.stderr)
     else:
-        summary = plan(built.model, config=settings.frac, example_inputs=args, example_kwargs=kwargs)
+        where = {"machine": arguments["machine"], "batch": 128 if arguments["batch"] is None else arguments["batch"]}
+        summary = plan(built.model, config=settings.frac, example_inputs=args, example_kwargs=kwargs, **where)
     if arguments["json"]:
         print(json.dumps(summary.to_dict(), default=str))
     else:
         new_console().print(replace(summary, show_ops=bool(arguments["ops"]), show_shapes=bool(arguments["shapes"])))
+    return 0
+
+
+def _machines(arguments: dict[str, Any]) -> int:
+    from fractrain_fx.hardware.catalogue import machine_rows
+    from fractrain_fx.summary.machines import machines_table, source_lines
+    from fractrain_fx.training.log import new_console
+
+    rows = machine_rows()
+    if arguments["json"]:
+        print(json.dumps(rows))
+        return 0
+    console = new_console()
+    console.print(machines_table(rows))
+    for line in source_lines(rows):
+        console.print(line, highlight=False, markup=False)
     return 0
 
 

@@ -161,3 +161,24 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         main(["--version"])
     assert capsys.readouterr().out.strip() == f"fractrain_fx {metadata.version('fractrain_fx')}"
+
+
+def test_a_plan_on_a_machine_says_what_a_step_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    model = ["plan", f"{TINY}:net", "--image-size", "8", "--method", "static"]
+    assert main([*model, "--machine", "h200", "--batch", "16"]) == 0
+    printed = capsys.readouterr().out
+    assert "a training step of 16 samples on h200" in printed and "FW-8/BW-8" in printed and "bfloat16" in printed
+    assert main([*model, "--machine", "bitfusion", "--json"]) == 0
+    steps = json.loads(capsys.readouterr().out)["steps"]
+    assert [step["precision"] for step in steps] == ["float32", "FW-8/BW-8"] and steps[0]["batch"] == 128
+    assert main([*model, "--machine", "h20"]) == 2 and main([*model, "--batch", "16"]) == 2
+    errors = capsys.readouterr().err
+    assert "did you mean 'h200'" in errors and "add --machine" in errors
+
+
+def test_machines_lists_figures_with_their_sources(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["machines"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "989.5" in printed and "NVIDIA H200 Tensor Core GPU Datasheet" in printed and "zc706" in printed
+    assert main(["machines", "--json"]) == 0
+    assert {row["name"]: row for row in json.loads(capsys.readouterr().out)}["l4"]["bandwidth"] == 300e9

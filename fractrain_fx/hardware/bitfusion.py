@@ -11,7 +11,7 @@ OC, batch B. ``a`` is the activation-like operand and ``w`` the weight-like one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 import numpy as np
@@ -43,11 +43,15 @@ DRAM = 15.0
 
 @dataclass(frozen=True)
 class ConvolutionRun:
-    """The cost of one convolution: ``cycles``, ``energy_nj`` (dynamic), and the number of ``passes``."""
+    """The cost of one convolution: ``cycles``, ``energy_nj`` (dynamic), and the number of ``passes``.
+
+    During ``waiting`` of the cycles the array waits for memory.
+    """
 
     cycles: int
     energy_nj: float
     passes: int = 1
+    waiting: int = field(default=0, compare=False)
 
     @property
     def seconds(self) -> float:
@@ -151,13 +155,14 @@ def convolution(
             raise ConfigError(f"{name}={value}: write at least 1 bit; a skipped layer is not run and costs nothing")
     a_digits, w_digits = -(-a_bits // NATIVE_BITS), -(-w_bits // NATIVE_BITS)
     passes = a_digits * w_digits
-    cycles, energy = _price(Layer(K, O, S, IC, OC, B, -(-a_bits // a_digits), -(-w_bits // w_digits), im2col))
-    return ConvolutionRun(cycles * passes, energy * passes / 1000, passes)
+    layer = Layer(K, O, S, IC, OC, B, -(-a_bits // a_digits), -(-w_bits // w_digits), im2col)
+    cycles, energy, waiting = _price(layer)
+    return ConvolutionRun(cycles * passes, energy * passes / 1000, passes, waiting * passes)
 
 
 @cache
-def _price(layer: Layer) -> tuple[int, float]:
-    """Cycles and energy (pJ) of one pass with the best tiling and loop order."""
+def _price(layer: Layer) -> tuple[int, float, int]:
+    """Cycles, energy (pJ) and cycles of waiting of one pass with the best tiling and loop order."""
     tiles = tilings(layer)
     if not tiles.count.size:
         raise ConfigError(f"{layer}: not even its smallest tile fits BitFusion's SRAMs; split the kernel")
@@ -177,7 +182,9 @@ def _price(layer: Layer) -> tuple[int, float]:
         + dram * DRAM
     )
     fewest = cycles.min()
-    return int(fewest), float(energy[cycles == fewest].min())
+    energy = np.where(cycles == fewest, energy, np.inf)
+    waiting = np.broadcast_to(cycles - tiles.compute, energy.shape).flat[energy.argmin()]
+    return int(fewest), float(energy.min()), int(waiting)
 
 
 def _sram_energy(layer: Layer, tiles: Tilings) -> NDArray[np.float64]:

@@ -8,6 +8,7 @@ counts every layer at the stated bits.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -19,19 +20,20 @@ from fractrain_fx.config import BLOCK_FORMATS
 from fractrain_fx.config.precision import FULL, Precision
 from fractrain_fx.config.targets import scheduled_precision
 from fractrain_fx.errors import ConfigError
-from fractrain_fx.hardware.bitfusion import FREQUENCY, training_step
+from fractrain_fx.hardware.bitfusion import FREQUENCY
+from fractrain_fx.hardware.bitfusion_machine import step_of
+from fractrain_fx.hardware.machine import PATHS, Choice, Machine, Price
 from fractrain_fx.nn.cost import OpCost
-from fractrain_fx.passes import Op, costed
+from fractrain_fx.passes import Op, Product, costed
 
 if TYPE_CHECKING:
     from fractrain_fx.engine.ledger import EpochRow
     from fractrain_fx.model import FracModel
 
-__all__ = ["Amount", "Entry", "Key", "RunCost", "StepPrices", "run_cost"]
+__all__ = ["Amount", "Entry", "Key", "MachinePrices", "RunCost", "StepPrices", "run_cost"]
 
 Key = Literal["stage", "block", "op", "path"]
 Sums = NDArray[np.float64]  # [FW, EB, GC] x [MACs, cycles, nJ]
-PATHS = ("FW", "EB", "GC")
 
 
 class Amount(NamedTuple):
@@ -154,28 +156,44 @@ class StepPrices:
         product = op.product
         if product is None or not self._integers:
             return sums
-        # Samples that share the weight are rows of one convolution. Otherwise each has its own convolution.
-        together, alone = (self.batch, 1) if product.shared else (1, self.batch)
-        try:
-            step = training_step(
-                product.kernel,
-                product.output,
-                product.stride,
-                product.inputs,
-                product.outputs,
-                product.rows * together,
-                a_bits=precision.fw,
-                w_bits=weight_bits,
-                g_bits=precision.bw,
-                I=product.input,
-            )
-        except ConfigError:  # no tile of it fits the SRAMs
+        priced = self._amounts(op, product, Choice(precision, weight_bits, self.model.frac_config.format))
+        if priced is None:
             self.unpriced.add(op.name)
             return sums
-        for path, run in enumerate((step.fw, step.eb, step.gc)):
-            if run is not None and cost.macs[path]:
-                sums[path, 1:] = np.array((run.cycles, run.energy_nj)) * product.repeats * alone / self.batch
+        for path, amounts in enumerate(priced):
+            if amounts is not None and cost.macs[path]:
+                sums[path, 1:] = np.array(amounts) / self.batch
         return sums
+
+    def _amounts(self, op: Op, product: Product, choice: Choice) -> Sequence[tuple[float, float] | None] | None:
+        """Cycles and nJ of FW, EB and GC of the whole batch; ``None`` where the machine has no price."""
+        found = step_of(product, choice, self.batch)
+        if found is None:
+            return None
+        step, times = found
+        runs = (step.fw, step.eb, step.gc)
+        return [None if run is None else (run.cycles * times, run.energy_nj * times) for run in runs]
+
+
+class MachinePrices(StepPrices):
+    """Prices on any machine, in cycles at BitFusion's clock; NaN nJ if the machine has no figure for energy.
+
+    Args:
+        model: a rewritten model.
+        batch: samples of a training step.
+        machine: the machine.
+    """
+
+    def __init__(self, model: FracModel, batch: int, machine: Machine) -> None:
+        super().__init__(model, batch)
+        self.machine = machine
+
+    def _amounts(self, op: Op, product: Product, choice: Choice) -> Sequence[tuple[float, float] | None] | None:
+        step = self.machine.step([op], {op.name: (choice,)}, batch=self.batch).ops.get(op.name)
+        if step is None:
+            return None
+        parts = [step.parts.get(path) for path in PATHS]
+        return [None if part is None else (part.seconds * FREQUENCY, _nanojoules(part)) for part in parts]
 
 
 def run_cost(prices: StepPrices, rows: Iterable[EpochRow]) -> RunCost:
@@ -226,6 +244,10 @@ def _spent(prices: StepPrices, row: EpochRow) -> Iterator[tuple[Op, bool, Sums]]
         else:
             sums = prices.of(op, cost, op.precision.precision or FULL)
         yield op, mode in ("gated", "scheduled"), sums
+
+
+def _nanojoules(part: Price) -> float:
+    return math.nan if part.joules is None else part.joules * 1e9
 
 
 def _sum(parts: Iterable[Sums]) -> Sums:

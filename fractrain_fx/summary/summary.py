@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from fractrain_fx.config.targets import scheduled_precision
 from fractrain_fx.errors import InputError
+from fractrain_fx.hardware.catalogue import find_machine
+from fractrain_fx.hardware.machine import Machine
+from fractrain_fx.hardware.plan import PlannedStep, plan_steps
 from fractrain_fx.model import FracModel
 from fractrain_fx.passes import Block, GateSize, Op, controller_size, gate_sizes
 from fractrain_fx.passes.analyse.sequence_first import samples_in_sequence
@@ -15,6 +18,7 @@ from fractrain_fx.passes.graph.edit import NAMESPACE
 from fractrain_fx.passes.graph.tensors import shapes_in_words
 from fractrain_fx.summary import notebook, text
 from fractrain_fx.summary.loud import loud_line
+from fractrain_fx.summary.machines import step_lines, steps_table
 from fractrain_fx.summary.notes import notes_of
 from fractrain_fx.summary.rows import Row, tree
 
@@ -42,6 +46,7 @@ class Summary:
         notes: other facts about the recording, such as a fixed batch size or values that could not be compared.
         loud: one line about what a reader must not miss (much that stays float, is not counted, or is spent on gates;
             samples in another dimension than modules expect); empty for most models. It is printed first.
+        steps: what a training step would take on a machine, in float and at each precision of the method.
         parameters, gate_parameters: number of parameters of the original, and of gates with the controller.
         gates: size of each gated block's gate, by the block's name.
         shapes: the shapes of the tensors that enter and leave each block and op, by its name.
@@ -65,6 +70,7 @@ class Summary:
     notes: tuple[str, ...] = ()
     loud: str = ""
     shapes: dict[str, str] = field(default_factory=dict)
+    steps: tuple[PlannedStep, ...] = ()
     show_ops: bool = False
     show_shapes: bool = False
 
@@ -113,9 +119,13 @@ class Summary:
             yield text.loud(self.loud)
         yield text.table(self._title, self.rows(), options.max_width)
         yield from self._notes()
+        if self.steps:
+            yield steps_table(self.steps)
+            yield from self._left_out()
 
     def _repr_html_(self) -> str:
-        return notebook.table(self._title, self.rows(), list(self._notes()), self.loud)
+        lines = [*self._notes(), *step_lines(self.steps), *self._left_out()]
+        return notebook.table(self._title, self.rows(), lines, self.loud)
 
     @property
     def _title(self) -> str:
@@ -146,17 +156,37 @@ class Summary:
             yield f"kept as one node: {path}: {reason}"
         yield from self.notes
 
+    def _left_out(self) -> Iterator[str]:
+        """What the steps on a machine do not hold."""
+        if any(not step.native for step in self.steps):
+            yield "* no units of just these widths: computed at the next wider type (docs/machines.md)"
+        if any(step.joules is not None for step in self.steps) and self.steps[0].machine != "bitfusion":
+            yield "J: the board's power times the time, an upper bound"
+        if unpriced := {name: None for step in self.steps for name in step.unpriced}:
+            names = ", ".join(list(unpriced)[:3])
+            yield f"without a price on {self.steps[0].machine}: {len(unpriced)} calls, such as {names}"
 
-def summarize(model: FracModel, *, ops: bool = False, shapes: bool = False) -> Summary:
+
+def summarize(
+    model: FracModel,
+    *,
+    ops: bool = False,
+    shapes: bool = False,
+    machine: Machine | str | None = None,
+    batch: int = 128,
+) -> Summary:
     """The summary of a rewritten model: print it, or take ``to_dict()``.
 
     Args:
         model: a rewritten model.
         ops: whether printing lists every op instead of every block.
         shapes: whether printing lists the shapes of every tensor that enters or leaves a block or op.
+        machine: a machine, or its name, on which to compute what a training step takes (docs/machines.md).
+        batch: samples of that step.
 
     Raises:
         InputError: the model was not rewritten.
+        ConfigError: there is no machine of that name.
     """
     if not isinstance(model, FracModel):
         raise InputError(
@@ -167,6 +197,7 @@ def summarize(model: FracModel, *, ops: bool = False, shapes: bool = False) -> S
     graph_module = model._state.recording.train
     gates = gate_sizes(graph_module, config)
     options = config.gate_options if config.gated else config.precision_stages if config.scheduled else ()
+    found = find_machine(machine) if isinstance(machine, str) else machine
     return Summary(
         model=type(model._state.original).__name__,
         method=config.method,
@@ -186,6 +217,7 @@ def summarize(model: FracModel, *, ops: bool = False, shapes: bool = False) -> S
             model.ops, sum(gate.macs for gate in gates.values()), samples_in_sequence(graph_module), config.method
         ),
         shapes=shapes_in_words(graph_module),
+        steps=() if found is None else tuple(plan_steps(model, found, batch)),
         show_ops=ops,
         show_shapes=shapes,
     )

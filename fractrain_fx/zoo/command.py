@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import yaml
@@ -17,12 +18,14 @@ from fractrain_fx.summary.text import columns_or
 from fractrain_fx.training.log import new_console
 from fractrain_fx.training.models import zoo_models
 from fractrain_fx.zoo.comparison import compare
+from fractrain_fx.zoo.edge import EDGE, edge_markdown, edge_rows, edge_table
 from fractrain_fx.zoo.recipes import TABLES, load_recipe, load_recipes
 from fractrain_fx.zoo.recipes.variants import AS_THE_CODE, AS_THE_PAPER
 from fractrain_fx.zoo.tables import comparison_table, markdown_table, notes_of
 
 __all__ = ["list_zoo", "show_recipe", "show_table"]
 
+_EDGE = "edge"
 _WIDTH = 170  # of a comparison outside a terminal
 
 
@@ -32,12 +35,12 @@ def list_zoo(*, as_json: bool = False) -> None:
     models = [f"zoo:{name}" for name in zoo_models()]
     if as_json:
         names = {recipe.name: {"row": recipe.row, "tables": list(recipe.tables)} for recipe in recipes}
-        print(json.dumps({"models": models, "tables": TABLES, "recipes": names}))
+        print(json.dumps({"models": models, "tables": TABLES | {_EDGE: EDGE}, "recipes": names}))
         return
     console = new_console()
     for heading, rows in (
         ("models", [(name, "") for name in models]),
-        ("tables", list(TABLES.items())),
+        ("tables", [*TABLES.items(), (_EDGE, EDGE)]),
         ("runs (fractrain train --recipe NAME)", [(recipe.name, recipe.row) for recipe in recipes]),
     ):
         table = Table(box=SIMPLE_HEAD, show_edge=False)
@@ -69,7 +72,7 @@ def show_table(name: str, runs: Sequence[Path] = (), *, as_json: bool = False, i
     """Print a table of the paper beside computed and measured numbers.
 
     Args:
-        name: a key of ``TABLES``.
+        name: a key of ``TABLES``, or ``edge``.
         runs: folders of finished runs.
         as_json: print JSON.
         into: a Markdown file, in which the text between ``<!-- table NAME -->`` and ``<!-- end -->`` is replaced.
@@ -77,6 +80,9 @@ def show_table(name: str, runs: Sequence[Path] = (), *, as_json: bool = False, i
     Raises:
         FracTrainError: the table is unknown, a folder has no run of a recipe, or the file lacks the marks.
     """
+    if name == _EDGE:
+        _show_edge(runs, as_json=as_json, into=into)
+        return
     rows = compare(name, runs)
     if as_json:
         print(json.dumps([row.to_dict() for row in rows]))
@@ -88,6 +94,17 @@ def show_table(name: str, runs: Sequence[Path] = (), *, as_json: bool = False, i
             wide.print(f"- {note}", highlight=False)
     else:
         _renew(into, name, markdown_table(rows))
+
+
+def _show_edge(runs: Sequence[Path], *, as_json: bool, into: Path | None) -> None:
+    if runs:
+        raise ConfigError("the edge experiment is computed from recipes alone: leave out --runs")
+    if as_json:
+        print(json.dumps([asdict(row) for row in edge_rows()]))
+    elif into is None:
+        new_console().print(edge_table())
+    else:
+        _renew(into, _EDGE, edge_markdown())
 
 
 def _renew(file: Path, name: str, table: str) -> None:

@@ -19,7 +19,9 @@ from fractrain_fx.config.precision import Precision
 from fractrain_fx.engine.schedules import plan_stages
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.hardware.bitfusion import FREQUENCY, NATIVE_BITS
-from fractrain_fx.hardware.run_cost import StepPrices, Sums
+from fractrain_fx.hardware.machine import Machine
+from fractrain_fx.hardware.run_cost import MachinePrices, StepPrices, Sums
+from fractrain_fx.model import FracModel
 from fractrain_fx.nn.cost import OpCost
 from fractrain_fx.passes import Op
 from fractrain_fx.training.data import Task, stand_in
@@ -48,7 +50,7 @@ class Expected:
         forward_macs: M, forward MACs of one sample that the paper counts.
         cp: share 0..1 of full-precision training, with every layer at its stated bits.
         samples: training samples of the whole run.
-        seconds, joules: cost of one sample on BitFusion.
+        seconds, joules: cost of one sample on the machine; NaN joules if the machine has no figure for energy.
     """
 
     forward_macs: int
@@ -71,8 +73,8 @@ class Expected:
         return macs / self.macs_of(1)
 
 
-def expected(settings: RunSettings) -> Expected:
-    """The cost of a run with these settings.
+def expected(settings: RunSettings, machine: Machine | None = None) -> Expected:
+    """The cost of a run with these settings, on BitFusion unless another machine is given.
 
     Raises:
         ConfigError: the size of the data set is not known in advance, or no mix of options reaches a target.
@@ -80,15 +82,9 @@ def expected(settings: RunSettings) -> Expected:
     if settings.data not in _DATA:
         raise ConfigError(f"data={settings.data!r} is not one of the paper's: {', '.join(_DATA)}")
     task, classes, _ = _DATA[settings.data]
-    prices = _prices(
-        settings.model,
-        task,
-        classes,
-        settings.image_size,
-        settings.block_length,
-        settings.frac.pins,
-        settings.train.batch_size,
-    )
+    about = (settings.model, task, classes, settings.image_size, settings.block_length, settings.frac.pins)
+    batch = settings.train.batch_size
+    prices = _bitfusion_prices(*about, batch) if machine is None else MachinePrices(_recorded(*about), batch, machine)
     samples = training_samples(settings)
     # For language only the linear layers of the trunk count, without the products of attention and the head.
     counted = [
@@ -192,20 +188,21 @@ def _spent(prices: StepPrices, op: Op, cost: OpCost, mix: Mix, weight_bits: int 
 
 
 @lru_cache(maxsize=16)
-def _prices(
-    name: str,
-    task: Task,
-    classes: int,
-    image_size: int | None,
-    block_length: int,
-    pins: tuple[Pin, ...],
-    batch: int,
+def _bitfusion_prices(
+    name: str, task: Task, classes: int, image_size: int | None, block_length: int, pins: tuple[Pin, ...], batch: int
 ) -> StepPrices:
-    """Prices of a model, recorded once for all its recipes, because its products do not depend on the method."""
+    """Prices on BitFusion, which take seconds to find, kept for all recipes of the model."""
+    return StepPrices(_recorded(name, task, classes, image_size, block_length, pins), batch)
+
+
+@lru_cache(maxsize=16)
+def _recorded(
+    name: str, task: Task, classes: int, image_size: int | None, block_length: int, pins: tuple[Pin, ...]
+) -> FracModel:
+    """A model, recorded once for all its recipes, because its products do not depend on the method."""
     from fractrain_fx.api import fractrainify
 
     built = build_model(name, stand_in(task, classes, block_length=block_length), image_size=image_size)
     args, kwargs = built.examples()
     config = FracConfig(method="static", pins=pins)
-    model = fractrainify(built.model, config=config, example_inputs=args, example_kwargs=kwargs, check=False)
-    return StepPrices(model, batch)
+    return fractrainify(built.model, config=config, example_inputs=args, example_kwargs=kwargs, check=False)

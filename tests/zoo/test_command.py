@@ -114,3 +114,12 @@ def test_a_run_of_no_recipe_belongs_to_no_table(run: Path, tmp_path: Path, capsy
         (tmp_path / name).write_text((run / name).read_text().replace(f"recipe: {RECIPE}", "recipe: null"))
     assert main(["zoo", "table", "figure-1", "--runs", str(tmp_path)]) == 2
     assert "follows no recipe" in capsys.readouterr().err
+
+
+def test_the_edge_experiment_is_a_table_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("<!-- table edge -->\n<!-- end -->\n")
+    assert main(["zoo", "table", "edge", "--into", str(page)]) == 0
+    assert "| ResNet-38 | 34.9 | 35.0 |" in page.read_text()
+    assert main(["zoo", "table", "edge", "--runs", str(tmp_path)]) == 2
+    assert "leave out --runs" in capsys.readouterr().err

@@ -9,6 +9,7 @@ from fractrain_fx.config.precision import FULL, SKIP, Precision
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.training.settings import RunSettings
 from fractrain_fx.zoo.comparison import compare
+from fractrain_fx.zoo.edge import edge_rows
 from fractrain_fx.zoo.expected import expected, mix_of, training_samples
 from fractrain_fx.zoo.recipes import load_recipe, load_recipes
 
@@ -107,3 +108,11 @@ def test_what_cannot_be_computed_says_why() -> None:
     values = dict(load_recipe("table3-resnet38-cifar10-dfq").values)
     with pytest.raises(ConfigError, match="targets"):
         expected(RunSettings.from_dict(values | {"targets": None}))
+
+
+def test_the_zc706_saves_the_latency_that_the_paper_prints() -> None:
+    rows = edge_rows()
+    assert [(row.model, row.paper) for row in rows] == [("ResNet-38", 34.9), ("ResNet-74", 36.6)]
+    for row in rows:
+        assert row.computed == pytest.approx(row.paper, rel=0.1), row
+        assert row.a_sample == pytest.approx(39.5, abs=0.1)  # the printed MACs pay for 7 and 8 % more samples

@@ -12,7 +12,7 @@ from fractrain_fx.execution.blocks.dispatched_block import DispatchedBlock
 from fractrain_fx.passes.graph.contractions import function_name
 from fractrain_fx.passes.graph.edit import owner_module
 
-__all__ = ["base", "memory_of"]
+__all__ = ["base", "is_view", "memory_of"]
 
 # Calls whose result may lie in the memory of their first operand.
 _VIEWS = frozenset(
@@ -23,6 +23,11 @@ _VIEWS = frozenset(
         *("alias", "to", "type", "type_as", "float", "half", "bfloat16", "double", "view_as_real", "view_as_complex"),
     }
 )
+
+
+def is_view(node: Node) -> bool:
+    """Whether a call by its name moves no values; some of these copy if the memory does not lie right."""
+    return function_name(node) in _VIEWS
 
 
 def base(node: Node) -> Node | None:

@@ -1,0 +1,65 @@
+"""Machines by name, and their figures with sources."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from typing import Any
+
+from fractrain_fx.errors import ConfigError
+from fractrain_fx.hardware.accelerators import ACCELERATORS
+from fractrain_fx.hardware.bitfusion_machine import BitFusion
+from fractrain_fx.hardware.machine import Machine
+from fractrain_fx.hardware.measured import this_cpu
+from fractrain_fx.hardware.roofline import Roofline
+from fractrain_fx.hardware.zc706 import ZC706
+
+__all__ = ["MACHINES", "find_machine", "machine_rows"]
+
+MACHINES: dict[str, str] = {
+    **{each.name: each.title for each in ACCELERATORS},
+    "cpu": "this processor, measured when it is asked for",
+    "bitfusion": "BitFusion, the accelerator that the paper simulates",
+    "zc706": "Xilinx ZC706, the FPGA board of the paper's edge experiment",
+}
+"""Names that ``find_machine`` knows, and what they stand for."""
+
+
+def find_machine(name: str) -> Machine:
+    """A machine by its name; ``cpu`` is measured, which takes about a second.
+
+    Raises:
+        ConfigError: there is no machine of that name.
+    """
+    made: dict[str, Callable[[], Machine]] = {"cpu": this_cpu, "bitfusion": BitFusion, "zc706": ZC706}
+    board = next((each for each in ACCELERATORS if each.name == name), None)
+    if board is not None:
+        return board
+    if name not in made:
+        near = difflib.get_close_matches(name, MACHINES, n=1)
+        raise ConfigError(
+            f"machine={name!r} is not known{f': did you mean {near[0]!r}?' if near else ''}; "
+            f"'fractrain machines' lists {', '.join(MACHINES)}"
+        )
+    return made[name]()
+
+
+def machine_rows() -> list[dict[str, Any]]:
+    """Every machine as plain values; peaks in operations a second, bandwidth in bytes a second."""
+    rows = []
+    for name, title in MACHINES.items():
+        row: dict[str, Any] = {"name": name, "title": title}
+        board = next((each for each in ACCELERATORS if each.name == name), None)
+        rows.append(row if board is None else row | _figures(board))
+    return rows
+
+
+def _figures(board: Roofline) -> dict[str, Any]:
+    return {
+        "peak": dict(board.peak),
+        "bandwidth": board.bandwidth,
+        "watts": board.watts,
+        "computes": board.computes,
+        "streams": board.streams,
+        "sources": [{"title": source.title, "figures": source.figures} for source in board.sources],
+    }

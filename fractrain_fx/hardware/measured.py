@@ -1,0 +1,62 @@
+"""This machine's processor as a roofline: what products and a copy reach, measured as it is asked for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from fractrain_fx.execution.int8.timing import lacks_int8
+from fractrain_fx.hardware.roofline import TYPES, Roofline, Source
+
+__all__ = ["cpu_of", "probes", "this_cpu"]
+
+_ROWS, _WIDTH = 4096, 256  # of the products: rows of a batch, and channels in and out as models for a CPU have them
+_COPIED = 1 << 24  # float32 values: 64 MiB, more than the caches hold
+_ROUNDS = 5
+
+
+def this_cpu() -> Roofline:
+    """Measure this processor with torch's present number of threads; takes about a second."""
+    runs = probes()
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(1 + _ROUNDS):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            times[name].append(time.perf_counter() - start)
+    return cpu_of({name: median(each[1:]) for name, each in times.items()})
+
+
+def probes() -> dict[str, Callable[[], object]]:
+    """The calls to time: a product of each type that the processor has units for, and a ``copy``."""
+    values, weights = torch.randn(_ROWS, _WIDTH), torch.randn(_WIDTH, _WIDTH)
+    source, target = torch.ones(_COPIED), torch.empty(_COPIED)
+    calls: dict[str, Callable[[], object]] = {
+        "float32": _product(values, weights),
+        "copy": lambda: target.copy_(source),
+    }
+    if torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported():
+        calls["bfloat16"] = _product(values.bfloat16(), weights.bfloat16())
+    if lacks_int8(torch.device("cpu")) is None:
+        rows, columns = (torch.randint(-128, 128, tuple(each.shape), dtype=torch.int8) for each in (values, weights))
+        calls["int8"] = lambda: torch._int_mm(rows, columns)
+    return calls
+
+
+def cpu_of(seconds: Mapping[str, float]) -> Roofline:
+    """The roofline of a processor on which the ``probes`` took so many seconds."""
+    return Roofline(
+        "cpu",
+        f"this processor, {torch.get_num_threads()} threads",
+        {kind: 2 * _ROWS * _WIDTH**2 / seconds[kind] for kind in TYPES if kind in seconds},
+        2 * 4 * _COPIED / seconds["copy"],
+        sources=(Source("measured here", f"products of {_ROWS} x {_WIDTH} x {_WIDTH}, a copy of {_COPIED >> 18} MiB"),),
+    )
+
+
+def _product(a: Tensor, b: Tensor) -> Callable[[], object]:
+    return lambda: a @ b

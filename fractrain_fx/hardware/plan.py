@@ -1,0 +1,108 @@
+"""What a training step of a model would take on a machine, at each precision of its method and in float."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from fractrain_fx.config import FracConfig
+from fractrain_fx.config.precision import FULL, Precision
+from fractrain_fx.hardware.machine import Choice, Floats, Machine, StepCost, Traffic, Work
+from fractrain_fx.hardware.roofline import Roofline
+from fractrain_fx.hardware.traffic import traffic_of
+from fractrain_fx.passes import costed
+
+if TYPE_CHECKING:
+    from fractrain_fx.model import FracModel
+
+__all__ = ["PlannedStep", "plan_steps"]
+
+_SLOWEST = 3
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """One row of a plan on a machine.
+
+    Attributes:
+        machine: name of the machine.
+        batch: samples of the step.
+        precision: what steered ops run at, as text; a float type for the rows to compare with.
+        native: whether the machine has units of just these widths.
+        seconds, joules: of the step; ``None`` joules if no figure for energy is known.
+        bounds: shares (0..1) of the time by what bounds it.
+        slowest: the ops that take longest, with their shares of the time and what bounds them.
+        unpriced: names of work without a price on the machine.
+    """
+
+    machine: str
+    batch: int
+    precision: str
+    native: bool
+    seconds: float
+    joules: float | None
+    bounds: dict[str, float]
+    slowest: tuple[tuple[str, float, str], ...]
+    unpriced: tuple[str, ...]
+
+
+def plan_steps(model: FracModel, machine: Machine, batch: int) -> list[PlannedStep]:
+    """The steps of a model in float, and at each option or stage of its method if all samples took that one.
+
+    Ops that stay float, norms, activation functions and sums are in bfloat16 if a roofline has it (as under autocast).
+    The rounding of gates and the gates themselves are not priced.
+
+    Args:
+        model: a rewritten or planned model.
+        machine: the machine.
+        batch: samples of the step.
+    """
+    ops = costed(model.graph_module)
+    work: list[Work] = [*(op for op, _ in ops), *traffic_of(model._state.recording.train)]
+    weighted = {op.name for op, cost in ops if cost.weight}
+    return [
+        _row(machine, batch, name, native, machine.step(work, choices, batch=batch), work)
+        for name, native, choices in _levels(model.frac_config, machine, work, weighted)
+    ]
+
+
+def _levels(
+    config: FracConfig, machine: Machine, work: Sequence[Work], weighted: set[str]
+) -> Iterator[tuple[str, bool, dict[str, tuple[Choice]]]]:
+    """Every row's name, whether the machine supports it, and the choice of each op."""
+    kinds: list[Floats] = ["float32"]
+    if isinstance(machine, Roofline):
+        kinds += [kind for kind in ("tf32", "bfloat16") if kind in machine.peak]
+    for kind in kinds:
+        yield kind, machine.supports(FULL), {each.name: (Choice(floats=kind),) for each in work}
+    base = Choice(format=config.format, floats="bfloat16" if "bfloat16" in kinds else "float32")
+    for level in _precisions(config):
+        choices = {each.name: (_choice(each, level, config, base, weighted),) for each in work}
+        yield str(level), machine.supports(level, config.format), choices
+
+
+def _precisions(config: FracConfig) -> list[Precision]:
+    levels = config.gate_options if config.gated else config.precision_stages if config.scheduled else ()
+    return [level for level in dict.fromkeys(levels) if not level.skips and not level.is_float]
+
+
+def _choice(op: Work, level: Precision, config: FracConfig, base: Choice, weighted: set[str]) -> Choice:
+    if isinstance(op, Traffic):
+        return base
+    if op.precision.mode in ("gated", "scheduled"):
+        weight_bits = config.gate_weight_bits if config.gated and op.name in weighted else None
+        return replace(base, precision=level, weight_bits=weight_bits)
+    return replace(base, precision=op.precision.precision or FULL)
+
+
+def _row(machine: Machine, batch: int, name: str, native: bool, cost: StepCost, work: Sequence[Work]) -> PlannedStep:
+    seconds = max(cost.seconds, 1e-30)
+    bounds: dict[str, float] = {}
+    for step in cost.ops.values():
+        for part in step.parts.values():
+            bounds[part.bound] = bounds.get(part.bound, 0.0) + part.seconds / seconds
+    order = sorted(cost.ops, key=lambda each: cost.ops[each].seconds, reverse=True)[:_SLOWEST]
+    slowest = tuple((each, cost.ops[each].seconds / seconds, str(cost.ops[each].bound)) for each in order)
+    unpriced = tuple(each.name for each in work if each.name not in cost.ops)
+    return PlannedStep(machine.name, batch, name, native, cost.seconds, cost.joules, bounds, slowest, unpriced)
