@@ -90,7 +90,7 @@ def plan(
         FracTrainError: the errors of ``fractrainify``, or there is no machine of that name.
     """
     config = _checked(model, config, example_inputs, example_kwargs)
-    machine = find_machine(machine) if isinstance(machine, str) else machine
+    machine = None if machine is None else find_machine(machine)  # a mistake is named before anything is recorded
     model = unwrapped(model)
     recording = record_model(model, config, example_inputs, example_kwargs)
     planned = FracModel(rewrite(model, recording, config, analysis_passes(config)))

@@ -25,12 +25,18 @@ MACHINES: dict[str, str] = {
 """Names that ``find_machine`` knows, and what they stand for."""
 
 
-def find_machine(name: str) -> Machine:
-    """A machine by its name; ``cpu`` is measured, which takes about a second.
+def find_machine(name: str | Machine) -> Machine:
+    """A machine by its name, or the machine itself; ``cpu`` is measured, which takes about a second.
 
     Raises:
-        ConfigError: there is no machine of that name.
+        ConfigError: there is no machine of that name, or something else was given.
     """
+    if not isinstance(name, str):
+        if isinstance(name, type) or not callable(getattr(name, "step", None)):
+            raise ConfigError(
+                f"machine={name!r} is not a machine: write a name such as 'h200', or an object with step()"
+            )
+        return name
     made: dict[str, Callable[[], Machine]] = {"cpu": this_cpu, "bitfusion": BitFusion, "zc706": ZC706}
     board = next((each for each in ACCELERATORS if each.name == name), None)
     if board is not None:

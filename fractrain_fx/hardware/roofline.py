@@ -137,7 +137,9 @@ class Roofline:
     def _products(self, op: Op, choice: Choice, batch: int, values: Values) -> dict[str, Price]:
         sizes = dict(zip("xwg", values, strict=True))
         result = self.type_of(FLOAT_BITS, choice.format, choice.floats)
-        made = {("x", _stored(result)), ("g", _stored(result)), ("w", "float32")}  # operands as they lie in memory
+        x, w = choice.bits("FW")
+        lie = {"x": (x, _stored(result)), "w": (w, "float32"), "g": (choice.precision.bw, _stored(result))}
+        made = {(operand, kind) for operand, (width, kind) in lie.items() if width == FLOAT_BITS}
         ranged: set[str] = set()
         parts: dict[str, Price] = {}
         for path, macs in zip(PATHS, op.training_macs, strict=True):

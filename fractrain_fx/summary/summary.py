@@ -197,7 +197,7 @@ def summarize(
     graph_module = model._state.recording.train
     gates = gate_sizes(graph_module, config)
     options = config.gate_options if config.gated else config.precision_stages if config.scheduled else ()
-    found = find_machine(machine) if isinstance(machine, str) else machine
+    found = None if machine is None else find_machine(machine)
     return Summary(
         model=type(model._state.original).__name__,
         method=config.method,

@@ -62,6 +62,14 @@ def test_rounding_is_traffic_of_its_own_and_each_operand_is_rounded_once() -> No
     assert PLAIN.step([linear()], {"op": (Choice(EIGHT),)}).ops["op"].bound == "rounding"
 
 
+def test_values_are_rounded_too_where_codes_run_as_floats() -> None:
+    floats = Roofline("floats", "", {"float32": 2e6}, 1e6)
+    plain, rounded = (priced(floats, linear(), Choice(each)) for each in (FULL, EIGHT))
+    extra = {path: rounded[path] - plain[path] for path in plain}
+    # two reads and a write of 4 bytes, of activations and weights and later of the error
+    assert extra == pytest.approx({"FW": (24 + 32) * 12, "EB": 12 * 12, "GC": 0})
+
+
 def test_under_autocast_weights_are_cast_once_and_results_have_16_bits() -> None:
     x, w, y = 24, 32, 12
     expected = {"FW": w * (4 + 2) + 2 * (x + w + y), "EB": 2 * (x + w + y), "GC": 2 * (x + y) + 4 * w}
@@ -170,6 +178,8 @@ def test_a_plan_has_a_row_for_floats_and_for_every_option_that_computes() -> Non
 def test_mistakes_are_named() -> None:
     with pytest.raises(ConfigError, match="did you mean 'h200'"):
         find_machine("h20")
+    with pytest.raises(ConfigError, match="is not a machine"):
+        planned(TinyNet(4), "static", ZC706)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="'op' has no choice"):
         PLAIN.step([linear()], {})
     with pytest.raises(ConfigError, match="at least 1 sample"):
