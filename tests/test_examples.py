@@ -39,6 +39,7 @@ def test_both_scripts_learn(name: str, capsys: pytest.CaptureFixture[str]) -> No
     assert last.startswith("epoch 2: test accuracy") and float(last.split()[-1].rstrip("%")) > 20  # chance is 10
 
 
+@pytest.mark.long
 def test_the_demo_leaves_runs_that_its_last_line_reports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

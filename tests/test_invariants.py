@@ -15,6 +15,9 @@ from fractrain_fx.capture import resize_batch
 from tests.models import HOME_MADE, HUGGING_FACE, TIMM, Case, build
 
 NAMES = [*TIMM, *HUGGING_FACE, *HOME_MADE]
+# Many layers and nothing that smaller models lack: with the long tests.
+DEEP = ("swin_tiny_patch4_window7_224", "densenet121", "levit_128s", "resnet50")
+CASES = [pytest.param(name, marks=pytest.mark.long if name in DEEP else []) for name in NAMES]
 
 
 def rewrite(case: Case, method: str, model: nn.Module | None = None) -> FracModel:
@@ -31,7 +34,7 @@ def assert_same(left: object, right: object) -> None:
     assert difference(left, right) is None
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CASES)
 def test_method_float_equals_the_original_bit_for_bit(name: str) -> None:
     case = build(name)
     original = copy.deepcopy(case.model)
@@ -44,7 +47,7 @@ def test_method_float_equals_the_original_bit_for_bit(name: str) -> None:
     assert_same(evaluate(rewritten, **larger), evaluate(original, **larger))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CASES)
 def test_names_ties_class_and_weights_survive_and_the_result_trains_copies_and_reloads(
     name: str, tmp_path: Any
 ) -> None:

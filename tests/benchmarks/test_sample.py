@@ -104,7 +104,14 @@ def test_the_sample_has_thirty_models() -> None:
     assert len(SAMPLE) == 30
 
 
-@pytest.mark.parametrize(("build", "name"), SAMPLE, ids=[name for _, name in SAMPLE])
+# One of each library runs with all other tests; the rest takes minutes.
+QUICK = ("test_resnet", "AlbertForSequenceClassification", "squeezenet1_1")
+
+
+@pytest.mark.parametrize(
+    ("build", "name"),
+    [pytest.param(*each, id=each[1], marks=[] if each[1] in QUICK else pytest.mark.long) for each in SAMPLE],
+)
 def test_every_check_is_made_and_holds(build: Callable[[str], Ready], name: str) -> None:
     row = examine(lambda: build(name))
     assert passed(row), (row.get("failed_at"), row.get("cause"))

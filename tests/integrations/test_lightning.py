@@ -102,6 +102,7 @@ def test_a_checkpoint_made_by_validation_has_the_epoch_closed(tmp_path: Path) ->
     assert [(row.stage, row.samples) for row in resumed.engine.ledger.rows] == [(0, 80), (1, 80)]
 
 
+@pytest.mark.long
 def test_the_loss_holds_the_cost_and_the_digits_are_learnt(tmp_path: Path) -> None:
     module, callback = Digits(rewritten()), FracTrainCallback()
     # Half as long, accuracies of several seeds lie around 0.5.

@@ -54,6 +54,7 @@ def _trained(config: FracConfig) -> tuple[list[float], list[list[int]], dict[str
     return losses, choices, model.kernels()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("rounding", ["eager", "compiled"])
 @pytest.mark.parametrize("method", ["pfq", "dfq"])
 def test_codes_train_as_the_simulation_does(
