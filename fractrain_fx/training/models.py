@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from fractrain_fx.errors import ModelError, near
 from fractrain_fx.training.data import DataSet, stand_in
@@ -30,6 +30,15 @@ _SMALL = {
     "patch_size": 4,
     "num_channels": 3,
 }
+# The same of models that have an encoder and a decoder.
+_SMALL_PAIR = {f"{side}_layers": 2 for side in ("encoder", "decoder")}
+_SMALL_PAIR |= {f"{side}_ffn_dim": 256 for side in ("encoder", "decoder")}
+_SMALL_PAIR |= {f"{side}_attention_heads": 4 for side in ("encoder", "decoder")}
+# The classes of transformers that are looked through, in this order, for a type that is only looked at.
+_HEADS = (
+    *("CausalLM", "ImageClassification", "ObjectDetection", "SemanticSegmentation", "AudioClassification"),
+    *("Seq2SeqLM", "SequenceClassification"),
+)
 
 
 @dataclass(frozen=True)
@@ -40,14 +49,18 @@ class BuiltModel:
         model: has random weights.
         data: the data set, with images enlarged to the model's size; random samples if none was given.
         input_name: keyword of the model's input; ``None``: its first positional argument.
+        made: inputs to record the model with, if not those of the data.
     """
 
     model: nn.Module
     data: DataSet
     input_name: str | None = None
+    made: tuple[tuple[Any, ...], dict[str, Any]] | None = None
 
-    def examples(self) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    def examples(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Positional and keyword inputs to record the model with."""
+        if self.made is not None:
+            return self.made
         example = self.data.example()
         return ((example,), {}) if self.input_name is None else ((), {self.input_name: example})
 
@@ -60,7 +73,7 @@ def build_model(name: str, data: DataSet | None = None, *, image_size: int | Non
             configuration), ``zoo:`` and a model of this package, or a Python file and a function in it that returns
             a module; the function gets those of ``num_classes``, ``vocab_size`` and ``image_size`` that it takes.
         data: decides the task, the number of classes or tokens, and the length of sequences. Without it the model
-            keeps its own numbers, if it has any.
+            keeps its own numbers, if it has any, and Hugging Face types of other tasks (``hf:detr``) can be built too.
         image_size: side of the images; by default the data set's (32, ImageNet: 224), or the model's if that is fixed
             or there is no ``data``.
 
@@ -102,9 +115,13 @@ def _from_timm(name: str, data: DataSet | None, image_size: int | None) -> Built
 def _from_hugging_face(name: str, data: DataSet | None, image_size: int | None) -> BuiltModel:
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImageClassification
 
+    head = _head_of(name) if data is None else ""
+    if head not in ("", "CausalLM", "ImageClassification"):
+        if image_size is not None:
+            raise ModelError(f"hf:{name} is built with its own image size here: leave out image_size={image_size}")
+        return _looked_at(name, head)
     if data is None:
-        speaks = name in (config.model_type for config in AutoModelForCausalLM._model_mapping)
-        data = stand_in("language", _CLASSES) if speaks else stand_in("classification", _CLASSES)
+        data = stand_in("language" if head == "CausalLM" else "classification", _CLASSES)
     auto: Any = AutoModelForCausalLM if data.task == "language" else AutoModelForImageClassification
     fitting = sorted({config.model_type for config in auto._model_mapping})
     if name not in CONFIG_MAPPING:
@@ -139,6 +156,32 @@ def _from_hugging_face(name: str, data: DataSet | None, image_size: int | None) 
     if data.task == "classification":
         data = data.sized(getattr(config, "num_channels", 3), side)
     return BuiltModel(model, data, model.main_input_name)
+
+
+def _head_of(name: str) -> str:
+    """The task of the first of transformers' classes that has a model type; empty if none has."""
+    import transformers
+
+    for head in _HEADS:
+        auto: Any = getattr(transformers, f"AutoModelFor{head}")
+        if name in (config.model_type for config in auto._model_mapping):
+            return head
+    return ""
+
+
+def _looked_at(name: str, head: str) -> BuiltModel:
+    """A small model for a task without a data set here, with example inputs: for tables and drawings."""
+    import transformers
+    from transformers import CONFIG_MAPPING
+
+    from fractrain_fx.capture.inputs.examples import example_inputs
+
+    default = CONFIG_MAPPING[name]()
+    known = default.to_dict().keys() | default.attribute_map.keys()
+    wanted = {key: value for key, value in (_SMALL | _SMALL_PAIR).items() if key in known and key != "patch_size"}
+    config = CONFIG_MAPPING[name](**{key: x for key, x in wanted.items() if isinstance(getattr(default, key), int)})
+    model = getattr(transformers, f"AutoModelFor{head}").from_config(config)
+    return BuiltModel(model, stand_in("classification", _CLASSES), model.main_input_name, example_inputs(model))
 
 
 def zoo_models() -> list[str]:

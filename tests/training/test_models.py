@@ -82,6 +82,15 @@ def test_a_name_without_a_model_says_what_to_write(name: str, message: str, digi
         build_model(name, digits)
 
 
+@pytest.mark.parametrize(("name", "kind"), [("segformer", "SemanticSegmentation"), ("t5", "ConditionalGeneration")])
+def test_types_of_other_tasks_are_built_with_inputs_of_their_own_to_be_looked_at(name: str, kind: str) -> None:
+    built = build_model(f"hf:{name}")
+    args, kwargs = built.examples()
+    assert kind in type(built.model).__name__ and built.model(*args, **kwargs) is not None
+    with pytest.raises(ModelError, match="own image size"):
+        build_model(f"hf:{name}", image_size=64)
+
+
 def test_a_model_of_the_other_task_is_refused(text: DataSet) -> None:
     with pytest.raises(ModelError, match="classification"):
         build_model("timm:resnet10t", text)
