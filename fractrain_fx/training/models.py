@@ -178,8 +178,12 @@ def _looked_at(name: str, head: str) -> BuiltModel:
 
     default = CONFIG_MAPPING[name]()
     known = default.to_dict().keys() | default.attribute_map.keys()
-    wanted = {key: value for key, value in (_SMALL | _SMALL_PAIR).items() if key in known and key != "patch_size"}
-    config = CONFIG_MAPPING[name](**{key: x for key, x in wanted.items() if isinstance(getattr(default, key), int)})
+    changes: dict[str, Any] = {
+        key: value
+        for key, value in (_SMALL | _SMALL_PAIR).items()
+        if key in known and key != "patch_size" and isinstance(getattr(default, key), int)
+    }
+    config = CONFIG_MAPPING[name](**changes)
     model = getattr(transformers, f"AutoModelFor{head}").from_config(config)
     return BuiltModel(model, stand_in("classification", _CLASSES), model.main_input_name, example_inputs(model))
 
