@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 __all__ = ["EXPLANATION", "announcement", "bar_text", "bits_line", "epoch_line", "step_line"]
 
 EXPLANATION = (
-    "cp 1.50 % means that the layers whose bits the method chooses cost 1.50 % of what training them with 32 bits "
-    "costs (cp_total: all layers), and FW-4/BW-6 means 4 bits in the forward pass and 6 bits in the backward pass."
+    "cp (cost percentage) 1.50 % means that the layers whose bits the method chooses take 1.50 % of the bit operations "
+    "of training them with 32 bits (cp_total: all layers), and FW-4/BW-6 means 4 bits in the forward pass and 6 bits "
+    "in the backward pass. A stage is a part of the training with a target or precision of its own."
 )
 """The first line of a run: its words, for a reader who has not seen them before."""
 
@@ -73,7 +74,7 @@ def bits_line(bits: dict[str, float]) -> str:
     ordered = sorted(bits, key=lambda block: bits[block])
     mean = sum(bits.values()) / len(bits)
     fewest, most = (f"{bits[block]:.1f} in {block}" for block in (ordered[0], ordered[-1]))
-    return f"           forward bits: {mean:.1f} in a mean block, {fewest}, {most} (skipping counts as 0)"
+    return f"           forward bits: {mean:.1f} on average, fewest {fewest}, most {most} (a skipped block has 0)"
 
 
 def _cost(look: Look) -> str:
