@@ -25,7 +25,7 @@ def example_inputs(
     """Guess positional and keyword inputs for a timm, Hugging Face or torchvision model.
 
     The values are random but the same at every call, on the model's device and of its floating type. Texts are padded
-    for real: a mask of ones would be recorded as no mask at all.
+    for real: with a mask of ones, graph and model would never be compared on padding.
 
     Args:
         model: the model, which is neither run nor changed; PEFT's adapters do not change its inputs.
