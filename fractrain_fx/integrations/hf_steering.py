@@ -61,14 +61,14 @@ class Steering(TrainerCallback):
         return total
 
     def read(self) -> dict[str, float]:
-        """Means since the last call (task loss, cost loss, cost shares) and the last step's stage; a collective."""
+        """Means since the last call (losses, costs in per cent) and the last step's stage, from 1; a collective."""
         if self._cost is None:
             return {}
         means = self._window.read()
         cost = float(sum_over_ranks(self._cost)) / world_size() / max(self._steps, 1)
         self._open_window()
-        shares = {name: means.shares[name] for name in ("cp", "cp_total")}
-        return {"task_loss": means.loss, "cost_loss": cost, **shares, "stage": self._stage}
+        costs = {f"{name}_percent": 100 * means.shares[name] for name in ("cp", "cp_total")}
+        return {"task_loss": means.loss, "cost_loss": cost, **costs, "stage": self._stage + 1}
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if args.n_gpu > 1:

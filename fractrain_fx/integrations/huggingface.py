@@ -27,7 +27,7 @@ class FracTrainMixin:
     """Makes a ``Trainer`` train a ``FracModel``: ``class MyTrainer(FracTrainMixin, Trainer)``.
 
     The cost term is added in ``compute_loss``, whatever computes the loss (the model, ``compute_loss_func``, label
-    smoothing, a base class). Logs get ``task_loss``, ``cost_loss``, ``cp``, ``cp_total`` (shares 0..1) and ``stage``;
+    smoothing, a base class). Logs get ``task_loss``, ``cost_loss``, ``cp_percent``, ``cp_total_percent`` and ``stage``;
     checkpoints hold the files of ``FracModel.save_pretrained`` and the engine's state. ``self.model`` is the rewritten
     model as an instance of the original's class.
 

@@ -23,8 +23,8 @@ class FracTrainCallback(Callback):
     may also make its engine itself, call ``engine.loss`` on its loss, and pass the engine to this callback; with manual
     optimization it must.
 
-    Logged are ``cp``, ``cp_total`` (shares 0..1), ``task_loss``, ``cost_loss`` (if this callback added the term) and
-    ``stage``.
+    Logged are ``cp_percent``, ``cp_total_percent``, ``task_loss``, ``cost_loss`` (if this callback added the term) and
+    ``stage``, from 1.
 
     Args:
         engine: the engine that the module calls; by default one is made for the module's ``FracModel``.
@@ -122,8 +122,8 @@ class FracTrainCallback(Callback):
             if not added:
                 output = self._add_cost(module, output)
             cost = self.engine.model.cost
-            self._values |= {"cp": cost.cp.detach(), "cp_total": cost.cp_total.detach(), "stage": self.engine.stage}
-            self._values = {name: float(value) if name == "stage" else value for name, value in self._values.items()}
+            costs = {"cp_percent": 100 * cost.cp.detach(), "cp_total_percent": 100 * cost.cp_total.detach()}
+            self._values |= {**costs, "stage": float(self.engine.stage + 1)}
             return output
 
         def restore() -> None:

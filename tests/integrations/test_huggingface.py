@@ -96,10 +96,10 @@ def test_bert_learns_in_two_epochs_and_a_resumed_run_equals_one_that_was_left_al
     trainer.train()  # with no evaluation in between: after one, Trainer itself resumes with other random numbers
 
     logs = [entry for entry in trainer.state.log_history if "loss" in entry]
-    assert [entry["stage"] for entry in logs] == [0, 0, 0, 1, 1, 1]
+    assert [entry["stage"] for entry in logs] == [1, 1, 1, 2, 2, 2]
     for entry in logs:
         assert entry["loss"] == pytest.approx(entry["task_loss"] + entry["cost_loss"], rel=1e-4)
-        assert 0 <= entry["cp"] <= entry["cp_total"] <= 1
+        assert 0 <= entry["cp_percent"] <= entry["cp_total_percent"] <= 100
     assert [(row.samples, row.level) for row in engine.ledger.rows] == [(40, "cp 1 %"), (40, "cp 3 %")]
     assert trainer.evaluate()["eval_loss"] < before
 
@@ -174,7 +174,7 @@ def test_a_float_llama_trains_as_under_the_plain_trainer_with_losses_weighted_by
             # A mean times a share of the labels is not quite a sum over their number.
             assert ours[name] == pytest.approx(theirs[name], rel=1e-4)
     logs = [entry for entry in trainer.state.log_history if "loss" in entry]
-    assert all(entry["cost_loss"] == 0 and entry["cp_total"] == 1 for entry in logs)
+    assert all(entry["cost_loss"] == 0 and entry["cp_total_percent"] == 100 for entry in logs)
     # Of the ledger's loss the mean is over samples, of Trainer's over labels.
     assert engine.ledger.rows[0].loss == pytest.approx(sum(e["loss"] for e in logs[:3]) / 3, rel=0.02)
 

@@ -110,7 +110,7 @@ def test_the_loss_holds_the_cost_and_the_digits_are_learnt(tmp_path: Path) -> No
     trainer.fit(module, DataLoader(digits(640), batch_size=16), loaders()[1])
     shown = {name: float(value) for name, value in trainer.logged_metrics.items()}
     assert module.losses[-1] == pytest.approx(shown["task_loss"] + shown["cost_loss"], rel=1e-4)
-    assert 0 < shown["cp"] < shown["cp_total"] < 1 and shown["stage"] == 1
+    assert 0 < shown["cp_percent"] < shown["cp_total_percent"] < 100 and shown["stage"] == 2
     assert shown["accuracy"] > 0.5  # chance is 0.1
     assert "training_step" not in vars(module)  # the wrapper is gone
 
