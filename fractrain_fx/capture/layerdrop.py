@@ -6,12 +6,13 @@ Python code that looks at a random number cannot be recorded, so the whole encod
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+
+from fractrain_fx.capture.source import forward_code
 
 __all__ = ["dropped_in_graph"]
 
@@ -60,7 +61,7 @@ def dropped_in_graph(model: nn.Module) -> Iterator[list[str]]:
 
 
 def _droppable(path: str, module: nn.Module) -> Iterator[_Droppable]:
-    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    code = forward_code(module)
     layers = module._modules.get("layers")
     if code is None or not isinstance(layers, nn.ModuleList) or "rand" not in code.co_names:
         return

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import inspect
 import sys
-from types import FrameType
-from typing import Any
+from types import CodeType, FrameType
 
 from torch import nn
 
-__all__ = ["CAPTURE", "error_line", "forward_line", "in_words", "source_line"]
+__all__ = ["CAPTURE", "error_line", "forward_code", "forward_line", "in_words", "source_line"]
 
 CAPTURE = __name__.rpartition(".")[0]
 """The package of capture, by which its own functions and frames are recognised."""
@@ -37,10 +36,14 @@ def error_line(error: BaseException) -> str:
     return found
 
 
+def forward_code(module: nn.Module) -> CodeType | None:
+    """The code of the forward of a module's class; ``None`` if it is not written in Python."""
+    return getattr(inspect.unwrap(type(module).forward), "__code__", None)
+
+
 def forward_line(module: nn.Module) -> str:
     """File and line at which the forward of a module's class begins; empty for classes of torch."""
-    kind = type(module)
-    code: Any = getattr(inspect.unwrap(kind.forward), "__code__", None)
+    kind, code = type(module), forward_code(module)
     return "" if code is None or kind.__module__.startswith("torch.") else f"{code.co_filename}:{code.co_firstlineno}"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -31,6 +30,7 @@ from fractrain_fx.capture.recording.whole import KeepWholeError
 from fractrain_fx.capture.recording.writer import Obstacle
 from fractrain_fx.capture.sizes.guards import Expression, Guard, Place, Size
 from fractrain_fx.capture.sizes.input_values import InputValues
+from fractrain_fx.capture.source import forward_code
 from fractrain_fx.capture.state import Snapshot
 
 __all__ = ["Attempt", "Elsewhere", "broken", "check_repeated", "check_trial", "tie_batch"]
@@ -217,5 +217,5 @@ def _is_of_torch(module: nn.Module) -> bool:
 
 def _place(model: nn.Module, path: str) -> tuple[str, Place]:
     """A module's path with the first line of its forward."""
-    code: Any = getattr(inspect.unwrap(type(model.get_submodule(path)).forward), "__code__", None)
+    code = forward_code(model.get_submodule(path))
     return path, Place(code.co_filename, code.co_firstlineno) if code else Place("?", 0)

@@ -111,16 +111,15 @@ class Calls:
             with recorder.pause(), recorder.hidden.counted({}, trained_only=True):
                 result = forward(module, *plain(args), **plain(dict(kwargs)))
         with recorder.pause():
-            if hides_tensor(result):
-                kind = type(result).__name__
-                recorder.writer.block(f"its child {path!r} stays one node and returns a {kind}, which no graph holds")
-                return result
+            lacks = f"returns a {type(result).__name__}" if hides_tensor(result) else ""
             try:
-                return recorder.write("call_module", path, args, kwargs, result, watched)
+                if not lacks:
+                    return recorder.write("call_module", path, args, kwargs, result, watched)
             except UnrepresentableError as error:
-                cause = f"its child {path!r} stays one node and is given a {error}, which no graph holds"
-                recorder.writer.block(cause, line=source_line("torch", CAPTURE) or "")
-                return result
+                lacks = f"is given a {error}"
+            cause = f"its child {path!r} stays one node and {lacks}, which no graph holds"
+            recorder.writer.block(cause, line=source_line("torch", CAPTURE) or "")
+            return result
 
     def _through(
         self,
