@@ -232,7 +232,7 @@ class FracConfig:
         """The precisions of scheduled ops: those of ``static`` and ``pfq`` in order, or the gates' options by cost."""
         if self.gated:
             computing = [option for option in self.gate_options if not option.skips]
-            return tuple(sorted(computing, key=lambda option: sum(option.shares(self.gate_weight_bits))))
+            return tuple(sorted(computing, key=lambda option: option.mean_share(self.gate_weight_bits)))
         return (self.precision,) if self.method == "static" else self.stages.stages
 
     def replace(self, **changes: Any) -> FracConfig:

@@ -63,6 +63,10 @@ class Precision:
         full = FLOAT_BITS * FLOAT_BITS
         return self.fw * weight_bits / full, self.bw * weight_bits / full, self.fw * self.bw / full
 
+    def mean_share(self, weight_bits: int) -> float:
+        """Training cost of an op with weights, as a share (0..1) of full precision (ALGORITHM 4)."""
+        return sum(self.shares(weight_bits)) / 3
+
     @property
     def skips(self) -> bool:
         return self.fw == 0

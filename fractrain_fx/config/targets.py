@@ -59,7 +59,9 @@ def scheduled_precision(config: FracConfig, target: float) -> Precision:
     It is the dearest option of the gates that costs no more than the target; the cheapest that computes, if all cost
     more. The gates make up for the rest, because cp is over both.
     """
-    affordable = [option for option in config.precision_stages if _cost(config, option) <= target]
+    affordable = [
+        option for option in config.precision_stages if 100 * option.mean_share(config.gate_weight_bits) <= target
+    ]
     return affordable[-1] if affordable else config.precision_stages[0]
 
 
@@ -107,11 +109,6 @@ def _with_scheduled(config: FracConfig, target: float, reach: Reach) -> str:
     low, high = reach.at(precision)
     share = 100 * (1 - reach.gated_share)
     return f" ({low:.3f} to {high:.3f} % with the {share:.0f} % that no gate can choose for at {precision})"
-
-
-def _cost(config: FracConfig, precision: Precision) -> float:
-    """Training cost of an op with weights, in per cent of full precision."""
-    return 100 * sum(precision.shares(config.gate_weight_bits)) / 3
 
 
 def _move(targets: tuple[float, ...], low: float, high: float) -> tuple[float, ...]:

@@ -33,14 +33,13 @@ from fractrain_fx.config import GateConfig
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.engine.control import ControlLaw
 from fractrain_fx.engine.distributed import sum_over_ranks, world_size
-from fractrain_fx.nn.cost import OpCost
 
 __all__ = ["CostController", "option_share"]
 
 
 def option_share(option: Precision, weight_bits: int) -> float:
     """Training cost of an op with weights under ``option``, as a share 0..1 of full precision (ALGORITHM 4)."""
-    return sum(OpCost((1, 1, 1)).spent(option, weight_bits)) / 3
+    return option.mean_share(weight_bits)
 
 
 class CostController:
