@@ -40,7 +40,14 @@ _BAR, _ROW = 18, 15  # heights of a bar, in pixels
 
 
 def trajectory(
-    measure: str, title: str, axis: str, runs: Sequence[str], shown: Sequence[str], *, turning: bool
+    measure: str,
+    title: str,
+    axis: str,
+    runs: Sequence[str],
+    shown: Sequence[str],
+    *,
+    single: Sequence[str],
+    turning: bool,
 ) -> Spec:
     """A measure of each run against its cost so far (paper, figure 6); marks are turning points.
 
@@ -50,6 +57,7 @@ def trajectory(
         axis: one of ``AXES``.
         runs: all runs of the report, so that each has its colour.
         shown: the runs that have this measure and this cost.
+        single: those of them with the measure of one epoch, which a line would not show.
         turning: whether one of them has turning points.
     """
     focus = alt.selection_point(name="focus", fields=["run"], bind="legend")
@@ -75,11 +83,12 @@ def trajectory(
     ]
     near = alt.selection_point(name="near", nearest=True, on="pointerover", clear="pointerout", empty=False)
     line = base.mark_line(strokeWidth=2, strokeJoin="round")
-    alone = base.transform_joinaggregate(epochs="count()", groupby=["run"]).transform_filter("datum.epochs === 1")
+    alone = base.transform_filter(alt.FieldOneOfPredicate(field="run", oneOf=list(single))).mark_circle(size=60)
     points = base.transform_filter("datum.turning").mark_point(filled=True, size=90, opacity=1)
     points = points.encode(shape=alt.Shape("run:N", title=None, scale=domain, legend=legend))
     hover = base.mark_circle(size=110).encode(opacity=alt.condition(near, alt.value(1), alt.value(0)), tooltip=told)
-    layers = [line, alone.mark_circle(size=60), *([points] if turning else [])]  # a line of one epoch shows nothing
+    # Vega warns of a layer without a point, so these are drawn only where they have one
+    layers = [line, *([alone] if single else []), *([points] if turning else [])]
     return _plain(alt.layer(*layers, hover.add_params(near)).add_params(focus), height=340)
 
 

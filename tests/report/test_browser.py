@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from fractrain_fx.cli import main
+from fractrain_fx.engine.steered import show_level
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 if CHROMIUM is None:
@@ -143,7 +144,7 @@ def test_tables_behind_trajectories_have_the_numbers_of_the_metrics(opened: Open
     written = [row for run in (long, trained / "fractrain", trained / "pfq") for row in rows_of(run)]
     assert len(table) == 1 + len(written) == 169
     for cells, row in zip(table[1:], written, strict=True):
-        assert (cells[1], cells[2]) == (str(row["epoch"]), row["level"])
+        assert (cells[1], cells[2]) == (str(row["epoch"]), show_level(row["level"]))
         assert float(cells[3]) == pytest.approx(row["test_accuracy"], rel=1e-5)
         assert float(cells[4]) == pytest.approx(100 * row["cp"], rel=1e-3)
         assert float(cells[5]) == pytest.approx(100 * row["cp_total"], rel=1e-3)

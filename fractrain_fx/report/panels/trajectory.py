@@ -31,8 +31,15 @@ def trajectories(runs: Sequence[Run]) -> Panel:
             shown = [run for run in members if run.name not in old or axis not in bitfusion]
             if not shown:
                 continue
-            turning = any(run.turning_points for run in shown)
-            spec = charts.trajectory(measure, title, axis, names, [run.name for run in shown], turning=turning)
+            spec = charts.trajectory(
+                measure,
+                title,
+                axis,
+                names,
+                [run.name for run in shown],
+                single=[run.name for run in shown if _epochs_with(measure, run) == 1],
+                turning=any(run.turning_points for run in shown),
+            )
             against = charts.AXES[axis].partition(",")[0]
             variants[axis] = Variant(spec, ("epochs",), f"{heading[0].upper()}{heading[1:]} against {against}")
         columns = (
@@ -70,6 +77,11 @@ def trajectories(runs: Sequence[Run]) -> Panel:
         (Control("axis", "Cost axis", axes),),
         tuple(notes),
     )
+
+
+def _epochs_with(measure: str, run: Run) -> int:
+    values = [record.value if measure == "value" else record.row.loss for record in run.records]
+    return sum(value is not None for value in values)
 
 
 def _ending(run: Run, measure: str, title: str) -> str:
