@@ -12,12 +12,15 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from fractrain_fx.capture.recording.hidden import HIDDEN, hidden_words
 from fractrain_fx.config import FracConfig, Pin
 from fractrain_fx.errors import ModelError, PassError, RuleError, near
+from fractrain_fx.passes.analyse.orders import sample_orders
 from fractrain_fx.passes.graph.arithmetic import arithmetic_of
 from fractrain_fx.passes.graph.contractions import OPAQUE_KINDS, UNSPLIT_KINDS, contraction, function_name, operand
 from fractrain_fx.passes.graph.edit import unique, varying
 from fractrain_fx.passes.graph.facts import STAGE, TRAINED, Decision, Op, blocks_of, facts, ops_of
 
 __all__ = ["DecidePrecision"]
+
+_MIXED = "its samples are in mixed order, so no gate can choose for each"
 
 
 class DecidePrecision(PassBase):
@@ -49,6 +52,7 @@ class DecidePrecision(PassBase):
         readable = _readable_blocks(graph_module)
         for node, op in ops:
             op.precision = self._decide(node, op, labels.get(op.name, ()), pins.get(op.name), op.block in readable)
+        self._one_order(graph_module, ops)
         if self.config.gated:
             _follow_training(graph_module, [op for _, op in ops])
         gated = {op.block for _, op in ops if op.precision.mode == "gated"}
@@ -56,6 +60,23 @@ class DecidePrecision(PassBase):
             block.gated = block.name in gated
         self._refuse_nothing([op for _, op in ops])
         return PassResult(graph_module, True)
+
+    def _one_order(self, graph_module: GraphModule, ops: list[tuple[Node, Op]]) -> None:
+        """Gate only ops whose samples are in the order of the first gate, as the controller's state goes on by row."""
+        gated = [(node, op) for node, op in ops if op.precision.mode == "gated"]
+        if not gated:
+            return
+        orders = sample_orders(graph_module.graph)
+        by_name = {node.name: order for node, order in orders.items()}
+        entries = {block.name: by_name[block.entry] for block in blocks_of(graph_module.graph)}
+        first = entries[gated[0][1].block or ""]
+        for node, op in gated:
+            if not first == orders[node] == entries[op.block or ""]:
+                op.precision = self._shared(_MIXED)
+
+    def _shared(self, reason: str) -> Decision:
+        """The decision for an op that cannot choose for each sample."""
+        return Decision("scheduled" if self.config.schedules_rest else "float", reason)
 
     def _refuse_nothing(self, ops: list[Op]) -> None:
         """Raise an error if the method would change nothing."""
@@ -126,10 +147,10 @@ class DecidePrecision(PassBase):
         if facts(node).batch is not None:
             why = f"all samples share the entry of block {op.block!r}, so no gate can read it"
         elif facts(node).samples is not None:
-            why = "its samples are in mixed order, so no gate can choose for each"
+            why = _MIXED
         else:
             why = "all samples share it, so no gate can choose for each"
-        return Decision("scheduled" if self.config.schedules_rest else "float", why)
+        return self._shared(why)
 
     def ensures(self, graph_module: GraphModule) -> None:
         for _, op in ops_of(graph_module.graph):

@@ -1,0 +1,19 @@
+"""The plots as Vega-Lite, each over a named table (``frames``), without data and with the theme's colours only."""
+
+from fractrain_fx.report.charts.choices import allocation, bits, information, samples
+from fractrain_fx.report.charts.costs import MEASURES, blocks, paths, stages
+from fractrain_fx.report.charts.epochs import AXES, cost, trajectory
+
+__all__ = [
+    "AXES",
+    "MEASURES",
+    "allocation",
+    "bits",
+    "blocks",
+    "cost",
+    "information",
+    "paths",
+    "samples",
+    "stages",
+    "trajectory",
+]
