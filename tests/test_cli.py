@@ -175,7 +175,7 @@ def test_a_plan_on_a_machine_says_what_a_step_takes(capsys: pytest.CaptureFixtur
     assert [step["precision"] for step in steps] == ["float32", "FW-8/BW-8"] and steps[0]["batch"] == 128
     assert main([*model, "--machine", "h20"]) == 2 and main([*model, "--batch", "16"]) == 2
     errors = capsys.readouterr().err
-    assert "did you mean 'h200'" in errors and "add --machine" in errors
+    assert "Did you mean 'h200'" in errors and "add --machine" in errors
 
 
 def test_machines_lists_figures_with_their_sources(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from torch.fx import Graph
 
-from fractrain_fx.capture.checking.check import Batching, Trial, rejection, trials_of
+from fractrain_fx.capture.checking.check import Batching, Trial, trials_of
 from fractrain_fx.capture.checking.guard_check import Guards
 from fractrain_fx.capture.checking.verify import Attempt, Elsewhere, check_repeated, check_trial, tie_batch
 from fractrain_fx.capture.inputs.call import Example
-from fractrain_fx.capture.inputs.data import has_data, needs_data
+from fractrain_fx.capture.inputs.data import has_data, needs_data, rejection
 from fractrain_fx.capture.module import RecordedModule
 from fractrain_fx.capture.outside.outside import Outside, PythonState
 from fractrain_fx.capture.recording.arguments import argument
@@ -168,7 +168,9 @@ def _run(
             "dictionaries or dataclasses, or switch that part of the output off in the example inputs"
         ) from error
     except Exception as error:
-        raise (rejection(model, error) if has_data(model) else needs_data(model, recorder.failed, error)) from error
+        if has_data(model):
+            raise rejection(type(model).__name__, error) from error
+        raise needs_data(model, recorder.failed, error) from error
     if recorder.refused:  # other obstacles may be its consequences
         raise KeepWholeError((), recorder.refused)
     if obstacles := [*writer.obstacles, *outside.obstacles(snapshot, example, train, whole)]:

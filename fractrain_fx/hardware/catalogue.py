@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from typing import Any
 
-from fractrain_fx.errors import ConfigError
+from fractrain_fx.errors import ConfigError, near
 from fractrain_fx.hardware.accelerators import ACCELERATORS
 from fractrain_fx.hardware.bitfusion_machine import BitFusion
 from fractrain_fx.hardware.machine import Machine
@@ -42,10 +41,8 @@ def find_machine(name: str | Machine) -> Machine:
     if board is not None:
         return board
     if name not in made:
-        near = difflib.get_close_matches(name, MACHINES, n=1)
         raise ConfigError(
-            f"machine={name!r} is not known{f': did you mean {near[0]!r}?' if near else ''}; "
-            f"'fractrain machines' lists {', '.join(MACHINES)}"
+            f"machine={name!r} is not known.{near(name, MACHINES, 1)} 'fractrain machines' lists {', '.join(MACHINES)}"
         )
     return made[name]()
 

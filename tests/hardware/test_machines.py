@@ -176,7 +176,7 @@ def test_a_plan_has_a_row_for_floats_and_for_every_option_that_computes() -> Non
 
 
 def test_mistakes_are_named() -> None:
-    with pytest.raises(ConfigError, match="did you mean 'h200'"):
+    with pytest.raises(ConfigError, match="Did you mean 'h200'"):
         find_machine("h20")
     with pytest.raises(ConfigError, match="is not a machine"):
         planned(TinyNet(4), "static", ZC706)  # type: ignore[arg-type]

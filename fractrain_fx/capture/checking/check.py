@@ -12,12 +12,11 @@ from torch import Tensor, nn
 from fractrain_fx.capture.compare import difference, same_tensor
 from fractrain_fx.capture.inputs.batch import batch_size, resize_batch
 from fractrain_fx.capture.inputs.call import Example
+from fractrain_fx.capture.inputs.data import rejection
 from fractrain_fx.capture.module import RecordedModule
 from fractrain_fx.capture.recording.patch import plain_paths
-from fractrain_fx.capture.source import error_line
 from fractrain_fx.capture.state import Snapshot, seeded
 from fractrain_fx.capture.trees import tensors_in
-from fractrain_fx.errors import InputError
 
 __all__ = ["Batching", "Mismatch", "Trial", "find_mismatch", "rejection", "repeated", "trial_of", "trials_of"]
 
@@ -95,23 +94,13 @@ def trials_of(snapshot: Snapshot, example: Example, axis: int, grow: bool = True
     try:
         runs = [trial_of(snapshot, example, train) for train in (False, True)]
     except Exception as error:  # a model may raise anything for inputs that it does not take
-        raise rejection(snapshot.model, error) from error
+        raise rejection(type(snapshot.model).__name__, error) from error
     return runs, Batching.FIXED
 
 
 def trial_of(snapshot: Snapshot, example: Example, train: bool) -> Trial:
     """Run the model on a call."""
     return Trial(train, example, _run(snapshot, snapshot.model, train, example))
-
-
-def rejection(model: nn.Module, error: Exception) -> InputError:
-    """The error for a model that fails on its example inputs."""
-    line = error_line(error)
-    at = f" at {line}" if line else ""
-    return InputError(
-        f"{type(model).__name__} rejects the example inputs{at}: {type(error).__name__}: {str(error).rstrip('.')}. "
-        "Pass example_inputs=(...) and example_kwargs={...} as you call the model"
-    )
 
 
 def find_mismatch(snapshot: Snapshot, recorded: RecordedModule, trial: Trial) -> Mismatch | None:

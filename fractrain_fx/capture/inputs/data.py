@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 from fractrain_fx.capture.source import error_line, in_words
 from fractrain_fx.errors import CaptureError, FracTrainError, InputError
 
-__all__ = ["has_data", "needs_data", "without_data"]
+__all__ = ["has_data", "needs_data", "rejection", "without_data"]
 
 
 def has_data(model: nn.Module) -> bool:
@@ -50,14 +50,23 @@ def needs_data(model: nn.Module, path: str, error: Exception) -> FracTrainError:
     """The error for a model on the meta device that fails in the module at ``path``."""
     kind = type(model).__name__
     where = f"module {path!r} ({type(model.get_submodule(path)).__name__})" if path else f"{kind} itself"
-    words, line = str(error), error_line(error)
-    at = f" at {line}" if line else ""
-    if isinstance(error, NotImplementedError) or "meta" in words.lower():
+    if isinstance(error, NotImplementedError) or "meta" in str(error).lower():
         return CaptureError(
-            f"{where} reads values, and tensors on the meta device have none ({type(error).__name__}: {words}){at}: "
-            "build the model on a device that holds its data; fewer layers may fit, and their plan tells the rest"
+            f"{where} reads values, and tensors on the meta device have none ({type(error).__name__}: {error})"
+            f"{_at(error)}: build the model on a device that holds its data; fewer layers may fit, and their plan "
+            "tells the rest"
         )
+    return rejection(where, error)
+
+
+def rejection(where: str, error: Exception) -> InputError:
+    """The error for a model, or a module named by ``where``, that fails on its example inputs."""
     return InputError(
-        f"{where} rejects the example inputs{at}: {type(error).__name__}: {words.rstrip('.')}. Pass "
+        f"{where} rejects the example inputs{_at(error)}: {type(error).__name__}: {str(error).rstrip('.')}. Pass "
         "example_inputs=(...) and example_kwargs={...} as you call the model"
     )
+
+
+def _at(error: Exception) -> str:
+    line = error_line(error)
+    return f" at {line}" if line else ""
