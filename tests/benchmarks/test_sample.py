@@ -1,4 +1,4 @@
-"""Thirty models of the three libraries through every check of the sweep: what `make coverage` does for all of them."""
+"""Thirty models of the three libraries: every check of `make coverage`, and a training step in each block format."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from benchmarks.coverage.cases import Ready
 from benchmarks.coverage.trial import examine, passed
+from fractrain_fx import FracConfig, fractrainify
 from fractrain_fx.capture.inputs.examples import example_inputs
 
 # timm's own small ones, one for each family of layers, and those whose structure has none of these.
@@ -108,10 +109,39 @@ def test_the_sample_has_thirty_models() -> None:
 QUICK = ("test_resnet", "AlbertForSequenceClassification", "squeezenet1_1")
 
 
-@pytest.mark.parametrize(
-    ("build", "name"),
-    [pytest.param(*each, id=each[1], marks=[] if each[1] in QUICK else pytest.mark.long) for each in SAMPLE],
-)
+MODELS = [pytest.param(*each, id=each[1], marks=[] if each[1] in QUICK else pytest.mark.long) for each in SAMPLE]
+
+
+@pytest.mark.parametrize(("build", "name"), MODELS)
 def test_every_check_is_made_and_holds(build: Callable[[str], Ready], name: str) -> None:
     row = examine(lambda: build(name))
     assert passed(row), (row.get("failed_at"), row.get("cause"))
+
+
+@pytest.mark.parametrize(("fmt", "precision"), [("mx", "4/4"), ("nvfp4", "4/4"), ("fp8", "8/8")])
+@pytest.mark.parametrize(("build", "name"), MODELS)
+def test_a_step_in_a_block_format_is_finite_and_moves_the_model(
+    build: Callable[[str], Ready], name: str, fmt: str, precision: str
+) -> None:
+    torch.manual_seed(0)
+    ready = build(name)
+    config = FracConfig(method="static", format=fmt, precision=precision)
+    model = fractrainify(ready.model, config=config, example_inputs=ready.args, example_kwargs=ready.kwargs)
+    # Besides the layers that are float in every format, none stays float because this one has no form for it.
+    assert not [op.name for op in model.ops if "has no form" in op.precision.reason]
+    assert any(op.precision.mode == "scheduled" for op in model.ops)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    loss = loss_of(model.train()(*ready.args, **ready.kwargs))
+    loss.backward()  # type: ignore[no-untyped-call]
+    torch.optim.SGD(model.parameters(), 0.1).step()
+    assert loss.isfinite()
+    assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())
+    assert any(not torch.equal(parameter, before[name]) for name, parameter in model.named_parameters())
+
+
+def loss_of(outputs: Any) -> Tensor:
+    """The model's own loss if it was given labels, else the mean square of what it returns."""
+    if isinstance(outputs, Tensor):
+        return outputs.square().mean()
+    own: Tensor | None = getattr(outputs, "loss", None)
+    return outputs.logits_per_image.square().mean() if own is None else own

@@ -130,16 +130,18 @@ class DecidePrecision(PassBase):
         if op.kind in UNSPLIT_KINDS:
             fused = op.kind == "scaled_dot_product_attention"
             return Decision("float", "attention='float'" if fused else "one call multiplies more than two tensors")
-        if self.config.product_recipe is not None and isinstance(reason := arithmetic_of(node), str):
-            return Decision("float", f"format {self.config.format!r} has no form for it: {reason}")
+        lacks = arithmetic_of(node) if self.config.product_recipe is not None else None
+        no_form = f"format {self.config.format!r} has no form for it: {lacks}" if isinstance(lacks, str) else None
         if pin is not None:
-            return Decision("pinned", f"rule {pin.pattern!r}", pin.precision)
+            return Decision("float", no_form) if no_form else Decision("pinned", f"rule {pin.pattern!r}", pin.precision)
         reasons = {"first": "first contraction", "last": "last contraction", "depthwise": "depthwise convolution"}
         for label in labels:
             if label in reasons:
                 return Decision("float", reasons[label])
         if "constant" in labels:
             return Decision("float", "no gradient passes and no weight is read")
+        if no_form is not None:
+            return Decision("float", no_form)
         if self.config.scheduled:
             return Decision("scheduled", STAGE)
         if facts(node).batch is not None and readable:
