@@ -1,7 +1,7 @@
 """FracTrain (NeurIPS 2020) for any PyTorch model, as passes over a recorded ``torch.fx`` graph."""
 
 from fractrain_fx.api import fractrainify, plan
-from fractrain_fx.config import CostTargets, FracConfig, GateConfig, Pin, Precision, PrecisionStages
+from fractrain_fx.config import CostTargets, FracConfig, GateConfig, Pin, Precision, PrecisionStages, Steps, Tokens
 from fractrain_fx.engine import Engine
 from fractrain_fx.errors import FracTrainError, FracTrainWarning
 from fractrain_fx.memory import keep_freed_memory
@@ -19,7 +19,9 @@ __all__ = [
     "Pin",
     "Precision",
     "PrecisionStages",
+    "Steps",
     "Summary",
+    "Tokens",
     "fractrainify",
     "keep_freed_memory",
     "plan",

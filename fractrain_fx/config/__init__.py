@@ -20,6 +20,7 @@ from fractrain_fx.config.choices import (
     Skipping,
     Torchao,
 )
+from fractrain_fx.config.clock import Steps, Tokens
 from fractrain_fx.config.config import FracConfig
 from fractrain_fx.config.parts import GateConfig, Pin
 from fractrain_fx.config.precision import (
@@ -71,5 +72,7 @@ __all__ = [
     "Saved",
     "Schedule",
     "Skipping",
+    "Steps",
+    "Tokens",
     "Torchao",
 ]

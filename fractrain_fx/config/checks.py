@@ -6,6 +6,7 @@ from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any, get_args
 
 from fractrain_fx.config.choices import CHOICES, CODE_BITS, TORCHAO_PRECISION
+from fractrain_fx.config.clock import check_clock
 from fractrain_fx.config.precision import FLOAT_BITS, SKIP, CostTargets, Precision
 from fractrain_fx.config.recipes import BLOCK_FORMATS, check_recipe, widths_of
 from fractrain_fx.errors import ConfigError, near
@@ -42,7 +43,8 @@ def check_config(config: FracConfig) -> None:
             raise ConfigError(f"{name}={value} must lie in {low}..{'' if high is None else high}")
     if not (2 <= config.weight_bits <= 16 or config.weight_bits == FLOAT_BITS):
         raise ConfigError(f"weight_bits={config.weight_bits} must be 2 to 16, or 32 for float")
-    if config.schedule in ("manual", "cyclic") and config.epochs is None:
+    check_clock(config)
+    if config.schedule in ("manual", "cyclic") and config.epochs is None and config.every is None:
         raise ConfigError(f"schedule={config.schedule!r} divides a run into parts: say how long with epochs=...")
     if (config.epochs is not None and config.epochs < 1) or config.cycles < 1:
         raise ConfigError(f"epochs={config.epochs} and cycles={config.cycles} must be at least 1")

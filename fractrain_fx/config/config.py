@@ -24,6 +24,7 @@ from fractrain_fx.config.choices import (
     Skipping,
     Torchao,
 )
+from fractrain_fx.config.clock import Amount, parse_amount, parse_turn
 from fractrain_fx.config.kinds import check_kinds, require_sequence
 from fractrain_fx.config.parts import GateConfig, Pin
 from fractrain_fx.config.plain import given_fields, plain_values, read_yaml, write_yaml
@@ -91,10 +92,17 @@ class FracConfig:
             ``zero``: shifted by less than a level, so that one level is 0 and zero gradients stay zero.
         pins: rules that fix the precision of some contractions.
         gate: sizes and strength of the gates.
-        schedule: moves the run from stage to stage: ``auto`` is Algorithm 1.
+        schedule: moves the run from stage to stage. ``auto``: Algorithm 1. ``two-stage``: Algorithm 1 over the first
+            and the last stage. ``manual``: each stage gets the same time. ``cyclic``: cosine cycles from the first to
+            the last. ``fixed``: stages begin at ``turns``. ``constant``: the last stage only.
+        every: how often the schedule is asked for the stage: ``Steps(100)`` (``100 steps``) or ``Tokens(1_000_000)``;
+            ``None``: after each epoch. It then gets the mean loss since it was last asked.
+        turns: where each stage after the first begins, for ``fixed``: shares of the run (``0.75``), or ``Steps`` or
+            ``Tokens``, as ``every`` counts. A stage begins when the schedule is next asked.
+        length: length of the run in the unit of ``every``, where the schedule needs it.
         indicator: the loss that moves the stages of ``auto`` and ``two-stage``. ``task``: the task loss. ``total``: the
             task loss plus the cost term, as in the authors' code (``fractrain``).
-        epochs: length of the run; needed by the ``manual`` and ``cyclic`` schedules.
+        epochs: length of the run; needed by schedules that divide it, unless ``every`` counts steps or tokens.
         cycles: cosine cycles of the ``cyclic`` schedule.
         epsilon, alpha: threshold of the turning point and its decay (Algorithm 1).
         keep: share of the old running range that a training step keeps.
@@ -124,6 +132,9 @@ class FracConfig:
     pins: tuple[Pin, ...] = ()
     gate: GateConfig = field(default_factory=GateConfig)
     schedule: Schedule = "auto"
+    every: Amount | None = None
+    turns: tuple[float | Amount, ...] = ()
+    length: Amount | None = None
     indicator: Indicator = "task"
     epochs: int | None = None
     cycles: int = 8
@@ -152,6 +163,11 @@ class FracConfig:
         for pin in self.pins:
             if not isinstance(pin, Pin):
                 raise ConfigError(f"pins has {pin!r}, which is no Pin: write Pin('layer4.*', 'FW-8/BW-8')")
+        for name in ("every", "length"):
+            if (amount := getattr(self, name)) is not None:
+                set_field(self, name, parse_amount(name, amount))
+        require_sequence("turns", self.turns, "(0.75,)")
+        set_field(self, "turns", tuple(parse_turn(turn) for turn in self.turns))
         if self.targets is not None and not isinstance(self.targets, CostTargets):
             require_sequence("targets", self.targets, "[1.5, 2.0, 2.5, 3.0]")
             set_field(self, "targets", CostTargets(tuple(self.targets)))

@@ -23,6 +23,9 @@ def plain_values(config: FracConfig) -> dict[str, Any]:
     plain["stages"] = str(config.stages)
     plain["options"] = [str(option) for option in config.options]
     plain["targets"] = None if config.targets is None else list(config.targets.per_cent)
+    amounts = {name: getattr(config, name) for name in ("every", "length")}
+    plain |= {name: None if amount is None else str(amount) for name, amount in amounts.items()}
+    plain["turns"] = [turn if isinstance(turn, float) else str(turn) for turn in config.turns]
     plain["pins"] = [{"pattern": pin.pattern, "precision": str(pin.precision)} for pin in config.pins]
     plain["gate"]["dims"] = list(config.gate.dims)
     return plain
@@ -41,8 +44,9 @@ def given_fields(cls: type[FracConfig], values: Mapping[str, Any]) -> dict[str, 
         given["gate"] = GateConfig(**given["gate"])
     if "pins" in given:
         given["pins"] = tuple(pin if isinstance(pin, Pin) else Pin(**pin) for pin in given["pins"] or ())
-    if "options" in given:
-        given["options"] = tuple(given["options"])
+    for name in ("options", "turns"):
+        if name in given:
+            given[name] = tuple(given[name])
     return given
 
 

@@ -1,28 +1,25 @@
-"""The engine: adds the cost term to each loss, keeps the ledger, and moves the stage between epochs."""
+"""The engine: adds the cost term to each loss, keeps the ledger, and moves the stage."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
 
-from fractrain_fx.config.precision import Precision
+from fractrain_fx.config.clock import Amount
+from fractrain_fx.engine import steered, told
+from fractrain_fx.engine.clock import RunClock, StageChange
 from fractrain_fx.engine.controller import CostController
 from fractrain_fx.engine.distributed import mean_over_ranks
-from fractrain_fx.engine.ledger import Ledger
-from fractrain_fx.engine.meter import EpochMeter, refuse_bad_step
+from fractrain_fx.engine.ledger import EpochRow, Ledger
+from fractrain_fx.engine.meter import EpochSums, refuse_bad_step
+from fractrain_fx.engine.open_epoch import OpenEpoch
 from fractrain_fx.engine.schedules import Level, StagePlan, StageSchedule, plan_stages
 from fractrain_fx.engine.steered import (
     SteeredModel,
-    level_text,
-    levels_of,
-    note_steered,
-    show_level,
-    steered_model,
 )
 from fractrain_fx.engine.watch import LoopWatch
 from fractrain_fx.errors import ConfigError, CostTermError, InputError, NonFiniteLossError, RunError
@@ -30,38 +27,20 @@ from fractrain_fx.errors import ConfigError, CostTermError, InputError, NonFinit
 __all__ = ["Engine", "StageChange"]
 
 
-@dataclass(frozen=True)
-class StageChange:
-    """A turning point: after ``epoch`` (from 1) the run went from stage ``old`` to ``new`` (from 0).
-
-    ``old_level`` and ``new_level`` are the levels of those stages: precisions, or target cp in per cent.
-    """
-
-    epoch: int
-    old: int
-    new: int
-    old_level: Level
-    new_level: Level
-
-    def __str__(self) -> str:
-        return (
-            f"epoch {self.epoch}: stage {self.old + 1} -> {self.new + 1}, "
-            f"{show_level(self.old_level)} -> {show_level(self.new_level)}"
-        )
-
-
 class Engine:
     """Trains a ``FracModel`` by its own configuration, inside any training loop.
 
-    Call :meth:`loss` after each forward of a training step, and :meth:`end_epoch` after each epoch. PFQ changes the
-    model's precision at turning points, FracTrain its target cp and the precision of ops that no gate can choose for;
-    DFQ and SLU hold the last target; static and float have one stage. Nothing in :meth:`loss` waits for the device.
+    Call :meth:`loss` after each forward of a training step, and :meth:`end_epoch` after each epoch; with the
+    configuration's ``every``, also :meth:`end_step` after each optimizer step. PFQ changes the model's precision at
+    turning points, FracTrain its target cp and the precision of ops that no gate can choose for; DFQ and SLU hold the
+    last target; static and float have one stage. Nothing in :meth:`loss` waits for the device.
 
     Args:
         model: the model, also inside ``torch.compile`` or ``DistributedDataParallel``.
         accumulate: batches whose gradients make one optimizer step, if the loop divides each loss by that number.
         schedule: replaces the schedule that the configuration names.
-        epochs: length of the run, for the ``manual`` and ``cyclic`` schedules; by default the configuration's.
+        epochs: length of the run, for schedules that divide it; by default the configuration's.
+        length: the same in steps or tokens, if the configuration's ``every`` counts them.
         watch: whether to check, in the first steps and at the end of the first epoch, that backward reaches the cost
             term and that the optimizer moves gates and model.
     """
@@ -73,20 +52,23 @@ class Engine:
         accumulate: int = 1,
         schedule: StageSchedule | None = None,
         epochs: int | None = None,
+        length: Amount | None = None,
         watch: bool = True,
     ) -> None:
-        self.model = steered_model(model)
-        note_steered(self.model)
-        config = self.model.frac_config if epochs is None else self.model.frac_config.replace(epochs=epochs)
-        levels = levels_of(self.model)
+        self.model = steered.steered_model(model)
+        steered.note_steered(self.model)
+        given = {"epochs": epochs, "length": length}
+        config = self.model.frac_config.replace(**{name: each for name, each in given.items() if each is not None})
+        levels = steered.levels_of(self.model)
         self._plan = StagePlan(levels, schedule) if schedule is not None else plan_stages(config, levels)
         self._controller = CostController(config.gate, config.gate_options, config.gate_weight_bits)
         self.accumulate = accumulate
         self._stage = 0
-        self._meter = EpochMeter()
+        self._clock = RunClock(config.every)
+        self._epoch = OpenEpoch(self._row)
         self._watch = LoopWatch(self.model, watch)
         self.ledger = Ledger(self.model.macs, self.model.uncounted)
-        self._apply_level()
+        steered.apply_level(self.model, self.level)
 
     @property
     def accumulate(self) -> int:
@@ -102,7 +84,7 @@ class Engine:
     @property
     def steps(self) -> int:
         """Batches that this process gave to :meth:`loss` since the epoch began."""
-        return self._meter.steps
+        return self._epoch.batches
 
     @property
     def stage(self) -> int:
@@ -125,6 +107,7 @@ class Engine:
         *,
         mean: Float[Tensor, ""] | None = None,
         weight: float | None = None,
+        tokens: int | None = None,
     ) -> Float[Tensor, ""]:
         """The loss to call ``backward`` on: the mean task loss of the batch, plus the cost term if there are gates.
 
@@ -133,9 +116,11 @@ class Engine:
             mean: the mean task loss of the batch, for ledger and indicator, if ``task_loss`` is scaled otherwise.
             weight: the number by which the loop still divides the loss before gradients are added up; ``accumulate``
                 by default, 1 if ``task_loss`` is already the batch's share of the step's loss.
+            tokens: tokens of the batch in this process; by default the size of the model's matrix of tokens.
 
         Raises:
             InputError: the loss is not one number, or the model has not run yet.
+            RunError: the configuration's ``every`` counts steps, and :meth:`end_step` was not called after the last.
             CostTermError: the first optimizer steps changed the model, but backward never reached the cost term.
         """
         if not isinstance(task_loss, Tensor):
@@ -148,25 +133,43 @@ class Engine:
             )
         task_loss = task_loss.reshape(())
         cost, samples = self.model.cost, self.model.batch
+        self._clock.batch(self.model.tokens if tokens is None else tokens, self.accumulate)
         seen = task_loss if mean is None else mean.reshape(())
         if not self.model.frac_config.gated:
-            self._meter.add(seen, cost, samples)
+            self._note(seen)
             self._watch.hand_out(task_loss, cost_term=False)
             return task_loss
         # Ops that follow the stage weigh in cp like blocks of mean size that no gate chooses for.
         blocks = len(cost.choice) / self.model.gated_share
-        term = self._controller.term(cost.cp, self._target, samples, blocks, weight)
+        term = self._controller.term(cost.cp, steered.target_of(self.level), samples, blocks, weight)
         share = self.accumulate / (self.accumulate if weight is None else weight)  # of the step's cost term, as a mean
-        self._meter.add(seen, cost, samples, cost_term=share * term)
+        self._note(seen, share * term)
         self._watch.hand_out(term, cost_term=True)
         return task_loss + term
 
     def start_step(self) -> None:
-        """Begin an optimizer step: the strength of the cost term depends on the batches since then.
+        """Begin an optimizer step, in loops whose steps do not always have ``accumulate`` batches."""
+        self._controller.start_step()
 
-        Only loops whose steps do not always have ``accumulate`` batches need to call it.
+    def end_step(self) -> StageChange | None:
+        """Close an optimizer step; with a clock of steps or tokens, move to the next stage if the schedule says so.
+
+        It waits for the device at the end of a window; on several processes after each step if ``every`` counts tokens.
+
+        Returns:
+            The stage change, or ``None``.
+
+        Raises:
+            RunError: there was no batch since the last step.
+            NonFiniteLossError: a task loss of the window was NaN or infinite. The stage stays.
         """
         self._controller.start_step()
+        if not self._clock.end_step():
+            return None
+        sums = self._clock.close_window()
+        self.check_finite()
+        epoch = len(self.ledger.rows) + 1
+        return self._move_to(self._plan.schedule.update(self._finite_loss(sums, epoch)), epoch)
 
     def require_backward(self, culprit: str) -> None:
         """Check that backward has reached every cost term handed out so far.
@@ -185,19 +188,15 @@ class Engine:
             )
 
     def check_finite(self) -> None:
-        """Check that all losses of this epoch so far are finite. Waits for the device.
-
-        Raises:
-            NonFiniteLossError: one is not; names the first such step of this process.
-        """
-        refuse_bad_step(self._meter.bad_step(), len(self.ledger.rows) + 1, self._meter.steps)
+        """Raise a ``NonFiniteLossError`` if a loss of this epoch so far is not finite. Waits for the device."""
+        refuse_bad_step(self._epoch.bad_step(), len(self.ledger.rows) + 1, self.steps)
 
     def end_epoch(self, mean_loss: float | None = None) -> StageChange | None:
-        """Close the epoch, and move to the next stage if the schedule says so.
+        """Close the epoch, and move to the next stage if the schedule says so and is asked at epochs.
 
         Args:
             mean_loss: the loss for the indicator; by default the mean task loss over the epoch's steps, plus the cost
-                term if the configuration's ``indicator`` is ``total``.
+                term if the configuration's ``indicator`` is ``total``. With ``every`` no epoch is shown to it.
 
         Returns:
             The stage change, or ``None``.
@@ -209,19 +208,24 @@ class Engine:
             NonFiniteLossError: a task loss, or ``mean_loss``, was NaN or infinite. The epoch is in the ledger, the
                 stage stays, and the indicator has not seen the epoch.
         """
-        if self._meter.steps == 0:
+        if self.steps == 0:
             raise RunError("end_epoch was called without a training step before it: call engine.loss in each step")
+        if mean_loss is not None and self._clock.every is not None:
+            raise ConfigError(
+                f"mean_loss changes nothing with every={str(self._clock.every)!r}: the schedule sees no epochs"
+            )
         self.model.look_for_changes()
         self._watch.end_epoch()
-        sums, steps = self._meter.read(), self._meter.steps
-        self._meter = EpochMeter()
+        parts, sums, batches = self._epoch.close()
         self._controller.start_step()
-        row = self.ledger.close_epoch(sums, self._stage, level_text(self.level), self.model.trained_share)
-        refuse_bad_step(sums.bad_step, row.epoch, steps)
-        if row.loss is None:  # this process had finite losses, but all must stop together
-            raise NonFiniteLossError(f"a task loss of epoch {row.epoch} was NaN or infinite in another process")
-        steered = sums.loss + sums.cost_term if self.model.frac_config.indicator == "total" else sums.loss
-        seen = steered if mean_loss is None else mean_over_ranks(float(mean_loss), self.model.cost.cp.device)
+        row = self.ledger.close_epoch(parts)
+        if sums is None:  # the stage changed after the epoch's last step, and all losses were finite
+            return None
+        refuse_bad_step(sums.bad_step, row.epoch, batches)
+        loss = self._finite_loss(sums, row.epoch)
+        if self._clock.every is not None:
+            return None
+        seen = loss if mean_loss is None else mean_over_ranks(float(mean_loss), self.model.cost.cp.device)
         if not math.isfinite(seen):
             raise NonFiniteLossError(
                 f"the mean loss of epoch {row.epoch} is {seen}: the stage stays; lower the learning rate or look for "
@@ -232,15 +236,16 @@ class Engine:
     def state_dict(self) -> dict[str, Any]:
         """Plain values (JSON) that continue this engine elsewhere, taken between optimizer steps.
 
-        Within an epoch this is a collective, because it adds up the open epoch over all processes.
+        Within an epoch or a window this is a collective.
         """
         state = {
             "stage": self._stage,
             "schedule": self._plan.schedule.state_dict(),
             "ledger": self.ledger.to_dict(),
             "controller": self._controller.state_dict(),
+            "clock": self._clock.state_dict(),
         }
-        return state if self._meter.steps == 0 else state | {"open_epoch": self._meter.state_dict()}
+        return state | self._epoch.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what ``state_dict`` gave, and set the model's precision accordingly.
@@ -248,46 +253,38 @@ class Engine:
         Raises:
             RunError: the state is no state of an engine, or belongs to a run with more stages.
         """
-        missing = [key for key in ("stage", "schedule", "ledger") if key not in (state or {})]
-        if missing:
-            raise RunError(f"this is no state of an engine, it lacks {', '.join(missing)}: pass what state_dict() gave")
-        stage = int(state["stage"])
-        if stage >= len(self._plan.levels):
-            raise RunError(
-                f"the saved run was in stage {stage + 1}, this configuration has {len(self._plan.levels)}: "
-                "resume with the configuration that the run started with"
-            )
+        told.refuse_state(state, len(self.levels))
         self._plan.schedule.load_state_dict(state["schedule"])
         self.ledger.load_dict(state["ledger"])
         self._controller.load_state_dict(state.get("controller", {}))
-        self._meter = EpochMeter()
-        if "open_epoch" in state:
-            self._meter.load_state_dict(state["open_epoch"])
-        self._stage = stage
-        self._apply_level()
+        if "clock" in state:
+            self._clock.load_state_dict(state["clock"])
+        self._epoch.load_state_dict(state)
+        self._stage = int(state["stage"])
+        steered.apply_level(self.model, self.level)
 
-    @property
-    def _target(self) -> float:
-        level = self.level
-        if isinstance(level, Precision):
-            raise ConfigError(f"a gated model is steered by target cp, its schedule gave {level}")
-        return level
+    def _note(self, loss: Tensor, cost_term: Tensor | None = None) -> None:
+        """Add a batch to the open epoch, and to the open window if there are windows."""
+        for sums in (self._epoch, self._clock):
+            sums.add(loss, self.model.cost, self.model.batch, cost_term)
+
+    def _row(self, sums: EpochSums) -> EpochRow:
+        """The ledger's row of what was trained in the present stage since the epoch began."""
+        return self.ledger.row(sums, self._stage, steered.level_text(self.level), self.model.trained_share, self._clock)
+
+    def _finite_loss(self, sums: EpochSums, epoch: int) -> float:
+        """The loss that the schedule sees."""
+        if not math.isfinite(sums.loss):  # this process had finite losses, but all must stop together
+            raise NonFiniteLossError(f"a task loss of epoch {epoch} was NaN or infinite in another process")
+        return sums.loss + sums.cost_term if self.model.frac_config.indicator == "total" else sums.loss
 
     def _move_to(self, stage: int, epoch: int) -> StageChange | None:
         if stage == self._stage:
             return None
-        if not 0 <= stage < len(self._plan.levels):
-            raise ConfigError(
-                f"the schedule's update() returned {stage} after epoch {epoch}: it must return 0 for stage 1, up to "
-                f"{len(self._plan.levels) - 1} for stage {len(self._plan.levels)}, the last"
-            )
-        change = StageChange(epoch, self._stage, stage, self.level, self._plan.levels[stage])
+        told.refuse_stage(stage, len(self.levels), epoch)
+        if self._clock.every is not None:
+            self._epoch.close_part()
+        change = StageChange(epoch, self._stage, stage, self.level, self._plan.levels[stage], *self._clock.place)
         self._stage = stage
-        self._apply_level()
+        steered.apply_level(self.model, self.level)
         return change
-
-    def _apply_level(self) -> None:
-        if self.model.frac_config.scheduled and isinstance(self.level, Precision):
-            self.model.set_precision(self.level)
-        elif self.model.frac_config.gated:
-            self.model.set_target(self._target)

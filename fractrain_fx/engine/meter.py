@@ -58,10 +58,15 @@ class EpochSums:
 
 
 class EpochMeter:
-    """Adds up loss, cost and choices of the steps of an epoch."""
+    """Adds up loss, cost and choices of the steps of an epoch.
 
-    def __init__(self) -> None:
+    Args:
+        first: steps of the epoch before the first one that is added.
+    """
+
+    def __init__(self, first: int = 0) -> None:
         self.steps = 0
+        self._first = first
         self._sums: Tensor | None = None
         self._bad_step: Tensor | None = None
         self._choices: Tensor | None = None
@@ -78,7 +83,7 @@ class EpochMeter:
         values = [loss, added, *(getattr(cost, name).detach() for name in _SHARES), torch.ones_like(loss)]
         sums = samples * torch.stack([value.to(loss.device, dtype) for value in values])
         self._sums = sums if self._sums is None else self._sums.to(sums) + sums
-        bad = (~torch.isfinite(loss)).to(torch.int64) * self.steps
+        bad = (~torch.isfinite(loss)).to(torch.int64) * (self._first + self.steps)
         self._bad_step = (
             bad if self._bad_step is None else torch.where(self._bad_step.to(bad) > 0, self._bad_step.to(bad), bad)
         )

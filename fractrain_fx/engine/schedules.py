@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from fractrain_fx.config import FracConfig
+from fractrain_fx.config.clock import windows_of
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.engine.indicator import LossPlateau
 from fractrain_fx.errors import ConfigError
@@ -21,13 +23,15 @@ __all__ = ["AutoSchedule", "EpochSchedule", "Level", "StagePlan", "StageSchedule
 
 Level: TypeAlias = Precision | float
 
+_TINY = 1e-9  # shares such as 0.1 of 10 windows are not exact in binary
+
 
 @runtime_checkable
 class StageSchedule(Protocol):
-    """Anything that maps the epoch losses seen so far to a stage."""
+    """Anything that maps the losses seen so far to a stage."""
 
     def update(self, loss: float) -> int:
-        """Take the mean task loss of the epoch that ended; return the stage of the next epoch (from 0)."""
+        """Take the mean task loss of the epoch (or window) that ended; return the stage of the next one (from 0)."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -61,7 +65,7 @@ class AutoSchedule:
 
 
 class EpochSchedule:
-    """A stage for each epoch, fixed beforehand; after the last epoch the last stage holds."""
+    """A stage for each epoch (or window), fixed beforehand; after the last one its stage holds."""
 
     def __init__(self, stages: tuple[int, ...]) -> None:
         self._stages = stages
@@ -90,34 +94,64 @@ def plan_stages(config: FracConfig, levels: tuple[Level, ...]) -> StagePlan:
     """The schedule that a configuration names, with the levels of its stages.
 
     ``auto`` walks over all of them and ``two-stage`` over the first and the last, both by Algorithm 1; ``manual`` gives
-    each the same number of epochs; ``cyclic`` (CPT, arXiv 2101.09868) repeats half a cosine from the first to the
-    last, rounded to whole bits for precisions; ``constant`` holds the last.
+    each the same number of epochs, or of windows where ``every`` counts steps or tokens; ``cyclic`` (CPT, arXiv
+    2101.09868) repeats half a cosine from the first to the last, rounded to whole bits for precisions; ``fixed`` begins
+    each at its turn; ``constant`` holds the last.
 
     Raises:
-        ConfigError: a cyclic schedule has less than two epochs a cycle.
+        ConfigError: a cyclic schedule has less than two epochs a cycle, the turns do not fit the stages, or the length
+            of the run is needed and not known.
     """
     if config.schedule == "constant" or len(levels) == 1:
         return StagePlan(levels[-1:], EpochSchedule((0,)))
     if config.schedule == "cyclic":
-        return _cyclic(levels, _epochs(config), config.cycles)
+        return _cyclic(levels, config, _windows(config))
     if config.schedule == "manual":
-        epochs = _epochs(config)
-        return StagePlan(levels, EpochSchedule(tuple(epoch * len(levels) // epochs for epoch in range(epochs))))
+        windows = _windows(config)
+        return StagePlan(levels, EpochSchedule(tuple(window * len(levels) // windows for window in range(windows))))
+    if config.schedule == "fixed":
+        return StagePlan(levels, EpochSchedule(_fixed(len(levels), config)))
     if config.schedule == "two-stage":
         levels = (levels[0], levels[-1])
     return StagePlan(levels, AutoSchedule(len(levels), LossPlateau(config.epsilon, config.alpha)))
 
 
-def _epochs(config: FracConfig) -> int:
-    if config.epochs is None:  # FracConfig refuses this too; here it serves the type checker and subclasses
-        raise ConfigError(f"schedule={config.schedule!r} divides a run into parts: say how long with epochs=...")
-    return config.epochs
+def _windows(config: FracConfig) -> int:
+    windows = windows_of(config)
+    if windows is None:
+        say = "epochs=..." if config.every is None else f"length={type(config.every).__name__}(...)"
+        raise ConfigError(f"schedule={config.schedule!r} divides a run into parts: say how long it is with {say}")
+    return windows
 
 
-def _cyclic(levels: tuple[Level, ...], epochs: int, cycles: int) -> StagePlan:
+def _fixed(stages: int, config: FracConfig) -> tuple[int, ...]:
+    """The stage of each window. A stage begins with the first window that begins at its turn or later."""
+    if len(config.turns) != stages - 1:
+        raise ConfigError(f"{stages} stages have {stages - 1} turning points, and turns has {len(config.turns)}")
+    places = [
+        turn * _windows(config) if isinstance(turn, float) else turn.number / _every(config) for turn in config.turns
+    ]
+    starts = [math.ceil(place - _TINY) for place in places]
+    windows = windows_of(config)
+    ends = [0, *starts, *([] if windows is None else [windows])]
+    if any(before >= after for before, after in pairwise(ends)):
+        window = "an epoch" if config.every is None else str(config.every)
+        raise ConfigError(
+            f"turns=({', '.join(map(str, config.turns))}) leave a stage without {window}: write turns that are further "
+            "apart and before the run's end, or a smaller every"
+        )
+    return tuple(sum(window >= start for start in starts) for window in range(starts[-1] + 1))
+
+
+def _every(config: FracConfig) -> int:
+    return 1 if config.every is None else config.every.number
+
+
+def _cyclic(levels: tuple[Level, ...], config: FracConfig, epochs: int) -> StagePlan:
+    cycles, unit = config.cycles, "epochs" if config.every is None else f"windows of {config.every}"
     if epochs < 2 * cycles:
         raise ConfigError(
-            f"{cycles} cycles in {epochs} epochs leave less than two epochs a cycle: "
+            f"{cycles} cycles in {epochs} {unit} leave less than two {unit} a cycle: "
             f"write cycles={max(1, epochs // 2)} or fewer, or train longer"
         )
     each_epoch: list[Level] = []

@@ -10,9 +10,19 @@ from fractrain_fx.config import FracConfig
 from fractrain_fx.config.precision import FULL, Precision
 from fractrain_fx.engine.meter import StepCost
 from fractrain_fx.engine.schedules import Level
-from fractrain_fx.errors import InputError
+from fractrain_fx.errors import ConfigError, InputError
 
-__all__ = ["SteeredModel", "is_steered", "level_text", "levels_of", "note_steered", "show_level", "steered_model"]
+__all__ = [
+    "SteeredModel",
+    "apply_level",
+    "is_steered",
+    "level_text",
+    "levels_of",
+    "note_steered",
+    "show_level",
+    "steered_model",
+    "target_of",
+]
 
 _STEERED: WeakSet[Any] = WeakSet()
 _TARGET = re.compile(r"cp (\S+) %")
@@ -21,9 +31,10 @@ _TARGET = re.compile(r"cp (\S+) %")
 class SteeredModel(Protocol):
     """The interface of a model that the engine needs; ``FracModel`` has it.
 
-    ``cost`` and ``batch`` (samples) are those of the last forward; ``targets`` are in per cent, one for each stage;
-    ``uncounted`` is the number of contractions that no formula counts. ``trained_share`` (0..1) is the share of the
-    full-precision cost that remains with frozen parameters; ``gated_share`` the share of cp that is of gated ops.
+    ``cost``, ``batch`` (samples) and ``tokens`` are those of the last forward; ``targets`` are in per cent, one for
+    each stage; ``uncounted`` is the number of contractions that no formula counts. ``trained_share`` (0..1) is the
+    share of the full-precision cost that remains with frozen parameters; ``gated_share`` the share of cp that is of
+    gated ops.
     """
 
     @property
@@ -32,6 +43,8 @@ class SteeredModel(Protocol):
     def cost(self) -> StepCost: ...
     @property
     def batch(self) -> int: ...
+    @property
+    def tokens(self) -> int | None: ...
     @property
     def macs(self) -> int: ...
     @property
@@ -55,6 +68,21 @@ def levels_of(model: SteeredModel) -> tuple[Level, ...]:
     if not config.gated:
         return (FULL,)
     return model.targets if config.method == "fractrain" else model.targets[-1:]
+
+
+def target_of(level: Level) -> float:
+    """The target cp, in per cent, of a stage of a gated model."""
+    if isinstance(level, Precision):
+        raise ConfigError(f"a gated model is steered by target cp, its schedule gave {level}")
+    return level
+
+
+def apply_level(model: SteeredModel, level: Level) -> None:
+    """Give a model the level of a stage."""
+    if model.frac_config.scheduled and isinstance(level, Precision):
+        model.set_precision(level)
+    elif model.frac_config.gated:
+        model.set_target(target_of(level))
 
 
 def level_text(level: Level) -> str:

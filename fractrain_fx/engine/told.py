@@ -1,10 +1,13 @@
-"""Messages for a training loop that goes wrong: the fault, and the line to change."""
+"""Messages for a training loop, a schedule or a state that goes wrong: the fault, and the line to change."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-__all__ = ["IF_RARER", "gates_stay", "missed", "no_backward", "nothing_moves"]
+from fractrain_fx.errors import ConfigError, RunError
+
+__all__ = ["IF_RARER", "gates_stay", "missed", "no_backward", "nothing_moves", "refuse_stage", "refuse_state"]
 
 _SHOWN = 4  # names in a message
 
@@ -47,3 +50,24 @@ def nothing_moves(batches: int) -> str:
         f"no parameter of the model has changed in {batches} batches: call optimizer.step(), on an optimizer that was "
         "built from model.parameters() of this very model"
     )
+
+
+def refuse_stage(stage: int, stages: int, epoch: int) -> None:
+    """Raise a ``ConfigError`` if a schedule gave a stage that a run does not have."""
+    if not 0 <= stage < stages:
+        raise ConfigError(
+            f"the schedule's update() returned {stage} after epoch {epoch}: it must return 0 for stage 1, up to "
+            f"{stages - 1} for stage {stages}, the last"
+        )
+
+
+def refuse_state(state: Mapping[str, Any] | None, stages: int) -> None:
+    """Raise a ``RunError`` for what is no state of an engine, or that of a run with more stages."""
+    missing = [key for key in ("stage", "schedule", "ledger") if key not in (state or {})]
+    if state is None or missing:
+        raise RunError(f"this is no state of an engine, it lacks {', '.join(missing)}: pass what state_dict() gave")
+    if int(state["stage"]) >= stages:
+        raise RunError(
+            f"the saved run was in stage {int(state['stage']) + 1}, this configuration has {stages}: "
+            "resume with the configuration that the run started with"
+        )

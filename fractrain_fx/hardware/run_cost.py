@@ -199,8 +199,8 @@ class MachinePrices(StepPrices):
 def run_cost(prices: StepPrices, rows: Iterable[EpochRow]) -> RunCost:
     """The cost of a ledger's epochs, each at the precisions it was trained at."""
     stages: dict[str, list[EpochRow]] = {}
-    for row in rows:
-        stages.setdefault(f"{row.stage + 1}: {row.level}", []).append(row)
+    for part in (part for row in rows for part in row.pure):
+        stages.setdefault(f"{part.stage + 1}: {part.level}", []).append(part)
     entries: list[Entry] = []
     for stage, members in stages.items():
         row = _together(members)

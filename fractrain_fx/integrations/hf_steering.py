@@ -8,7 +8,7 @@ from typing import Any, cast
 from torch import Tensor
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from fractrain_fx.engine import Engine
+from fractrain_fx.engine import Engine, StageChange
 from fractrain_fx.engine.distributed import sum_over_ranks, world_size
 from fractrain_fx.engine.meter import EpochMeter
 from fractrain_fx.errors import ConfigError, CostTermError, InputError, RunError
@@ -46,6 +46,11 @@ class Steering(TrainerCallback):
             raise ConfigError(
                 f"Trainer got a {type(model).__name__}, which has no fractional precision to train: "
                 "pass fractrainify(model, example_kwargs=one batch with its labels)"
+            )
+        if self.stage_steps is not None and model.frac_config.every is not None:
+            raise ConfigError(
+                f"stage_steps={self.stage_steps} and every={str(model.frac_config.every)!r} both say when the stage "
+                "may change: leave stage_steps out"
             )
         self._engine = Engine(model)
         return model
@@ -98,6 +103,7 @@ class Steering(TrainerCallback):
         self._require_cost()
         self.engine.require_backward(self.culprit)
         self._steps += 1
+        self._tell(self.engine.end_step())
         # The epoch is closed here and not in on_epoch_end, so that a checkpoint of this step has it closed.
         ends = state.epoch == int(state.epoch) if self.stage_steps is None else not state.global_step % self.stage_steps
         if ends:
@@ -124,7 +130,9 @@ class Steering(TrainerCallback):
             self._end_epoch()
 
     def _end_epoch(self) -> None:
-        change = self.engine.end_epoch()
+        self._tell(self.engine.end_epoch())
+
+    def _tell(self, change: StageChange | None) -> None:
         if change is not None:
             _log.info("%s", change)
 

@@ -33,7 +33,8 @@ class FracTrainMixin:
 
     Args:
         model: a rewritten model, or ``None`` if ``model_init`` makes it.
-        stage_steps: optimizer steps after which the stage may change; ``None``: at each epoch.
+        stage_steps: optimizer steps after which an epoch of the ledger ends and the stage may change; ``None``: at each
+            epoch, or as the configuration's ``every`` says.
         args, kwargs: arguments of ``Trainer``.
 
     Raises:
@@ -119,7 +120,8 @@ class FracTrainCallback(Steering):
 
     Args:
         model: a rewritten model that was recorded with its labels.
-        stage_steps: optimizer steps after which the stage may change; ``None``: at each epoch.
+        stage_steps: optimizer steps after which an epoch of the ledger ends and the stage may change; ``None``: at each
+            epoch, or as the configuration's ``every`` says.
 
     Raises:
         CostTermError: while training, if Trainer takes its loss from elsewhere (``compute_loss_func``, label

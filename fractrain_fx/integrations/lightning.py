@@ -28,7 +28,8 @@ class FracTrainCallback(Callback):
 
     Args:
         engine: the engine that the module calls; by default one is made for the module's ``FracModel``.
-        stage_steps: optimizer steps after which the stage may change; ``None``: at each epoch.
+        stage_steps: optimizer steps after which an epoch of the ledger ends and the stage may change; ``None``: at each
+            epoch, or as the configuration's ``every`` says.
 
     Raises:
         ConfigError: when training starts, if the module has no ``FracModel``, or several.
@@ -57,6 +58,12 @@ class FracTrainCallback(Callback):
             return
         if self._engine is None:
             self._engine = Engine(model_in(pl_module))
+        every = self.engine.model.frac_config.every
+        if self._stage_steps is not None and every is not None:
+            raise ConfigError(
+                f"stage_steps={self._stage_steps} and every={str(every)!r} both say when the stage may change: leave "
+                "stage_steps out"
+            )
         if self._state is not None:
             self.engine.load_state_dict(self._state)
             self._state = None
@@ -85,6 +92,8 @@ class FracTrainCallback(Callback):
         if self._values:
             pl_module.log_dict(self._values, batch_size=self.engine.model.batch)
         stepped, self._step = trainer.global_step != self._step, trainer.global_step
+        if stepped:
+            self.engine.end_step()
         if self._stage_steps is not None:
             if stepped and not trainer.global_step % self._stage_steps:
                 self.engine.end_epoch()

@@ -49,6 +49,10 @@ class FracTrainTaskMixin:
             return result
         return {**result, "task_loss": result["loss"].detach(), "loss": self.engine.loss(result["loss"])}
 
+    def end_step(self) -> StageChange | None:
+        """Close an optimizer step, as ``Engine.end_step``: for stages that are counted in steps."""
+        return self.engine.end_step()
+
     def end_epoch(self, mean_loss: float | None = None) -> StageChange | None:
         """Close the epoch, as ``Engine.end_epoch``.
 

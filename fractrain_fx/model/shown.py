@@ -129,6 +129,11 @@ class Shown(nn.Module):
         return self._state.batch
 
     @property
+    def tokens(self) -> int | None:
+        """Number of tokens of the last forward, padding included; ``None`` if no input is a matrix of tokens."""
+        return self._state.tokens
+
+    @property
     def targets(self) -> tuple[float, ...]:
         """Target cp of each stage in per cent (gated methods only; empty otherwise)."""
         return self._state.targets

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fractrain_fx.capture import RecordedModule
 from fractrain_fx.errors import CalibrationError
@@ -36,6 +36,7 @@ class ModelState:
         reach: the costs that the model can have, if there are gates.
         cost: of the last forward.
         batch: number of samples of the last forward.
+        tokens: number of tokens of the last forward, if its inputs are tokens.
         calibrated: whether every activation range was seen.
         passes: the chain of passes that rewrote the model, if not the default one.
         running: the copies that run in training (``True``) and evaluation.
@@ -55,6 +56,7 @@ class ModelState:
         self.reach = rewritten.reach
         self.cost: Cost | None = None
         self.batch: int | None = None
+        self.tokens: int | None = None
         self.calibrated = calibrated
         self.checkpointing: Mapping[str, Any] | None = None
         self.variants = Variants(original, recording, config, rewritten.chain)
@@ -90,7 +92,7 @@ class ModelState:
             )
         self.follow_frozen()
         variant, values = self.variants.choose(args, kwargs, training)
-        self.batch = variant.count(values)
+        self.batch, self.tokens = variant.count(values), _tokens(values)
         running = variant.running[training]
         if training and self.checkpointing is not None and torch.is_grad_enabled():
             graph = running.recomputing(self.checkpointing)
@@ -159,6 +161,14 @@ class ModelState:
     def _ranges(self) -> list[RunningRange]:
         inserted = self.recording.train._modules.get(NAMESPACE)
         return [module for module in inserted.modules() if isinstance(module, RunningRange)] if inserted else []
+
+
+def _tokens(values: Iterable[Any]) -> int | None:
+    """The size of the first input that is a matrix of whole numbers: a row of tokens for each sample."""
+    for value in values:
+        if isinstance(value, Tensor) and value.ndim == 2 and value.dtype in (torch.int64, torch.int32):
+            return value.numel()
+    return None
 
 
 def _call_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -147,7 +147,7 @@ def _cells(run: Run, name_metric: bool) -> list[str]:
         _number(energy, ".3g"),
         _number(latency, ".3g"),
         f"{last.seconds:.0f}",
-        ", ".join(map(str, run.turning_points)) or _NONE,
+        ", ".join(run.turning_texts) or _NONE,
     ]
 
 

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 
 from fractrain_fx.config.precision import Precision
+from fractrain_fx.engine.ledger import EpochRow, turning_rows
 from fractrain_fx.engine.steered import show_level
 from fractrain_fx.errors import RunError
 from fractrain_fx.training.log.extremes import SAMPLES, Sample, read_samples
@@ -97,8 +98,18 @@ class Run:
 
     @property
     def turning_points(self) -> tuple[int, ...]:
-        """Epochs after which another stage began."""
-        return tuple(stage.last for stage in self.stages[:-1])
+        """Epochs in or after which another stage began."""
+        return tuple(row.epoch for row in self._turns)
+
+    @property
+    def turning_texts(self) -> tuple[str, ...]:
+        """The turning points as people read them: the epoch, with the step if the stage changed inside it."""
+        inside = {part.step for record in self.records for part in record.row.parts[:-1]}
+        return tuple(f"{row.epoch} (step {row.step})" if row.step in inside else str(row.epoch) for row in self._turns)
+
+    @property
+    def _turns(self) -> list[EpochRow]:
+        return turning_rows(record.row for record in self.records)
 
     @property
     def options(self) -> tuple[str, ...]:

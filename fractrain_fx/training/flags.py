@@ -18,6 +18,7 @@ __all__ = ["add_flags", "given_flags"]
 # the dataclasses check the values.
 _LISTS: dict[str, type] = {
     "options": str,
+    "turns": str,
     "targets": float,
     "pins": str,
     "dims": int,
@@ -25,6 +26,7 @@ _LISTS: dict[str, type] = {
     "betas": float,
 }
 _EXAMPLES = {"pins": "PATTERN=FW-8/BW-16", "options": "FW-3/BW-6", "targets": "PER_CENT", "stages": "FW(3,8)/BW(6,8)"}
+_EXAMPLES |= {"every": "'N steps'", "turns": "SHARE"}
 _ONLY_TRAINING = {"model", "subset", "test_subset", "setting", "pretrain_epochs", "split_seed", "augment"}
 _TYPES: dict[str, type] = {"int": int, "float": float}
 
@@ -44,7 +46,7 @@ def add_flags(parser: Any, *, loop: bool = True) -> None:
     ]
     if loop:
         groups.insert(1, ("the loop", TrainSettings, ""))
-    seen = {"train", "frac", "gate"}
+    seen = {"train", "frac", "gate", "length"}
     if not loop:
         seen |= {"model", "subset", "test_subset", "setting", "pretrain_epochs", "split_seed", "recipe"}
     for title, cls, prefix in groups:

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from fractrain_fx.config import Steps, Tokens
+from fractrain_fx.config.clock import Amount
+from fractrain_fx.errors import ConfigError
 from fractrain_fx.training.data import DataSet, make_loader
 from fractrain_fx.training.data.loader import Share
 from fractrain_fx.training.length import RunLength
@@ -39,6 +42,7 @@ class Prepared:
     """
 
     def __init__(self, model: FracModel, data: DataSet, settings: TrainSettings) -> None:
+        self._data, self._settings = data, settings
         self.accelerator = accelerator = make_accelerator(settings)
         share = Share(
             settings.batch_size,
@@ -66,6 +70,24 @@ class Prepared:
     def rate(self) -> float:
         """The model's learning rate in the next step."""
         return float(self.scheduler.get_last_lr()[0])
+
+    def length_in(self, unit: Amount | None) -> Amount | None:
+        """The length of the run in the unit of a clock; ``None`` for epochs.
+
+        Raises:
+            ConfigError: the clock counts tokens, and the data set has none.
+        """
+        if unit is None:
+            return None
+        steps = self.length.steps_before(self.length.epochs)
+        if isinstance(unit, Steps):
+            return Steps(steps)
+        if self._data.task != "language":
+            raise ConfigError(
+                f"every={str(unit)!r} counts tokens, and {self._data.name} has none: count steps, every='100 steps'"
+            )
+        samples = self.length.batches_before(self.length.epochs) * self._settings.batch_size
+        return Tokens(samples * self.accelerator.num_processes * self._data.example(1).shape[1])
 
     def step(self) -> None:
         """Update the parameters, then drop the gradients."""

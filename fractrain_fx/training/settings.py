@@ -137,7 +137,7 @@ class RunSettings:
         split_seed: seed that draws the samples of a subset, and the classes and samples of a half.
         recipe: name of the paper's run from which the settings start (``fractrain zoo list``).
         train: settings of the loop.
-        frac: settings of the method; its ``epochs`` are those of the loop.
+        frac: settings of the method; its ``epochs`` and ``length`` are those of the loop.
     """
 
     model: str = "timm:resnet10t"
@@ -160,6 +160,10 @@ class RunSettings:
         if self.image_size is not None and self.image_size < 1:
             raise ConfigError(f"image_size={self.image_size} must be at least 1: the side of the images in pixels")
         object.__setattr__(self, "frac", self.frac.replace(epochs=self.train.epochs))
+        if self.frac.length is not None:
+            raise ConfigError(
+                f"length={str(self.frac.length)!r} is for loops of your own: epochs or iterations set it here"
+            )
         for name in ("subset", "test_subset"):
             if (getattr(self, name) or 2) < 2:
                 raise ConfigError(f"{name}={getattr(self, name)} leaves too few samples: write 2 or more")

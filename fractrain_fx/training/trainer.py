@@ -95,7 +95,8 @@ class Trainer:
         self._config = config or asdict(self.settings) | model.frac_config.to_dict()
         self._prepared = Prepared(model, data, self.settings)
         self._accelerator, self._length = self._prepared.accelerator, self._prepared.length
-        self.engine = Engine(model, accumulate=self.settings.accumulate, epochs=self.epochs)
+        length = self._prepared.length_in(model.frac_config.every)
+        self.engine = Engine(model, accumulate=self.settings.accumulate, epochs=self.epochs, length=length)
         self._progress = Progress()
         self._resumed = False
         self._interrupt = Interrupt()
@@ -244,6 +245,8 @@ class Trainer:
                 self._accelerator.backward(self.engine.loss(loss))
             if step_ends:
                 prepared.step()
+                if (change := self.engine.end_step()) is not None:
+                    log.say(f"  {change}")
             log.step(len(targets) * processes)
             if number % _STEPS_BETWEEN_LOOKS == 1 or log.due:
                 if processes == 1:  # other processes would wait for one that stops
@@ -273,7 +276,6 @@ class Trainer:
             return
         progress = self._progress
         require_finite(self.model, progress.epoch)
-        tensors = self._prepared.state_dict()
+        tensors, state = self._prepared.state_dict(), {"engine": self.engine.state_dict()} | progress.state_dict()
         if self.is_main:
-            state = {"engine": self.engine.state_dict()} | progress.state_dict()
             save_checkpoint(self.out, self.model, Checkpoint(progress.epoch, self._identity(), state, tensors))

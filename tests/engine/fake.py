@@ -22,6 +22,7 @@ class FakeModel(nn.Module):
         self.macs_of_block = macs_of_block
         self.macs = sum(macs_of_block)
         self.uncounted = 0
+        self.tokens: int | None = None
         self.trained_share = self.gated_share = 1.0
         self.targets = self.frac_config.targets.per_cent if self.frac_config.targets else (1.5, 2.0, 2.5, 3.0)
         self.batch = 0

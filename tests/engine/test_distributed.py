@@ -11,13 +11,14 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from fractrain_fx.config import FracConfig, GateConfig
+from fractrain_fx.config import FracConfig, GateConfig, Tokens
 from fractrain_fx.engine import Engine
 from fractrain_fx.engine.dependence import ChoiceMeter
 from tests.engine.fake import FakeModel
 
 pytestmark = pytest.mark.long
 
+TURNS = (Tokens(100), Tokens(1000), Tokens(2000))
 CONFIG = FracConfig(targets=(2.5, 3.0))
 MULTIPLIER = FracConfig(targets=(2.5, 3.0), gate=GateConfig(control="multiplier"))
 
@@ -32,12 +33,21 @@ def _rank(rank: int, folder: str, config: FracConfig) -> None:
     (loss / 2).backward()  # DDP's mean over two processes
     push = float(model.cost.choice["block0"].grad[0, 1])
     engine.end_epoch()
+    clocked = FakeModel(FracConfig(method="pfq", every=Tokens(100), schedule="fixed", turns=TURNS))
+    counting = Engine(clocked)
+    for number in range(4):  # 40 tokens a step together; the processes have different numbers of them
+        clocked.tokens = 15 + 10 * rank
+        clocked(4)
+        counting.loss(torch.tensor(float(rank + number)))
+        counting.end_step()
+    clock = counting.state_dict()
     meter = ChoiceMeter()
     if rank == 0:  # the other one may have a batch less
         meter.add(model.cost.choice)
     dependence = meter.read()
     assert dependence is not None
     facts = {"push": push, "ledger": engine.ledger.to_dict(), "stage": engine.stage, **asdict(dependence)}
+    facts["clock"] = clock
     facts |= engine.state_dict()["controller"]
     Path(folder, f"{rank}.json").write_text(json.dumps(facts))
     dist.destroy_process_group()
@@ -48,6 +58,8 @@ def test_two_processes_agree(tmp_path: Path, config: FracConfig) -> None:
     mp.spawn(_rank, (str(tmp_path), config), nprocs=2)
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
     assert first == second
+    assert first["clock"]["stage"] == 1 and first["clock"]["clock"]["tokens"] == 160
+    assert [part["step"] for part in first["clock"]["parts"]["rows"]] == [3]
     assert first["ledger"]["epochs"][0]["loss"] == 0.5
     assert first["ledger"]["samples"] == 8
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fractrain_fx.config import FracConfig
+from fractrain_fx.config import FracConfig, Steps
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.engine.schedules import AutoSchedule, StagePlan, StageSchedule, plan_stages
 from fractrain_fx.errors import ConfigError
@@ -73,3 +73,34 @@ def test_every_schedule_continues_from_its_state(schedule: str) -> None:
 
 def test_auto_is_the_default() -> None:
     assert isinstance(plan_stages(FracConfig(), TARGETS).schedule, AutoSchedule)
+
+
+def test_fixed_stages_begin_at_shares_of_the_run_or_at_steps() -> None:
+    shares = plan_stages(FracConfig(schedule="fixed", epochs=10, turns=(0.3, 0.5, 0.9)), TARGETS)
+    assert walk(shares, [1.0] * 10) == [0, 0, 0, 1, 1, 2, 2, 2, 2, 3]
+    config = FracConfig(schedule="fixed", every="100 steps", turns=(Steps(200), "250 steps", Steps(500)))  # type: ignore[arg-type]
+    assert walk(plan_stages(config, TARGETS), [1.0] * 8) == [0, 0, 1, 2, 2, 3, 3, 3]  # 250 falls into the third window
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"turns": (0.5,)}, "4 stages have 3 turning points"),
+        ({"turns": (0.55, 0.56, 0.9)}, "leave a stage without an epoch"),
+        ({"turns": (0.2, 0.5, 0.99)}, "leave a stage without an epoch"),
+        ({"turns": (0.2, 0.5, 0.7), "every": Steps(10)}, r"length=Steps\(...\)"),
+    ],
+)
+def test_turns_that_do_not_fit_the_run_are_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plan_stages(FracConfig(schedule="fixed", epochs=10, **settings), TARGETS)  # type: ignore[arg-type]
+
+
+def test_a_clock_in_steps_divides_the_run_into_windows() -> None:
+    clock = {"every": Steps(10), "length": Steps(75)}
+    manual = plan_stages(FracConfig(schedule="manual", **clock), TARGETS)  # type: ignore[arg-type]
+    assert walk(manual, [1.0] * 8) == [0, 0, 1, 1, 2, 2, 3, 3]
+    cyclic = plan_stages(FracConfig(schedule="cyclic", cycles=2, **clock), TARGETS)  # type: ignore[arg-type]
+    assert [cyclic.levels[stage] for stage in walk(cyclic, [1.0] * 8)][3::4] == [3.0, 3.0]
+    with pytest.raises(ConfigError, match="windows of 10 steps"):
+        plan_stages(FracConfig(schedule="cyclic", cycles=5, **clock), TARGETS)  # type: ignore[arg-type]

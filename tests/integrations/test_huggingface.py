@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from fractrain_fx import Engine, FracConfig, FracModel, fractrainify
+from fractrain_fx import Engine, FracConfig, FracModel, Steps, Tokens, fractrainify
 from fractrain_fx.errors import ConfigError, CostTermError, FracTrainWarning, NonFiniteLossError, RunError
 from fractrain_fx.integrations.huggingface import FracTrainCallback, FracTrainMixin
 from tests.integrations.stdlib_text import LENGTH, VOCABULARY, NextWord, WhichModule, batch
@@ -121,6 +121,26 @@ def test_stages_may_change_every_n_steps(tmp_path: Path) -> None:
     assert [row.level for row in engine.ledger.rows] == ["FW-4/BW-6", "FW-6/BW-6", "FW-8/BW-8"]
     with pytest.raises(ConfigError, match="stage_steps"):
         FracTrainCallback(rewritten(bert(), rows), stage_steps=0)
+
+
+def test_a_stage_may_begin_at_any_step_or_token_and_a_resumed_run_goes_on_there(tmp_path: Path) -> None:
+    rows = WhichModule(20)
+    clock = {"every": Steps(3), "schedule": "fixed", "turns": (Steps(6),)}
+    config = FracConfig(method="pfq", format="mx", stages="FW(4,8)/BW(4,8)", **clock)  # type: ignore[arg-type]
+    saving = arguments(tmp_path, save_strategy="steps", save_steps=5)
+    trainer, engine = trainer_of("mixin", rewritten(bert(), rows, config), saving, rows)
+    trainer.train()
+    assert engine.ledger.turning_steps == (6,) and engine.state_dict()["clock"]["steps"] == 10
+    again, resumed = trainer_of("mixin", rewritten(bert(), rows, config), saving, rows)
+    again.train(resume_from_checkpoint=f"{tmp_path}/checkpoint-5")
+    assert resumed.ledger.to_dict() == engine.ledger.to_dict()
+    tokens = config.replace(every=Tokens(200), turns=(Tokens(400),))
+    trainer, engine = trainer_of("callback", rewritten(bert(), rows, tokens), arguments(tmp_path / "tokens"), rows)
+    trainer.train()
+    (turn,) = engine.ledger.turning_steps
+    assert 0 < turn < 10 and engine.state_dict()["clock"]["tokens"] > 400
+    with pytest.raises(ConfigError, match="both say when"):
+        FracTrainCallback(rewritten(bert(), rows, config), stage_steps=4)
 
 
 class Watched(Tuner):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from fractrain_fx import Engine, FracConfig, FracModel, fractrainify
+from fractrain_fx import Engine, FracConfig, FracModel, Steps, fractrainify
 from fractrain_fx.errors import ConfigError, CostTermError
 from fractrain_fx.integrations.lightning import FracTrainCallback
 from tests.integrations.digits import digits
@@ -186,3 +186,12 @@ def test_stages_may_change_every_n_steps(tmp_path: Path) -> None:
     assert [row.level for row in callback.engine.ledger.rows] == ["FW-4/BW-6", "FW-6/BW-6", "FW-8/BW-8"]
     with pytest.raises(ConfigError, match="stage_steps"):
         FracTrainCallback(stage_steps=0)
+
+
+def test_a_stage_may_begin_at_any_step(tmp_path: Path) -> None:
+    config = FracConfig(method="pfq", stages="FW(4,8)/BW(6,8)", every=Steps(3), schedule="fixed", turns=(Steps(6),))
+    callback = FracTrainCallback()
+    trainer_of(callback, tmp_path).fit(Digits(rewritten(config)), loaders()[0])
+    assert callback.engine.ledger.turning_steps == (6,) and callback.engine.state_dict()["clock"]["steps"] == 10
+    with pytest.raises(ConfigError, match="both say when"):
+        trainer_of(FracTrainCallback(stage_steps=4), tmp_path).fit(Digits(rewritten(config)), loaders()[0])

@@ -3,10 +3,22 @@
 from pathlib import Path
 
 import pytest
+from jsonargparse import ArgumentParser
 
-from fractrain_fx.config import FracConfig, Pin, Precision
+from fractrain_fx.config import FracConfig, Pin, Precision, Steps
 from fractrain_fx.errors import ConfigError
+from fractrain_fx.training.flags import add_flags, given_flags
 from fractrain_fx.training.settings import RunSettings, TrainSettings
+
+
+def test_the_clock_has_flags() -> None:
+    parser = ArgumentParser()
+    add_flags(parser)
+    flags = ["--method", "pfq", "--every", "10 steps", "--schedule", "fixed", "--turns", "0.5", "0.7", "30 steps"]
+    frac = RunSettings.from_dict(given_flags(parser.parse_args(flags).as_dict())).frac
+    assert (frac.every, frac.turns) == (Steps(10), (0.5, 0.7, Steps(30)))
+    with pytest.raises(ConfigError, match="epochs or iterations"):
+        RunSettings(frac=frac.replace(length=Steps(100)))
 
 
 def test_settings_survive_yaml(tmp_path: Path) -> None:

@@ -13,7 +13,10 @@ from rich.console import Console
 
 from fractrain_fx.config import FracConfig, GateConfig
 from fractrain_fx.errors import ConfigError, NonFiniteLossError, RunError
+from fractrain_fx.hardware.run_cost import StepPrices, run_cost
+from fractrain_fx.report.runs import read_runs
 from fractrain_fx.training import RunSettings, TrainSettings, build_trainer, new_run, results_table, resume_run
+from fractrain_fx.training.log.results import RunResult
 from fractrain_fx.training.trainer import Trainer
 
 TINY = Path(__file__).with_name("tiny.py")
@@ -174,6 +177,34 @@ def test_an_epoch_can_be_shorter_or_longer_than_a_pass(tmp_path: Path) -> None:
     assert resumed.engine.state_dict() == short.engine.state_dict()
 
 
+def test_a_stage_may_begin_within_an_epoch_and_a_stopped_run_goes_on_at_the_same_step(tmp_path: Path) -> None:
+    clock = {"schedule": "fixed", "every": "2 steps", "turns": ["4 steps"]}  # 3 steps an epoch
+    whole = settings("pfq", epochs=3).to_dict() | {"stages": "FW(4,8)/BW(6,8)"} | clock
+    run = new_run(RunSettings.from_dict(whole), tmp_path / "whole", quiet())
+    result = run.fit()
+    assert (result.turning_points, result.turning_steps) == ((2,), (4,))
+    lines = [json.loads(line) for line in (tmp_path / "whole/metrics.jsonl").read_text().splitlines()]
+    assert [[part["level"] for part in line["parts"]] for line in lines] == [[], ["FW-4/BW-6", "FW-8/BW-8"], []]
+    assert [line["step"] for line in lines] == [3, 6, 9]
+    assert RunResult.from_json(tmp_path / "whole/result.json") == result
+    (shown,) = read_runs([str(tmp_path / "whole")])
+    assert shown.turning_points == (2,) and shown.turning_texts == ("2 (step 4)",)
+    entries = run_cost(StepPrices(run.model, 32), run.engine.ledger.rows).entries
+    assert list(dict.fromkeys(entry.stage for entry in entries)) == ["1: FW-4/BW-6", "2: FW-8/BW-8"]
+    parts = new_run(RunSettings.from_dict(whole), tmp_path / "parts", quiet())
+    interrupt_in_epoch(parts, 2)
+    with pytest.raises(KeyboardInterrupt):
+        parts.fit()
+    resumed = resume_run(tmp_path / "parts", quiet())
+    resumed.fit()
+    assert resumed.engine.state_dict() == run.engine.state_dict()
+
+
+def test_a_clock_in_tokens_needs_text() -> None:
+    with pytest.raises(ConfigError, match="has none: count steps"):
+        build_trainer(RunSettings.from_dict(settings("pfq").to_dict() | {"every": "100 tokens"}), console=quiet())
+
+
 def test_the_seed_decides_the_run() -> None:
     results = []
     for seed in (0, 0, 1):
@@ -244,11 +275,15 @@ def test_a_multiplier_goes_on_where_the_run_was_stopped(tmp_path: Path) -> None:
 
 
 def test_text_is_trained_by_perplexity() -> None:
-    run = RunSettings(
-        "hf:gpt2", "pydoc", block_length=16, subset=64, train=TrainSettings(epochs=2, batch_size=16, device="cpu")
+    stages = {"stages": "FW(4,6,8)/BW(6,6,8)", "schedule": "manual", "every": "512 tokens"}
+    clock = FracConfig(method="pfq", **stages)  # type: ignore[arg-type]
+    loop = TrainSettings(epochs=2, batch_size=16, device="cpu")
+    trainer = build_trainer(
+        RunSettings("hf:gpt2", "pydoc", block_length=16, subset=64, train=loop, frac=clock), console=quiet()
     )
-    result = build_trainer(run, console=quiet()).fit()
+    result = trainer.fit()
     assert result.metric == "perplexity" and 1 < result.value < 200
+    assert trainer.engine.ledger.rows[-1].tokens == 2048 and result.turning_steps == (4, 6)  # 4 windows of 2 steps
 
 
 def test_a_device_that_is_not_there_is_refused() -> None:

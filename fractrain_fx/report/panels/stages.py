@@ -105,7 +105,7 @@ def _stage_story(run: Run) -> str:
         f"{stage.shown}, epochs {stage.first} to {stage.last}, cp at the end {100 * stage.records[-1].row.cp:.2f} %"
         for stage in run.stages
     ]
-    turning = ", ".join(map(str, run.turning_points)) or "none"
+    turning = ", ".join(run.turning_texts) or "none"
     return (
         f"cp and cp_total of each epoch over the stages of {run.name}. {'; '.join(parts)}. Turning points: {turning}."
     )

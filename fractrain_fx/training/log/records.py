@@ -83,12 +83,11 @@ class EpochRecord:
         Raises:
             KeyError, TypeError, ValueError: ``values`` is something else.
         """
-        row = EpochRow(**{name: values[name] for name in _ROW if name in values})
-        options = {block: tuple(float(share) for share in shares) for block, shares in row.options.items()}
+        row = EpochRow.from_dict({name: values[name] for name in _ROW if name in values})
         (measure,) = (name for name in values if name.startswith("test_") and name != "test_loss")
         own = {field.name for field in fields(cls)} - {"row", "metric", "value"}
         return cls(
-            row=EpochRow(**vars(row) | {"options": options}),
+            row=row,
             metric=measure.removeprefix("test_"),
             value=values[measure],
             **{name: values[name] for name in own & values.keys()},

@@ -34,11 +34,12 @@ class RunResult:
         total_macs: training cost in full-precision MACs.
         best_macs: training cost until the best epoch.
         seconds: wall time of training, with evaluation.
-        turning_points: epochs after which another stage began.
+        turning_points: epochs in or after which another stage began.
         epochs: epochs trained.
         hardware: cost until the ``end`` and the ``best`` evaluation in bit operations and on BitFusion, by path, stage,
             block and op (:class:`fractrain_fx.hardware.run_cost.RunCost`).
         uncounted: number of contractions that no formula counts. No cost includes them.
+        turning_steps: the optimizer steps before those stages.
     """
 
     label: str
@@ -55,6 +56,7 @@ class RunResult:
     epochs: int
     hardware: dict[str, Any]
     uncounted: int = 0
+    turning_steps: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, label: str, metric: str, ledger: Ledger, progress: Progress, prices: StepPrices) -> RunResult:
@@ -84,6 +86,7 @@ class RunResult:
             epochs=progress.epoch,
             hardware={until: cost.to_dict() for until, cost in costs.items()},
             uncounted=ledger.uncounted,
+            turning_steps=ledger.turning_steps,
         )
 
     @property
@@ -108,7 +111,8 @@ class RunResult:
         """
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
-            return cls(**values | {"turning_points": tuple(values["turning_points"])})
+            turns = {name: tuple(values.get(name, ())) for name in ("turning_points", "turning_steps")}
+            return cls(**values | turns)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(
                 f"{path} holds no result of a run ({error}): fractrain train --resume {path.parent} writes it again"

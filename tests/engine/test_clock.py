@@ -1,0 +1,160 @@
+"""Stages that are counted in optimizer steps and in tokens."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from fractrain_fx.config import FracConfig, Steps, Tokens
+from fractrain_fx.config.precision import Precision
+from fractrain_fx.engine import Engine, StageChange
+from fractrain_fx.errors import ConfigError, InputError, NonFiniteLossError, RunError
+from tests.engine.fake import FakeModel
+
+LOW, HIGH = Precision(4, 4), Precision(8, 8)
+
+
+def pfq(**settings: Any) -> FracConfig:
+    return FracConfig(**{"method": "pfq", "stages": "FW(4,8)/BW(4,8)", "format": "mx", "every": Steps(3)} | settings)
+
+
+def step(engine: Engine, model: FakeModel, loss: float = 1.0, batches: int = 1) -> StageChange | None:
+    for _ in range(batches):
+        model(4)
+        engine.loss(torch.tensor(loss))
+    return engine.end_step()
+
+
+def test_a_stage_begins_within_an_epoch_and_the_ledger_has_both_parts() -> None:
+    model = FakeModel(pfq(schedule="fixed", turns=(Steps(3),)))
+    engine = Engine(model)
+    changes = [step(engine, model, loss=float(number)) for number in range(5)]
+    assert changes == [None, None, StageChange(1, 0, 1, LOW, HIGH, step=3), None, None]
+    assert str(changes[2]) == "epoch 1, step 3: stage 1 -> 2, FW-4/BW-4 -> FW-8/BW-8"
+    assert model.precisions == [LOW, HIGH] and engine.steps == 5
+    assert engine.end_epoch() is None and engine.steps == 0
+    (row,) = engine.ledger.rows
+    assert (row.epoch, row.stage, row.samples, row.loss, row.step) == (1, 1, 20, 2.0, 5)
+    assert [(part.level, part.samples, part.loss, part.step) for part in row.parts] == [
+        ("FW-4/BW-4", 12, 1.0, 3),
+        ("FW-8/BW-8", 8, 3.5, 5),
+    ]
+    step(engine, model)
+    engine.end_epoch()
+    assert engine.ledger.turning_points == (1,) and engine.ledger.turning_steps == (3,)
+    assert engine.ledger.rows[1].parts == () and engine.ledger.rows[1].step == 6
+
+
+def test_a_stage_that_begins_after_an_epochs_last_step_leaves_the_epoch_whole() -> None:
+    model = FakeModel(pfq(schedule="fixed", turns=(Steps(3),)))
+    engine = Engine(model)
+    assert [step(engine, model) for _ in range(3)][-1] is not None
+    assert engine.steps == 3 and engine.end_epoch() is None
+    assert [(row.stage, row.parts) for row in engine.ledger.rows] == [(0, ())]
+
+
+def test_the_plateau_sees_windows_of_steps_that_reach_over_epochs() -> None:
+    model = FakeModel(pfq())
+    engine = Engine(model, accumulate=2)
+    changes = []
+    for _ in range(8):
+        changes += [step(engine, model, batches=2), step(engine, model, batches=2)]
+        engine.end_epoch()
+    assert [number for number, change in enumerate(changes, 1) if change] == [15]  # five windows of three steps
+    assert engine.ledger.turning_points == (8,)
+
+
+def test_tokens_are_those_of_the_model_or_of_the_loop() -> None:
+    model = FakeModel(pfq(every=Tokens(100), schedule="fixed", turns=(Tokens(150),)))
+    engine = Engine(model)
+    model.tokens = 40
+    changes = [step(engine, model) for _ in range(5)]
+    assert changes[4] == StageChange(1, 0, 1, LOW, HIGH, step=5, tokens=200) and changes[:4] == [None] * 4
+    assert "step 5, 200 tokens" in str(changes[4])
+    model(4)
+    engine.loss(torch.tensor(1.0), tokens=7)
+    engine.end_step()
+    assert engine.state_dict()["clock"]["tokens"] == 207
+    model.tokens = None
+    with pytest.raises(InputError, match="tokens="):
+        step(engine, model)
+    model.tokens = 1000
+    engine = Engine(model)
+    with pytest.raises(ConfigError, match="less than the 1000 tokens"):
+        step(engine, model)
+
+
+@pytest.mark.parametrize("stop", range(1, 12))
+def test_a_run_goes_on_at_the_same_step(stop: int) -> None:
+    losses = [1.0, 0.9, 0.8, *[0.75] * 9]
+    config = pfq(every=Steps(2), epsilon=0.2, alpha=1.0, stages="FW(4,6,8)/BW(4,6,8)")
+
+    def run(engine: Engine, model: FakeModel, first: int, last: int) -> list[str]:
+        told = []
+        for number in range(first, last):
+            told.append(str(step(engine, model, losses[number])))
+            if number % 5 == 4:
+                engine.end_epoch()
+        return told
+
+    model = FakeModel(config)
+    engine = Engine(model)
+    whole = run(engine, model, 0, 12)
+    first, second = Engine(model), Engine(model)
+    told = run(first, model, 0, stop)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert told + run(second, model, stop, 12) == whole
+    assert second.state_dict() == engine.state_dict() and "step 12" in whole[11]
+
+
+def test_a_bad_loss_never_moves_the_stage() -> None:
+    model = FakeModel(pfq(schedule="fixed", turns=(Steps(3),)))
+    engine = Engine(model)
+    step(engine, model)
+    step(engine, model, loss=float("nan"))
+    with pytest.raises(NonFiniteLossError, match="step 2 of epoch 1"):
+        step(engine, model)
+    assert engine.stage == 0
+
+
+def test_loops_that_do_not_fit_the_clock_are_told_so() -> None:
+    model = FakeModel(pfq())
+    engine = Engine(model)
+    with pytest.raises(RunError, match="end_step was called without"):
+        engine.end_step()
+    model(4)
+    engine.loss(torch.tensor(1.0))
+    with pytest.raises(RunError, match=r"engine.end_step\(\) after each optimizer"):
+        engine.loss(torch.tensor(1.0))
+    with pytest.raises(ConfigError, match="mean_loss changes nothing"):
+        engine.end_epoch(mean_loss=1.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"every": "often"}, "100 steps"),
+        ({"every": Steps(10), "length": Tokens(100)}, "in its unit"),
+        ({"every": None, "length": Steps(5)}, "changes nothing without every"),
+        ({"turns": (0.5,)}, "it is for 'fixed'"),
+        ({"schedule": "fixed"}, "write turns="),
+        ({"schedule": "fixed", "turns": (Tokens(5),)}, "every='100 tokens'"),
+        ({"schedule": "fixed", "turns": (1.5,)}, "between 0 and 1"),
+        ({"schedule": "fixed", "turns": (Steps(5), Steps(4))}, "must rise"),
+        ({"schedule": "fixed", "turns": (0.5,), "every": None}, "epochs="),
+    ],
+)
+def test_clocks_that_mean_nothing_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        pfq(**settings)
+
+
+def test_a_clock_is_plain_text_in_files() -> None:
+    config = pfq(schedule="fixed", turns=(0.5,), every="1_000 steps", length=Steps(4000))
+    assert FracConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    assert config.to_dict()["every"] == "1000 steps" and config.to_dict()["turns"] == [0.5]
+    with pytest.raises(ConfigError, match="1 or more"):
+        Steps(0)
