@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.page import markdown_table
 from benchmarks.records import machine_words
 from benchmarks.science.figures import write_figures
+from benchmarks.science.findings import findings
 from benchmarks.science.grid import METHODS, SETTINGS, TASKS
 from benchmarks.science.records import Group, Record, cp_error, groups_of, static_at
 
@@ -25,6 +26,8 @@ _INTRO = """# Results
 Whole trainings on all samples of their data sets, on a CPU: how accurate each method is and what it costs. Nothing on
 this page is typed in: `python -m benchmarks.science page` writes it from [the results]({results}), a line for each run
 with all of its epochs.
+"""
+_COLUMNS = """## How to read the tables
 
 - **last**, **best**: test {metric} after the last epoch, and the best of all; over several seeds their mean, with the
   lowest and highest in brackets.
@@ -43,19 +46,21 @@ def write_page(page: Path, results: Path, records: Sequence[Record]) -> None:
     place = results.relative_to(page.parent) if results.is_relative_to(page.parent) else results
     groups = groups_of(records)
     metrics = sorted({record["metric"] for record in records})
-    parts = [_INTRO.format(results=place, metric=" or ".join(metrics) or "accuracy")]
+    parts = [_INTRO.format(results=place)]
     for task in (name for name in TASKS if any(group.task == name for group in groups)):
         mine = sorted((group for group in groups if group.task == task), key=_order)
-        parts += [f"## {task}", _task_words(task, mine), _table(mine)]
-        figures = write_figures(results.parent, task, mine)
-        parts += [f"![{words}]({place.parent / path.name})" for path, words in figures]
+        cost, epoch = (
+            f"![{words}]({place.parent / path.name})" for path, words in write_figures(results.parent, task, mine)
+        )
+        parts += [f"## {task}", findings(mine), cost, _task_words(task, mine), _table(mine), epoch]
         fixed = _fixed(mine)
         if fixed:
             parts += ["### Choices that do not depend on the input", fixed]
         equal = _equal_cost(mine)
         if equal:
             parts += ["### At equal cost", equal]
-    parts += [_settings_words(groups), _made_with(records)]
+    columns = _COLUMNS.format(metric=" or ".join(metrics) or "accuracy")
+    parts += [columns, _settings_words(groups), _made_with(records)]
     page.write_text("\n\n".join(part.strip() for part in parts if part) + "\n", encoding="utf-8")
 
 
@@ -68,7 +73,7 @@ def _task_words(task: str, groups: Sequence[Group]) -> str:
     values = TASKS[task]
     loop = ", ".join(f"`{name}` {value}" for name, value in values.items())
     names = " ".join(sorted({name for group in groups for name in group.setting.split("+")}))
-    return f"{loop}. The settings {names} are [below](#settings)."
+    return f"{loop}. Settings ({names}) and columns are explained [below](#how-to-read-the-tables)."
 
 
 def _table(groups: Sequence[Group]) -> str:
@@ -148,8 +153,21 @@ def _fixed(groups: Sequence[Group]) -> str:
 
 def _settings_words(groups: Sequence[Group]) -> str:
     names = sorted({name for group in groups for name in group.setting.split("+")})
-    rows = [(name, "`" + str(dict(SETTINGS[name])) + "`") for name in names if name in SETTINGS]
+    rows = [(name, _fields(SETTINGS[name]) or "nothing") for name in names if name in SETTINGS]
     return f"## Settings\n\n{markdown_table(('name', 'what it changes'), rows, text_columns=2)}"
+
+
+def _fields(setting: Mapping[str, Any], prefix: str = "") -> str:
+    """Fields and values as a configuration file has them."""
+    shown = [
+        _fields(value, f"{prefix}{name}.") if isinstance(value, Mapping) else f"`{prefix}{name}: {_plain(value)}`"
+        for name, value in setting.items()
+    ]
+    return ", ".join(shown)
+
+
+def _plain(value: Any) -> str:
+    return f"[{', '.join(map(str, value))}]" if isinstance(value, list) else str(value)
 
 
 def _made_with(records: Sequence[Record]) -> str:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from benchmarks.science.__main__ import main
+from benchmarks.science.findings import findings
 from benchmarks.science.fixed import fixed_choice, fixed_options, given
 from benchmarks.science.grid import GRIDS, Run, runs_of
 from benchmarks.science.page import write_page
@@ -103,9 +104,23 @@ def test_the_page_has_means_spread_shares_and_figures(tmp_path: Path) -> None:
     assert "79.00 (78.00 to 80.00)" in row and "| 50 % |" in row and "0.75" in row
     assert "| fractrain | he | 8 | 1.000e+09 | 79.00 | 70.00 |" in text  # as dear as four epochs of static
     assert "| -1.00 | 1.000e+09 |" in row
+    seeds = "(3 seeds; static: 1 seed)"
+    assert f"(he) after 8 epochs: 79.00 %, 1.00 points below static FW-8/BW-8, at 50 % of its cost {seeds}." in text
+    assert "static training as a whole of the same cost: 9.00 points above (1.0e+09 MACs)." in text
+    assert "Choosing by input is worth" not in text
     for name in ("cost", "epoch"):
         assert f"(results/science-digits-{name}.svg)" in text
         assert (tmp_path / "results" / f"science-digits-{name}.svg").read_text(encoding="utf-8").startswith("<svg")
+
+
+def test_what_choosing_by_input_is_worth_is_said_with_its_sign() -> None:
+    tests = [{"value": 78.0, "shuffled_value": 77.5, "fixed_value": 79.0} for _ in range(2)]
+    tests[1]["shuffled_value"] = 78.25
+    runs = [record("fractrain", 8, 78, 1e9, seed) | {"fixed": test} for seed, test in enumerate(tests)]
+    said = findings(groups_of([record("static", 8, 80, 2e9), *runs]))
+    assert "worth -0.25 to +0.50 points beside the same trained model with the options of another sample" in said
+    assert "worth -1.00 to -1.00 points beside the same trained model with each block's most frequent option" in said
+    assert findings(groups_of(runs)) == ""
 
 
 @pytest.mark.long
