@@ -34,7 +34,8 @@ from fractrain_fx.config.precision import (
     Precision,
     PrecisionStages,
 )
-from fractrain_fx.config.recipes import BLOCK_FORMATS, RECIPES, SCALE_BITS, OperandRecipe, ProductRecipe, Recipe
+from fractrain_fx.config.products import BLOCK_FORMATS, OperandRecipe, ProductRecipe, Recipe
+from fractrain_fx.config.recipes import RECIPES, SCALE_BITS, usual_recipe
 
 __all__ = [
     "AUTHORS_IMAGENET_OPTIONS",
@@ -75,4 +76,5 @@ __all__ = [
     "Steps",
     "Tokens",
     "Torchao",
+    "usual_recipe",
 ]

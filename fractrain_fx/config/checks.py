@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, get_args
 from fractrain_fx.config.choices import CHOICES, CODE_BITS, TORCHAO_PRECISION
 from fractrain_fx.config.clock import check_clock
 from fractrain_fx.config.precision import FLOAT_BITS, SKIP, CostTargets, Precision
-from fractrain_fx.config.recipes import BLOCK_FORMATS, check_recipe, widths_of
+from fractrain_fx.config.products import BLOCK_FORMATS
+from fractrain_fx.config.recipes import check_recipe, widths_of
 from fractrain_fx.errors import ConfigError, near
 
 if TYPE_CHECKING:

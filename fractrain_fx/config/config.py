@@ -37,7 +37,8 @@ from fractrain_fx.config.precision import (
     Precision,
     PrecisionStages,
 )
-from fractrain_fx.config.recipes import BLOCK_FORMATS, RECIPES, Recipe, recipe_of
+from fractrain_fx.config.products import BLOCK_FORMATS, Recipe
+from fractrain_fx.config.recipes import recipe_of, usual_recipe
 from fractrain_fx.errors import ConfigError
 
 __all__ = ["FracConfig"]
@@ -50,10 +51,12 @@ class FracConfig:
     Attributes:
         method: ``float``, ``static``, ``pfq``, ``dfq``, ``fractrain`` or ``slu``.
         format: the number format: ``affine`` is SBM's (ALGORITHM 2); ``dorefa`` and ``wageubn``; ``mx``, ``nvfp4`` and
-            ``fp8`` are small floating-point numbers with shared scales, whose elements the bits select.
-        recipe: how ``mx``, ``nvfp4`` or ``fp8`` rounds the operands of each product: ``mxfp8``, ``mxfp4``, ``nvfp4``,
-            ``fp8`` or a :class:`Recipe`. ``None``: the one named like the format; for ``mx`` it is ``mxfp4`` if
-            gradients have fewer than 8 bits and no gates choose, else ``mxfp8``.
+            ``fp8`` are small floating-point numbers with shared scales, ``int`` integers with shared scales; the bits
+            select the elements.
+        recipe: how ``mx``, ``nvfp4``, ``fp8`` or ``int`` rounds the operands of each product: ``mxfp8``, ``mxfp4``,
+            ``nvfp4``, ``fp8``, ``jetfire``, ``switchback`` or a :class:`Recipe`. ``None``: the one named like the
+            format; for ``mx`` it is ``mxfp4`` if gradients have fewer than 8 bits and no gates choose, else ``mxfp8``;
+            for ``int`` it is ``jetfire``.
         precision: the precision of ``static``.
         stages: the precisions of ``pfq``.
         options: the options of the gates of ``dfq`` and ``fractrain``; ``slu`` has 0/0 and 32/32.
@@ -179,10 +182,13 @@ class FracConfig:
             return None
         if self.recipe is not None:
             return recipe_of(self.recipe)
-        if self.format != "mx":
-            return RECIPES[self.format]
         narrow = self.scheduled and any(each.bw < CODE_BITS for each in self.precision_stages)
-        return RECIPES["mxfp4" if narrow else "mxfp8"]
+        return usual_recipe(self.format, narrow=narrow)
+
+    @property
+    def least_bits(self) -> tuple[int, int, int]:
+        """Fewest bits of the operands of FW, EB and GC, which a recipe may ask for; 0: the stage's bits."""
+        return (0, 0, 0) if self.product_recipe is None else self.product_recipe.least
 
     @property
     def dispatches(self) -> bool:

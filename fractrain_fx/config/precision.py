@@ -58,10 +58,18 @@ class Precision:
             raise ConfigError(f"{text!r} is not a precision: write FW-3/BW-6, or 3/6")
         return cls(int(match[1]), int(match[2]))
 
-    def shares(self, weight_bits: int) -> tuple[float, float, float]:
-        """The cost of FW, EB and GC as shares (0..1) of a 32 x 32 bit product: ``b w``, ``g w`` and ``b g`` over it."""
+    def shares(self, weight_bits: int, least: tuple[int, int, int] = (0, 0, 0)) -> tuple[float, float, float]:
+        """The cost of FW, EB and GC as shares (0..1) of a 32 x 32 bit product: ``b w``, ``g w`` and ``b g`` over it.
+
+        ``least``: fewest bits of the operands of each product that is computed.
+        """
+        products = ((self.fw, weight_bits), (self.bw, weight_bits), (self.fw, self.bw))
         full = FLOAT_BITS * FLOAT_BITS
-        return self.fw * weight_bits / full, self.bw * weight_bits / full, self.fw * self.bw / full
+        fw, eb, gc = (
+            max(a, fewest) * max(b, fewest) / full if a and b else 0.0
+            for (a, b), fewest in zip(products, least, strict=True)
+        )
+        return fw, eb, gc
 
     def mean_share(self, weight_bits: int) -> float:
         """Training cost of an op with weights, as a share (0..1) of full precision (ALGORITHM 4)."""

@@ -3,34 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
 
-from fractrain_fx.config.kinds import check_kinds
 from fractrain_fx.config.precision import FLOAT_BITS, Precision
+from fractrain_fx.config.products import BLOCK_FORMATS, OperandRecipe, ProductRecipe, Recipe
 from fractrain_fx.errors import ConfigError, near
 
 if TYPE_CHECKING:
     from fractrain_fx.config import FracConfig
 
 __all__ = [
-    "BLOCK_FORMATS",
     "RECIPES",
     "SCALE_BITS",
-    "BlockFormatName",
-    "OperandRecipe",
-    "ProductRecipe",
-    "Recipe",
     "check_recipe",
     "elements_of",
     "recipe_of",
+    "usual_recipe",
     "widths_of",
 ]
 
-BlockFormatName = Literal["mx", "nvfp4", "fp8"]
-BLOCK_FORMATS: tuple[str, ...] = get_args(BlockFormatName)
-
-SCALE_BITS = {"mx": "8 bits for 32 values", "nvfp4": "8 bits for 16 values", "fp8": "32 bits for a tensor or a row"}
+SCALE_BITS = {
+    "mx": "8 bits for 32 values",
+    "nvfp4": "8 bits for 16 values",
+    "fp8": "32 bits for a tensor or a row",
+    "int": "32 bits for a block of 32 x 32, a row or a tensor",
+}
 """The bits of scales, which costs leave out."""
 
 # The element that a width selects in each format.
@@ -38,107 +36,17 @@ _ELEMENTS: dict[str, dict[int, str]] = {
     "mx": {4: "e2m1", 6: "e2m3", 8: "e4m3"},
     "nvfp4": {4: "e2m1"},
     "fp8": {8: "e4m3"},
+    "int": {4: "int4", 6: "int6", 8: "int8"},
 }
 # Two widths that are the same in all of them.
 _WIDE = {16: "bfloat16", FLOAT_BITS: "float"}
 
 
-@dataclass(frozen=True)
-class OperandRecipe:
-    """How one operand of a product is rounded.
-
-    Attributes:
-        stochastic: up or down by chance, so that the expected value is the value itself.
-        eight: the element at 8 bits.
-        square: blocks of a weight span as many rows as columns, so that both products that read the weight round it
-            alike (``mx`` and ``nvfp4``).
-        per_row: one scale for each row along the summed axis, not one for the tensor (``fp8``).
-    """
-
-    stochastic: bool = False
-    eight: Literal["e4m3", "e5m2"] = "e4m3"
-    square: bool = False
-    per_row: bool = False
-
-    def __post_init__(self) -> None:
-        check_kinds(self)
-        if self.eight not in ("e4m3", "e5m2"):
-            raise ConfigError(f"eight={self.eight!r} is not an element of 8 bits: write 'e4m3' or 'e5m2'")
-
-
-@dataclass(frozen=True)
-class ProductRecipe:
-    """How both operands of a product are rounded.
-
-    Attributes:
-        first: ``x`` of the forward product, ``g`` of both gradients.
-        second: ``w`` of the forward product and of the input gradient, ``x`` of the weight gradient.
-        hadamard: a random Hadamard transform of so many values along the summed axis, on both operands before they are
-            rounded. It spreads outliers and does not change the product. ``None``: no transform.
-    """
-
-    first: OperandRecipe = OperandRecipe()
-    second: OperandRecipe = OperandRecipe()
-    hadamard: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("first", "second"):
-            if isinstance(value := getattr(self, name), Mapping):
-                object.__setattr__(self, name, OperandRecipe(**value))
-        check_kinds(self)
-        if self.hadamard is not None and self.hadamard not in (2, 4, 8, 16, 32, 64, 128):
-            raise ConfigError(f"hadamard={self.hadamard} must be a power of two, 2 to 128, or None for no transform")
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How a block format rounds the six operands of an op's three products. The stage's bits select the elements.
-
-    Attributes:
-        format: ``mx``, ``nvfp4`` or ``fp8``.
-        forward: ``x`` and ``w``, summed over input features.
-        input_gradient: ``g`` and ``w``, summed over output features.
-        weight_gradient: ``g`` and ``x``, summed over positions and samples.
-    """
-
-    format: BlockFormatName
-    forward: ProductRecipe = ProductRecipe()
-    input_gradient: ProductRecipe = ProductRecipe()
-    weight_gradient: ProductRecipe = ProductRecipe()
-
-    def __post_init__(self) -> None:
-        if self.format not in BLOCK_FORMATS:
-            raise ConfigError(f"a recipe of format {self.format!r} is unknown: write one of {', '.join(BLOCK_FORMATS)}")
-        for name in ("forward", "input_gradient", "weight_gradient"):
-            if isinstance(value := getattr(self, name), Mapping):
-                object.__setattr__(self, name, ProductRecipe(**value))
-        check_kinds(self)
-        operands = [each for product in self.products for each in (product.first, product.second)]
-        if self.forward.hadamard is not None or self.input_gradient.hadamard is not None:
-            raise ConfigError("hadamard goes with weight_gradient: the two other products are not transformed")
-        if any(each.square for each in (self.forward.first, self.input_gradient.first, *operands[4:])):
-            raise ConfigError("square goes with weights: the second operands of forward and input_gradient")
-        if self.format == "fp8" and any(each.square for each in operands):
-            raise ConfigError("square changes nothing under format 'fp8', which has no blocks")
-        if self.format != "fp8" and any(each.per_row for each in operands):
-            raise ConfigError(f"per_row changes nothing under format {self.format!r}, whose scales are those of blocks")
-        if self.format == "nvfp4" and any(each.eight != "e4m3" for each in operands):
-            raise ConfigError("eight changes nothing under format 'nvfp4', which has no element of 8 bits")
-
-    @property
-    def products(self) -> tuple[ProductRecipe, ProductRecipe, ProductRecipe]:
-        """The three products, in the order of a training step."""
-        return self.forward, self.input_gradient, self.weight_gradient
-
-    @property
-    def transforms(self) -> bool:
-        """Whether it mixes the samples of a batch before it rounds them."""
-        return self.weight_gradient.hadamard is not None
-
-
 _BY_CHANCE = OperandRecipe(stochastic=True)
 _SQUARE = OperandRecipe(square=True)
 _WIDE_RANGE = OperandRecipe(eight="e5m2")
+_ROW = OperandRecipe(per_row=True)
+_SQUARE_BY_CHANCE = OperandRecipe(stochastic=True, square=True)
 
 RECIPES: dict[str, Recipe] = {
     "mxfp8": Recipe("mx"),
@@ -152,8 +60,23 @@ RECIPES: dict[str, Recipe] = {
         weight_gradient=ProductRecipe(_BY_CHANCE, hadamard=16),
     ),
     "fp8": Recipe("fp8", input_gradient=ProductRecipe(_WIDE_RANGE), weight_gradient=ProductRecipe(_WIDE_RANGE)),
+    "jetfire": Recipe(
+        "int",
+        forward=ProductRecipe(_SQUARE, _SQUARE),
+        input_gradient=ProductRecipe(_SQUARE_BY_CHANCE, _SQUARE),
+        weight_gradient=ProductRecipe(_SQUARE_BY_CHANCE, _SQUARE),
+    ),
+    "switchback": Recipe(
+        "int",
+        forward=ProductRecipe(_ROW),
+        input_gradient=ProductRecipe(_ROW),
+        weight_gradient=ProductRecipe(bfloat16=True),
+    ),
 }
-"""The recipes in use, by name. ``nvfp4`` is that of arXiv 2509.25149."""
+"""The recipes in use, by name: ``nvfp4`` is that of arXiv 2509.25149, ``jetfire`` has the operands of arXiv 2403.12422
+and ``switchback`` those of arXiv 2304.13013."""
+
+_USUAL = {"nvfp4": "nvfp4", "fp8": "fp8", "int": "jetfire"}
 
 
 def recipe_of(value: Any) -> Recipe:
@@ -176,10 +99,16 @@ def recipe_of(value: Any) -> Recipe:
     return RECIPES[value]
 
 
+def usual_recipe(format: str, *, narrow: bool = False) -> Recipe:
+    """The recipe of a block format without one; ``narrow``: some stage has gradients of fewer than 8 bits."""
+    return RECIPES[_USUAL.get(format, "mxfp4" if narrow else "mxfp8")]
+
+
 def elements_of(name: str, how: OperandRecipe, *, gradient: bool) -> dict[int, str]:
-    """The element that each width selects for an operand: with 6 bits, gradients get more exponent."""
-    chosen = {6: "e3m2"} if gradient else {}
-    return {bits: how.eight if bits == 8 else chosen.get(bits, element) for bits, element in _ELEMENTS[name].items()}
+    """The element that each width selects for an operand: with 6 bits, gradients under ``mx`` get more exponent."""
+    chosen: dict[int, str] = {8: how.eight} if name in ("mx", "fp8") else {}
+    chosen |= {6: "e3m2"} if name == "mx" and gradient else {}
+    return _ELEMENTS[name] | chosen
 
 
 def widths_of(name: str, *precisions: Precision) -> str | None:
@@ -222,6 +151,11 @@ def check_recipe(config: FracConfig) -> None:
             f"format={config.format!r} would use a Hadamard transform, which mixes samples, and the gates of method "
             f"{config.method!r} give each sample its own bits: write a recipe without hadamard, such as format='mx' "
             "with recipe='mxfp8'"
+        )
+    if config.gated and recipe is not None and any(recipe.least):
+        raise ConfigError(
+            f"a recipe with a product in bfloat16 does not go with the gates of method {config.method!r}, which choose "
+            "the bits of all products: write another recipe, or method 'static' or 'pfq'"
         )
     for name, usual in (("saved", "operands"), ("mixing", "inputs")):
         if getattr(config, name) != usual:

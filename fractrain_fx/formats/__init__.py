@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from fractrain_fx.config import BLOCK_FORMATS, Recipe, usual_recipe
 from fractrain_fx.config.choices import GradientGrid
-from fractrain_fx.config.recipes import BLOCK_FORMATS, RECIPES, Recipe
 from fractrain_fx.errors import ConfigError, near
 from fractrain_fx.formats.affine import AffineFormat
 from fractrain_fx.formats.base import CodedFormat, Format, Operand, ValueRange
@@ -33,8 +33,8 @@ def get_format(
         name: the format's name.
         compiled: round by C++ kernels, if the format has any.
         gradient_grid: where the levels of gradients lie, for format ``affine``.
-        recipe: how formats ``mx``, ``nvfp4`` and ``fp8`` round the operands of each product. By default the one named
-            like the format (``mxfp8`` for ``mx``).
+        recipe: how a block format (``mx``, ``nvfp4``, ``fp8``, ``int``) rounds the operands of each product; by default
+            its usual one (``mxfp8`` for ``mx``).
 
     Raises:
         ConfigError: no format has this name; the message lists those that exist.
@@ -42,7 +42,7 @@ def get_format(
     affine = AffineFormat(compiled=compiled, gradient_grid=gradient_grid)
     formats: dict[str, Format] = {fmt.name: fmt for fmt in (affine, DoReFaFormat(), WageubnFormat())}
     if name in BLOCK_FORMATS:
-        return MicroscalingFormat(recipe or RECIPES["mxfp8" if name == "mx" else name])
+        return MicroscalingFormat(recipe or usual_recipe(name))
     if name not in formats:
         known = (*formats, *BLOCK_FORMATS)
         raise ConfigError(f"format={name!r} is unknown: write one of {', '.join(known)}.{near(name, known)}")

@@ -50,7 +50,7 @@ class Operand(NamedTuple):
         along: the dimensions that the product sums over, counted from the front, in the order of the sum.
         samples: where the samples lie in an output gradient.
         channel: the dimension of a weight that holds its output channels; ``None`` for all else, and for a vector.
-        across: the dimensions of a weight that the other product which reads it sums over.
+        across: the dimensions that the other product which reads the tensor sums over.
         weight: whether it is a weight.
     """
 

@@ -10,11 +10,14 @@ from torch import Tensor
 
 from fractrain_fx.formats.bits import once, readable
 
-__all__ = ["dither", "draw_seed", "hashed"]
+__all__ = ["APART", "dither", "draw_seed", "hashed"]
 
 # Noise values drawn in advance: 16 MiB, several times as many as large output gradients have.
 _POOL = 1 << 22
 _MASK = (1 << 64) - 1
+
+APART = 0x5851F42D4C957F2
+"""How far apart the seeds of an op's several kinds of noise lie. Seeds of other ops lie close to its own."""
 
 
 def draw_seed(device: torch.device | str = "cpu") -> Int[Tensor, ""]:

@@ -52,6 +52,7 @@ class Choice:
         format: the number format of rounded operands, as in ``FracConfig.format``.
         floats: the type of results, of operands that are not rounded, and of values before they are rounded.
         share: share (0..1) of the samples.
+        least: fewest bits of the operands of FW, EB and GC.
     """
 
     precision: Precision = FULL
@@ -59,12 +60,15 @@ class Choice:
     format: str = "affine"
     floats: Floats = "float32"
     share: float = 1.0
+    least: tuple[int, int, int] = (0, 0, 0)
 
     def bits(self, path: Path) -> tuple[int, int]:
         """The bits of a product's two operands: activation and weight, gradient and weight, activation and gradient."""
         activation, gradient = self.precision.fw, self.precision.bw
         weight = activation if self.weight_bits is None else self.weight_bits
-        return {"FW": (activation, weight), "EB": (gradient, weight), "GC": (activation, gradient)}[path]
+        first, second = {"FW": (activation, weight), "EB": (gradient, weight), "GC": (activation, gradient)}[path]
+        fewest = self.least[PATHS.index(path)]
+        return max(first, fewest), max(second, fewest)
 
 
 Choices = Mapping[str, Sequence[Choice]]

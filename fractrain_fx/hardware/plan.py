@@ -58,7 +58,7 @@ def plan_steps(model: FracModel, machine: Machine, batch: int) -> list[PlannedSt
         machine: the machine.
         batch: samples of the step.
     """
-    ops = costed(model.graph_module)
+    ops = costed(model.graph_module, model.frac_config)
     work: list[Work] = [*(op for op, _ in ops), *traffic_of(model._state.recording.train)]
     weighted = {op.name for op, cost in ops if cost.weight}
     return [
@@ -76,7 +76,8 @@ def _levels(
         kinds += [kind for kind in ("tf32", "bfloat16") if kind in machine.peak]
     for kind in kinds:
         yield kind, machine.supports(FULL), {each.name: (Choice(floats=kind),) for each in work}
-    base = Choice(format=config.format, floats="bfloat16" if "bfloat16" in kinds else "float32")
+    floats: Floats = "bfloat16" if "bfloat16" in kinds else "float32"
+    base = Choice(format=config.format, floats=floats, least=config.least_bits)
     for level in _precisions(config):
         choices = {each.name: (_choice(each, level, config, base, weighted),) for each in work}
         yield str(level), machine.supports(level, config.format), choices

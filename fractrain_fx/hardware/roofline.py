@@ -58,6 +58,7 @@ _LADDERS: dict[str, tuple[tuple[str, int], ...]] = {
     "fp8": (("fp8", 8), ("bfloat16", 16), ("float32", FLOAT_BITS)),
     "mx": (("mxfp4", 4), ("mxfp8", 8), ("bfloat16", 16), ("float32", FLOAT_BITS)),
     "nvfp4": (("nvfp4", 4), ("bfloat16", 16), ("float32", FLOAT_BITS)),
+    "int": (("int4", 4), ("int8", 8), ("bfloat16", 16), ("float32", FLOAT_BITS)),
 }
 _OPERANDS: dict[Path, tuple[str, str]] = {"FW": ("x", "w"), "EB": ("g", "w"), "GC": ("x", "g")}
 

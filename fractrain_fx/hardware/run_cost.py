@@ -125,7 +125,7 @@ class StepPrices:
     Attributes:
         ops: every counted op with the cost of its three products.
         unpriced: names of ops without a price, among those that were priced so far: all ops of formats ``mx``,
-            ``nvfp4`` and ``fp8``, as BitFusion multiplies integers.
+            ``nvfp4``, ``fp8`` and ``int``, as BitFusion has no scales inside a sum.
     """
 
     def __init__(self, model: FracModel, batch: int) -> None:
@@ -133,7 +133,7 @@ class StepPrices:
             raise ConfigError(f"batch={batch} must be at least 1 sample")
         self.model = model
         self.batch = batch
-        self.ops: list[tuple[Op, OpCost]] = costed(model.graph_module)
+        self.ops: list[tuple[Op, OpCost]] = costed(model.graph_module, model.frac_config)
         self._integers = model.frac_config.format not in BLOCK_FORMATS
         self.unpriced = {
             op.name for op in model.ops if op.macs is None or (op.macs and (op.product is None or not self._integers))

@@ -36,17 +36,25 @@ class Cost(NamedTuple):
 
 
 class OpCost(NamedTuple):
-    """The MACs of an op's three products for one sample, and whether its second operand is a weight."""
+    """The MACs of an op's three products for one sample.
+
+    Attributes:
+        macs: of FW, EB and GC.
+        weight: whether its second operand is a weight.
+        least: fewest bits of the operands of each product.
+    """
 
     macs: tuple[int, int, int]
     weight: bool = True
+    least: tuple[int, int, int] = (0, 0, 0)
 
     def spent(self, precision: Precision, weight_bits: int | None = None) -> tuple[float, float, float]:
         """MACs of FW, EB and GC, each times its share of a 32 x 32 bit product.
 
         ``weight_bits`` defaults to the forward bits; products of two activations have no weight and always use those.
         """
-        shares = precision.shares(precision.fw if weight_bits is None or not self.weight else weight_bits)
+        weight_bits = precision.fw if weight_bits is None or not self.weight else weight_bits
+        shares = precision.shares(weight_bits, self.least)
         fw, eb, gc = self.macs
         return fw * shares[0], eb * shares[1], gc * shares[2]
 
@@ -64,6 +72,7 @@ class CostMeter(FullPrecision):
         total: full-precision MACs over all counted ops.
         weighted: MACs of FW, EB and GC over the scheduled ops whose weights have ``weight_bits``.
         weight_bits: bits of the weights of ``weighted``.
+        least: fewest bits of the operands of FW, EB and GC in scheduled ops.
     """
 
     def __init__(
@@ -75,10 +84,12 @@ class CostMeter(FullPrecision):
         total: Sequence[float],
         weighted: Sequence[float] = (0.0, 0.0, 0.0),
         weight_bits: int = FLOAT_BITS,
+        least: tuple[int, int, int] = (0, 0, 0),
     ) -> None:
         super().__init__()
         self.blocks = tuple(gated)
         self.weight_bits = weight_bits
+        self.least = least
         for name, values in (
             ("table", [[list(option) for option in block] for block in gated.values()]),
             ("full", full),
@@ -118,14 +129,18 @@ class CostMeter(FullPrecision):
             spent = spent + (frequency.unsqueeze(-1) * self.table).sum(dim=(0, 1))
         if bits is not None:
             b, g = (each.to(torch.float32) for each in bits)
-            w = self.weight_bits
-            spent = spent + self.scheduled * torch.stack([b * b, g * b, b * g]) / _FULL
-            spent = spent + self.weighted * torch.stack([b * w, g * w, b * g]) / _FULL
+            w = torch.full_like(b, self.weight_bits)
+            spent = spent + self.scheduled * self._shares(b, b, g) + self.weighted * self._shares(b, w, g)
         measured = self.full.sum() > 0
         everything = (spent + self.fixed).sum() / self.total.sum()
         paths = torch.where(self.full > 0, spent / self.full.clamp(min=1), torch.zeros_like(spent))
         cp = torch.where(measured, spent.sum() / self.full.sum().clamp(min=1), everything)
         return Cost(cp, everything, paths[0], paths[1], paths[2], dict(zip(self.blocks, choices, strict=True)))
+
+    def _shares(self, b: Tensor, w: Tensor, g: Tensor) -> Tensor:
+        """The shares of FW, EB and GC, as :meth:`Precision.shares` has them."""
+        products = zip(((b, w), (g, w), (b, g)), self.least, strict=True)
+        return torch.stack([x.clamp(min=fewest) * y.clamp(min=fewest) for (x, y), fewest in products]) / _FULL
 
 
 def gated_meter(model: nn.Module) -> CostMeter | None:

@@ -19,6 +19,7 @@ from fractrain_fx.training.log import new_console
 from fractrain_fx.training.models import zoo_models
 from fractrain_fx.zoo.comparison import compare
 from fractrain_fx.zoo.edge import EDGE, edge_markdown, edge_rows, edge_table
+from fractrain_fx.zoo.formats import FORMAT_RECIPES
 from fractrain_fx.zoo.recipes import TABLES, load_recipe, load_recipes
 from fractrain_fx.zoo.recipes.variants import AS_THE_CODE, AS_THE_PAPER
 from fractrain_fx.zoo.tables import comparison_table, markdown_table, notes_of
@@ -30,17 +31,19 @@ _WIDTH = 170  # of a comparison outside a terminal
 
 
 def list_zoo(*, as_json: bool = False) -> None:
-    """Print all models, tables and recipes."""
+    """Print all models, tables and runs of the paper, and the recipes of number formats."""
     recipes = load_recipes()
     models = [f"zoo:{name}" for name in zoo_models()]
     if as_json:
         names = {recipe.name: {"row": recipe.row, "tables": list(recipe.tables)} for recipe in recipes}
-        print(json.dumps({"models": models, "tables": TABLES | {_EDGE: EDGE}, "recipes": names}))
+        formats = {name: each.to_dict() for name, each in FORMAT_RECIPES.items()}
+        print(json.dumps({"models": models, "tables": TABLES | {_EDGE: EDGE}, "recipes": names, "formats": formats}))
         return
     console = new_console()
     for heading, rows in (
         ("models", [(name, "") for name in models]),
         ("tables", [*TABLES.items(), (_EDGE, EDGE)]),
+        ("formats (--format-recipe NAME)", [_format_row(name) for name in FORMAT_RECIPES]),
         ("runs (fractrain train --recipe NAME)", [(recipe.name, recipe.row) for recipe in recipes]),
     ):
         table = Table(box=SIMPLE_HEAD, show_edge=False)
@@ -56,13 +59,21 @@ def list_zoo(*, as_json: bool = False) -> None:
     )
 
 
+def _format_row(name: str) -> tuple[str, str]:
+    each = FORMAT_RECIPES[name]
+    return (
+        name,
+        f"format {each.recipe.format} at {each.precision}: cp {each.cp:.2f} %, scales {each.scales}; {each.source}",
+    )
+
+
 def show_recipe(name: str, *, as_json: bool = False) -> None:
-    """Print one recipe with all of its settings, as YAML or JSON.
+    """Print one run of the paper, or one recipe of a number format, with all of its settings, as YAML or JSON.
 
     Raises:
         ConfigError: there is no recipe of that name.
     """
-    values = load_recipe(name).to_dict()
+    values = FORMAT_RECIPES[name].to_dict() if name in FORMAT_RECIPES else load_recipe(name).to_dict()
     print(json.dumps(values) if as_json else yaml.safe_dump(values, sort_keys=False, width=_WIDTH), end="")
     if as_json:
         print()

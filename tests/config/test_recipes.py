@@ -24,6 +24,8 @@ from fractrain_fx.errors import ConfigError
         ({"format": "mx", "method": "pfq", "stages": "FW(4,8)/BW(4,8)"}, "mxfp4"),
         ({"format": "nvfp4", "precision": "4/4"}, "nvfp4"),
         ({"format": "fp8", "pins": (Pin("last", Precision(16, 16)),)}, "fp8"),
+        ({"format": "int"}, "jetfire"),
+        ({"format": "int", "recipe": "switchback"}, "switchback"),
     ],
     ids=str,
 )
@@ -59,6 +61,7 @@ OPTIONS = ("0/0", "4/8", "8/8")
         ({"format": "mx", "recipe": "mxfp"}, "recipe='mxfp' is unknown: write one of mxfp8.* Did you mean"),
         ({"format": "mx", "recipe": {"formt": "mx"}}, "a recipe has no field 'formt'"),
         ({"format": "mx", "recipe": "nvfp4"}, "recipe='nvfp4' is one of format 'nvfp4'"),
+        ({"format": "int", "method": "dfq", "options": OPTIONS, "recipe": "switchback"}, "does not go with the gates"),
         ({"format": "affine", "recipe": "mxfp4"}, "changes nothing with format='affine'"),
     ],
     ids=str,
@@ -71,13 +74,16 @@ def test_what_does_not_fit_together(words: dict[str, Any], message: str) -> None
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Recipe("mxfp4"), "format 'mxfp4' is unknown: write one of mx, nvfp4, fp8"),
+        (lambda: Recipe("mxfp4"), "format 'mxfp4' is unknown: write one of mx, nvfp4, fp8, int"),
         (lambda: Recipe("mx", forward=ProductRecipe(hadamard=16)), "hadamard goes with weight_gradient"),
         (lambda: ProductRecipe(hadamard=24), "hadamard=24 must be a power of two"),
         (lambda: Recipe("mx", forward=ProductRecipe(OperandRecipe(square=True))), "square goes with weights"),
         (lambda: Recipe("fp8", forward=ProductRecipe(second=OperandRecipe(square=True))), "which has no blocks"),
         (lambda: Recipe("mx", forward=ProductRecipe(OperandRecipe(per_row=True))), "per_row changes nothing"),
         (lambda: Recipe("nvfp4", forward=ProductRecipe(OperandRecipe(eight="e5m2"))), "eight changes nothing"),
+        (lambda: Recipe("int", forward=ProductRecipe(OperandRecipe(eight="e5m2"))), "eight changes nothing"),
+        (lambda: OperandRecipe(square=True, per_row=True), "two kinds of blocks"),
+        (lambda: ProductRecipe(hadamard=16, bfloat16=True), "bfloat16 leaves nothing to round"),
         (lambda: OperandRecipe(eight="e4m4"), "eight='e4m4' is not an element"),
     ],
 )

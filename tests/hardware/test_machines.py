@@ -184,8 +184,8 @@ def test_mistakes_are_named() -> None:
         PLAIN.step([linear()], {})
     with pytest.raises(ConfigError, match="at least 1 sample"):
         PLAIN.step([], {}, batch=0)
-    with pytest.raises(ConfigError, match="format='int'"):
-        PLAIN.supports(EIGHT, "int")
+    with pytest.raises(ConfigError, match="format='ints'"):
+        PLAIN.supports(EIGHT, "ints")
     with pytest.raises(ConfigError, match="float64"):
         Roofline("bad", "", {"float32": 1, "float64": 1}, 1)
 

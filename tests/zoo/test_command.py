@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from fractrain_fx.cli import main
+from fractrain_fx.config import RECIPES
+from fractrain_fx.config.recipes import recipe_of
 from fractrain_fx.training.settings import RunSettings
+from fractrain_fx.zoo.formats import FORMAT_RECIPES
 
 TINY = Path(__file__).parents[1] / "training" / "tiny.py"
 RECIPE = "table3-resnet38-cifar10-sbm"
@@ -123,3 +126,16 @@ def test_the_edge_experiment_is_a_table_too(tmp_path: Path, capsys: pytest.Captu
     assert "| ResNet-38 | 34.9 | 35.0 |" in page.read_text()
     assert main(["zoo", "table", "edge", "--runs", str(tmp_path)]) == 2
     assert "leave out --runs" in capsys.readouterr().err
+
+
+def test_recipes_of_number_formats_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["zoo", "list", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)["formats"]
+    assert listed.keys() == RECIPES.keys()
+    # Of 32 x 32 bits: 8 x 8 twice and 16 x 16 once, and 4 x 4 three times.
+    assert listed["switchback"]["cp"] == 12.5 and listed["mxfp4"]["cp"] == 1.5625
+    assert listed["nvfp4"]["scales"] == "8 bits for 16 values" and "2304.13013" in listed["switchback"]["source"]
+    for name, shown in listed.items():
+        assert RECIPES[name] == recipe_of(shown["recipe"]) == FORMAT_RECIPES[name].config.product_recipe
+    assert main(["zoo", "show", "switchback"]) == 0
+    assert "bfloat16: true" in capsys.readouterr().out

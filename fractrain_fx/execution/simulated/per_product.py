@@ -15,14 +15,11 @@ from fractrain_fx.execution.simulated.operand import Factor, Rounds
 from fractrain_fx.execution.simulated.strategy import FIRST, SECOND, Call, Contracted, Plan, autocast
 from fractrain_fx.formats import Operand
 from fractrain_fx.formats.bits import of_options, put_where, work_dtype
-from fractrain_fx.formats.noise import draw_seed
+from fractrain_fx.formats.noise import APART, draw_seed
 
 __all__ = ["PER_PRODUCT", "PerProduct", "choice_gradient"]
 
 ProductName = Literal["forward", "input_gradient", "weight_gradient"]
-
-# Seeds of other ops lie close to an op's own, and those of its two other kinds of noise far away.
-_APART = 0x5851F42D4C957F2
 
 
 class PerProduct:
@@ -95,17 +92,15 @@ def _gradient_operands(plan: Plan, call: Call, g: Tensor, slot: int, seed: Tenso
     _, x, rounds = _of(plan, call, slot)
     # Of two activations the second stands for the weight.
     product: ProductName = "weight_gradient" if (slot == SECOND) == plan.first.weight else "input_gradient"
-    if slot == SECOND:
-        summed = of_first(plan.arithmetic, g, call.b)
-    else:
-        summed = of_second(plan.arithmetic, g, call.a, call.b)
+    summed, other = of_first(plan.arithmetic, g, call.b), of_second(plan.arithmetic, g, call.a, call.b)
+    if slot == FIRST:
+        summed, other = other, summed
     if call.bits is not None and seed is not None:
         bits = (call.bits, rounds.bits)
-        g, x = plan.fmt.transform(product, g, x, summed.one, bits, seed + 2 * _APART)
+        g, x = plan.fmt.transform(product, g, x, summed.one, bits, seed + 2 * APART)
         axis = plan.axis.at(g.shape, len(call.bits)) if call.bits.ndim else plan.axis
-        of = Operand(product, "g", summed.first, axis)
-        noise = seed + _APART if product == "weight_gradient" else seed
-        g = plan.fmt.operand(g, axis.expand(call.bits, g.shape), of, seed=noise)
+        of = Operand(product, "g", summed.first, axis, across=other.first)
+        g = plan.fmt.operand(g, axis.expand(call.bits, g.shape), of, seed=seed)
     return g, _factor(plan, call, slot, product, summed.second, x).to(g.dtype)
 
 
@@ -116,13 +111,13 @@ def _factor(
     factor, _, rounds = _of(plan, call, slot)
     bits = rounds.bits if bits is None else bits
     tensor: Literal["x", "w"] = "w" if (slot == FIRST) == plan.first.weight else "x"
-    across = _read_across(plan, call, slot, product) if factor.weight else ()
+    across = _read_across(plan, call, slot, product)
     of = Operand(product, tensor, along, None, factor.channel, across, factor.weight)
     return factor.fmt.operand(x, bits if factor.weight else factor.axis.expand(bits, x.shape), of)
 
 
 def _read_across(plan: Plan, call: Call, slot: int, product: ProductName) -> Dims:
-    """The dimensions that the other product which reads a weight sums over."""
+    """The dimensions that the other product which reads a factor sums over."""
     if product != "forward":
         return of_output(plan.arithmetic, call.a, call.b)[slot]
     if slot == SECOND:

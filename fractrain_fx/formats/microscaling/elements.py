@@ -1,4 +1,4 @@
-"""The small floating-point numbers that stand in a block, and rounding to them."""
+"""The small numbers that stand in a block, and rounding to them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ class Grid(NamedTuple):
 
 @dataclass(frozen=True)
 class Element:
-    """A floating-point number of a few bits: a sign, ``exponent`` bits and ``mantissa`` bits, without infinities.
+    """A number of a few bits: a sign, ``exponent`` bits and ``mantissa`` bits, without infinities.
+
+    Without exponent bits it is an integer, whose smallest number is left out so that both signs reach equally far.
 
     Attributes:
         name: as the formats' specifications write it.
@@ -54,7 +56,9 @@ class Element:
 
     @property
     def smallest(self) -> float:
-        """The smallest normal number."""
+        """The smallest normal number; for integers it is beyond the largest, so that all lie equally far apart."""
+        if not self.exponent:
+            return 2.0**self.mantissa
         return math.ldexp(1.0, 2 - 2 ** (self.exponent - 1))
 
     @property
@@ -63,7 +67,7 @@ class Element:
         return Grid(2.0**-self.mantissa, self.smallest, self.largest, self.top)
 
 
-# Table 1 and section 5.3 of OCP Microscaling Formats 1.0.
+# Table 1 and section 5.3 of OCP Microscaling Formats 1.0; integers as they lie, without its factor of 2^-6.
 ELEMENTS = {
     each.name: each
     for each in (
@@ -72,6 +76,7 @@ ELEMENTS = {
         Element("e3m2", 3, 2, 28.0, 4),
         Element("e4m3", 4, 3, 448.0, 8),
         Element("e5m2", 5, 2, 57344.0, 15),
+        *(Element(f"int{bits}", 0, bits - 1, 2.0 ** (bits - 1) - 1, bits - 2) for bits in (4, 6, 8)),
     )
 }
 

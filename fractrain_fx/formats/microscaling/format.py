@@ -1,4 +1,4 @@
-"""The formats ``mx``, ``nvfp4`` and ``fp8``: how each operand of a product is rounded, by recipe and bits."""
+"""The formats ``mx``, ``nvfp4``, ``fp8`` and ``int``: how each operand of a product is rounded, by recipe and bits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from fractrain_fx.config.precision import FLOAT_BITS
-from fractrain_fx.config.recipes import OperandRecipe, Recipe, elements_of
+from fractrain_fx.config.products import OperandRecipe, Recipe
+from fractrain_fx.config.recipes import elements_of
 from fractrain_fx.errors import InputError
 from fractrain_fx.formats.base import Bits, Format, Operand, SampleAxis, ValueRange, Values
 from fractrain_fx.formats.bits import as_bits, known_bits, unrounded, work_dtype
@@ -16,17 +17,24 @@ from fractrain_fx.formats.microscaling.elements import BFLOAT16, ELEMENTS, Grid,
 from fractrain_fx.formats.microscaling.hadamard import rotate, rotation
 from fractrain_fx.formats.microscaling.quantize import round_blocks
 from fractrain_fx.formats.microscaling.scales import Scale
+from fractrain_fx.formats.noise import APART
 
 __all__ = ["MicroscalingFormat"]
 
 # Values of a block, and the type of its scale. An FP8 tensor has one scale.
-_SHARED: dict[str, tuple[int | None, Scale]] = {"mx": (32, "e8m0"), "nvfp4": (16, "e4m3"), "fp8": (None, "float32")}
+_SHARED: dict[str, tuple[int | None, Scale]] = {
+    "mx": (32, "e8m0"),
+    "nvfp4": (16, "e4m3"),
+    "fp8": (None, "float32"),
+    "int": (None, "float32"),
+}
+_SIDE = 32  # of a square block of integers
 
 _HALF = 16
 
 
 class MicroscalingFormat(Format):
-    """Small floating-point numbers in blocks along the axis that a product sums over, each with a scale.
+    """Small numbers in blocks along the axis that a product sums over, each block with a scale.
 
     A tensor is rounded anew for each product that reads it. 16 bits are bfloat16, without scales.
 
@@ -51,6 +59,8 @@ class MicroscalingFormat(Format):
         if not x.numel():
             return x
         bits = as_bits(bits, x)
+        if getattr(self.recipe, of.product).bfloat16:
+            bits = torch.where(bits == 0, bits, bits.clamp(min=_HALF))
         how, width = self._how(of), known_bits(bits)
         elements = self._elements(of, how)
         if width in (0, FLOAT_BITS):
@@ -61,6 +71,9 @@ class MicroscalingFormat(Format):
             raise InputError(f"bits={width} is not a width of format {self.name!r}: it has {[*elements, 16, 32]}")
         blocks, scale = self._blocks(x, of, how)
         grid = elements[width] if width is not None else _by_bits(elements, _spread(bits, x, blocks))
+        # A gradient in square blocks is rounded once for both of its products.
+        if seed is not None and of.product == "weight_gradient" and not how.square:
+            seed = seed + APART
         rounded = round_blocks(x, grid, blocks, scale, stochastic=how.stochastic, seed=seed)
         if width is not None:
             return rounded
@@ -90,8 +103,11 @@ class MicroscalingFormat(Format):
         found = {}
         for product, tensors in names.items():
             words = [f"{tensor} {self._words(self._of(product, tensor), tensor)}" for tensor in tensors]
-            if (width := getattr(self.recipe, product).hadamard) is not None:
-                words.append(f"both after a random Hadamard transform of {width}")
+            how = getattr(self.recipe, product)
+            if how.hadamard is not None:
+                words.append(f"both after a random Hadamard transform of {how.hadamard}")
+            if how.bfloat16:
+                words = [f"{tensor} bfloat16" for tensor in tensors]
             found[product.replace("_", " ")] = ", ".join(words)
         return found
 
@@ -148,11 +164,14 @@ class MicroscalingFormat(Format):
 
     def _blocks(self, x: Tensor, of: Operand, how: OperandRecipe) -> tuple[Blocks, Scale]:
         size, scale = _SHARED[self.name]
+        square = how.square and bool(of.across) and not set(of.across) & set(of.along)
+        if self.name == "int" and how.square:
+            size = _SIDE
         if size is None:
             dims = of.along if how.per_row else tuple(range(x.ndim))
             return Blocks(x.shape, [Cut(dims, None)]), scale
         cuts = [Cut(of.along, size)]
-        if how.square and of.weight and of.across and not set(of.across) & set(of.along):
+        if square:
             cuts.append(Cut(of.across, size))
         return Blocks(x.shape, cuts), scale
 

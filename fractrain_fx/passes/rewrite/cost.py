@@ -52,7 +52,7 @@ class MeterCost(PassBase):
     def _meter(self, graph_module: GraphModule, gated_blocks: list[str]) -> CostMeter:
         tables = _tables(graph_module, self.config)
         scheduled, weighted, fixed, steered, total = ([0.0, 0.0, 0.0] for _ in range(5))
-        for op, cost in costed(graph_module):
+        for op, cost in costed(graph_module, self.config):
             mode = op.precision.mode
             _accumulate(total, cost.macs)
             if mode in ("gated", "scheduled"):
@@ -62,7 +62,8 @@ class MeterCost(PassBase):
             elif mode != "gated":
                 _accumulate(fixed, cost.spent(op.precision.precision or FULL))
         gated = {name: tables[name] for name in gated_blocks}
-        return CostMeter(gated, steered, scheduled, fixed, total, weighted, self.config.gate_weight_bits)
+        bits = self.config.gate_weight_bits
+        return CostMeter(gated, steered, scheduled, fixed, total, weighted, bits, self.config.least_bits)
 
     def refresh(self, graph_module: GraphModule) -> None:
         """Update the cost node of a graph after the backward products of its ops have changed."""
@@ -78,20 +79,20 @@ class MeterCost(PassBase):
             raise PassError("the graph does not return its cost")
 
 
-def op_cost(node: Node, op: Op, moving: set[Node]) -> OpCost:
-    """The MACs of an op's three products for one sample, and whether it reads a weight."""
+def op_cost(node: Node, op: Op, moving: set[Node], config: FracConfig) -> OpCost:
+    """The MACs of an op's three products for one sample, whether it reads a weight, and its fewest bits."""
     family = contraction(node)
     second = operand(node, family.operands[1]) if family else node.kwargs.get("b")  # of a fused op
     record = facts(second) if isinstance(second, Node) else None
     weight = second not in moving if record is None or record.role is None else record.role == "weight"
-    return OpCost(op.training_macs, weight)
+    return OpCost(op.training_macs, weight, config.least_bits)
 
 
 def reach_of(graph_module: GraphModule, config: FracConfig) -> Reach:
     """What the gates of a graph can choose, and what its scheduled ops cost."""
     gated = full = low = high = 0.0
     scheduled: list[OpCost] = []
-    for op, cost in costed(graph_module):
+    for op, cost in costed(graph_module, config):
         gated += sum(cost.macs) if op.precision.mode == "gated" else 0
         full += sum(cost.macs) if op.precision.mode in ("gated", "scheduled") else 0
         scheduled += [cost] if op.precision.mode == "scheduled" else []
@@ -118,7 +119,7 @@ def reachable(graph_module: GraphModule, config: FracConfig) -> tuple[float, flo
 def _tables(graph_module: GraphModule, config: FracConfig) -> dict[str, list[Paths]]:
     """For each gated block, the MACs spent on FW, EB and GC under each option."""
     tables: dict[str, list[list[float]]] = {}
-    for op, cost in costed(graph_module):
+    for op, cost in costed(graph_module, config):
         if op.precision.mode == "gated":
             rows = tables.setdefault(op.block or "", [[0.0, 0.0, 0.0] for _ in config.gate_options])
             options = config.projection_options if op.skip_path else config.gate_options
@@ -127,10 +128,10 @@ def _tables(graph_module: GraphModule, config: FracConfig) -> dict[str, list[Pat
     return {name: [(row[0], row[1], row[2]) for row in rows] for name, rows in tables.items()}
 
 
-def costed(graph_module: GraphModule) -> list[tuple[Op, OpCost]]:
+def costed(graph_module: GraphModule, config: FracConfig) -> list[tuple[Op, OpCost]]:
     """Every counted contraction of a graph, rewritten or not, with the cost of its products."""
     moving = varying(graph_module.graph)
-    return [(op, op_cost(node, op, moving)) for node, op in ops_of(graph_module.graph) if op.macs is not None]
+    return [(op, op_cost(node, op, moving, config)) for node, op in ops_of(graph_module.graph) if op.macs is not None]
 
 
 def _accumulate(total: list[float], more: Iterable[float]) -> None:

@@ -152,6 +152,8 @@ def test_a_weight_may_come_first() -> None:
         ({"precision": "4/4"}, 5),
         ({"precision": "4/4", "format": "nvfp4"}, 5),
         ({"precision": "8/8", "format": "fp8"}, 12),
+        ({"precision": "8/8", "format": "int"}, 20),
+        ({"precision": "8/8", "format": "int", "recipe": "switchback"}, 20),
     ],
     ids=str,
 )
@@ -207,7 +209,7 @@ def test_other_formats_answer_the_same_for_every_product(name: str) -> None:
             assert torch.equal(found, fmt.gradient(x, 4, axis=BatchAxis(), seed=seed))
 
 
-@pytest.mark.parametrize("name", ["mx", "nvfp4", "fp8"])
+@pytest.mark.parametrize("name", ["mx", "nvfp4", "fp8", "int"])
 def test_samples_have_bits_of_their_own(name: str) -> None:
     fmt, x = get_format(name), torch.randn(6, 40)
     few = 8 if name == "fp8" else 4
@@ -275,6 +277,14 @@ def test_stages_compile_once_and_give_the_numbers_of_eager_mode() -> None:
             # Noise is drawn otherwise in compiled graphs, and sums are taken in another order.
             assert (compiled - eager).norm() < 0.5 * eager.norm()
     assert counter.frame_count == 1
+
+
+def test_a_product_in_bfloat16_is_counted_as_such() -> None:
+    x = torch.randn(4, 6)
+    model = rewritten(Residual(), x, format="int", recipe="switchback")
+    model(x)
+    shares = torch.stack([model.cost.fw, model.cost.eb, model.cost.gc])
+    assert torch.equal(shares, torch.tensor([64.0, 64.0, 256.0]) / 1024)
 
 
 def test_the_graph_shown_says_what_each_product_gets() -> None:

@@ -18,6 +18,8 @@ numbers_in_range = st.lists(st.floats(-6e4, 6e4, width=32), min_size=1, max_size
 
 def values(element: Element) -> Tensor:
     """All values of an element that are not negative, from its definition."""
+    if not element.exponent:
+        return torch.arange(element.largest + 1, dtype=torch.float64)
     bias, found = 2 ** (element.exponent - 1) - 1, []
     for exponent in range(2**element.exponent):
         for mantissa in range(2**element.mantissa):
@@ -34,12 +36,16 @@ def values(element: Element) -> Tensor:
         ("e3m2", 28, 0.25, 32),
         ("e4m3", 448, 2**-6, 127),
         ("e5m2", 57344, 2**-14, 124),
+        ("int4", 7, 8, 8),
+        ("int6", 31, 32, 32),
+        ("int8", 127, 128, 128),
     ],
 )
 def test_elements_are_those_of_the_specification(name: str, largest: float, smallest: float, count: int) -> None:
     element = ELEMENTS[name]
     assert (element.largest, element.smallest) == (largest, smallest)
-    assert 2.0**element.top <= largest < 2.0 ** (element.top + 1) and element.bits == 1 + int(name[1]) + int(name[3])
+    bits = int(name[3]) if name.startswith("int") else 1 + int(name[1]) + int(name[3])
+    assert 2.0**element.top <= largest < 2.0 ** (element.top + 1) and element.bits == bits
     assert len(values(element)) == count
 
 

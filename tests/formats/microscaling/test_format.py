@@ -1,9 +1,10 @@
-"""Bits as data: formats ``mx``, ``nvfp4`` and ``fp8`` on CUDA, in compiled graphs, and with widths that they lack."""
+"""Bits as data: the block formats on CUDA, in compiled graphs, with widths that they lack; blocks of integers."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fractrain_fx.config import RECIPES
@@ -11,7 +12,7 @@ from fractrain_fx.errors import InputError
 from fractrain_fx.formats import Operand, get_format
 from fractrain_fx.formats.microscaling import fake_quantize
 
-WIDTHS = {"mx": (4, 6, 8), "nvfp4": (4,), "fp8": (8,)}
+WIDTHS = {"mx": (4, 6, 8), "nvfp4": (4,), "fp8": (8,), "int": (4, 6, 8)}
 
 
 @pytest.mark.parametrize("name", WIDTHS)
@@ -49,3 +50,40 @@ def test_elements_of_six_bits_have_more_exponent_for_gradients() -> None:
     assert torch.equal(fmt.operand(x, 6, Operand("forward", "x", (1,))), fake_quantize(x, "e2m3"))
     assert torch.equal(fmt.operand(x, 6, Operand("input_gradient", "w", (0,))), fake_quantize(x, "e2m3", axis=0))
     assert torch.equal(fmt.operand(x, 6, Operand("input_gradient", "g", (1,))), fake_quantize(x, "e3m2"))
+
+
+def int8(x: Tensor, largest: Tensor) -> Tensor:
+    """Symmetric 8-bit rounding as its formula says."""
+    scale = largest / 127
+    return (x / scale).round() * scale
+
+
+def test_jetfire_rounds_blocks_of_32_by_32_once_for_both_products() -> None:
+    fmt, x, seed = get_format("int"), torch.randn(40, 70), torch.tensor(3)
+    assert fmt.recipe is RECIPES["jetfire"]
+    forward = Operand("forward", "x", (1,), across=(0,))
+    found = fmt.operand(x, 8, forward)
+    for rows in (slice(0, 32), slice(32, 40)):
+        for columns in (slice(0, 32), slice(32, 64), slice(64, 70)):
+            block = x[rows, columns]
+            assert torch.allclose(found[rows, columns], int8(block, block.abs().max()), rtol=1e-6, atol=0)
+    assert torch.equal(found, fmt.operand(x, 8, Operand("weight_gradient", "x", (0,), across=(1,))))
+    pair = (Operand("input_gradient", "g", (1,), across=(0,)), Operand("weight_gradient", "g", (0,), across=(1,)))
+    first, second = (fmt.operand(x, 8, of, seed=seed) for of in pair)
+    assert torch.equal(first, second) and not torch.equal(first, found)  # by chance, and once
+
+
+def test_switchback_has_rows_and_leaves_the_weight_gradient_in_bfloat16() -> None:
+    fmt, x = get_format("int", recipe=RECIPES["switchback"]), torch.randn(5, 40)
+    rows = int8(x, x.abs().amax(1, keepdim=True))
+    assert torch.allclose(fmt.operand(x, 8, Operand("forward", "x", (1,))), rows, rtol=1e-6, atol=0)
+    assert torch.allclose(fmt.operand(x, 8, Operand("input_gradient", "g", (1,))), rows, rtol=1e-6, atol=0)
+    whole = fmt.operand(x, 8, Operand("forward", "w", (1,), channel=0, weight=True))
+    assert torch.allclose(whole, int8(x, x.abs().max()), rtol=1e-6, atol=0)
+    for tensor in ("g", "x"):
+        of = Operand("weight_gradient", tensor, (0,))  # type: ignore[arg-type]
+        assert torch.equal(fmt.operand(x, 8, of), x.bfloat16().float())
+        assert fmt.operand(x, 32, of) is x and fmt.operand(x, 0, of) is x
+    samples = torch.tensor([0, 8, 32, 8, 0]).view(5, 1)
+    kept = fmt.operand(x, samples, Operand("weight_gradient", "g", (0,)))
+    assert torch.equal(kept, torch.where(samples == 8, x.bfloat16().float(), x))

@@ -84,7 +84,7 @@ def test_cp_is_over_gated_and_scheduled_ops_and_agrees_with_the_cost_of_the_run(
     engine = Engine(model)
     engine.loss(model(X).square().mean())
     spent = full = 0.0
-    for op, cost in costed(model.graph_module):
+    for op, cost in costed(model.graph_module, model.frac_config):
         if op.precision.mode == "scheduled":
             spent += sum(cost.spent(Precision(4, 6), 6))
         if op.precision.mode == "gated":

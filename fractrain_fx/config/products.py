@@ -1,0 +1,121 @@
+"""How a block format rounds the two operands of each product of a training step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from fractrain_fx.config.kinds import check_kinds
+from fractrain_fx.errors import ConfigError
+
+__all__ = ["BLOCK_FORMATS", "BlockFormatName", "OperandRecipe", "ProductRecipe", "Recipe"]
+
+BlockFormatName = Literal["mx", "nvfp4", "fp8", "int"]
+BLOCK_FORMATS: tuple[str, ...] = get_args(BlockFormatName)
+
+
+@dataclass(frozen=True)
+class OperandRecipe:
+    """How one operand of a product is rounded.
+
+    Attributes:
+        stochastic: up or down by chance, so that the expected value is the value itself.
+        eight: the element at 8 bits (``mx`` and ``fp8``).
+        square: blocks span as many values along the axis that the other product which reads the tensor sums over, so
+            that both products round the tensor alike (weights under ``mx`` and ``nvfp4``, everything under ``int``).
+        per_row: one scale for each row along the summed axis, not one for the tensor (``fp8`` and ``int``).
+    """
+
+    stochastic: bool = False
+    eight: Literal["e4m3", "e5m2"] = "e4m3"
+    square: bool = False
+    per_row: bool = False
+
+    def __post_init__(self) -> None:
+        check_kinds(self)
+        if self.eight not in ("e4m3", "e5m2"):
+            raise ConfigError(f"eight={self.eight!r} is not an element of 8 bits: write 'e4m3' or 'e5m2'")
+        if self.square and self.per_row:
+            raise ConfigError("square and per_row name two kinds of blocks for one operand: leave one of them out")
+
+
+@dataclass(frozen=True)
+class ProductRecipe:
+    """How both operands of a product are rounded.
+
+    Attributes:
+        first: ``x`` of the forward product, ``g`` of both gradients.
+        second: ``w`` of the forward product and of the input gradient, ``x`` of the weight gradient.
+        hadamard: a random Hadamard transform of so many values along the summed axis, on both operands before they are
+            rounded. It spreads outliers and does not change the product. ``None``: no transform.
+        bfloat16: both operands keep 16 bits where the stage has fewer. Costs count them.
+    """
+
+    first: OperandRecipe = OperandRecipe()
+    second: OperandRecipe = OperandRecipe()
+    hadamard: int | None = None
+    bfloat16: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("first", "second"):
+            if isinstance(value := getattr(self, name), Mapping):
+                object.__setattr__(self, name, OperandRecipe(**value))
+        check_kinds(self)
+        if self.hadamard is not None and self.hadamard not in (2, 4, 8, 16, 32, 64, 128):
+            raise ConfigError(f"hadamard={self.hadamard} must be a power of two, 2 to 128, or None for no transform")
+        if self.bfloat16 and (self.first, self.second, self.hadamard) != (OperandRecipe(), OperandRecipe(), None):
+            raise ConfigError("bfloat16 leaves nothing to round in blocks: leave out first, second and hadamard")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a block format rounds the six operands of an op's three products. The stage's bits select the elements.
+
+    Attributes:
+        format: ``mx``, ``nvfp4``, ``fp8`` or ``int``.
+        forward: ``x`` and ``w``, summed over input features.
+        input_gradient: ``g`` and ``w``, summed over output features.
+        weight_gradient: ``g`` and ``x``, summed over positions and samples.
+    """
+
+    format: BlockFormatName
+    forward: ProductRecipe = ProductRecipe()
+    input_gradient: ProductRecipe = ProductRecipe()
+    weight_gradient: ProductRecipe = ProductRecipe()
+
+    def __post_init__(self) -> None:
+        if self.format not in BLOCK_FORMATS:
+            raise ConfigError(f"a recipe of format {self.format!r} is unknown: write one of {', '.join(BLOCK_FORMATS)}")
+        for name in ("forward", "input_gradient", "weight_gradient"):
+            if isinstance(value := getattr(self, name), Mapping):
+                object.__setattr__(self, name, ProductRecipe(**value))
+        check_kinds(self)
+        operands = [each for product in self.products for each in (product.first, product.second)]
+        if self.forward.hadamard is not None or self.input_gradient.hadamard is not None:
+            raise ConfigError("hadamard goes with weight_gradient: the two other products are not transformed")
+        others = (self.forward.first, self.input_gradient.first, *operands[4:])
+        if self.format != "int" and any(each.square for each in others):
+            raise ConfigError("square goes with weights: the second operands of forward and input_gradient")
+        if self.format == "fp8" and any(each.square for each in operands):
+            raise ConfigError("square changes nothing under format 'fp8', which has no blocks")
+        if self.format not in ("fp8", "int") and any(each.per_row for each in operands):
+            raise ConfigError(f"per_row changes nothing under format {self.format!r}, whose scales are those of blocks")
+        if self.format in ("nvfp4", "int") and any(each.eight != "e4m3" for each in operands):
+            raise ConfigError(f"eight changes nothing under format {self.format!r}, which has no such element")
+
+    @property
+    def products(self) -> tuple[ProductRecipe, ProductRecipe, ProductRecipe]:
+        """The three products, in the order of a training step."""
+        return self.forward, self.input_gradient, self.weight_gradient
+
+    @property
+    def transforms(self) -> bool:
+        """Whether it mixes the samples of a batch before it rounds them."""
+        return self.weight_gradient.hadamard is not None
+
+    @property
+    def least(self) -> tuple[int, int, int]:
+        """Fewest bits of the operands of each product; 0 where the stage alone decides."""
+        forward, input_gradient, weight_gradient = (16 if product.bfloat16 else 0 for product in self.products)
+        return forward, input_gradient, weight_gradient

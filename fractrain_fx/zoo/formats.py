@@ -1,0 +1,100 @@
+"""The recipes of number formats by name: what they cost, where they come from, and what the source does otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fractrain_fx.config import RECIPES, SCALE_BITS, FracConfig, Precision, Recipe
+
+__all__ = ["FORMAT_RECIPES", "FormatRecipe"]
+
+
+@dataclass(frozen=True)
+class FormatRecipe:
+    """A recipe that others train with, as this package computes it.
+
+    Attributes:
+        name: as ``FracConfig(recipe=...)`` takes it.
+        precision: its bits throughout a training.
+        source: where it was published.
+        scales: bits of its scales, which costs leave out.
+        differs: what the source does otherwise.
+    """
+
+    name: str
+    precision: Precision
+    source: str
+    scales: str
+    differs: str
+
+    @property
+    def recipe(self) -> Recipe:
+        """How it rounds the operands of each product."""
+        return RECIPES[self.name]
+
+    @property
+    def cp(self) -> float:
+        """Cost of the three products in per cent of 32 x 32 bit products, counting the bits of elements."""
+        return 100 * sum(self.precision.shares(self.precision.fw, self.recipe.least)) / 3
+
+    @property
+    def config(self) -> FracConfig:
+        """A configuration that trains with it throughout."""
+        return FracConfig(method="static", format=self.recipe.format, recipe=self.name, precision=self.precision)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, with every field of the recipe."""
+        own = {"name": self.name, "precision": str(self.precision), "cp": self.cp, "scales": self.scales}
+        return own | {"source": self.source, "differs": self.differs, "recipe": asdict(self.recipe)}
+
+
+FORMAT_RECIPES = {
+    each.name: each
+    for each in (
+        FormatRecipe(
+            "fp8",
+            Precision(8, 8),
+            "arXiv 2209.05433",
+            "32 bits for a tensor",
+            "scales of past steps (delayed scaling) in place of the tensor's own; attention's products in 16 bits",
+        ),
+        FormatRecipe(
+            "mxfp8",
+            Precision(8, 8),
+            "OCP Microscaling 1.0; arXiv 2506.08027",
+            SCALE_BITS["mx"],
+            "scales are rounded up, so that nothing saturates; attention's products in 16 bits",
+        ),
+        FormatRecipe(
+            "mxfp4",
+            Precision(4, 4),
+            "OCP Microscaling 1.0; arXiv 2502.20586",
+            SCALE_BITS["mx"],
+            "forward products in 8 or 16 bits; the Hadamard transform is 64 wide and in both gradients",
+        ),
+        FormatRecipe(
+            "nvfp4",
+            Precision(4, 4),
+            "arXiv 2509.25149",
+            SCALE_BITS["nvfp4"],
+            "about a seventh of the linear layers and attention's products in 16 bits",
+        ),
+        FormatRecipe(
+            "jetfire",
+            Precision(8, 8),
+            "arXiv 2403.12422",
+            "32 bits for 32 x 32 values",
+            "results of products, GELU and LayerNorm are 8-bit blocks too (an int8 data flow); attention's products in "
+            "16 bits",
+        ),
+        FormatRecipe(
+            "switchback",
+            Precision(8, 8),
+            "arXiv 2304.13013",
+            "32 bits for a row of x and g, and for the tensor w",
+            "attention's products in 16 bits; the weight gradient in the 16-bit type of the model",
+        ),
+    )
+}
+"""Every named recipe."""
