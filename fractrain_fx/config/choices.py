@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 Method = Literal["float", "static", "pfq", "dfq", "fractrain", "slu"]
-Schedule = Literal["auto", "two-stage", "manual", "cyclic", "fixed", "constant"]
+Schedule = Literal["auto", "two-stage", "manual", "cyclic", "fixed", "gradient-noise", "constant"]
 Mixing = Literal["inputs", "outputs"]
 Saved = Literal["operands", "rounded", "codes"]
 Attention = Literal["quantized", "float"]

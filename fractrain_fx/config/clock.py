@@ -88,6 +88,14 @@ def check_clock(config: FracConfig) -> None:
             raise ConfigError(f"length={str(length)!r} changes nothing without every: give epochs=... instead")
         if type(length) is not type(every) or length.number < every.number:
             raise ConfigError(f"length={str(length)!r} must be at least every={str(every)!r}, in its unit")
+    if config.schedule == "gradient-noise":
+        if every is None:
+            raise ConfigError("schedule='gradient-noise' measures one step in so many: write every=Steps(100)")
+        if config.execution != "simulate":
+            raise ConfigError(
+                f"schedule='gradient-noise' leaves out the rounding of backward, which execution={config.execution!r} "
+                "cannot: write execution='simulate'"
+            )
     if config.schedule != "fixed":
         if config.turns:
             raise ConfigError(f"turns changes nothing with schedule={config.schedule!r}: it is for 'fixed'")

@@ -23,7 +23,7 @@ from fractrain_fx.execution.simulated.strategy import FIRST, SECOND, SIMULATED, 
 from fractrain_fx.execution.torchao.linear import TorchaoLinear
 from fractrain_fx.formats import ValueRange
 from fractrain_fx.nn.quantizers import ActivationQuantizer, GradientQuantizer, WeightQuantizer
-from fractrain_fx.nn.rounding import refuse_create_graph
+from fractrain_fx.nn.rounding import gradients_unrounded, refuse_create_graph
 
 __all__ = ["FusedOp"]
 
@@ -195,6 +195,8 @@ class _Fused(torch.autograd.Function):
         *tensors, of_first, of_second = ctx.saved_tensors
         plan, call = ctx.plan, Call.unflatten(tensors, ctx.measured_here)
         a, b, added = call.a, call.b, call.added
+        if gradients_unrounded():
+            call = call._replace(bits=None)
         needs = tuple(ctx.needs_input_grad[2:5])
         needs = (needs[0] or ctx.choices[0] is not None, needs[1] or ctx.choices[1] is not None, needs[2])
         of_a, of_b, of_added = ctx.strategy.backward(plan, call, grads[0], (of_first, of_second), needs)

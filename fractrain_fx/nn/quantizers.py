@@ -17,7 +17,7 @@ from fractrain_fx.formats import Format, ValueRange
 from fractrain_fx.formats.bits import rounding
 from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.nn.ranges import RunningRange
-from fractrain_fx.nn.rounding import gate_gradient, refuse_create_graph, rounded_gradient
+from fractrain_fx.nn.rounding import gate_gradient, gradients_unrounded, refuse_create_graph, rounded_gradient
 
 __all__ = [
     "ActivationQuantizer",
@@ -250,5 +250,7 @@ class _RoundGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         refuse_create_graph()
+        if gradients_unrounded():
+            return grads[0], None, None, None, None
         bits, seed = ctx.saved_tensors
         return rounded_gradient(ctx.fmt, grads[0], bits, ctx.axis, seed), None, None, None, None

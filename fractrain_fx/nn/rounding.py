@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from jaxtyping import Float
@@ -13,7 +14,26 @@ from fractrain_fx.formats import Format, ValueRange
 from fractrain_fx.formats.bits import known_bits, put_where
 from fractrain_fx.nn.batch_axis import BatchAxis
 
-__all__ = ["gate_gradient", "refuse_create_graph", "rounded_gradient"]
+__all__ = ["gate_gradient", "gradients_unrounded", "refuse_create_graph", "rounded_gradient", "unrounded_gradients"]
+
+# Set for all threads: autograd runs the backward pass of a GPU in a thread of its own.
+_unrounded = False
+
+
+@contextmanager
+def unrounded_gradients() -> Iterator[None]:
+    """Backward passes inside round nothing that the forward pass has not rounded. Compiled graphs do not look."""
+    global _unrounded
+    before, _unrounded = _unrounded, True
+    try:
+        yield
+    finally:
+        _unrounded = before
+
+
+def gradients_unrounded() -> bool:
+    """Whether backward is to round nothing."""
+    return _unrounded
 
 
 def gate_gradient(

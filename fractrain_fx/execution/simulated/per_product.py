@@ -16,6 +16,7 @@ from fractrain_fx.execution.simulated.strategy import FIRST, SECOND, Call, Contr
 from fractrain_fx.formats import Operand
 from fractrain_fx.formats.bits import of_options, put_where, work_dtype
 from fractrain_fx.formats.noise import APART, draw_seed
+from fractrain_fx.nn.rounding import gradients_unrounded
 
 __all__ = ["PER_PRODUCT", "PerProduct", "choice_gradient"]
 
@@ -30,9 +31,7 @@ class PerProduct:
     """
 
     def forward(self, plan: Plan, call: Call) -> Contracted:
-        summed = of_output(plan.arithmetic, call.a, call.b)
-        first = _factor(plan, call, FIRST, "forward", summed.first, call.a)
-        second = _factor(plan, call, SECOND, "forward", summed.second, call.b)
+        first, second = _forward_factors(plan, call)
         added = call.added
         device = call.a.device.type
         mixed = torch.is_autocast_enabled(device)
@@ -46,6 +45,9 @@ class PerProduct:
         self, plan: Plan, call: Call, g: Tensor, saved: tuple[Tensor | None, Tensor | None], needs: Needs
     ) -> Gradients:
         arithmetic, static = plan.arithmetic, plan.static
+        if gradients_unrounded():
+            first, second = (each.to(g.dtype) for each in _forward_factors(plan, call))
+            return arithmetic.backward(g, Bound(first, second, call.added, static), needs)
         g = _without_skipped(plan, call, g)
         # Under autocast the product was taken in a half type, and so are its gradients.
         a, b = call.a.to(g.dtype), call.b.to(g.dtype)
@@ -85,6 +87,13 @@ def choice_gradient(plan: Plan, call: Call, slot: int, g: Tensor) -> Tensor:
         return torch.stack(found, dim=1)
 
     return of_options(factor.widths, gains)
+
+
+def _forward_factors(plan: Plan, call: Call) -> tuple[Tensor, Tensor]:
+    """Both factors, rounded for the forward product."""
+    summed = of_output(plan.arithmetic, call.a, call.b)
+    first = _factor(plan, call, FIRST, "forward", summed.first, call.a)
+    return first, _factor(plan, call, SECOND, "forward", summed.second, call.b)
 
 
 def _gradient_operands(plan: Plan, call: Call, g: Tensor, slot: int, seed: Tensor | None) -> tuple[Tensor, Tensor]:
