@@ -25,7 +25,7 @@ __all__ = ["OWN", "Method", "Step", "default_methods", "parse", "prepare"]
 
 FIVE_OPTIONS = tuple(Precision.parse(option) for option in ("FW-0/BW-0", "FW-3/BW-6", "FW-4/BW-6", "6/8", "6/12"))
 OWN = (
-    *("float", "static", "static-linears", "pfq", "pfq-rounded", "pfq-codes", "pfq-linears", "pfq-linears-rounded"),
+    *("float", "static", "static-linears", "pfq", "pfq-rounded", "pfq-linears", "pfq-linears-rounded"),
     *("dfq", "dfq-rounded", "dfq5", "dfq5-rounded", "dfq5-linears", "dfq5-linears-rounded", "dfq-outputs"),
 )
 MODES = ("kernels", "int8", "auto", "bf16", "tf32", "compiled")
@@ -147,7 +147,7 @@ def prepare(method: Method, model: nn.Module, x: Tensor, y: Tensor, loss: Callab
 def config_of(base: str) -> FracConfig:
     """The configuration of one of the package's methods."""
     name, *kinds = base.split("-")
-    saved: Saved = "rounded" if "rounded" in kinds else "codes" if "codes" in kinds else "operands"
+    saved: Saved = "rounded" if "rounded" in kinds else "operands"
     attention: Attention = "float" if "linears" in kinds else "quantized"
     if name == "static":
         return FracConfig(method="static", precision=Precision(8, 8), saved=saved, attention=attention)

@@ -30,7 +30,6 @@ def check_config(config: FracConfig) -> None:
     """Raise a ``ConfigError`` for fields out of range or that do not fit together."""
     _check_used(config)
     _check_options(config)
-    _check_codes(config)
     _check_rounding(config)
     _check_execution(config)
     if config.recordings < 1:
@@ -57,10 +56,6 @@ def check_stage(config: FracConfig, precision: Precision) -> None:
         way_out = ". set_target(...) moves what its gates cannot choose for" if config.schedules_rest else ""
         raise ConfigError(
             f"method {config.method!r} has no stage precision to set: 'static' and 'pfq' have one{way_out}"
-        )
-    if config.saved == "codes" and precision.fw > CODE_BITS:
-        raise ConfigError(
-            f"saved='codes' holds up to {CODE_BITS} forward bits, not {precision}: write saved='operands'"
         )
     if config.format in BLOCK_FORMATS and (lacks := widths_of(config.format, precision)) is not None:
         raise ConfigError(lacks)
@@ -111,21 +106,6 @@ def _check_options(config: FracConfig) -> None:
         raise ConfigError("options need at least one precision besides FW-0/BW-0")
     if config.precision.skips:
         raise ConfigError("static precision FW-0/BW-0 would remove the model: write 2 bits or more")
-
-
-def _check_codes(config: FracConfig) -> None:
-    if config.saved != "codes":
-        return
-    if not config.scheduled:
-        raise ConfigError(
-            f"saved='codes' goes with method 'static' or 'pfq', not {config.method!r}: the gradient of gates needs "
-            "the unrounded activations"
-        )
-    if config.format != "affine":
-        raise ConfigError(f"saved='codes' needs the levels of format 'affine', not {config.format!r}")
-    wide = [str(each) for each in config.precision_stages if each.fw > CODE_BITS]
-    if wide:
-        raise ConfigError(f"saved='codes' holds up to {CODE_BITS} forward bits, not {', '.join(wide)}")
 
 
 def _check_rounding(config: FracConfig) -> None:

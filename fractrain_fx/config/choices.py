@@ -31,7 +31,7 @@ __all__ = [
 Method = Literal["float", "static", "pfq", "dfq", "fractrain", "slu"]
 Schedule = Literal["auto", "two-stage", "manual", "cyclic", "fixed", "gradient-noise", "constant"]
 Mixing = Literal["inputs", "outputs"]
-Saved = Literal["operands", "rounded", "codes"]
+Saved = Literal["operands", "rounded"]
 Attention = Literal["quantized", "float"]
 Torchao = Literal["torchao-int8", "torchao-float8"]
 Execution = Literal["simulate", "auto", Torchao]
@@ -44,7 +44,7 @@ Control = Literal["sign", "proportional", "integral", "multiplier"]
 BetaUnit = Literal["mean-option", "full-precision"]
 GateInit = Literal["linear", "he"]
 
-# The bits of a saved code, which is one byte.
+# The most bits of a code that products of codes multiply, which is one byte.
 CODE_BITS = 8
 
 # Share of skipped samples from which the gathered form of a block was measured to be faster (docs/execution.md).

@@ -69,8 +69,7 @@ class FracConfig:
         mixing: ``inputs``: each op runs once, with every sample's operands rounded at its own option. ``outputs``: each
             gated block runs once for every option and the results are mixed, as in the original code: a slow reference.
         saved: what quantized ops save of activations for backward. ``operands``: the float activation, which is rounded
-            again. ``rounded``: the rounded copy; quicker, more memory. ``codes``: one byte a value, which saves memory
-            if nothing else holds the activation (``static`` and ``pfq`` at up to 8 forward bits).
+            again. ``rounded``: the rounded copy; quicker under ``rounding="eager"``, more memory.
         attention: ``quantized``: fused attention (``scaled_dot_product_attention``) is opened into its two products,
             which get precisions like all others. ``float``: it stays one fused call in float; quicker, at a higher
             ``cp_total``. The paper's Transformer counts linear layers only, which needs ``float``.

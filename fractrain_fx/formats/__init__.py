@@ -6,14 +6,13 @@ from fractrain_fx.config import BLOCK_FORMATS, Recipe, usual_recipe
 from fractrain_fx.config.choices import GradientGrid
 from fractrain_fx.errors import ConfigError, near
 from fractrain_fx.formats.affine import AffineFormat
-from fractrain_fx.formats.base import CodedFormat, Format, Operand, ValueRange
+from fractrain_fx.formats.base import Format, Operand, ValueRange
 from fractrain_fx.formats.dorefa import DoReFaFormat
 from fractrain_fx.formats.microscaling import MicroscalingFormat
 from fractrain_fx.formats.wageubn import WageubnFormat
 
 __all__ = [
     "AffineFormat",
-    "CodedFormat",
     "DoReFaFormat",
     "Format",
     "MicroscalingFormat",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from jaxtyping import Float, Int
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fractrain_fx.formats.bits import of_options, work_dtype
 
-__all__ = ["Bits", "CodedFormat", "Format", "Operand", "SampleAxis", "ValueRange", "Values"]
+__all__ = ["Bits", "Format", "Operand", "SampleAxis", "ValueRange", "Values"]
 
 Bits = int | Int[Tensor, "*bits"]
 Values = Float[Tensor, "*dims"]
@@ -172,23 +172,4 @@ class Format(Protocol):
 
         ``seed`` fixes the noise. Without it, the noise is drawn from torch's default generator.
         """
-        ...
-
-
-@runtime_checkable
-class CodedFormat(Format, Protocol):
-    """A format whose activations at up to 8 bits fit one byte each."""
-
-    @abstractmethod
-    def activation_codes(
-        self, x: Values, bits: Int[Tensor, ""], within: ValueRange, *, out: Tensor | None = None
-    ) -> tuple[Int[Tensor, "*dims"], Values]:
-        """Level numbers (uint8) and the result of :meth:`activation`, at one width of 1 to 8 bits."""
-        ...
-
-    @abstractmethod
-    def activation_values(
-        self, codes: Int[Tensor, "*dims"], bits: Int[Tensor, ""], within: ValueRange, *, out: Tensor | None = None
-    ) -> Values:
-        """The rounded activation from its level numbers, bit for bit, in float32 or wider."""
         ...

@@ -35,7 +35,7 @@ def test_torchao_computes_at_eight_bits_only(execution: Any) -> None:
     config = FracConfig(method="static", execution=execution)
     assert config.torchao == execution and not config.dispatches and not config.lowers
     assert FracConfig.from_dict(config.to_dict()) == config
-    assert config.replace(saved="codes", attention="float", pins=(Pin("head", Precision(4, 4)),)).torchao
+    assert config.replace(saved="rounded", attention="float", pins=(Pin("head", Precision(4, 4)),)).torchao
     assert FracConfig(method="static", execution="auto").torchao is None
     for changes, message in (
         ({"method": "pfq"}, "which does not fit method 'pfq': write method='static'"),

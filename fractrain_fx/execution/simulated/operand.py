@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from fractrain_fx.config import Saved
-from fractrain_fx.errors import PassError
-from fractrain_fx.formats import CodedFormat, Format, ValueRange
+from fractrain_fx.formats import Format, ValueRange
 from fractrain_fx.formats.bits import readable
 from fractrain_fx.formats.scratch import scratch, scratch_holds
 from fractrain_fx.nn.batch_axis import BatchAxis
@@ -61,22 +60,13 @@ class Factor:
         """
         if not x.numel() or not self.saves_more(x):
             return self._round_for_now(x, rounds, slot), None
-        if self.weight or self.saves == "rounded":
-            rounded = self._round(x, rounds, None)
-            return rounded, None if rounded is x else rounded
-        if not isinstance(self.fmt, CodedFormat):
-            raise PassError(f"format {self.fmt.name!r} has no codes to save: write saved='operands' or saved='rounded'")
-        out = scratch(x, slot, matrices=self.matrices)
-        codes, rounded = self.fmt.activation_codes(x, *rounds, out=out)
-        return rounded, codes
+        rounded = self._round(x, rounds, None)
+        return rounded, None if rounded is x else rounded
 
     def again(self, x: Tensor | None, saved: Tensor | None, rounds: Rounds, slot: int) -> Tensor:
         """The rounded factor in backward."""
-        if saved is not None and saved.dtype != torch.uint8:
+        if saved is not None:
             return saved
-        if saved is not None and isinstance(self.fmt, CodedFormat):
-            out = scratch(saved, slot, matrices=self.matrices) if rounds.within.lo.dtype == torch.float32 else None
-            return self.fmt.activation_values(saved, *rounds, out=out)
         assert x is not None
         return self._round_for_now(x, rounds, slot)
 
@@ -99,9 +89,7 @@ class Factor:
 
     def saves_more(self, x: Tensor) -> bool:
         """Whether autograd keeps more of it than the operand."""
-        if self.weight:
-            return x.numel() <= _SMALL or self.saves == "rounded"
-        return self.saves != "operands"
+        return self.saves == "rounded" or (self.weight and x.numel() <= _SMALL)
 
     def _round_for_now(self, x: Tensor, rounds: Rounds, slot: int) -> Tensor:
         """The factor, rounded into memory that other ops reuse; or the copy that lies there from the same tensor."""

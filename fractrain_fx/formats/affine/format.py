@@ -14,14 +14,14 @@ from fractrain_fx.errors import InputError
 from fractrain_fx.formats.affine.gate_gradient import affine_gains
 from fractrain_fx.formats.affine.grid import modest
 from fractrain_fx.formats.affine.kernels import has_kernels, measure_compiled
-from fractrain_fx.formats.affine.rounding import decode_affine, encode_affine, round_affine, shifted_to_zero
-from fractrain_fx.formats.base import Bits, CodedFormat, SampleAxis, ValueRange, Values
+from fractrain_fx.formats.affine.rounding import round_affine, shifted_to_zero
+from fractrain_fx.formats.base import Bits, Format, SampleAxis, ValueRange, Values
 from fractrain_fx.formats.bits import as_bits, dense, once, readable, work_dtype
 
 __all__ = ["AffineFormat", "fake_quantize", "measure"]
 
 
-class AffineFormat(CodedFormat):
+class AffineFormat(Format):
     """One range for an activation, one for each output channel of a weight, and stochastic rounding of gradients.
 
     Args:
@@ -42,16 +42,6 @@ class AffineFormat(CodedFormat):
         if not x.numel():
             return x
         return round_affine(x, as_bits(bits, x), within, quick=True, compiled=self.compiled, out=out)
-
-    def activation_codes(
-        self, x: Values, bits: Int[Tensor, ""], within: ValueRange, *, out: Tensor | None = None
-    ) -> tuple[Int[Tensor, "*dims"], Values]:
-        return encode_affine(x, bits, within, compiled=self.compiled, out=out)
-
-    def activation_values(
-        self, codes: Int[Tensor, "*dims"], bits: Int[Tensor, ""], within: ValueRange, *, out: Tensor | None = None
-    ) -> Values:
-        return decode_affine(codes, bits, within, compiled=self.compiled, out=out)
 
     def activation_gains(
         self, x: Float[Tensor, "batch ..."], g: Float[Tensor, "batch ..."], bits: Sequence[int], within: ValueRange

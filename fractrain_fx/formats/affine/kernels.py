@@ -122,8 +122,8 @@ def encode_compiled(
         x: values.
         bits: as :func:`round_compiled` takes them.
         within: the range, one for all values or one for each channel.
-        codes: memory of the shape of ``x``. In uint8, codes are the numbers of levels; in int8 and int16, those minus
-            ``2^(bits - 1)``. The codes for 0 and 32 bits mean nothing.
+        codes: memory of the shape of ``x``, in int8 or int16, for the numbers of levels minus ``2^(bits - 1)``. The
+            codes for 0 and 32 bits mean nothing.
         values: memory for the values, or ``None``; may be ``x``.
         stochastic: add noise before rounding.
         seed: the noise's seed.

@@ -15,7 +15,7 @@ from fractrain_fx.formats.base import ValueRange
 from fractrain_fx.formats.bits import highest_level, is_rounded, once, readable, unrounded
 from fractrain_fx.formats.noise import dither
 
-__all__ = ["code_ends", "codes_affine", "decode_affine", "encode_affine", "round_affine", "shifted_to_zero"]
+__all__ = ["code_ends", "codes_affine", "round_affine", "shifted_to_zero"]
 
 # Samples of at least this many values are rounded one after the other: one width takes fewer passes than several.
 _LARGE_SAMPLE = 1 << 15
@@ -108,8 +108,8 @@ def codes_affine(
         x: values of the type of the range, not empty.
         bits: as :func:`round_affine` takes them, like all arguments that are not explained here.
         within: the range.
-        dtype: type of the codes. uint8: the numbers of levels, of at most 8 bits. int8 and int16: those minus
-            ``2^(bits - 1)``. The codes for 0 and 32 bits mean nothing.
+        dtype: type of the codes, int8 or int16: the numbers of levels minus ``2^(bits - 1)``. The codes for 0 and 32
+            bits mean nothing.
         stochastic: add noise before rounding.
         seed: the noise's seed.
         compiled: use the C++ kernel if it takes the values.
@@ -131,7 +131,7 @@ def codes_affine(
             grid.levels(x[place], None if noise is None else noise[place], q[place])
     else:
         q = _levels(x, bits, within, _scale(bits, within), stochastic, seed)
-    codes = (q if dtype == torch.uint8 else q - _middle(bits)).to(dtype)
+    codes = (q - _middle(bits)).to(dtype)
     if not values:
         return codes, None
     found = _values(q, bits, within, compiled=compiled)
@@ -155,30 +155,6 @@ def _values(q: Tensor, bits: Tensor, within: ValueRange, *, compiled: bool = Fal
         part = q[place]
         grid.values(part, out=part)
     return q
-
-
-def encode_affine(
-    x: Tensor,
-    bits: Tensor,
-    within: ValueRange,
-    *,
-    compiled: bool = False,
-    out: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Level numbers (uint8) and the values of :func:`round_affine` with ``quick=True``, at one width of 1 to 8 bits."""
-    dtype = within.lo.dtype
-    work, out = (x, out) if x.dtype == dtype else (copied := x.to(dtype), copied)
-    codes, values = codes_affine(work, bits, within, dtype=torch.uint8, compiled=compiled, values=True, out=out)
-    assert values is not None
-    return codes, values.to(x.dtype)
-
-
-def decode_affine(
-    codes: Tensor, bits: Tensor, within: ValueRange, *, compiled: bool = False, out: Tensor | None = None
-) -> Tensor:
-    """The values of level numbers, in the type of the range, bit for bit as :func:`encode_affine` gave them."""
-    q = codes.to(within.lo.dtype) if out is None else out.copy_(codes)
-    return _values(q, bits, within, compiled=compiled)
 
 
 def _large_samples(bits: Tensor, x: Tensor) -> bool:

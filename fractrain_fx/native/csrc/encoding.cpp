@@ -27,8 +27,7 @@ void encode_run(const float* x, Code* codes, float* out, int64_t count, const Gr
     }
     return;
   }
-  constexpr float kMiddle = std::is_signed_v<Code> ? 0.5f : 0.0f;
-  const float lo = grid.lo, scale = grid.scale, top = grid.top, middle = (top + 1.0f) * kMiddle;
+  const float lo = grid.lo, scale = grid.scale, top = grid.top, middle = (top + 1.0f) * 0.5f;
   in_parts(count, [=](int64_t first, int32_t part) {
     const float* from = x + first;
     Code* code = codes + first;
@@ -63,7 +62,7 @@ void encode_plane(char** data, const int64_t* strides, int64_t columns, int64_t 
 }
 
 // Writes the codes of the values that round_affine gives, and those values too if `values` is there. Both have the
-// sizes of `given`. Unsigned codes are the numbers of levels, signed codes those minus 2^(bits-1).
+// sizes of `given`. Codes are the numbers of levels minus 2^(bits-1).
 int64_t encode(const Tensor& given, const Tensor& bits, const Tensor& lo, const Tensor& span,
                std::optional<int64_t> seed, bool inside, bool erase, Tensor& codes,
                const std::optional<Tensor>& values) {
@@ -97,14 +96,7 @@ int64_t encode(const Tensor& given, const Tensor& bits, const Tensor& lo, const 
       });
     };
     const auto with = [&](auto code) { values ? run(Yes{}, code) : run(No{}, code); };
-    switch (codes.scalar_type()) {
-      case at::kShort:
-        return with(int16_t());
-      case at::kChar:
-        return with(int8_t());
-      default:
-        return with(uint8_t());
-    }
+    return codes.scalar_type() == at::kShort ? with(int16_t()) : with(int8_t());
   });
   return kRounded;
 }

@@ -8,7 +8,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from fractrain_fx.config import CODE_BITS, Saved
+from fractrain_fx.config import Saved
 from fractrain_fx.errors import PassError
 from fractrain_fx.execution.blocks.dispatched_block import DispatchedBlock
 from fractrain_fx.execution.fused_op import FusedOp
@@ -157,8 +157,6 @@ def _fuse(graph_module: GraphModule, node: Node, shared: _Shared, saved: Saved) 
     ends = [shared.range(each, op.name) if facts(each).role == "input" else None for each in factors]
     path = f"fused.{str(gradient.target).split('.')[-2]}"
     bound = arithmetic.bind(node.args, node.kwargs)
-    if saved == "codes" and op.precision.precision is not None and op.precision.precision.fw > CODE_BITS:
-        saved = "operands"
     insert_module(graph_module, path, lambda: FusedOp(arithmetic, bound.static, *quantizers, saved))
     given = [each.args[1] for each in (*factors, gradient)]
     choice = next((each for each in given if isinstance(each, Node) and facts(each).role == "choice"), None)

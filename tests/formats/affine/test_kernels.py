@@ -258,17 +258,6 @@ def test_a_bad_value_shows(bad: float) -> None:
     assert elsewhere.isnan().nonzero().tolist() == [[2, 5]]
 
 
-def test_levels_and_codes_are_those_of_the_values() -> None:
-    x, bits = torch.randn(5, 300), torch.tensor(5)
-    fmt = AffineFormat(compiled=True)
-    lo, span, _ = fmt.activation_range(x)
-    for inside, width in ((True, span), (False, span / 2)):
-        rounded = fmt.activation(x, bits, ValueRange(lo, width, inside))
-        codes, values = fmt.activation_codes(x, bits, ValueRange(lo, width, inside))
-        assert torch.equal(values, rounded) and codes.dtype == torch.uint8
-        assert torch.equal(fmt.activation_values(codes, bits, ValueRange(lo, width, inside)), rounded)
-
-
 @pytest.mark.parametrize("method", ["pfq", "dfq"])
 def test_a_step_is_that_of_the_eager_form(method: str) -> None:
     torch.manual_seed(0)

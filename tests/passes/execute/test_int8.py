@@ -91,7 +91,6 @@ def _trained(steps: int = 12, **options: Any) -> tuple[FracModel, list[float], l
     [
         {"method": "pfq"},
         {"method": "static", "precision": Precision(8, 16)},
-        {"method": "static", "precision": Precision(8, 8), "saved": "codes"},
         {"method": "fractrain", "skipping": "masked"},
         {"method": "fractrain", "skip_threshold": 0.0},
         {"method": "pfq", "rounding": "compiled"},
