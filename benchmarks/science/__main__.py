@@ -11,7 +11,10 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.science.folder import LOCKED, finished, fix_choices, is_done, train
 from benchmarks.science.grid import GRIDS, Run, runs_of
@@ -20,11 +23,43 @@ from benchmarks.science.records import merge_records, read_records
 from benchmarks.science.runner import Place, work_off
 from fractrain_fx.training.log.records import METRICS
 
-RUNS, RESULTS, PAGE = Path("runs/science"), Path("docs/results/science.jsonl"), Path("docs/results.md")
+
+@dataclass(frozen=True)
+class Home:
+    """A set of trainings with a page of its own.
+
+    Attributes:
+        words: what the command does.
+        program: its name.
+        runs: folder of the runs' folders.
+        results: a line for each finished run.
+        page: the page that is made of them.
+        write_page: makes it, from its path, that of the results and the results.
+        grids: the grids that are meant where no grid and no task is given.
+    """
+
+    words: str | None
+    program: str
+    runs: Path
+    results: Path
+    page: Path
+    write_page: Callable[[Path, Path, Sequence[dict[str, Any]]], None]
+    grids: tuple[str, ...] = ()
 
 
-def main(argv: list[str] | None = None) -> int:
-    options = _parser().parse_args(argv)
+SCIENCE = Home(
+    words=__doc__,
+    program="python -m benchmarks.science",
+    runs=Path("runs/science"),
+    results=Path("docs/results/science.jsonl"),
+    page=Path("docs/results.md"),
+    write_page=write_page,
+)
+
+
+def main(argv: list[str] | None = None, home: Home = SCIENCE) -> int:
+    options = _parser(home).parse_args(argv)
+    options.home = home
     if options.command == "train":
         run = Run(options.task, options.method, options.setting, options.epochs, options.seed)
         return 0 if train(run, options.runs / run.name, options.data_dir) else LOCKED
@@ -45,20 +80,21 @@ def main(argv: list[str] | None = None) -> int:
     if options.command in ("collect", "fixed"):
         _collect(options, f"all finished runs of {options.runs}")
     else:
-        write_page(options.page, options.results, read_records(options.results))
+        home.write_page(options.page, options.results, read_records(options.results))
     return 0
 
 
 def _collect(options: argparse.Namespace, what: str) -> None:
     """Add finished runs to the results, and print them."""
     merge_records(options.results, finished(options.runs))
-    write_page(options.page, options.results, read_records(options.results))
+    options.home.write_page(options.page, options.results, read_records(options.results))
     print(f"collected: {what}", flush=True)
 
 
 def _chosen(options: argparse.Namespace) -> list[Run]:
     """The runs of the grids and axes that were given; a mistake in one of them shows before the first run starts."""
-    runs = [run for grid in options.grid for run in GRIDS[grid]]
+    grids = options.grid or (() if options.task else options.home.grids)
+    runs = [run for grid in grids for run in GRIDS[grid]]
     if options.task:
         runs += runs_of(options.task, options.method, options.setting, options.epochs, options.seed)
     for run in runs:
@@ -75,16 +111,16 @@ def _progress(run: Run, runs: Path) -> str:
     return f"{epochs} of {run.epochs}" if folder.is_dir() else "not begun"
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.science", description=__doc__)
+def _parser(home: Home) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=home.program, description=home.words)
     commands = parser.add_subparsers(dest="command", required=True)
     for name in ("run", "list", "collect", "fixed", "page", "train"):
         command = commands.add_parser(name)
-        command.add_argument("--runs", type=Path, default=RUNS, help="folder of the runs' folders")
-        command.add_argument("--results", type=Path, default=RESULTS, help="a line for each finished run")
-        command.add_argument("--page", type=Path, default=PAGE)
+        command.add_argument("--runs", type=Path, default=home.runs, help="folder of the runs' folders")
+        command.add_argument("--results", type=Path, default=home.results, help="a line for each finished run")
+        command.add_argument("--page", type=Path, default=home.page)
         if name in ("run", "list"):
-            command.add_argument("--grid", nargs="+", choices=GRIDS, default=[])
+            command.add_argument("--grid", nargs="+", choices=GRIDS, default=[], help=" ".join(home.grids) or None)
             command.add_argument("--task", nargs="+", default=[])
             command.add_argument("--method", nargs="+", default=["fractrain"])
             command.add_argument("--setting", nargs="+", default=["default"], help="names, joined by + for several")

@@ -17,8 +17,8 @@ __all__ = ["write_figures"]
 _SIZE = {"width": 620, "height": 340}
 
 
-def write_figures(folder: Path, task: str, groups: Sequence[Group]) -> list[tuple[Path, str]]:
-    """Write the figures of a task as SVG; returns each with a description."""
+def write_figures(folder: Path, task: str, groups: Sequence[Group], prefix: str = "science") -> list[tuple[Path, str]]:
+    """Write the figures of a task as SVG, in files whose names begin alike; returns each with a description."""
     metric = groups[0].records[0]["metric"]
     longest = max(group.epochs for group in groups)
     written = []
@@ -26,7 +26,7 @@ def write_figures(folder: Path, task: str, groups: Sequence[Group]) -> list[tupl
         ("cost", _costs(groups, metric), f"test {metric} at the end of a training against its whole cost"),
         ("epoch", _epochs([each for each in groups if each.epochs == longest], metric), f"test {metric} by epoch"),
     ):
-        path = folder / f"science-{task}-{name}.svg"
+        path = folder / f"{prefix}-{task}-{name}.svg"
         path.write_text(vl_convert.vegalite_to_svg(chart.to_dict(), config=vega_config("light")), encoding="utf-8")
         written.append((path, f"{task}: {words}"))
     return written

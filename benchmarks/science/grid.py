@@ -10,6 +10,7 @@ from typing import Any
 from fractrain_fx.config import AUTHORS_OPTIONS, DFQ_OPTIONS
 from fractrain_fx.errors import ConfigError, near
 from fractrain_fx.training import RunSettings
+from fractrain_fx.zoo.formats import FORMAT_RECIPES
 
 __all__ = ["GRIDS", "METHODS", "SETTINGS", "TASKS", "Run", "runs_of"]
 
@@ -25,12 +26,29 @@ TASKS: dict[str, Settings] = {
     "digits-tiny": {"model": "zoo:resnet20", "data": "digits", "image_size": 8, "batch_size": 32, "subset": 96},
     # 4 epochs of tiny-shakespeare are 1,960 steps; the rate rises over the first 100.
     "characters": {"model": "hf:gpt2", "data": "characters", "batch_size": 32, "lr": 2e-3, "warm_up": 0.05},
+    # Short runs to compare number formats. An epoch is a window of 30 steps, so that stages can change in between.
+    "characters-short": {
+        **{"model": "hf:gpt2", "data": "characters", "batch_size": 16, "epoch_steps": 30, "test_subset": 128},
+        **{"lr": 2e-3, "warm_up": 0.05},
+    },
+    "resnet20-short": {
+        **{"model": "zoo:resnet20", "data": "cifar10", "image_size": 16, "batch_size": 64},
+        **{"subset": 2048, "test_subset": 2000},
+    },
     "pydoc": {"model": "hf:gpt2", "data": "pydoc", "subset": 512, "test_subset": 256, "batch_size": 32},
 }
 
 # Stages of equal length: with 20 epochs Algorithm 1 would see too few losses.
 _STAGED = {"schedule": "manual", "rounding": "compiled"}
 _GATED = _STAGED | {"weight_bits": 4}
+
+
+def _raised(few: int, many: int) -> Settings:
+    """MXFP4 and then MXFP8, in parts of the run."""
+    bits = ",".join(["4"] * few + ["8"] * many)
+    return {"method": "pfq", "schedule": "manual", "format": "mx", "stages": f"FW({bits})/BW({bits})"}
+
+
 METHODS: dict[str, Settings] = {
     "float": {"method": "float"},
     "static": {"method": "static", "precision": "FW-8/BW-8", "rounding": "compiled"},
@@ -40,6 +58,21 @@ METHODS: dict[str, Settings] = {
     "slu": {"method": "slu", "schedule": "manual"},
     "dorefa": {"method": "static", "precision": "FW-8/BW-8", "format": "dorefa"},
     "wageubn": {"method": "static", "precision": "FW-8/BW-8", "format": "wageubn"},
+    "bf16": {"method": "static", "precision": "FW-16/BW-16", "format": "mx"},
+    **{
+        name: {
+            "method": "static",
+            "precision": str(each.precision),
+            "format": each.recipe.format,
+            "format_recipe": name,
+        }
+        for name, each in FORMAT_RECIPES.items()
+    },
+    # MXFP4, then MXFP8: from a share of the run on, or when the loss flattens.
+    "mxfp4-50-mxfp8": _raised(1, 1),
+    "mxfp4-75-mxfp8": _raised(3, 1),
+    "mxfp4-90-mxfp8": _raised(9, 1),
+    "mxfp4-auto-mxfp8": {"method": "pfq", "format": "mx", "stages": "FW(4,8)/BW(4,8)"},
 }
 
 # Each setting changes one thing. Several are joined by "+".
@@ -163,6 +196,15 @@ GRIDS: dict[str, list[Run]] = {
         *runs_of(["characters"], ["pfq"], ["default", "stages-to-16", "stages-to-16+linear-only"], epochs=[4]),
         *runs_of(["characters"], ["fractrain"], ["steered", "steered+cp-2-to-4.5"], epochs=[4]),
     ],
+    "formats": [
+        *runs_of(["characters-short"], ["float", "bf16", *FORMAT_RECIPES], epochs=[20]),
+        *runs_of(["resnet20-short"], ["float", "bf16", *FORMAT_RECIPES], epochs=[6]),
+    ],
+    "raise": runs_of(
+        ["characters-short"],
+        ["bf16", "mxfp8", "mxfp4", *(f"mxfp4-{share}-mxfp8" for share in (50, 75, 90, "auto"))],
+        epochs=[20],
+    ),
     "larger": runs_of(["resnet38"], ["static"]) + runs_of(["resnet38"], ["fractrain"], [_HIGH]),
 }
 """In the order of their worth."""

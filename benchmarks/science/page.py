@@ -15,7 +15,7 @@ from benchmarks.science.findings import findings
 from benchmarks.science.grid import METHODS, SETTINGS, TASKS
 from benchmarks.science.records import Group, Record, cp_error, groups_of, static_at
 
-__all__ = ["write_page"]
+__all__ = ["difference", "made_with", "mean_and_range", "signed", "write_page"]
 
 _HEAD = (
     *("method", "setting", "epochs", "seeds", "last", "best", "to static", "MACs", "of static's", "cp off target"),
@@ -41,6 +41,9 @@ _COLUMNS = """## How to read the tables
 """
 
 
+_COMMAND = "python -m benchmarks.science run --grid main cost language --data-dir DIR"
+
+
 def write_page(page: Path, results: Path, records: Sequence[Record]) -> None:
     """Write the page, and its figures beside the results."""
     place = results.relative_to(page.parent) if results.is_relative_to(page.parent) else results
@@ -60,7 +63,7 @@ def write_page(page: Path, results: Path, records: Sequence[Record]) -> None:
         if equal:
             parts += ["### At equal cost", equal]
     columns = _COLUMNS.format(metric=" or ".join(metrics) or "accuracy")
-    parts += [columns, _settings_words(groups), _made_with(records)]
+    parts += [columns, _settings_words(groups), made_with(records, _COMMAND)]
     page.write_text("\n\n".join(part.strip() for part in parts if part) + "\n", encoding="utf-8")
 
 
@@ -90,27 +93,32 @@ def _table(groups: Sequence[Group]) -> str:
                 group.setting,
                 str(group.epochs),
                 str(len(group.records)),
-                _spread(group.values("value")),
-                _spread(group.values("best")),
-                _difference(group, base),
+                mean_and_range(group.values("value")),
+                mean_and_range(group.values("best")),
+                signed(difference(group, base), group.records[0]["metric"]),
                 f"{macs:.3e}",
                 share,
                 f"{100 * max(errors):.1f} %" if errors else "",
-                _spread(group.at_end("mutual_information")),
-                _spread(group.at_end("configurations"), 0),
+                mean_and_range(group.at_end("mutual_information")),
+                mean_and_range(group.at_end("configurations"), 0),
             )
         )
     return markdown_table(_HEAD, rows, text_columns=2)
 
 
-def _difference(group: Group, static: Group | None) -> str:
-    """The mean last value less that of static training; perplexities are compared as losses."""
-    if static is None or static is group:
-        return ""
-    own, others = group.values("value"), static.values("value")
+def difference(group: Group, base: Group | None) -> float | None:
+    """The mean last value less that of other runs, ``None`` for these; perplexities are compared as losses."""
+    if base is None or base is group:
+        return None
+    own, others = group.values("value"), base.values("value")
     if group.records[0]["metric"] == "perplexity":
-        return f"{statistics.mean(map(math.log, own)) - statistics.mean(map(math.log, others)):+.3f}"
-    return f"{statistics.mean(own) - statistics.mean(others):+.2f}"
+        own, others = ([math.log(value) for value in values] for values in (own, others))
+    return statistics.mean(own) - statistics.mean(others)
+
+
+def signed(value: float | None, metric: str) -> str:
+    """A difference in nats for perplexities and in points for accuracies; empty for ``None``."""
+    return "" if value is None else f"{value:+.{3 if metric == 'perplexity' else 2}f}"
 
 
 def _equal_cost(groups: Sequence[Group]) -> str:
@@ -136,7 +144,7 @@ def _fixed(groups: Sequence[Group]) -> str:
         tests = [record["fixed"] for record in group.records if record.get("fixed")]
         if tests:
             names = ("value", "shuffled_value", "fixed_value")
-            values = [_spread([test[name] for test in tests]) for name in names]
+            values = [mean_and_range([test[name] for test in tests]) for name in names]
             cps = (100 * statistics.mean(test[name] for test in tests) for name in ("cp", "fixed_cp"))
             costs = (f"{cp:.2f} %" for cp in cps)
             rows.append((group.method, group.setting, str(group.epochs), *values, *costs))
@@ -170,13 +178,14 @@ def _plain(value: Any) -> str:
     return f"[{', '.join(map(str, value))}]" if isinstance(value, list) else str(value)
 
 
-def _made_with(records: Sequence[Record]) -> str:
+def made_with(records: Sequence[Record], command: str) -> str:
+    """The command that makes the results, and the machines that made them."""
     machines = _distinct(machine_words(record["made_with"]) for record in records)
-    commands = "python -m benchmarks.science run --grid main cost language --data-dir DIR"
-    return "\n\n".join(["## How they were made", f"```bash\n{commands}\n```", *machines])
+    return "\n\n".join(["## How they were made", f"```bash\n{command}\n```", *machines])
 
 
-def _spread(values: Sequence[float], digits: int = 2) -> str:
+def mean_and_range(values: Sequence[float], digits: int = 2) -> str:
+    """The mean, with the lowest and highest in brackets; empty without values."""
     if not values:
         return ""
     mean = f"{statistics.mean(values):.{digits}f}"

@@ -1,0 +1,127 @@
+"""docs/format-results.md, made of docs/results/formats.jsonl: what each recipe reaches for its cost, and the raise."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.page import markdown_table
+from benchmarks.science.figures import write_figures
+from benchmarks.science.grid import METHODS, TASKS
+from benchmarks.science.page import difference, made_with, mean_and_range, signed
+from benchmarks.science.records import Group, Record, groups_of
+from fractrain_fx.config import SCALE_BITS
+from fractrain_fx.zoo.formats import FORMAT_RECIPES
+
+__all__ = ["verdict", "write_page"]
+
+_INTRO = """# Number formats side by side
+
+Short trainings of one small model in every [recipe](format-recipes.md), on a CPU. They are too short and too small to
+rank formats for large models; they show that every recipe trains, what it costs, and whether raising the bits in the
+middle of a run pays. Nothing on this page is typed in: `python -m benchmarks.formats page` writes it from
+[the results]({results}), a line for each run.
+
+- **last**: test {metric} at the end; over several seeds the mean, with the lowest and highest in brackets.
+- **to mxfp8**: the mean of last, less that of `mxfp8`: in points, or for language in nats (less is better).
+- **MACs**: cost of the whole training in full-precision multiply-accumulates. It counts the bits of elements and all
+  float layers, not the bits of **scales**.
+- **raised after**: share of the run after which the bits went up.
+"""
+_HEAD = ("recipe", "bits", "scales", "seeds", "last", "to mxfp8", "MACs", "of mxfp8's", "raised after")
+_WITHIN = 0.01  # nats
+_AUTO = "mxfp4-auto-mxfp8"
+_COMMAND = "python -m benchmarks.formats run --data-dir DIR"
+
+
+def write_page(page: Path, results: Path, records: Sequence[Record]) -> None:
+    """Write the page, and its figures beside the results."""
+    place = results.relative_to(page.parent) if results.is_relative_to(page.parent) else results
+    groups = groups_of(records)
+    metrics = sorted({record["metric"] for record in records})
+    parts = [_INTRO.format(results=place, metric=" or ".join(metrics) or "accuracy")]
+    for task in (name for name in TASKS if any(group.task == name for group in groups)):
+        mine = sorted((group for group in groups if group.task == task), key=_order)
+        loop = ", ".join(f"`{name}` {value}" for name, value in TASKS[task].items())
+        parts += [f"## {task}", f"{loop}, {_lengths(mine)}.", _table(mine), verdict(mine)]
+        figures = write_figures(results.parent, task, mine, "formats")
+        parts += [f"![{words}]({place.parent / path.name})" for path, words in figures]
+    parts.append(made_with(records, _COMMAND))
+    page.write_text("\n\n".join(part.strip() for part in parts if part) + "\n", encoding="utf-8")
+
+
+def verdict(groups: Sequence[Group]) -> str:
+    """Whether the automatic raise reaches the loss of ``mxfp8`` for no more than the cheapest switch by hand that does.
+
+    Empty where the runs for it are missing.
+    """
+    named = {group.method: group for group in groups}
+    base, auto = named.get("mxfp8"), named.get(_AUTO)
+    by_hand = [group for name, group in named.items() if name.endswith("-mxfp8") and name != _AUTO]
+    if base is None or auto is None or not by_hand or auto.records[0]["metric"] != "perplexity":
+        return ""
+    gap = {group.method: difference(group, base) or 0.0 for group in (auto, *by_hand)}
+    cost = {group.method: statistics.mean(group.values("total_macs")) for group in (base, auto, *by_hand)}
+    share = {name: f"{100 * each / cost['mxfp8']:.0f} %" for name, each in cost.items()}
+    near = sorted((group.method for group in by_hand if gap[group.method] <= _WITHIN), key=cost.__getitem__)
+    own = f"The automatic raise ends {gap[_AUTO]:+.3f} nats from MXFP8 throughout, for {share[_AUTO]} of its cost."
+    if near:
+        best = near[0]
+        others = f"The cheapest switch by hand within {_WITHIN} nats is `{best}`: {gap[best]:+.3f}, {share[best]}."
+    else:
+        best = min((group.method for group in by_hand), key=gap.__getitem__)
+        others = f"No switch by hand ends within {_WITHIN} nats; the best is `{best}`: {gap[best]:+.3f}, {share[best]}."
+    if gap[_AUTO] > _WITHIN:
+        claim = f"The raise does not reach MXFP8's loss within {_WITHIN} nats here."
+    elif not near:
+        claim = "The raise reaches MXFP8's loss, and no switch by hand does."
+    elif cost[_AUTO] <= cost[best]:
+        claim = "The raise reaches MXFP8's loss for no more than the best switch by hand."
+    else:
+        claim = "The raise reaches MXFP8's loss, but costs more than the best switch by hand."
+    return f"### The raise\n\n{own} {others} **{claim}**"
+
+
+def _order(group: Group) -> tuple[Any, ...]:
+    return list(METHODS).index(group.method), -group.epochs
+
+
+def _lengths(groups: Sequence[Group]) -> str:
+    return " and ".join(f"{length} epochs" for length in sorted({group.epochs for group in groups}))
+
+
+def _table(groups: Sequence[Group]) -> str:
+    bases = {group.epochs: group for group in groups if group.method == "mxfp8"}
+    rows = []
+    for group in groups:
+        macs, base = statistics.mean(group.values("total_macs")), bases.get(group.epochs)
+        values = group.records[0]["values"]
+        raised = [each for each in map(_raised_after, group.records) if each is not None]
+        rows.append(
+            (
+                group.method,
+                str(values.get("precision", values.get("stages", "float"))),
+                _scales(group.method, values),
+                str(len(group.records)),
+                mean_and_range(group.values("value")),
+                signed(difference(group, base), group.records[0]["metric"]),
+                f"{macs:.3e}",
+                f"{100 * macs / statistics.mean(base.values('total_macs')):.0f} %" if base else "",
+                f"{100 * statistics.mean(raised):.0f} %" if raised else "",
+            )
+        )
+    return markdown_table(_HEAD, rows, text_columns=3)
+
+
+def _scales(method: str, values: dict[str, Any]) -> str:
+    if method in FORMAT_RECIPES:
+        return FORMAT_RECIPES[method].scales
+    return "" if values.get("precision") == "FW-16/BW-16" else SCALE_BITS.get(values.get("format", ""), "")
+
+
+def _raised_after(record: Record) -> float | None:
+    """The share of a run's epochs before its bits went up."""
+    levels = [point["level"] for point in record["points"]]
+    return None if len(set(levels)) == 1 else sum(level == levels[0] for level in levels) / len(levels)
