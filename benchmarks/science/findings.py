@@ -7,7 +7,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from benchmarks.science.records import Group, static_at
+from benchmarks.science.records import Group, gap, static_at
 
 __all__ = ["findings"]
 
@@ -29,9 +29,9 @@ def _at_equal_epochs(groups: Sequence[Group], static: Sequence[Group]) -> Iterat
             continue
         group, base = max(both, key=lambda pair: pair[0].epochs)
         share = 100 * _mean(group, "total_macs") / _mean(base, "total_macs")
-        gap = _gap(group, _mean(base, "value"))
+        distance = _beside(group, _mean(base, "value"))
         yield (
-            f"**{method}** ({setting}) after {group.epochs} epochs: {_shown(group)}, {gap} static FW-8/BW-8, "
+            f"**{method}** ({setting}) after {group.epochs} epochs: {_shown(group)}, {distance} static FW-8/BW-8, "
             f"at {share:.0f} % of its cost ({_seeds(group)}; static: {_seeds(base)})."
         )
 
@@ -40,13 +40,14 @@ def _at_equal_cost(groups: Sequence[Group], static: Sequence[Group]) -> Iterator
     for method, setting in _main_settings(groups):
         mine = [group for group in groups if (group.method, group.setting) == (method, setting)]
         found = [(group, static_at(_mean(group, "total_macs"), static)) for group in mine]
-        gaps = [
-            f"{_gap(group, same)} ({_mean(group, 'total_macs'):.1e} MACs)"
+        distances = [
+            f"{_beside(group, same)} ({_mean(group, 'total_macs'):.1e} MACs)"
             for group, same in sorted(found, key=lambda pair: pair[0].epochs)
             if same is not None
         ]
-        if gaps:
-            yield f"**{method}** ({setting}) beside static training as a whole of the same cost: {', '.join(gaps)}."
+        if distances:
+            same_cost = f"**{method}** ({setting}) beside static training as a whole of the same cost"
+            yield f"{same_cost}: {', '.join(distances)}."
 
 
 def _by_input(groups: Sequence[Group]) -> Iterator[str]:
@@ -79,13 +80,12 @@ def _main_settings(groups: Sequence[Group]) -> list[tuple[str, str]]:
     return [(method, counts.most_common(1)[0][0]) for method, counts in runs.items() if method != "static"]
 
 
-def _gap(group: Group, other: float) -> str:
+def _beside(group: Group, other: float) -> str:
     """How far a group is from another value, in words."""
-    own = _mean(group, "value")
+    far = gap(group, other)
     if group.records[0]["metric"] == "perplexity":
-        nats = math.log(own) - math.log(other)
-        return f"{abs(nats):.3f} nats {'worse' if nats > 0 else 'better'} than"
-    return f"{abs(own - other):.2f} points {'above' if own > other else 'below'}"
+        return f"{abs(far):.3f} nats {'worse' if far > 0 else 'better'} than"
+    return f"{abs(far):.2f} points {'above' if far > 0 else 'below'}"
 
 
 def _shown(group: Group) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from benchmarks.records import machine_words
 from benchmarks.science.figures import write_figures
 from benchmarks.science.findings import findings
 from benchmarks.science.grid import METHODS, SETTINGS, TASKS
-from benchmarks.science.records import Group, Record, cp_error, groups_of, static_at
+from benchmarks.science.records import Group, Record, cp_error, gap, groups_of, static_at
 
 __all__ = ["difference", "made_with", "mean_and_range", "signed", "write_page"]
 
@@ -107,13 +106,8 @@ def _table(groups: Sequence[Group]) -> str:
 
 
 def difference(group: Group, base: Group | None) -> float | None:
-    """The mean last value less that of other runs, ``None`` for these; perplexities are compared as losses."""
-    if base is None or base is group:
-        return None
-    own, others = group.values("value"), base.values("value")
-    if group.records[0]["metric"] == "perplexity":
-        own, others = ([math.log(value) for value in values] for values in (own, others))
-    return statistics.mean(own) - statistics.mean(others)
+    """The mean last value less that of other runs, ``None`` for these."""
+    return None if base is None or base is group else gap(group, statistics.mean(base.values("value")))
 
 
 def signed(value: float | None, metric: str) -> str:

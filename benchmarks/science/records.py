@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +13,7 @@ from filelock import FileLock
 
 from fractrain_fx.durable import write_text
 
-__all__ = ["Group", "cp_error", "groups_of", "key_of", "merge_records", "read_records", "static_at"]
+__all__ = ["Group", "cp_error", "gap", "groups_of", "key_of", "merge_records", "read_records", "static_at"]
 
 Record = dict[str, Any]
 _AXES = ("task", "method", "setting", "epochs", "seed")
@@ -85,6 +86,12 @@ def static_at(macs: float, groups: Sequence[Group]) -> float | None:
         if low <= macs <= high:
             return worse + (better - worse) * (macs - low) / (high - low)
     return None
+
+
+def gap(group: Group, other: float) -> float:
+    """The mean last value of a group less another one; perplexities are compared as losses."""
+    own = _mean(group.values("value"))
+    return math.log(own / other) if group.records[0]["metric"] == "perplexity" else own - other
 
 
 def _mean(values: Sequence[float]) -> float:
