@@ -36,6 +36,7 @@ def check_config(config: FracConfig) -> None:
         raise ConfigError(f"recordings={config.recordings} must be at least 1: a model is recorded once")
     _check_gradient_grid(config)
     check_recipe(config)
+    _check_per_product(config)
     _check_steering(config)
     for name, low, high in (("epsilon", 0, None), ("alpha", 0, 1), ("keep", 0, 1)):
         value = getattr(config, name)
@@ -131,6 +132,23 @@ def _check_gradient_grid(config: FracConfig) -> None:
         )
 
 
+def _check_per_product(config: FracConfig) -> None:
+    if (config.method == "float" and config.ranges == "tensor") or not config.per_product:
+        return
+    cause = f"format={config.format!r}" if config.ranges == "tensor" else f"ranges={config.ranges!r}"
+    if config.ranges != "tensor" and (config.method in ("float", "slu") or config.format != "affine"):
+        raise ConfigError(
+            f"{cause} changes nothing for method {config.method!r} with format {config.format!r}: it gives format "
+            "'affine' finer ranges. Write ranges='tensor'"
+        )
+    for name, usual in (("saved", "operands"), ("mixing", "inputs"), ("rounding", "eager")):
+        if getattr(config, name) != usual:
+            raise ConfigError(
+                f"{name}={getattr(config, name)!r} does not go with {cause}, which rounds operands anew for each "
+                f"product: write {name}={usual!r}"
+            )
+
+
 def _check_steering(config: FracConfig) -> None:
     if config.saturate_targets and not (config.gated and config.targets is not None):
         raise ConfigError(
@@ -193,6 +211,11 @@ def _check_torchao(config: FracConfig) -> None:
         raise ConfigError(
             f"execution={config.execution!r} computes linear layers in torchao's number format, not in format "
             f"{config.format!r}: write format='affine', or execution='simulate'"
+        )
+    if config.ranges != "tensor":
+        raise ConfigError(
+            f"execution={config.execution!r} has torchao's own ranges, not ranges={config.ranges!r}: write "
+            "ranges='tensor', or execution='simulate'"
         )
     if config.mixing == "outputs":
         raise ConfigError(

@@ -21,6 +21,7 @@ __all__ = [
     "Kernels",
     "Method",
     "Mixing",
+    "Ranges",
     "Rounding",
     "Saved",
     "Schedule",
@@ -40,6 +41,7 @@ Kernels = Literal["auto", "float", "int8"]
 Rounding = Literal["eager", "compiled"]
 Indicator = Literal["task", "total"]
 GradientGrid = Literal["range", "zero"]
+Ranges = Literal["tensor", "head", "row"]
 Control = Literal["sign", "proportional", "integral", "multiplier"]
 BetaUnit = Literal["mean-option", "full-precision"]
 GateInit = Literal["linear", "he"]
@@ -65,5 +67,6 @@ CHOICES: dict[str, Any] = {
     "rounding": Rounding,
     "indicator": Indicator,
     "gradient_grid": GradientGrid,
+    "ranges": Ranges,
 }
 """The fields of ``FracConfig`` that take one of a few words."""

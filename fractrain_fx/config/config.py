@@ -18,6 +18,7 @@ from fractrain_fx.config.choices import (
     Kernels,
     Method,
     Mixing,
+    Ranges,
     Rounding,
     Saved,
     Schedule,
@@ -92,6 +93,10 @@ class FracConfig:
             with C++ kernels, is timed as it first trains. ``int8``: wherever possible. ``float``: never on int8.
         gradient_grid: the levels of rounded output gradients in format ``affine``. ``range``: from the lowest value on.
             ``zero``: shifted by less than a level, so that one level is 0 and zero gradients stay zero.
+        ranges: what shares a range in format ``affine``. ``tensor``: an activation or gradient, and each output channel
+            of a weight. ``row``: what a product sums over, so that each product rounds its operands anew. ``head``: as
+            ``tensor``, but with one range for each index that no product sums over: sample and head in the products of
+            attention. ``row`` and ``head`` measure in evaluation too.
         pins: rules that fix the precision of some contractions.
         gate: sizes and strength of the gates.
         schedule: moves the run from stage to stage. ``auto``: Algorithm 1. ``two-stage``: Algorithm 1 over the first
@@ -132,6 +137,7 @@ class FracConfig:
     skip_threshold: float | None = None
     kernels: Kernels = "auto"
     gradient_grid: GradientGrid = "range"
+    ranges: Ranges = "tensor"
     pins: tuple[Pin, ...] = ()
     gate: GateConfig = field(default_factory=GateConfig)
     schedule: Schedule = "auto"
@@ -186,6 +192,11 @@ class FracConfig:
         return usual_recipe(self.format, narrow=narrow)
 
     @property
+    def per_product(self) -> bool:
+        """Whether each product rounds its operands anew."""
+        return self.product_recipe is not None or self.ranges != "tensor"
+
+    @property
     def least_bits(self) -> tuple[int, int, int]:
         """Fewest bits of the operands of FW, EB and GC, which a recipe may ask for; 0: the stage's bits."""
         return (0, 0, 0) if self.product_recipe is None else self.product_recipe.least
@@ -199,7 +210,9 @@ class FracConfig:
     @property
     def lowers(self) -> bool:
         """Whether ops may multiply on int8."""
-        if self.execution != "auto" or self.kernels == "float" or self.format != "affine" or self.method == "float":
+        if self.execution != "auto" or self.kernels == "float" or self.method == "float":
+            return False
+        if self.format != "affine" or self.per_product:
             return False
         steered = self.gate_options if self.gated else self.precision_stages
         weights = [self.gate_weight_bits] if self.gated else [each.fw for each in steered]

@@ -157,9 +157,3 @@ def check_recipe(config: FracConfig) -> None:
             f"a recipe with a product in bfloat16 does not go with the gates of method {config.method!r}, which choose "
             "the bits of all products: write another recipe, or method 'static' or 'pfq'"
         )
-    for name, usual in (("saved", "operands"), ("mixing", "inputs")):
-        if getattr(config, name) != usual:
-            raise ConfigError(
-                f"{name}={getattr(config, name)!r} does not go with format={config.format!r}, which rounds operands "
-                f"anew for each product: write {name}={usual!r}"
-            )

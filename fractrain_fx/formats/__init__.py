@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from fractrain_fx.config import BLOCK_FORMATS, Recipe, usual_recipe
-from fractrain_fx.config.choices import GradientGrid
+from fractrain_fx.config.choices import GradientGrid, Ranges
 from fractrain_fx.errors import ConfigError, near
-from fractrain_fx.formats.affine import AffineFormat
+from fractrain_fx.formats.affine import AffineFormat, RangedAffineFormat
 from fractrain_fx.formats.base import Format, Operand, ValueRange
 from fractrain_fx.formats.dorefa import DoReFaFormat
 from fractrain_fx.formats.microscaling import MicroscalingFormat
@@ -17,6 +17,7 @@ __all__ = [
     "Format",
     "MicroscalingFormat",
     "Operand",
+    "RangedAffineFormat",
     "ValueRange",
     "WageubnFormat",
     "get_format",
@@ -24,7 +25,12 @@ __all__ = [
 
 
 def get_format(
-    name: str, *, compiled: bool = False, gradient_grid: GradientGrid = "range", recipe: Recipe | None = None
+    name: str,
+    *,
+    compiled: bool = False,
+    gradient_grid: GradientGrid = "range",
+    recipe: Recipe | None = None,
+    ranges: Ranges = "tensor",
 ) -> Format:
     """The format that ``FracConfig.format`` names.
 
@@ -34,11 +40,14 @@ def get_format(
         gradient_grid: where the levels of gradients lie, for format ``affine``.
         recipe: how a block format (``mx``, ``nvfp4``, ``fp8``, ``int``) rounds the operands of each product; by default
             its usual one (``mxfp8`` for ``mx``).
+        ranges: what shares a range in format ``affine``.
 
     Raises:
         ConfigError: no format has this name; the message lists those that exist.
     """
-    affine = AffineFormat(compiled=compiled, gradient_grid=gradient_grid)
+    affine: Format = AffineFormat(compiled=compiled, gradient_grid=gradient_grid)
+    if ranges != "tensor":
+        affine = RangedAffineFormat(ranges, gradient_grid)
     formats: dict[str, Format] = {fmt.name: fmt for fmt in (affine, DoReFaFormat(), WageubnFormat())}
     if name in BLOCK_FORMATS:
         return MicroscalingFormat(recipe or usual_recipe(name))

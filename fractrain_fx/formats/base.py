@@ -52,6 +52,7 @@ class Operand(NamedTuple):
         channel: the dimension of a weight that holds its output channels; ``None`` for all else, and for a vector.
         across: the dimensions that the other product which reads the tensor sums over.
         weight: whether it is a weight.
+        positions: dimensions of a convolution's positions and window: each output reads several of them.
     """
 
     product: Literal["forward", "input_gradient", "weight_gradient"]
@@ -61,6 +62,12 @@ class Operand(NamedTuple):
     channel: int | None = None
     across: tuple[int, ...] = ()
     weight: bool = False
+    positions: tuple[int, ...] = ()
+
+    @property
+    def summed(self) -> tuple[int, ...]:
+        """The dimensions along which a scale has to be constant to factor out of the sum."""
+        return tuple(sorted({*self.along, *self.positions}))
 
 
 class Format(Protocol):

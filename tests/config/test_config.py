@@ -75,6 +75,18 @@ def test_torchao_computes_at_eight_bits_only(execution: Any) -> None:
         ({"gradient_grid": "zero", "method": "float"}, "changes nothing for method 'float'"),
         ({"gradient_grid": "zero", "format": "dorefa"}, "changes nothing for method 'fractrain' with format 'dorefa'"),
         ({"gradient_grid": "zero", "execution": "auto"}, "goes with execution='simulate'"),
+        ({"ranges": "rows"}, "ranges='rows' is unknown.*'row'"),
+        (
+            {"ranges": "row", "format": "dorefa"},
+            "ranges='row' changes nothing for method 'fractrain' with format 'dorefa'",
+        ),
+        ({"ranges": "head", "rounding": "compiled"}, "does not go with ranges='head'.*write rounding='eager'"),
+        ({"ranges": "row", "method": "static", "saved": "rounded"}, "write saved='operands'"),
+        ({"ranges": "row", "method": "static", "execution": "torchao-int8"}, "torchao's own ranges"),
+        (
+            {"ranges": "row", "method": "static", "execution": "auto", "kernels": "int8"},
+            "kernels='int8' changes nothing",
+        ),
         ({"saturate_targets": True}, "goes with targets that were set"),
         ({"saturate_targets": True, "targets": (1.5,), "method": "pfq"}, "changes nothing for method 'pfq'"),
         ({"indicator": "cost"}, "indicator='cost' is unknown: write one of task, total"),

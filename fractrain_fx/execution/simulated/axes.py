@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fractrain_fx.execution.simulated.arithmetic import Arithmetic, Convolution, Einsum, Linear
 
-__all__ = ["Dims", "Summed", "of_first", "of_output", "of_second"]
+__all__ = ["Dims", "Summed", "of_first", "of_output", "of_second", "positions"]
 
 Dims = tuple[int, ...]
 
@@ -60,6 +60,11 @@ def of_second(arithmetic: Arithmetic, g: Tensor, a: Tensor, b: Tensor) -> Summed
     if isinstance(arithmetic, Linear) or (b.ndim == 2 and a.ndim > 2):
         return _summed(tuple(range(g.ndim - 1)), tuple(range(a.ndim - 1)))
     return _summed((g.ndim - 2,), (a.ndim - 2,))
+
+
+def positions(arithmetic: Arithmetic, x: Tensor) -> Dims:
+    """The dimensions of a convolution's operand that hold positions or the window; none in other products."""
+    return tuple(range(2, x.ndim)) if isinstance(arithmetic, Convolution) else ()
 
 
 def _summed(first: Dims, second: Dims) -> Summed:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fractrain_fx.execution.simulated.arithmetic import Bound, Gradients, Needs
-from fractrain_fx.execution.simulated.axes import Dims, of_first, of_output, of_second
+from fractrain_fx.execution.simulated.axes import Dims, of_first, of_output, of_second, positions
 from fractrain_fx.execution.simulated.operand import Factor, Rounds
 from fractrain_fx.execution.simulated.strategy import FIRST, SECOND, Call, Contracted, Plan, autocast
 from fractrain_fx.formats import Operand
@@ -108,7 +108,7 @@ def _gradient_operands(plan: Plan, call: Call, g: Tensor, slot: int, seed: Tenso
         bits = (call.bits, rounds.bits)
         g, x = plan.fmt.transform(product, g, x, summed.one, bits, seed + 2 * APART)
         axis = plan.axis.at(g.shape, len(call.bits)) if call.bits.ndim else plan.axis
-        of = Operand(product, "g", summed.first, axis, across=other.first)
+        of = Operand(product, "g", summed.first, axis, across=other.first, positions=positions(plan.arithmetic, g))
         g = plan.fmt.operand(g, axis.expand(call.bits, g.shape), of, seed=seed)
     return g, _factor(plan, call, slot, product, summed.second, x).to(g.dtype)
 
@@ -121,7 +121,8 @@ def _factor(
     bits = rounds.bits if bits is None else bits
     tensor: Literal["x", "w"] = "w" if (slot == FIRST) == plan.first.weight else "x"
     across = _read_across(plan, call, slot, product)
-    of = Operand(product, tensor, along, None, factor.channel, across, factor.weight)
+    window = positions(plan.arithmetic, x)
+    of = Operand(product, tensor, along, None, factor.channel, across, factor.weight, window)
     return factor.fmt.operand(x, bits if factor.weight else factor.axis.expand(bits, x.shape), of)
 
 

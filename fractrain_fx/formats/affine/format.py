@@ -18,7 +18,7 @@ from fractrain_fx.formats.affine.rounding import round_affine, shifted_to_zero
 from fractrain_fx.formats.base import Bits, Format, SampleAxis, ValueRange, Values
 from fractrain_fx.formats.bits import as_bits, dense, once, readable, work_dtype
 
-__all__ = ["AffineFormat", "fake_quantize", "measure"]
+__all__ = ["AffineFormat", "fake_quantize", "measure", "range_between"]
 
 
 class AffineFormat(Format):
@@ -159,6 +159,11 @@ def measure(x: Values, dim: int | None = None, *, compiled: bool = False) -> Val
         lo, hi = (x.amin(others, keepdim=True), x.amax(others, keepdim=True)) if others else (x, x)
     if x.dtype != work_dtype(x):
         lo, hi = lo.to(work_dtype(x)), hi.to(work_dtype(x))
+    return range_between(lo, hi)
+
+
+def range_between(lo: Tensor, hi: Tensor) -> ValueRange:
+    """The range from the lowest to the highest values, as :func:`measure` gives it."""
     span = hi - lo
     if modest(span):
         return ValueRange(lo, span, True)

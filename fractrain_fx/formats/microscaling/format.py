@@ -10,7 +10,7 @@ from fractrain_fx.config.precision import FLOAT_BITS
 from fractrain_fx.config.products import OperandRecipe, Recipe
 from fractrain_fx.config.recipes import elements_of
 from fractrain_fx.errors import InputError
-from fractrain_fx.formats.base import Bits, Format, Operand, SampleAxis, ValueRange, Values
+from fractrain_fx.formats.base import Bits, Operand, Values
 from fractrain_fx.formats.bits import as_bits, known_bits, unrounded, work_dtype
 from fractrain_fx.formats.microscaling.blocks import Blocks, Cut
 from fractrain_fx.formats.microscaling.elements import BFLOAT16, ELEMENTS, Grid, round_to_grid
@@ -18,6 +18,7 @@ from fractrain_fx.formats.microscaling.hadamard import rotate, rotation
 from fractrain_fx.formats.microscaling.quantize import round_blocks
 from fractrain_fx.formats.microscaling.scales import Scale
 from fractrain_fx.formats.noise import APART
+from fractrain_fx.formats.per_product import PerProductFormat
 
 __all__ = ["MicroscalingFormat"]
 
@@ -33,7 +34,7 @@ _SIDE = 32  # of a square block of integers
 _HALF = 16
 
 
-class MicroscalingFormat(Format):
+class MicroscalingFormat(PerProductFormat):
     """Small numbers in blocks along the axis that a product sums over, each block with a scale.
 
     A tensor is rounded anew for each product that reads it. 16 bits are bfloat16, without scales.
@@ -41,8 +42,6 @@ class MicroscalingFormat(Format):
     Args:
         recipe: how the operands of each product are rounded.
     """
-
-    per_product = True
 
     def __init__(self, recipe: Recipe) -> None:
         self.name: str = recipe.format
@@ -117,37 +116,6 @@ class MicroscalingFormat(Format):
         details += ["a scale a row"] if how.per_row else []
         return f"{self.name} {'/'.join(elements.values())}" + (f" ({', '.join(details)})" if details else "")
 
-    def activation_range(self, x: Values) -> ValueRange:
-        """Always 0..1: this format measures each block as it rounds it."""
-        return ValueRange(torch.zeros((), device=x.device), torch.ones((), device=x.device))
-
-    def activation(self, x: Values, bits: Bits, within: ValueRange, *, out: Tensor | None = None) -> Values:
-        """As ``x`` of the forward product of a linear layer; no range is read."""
-        return self.operand(x, bits, Operand("forward", "x", (x.ndim - 1,)))
-
-    def weight_range(self, w: Values, *, dim: int | None) -> ValueRange:
-        """Always 0..1: this format measures each block as it rounds it."""
-        return self.activation_range(w)
-
-    def weight(
-        self, w: Values, bits: Bits, *, dim: int | None, within: ValueRange | None = None, out: Tensor | None = None
-    ) -> Values:
-        """As ``w`` of the forward product of a layer whose output channels lie along ``dim``."""
-        along = 0 if dim is None or w.ndim < 2 or dim % w.ndim else 1
-        return self.operand(w, bits, Operand("forward", "w", (along,)))
-
-    def gradient(
-        self,
-        g: Values,
-        bits: Bits,
-        *,
-        axis: SampleAxis,
-        seed: Int[Tensor, ""] | None = None,
-        out: Tensor | None = None,
-    ) -> Values:
-        """As ``g`` of the input gradient of a linear layer."""
-        return self.operand(g, bits, Operand("input_gradient", "g", (g.ndim - 1,)), seed=seed)
-
     def _of(self, product: str, tensor: str) -> OperandRecipe:
         operands = getattr(self.recipe, product)
         first = "x" if product == "forward" else "g"
@@ -168,7 +136,7 @@ class MicroscalingFormat(Format):
         if self.name == "int" and how.square:
             size = _SIDE
         if size is None:
-            dims = of.along if how.per_row else tuple(range(x.ndim))
+            dims = of.summed if how.per_row else tuple(range(x.ndim))
             return Blocks(x.shape, [Cut(dims, None)]), scale
         cuts = [Cut(of.along, size)]
         if square:

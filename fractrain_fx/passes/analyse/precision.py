@@ -130,7 +130,7 @@ class DecidePrecision(PassBase):
         if op.kind in UNSPLIT_KINDS:
             fused = op.kind == "scaled_dot_product_attention"
             return Decision("float", "attention='float'" if fused else "one call multiplies more than two tensors")
-        lacks = arithmetic_of(node) if self.config.product_recipe is not None else None
+        lacks = arithmetic_of(node) if self.config.per_product else None
         no_form = f"format {self.config.format!r} has no form for it: {lacks}" if isinstance(lacks, str) else None
         if pin is not None:
             return Decision("float", no_form) if no_form else Decision("pinned", f"rule {pin.pattern!r}", pin.precision)

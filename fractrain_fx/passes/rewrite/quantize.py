@@ -61,6 +61,7 @@ class Quantize(PassBase):
             compiled=config.rounding == "compiled",
             gradient_grid=config.gradient_grid,
             recipe=config.product_recipe,
+            ranges=config.ranges,
         )
 
     def requires(self, graph_module: GraphModule) -> None:

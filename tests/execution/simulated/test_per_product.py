@@ -153,6 +153,8 @@ def test_a_weight_may_come_first() -> None:
         ({"precision": "4/4", "format": "nvfp4"}, 5),
         ({"precision": "8/8", "format": "fp8"}, 12),
         ({"precision": "8/8", "format": "int"}, 20),
+        ({"precision": "8/8", "format": "affine", "ranges": "row"}, 20),
+        ({"precision": "8/8", "format": "affine", "ranges": "head"}, 20),
         ({"precision": "8/8", "format": "int", "recipe": "switchback"}, 20),
     ],
     ids=str,
@@ -240,11 +242,11 @@ def test_gates_get_the_gradient_of_the_forward_rounding() -> None:
     assert (of_choice[:, 0] == 0).all()
 
 
-@pytest.mark.parametrize("method", ["dfq", "fractrain"])
-def test_gated_methods_train(method: str) -> None:
+@pytest.mark.parametrize(("method", "words"), [("dfq", {}), ("fractrain", {"format": "affine", "ranges": "row"})])
+def test_gated_methods_train(method: str, words: dict[str, Any]) -> None:
     x = torch.randn(6, 6)
     options = ("FW-0/BW-0", "FW-4/BW-8", "FW-6/BW-8", "FW-8/BW-8")
-    model = rewritten(Residual(), x, method=method, options=options, targets=(4.0,), saturate_targets=True)
+    model = rewritten(Residual(), x, method=method, options=options, targets=(4.0,), saturate_targets=True, **words)
     engine, optimizer = Engine(model), torch.optim.SGD(model.parameters(), 0.1)
     losses = []
     for _ in range(8):

@@ -1,0 +1,141 @@
+"""Affine rounding with a range for each row, or for each sample and head: its values, and that scales factor out."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fractrain_fx import FracConfig, fractrainify
+from fractrain_fx.formats import Operand, get_format
+from fractrain_fx.formats.affine import RangedAffineFormat, fake_quantize
+
+SEED = torch.tensor(3)
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_a_row_is_rounded_as_if_alone(bits: int) -> None:
+    fmt, x = get_format("affine", ranges="row"), torch.randn(5, 7) * torch.tensor([1e-3, 1, 10, 1e3, 0]).view(5, 1)
+    assert torch.equal(fmt.operand(x, bits, Operand("forward", "x", (1,))), fake_quantize(x, bits, dim=0))
+    assert torch.equal(fmt.operand(x, bits, Operand("weight_gradient", "x", (0,))), fake_quantize(x, bits, dim=1))
+    assert torch.equal(fmt.operand(x, 32, Operand("forward", "x", (1,))), x)
+
+
+def test_samples_have_bits_of_their_own_and_a_bad_value_spoils_its_row_only() -> None:
+    fmt, x, of = get_format("affine", ranges="row"), torch.randn(4, 6), Operand("forward", "x", (1,))
+    found = fmt.operand(x, torch.tensor([0, 4, 8, 32]).view(4, 1), of)
+    assert torch.equal(found[[0, 3]], x[[0, 3]])
+    assert torch.equal(found[1:3], torch.stack([fake_quantize(x[1], 4), fake_quantize(x[2], 8)]))
+    x[2, 0] = torch.inf
+    found = fmt.operand(x, 8, of)
+    assert found[2].isnan().all() and found[[0, 1, 3]].isfinite().all()
+
+
+class Attention(nn.Module):
+    """The first product of attention, between layers that stay float."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(6, 12), nn.Linear(5, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key = self.stem(x).chunk(2, -1)
+        return self.head(torch.matmul(query, key.mT))
+
+
+def between(layer: nn.Module, *, stem: nn.Module, head: nn.Module) -> nn.Module:
+    return nn.Sequential(stem, layer, head)
+
+
+LINEAR = between(nn.Linear(8, 10), stem=nn.Linear(4, 8), head=nn.Linear(10, 3))
+CONV = between(nn.Conv2d(8, 6, 3), stem=nn.Conv2d(3, 8, 1), head=nn.Conv2d(6, 2, 1))
+# The shapes of the ranges of x, w and g: where one has size 1, the range is constant, and so its scale factors out.
+EXPECTED = {
+    ("linear", "row"): [(2, 3, 1), (10, 1), (2, 3, 1), (1, 8), (1, 1, 10), (1, 1, 8)],
+    ("linear", "head"): [(1, 1, 1), (10, 1), (1, 1, 1), (10, 1), (1, 1, 1), (1, 1, 1)],
+    ("conv", "row"): [(2, 1, 1, 1), (6, 1, 1, 1), (2, 1, 1, 1), (1, 8, 1, 1), (1, 6, 1, 1), (1, 8, 1, 1)],
+    ("conv", "head"): [(1, 1, 1, 1), (6, 1, 1, 1), (1, 1, 1, 1), (6, 1, 1, 1), (1, 1, 1, 1), (1, 1, 1, 1)],
+    ("attention", "row"): [(2, 4, 5, 1), (2, 4, 1, 5), (2, 4, 5, 1), (2, 4, 6, 1), (2, 4, 1, 5), (2, 4, 1, 6)],
+    ("attention", "head"): [(2, 4, 1, 1)] * 6,
+}
+INPUTS = {"linear": (2, 3, 4), "conv": (2, 3, 5, 5), "attention": (2, 4, 5, 6)}
+
+
+@pytest.mark.parametrize(("kind", "ranges"), EXPECTED, ids=str)
+def test_ranges_are_constant_along_what_a_product_sums_over(
+    kind: str, ranges: Literal["row", "head"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net, x = {"linear": LINEAR, "conv": CONV, "attention": Attention()}[kind], torch.randn(INPUTS[kind])
+    config = FracConfig(method="static", ranges=ranges)
+    model = fractrainify(net, config=config, example_inputs=(x,)).train()
+    seen: dict[tuple[str, str], tuple[int, ...]] = {}
+    range_of = RangedAffineFormat.range_of
+
+    def recorded(self: RangedAffineFormat, x: Tensor, of: Operand) -> object:
+        found = range_of(self, x, of)
+        seen[of.product, of.tensor] = tuple(found.lo.shape)
+        return found
+
+    monkeypatch.setattr(RangedAffineFormat, "range_of", recorded)
+    model(x).square().sum().backward()
+    order = [("forward", "x"), ("forward", "w"), ("input_gradient", "g"), ("input_gradient", "w")]
+    order += [("weight_gradient", "g"), ("weight_gradient", "x")]
+    assert [seen[each] for each in order] == EXPECTED[kind, ranges]
+
+
+def test_products_of_codes_and_their_sums_give_the_product_of_rows() -> None:
+    fmt, x, w = get_format("affine", ranges="row"), torch.randn(5, 40).double(), torch.randn(6, 40).double()
+    operands = ((x, Operand("forward", "x", (1,))), (w, Operand("forward", "w", (1,), channel=0, weight=True)))
+    found = [(fmt.operand(each, 8, of), fmt.range_of(each, of)) for each, of in operands]
+    (a, low_a, step_a), (b, low_b, step_b) = (
+        (((rounded - lo) / (span / 255)).round(), lo, span / 255) for rounded, (lo, span, _) in found
+    )
+    sums = step_a * step_b.T * (a @ b.T) + step_a * a.sum(1, keepdim=True) * low_b.T
+    sums += low_a * (step_b * b.sum(1, keepdim=True)).T + 40 * low_a * low_b.T
+    assert torch.allclose(sums, found[0][0] @ found[1][0].T, atol=1e-9)
+
+
+def test_a_gradient_of_heads_is_rounded_once_and_one_of_rows_for_each_product() -> None:
+    g = torch.randn(2, 4, 5, 6)
+    pair = (Operand("input_gradient", "g", (3,), across=(2,)), Operand("weight_gradient", "g", (2,), across=(3,)))
+    first, second = (get_format("affine", ranges="head").operand(g, 4, of, seed=SEED) for of in pair)
+    assert torch.equal(first, second)
+    of_head = fake_quantize(g.flatten(0, 1), 4, dim=0).view_as(g)
+    assert (first - of_head).abs().max() > 0  # rounded by chance
+    first, second = (get_format("affine", ranges="row").operand(g, 4, of, seed=SEED) for of in pair)
+    assert not torch.equal(first, second)
+    sparse = g * (torch.rand_like(g) < 0.5)
+    kept = get_format("affine", ranges="row", gradient_grid="zero").operand(sparse, 4, pair[0], seed=SEED)
+    assert (kept[sparse == 0] == 0).all() and (kept != 0).any()
+
+
+def test_finer_ranges_need_no_calibration_and_say_what_they_are() -> None:
+    x = torch.randn(2, 4, 5, 6)
+    for ranges, words in (("row", "x affine (a range a row)"), ("head", "x affine (a range a sample and head)")):
+        config = FracConfig(method="static", ranges=ranges, precision="FW-8/BW-8")  # type: ignore[arg-type]
+        net = Attention()
+        model = fractrainify(net, config=config, example_inputs=(x,)).eval()
+        assert words in str(model.graph_module)
+        assert (model(x) - net(x)).norm() < 0.02 * net(x).norm()
+
+
+def test_rows_lose_less_than_a_tensor_where_rows_differ_in_size() -> None:
+    x = torch.randn(8, 64) * torch.logspace(-3, 1, 8).view(8, 1)
+    of = Operand("forward", "x", (1,))
+    errors = {}
+    for ranges in ("tensor", "row"):
+        rounded = get_format("affine", ranges=ranges).operand(x, 4, of)  # type: ignore[arg-type]
+        errors[ranges] = ((rounded - x).norm(dim=1) / x.norm(dim=1)).max()
+    assert errors["row"] < 0.2 and errors["tensor"] > 10
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ranges", ["row", "head"])
+def test_one_compiled_graph_serves_all_widths_with_the_same_values(ranges: Literal["row", "head"]) -> None:
+    fmt, x = get_format("affine", ranges=ranges), torch.randn(3, 20, 40)
+    of = Operand("forward", "x", (2,), across=(1,))
+    compiled = torch.compile(lambda bits: fmt.operand(x, bits, of), fullgraph=True)
+    for width in (2, 4, 8, 32):
+        assert torch.allclose(compiled(torch.tensor(width)), fmt.operand(x, width, of), atol=1e-6)
