@@ -30,3 +30,14 @@ def keep_freed_memory() -> bool:
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # only glibc has it
     return mallopt is not None and bool(mallopt(_MMAP_THRESHOLD, _LARGEST)) and bool(mallopt(_TRIM_THRESHOLD, _NEVER))
+
+
+def return_freed_memory() -> None:
+    """Give memory that was freed in this process back to the system, if its C library is glibc.
+
+    Glibc keeps freed blocks between blocks in use, to serve later requests. After many tensors of different sizes were
+    made and freed, that is as much memory again. Only rewriting a model calls this, not training.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)

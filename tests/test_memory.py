@@ -6,10 +6,11 @@ import os
 import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from fractrain_fx.memory import keep_freed_memory
+from fractrain_fx.memory import keep_freed_memory, return_freed_memory
 
 _KEPT = {
     "by call": "from fractrain_fx import keep_freed_memory; assert keep_freed_memory()",
@@ -40,6 +41,19 @@ def test_freed_memory_is_kept_by_call_in_training_and_in_benchmarks_and_not_by_a
     code = f"{_KEPT[how]}\n{_MEASURE}"
     returned = int(subprocess.check_output([sys.executable, "-c", code], env=clean).split()[-1])
     assert returned > 200 if how == "not" else returned < 30, "of 320 MiB"
+
+
+@glibc
+def test_freed_memory_between_blocks_in_use_is_returned_on_request() -> None:
+    def pages() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1])
+
+    blocks = [bytearray(100_000) for _ in range(400)]
+    pinned, before = blocks.pop(), pages()
+    blocks.clear()
+    return_freed_memory()
+    assert (before - pages()) * os.sysconf("SC_PAGE_SIZE") > 30e6, "of 40 MB"
+    assert len(pinned) == 100_000
 
 
 @pytest.mark.parametrize("name", ["MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"])

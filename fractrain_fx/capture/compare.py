@@ -22,6 +22,8 @@ def same_tensor(a: Tensor | None, b: Tensor | None, tolerance: float = 0.0, floo
         return a is b
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
+    if a.is_sparse or b.is_sparse:
+        a, b = a.to_dense(), b.to_dense()
     if torch.equal(a, b):
         return True
     if not a.is_floating_point():

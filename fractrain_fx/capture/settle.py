@@ -177,4 +177,6 @@ def _run(
         raise KeepWholeError(obstacles)
     guards = recorder.looks.guards(join_whole_lists(writer.graph))
     values = recorder.looks.values_of(call.tensors, tied)
-    return _Pass(writer.graph, recorder.returns, Guards(guards, writer.graph, values), outside.state(writer.graph))
+    found = _Pass(writer.graph, recorder.returns, Guards(guards, writer.graph, values), outside.state(writer.graph))
+    writer.release()
+    return found

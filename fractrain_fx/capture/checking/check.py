@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from fractrain_fx.capture.checking.outcome import Outcome, outcome_of, read_run, second_output
 from fractrain_fx.capture.compare import difference, same_tensor
 from fractrain_fx.capture.inputs.batch import batch_size, resize_batch
 from fractrain_fx.capture.inputs.call import Example
 from fractrain_fx.capture.inputs.data import rejection
 from fractrain_fx.capture.module import RecordedModule
-from fractrain_fx.capture.recording.patch import plain_paths
-from fractrain_fx.capture.state import Snapshot, seeded
-from fractrain_fx.capture.trees import tensors_in
+from fractrain_fx.capture.state import Snapshot
 
-__all__ = ["Batching", "Mismatch", "Trial", "find_mismatch", "rejection", "repeated", "trial_of", "trials_of"]
+__all__ = ["Batching", "Mismatch", "Trial", "find_mismatch", "repeated", "trial_of", "trials_of"]
 
 # A model told that values must not be read may take another path to the same result (an attention mask that masks
 # nothing instead of no mask). The graph equals that path bit for bit, and the usual path up to this relative rounding.
@@ -26,6 +24,9 @@ _ROUNDING = 1e-4
 
 # Rounding error of a gradient that is 0, relative to the largest gradient of all.
 _NOTHING = 1e-6
+
+# Values that are compared with a tolerance are in memory in groups of at most this share of all, or one at a time.
+_GROUP = 0.25
 
 
 class Batching(Enum):
@@ -37,19 +38,12 @@ class Batching(Enum):
 
 
 @dataclass(frozen=True)
-class _Outcome:
-    output: Any
-    gradients: dict[str, Tensor | None]
-    buffers: dict[str, Tensor]
-
-
-@dataclass(frozen=True)
 class Trial:
     """One run of the model: its mode, its call, and the outcome."""
 
     train: bool
     example: Example
-    expected: _Outcome
+    expected: Outcome
 
 
 @dataclass(frozen=True)
@@ -100,25 +94,29 @@ def trials_of(snapshot: Snapshot, example: Example, axis: int, grow: bool = True
 
 def trial_of(snapshot: Snapshot, example: Example, train: bool) -> Trial:
     """Run the model on a call."""
-    return Trial(train, example, _run(snapshot, snapshot.model, train, example))
+    return Trial(train, example, outcome_of(snapshot, snapshot.model, train, example))
 
 
 def find_mismatch(snapshot: Snapshot, recorded: RecordedModule, trial: Trial) -> Mismatch | None:
     """Run the graph from the same seed as the model, and compare."""
+    model, train, example, expected = snapshot.model, trial.train, trial.example, trial.expected
     try:
-        actual = _run(snapshot, recorded, trial.train, trial.example)
+        actual = outcome_of(snapshot, recorded, train, example)
     except Exception as error:  # any error of the graph is a mismatch, because the model ran
         return Mismatch(trial, f"the graph fails where the model runs: {type(error).__name__}: {error}")
-    found = _differ(trial, trial.expected, actual)
+    found = _differ(trial, expected, actual)
     if found is None:
         return None
-    again = _run(snapshot, snapshot.model, trial.train, trial.example)
-    if _differ(trial, trial.expected, again) is not None:
-        # The model itself is not deterministic (atomic additions on a GPU), so only equality up to rounding can hold.
-        return _differ(trial, trial.expected, actual, _ROUNDING)
-    if _differ(trial, _run(snapshot, snapshot.model, trial.train, trial.example, value_free=True), actual) is None:
-        return _differ(trial, trial.expected, actual, _ROUNDING)
-    return found
+    # If the model itself is not deterministic (atomic additions on a GPU), only equality up to rounding can hold.
+    if _differ(trial, expected, outcome_of(snapshot, model, train, example)) is None:
+        other_path = outcome_of(snapshot, model, train, example, value_free=True)
+        if _differ(trial, other_path, actual) is not None:
+            return found
+    words = difference(expected.output, actual.output, tolerance=_ROUNDING)
+    if words:
+        return Mismatch(trial, words)
+    wrong = (name for group in _groups(expected, actual) for name in _beyond_rounding(snapshot, recorded, trial, group))
+    return _of_names(trial, expected, list(wrong))
 
 
 def repeated(snapshot: Snapshot, recorded: RecordedModule, trial: Trial) -> str | None:
@@ -128,72 +126,57 @@ def repeated(snapshot: Snapshot, recorded: RecordedModule, trial: Trial) -> str 
     """
     outputs = []
     for run in (snapshot.model, recorded):
-        with snapshot.preserved(), plain_paths(), torch.no_grad():
-            try:
-                for _ in range(2):
-                    with seeded():
-                        output = _call(snapshot.model, run, trial.train, trial.example.renewed())
-            except Exception as error:
-                return f"the graph fails: {type(error).__name__}: {error}" if run is recorded else None
-        outputs.append(output)
+        try:
+            outputs.append(second_output(snapshot, run, trial.train, trial.example))
+        except Exception as error:
+            return f"the graph fails: {type(error).__name__}: {error}" if run is recorded else None
     theirs, mine = outputs
     return difference(theirs, mine, tolerance=_ROUNDING)
 
 
-def _call(model: nn.Module, run: nn.Module, train: bool, example: Example) -> Any:
-    model.train(train)
-    if isinstance(run, RecordedModule):
-        run.train(train)
-        # Not through ``__call__``, which prints the generated code when a node fails.
-        return run.forward(*example.tensors.values())
-    return run(*example.args, **example.kwargs)
+def _differ(trial: Trial, expected: Outcome, actual: Outcome) -> Mismatch | None:
+    words = difference(expected.output, actual.output)
+    return Mismatch(trial, words) if words else _of_names(trial, expected, expected.unequal(actual))
 
 
-def _run(snapshot: Snapshot, run: nn.Module, train: bool, example: Example, value_free: bool = False) -> _Outcome:
-    model, example = snapshot.model, example.renewed()
-    # Listed before the run, because a model may put results into a dictionary among its inputs.
-    inputs = list(tensors_in(example.tensors))
-    with snapshot.preserved(), seeded(), plain_paths(value_free=value_free), torch.enable_grad():
-        output = _call(model, run, train, example)
-        gradients = _gradients(model, inputs, output) if train else {}
-        buffers = {name: buffer.detach().clone() for name, buffer in model.named_buffers()} if train else {}
-    return _Outcome(output, gradients, buffers)
-
-
-def _gradients(model: nn.Module, inputs: list[Tensor], output: Any) -> dict[str, Tensor | None]:
-    """Gradients of a weighted sum of all outputs. The weights differ: an even sum of a softmax has no gradient."""
-    terms = []
-    for x in tensors_in(output):
-        if x.requires_grad and x.is_floating_point():
-            weights = torch.arange(x.numel(), device=x.device, dtype=torch.float32).cos().to(x.dtype)
-            terms.append((x.reshape(-1) * weights).sum().double())
-    if not terms:
-        return {}
-    wanted: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    wanted |= {f"input {i}": x for i, x in enumerate(inputs) if x.requires_grad}
-    found = torch.autograd.grad(torch.stack(terms).sum(), list(wanted.values()), allow_unused=True)
-    return dict(zip(wanted, found, strict=True))
-
-
-def _differ(trial: Trial, expected: _Outcome, actual: _Outcome, tolerance: float = 0.0) -> Mismatch | None:
-    words = difference(expected.output, actual.output, tolerance=tolerance)
-    if words:
-        return Mismatch(trial, words)
-    for name, before in expected.buffers.items():
-        if not same_tensor(before, actual.buffers[name], tolerance):
+def _of_names(trial: Trial, expected: Outcome, names: list[str]) -> Mismatch | None:
+    """The mismatch of buffers and gradients of these names."""
+    for name in names:
+        if name in expected.buffers:
             return Mismatch(trial, f"buffer {name!r} is left with other values", names=(name,))
+    return Mismatch(trial, f"the gradient of {', '.join(names[:3])} differs", names=tuple(names)) if names else None
+
+
+def _groups(expected: Outcome, actual: Outcome) -> Iterator[list[str]]:
+    """Names of unequal gradients and buffers, in groups that can be in memory at once."""
+    digests = {**actual.digests, **expected.digests}
+    most = _GROUP * sum(each.nbytes for each in digests.values())
+    group: list[str] = []
+    held = 0
+    for name in expected.unequal(actual):
+        if group and held + digests[name].nbytes > most:
+            yield group
+            group, held = [], 0
+        group.append(name)
+        held += digests[name].nbytes
+    if group:
+        yield group
+
+
+def _beyond_rounding(snapshot: Snapshot, recorded: RecordedModule, trial: Trial, names: list[str]) -> Iterator[str]:
+    """Run model and graph again, and give the names whose values differ by more than rounding."""
     # A gradient that is 0 except for rounding (of a query with only one key) has no digits to compare.
-    floor = _NOTHING * max((_largest(x) for x in expected.gradients.values()), default=0.0) if tolerance else 0.0
-    wrong = tuple(
-        name
-        for name, x in expected.gradients.items()
-        if not same_tensor(x, actual.gradients.get(name), tolerance, floor)
-    )
-    if wrong:
-        return Mismatch(trial, f"the gradient of {', '.join(wrong[:3])} differs", names=wrong)
-    return None
+    floor = _NOTHING * max((each.largest for each in trial.expected.gradients.values()), default=0.0)
+    kept: dict[str, Tensor] = {}
+    near = set()
 
+    def keep(name: str, x: Tensor) -> None:
+        kept[name] = x.clone()
 
-def _largest(x: Tensor | None) -> float:
-    finite = None if x is None or x.is_sparse else x[x.isfinite()]
-    return 0.0 if finite is None or not finite.numel() else float(finite.abs().max())
+    def compare(name: str, x: Tensor) -> None:
+        if same_tensor(kept.pop(name, None), x, _ROUNDING, 0.0 if name in trial.expected.buffers else floor):
+            near.add(name)
+
+    read_run(snapshot, snapshot.model, trial.train, trial.example, keep, wanted=names)
+    read_run(snapshot, recorded, trial.train, trial.example, compare, wanted=names)
+    return (name for name in names if name not in near)

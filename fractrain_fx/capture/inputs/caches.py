@@ -33,7 +33,10 @@ def fill_caches(model: nn.Module, example: Example) -> Snapshot:
         return snapshot
     for module, name, x in found:
         module.register_buffer(name, x, persistent=False)
-    return Snapshot(model) if found else snapshot
+    if not found:
+        return snapshot
+    del snapshot  # before the next one copies all parameters again
+    return Snapshot(model)
 
 
 def _caches(module: nn.Module) -> list[tuple[str, torch.Tensor]]:

@@ -95,6 +95,11 @@ class Writer:
             if self.known(x) is None:
                 self._require_shown(x)
 
+    def release(self) -> None:
+        """Let go of all tensors of the run. The writer is part of reference cycles, so it may live on for long."""
+        self._alive.clear()
+        self._nodes.clear()
+
     def placeholder(self, name: str, tied: bool = False) -> Node:
         """A new input of the graph; with ``tied``, the graph is for calls in which it has the recorded values."""
         node = self.create("placeholder", name)

@@ -1,0 +1,174 @@
+"""Run a model or its graph from a fixed seed: outputs as they are, gradients and buffers as digests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from fractrain_fx.capture.checking.digest import Digest, digest
+from fractrain_fx.capture.inputs.call import Example
+from fractrain_fx.capture.module import RecordedModule
+from fractrain_fx.capture.recording.patch import plain_paths
+from fractrain_fx.capture.state import Snapshot, seeded
+from fractrain_fx.capture.trees import tensors_in
+from fractrain_fx.memory import return_freed_memory
+
+__all__ = ["Outcome", "outcome_of", "read_run", "second_output"]
+
+# Freed bytes of gradients after which they are given back to the system.
+_RETURNED = 2**24
+
+Reader = Callable[[str, Tensor], None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One run.
+
+    Attributes:
+        output: what the call returned, detached.
+        gradients: by name, of the parameters and inputs that have one; empty in eval mode.
+        buffers: by name, after the run; empty in eval mode.
+    """
+
+    output: Any
+    gradients: dict[str, Digest]
+    buffers: dict[str, Digest]
+
+    @property
+    def digests(self) -> dict[str, Digest]:
+        """Of all gradients and buffers."""
+        return {**self.buffers, **self.gradients}
+
+    def unequal(self, other: Outcome) -> list[str]:
+        """Names of gradients and buffers that another run of the model left with other values, or that it lacks."""
+        mine, theirs = self.digests, other.digests
+        return [name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)]
+
+
+def outcome_of(
+    snapshot: Snapshot, run: nn.Module, train: bool, example: Example, *, value_free: bool = False
+) -> Outcome:
+    """Call the model or its graph, and in train mode go backward.
+
+    Args:
+        snapshot: the model.
+        run: the model, or its recorded graph.
+        train: the mode.
+        example: the call.
+        value_free: run the path that the model takes if values must not be read.
+    """
+    digests: dict[str, Digest] = {}
+
+    def read(name: str, x: Tensor) -> None:
+        digests[name] = digest(x)
+
+    output = read_run(snapshot, run, train, example, read, value_free=value_free)
+    names = {name for name, _ in snapshot.model.named_buffers()}
+    buffers, gradients = ({n: each for n, each in digests.items() if (n in names) is of} for of in (True, False))
+    return Outcome(output, gradients, buffers)
+
+
+def read_run(
+    snapshot: Snapshot,
+    run: nn.Module,
+    train: bool,
+    example: Example,
+    read: Reader,
+    *,
+    wanted: Container[str] | None = None,
+    value_free: bool = False,
+) -> Any:
+    """Call the model or its graph, and in train mode hand over each gradient, when backward has it, and each buffer.
+
+    Args:
+        snapshot: the model.
+        run: the model, or its recorded graph.
+        train: the mode.
+        example: the call.
+        read: is called with name and gradient of each parameter and input that has one, then with the buffers.
+        wanted: the names to hand over; all if left out.
+        value_free: run the path that the model takes if values must not be read.
+
+    Returns:
+        What the call returned, detached.
+    """
+    return_freed_memory()
+    model, example = snapshot.model, example.renewed()
+    # Listed before the run, because a model may put results into a dictionary among its inputs.
+    inputs = list(tensors_in(example.tensors))
+    with snapshot.preserved(), seeded(), plain_paths(value_free=value_free), torch.enable_grad():
+        output = _call(model, run, train, example)
+        if train:
+            leaves = {**dict(model.named_parameters()), **{f"input {i}": x for i, x in enumerate(inputs)}}
+            named = {name: x for name, x in leaves.items() if x.requires_grad and (wanted is None or name in wanted)}
+            _gradients_one_by_one(_weighted_sum(output), named, read)
+            for name, buffer in model.named_buffers():
+                if wanted is None or name in wanted:
+                    read(name, buffer.detach())
+    # Attached to its history, an output would keep the activations of the run.
+    return pytree.tree_map_only(Tensor, Tensor.detach, output)
+
+
+def second_output(snapshot: Snapshot, run: nn.Module, train: bool, example: Example) -> Any:
+    """The output of the second of two calls in a row, from one seed each."""
+    with snapshot.preserved(), plain_paths(), torch.no_grad():
+        for _ in range(2):
+            with seeded():
+                output = _call(snapshot.model, run, train, example.renewed())
+    return output
+
+
+def _call(model: nn.Module, run: nn.Module, train: bool, example: Example) -> Any:
+    model.train(train)
+    if isinstance(run, RecordedModule):
+        run.train(train)
+        # Not through ``__call__``, which prints the generated code when a node fails.
+        return run.forward(*example.tensors.values())
+    return run(*example.args, **example.kwargs)
+
+
+def _weighted_sum(output: Any) -> Tensor | None:
+    """A weighted sum of all outputs that gradients flow from; ``None`` if there are none.
+
+    The weights differ: an even sum of a softmax has no gradient.
+    """
+    terms = []
+    for x in tensors_in(output):
+        if x.requires_grad and x.is_floating_point():
+            weights = torch.arange(x.numel(), device=x.device, dtype=torch.float32).cos().to(x.dtype)
+            terms.append((x.reshape(-1) * weights).sum().double())
+    return torch.stack(terms).sum() if terms else None
+
+
+def _gradients_one_by_one(loss: Tensor | None, leaves: dict[str, Tensor], read: Reader) -> None:
+    """Compute gradients, and free each one when it was read. ``.grad`` is left alone."""
+    unreturned = 0
+
+    def reader(name: str) -> Callable[[Tensor], Tensor | None]:
+        def hook(gradient: Tensor) -> Tensor | None:
+            nonlocal unreturned
+            unreturned += gradient.nbytes
+            if unreturned > _RETURNED:
+                return_freed_memory()
+                unreturned = 0
+            read(name, gradient)
+            # Autograd collects what a hook returns: here one zero that is seen at every position, not the gradient.
+            plain = type(gradient) is Tensor and gradient.layout is torch.strided
+            return gradient.new_zeros(()).expand(gradient.shape) if plain else None
+
+        return hook
+
+    if loss is None or not leaves:
+        return
+    handles = [x.register_hook(reader(name)) for name, x in leaves.items()]  # type: ignore[no-untyped-call]
+    try:
+        torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+    finally:
+        for handle in handles:
+            handle.remove()
