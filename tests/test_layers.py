@@ -28,7 +28,8 @@ ROOMS = (
         "engine",
         "tied",
     ),
-    *("rewriting", "model", "hardware", "summary", "drawing", "integrations", "api", "zoo/models", "training"),
+    *("rewriting", "model", "distributed", "hardware", "summary", "drawing", "integrations", "api"),
+    *("zoo/models", "training"),
     *("report", "zoo", "cli", ""),
 )
 """An import goes to the same room or to one further left; the last is the package's own front."""

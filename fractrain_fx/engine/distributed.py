@@ -1,4 +1,4 @@
-"""Sums and lists over the processes of a run. With one process they give the value itself."""
+"""Sums and lists over the processes of a run, and errors of a lost process. One process gets the value itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["gather_over_ranks", "is_first", "mean_over_ranks", "sum_over_ranks", "world_size"]
+__all__ = [
+    "LOST",
+    "gather_over_ranks",
+    "is_first",
+    "is_lost_process",
+    "mean_over_ranks",
+    "sum_over_ranks",
+    "world_size",
+]
+
+LOST = (
+    "another process of this run ended or cannot be reached, so this one cannot go on. The first process that failed "
+    "says why, unless it was killed (out of memory, for example): start all processes again from the last checkpoint"
+)
+_WORDS = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Timed out waiting", "heartbeat")
 
 _Value = TypeVar("_Value")
 
@@ -44,6 +58,13 @@ def gather_over_ranks(value: _Value) -> list[_Value]:
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, value)
     return gathered
+
+
+def is_lost_process(error: BaseException) -> bool:
+    """Whether an error of torch says that another process is gone."""
+    if not _together():
+        return False
+    return isinstance(error, dist.DistError) or any(words in str(error) for words in _WORDS)
 
 
 def _together() -> bool:

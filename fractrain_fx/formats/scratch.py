@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fractrain_fx.formats.bits import dense, readable, work_dtype
 
-__all__ = ["Latest", "scratch", "scratch_holds"]
+__all__ = ["Latest", "forget_scratch", "scratch", "scratch_holds"]
 
 # Elements. Larger tensors get fresh memory, so that no process holds on to much.
 _LARGEST = 1 << 24
@@ -118,3 +118,9 @@ def scratch(like: Tensor, slot: int, *, matrices: bool = False) -> Tensor | None
 def scratch_holds(slot: int) -> Latest:
     """A record of what a piece of the memory holds; :func:`scratch` clears it when it gives the memory out again."""
     return _kept.holds[slot]
+
+
+def forget_scratch() -> None:
+    """Forget what this thread's memory holds. Sharded weights get new values without a new version."""
+    for held in _kept.holds.values():
+        held.drop()

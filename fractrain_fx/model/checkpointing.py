@@ -56,7 +56,7 @@ class Checkpointed(Shown):
                 else f"checkpointing would change nothing: {'; '.join(sorted(filter(None, reasons)))}"
             )
         for variant in self._state.variants:  # made now, because a compiled call can make none
-            variant.running[True].recomputing(options)
+            variant.running[True].chained(options, self._state.groups_of)
         self._state.checkpointing = options
 
     def gradient_checkpointing_disable(self) -> None:

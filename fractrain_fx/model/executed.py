@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from fractrain_fx.capture import RecordedModule
 from fractrain_fx.config import FracConfig
 from fractrain_fx.execution.fused_op import FusedOp
+from fractrain_fx.execution.gathered import Gathered, ParameterGroup
 from fractrain_fx.execution.int8.timing import Tuner
 from fractrain_fx.execution.recomputed import Recomputed
 from fractrain_fx.execution.torchao.linear import NUMERICS
@@ -18,7 +20,10 @@ from fractrain_fx.passes import execution_passes, fused_ops, not_on_int8, not_on
 from fractrain_fx.passes.execute.segments import Segment, chain, cut
 from fractrain_fx.passes.graph.run import run_passes
 
-__all__ = ["Running"]
+__all__ = ["GroupsOf", "Running"]
+
+GroupsOf = Callable[[Segment], Sequence[ParameterGroup]]
+"""Finds the groups of sharded parameters that a segment reads."""
 
 
 class Running:
@@ -46,7 +51,7 @@ class Running:
         self._shown, self._config, self._tuner, self._place = shown, config, tuner, place
         self._leaves = leaves
         self._segments: list[Segment] = []
-        self._chain: tuple[Mapping[str, Any], RecordedModule] | None = None
+        self._chains: dict[bool, tuple[Mapping[str, Any] | None, GroupsOf | None, RecordedModule]] = {}
         self.fused: dict[str, FusedOp] = {}
         self._code = ""
         self.graph_module = shown
@@ -61,9 +66,9 @@ class Running:
             self.graph_module = copied
             self.graph_module.training = self._shown.training
             self._code = self._shown._code
-            self._segments, before, self._chain = [], self._chain, None
-            if before is not None:
-                self.recomputing(before[0])
+            self._segments, before, self._chains = [], self._chains, {}
+            for options, groups_of, _ in before.values():
+                self.chained(options, groups_of)
         return self.graph_module
 
     def segments(self) -> list[Segment]:
@@ -72,21 +77,27 @@ class Running:
         self._segments = self._segments or cut(copied, self._leaves)
         return self._segments
 
-    def recomputing(self, options: Mapping[str, Any]) -> RecordedModule:
-        """The copy as a chain of segments that backward runs again, except for those that run only once.
-
-        The last segment runs once: backward begins with it, so that it would give back no memory.
+    def chained(self, options: Mapping[str, Any] | None, groups_of: GroupsOf | None = None) -> RecordedModule:
+        """The copy as a chain of segments.
 
         Args:
-            options: of ``torch.utils.checkpoint.checkpoint``.
+            options: of ``torch.utils.checkpoint.checkpoint``, if backward is to run segments again. Those that run only
+                once are left out, and so is the last: backward begins with it, so that it would give back no memory.
+            groups_of: finds the parameters to gather for a segment, if they are sharded.
         """
-        if not torch.compiler.is_compiling():
-            segments = self.segments()
-            if self._chain is None or self._chain[0] is not options:
-                made = chain(self.graph_module, segments, lambda each: _again(each, each is segments[-1], options))
-                self._chain = options, made
-        assert self._chain is not None
-        return self._chain[1]
+        compiling = torch.compiler.is_compiling()
+        segments = [] if compiling else self.segments()
+        held = self._chains.get(options is None)
+        if not compiling and (held is None or held[0] is not options or held[1] is not groups_of):
+
+            def wrap(each: Segment) -> nn.Module:
+                part = each.module if options is None or each is segments[-1] else _again(each, options)
+                groups = () if groups_of is None else groups_of(each)
+                return Gathered(groups, part) if groups else part
+
+            held = self._chains[options is None] = options, groups_of, chain(self.graph_module, segments, wrap)
+        assert held is not None
+        return held[2]
 
     def kernels(self) -> dict[str, str]:
         """How each quantized op multiplies, by name: see :meth:`fractrain_fx.FracModel.kernels`."""
@@ -100,7 +111,7 @@ class Running:
         return {name: left_out.get(name) or ran.get(name) or "float" for name in names}
 
 
-def _again(segment: Segment, last: bool, options: Mapping[str, Any]) -> torch.nn.Module:
-    if last or segment.once is not None:
+def _again(segment: Segment, options: Mapping[str, Any]) -> nn.Module:
+    if segment.once is not None:
         return segment.module
     return Recomputed(segment.module, segment.stateful.modules, segment.stateful.buffers, options)

@@ -13,7 +13,7 @@ from fractrain_fx.capture import RecordedModule
 from fractrain_fx.config.checks import check_stage
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.config.targets import scheduled_precision
-from fractrain_fx.errors import ConfigError, InputError
+from fractrain_fx.errors import ConfigError, InputError, ModelError
 from fractrain_fx.model.checkpointing import Checkpointed
 from fractrain_fx.model.groups import param_groups
 from fractrain_fx.model.loops import refuse_plain_trainer
@@ -137,8 +137,14 @@ class FracModel(Checkpointed):
             structure_changed: return the original although its modules or parameters are not those that were trained.
 
         Raises:
-            ModelError: they are not, and ``structure_changed`` is false.
+            ModelError: they are not, and ``structure_changed`` is false; or the model is sharded.
         """
+        if self._state.sharding is not None:
+            raise ModelError(
+                "restore() would hand out shards of weights, which nothing gathers: write the model with "
+                "save_pretrained (on all processes) and restore what from_pretrained reads; or take whole weights with "
+                "torch.distributed.checkpoint.state_dict.get_model_state_dict and load them into an unsharded model"
+            )
         original = self._state.handed_out(structure_changed)
         original.training = self.training
         return original
@@ -201,10 +207,15 @@ class FracModel(Checkpointed):
         return rebuilt
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load a checkpoint of a FracModel, or of the original, which has no ``frac.`` keys."""
+        """Load a checkpoint of a FracModel, or of the original, which has no ``frac.`` keys.
+
+        A sharded model takes its shards from whole tensors.
+        """
         if not any(key.startswith(f"{NAMESPACE}.") for key in state_dict):
             own = {key: value for key, value in self.state_dict().items() if key.startswith(f"{NAMESPACE}.")}
             state_dict = {**state_dict, **own}
+        if self._state.sharding is not None:
+            state_dict = self._state.sharding.shards_of(self, state_dict)
         result = super().load_state_dict(state_dict, strict=strict, assign=assign)
         if assign:
             self._state.tied.structure.retie()

@@ -12,8 +12,10 @@ from torch.fx import Node
 from fractrain_fx.capture import RecordedModule, Recording
 from fractrain_fx.capture.source import error_line
 from fractrain_fx.capture.trees import tensors_in
-from fractrain_fx.errors import FracTrainError, InputError
+from fractrain_fx.engine.distributed import LOST, is_lost_process
+from fractrain_fx.errors import FracTrainError, InputError, ModelError, RunError
 from fractrain_fx.passes import facts
+from fractrain_fx.tied.structure import SHARDED_ELSEWHERE
 
 __all__ = ["refused_again", "run_graph", "told_differences"]
 
@@ -36,6 +38,8 @@ def run_graph(graph_module: RecordedModule, values: Sequence[Any], recording: Re
 
     Raises:
         InputError: the graph fails on inputs of other shapes or types than the recorded ones; names the node.
+        ModelError: its parameters are sharded, and nothing gathers them.
+        RunError: another process is gone.
     """
     if torch.compiler.is_compiling():
         return graph_module(*values)
@@ -48,6 +52,10 @@ def run_graph(graph_module: RecordedModule, values: Sequence[Any], recording: Re
     except _OF_SIZES as error:
         if any(words in str(error) for words in _NO_MEMORY):
             raise
+        if is_lost_process(error):
+            raise RunError(LOST) from error
+        if "DTensor" in str(error):
+            raise ModelError(SHARDED_ELSEWHERE) from error
         place = _place(error)
         differences = told_differences(recording, values)
         if differences is None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.fx.passes.infra.pass_base import PassBase
 
@@ -17,7 +18,7 @@ from fractrain_fx.model.state import ModelState
 from fractrain_fx.passes import RENAMED
 from fractrain_fx.rewriting import Rewritten, record_model, rewrite
 
-__all__ = ["FILES", "load", "load_weights", "save"]
+__all__ = ["FILES", "Weights", "load", "load_weights", "read_weights", "save"]
 
 _RECIPE, _EXAMPLES, _WEIGHTS = "config.json", "example_inputs.safetensors", "model.safetensors"
 FILES = (_RECIPE, _EXAMPLES, _WEIGHTS)
@@ -27,6 +28,8 @@ _FORMAT = 1
 def save(model: nn.Module, state: ModelState, directory: Path) -> None:
     """Write ``config.json``, ``example_inputs.safetensors`` and ``model.safetensors``.
 
+    Of a sharded model the first process writes whole weights; all must call this.
+
     Args:
         model: has the weights to write.
         state: the state of the model.
@@ -35,9 +38,17 @@ def save(model: nn.Module, state: ModelState, directory: Path) -> None:
     Raises:
         ModelError: modules or parameters of the original were replaced.
     """
+    state.tied.require_structure("save_pretrained would write a recipe and weights that do not fit together")
+    whole = model.state_dict() if state.sharding is None else state.sharding.whole(model)
+    if whole is not None:
+        _write(whole, state, directory)
+    if state.sharding is not None:
+        dist.barrier()  # the others may read it next
+
+
+def _write(weights: dict[str, Tensor], state: ModelState, directory: Path) -> None:
     from safetensors.torch import save_file, save_model
 
-    state.tied.require_structure("save_pretrained would write a recipe and weights that do not fit together")
     tensors: dict[str, Tensor] = {}
     recording = state.recording
     call = _pack({"args": list(recording.args), "kwargs": dict(recording.kwargs)}, tensors)
@@ -51,7 +62,18 @@ def save(model: nn.Module, state: ModelState, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     (directory / _RECIPE).write_text(json.dumps(recipe, indent=2) + "\n", encoding="utf-8")
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, directory / _EXAMPLES)
-    save_model(model, str(directory / _WEIGHTS))
+    save_model(Weights(weights), str(directory / _WEIGHTS))  # type: ignore[arg-type]
+
+
+class Weights:
+    """A state dict with the interface of a module that ``safetensors.torch.save_model`` needs to find tied tensors."""
+
+    def __init__(self, weights: dict[str, Tensor]) -> None:
+        self._weights = weights
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The tensors."""
+        return self._weights
 
 
 def load(directory: Path, model: nn.Module, passes: Sequence[PassBase] | None = None) -> Rewritten:
@@ -91,17 +113,24 @@ def load_weights(model: nn.Module, original: nn.Module, directory: Path) -> None
     Raises:
         RunError: the file is missing or damaged, or its weights are of another model.
     """
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
 
     try:
-        with safe_open(directory / _WEIGHTS, framework="pt") as file:
-            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            # A tensor with several names is written once; the file says under which name.
-            shared = {name: kept for name, kept in (file.metadata() or {}).items() if kept in state}
-        model.load_state_dict(state | {name: state[kept] for name, kept in shared.items()})
+        model.load_state_dict(read_weights(directory / _WEIGHTS))
     except (OSError, RuntimeError, SafetensorError) as error:
         kind = type(original).__name__
         raise RunError(f"the weights in {directory} cannot be loaded into {kind}: {error}") from error
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file that ``safetensors.torch.save_model`` wrote, under all of their names."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        # A tensor with several names is written once; the file says under which name.
+        shared = {name: kept for name, kept in (file.metadata() or {}).items() if kept in state}
+    return state | {name: state[kept] for name, kept in shared.items()}
 
 
 def _pack(value: Any, tensors: dict[str, Tensor]) -> Any:

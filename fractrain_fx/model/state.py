@@ -12,8 +12,12 @@ from torch import Tensor, nn
 
 from fractrain_fx.capture import RecordedModule
 from fractrain_fx.errors import CalibrationError
+from fractrain_fx.formats.scratch import forget_scratch
+from fractrain_fx.model.executed import GroupsOf
 from fractrain_fx.model.failures import run_graph
 from fractrain_fx.model.frozen import Frozen
+from fractrain_fx.model.sharding import Sharding
+from fractrain_fx.model.variant import Variant
 from fractrain_fx.model.variants import Variants
 from fractrain_fx.nn.cost import Cost
 from fractrain_fx.nn.ranges import RunningRange
@@ -44,6 +48,7 @@ class ModelState:
         tied: compares the original with what the graphs were made for.
         float_calls: watches which attributes are looked up on the original.
         checkpointing: options of ``torch.utils.checkpoint.checkpoint`` if training computes activations again.
+        sharding: the groups of parameters, if :func:`fractrain_fx.distributed.fully_shard` made them.
     """
 
     def __init__(self, rewritten: Rewritten, tied: Tied | None = None, *, calibrated: bool = False) -> None:
@@ -59,6 +64,7 @@ class ModelState:
         self.tokens: int | None = None
         self.calibrated = calibrated
         self.checkpointing: Mapping[str, Any] | None = None
+        self.sharding: Sharding | None = None
         self.variants = Variants(original, recording, config, rewritten.chain)
         self.running = self.variants.first.running
         self._frozen = Frozen(recording.graphs, config, self.variants.forget)
@@ -85,21 +91,44 @@ class ModelState:
         """
         if not torch.compiler.is_compiling():
             self.tied.look()
+            forget_scratch()
         if not (training or self.calibrated):
             raise CalibrationError(
                 "this model is evaluated before its activation ranges were seen: train it for a step, "
                 "load a trained checkpoint, or call model.calibrate(loader) with a few batches"
             )
         self.follow_frozen()
+        if self.sharding is not None:
+            self.sharding.require_call()
         variant, values = self.variants.choose(args, kwargs, training)
         self.batch, self.tokens = variant.count(values), _tokens(values)
-        running = variant.running[training]
-        if training and self.checkpointing is not None and torch.is_grad_enabled():
-            graph = running.recomputing(self.checkpointing)
-        else:
-            graph = running.current()
-        output, self.cost = run_graph(graph, values, variant.recording)
+        output, self.cost = run_graph(self._graph(variant, training), values, variant.recording)
+        if self.sharding is not None and training:
+            self.sharding.share_buffers(self.changing_buffers)
         return output
+
+    def _graph(self, variant: Variant, training: bool) -> RecordedModule:
+        """The copy to run, as a chain of segments if something asks for them."""
+        running = variant.running[training]
+        options = self.checkpointing if training and torch.is_grad_enabled() else None
+        if options is None and self.sharding is None:
+            return running.current()
+        return running.chained(options, self.groups_of)
+
+    @property
+    def groups_of(self) -> GroupsOf | None:
+        """Finds the groups of sharded parameters that a segment reads; ``None`` if nothing is sharded."""
+        return None if self.sharding is None else self.sharding.groups_of
+
+    def changing_buffers(self) -> list[Tensor]:
+        """The buffers that a training step may change, in the same order on every process."""
+        found: dict[int, Tensor] = {}
+        for segment in self.running[True].segments():
+            for path in segment.stateful.modules:
+                found |= {id(x): x for x in segment.module.get_submodule(path).buffers()}
+            buffers = (segment.module.get_buffer(path) for path in segment.stateful.buffers)
+            found |= {id(x): x for x in buffers}
+        return list(found.values())
 
     def follow_frozen(self, *, anew: bool = False) -> None:
         """Update costs from the present ``requires_grad`` of the parameters, unless torch is compiling."""
@@ -154,8 +183,10 @@ class ModelState:
             for batch in batches:
                 args, kwargs = _call_of(batch)
                 variant, values = self.variants.choose(args, kwargs, False)
-                run_graph(variant.running[False].current(), values, variant.recording)
+                run_graph(self._graph(variant, False), values, variant.recording)
                 seen += 1
+        if self.sharding is not None:
+            self.sharding.share_buffers(self.changing_buffers)
         return seen
 
     def _ranges(self) -> list[RunningRange]:

@@ -63,6 +63,7 @@ class Variants:
         self._chosen: dict[Any, Variant] = {}
         self._guarded = any(guards.all for guards in first.guards.values())
         self._holds_always = self._always()
+        self._closed: str | None = None
         self._fixed: dict[int, set[int]] = {}
         self._note_fixed(0, first)
 
@@ -106,6 +107,14 @@ class Variants:
         self._chosen.clear()
         del self._forms[1:]
         self._holds_always = self._always()
+
+    def close(self, reason: str) -> None:
+        """Refuse to record the model again from now on.
+
+        Args:
+            reason: a sentence for the message, with the way out.
+        """
+        self._closed = reason
 
     def _always(self) -> bool:
         """Whether the first recording fits all sizes."""
@@ -188,6 +197,8 @@ class Variants:
 
     def _refusal(self) -> str | None:
         """The reason that the model cannot be recorded again; ``None`` if it can."""
+        if self._closed is not None:
+            return self._closed
         count = 1 + len(self._others)
         if count >= self._config.recordings:
             return (

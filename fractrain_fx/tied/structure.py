@@ -11,11 +11,18 @@ from torch import Tensor, nn
 from fractrain_fx.capture.compare import same_tensor
 from fractrain_fx.passes.graph.edit import NAMESPACE
 
-__all__ = ["ADAPTERS_FIRST", "Structure", "is_adapter"]
+__all__ = ["ADAPTERS_FIRST", "SHARDED_ELSEWHERE", "Structure", "is_adapter"]
 
 ADAPTERS_FIRST = (
     "put adapters on the model before it is rewritten, fractrainify(get_peft_model(plain, lora_config)), because a "
     "graph has no place for later ones"
+)
+
+SHARDED_ELSEWHERE = (
+    "the model's parameters are sharded, and nothing gathers them: torch's fully_shard, and plugins that use it "
+    "(accelerate, fsdp= of Hugging Face's Trainer), gather the weights of a layer when the layer is called, and a "
+    "rewritten graph does not call layers. Shard the rewritten model with fractrain_fx.distributed.fully_shard(model) "
+    "instead, before accelerator.prepare or Trainer"
 )
 
 

@@ -15,7 +15,7 @@ from fractrain_fx.errors import ModelError
 from fractrain_fx.nn.quantized_leaf import QuantizedLeaf
 from fractrain_fx.tied.attributes import TiedAttributes
 from fractrain_fx.tied.hooks import TiedHooks
-from fractrain_fx.tied.structure import ADAPTERS_FIRST, Structure
+from fractrain_fx.tied.structure import ADAPTERS_FIRST, SHARDED_ELSEWHERE, Structure
 from fractrain_fx.tied.telling import warn
 
 __all__ = ["Tied"]
@@ -53,9 +53,11 @@ class Tied:
         """Compare modules, parameters, attributes and hooks; warn of changes without effect.
 
         Raises:
-            ModelError: modules or parameters are not those of the graph.
+            ModelError: modules or parameters are not those of the graph, or layers are sharded that it does not call.
         """
         self.require_structure("the rewritten model still runs the graph of the old structure")
+        if any(hasattr(module, "set_requires_gradient_sync") for path, module in self.uncalled.items() if path):
+            raise ModelError(SHARDED_ELSEWHERE)
         changes = self._attributes.changes()
         if changes:
             warn(f"without effect on the rewritten model: {_listed(changes)}; {_REWRITE}")

@@ -21,7 +21,14 @@ from fractrain_fx.execution.blocks.maskless_relu import MasklessReLU
 from fractrain_fx.passes.graph.aliases import base, memory_of
 from fractrain_fx.passes.graph.edit import NAMESPACE, owner_module
 from fractrain_fx.passes.graph.facts import facts
-from fractrain_fx.passes.graph.state import Stateful, stateful
+from fractrain_fx.passes.graph.state import (
+    ParameterPlace,
+    Stateful,
+    parameter_at,
+    parameters_behind,
+    parameters_read,
+    stateful,
+)
 
 __all__ = ["Segment", "chain", "cut"]
 
@@ -41,6 +48,8 @@ class Segment:
         inputs: nodes of earlier segments, or placeholders, that it reads. Parameters are not among them.
         outputs: its nodes that later segments read.
         ops: names of the contractions in it.
+        parameters: the parameters that it reads.
+        passed_on: parameters in whose memory an output may lie, so that later segments read them too.
         stateful: modules and buffers whose values a run may change.
         once: the reason that a second run is not the same as the first; ``None`` if it is.
     """
@@ -49,6 +58,8 @@ class Segment:
     inputs: tuple[Node, ...]
     outputs: tuple[Node, ...]
     ops: tuple[str, ...]
+    parameters: tuple[ParameterPlace, ...]
+    passed_on: tuple[ParameterPlace, ...]
     stateful: Stateful
     once: str | None
 
@@ -118,8 +129,16 @@ def _segment(
         graph.output(tuple(values[node] for node in outputs))
     module = RecordedModule.over(graph_module, graph_module._modules, graph)
     ops = tuple(op.name for node in nodes if (op := facts(node).op) is not None)
-    state = stateful(graph_module, nodes)
-    return Segment(module, inputs, outputs, ops, state, _once(graph_module, nodes, leaves))
+    return Segment(
+        module,
+        inputs,
+        outputs,
+        ops,
+        parameters_read(graph_module, nodes),
+        parameters_behind(graph_module, outputs),
+        stateful(graph_module, nodes),
+        _once(graph_module, nodes, leaves),
+    )
 
 
 def _once(graph_module: RecordedModule, nodes: Sequence[Node], leaves: Collection[str]) -> str | None:
@@ -134,14 +153,9 @@ def _once(graph_module: RecordedModule, nodes: Sequence[Node], leaves: Collectio
         memory = memory_of(base(node), graph_module) if _writes(node, graph_module) else None
         if memory is not None and memory.op == "placeholder":
             return f"{node.name} changes an input of the model in place"
-        if memory is not None and memory.op == "get_attr" and _is_parameter(graph_module, memory):
+        if memory is not None and memory.op == "get_attr" and parameter_at(graph_module, memory) is not None:
             return f"{node.name} changes the parameter {memory.target}"
     return None
-
-
-def _is_parameter(graph_module: RecordedModule, node: Node) -> bool:
-    owner, _, name = str(node.target).rpartition(".")
-    return name in graph_module.get_submodule(owner)._parameters
 
 
 class _Free:

@@ -1,23 +1,44 @@
-"""Find the modules and buffers whose values a part of a running graph may change."""
+"""Find the state of a part of a running graph: the parameters that it reads, and the buffers that it may change."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+from torch import nn
 from torch.fx import Node
 
 from fractrain_fx.capture import RecordedModule
+from fractrain_fx.capture.recording.callees import Method
 from fractrain_fx.capture.recording.cleanup import has_effect
 from fractrain_fx.execution.blocks.dispatched_block import DispatchedBlock
 from fractrain_fx.execution.blocks.skipped_norm import SkippedNorm
+from fractrain_fx.nn.quantized_leaf import QuantizedLeaf
+from fractrain_fx.passes.graph.aliases import memory_of
 from fractrain_fx.passes.graph.contractions import function_name
 from fractrain_fx.passes.graph.edit import owner_module
 from fractrain_fx.passes.graph.facts import facts
 
-__all__ = ["Stateful", "stateful"]
+__all__ = ["ParameterPlace", "Stateful", "parameter_at", "parameters_behind", "parameters_read", "stateful"]
 
 _NORMS = frozenset({"batch_norm", "instance_norm"})
+
+
+class ParameterPlace(NamedTuple):
+    """Where a parameter is registered. A move, a cast or sharding may put another object there.
+
+    Attributes:
+        owner: the module that holds it.
+        name: its name there.
+    """
+
+    owner: nn.Module
+    name: str
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """The same for every module that shares the dictionary of parameters, as a recorded module does."""
+        return id(self.owner._parameters), self.name
 
 
 class Stateful(NamedTuple):
@@ -44,6 +65,45 @@ def stateful(graph_module: RecordedModule, nodes: Iterable[Node]) -> Stateful:
             read = [str(x.target) for x in node.all_input_nodes if x.op == "get_attr"]
             buffers |= dict.fromkeys(path for path in read if _is_buffer(graph_module, path))
     return Stateful(tuple(modules), tuple(buffers))
+
+
+def parameters_read(graph_module: RecordedModule, nodes: Iterable[Node]) -> tuple[ParameterPlace, ...]:
+    """The parameters whose values some nodes read, in order."""
+    found: dict[tuple[int, str], ParameterPlace] = {}
+    for node in _with_regions(graph_module, nodes):
+        sources = [x for x in node.all_input_nodes if x.op == "get_attr"]
+        places = [place for source in sources if (place := parameter_at(graph_module, source)) is not None]
+        for module in _modules_run(graph_module, node):
+            places += [ParameterPlace(each, name) for each in module.modules() for name in each._parameters]
+        found |= {place.key: place for place in places}
+    return tuple(found.values())
+
+
+def parameters_behind(graph_module: RecordedModule, values: Iterable[Node]) -> tuple[ParameterPlace, ...]:
+    """The parameters whose memory some values may share."""
+    sources = [memory_of(value, graph_module) for value in values]
+    places = [parameter_at(graph_module, x) for x in sources if x is not None and x.op == "get_attr"]
+    return tuple(place for place in places if place is not None)
+
+
+def parameter_at(graph_module: RecordedModule, node: Node) -> ParameterPlace | None:
+    """The parameter that a ``get_attr`` node reads; ``None`` if it reads something else."""
+    path, _, name = str(node.target).rpartition(".")
+    owner = graph_module.get_submodule(path)
+    return ParameterPlace(owner, name) if name in owner._parameters else None
+
+
+def _modules_run(graph_module: RecordedModule, node: Node) -> Iterator[nn.Module]:
+    """The modules that a node runs, those included that the called module only refers to."""
+    module = owner_module(graph_module, node)
+    if module is not None:
+        yield module
+    if isinstance(module, QuantizedLeaf):
+        yield module.leaf
+    elif isinstance(module, SkippedNorm):
+        yield module.norm.find()
+    elif isinstance(module, Method):
+        yield module._owner[0]
 
 
 def _with_regions(graph_module: RecordedModule, nodes: Iterable[Node]) -> Iterator[Node]:
