@@ -59,8 +59,10 @@ def fully_shard(model: FracModel, mesh: DeviceMesh | None = None, **options: Any
         ConfigError: there is no group of processes, or an option is unknown or does not fit the model.
     """
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard as shard
+    from torch.distributed.fsdp import fully_shard as shard_module
     from torch.distributed.fsdp import register_fsdp_forward_method
+
+    shard: Any = shard_module  # its overloads do not know keywords that are passed on
 
     _require_rewritten(model)
     _require_options(options, set(inspect.signature(shard).parameters))
@@ -89,7 +91,7 @@ def fully_shard(model: FracModel, mesh: DeviceMesh | None = None, **options: Any
         own = {place.owner._parameters[place.name] for place in places}
         group = ParameterGroup(list({id(place.owner): place.owner for place in places}.values()))
         others = {parameter for parameter in group.parameters() if parameter not in own}
-        shard(group, mesh=mesh, ignored_params=others, **_of_segments(options))  # type: ignore[call-overload]
+        shard(group, mesh=mesh, ignored_params=others, **_of_segments(options))
         group.let_go()
         groups.append(group)
         group_of |= {place.key: group for place in places}
@@ -100,7 +102,7 @@ def fully_shard(model: FracModel, mesh: DeviceMesh | None = None, **options: Any
     sharded = {place.owner._parameters[place.name] for places in _places(model).values() for place in places}
     sharded = {each for each in sharded if hasattr(each, "to_local")}
     rest = {name: value for name, value in options.items() if name != "reshard_after_forward"}
-    shard(model, mesh=mesh, ignored_params=sharded, **rest)  # type: ignore[call-overload]
+    shard(model, mesh=mesh, ignored_params=sharded, **rest)
     register_fsdp_forward_method(model, "calibrate")
     state.variants.close(_CLOSED)
     state.sharding = Sharding(mesh, groups, group_of)

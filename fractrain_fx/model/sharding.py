@@ -75,7 +75,7 @@ class Sharding:
         from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        values = get_model_state_dict(model, options=options)
+        values: dict[str, Any] = get_model_state_dict(model, options=options)
         if not is_first():
             return None
         first: dict[int, str] = {}
@@ -106,6 +106,6 @@ def broadcast_over(mesh: DeviceMesh, tensors: Sequence[Tensor]) -> None:
         flat = torch.cat([x.reshape(-1) for x in same])
         for dimension in range(mesh.ndim):  # along the first dimension, then each row along the second
             dist.broadcast(flat, group=mesh.get_group(dimension), group_src=0)
-        parts = flat.split([x.numel() for x in same])
+        parts = torch.split(flat, [x.numel() for x in same])
         for x, part in zip(same, parts, strict=True):
             x.copy_(part.view_as(x))
