@@ -27,7 +27,8 @@ from fractrain_fx.config.choices import (
 )
 from fractrain_fx.config.clock import Amount, parse_amount, parse_turn
 from fractrain_fx.config.kinds import check_kinds, require_sequence
-from fractrain_fx.config.parts import GateConfig, Pin
+from fractrain_fx.config.parts import GateConfig
+from fractrain_fx.config.pins import Pin
 from fractrain_fx.config.plain import given_fields, plain_values, read_yaml, write_yaml
 from fractrain_fx.config.precision import (
     DFQ_OPTIONS,
@@ -97,7 +98,7 @@ class FracConfig:
             of a weight. ``row``: what a product sums over, so that each product rounds its operands anew. ``head``: as
             ``tensor``, but with one range for each index that no product sums over: sample and head in the products of
             attention. ``row`` and ``head`` measure in evaluation too.
-        pins: rules that fix the precision of some contractions.
+        pins: rules that fix the precision of some contractions, and maybe their number format (:class:`Pin`).
         gate: sizes and strength of the gates.
         schedule: moves the run from stage to stage. ``auto``: Algorithm 1. ``two-stage``: Algorithm 1 over the first
             and the last stage. ``manual``: each stage gets the same time. ``cyclic``: cosine cycles from the first to

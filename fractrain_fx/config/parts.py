@@ -1,4 +1,4 @@
-"""The parts of a configuration: rules for single contractions, and the gates."""
+"""The gates of a configuration."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import get_args
 
 from fractrain_fx.config.choices import BetaUnit, Control, GateInit
 from fractrain_fx.config.kinds import check_kinds, require_sequence
-from fractrain_fx.config.precision import Precision
 from fractrain_fx.errors import ConfigError, near
 
-__all__ = ["GateConfig", "Pin"]
+__all__ = ["GateConfig"]
 
 # Default proportional and integral gain of each control.
 _GAINS: dict[str, tuple[float, float]] = {
@@ -19,25 +18,6 @@ _GAINS: dict[str, tuple[float, float]] = {
     "integral": (4.0, 0.02),
     "multiplier": (4.0, 0.02),
 }
-
-
-@dataclass(frozen=True)
-class Pin:
-    """A rule: contractions that match ``pattern`` keep ``precision`` in every stage and for every input.
-
-    ``pattern`` is a shell-style pattern over op names (``blocks.0.*``), a kind of op (``linear``), ``depthwise`` or
-    ``first``/``last``. Later rules win. ``Pin("depthwise", Precision(8, 16))`` is the paper's rule for MobileNetV2.
-    """
-
-    pattern: str
-    precision: Precision
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "precision", Precision.parse(self.precision))
-        if not self.pattern:
-            raise ConfigError("a Pin needs a pattern, for example Pin('layer4.*', Precision(8, 8))")
-        if self.precision.skips:
-            raise ConfigError(f"Pin({self.pattern!r}) at {self.precision} would remove the op: write 2 bits or more")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fractrain_fx.config.parts import GateConfig, Pin
+from fractrain_fx.config.parts import GateConfig
+from fractrain_fx.config.pins import Pin
 from fractrain_fx.errors import ConfigError, near
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def plain_values(config: FracConfig) -> dict[str, Any]:
     amounts = {name: getattr(config, name) for name in ("every", "length")}
     plain |= {name: None if amount is None else str(amount) for name, amount in amounts.items()}
     plain["turns"] = [turn if isinstance(turn, float) else str(turn) for turn in config.turns]
-    plain["pins"] = [{"pattern": pin.pattern, "precision": str(pin.precision)} for pin in config.pins]
+    plain["pins"] = [pin.to_dict() for pin in config.pins]
     plain["gate"]["dims"] = list(config.gate.dims)
     return plain
 
@@ -43,11 +44,17 @@ def given_fields(cls: type[FracConfig], values: Mapping[str, Any]) -> dict[str, 
         _known_keys(GateConfig, given["gate"])
         given["gate"] = GateConfig(**given["gate"])
     if "pins" in given:
-        given["pins"] = tuple(pin if isinstance(pin, Pin) else Pin(**pin) for pin in given["pins"] or ())
+        given["pins"] = tuple(map(_pin, given["pins"] or ()))
     for name in ("options", "turns"):
         if name in given:
             given[name] = tuple(given[name])
     return given
+
+
+def _pin(value: Any) -> Pin:
+    if isinstance(value, str):
+        return Pin.parse(value)
+    return value if isinstance(value, Pin) else Pin(**value)
 
 
 def write_yaml(path: str | Path, values: dict[str, Any]) -> None:

@@ -58,12 +58,19 @@ class Precision:
             raise ConfigError(f"{text!r} is not a precision: write FW-3/BW-6, or 3/6")
         return cls(int(match[1]), int(match[2]))
 
-    def shares(self, weight_bits: int, least: tuple[int, int, int] = (0, 0, 0)) -> tuple[float, float, float]:
+    def shares(
+        self, weight_bits: int, least: tuple[int, int, int] = (0, 0, 0), *, by_product: bool = False
+    ) -> tuple[float, float, float]:
         """The cost of FW, EB and GC as shares (0..1) of a 32 x 32 bit product: ``b w``, ``g w`` and ``b g`` over it.
 
-        ``least``: fewest bits of the operands of each product that is computed.
+        Args:
+            weight_bits: bits ``w`` of the weight.
+            least: fewest bits of the operands of each product that is computed.
+            by_product: whether both operands of a product have its bits: ``b b``, ``g g`` and ``g g``.
         """
         products = ((self.fw, weight_bits), (self.bw, weight_bits), (self.fw, self.bw))
+        if by_product:
+            products = ((self.fw, self.fw), (self.bw, self.bw), (self.bw, self.bw))
         full = FLOAT_BITS * FLOAT_BITS
         fw, eb, gc = (
             max(a, fewest) * max(b, fewest) / full if a and b else 0.0

@@ -77,12 +77,16 @@ class Recipe:
         forward: ``x`` and ``w``, summed over input features.
         input_gradient: ``g`` and ``w``, summed over output features.
         weight_gradient: ``g`` and ``x``, summed over positions and samples.
+        by_product: both operands of the forward product have the forward bits, and both of each gradient product the
+            backward bits, so that a stage may raise the forward product only, or the backward products only. Without
+            it ``x`` and ``w`` have the forward bits in all three products, and ``g`` has the backward bits.
     """
 
     format: BlockFormatName
     forward: ProductRecipe = ProductRecipe()
     input_gradient: ProductRecipe = ProductRecipe()
     weight_gradient: ProductRecipe = ProductRecipe()
+    by_product: bool = False
 
     def __post_init__(self) -> None:
         if self.format not in BLOCK_FORMATS:

@@ -141,11 +141,17 @@ def check_recipe(config: FracConfig) -> None:
         return
     steered = config.gate_options if config.gated else config.precision_stages
     weights = [Precision(config.gate_weight_bits, config.gate_weight_bits)] if config.gated else []
-    lacks = widths_of(config.format, *steered, *(pin.precision for pin in config.pins))
+    pinned = [pin.precision for pin in config.pins if not pin.named]
+    lacks = widths_of(config.format, *steered, *pinned)
     if lacks is None and (lacks := widths_of(config.format, *weights)) is not None:
         lacks = f"weight_bits={config.weight_bits}: {lacks}"
     if lacks is not None:
         raise ConfigError(lacks)
+    if config.gated and recipe is not None and recipe.by_product:
+        raise ConfigError(
+            f"a recipe with by_product gives weights the backward bits, which the gates of method {config.method!r} "
+            "choose for each sample: leave by_product out"
+        )
     if config.gated and recipe is not None and recipe.transforms:
         raise ConfigError(
             f"format={config.format!r} would use a Hadamard transform, which mixes samples, and the gates of method "

@@ -86,11 +86,13 @@ class Format(Protocol):
         straight: whether the gradient of an activation is always that of the rounded activation.
         per_product: whether the products that read a tensor need it rounded differently. If not, it is rounded once
             for all of them.
+        by_product: whether both operands of a gradient product have the backward bits (``Recipe.by_product``).
     """
 
     name: str
     straight: bool = True
     per_product: bool = False
+    by_product: bool = False
 
     def operand(self, x: Values, bits: Bits, of: Operand, *, seed: Int[Tensor, ""] | None = None) -> Values:
         """Round an operand of a product: the same for every product, unless the format is ``per_product``."""

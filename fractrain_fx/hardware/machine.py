@@ -53,6 +53,7 @@ class Choice:
         floats: the type of results, of operands that are not rounded, and of values before they are rounded.
         share: share (0..1) of the samples.
         least: fewest bits of the operands of FW, EB and GC.
+        by_product: whether both operands of a product have its bits (``Recipe.by_product``).
     """
 
     precision: Precision = FULL
@@ -61,12 +62,15 @@ class Choice:
     floats: Floats = "float32"
     share: float = 1.0
     least: tuple[int, int, int] = (0, 0, 0)
+    by_product: bool = False
 
     def bits(self, path: Path) -> tuple[int, int]:
         """The bits of a product's two operands: activation and weight, gradient and weight, activation and gradient."""
         activation, gradient = self.precision.fw, self.precision.bw
         weight = activation if self.weight_bits is None else self.weight_bits
         first, second = {"FW": (activation, weight), "EB": (gradient, weight), "GC": (activation, gradient)}[path]
+        if self.by_product:
+            first = second = activation if path == "FW" else gradient
         fewest = self.least[PATHS.index(path)]
         return max(first, fewest), max(second, fewest)
 

@@ -93,8 +93,15 @@ def _choice(op: Work, level: Precision, config: FracConfig, base: Choice, weight
         return base
     if op.precision.mode in ("gated", "scheduled"):
         weight_bits = config.gate_weight_bits if config.gated and op.name in weighted else None
-        return replace(base, precision=level, weight_bits=weight_bits)
-    return replace(base, precision=op.precision.precision or FULL)
+        return replace(base, precision=level, weight_bits=weight_bits, by_product=op.precision.by_product)
+    name = op.precision.format or base.format
+    return replace(
+        base,
+        precision=op.precision.precision or FULL,
+        format=name,
+        least=op.precision.least(config.least_bits),
+        by_product=op.precision.by_product,
+    )
 
 
 def _row(machine: Machine, batch: int, name: str, native: bool, cost: StepCost, work: Sequence[Work]) -> PlannedStep:

@@ -134,9 +134,10 @@ class StepPrices:
         self.model = model
         self.batch = batch
         self.ops: list[tuple[Op, OpCost]] = costed(model.graph_module, model.frac_config)
-        self._integers = model.frac_config.format not in BLOCK_FORMATS
         self.unpriced = {
-            op.name for op in model.ops if op.macs is None or (op.macs and (op.product is None or not self._integers))
+            op.name
+            for op in model.ops
+            if op.macs is None or (op.macs and (op.product is None or not self._integers(op)))
         }
         self._sums: dict[tuple[str, Precision, int], Sums] = {}
 
@@ -154,9 +155,11 @@ class StepPrices:
             return sums
         sums[:, 0] = cost.spent(precision, weight_bits)
         product = op.product
-        if product is None or not self._integers:
+        if product is None or not self._integers(op):
             return sums
-        priced = self._amounts(op, product, Choice(precision, weight_bits, self.model.frac_config.format))
+        name = op.precision.format or self.model.frac_config.format
+        choice = Choice(precision, weight_bits, name, least=cost.least, by_product=cost.by_product)
+        priced = self._amounts(op, product, choice)
         if priced is None:
             self.unpriced.add(op.name)
             return sums
@@ -164,6 +167,9 @@ class StepPrices:
             if amounts is not None and cost.macs[path]:
                 sums[path, 1:] = np.array(amounts) / self.batch
         return sums
+
+    def _integers(self, op: Op) -> bool:
+        return (op.precision.format or self.model.frac_config.format) not in BLOCK_FORMATS
 
     def _amounts(self, op: Op, product: Product, choice: Choice) -> Sequence[tuple[float, float] | None] | None:
         """Cycles and nJ of FW, EB and GC of the whole batch; ``None`` where the machine has no price."""

@@ -42,11 +42,13 @@ class OpCost(NamedTuple):
         macs: of FW, EB and GC.
         weight: whether its second operand is a weight.
         least: fewest bits of the operands of each product.
+        by_product: whether both operands of a product have its bits.
     """
 
     macs: tuple[int, int, int]
     weight: bool = True
     least: tuple[int, int, int] = (0, 0, 0)
+    by_product: bool = False
 
     def spent(self, precision: Precision, weight_bits: int | None = None) -> tuple[float, float, float]:
         """MACs of FW, EB and GC, each times its share of a 32 x 32 bit product.
@@ -54,7 +56,7 @@ class OpCost(NamedTuple):
         ``weight_bits`` defaults to the forward bits; products of two activations have no weight and always use those.
         """
         weight_bits = precision.fw if weight_bits is None or not self.weight else weight_bits
-        shares = precision.shares(weight_bits, self.least)
+        shares = precision.shares(weight_bits, self.least, by_product=self.by_product)
         fw, eb, gc = self.macs
         return fw * shares[0], eb * shares[1], gc * shares[2]
 
@@ -73,6 +75,7 @@ class CostMeter(FullPrecision):
         weighted: MACs of FW, EB and GC over the scheduled ops whose weights have ``weight_bits``.
         weight_bits: bits of the weights of ``weighted``.
         least: fewest bits of the operands of FW, EB and GC in scheduled ops.
+        by_product: MACs of FW, EB and GC over the scheduled ops both of whose operands have their product's bits.
     """
 
     def __init__(
@@ -85,6 +88,7 @@ class CostMeter(FullPrecision):
         weighted: Sequence[float] = (0.0, 0.0, 0.0),
         weight_bits: int = FLOAT_BITS,
         least: tuple[int, int, int] = (0, 0, 0),
+        by_product: Sequence[float] = (0.0, 0.0, 0.0),
     ) -> None:
         super().__init__()
         self.blocks = tuple(gated)
@@ -97,10 +101,11 @@ class CostMeter(FullPrecision):
             ("fixed", fixed),
             ("total", total),
             ("weighted", weighted),
+            ("by_product", by_product),
         ):
-            # Checkpoints that were written before gated models had scheduled ops lack ``weighted``.
+            # Checkpoints of older versions lack the last two.
             table = torch.tensor(values, dtype=torch.float64).to(torch.float32)
-            self.register_buffer(name, table, persistent=name != "weighted")
+            self.register_buffer(name, table, persistent=name not in ("weighted", "by_product"))
 
     table: Tensor
     full: Tensor
@@ -108,6 +113,7 @@ class CostMeter(FullPrecision):
     fixed: Tensor
     total: Tensor
     weighted: Tensor
+    by_product: Tensor
 
     @torch.no_grad()
     def follow(self, other: CostMeter) -> None:
@@ -130,16 +136,18 @@ class CostMeter(FullPrecision):
         if bits is not None:
             b, g = (each.to(torch.float32) for each in bits)
             w = torch.full_like(b, self.weight_bits)
-            spent = spent + self.scheduled * self._shares(b, b, g) + self.weighted * self._shares(b, w, g)
+            spent = spent + self.scheduled * self._shares((b, b), (g, b), (b, g))
+            spent = spent + self.weighted * self._shares((b, w), (g, w), (b, g))
+            spent = spent + self.by_product * self._shares((b, b), (g, g), (g, g))
         measured = self.full.sum() > 0
         everything = (spent + self.fixed).sum() / self.total.sum()
         paths = torch.where(self.full > 0, spent / self.full.clamp(min=1), torch.zeros_like(spent))
         cp = torch.where(measured, spent.sum() / self.full.sum().clamp(min=1), everything)
         return Cost(cp, everything, paths[0], paths[1], paths[2], dict(zip(self.blocks, choices, strict=True)))
 
-    def _shares(self, b: Tensor, w: Tensor, g: Tensor) -> Tensor:
-        """The shares of FW, EB and GC, as :meth:`Precision.shares` has them."""
-        products = zip(((b, w), (g, w), (b, g)), self.least, strict=True)
+    def _shares(self, *operands: tuple[Tensor, Tensor]) -> Tensor:
+        """The shares of FW, EB and GC from the bits of their operands, as :meth:`Precision.shares` has them."""
+        products = zip(operands, self.least, strict=True)
         return torch.stack([x.clamp(min=fewest) * y.clamp(min=fewest) for (x, y), fewest in products]) / _FULL
 
 

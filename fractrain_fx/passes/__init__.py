@@ -120,7 +120,8 @@ def analysis_passes(config: FracConfig) -> list[PassBase]:
 def default_passes(config: FracConfig) -> list[PassBase]:
     """All passes in order, as a plain list: add, drop or reorder at will."""
     mixing: list[PassBase] = [MixOutputs(config)] if config.gated and config.mixing == "outputs" else []
-    fusing: list[PassBase] = [Fuse()] if config.per_product else []
+    per_product = config.per_product or any(pin.product_recipe is not None for pin in config.pins)
+    fusing: list[PassBase] = [Fuse(per_product=True)] if per_product else []
     return [*analysis_passes(config), InsertGates(config), Quantize(config), *mixing, MeterCost(config), *fusing]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fractrain_fx.config import SCALE_BITS, Torchao
+from fractrain_fx.config import CODE_BITS, SCALE_BITS, Torchao
 from fractrain_fx.execution.int8.timing import lacks_products
 from fractrain_fx.execution.torchao.devices import refusal, slow
 from fractrain_fx.execution.torchao.linear import NUMERICS
@@ -29,9 +29,10 @@ def notes_of(model: FracModel) -> Iterator[str]:
     device = next(model.parameters()).device.type
     if model.frac_config.rounding == "compiled" and device != "cpu":
         yield f"rounding='compiled' changes nothing here: it is for CPUs, and this model is on {device!r}"
-    if model.frac_config.format in SCALE_BITS and model.frac_config.method != "float":
-        bits = SCALE_BITS[model.frac_config.format]
-        yield f"format {model.frac_config.format}: scales take {bits}, which costs leave out"
+    config = model.frac_config
+    names = [config.format, *(pin.number_format for pin in config.pins if pin.precision.fw <= CODE_BITS)]
+    for name in dict.fromkeys(each for each in names if each in SCALE_BITS and config.method != "float"):
+        yield f"format {name}: scales take {SCALE_BITS[name or '']}, which costs leave out"
     if model.frac_config.dispatches:
         yield from _dispatched(model)
     if model.frac_config.lowers:

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
-from fractrain_fx.config import FracConfig, GateConfig
-from fractrain_fx.errors import ConfigError
+from fractrain_fx.config import FracConfig, GateConfig, Pin
 from fractrain_fx.training.settings import RunSettings, TrainSettings, flat_name
 
 __all__ = ["add_flags", "given_flags"]
@@ -25,7 +24,12 @@ _LISTS: dict[str, type] = {
     "milestones": float,
     "betas": float,
 }
-_EXAMPLES = {"pins": "PATTERN=FW-8/BW-16", "options": "FW-3/BW-6", "targets": "PER_CENT", "stages": "FW(3,8)/BW(6,8)"}
+_EXAMPLES = {
+    "pins": "PATTERN=FW-8/BW-16|FORMAT",
+    "options": "FW-3/BW-6",
+    "targets": "PER_CENT",
+    "stages": "FW(3,8)/BW(6,8)",
+}
 _EXAMPLES |= {"every": "'N steps'", "turns": "SHARE"}
 _ONLY_TRAINING = {"model", "subset", "test_subset", "setting", "pretrain_epochs", "split_seed", "augment"}
 _TYPES: dict[str, type] = {"int": int, "float": float}
@@ -74,7 +78,7 @@ def given_flags(parsed: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that were on the command line, as ``RunSettings.from_dict`` takes them.
 
     Raises:
-        ConfigError: a pin is not ``PATTERN=PRECISION``.
+        ConfigError: a pin is not ``PATTERN=PRECISION`` or ``PATTERN=FORMAT``.
     """
     known = RunSettings().to_dict().keys()
     given = {key: value for key, value in parsed.items() if key in known and value is not None}
@@ -82,15 +86,8 @@ def given_flags(parsed: Mapping[str, Any]) -> dict[str, Any]:
     if gate:
         given["gate"] = gate
     if "pins" in given:
-        given["pins"] = [_pin(text) for text in given["pins"]]
+        given["pins"] = [Pin.parse(text) for text in given["pins"]]
     return given
-
-
-def _pin(text: str) -> dict[str, str]:
-    pattern, found, precision = text.rpartition("=")
-    if not found:
-        raise ConfigError(f"--pins {text!r} is not a rule: write PATTERN=PRECISION, for example 'depthwise=FW-8/BW-16'")
-    return {"pattern": pattern, "precision": precision}
 
 
 def _attributes(cls: type) -> Iterator[tuple[str, str]]:

@@ -104,13 +104,14 @@ def _gradient_operands(plan: Plan, call: Call, g: Tensor, slot: int, seed: Tenso
     summed, other = of_first(plan.arithmetic, g, call.b), of_second(plan.arithmetic, g, call.a, call.b)
     if slot == FIRST:
         summed, other = other, summed
+    own = call.bits if plan.fmt.by_product and call.bits is not None else rounds.bits
     if call.bits is not None and seed is not None:
-        bits = (call.bits, rounds.bits)
+        bits = (call.bits, own)
         g, x = plan.fmt.transform(product, g, x, summed.one, bits, seed + 2 * APART)
         axis = plan.axis.at(g.shape, len(call.bits)) if call.bits.ndim else plan.axis
         of = Operand(product, "g", summed.first, axis, across=other.first, positions=positions(plan.arithmetic, g))
         g = plan.fmt.operand(g, axis.expand(call.bits, g.shape), of, seed=seed)
-    return g, _factor(plan, call, slot, product, summed.second, x).to(g.dtype)
+    return g, _factor(plan, call, slot, product, summed.second, x, own).to(g.dtype)
 
 
 def _factor(

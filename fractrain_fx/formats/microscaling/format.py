@@ -46,6 +46,7 @@ class MicroscalingFormat(PerProductFormat):
     def __init__(self, recipe: Recipe) -> None:
         self.name: str = recipe.format
         self.recipe = recipe
+        self.by_product = recipe.by_product
 
     def operand(self, x: Values, bits: Bits, of: Operand, *, seed: Int[Tensor, ""] | None = None) -> Values:
         """Round an operand of a product.
@@ -105,6 +106,8 @@ class MicroscalingFormat(PerProductFormat):
             how = getattr(self.recipe, product)
             if how.hadamard is not None:
                 words.append(f"both after a random Hadamard transform of {how.hadamard}")
+            if self.by_product and product != "forward":
+                words.append("both at the backward bits")
             if how.bfloat16:
                 words = [f"{tensor} bfloat16" for tensor in tensors]
             found[product.replace("_", " ")] = ", ".join(words)

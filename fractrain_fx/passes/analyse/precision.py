@@ -130,10 +130,18 @@ class DecidePrecision(PassBase):
         if op.kind in UNSPLIT_KINDS:
             fused = op.kind == "scaled_dot_product_attention"
             return Decision("float", "attention='float'" if fused else "one call multiplies more than two tensors")
-        lacks = arithmetic_of(node) if self.config.per_product else None
-        no_form = f"format {self.config.format!r} has no form for it: {lacks}" if isinstance(lacks, str) else None
+        name, recipe, per_product = self.config.format, self.config.product_recipe, self.config.per_product
+        if pin is not None and pin.number_format is not None:
+            name, recipe = pin.number_format, pin.product_recipe
+            per_product = recipe is not None
+        lacks = arithmetic_of(node) if per_product else None
+        no_form = f"format {name!r} has no form for it: {lacks}" if isinstance(lacks, str) else None
+        by_product = recipe is not None and recipe.by_product
+        if pin is not None and no_form is None:
+            reason = f"rule {pin.pattern!r}" + (f", {pin.named}" if pin.named else "")
+            return Decision("pinned", reason, pin.precision, pin.number_format, pin.product_recipe, by_product)
         if pin is not None:
-            return Decision("float", no_form) if no_form else Decision("pinned", f"rule {pin.pattern!r}", pin.precision)
+            return Decision("float", no_form or "")
         reasons = {"first": "first contraction", "last": "last contraction", "depthwise": "depthwise convolution"}
         for label in labels:
             if label in reasons:
@@ -143,7 +151,7 @@ class DecidePrecision(PassBase):
         if no_form is not None:
             return Decision("float", no_form)
         if self.config.scheduled:
-            return Decision("scheduled", STAGE)
+            return Decision("scheduled", STAGE, by_product=by_product)
         if facts(node).batch is not None and readable:
             return Decision("gated", f"gate of block {op.block!r}")
         if facts(node).batch is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -31,13 +32,14 @@ class Fuse(PassBase):
     node beside it.
 
     Args:
-        saved: what fused ops save of activations: ``operands``, ``rounded`` or ``codes`` (``FracConfig.saved``). An op
-            pinned to more bits than a code has saves its operands.
+        saved: what fused ops save of activations: ``operands`` or ``rounded`` (``FracConfig.saved``).
+        per_product: fuse only ops whose format rounds operands anew for each product, which have no unfused form.
     """
 
-    def __init__(self, saved: Saved = "operands") -> None:
+    def __init__(self, saved: Saved = "operands", *, per_product: bool = False) -> None:
         super().__init__()
         self._saved = saved
+        self._per_product = per_product
 
     def requires(self, graph_module: GraphModule) -> None:
         for node in graph_module.graph.nodes:
@@ -46,11 +48,20 @@ class Fuse(PassBase):
 
     def call(self, graph_module: GraphModule) -> PassResult:
         groups = [node for node in graph_module.graph.nodes if _group(node) is not None]
+        if self._per_product:
+            groups = [node for node in groups if _per_product(graph_module, node)]
         apart = _not_fusible(groups)
         shared = _Shared(graph_module)
+        renamed: dict[str, str] = {}
         for node in groups:
-            if node not in apart:
-                _fuse(graph_module, node, shared, self._saved)
+            if node in apart:
+                continue
+            blocks, name = facts(node).blocks, node.name
+            fused = _fuse(graph_module, node, shared, self._saved)
+            if self._per_product:  # of the graph shown; the copy that runs shares its records
+                facts(fused).blocks, renamed[name] = blocks, fused.name
+        if renamed:
+            _rename(graph_module, renamed)
         graph_module.graph.lint()
         graph_module.recompile()
         return PassResult(graph_module, len(apart) < len(groups))
@@ -59,7 +70,8 @@ class Fuse(PassBase):
         for node in graph_module.graph.nodes:
             if facts(node).role in ("input", "weight", "gradient") and not node.users:
                 raise PassError(f"the quantize node {node.name!r} still runs, but no node reads it")
-        require_fused(graph_module)
+        if not self._per_product:
+            require_fused(graph_module)
 
 
 def unfused(graph_module: GraphModule) -> dict[str, str]:
@@ -102,6 +114,11 @@ def _group(node: Node) -> tuple[list[Node], Node] | None:
     if len(after) != 1 or len(node.users) != 1 or any(facts(f).role not in ("input", "weight") for f in factors):
         return None
     return factors, after[0]
+
+
+def _per_product(graph_module: GraphModule, node: Node) -> bool:
+    group = _group(node)
+    return group is not None and bool(graph_module.get_submodule(str(group[1].target)).fmt.per_product)  # type: ignore[union-attr]
 
 
 def _not_fusible(groups: list[Node]) -> dict[Node, str]:
@@ -147,7 +164,15 @@ class _Shared:
         return self._picked[choice]
 
 
-def _fuse(graph_module: GraphModule, node: Node, shared: _Shared, saved: Saved) -> None:
+def _rename(graph_module: GraphModule, renamed: Mapping[str, str]) -> None:
+    """Give the blocks of a graph the names of the fused ops in place of those of their contractions."""
+    for node in graph_module.graph.nodes:
+        for block in facts(node).blocks:
+            block.entry, block.exit = (renamed.get(name, name) for name in (block.entry, block.exit))
+            block.branches = tuple(renamed.get(name, name) for name in block.branches)
+
+
+def _fuse(graph_module: GraphModule, node: Node, shared: _Shared, saved: Saved) -> Node:
     graph = graph_module.graph
     group, arithmetic, op = _group(node), arithmetic_of(node), facts(node).op
     assert group is not None and op is not None and not isinstance(arithmetic, str)
@@ -170,6 +195,7 @@ def _fuse(graph_module: GraphModule, node: Node, shared: _Shared, saved: Saved) 
     for spent in (gradient, node, *factors):
         if not spent.users and not spent._erased:
             graph.erase_node(spent)
+    return fused
 
 
 def _typed(

@@ -89,6 +89,8 @@ def _reason(arithmetic: Arithmetic, op: Op, weight: Node, bias: Node | None, kin
     if not isinstance(arithmetic, Linear):
         return "is not a linear layer, and torchao computes only those"
     pinned = op.precision.precision
+    if op.precision.format is not None:
+        return f"is pinned to format {op.precision.format!r}, and torchao computes in its own"
     if pinned not in (None, TORCHAO_PRECISION):
         return f"is pinned to {pinned}, and torchao computes at {TORCHAO_PRECISION}"
     sizes = facts(weight).shape or ()

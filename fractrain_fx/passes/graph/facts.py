@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from fractrain_fx.config import Recipe
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.nn.batch_axis import BatchAxis
 
@@ -65,11 +66,23 @@ class Decision:
             (chosen for each sample) or ``uncounted`` (no formula gives its cost, and it stays float).
         reason: the rule or cause in words.
         precision: the bits of a pinned op.
+        format: its number format, if its rule names one that is not the configuration's.
+        recipe: the recipe of that format, if it is one of blocks.
+        by_product: whether both operands of a product have its bits (``Recipe.by_product``).
     """
 
     mode: Mode
     reason: str
     precision: Precision | None = None
+    format: str | None = None
+    recipe: Recipe | None = None
+    by_product: bool = False
+
+    def least(self, usual: tuple[int, int, int]) -> tuple[int, int, int]:
+        """Fewest bits of the operands of FW, EB and GC, from those of the configuration's recipe."""
+        if self.format is None:
+            return usual
+        return (0, 0, 0) if self.recipe is None else self.recipe.least
 
     def __str__(self) -> str:
         bits = f" {self.precision}" if self.precision else ""

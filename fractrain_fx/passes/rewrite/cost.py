@@ -51,19 +51,20 @@ class MeterCost(PassBase):
 
     def _meter(self, graph_module: GraphModule, gated_blocks: list[str]) -> CostMeter:
         tables = _tables(graph_module, self.config)
-        scheduled, weighted, fixed, steered, total = ([0.0, 0.0, 0.0] for _ in range(5))
+        scheduled, weighted, by_product, fixed, steered, total = ([0.0, 0.0, 0.0] for _ in range(6))
         for op, cost in costed(graph_module, self.config):
             mode = op.precision.mode
             _accumulate(total, cost.macs)
             if mode in ("gated", "scheduled"):
                 _accumulate(steered, cost.macs)
             if mode == "scheduled":
-                _accumulate(weighted if self.config.gated and cost.weight else scheduled, cost.macs)
+                alike = by_product if cost.by_product else scheduled
+                _accumulate(weighted if self.config.gated and cost.weight else alike, cost.macs)
             elif mode != "gated":
                 _accumulate(fixed, cost.spent(op.precision.precision or FULL))
         gated = {name: tables[name] for name in gated_blocks}
         bits = self.config.gate_weight_bits
-        return CostMeter(gated, steered, scheduled, fixed, total, weighted, bits, self.config.least_bits)
+        return CostMeter(gated, steered, scheduled, fixed, total, weighted, bits, self.config.least_bits, by_product)
 
     def refresh(self, graph_module: GraphModule) -> None:
         """Update the cost node of a graph after the backward products of its ops have changed."""
@@ -85,7 +86,7 @@ def op_cost(node: Node, op: Op, moving: set[Node], config: FracConfig) -> OpCost
     second = operand(node, family.operands[1]) if family else node.kwargs.get("b")  # of a fused op
     record = facts(second) if isinstance(second, Node) else None
     weight = second not in moving if record is None or record.role is None else record.role == "weight"
-    return OpCost(op.training_macs, weight, config.least_bits)
+    return OpCost(op.training_macs, weight, op.precision.least(config.least_bits), op.precision.by_product)
 
 
 def reach_of(graph_module: GraphModule, config: FracConfig) -> Reach:

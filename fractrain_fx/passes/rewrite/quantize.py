@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from fractrain_fx.config import FracConfig
+from fractrain_fx.config import FracConfig, Recipe
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.errors import PassError
 from fractrain_fx.formats import Format, get_format
@@ -105,6 +105,7 @@ class _Writer:
         self._graph: Graph = graph_module.graph
         self._config = config
         self._format = fmt
+        self._formats: dict[tuple[str, Recipe | None], Format] = {}
         self._choices = choices_of(self._graph)
         self._moving = varying(self._graph)
         self._widths: dict[str, Node] = {}
@@ -125,6 +126,16 @@ class _Writer:
                 replaced = self._weight(node, op, source, bits, channel)
             set_operand(node, place, replaced)
         self._gradient(node, op, bits)
+
+    def _format_of(self, op: Op) -> Format:
+        """The format that the op's rule names, or that of all ops."""
+        name, recipe = op.precision.format, op.precision.recipe
+        if name is None:
+            return self._format
+        if (name, recipe) not in self._formats:
+            config = self._config
+            self._formats[name, recipe] = get_format(name, compiled=config.rounding == "compiled", recipe=recipe)
+        return self._formats[name, recipe]
 
     def quantize_inside(self, node: Node, op: Op) -> None:
         """Round the weights of a module that is kept as one node; its activations are not rounded."""
@@ -174,19 +185,19 @@ class _Writer:
         if bits.choice is not None and batch is not None:
             widths = [option.fw for option in self._options(op)]
             return self._once(
-                ("activation", source, bits.choice, *widths),
+                ("activation", source, self._format_of(op), bits.choice, *widths),
                 node,
                 f"quant.{identifier(op.name)}.{side}",
-                lambda: MixedActivationQuantizer(self._format, widths, batch, self._config.keep),
+                lambda: MixedActivationQuantizer(self._format_of(op), widths, batch, self._config.keep),
                 [source, bits.choice],
                 op,
             )
         # A tensor that all samples share cannot follow one sample's choice: it has the width of gated weights.
         return self._once(
-            ("activation", source, bits.fw),
+            ("activation", source, self._format_of(op), bits.fw),
             node,
             f"quant.{identifier(op.name)}.{side}",
-            lambda: ActivationQuantizer(self._format, self._config.keep, batch),
+            lambda: ActivationQuantizer(self._format_of(op), self._config.keep, batch),
             [source, bits.fw],
             op,
         )
@@ -198,10 +209,10 @@ class _Writer:
         ndim = len(facts(source).shape or ())
         dim = channel % ndim if ndim > 1 else None
         return self._once(
-            ("weight", source.target if source.op == "get_attr" else source, bits.weight, dim),
+            ("weight", source.target if source.op == "get_attr" else source, self._format_of(op), bits.weight, dim),
             node,
             f"quant.{identifier(op.name)}.weight",
-            lambda: WeightQuantizer(self._format, dim),
+            lambda: WeightQuantizer(self._format_of(op), dim),
             [source, bits.weight],
             op,
         )
@@ -215,15 +226,15 @@ class _Writer:
         return self._shared[key]
 
     def _gradient(self, node: Node, op: Op, bits: _Bits) -> None:
-        path = f"quant.{identifier(op.name)}.gradient"
+        path, fmt = f"quant.{identifier(op.name)}.gradient", self._format_of(op)
         batch = facts(node).batch
         stream = zlib.crc32(op.name.encode())
         if bits.choice is not None and batch is not None:
             widths = [option.bw for option in self._options(op)]
-            insert_module(self._graph_module, path, lambda: MixedGradientQuantizer(self._format, widths, batch, stream))
+            insert_module(self._graph_module, path, lambda: MixedGradientQuantizer(fmt, widths, batch, stream))
             arguments = [node, bits.choice, self._seed()]
         else:
-            insert_module(self._graph_module, path, lambda: GradientQuantizer(self._format, batch, stream))
+            insert_module(self._graph_module, path, lambda: GradientQuantizer(fmt, batch, stream))
             arguments = [node, bits.bw, self._seed()]
         users = list(node.users)
         with self._graph.inserting_after(node):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from functools import partial
+from html import unescape
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +15,9 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional as F
 
-from fractrain_fx import Engine, FracConfig, FracModel, Pin, Precision, fractrainify
+from fractrain_fx import Engine, FracConfig, FracModel, Pin, Precision, fractrainify, summarize
 from fractrain_fx.config import RECIPES, OperandRecipe, ProductRecipe, Recipe
+from fractrain_fx.drawing import draw
 from fractrain_fx.execution.fused_op import FusedOp
 from fractrain_fx.formats import Operand, get_format
 from fractrain_fx.formats.bits import unrounded
@@ -304,3 +307,61 @@ def test_ops_that_have_no_form_stay_float_and_say_so() -> None:
     assert reasons["even"] == "format 'mx' has no form for it: pads its two sides differently"
     roles = [facts(node).role for node in model.graph_module.graph.nodes]
     assert roles.count("fused") == 8 and "gradient" not in roles
+
+
+LAYERS = ("0", "1", "2", "3")
+
+
+def deep() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(64, 64) for _ in LAYERS))
+
+
+@pytest.mark.parametrize("format", ["affine", "mx"])
+def test_a_pin_rounds_its_op_in_its_own_format_at_its_own_cost(format: str, tmp_path: Path) -> None:
+    x = torch.randn(8, 64)
+    pins = (Pin("2", recipe="mxfp4"), Pin("3", format="bfloat16"), Pin("0", "FW-6/BW-6", format="affine"))  # type: ignore[arg-type]
+    model = rewritten(deep(), x, format=format, precision="8/8", pins=pins)
+    model(x)
+    ops = fused_ops(model._state.running[True].current())
+    found = {name: (op.plan.fmt.name, op.plan.fmt.per_product) for name, op in ops.items()}
+    block = ("mx", True)
+    assert found == {"0": ("affine", False), "1": (format, format == "mx"), "2": block, "3": block}
+    bits = {"0": 6, "1": 8, "2": 4, "3": 16}
+    shares = [(each / 32) ** 2 * (2 / 3 if name == "0" else 1) for name, each in bits.items()]  # no input gradient
+    assert float(model.cost.cp_total) == pytest.approx(sum(shares) / (4 - 1 / 3))
+    assert [block.name for block in model.blocks] == list(LAYERS)
+    table = str(summarize(model, ops=True))
+    assert "pinned FW-4/BW-4: rule '2', mxfp4" in table and "rule '3', bfloat16" in table
+    (drawn,) = draw(model, tmp_path / "drawn.dot", level="ops")
+    assert "pinned: rule '3', bfloat16" in unescape(drawn.read_text())
+    model(x).sum().backward()
+    assert all(torch.isfinite(each.grad).all() for each in model.parameters() if each.grad is not None)
+
+
+def test_a_stage_may_raise_one_product_only() -> None:
+    x, g = torch.randn(8, 64), torch.randn(8, 64)
+    recipe = Recipe("mx", by_product=True)
+    config: dict[str, Any] = {"method": "pfq", "stages": "FW(4,4)/BW(4,16)", "recipe": recipe}
+    model = rewritten(deep(), x, **config)
+    outputs, costs = [], []
+    for precision in model.frac_config.stages.stages:
+        model.set_precision(precision)
+        model.zero_grad()
+        outputs.append(model(x))
+        outputs[-1].backward(g)
+        costs.append(float(model.cost.cp))
+    assert torch.equal(*outputs)  # the forward product stays at 4 bits
+    assert costs == pytest.approx([(4 / 32) ** 2, ((4 / 32) ** 2 + 2 * (16 / 32) ** 2) / 3])
+    op = fused_ops(model.graph_module)["1"]
+    assert "both at the backward bits" in repr(op)
+    x1, w = torch.randn(8, 64), torch.randn(64, 64)
+    x1.requires_grad_(), w.requires_grad_()
+    width, half = torch.tensor(4), torch.tensor(16)
+    unused = get_format("mx").activation_range(x1)
+    y = op((width, width, half), None, (unused, None), torch.tensor(0), x1, w, None)
+    y.backward(g)
+    rounded = [each.bfloat16().float() for each in (g, x1.detach(), w.detach())]
+    torch.testing.assert_close(y, F.linear(fake_quantize(x1, "e2m1"), fake_quantize(w, "e2m1")))
+    torch.testing.assert_close(x1.grad, rounded[0] @ rounded[2])
+    torch.testing.assert_close(w.grad, rounded[0].T @ rounded[1])
