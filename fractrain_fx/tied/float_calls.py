@@ -172,7 +172,8 @@ def told_of_generate(kind: str) -> str:
     return (
         f"generate() runs the float {kind} with the trained weights, not the rewritten graph: its results, and every "
         "score of them, are not at trained precision, while the loss of model(...) is. model.restore().generate(...) "
-        "says so explicitly"
+        "says so explicitly. For text at trained precision call model(...) on the text so far, once for each token: "
+        "a cache of keys and values would hold the precisions that gates chose for shorter texts"
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from fractrain_fx import FracModel, fractrainify
+from fractrain_fx import FracConfig, FracModel, fractrainify
 from fractrain_fx.errors import FracTrainWarning
 from tests.tied.models import FLOAT, IMAGES, gpt2, original_of, resnet, text
 
@@ -36,7 +36,7 @@ CALLS: dict[str, tuple[Callable[[], FracModel], Callable[[Any], Any], str]] = {
     "generate": (
         gpt2,
         lambda model: model.generate(PROMPT, **SETTINGS),
-        r"float GPT2LMHeadModel.*not at trained precision",
+        r"float GPT2LMHeadModel.*not at trained precision.*call model\(\.\.\.\) on the text so far",
     ),
 }
 
@@ -52,6 +52,18 @@ def test_the_first_call_that_runs_float_layers_warns_at_the_line(
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         call(model)
+
+
+def test_text_at_trained_precision_grows_by_calls_on_the_text_so_far_with_one_recording_for_all_lengths() -> None:
+    model, ids = gpt2(FracConfig()), torch.randint(3, 60, (2, 4))
+    model(**text())
+    model.eval()
+    with torch.no_grad():
+        for length in range(4, 12):
+            logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+            assert logits.shape[1] == ids.shape[1] == length
+            ids = torch.cat([ids, logits[:, -1].argmax(-1, keepdim=True)], dim=1)
+    assert len(list(model._state.variants)) <= 2
 
 
 def test_ordinary_use_stays_quiet() -> None:
