@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any, get_args
 
-from fractrain_fx.config.choices import CHOICES, CODE_BITS, TORCHAO_PRECISION
+from fractrain_fx.config.choices import CHOICES, CODE_BITS, TORCHAO_FORMATS, TORCHAO_PRECISION
 from fractrain_fx.config.clock import check_clock
 from fractrain_fx.config.precision import FLOAT_BITS, SKIP, CostTargets, Precision
 from fractrain_fx.config.products import BLOCK_FORMATS
-from fractrain_fx.config.recipes import check_recipe, widths_of
+from fractrain_fx.config.recipes import RECIPES, check_recipe, widths_of
 from fractrain_fx.errors import ConfigError, near
 
 if TYPE_CHECKING:
@@ -207,10 +207,19 @@ def _check_torchao(config: FracConfig) -> None:
             f"execution={config.execution!r} always computes linear layers at 8 bits, which does not fit "
             f"{given}: {way_out}"
         )
-    if config.format != "affine":
+    formats = TORCHAO_FORMATS[config.execution]
+    if config.format not in formats:
+        fitting = [kind for kind, known in TORCHAO_FORMATS.items() if config.format in known]
+        others = f"write execution={fitting[0]!r}" if fitting else "torchao trains in none that fits"
         raise ConfigError(
             f"execution={config.execution!r} computes linear layers in torchao's number format, not in format "
-            f"{config.format!r}: write format='affine', or execution='simulate'"
+            f"{config.format!r}: write format={' or '.join(map(repr, formats))}, or execution='simulate' ({others})"
+        )
+    recipe = formats[config.format]
+    if recipe is not None and config.product_recipe != RECIPES[recipe]:
+        raise ConfigError(
+            f"execution={config.execution!r} follows recipe {recipe!r}, not recipe={config.recipe!r}: write "
+            f"recipe={recipe!r}, or execution='simulate'"
         )
     if config.ranges != "tensor":
         raise ConfigError(

@@ -10,6 +10,7 @@ __all__ = [
     "CHOICES",
     "CODE_BITS",
     "DISPATCH_FROM",
+    "TORCHAO_FORMATS",
     "TORCHAO_PRECISION",
     "Attention",
     "BetaUnit",
@@ -34,7 +35,7 @@ Schedule = Literal["auto", "two-stage", "manual", "cyclic", "fixed", "gradient-n
 Mixing = Literal["inputs", "outputs"]
 Saved = Literal["operands", "rounded"]
 Attention = Literal["quantized", "float"]
-Torchao = Literal["torchao-int8", "torchao-float8"]
+Torchao = Literal["torchao-int8", "torchao-float8", "torchao-mxfp8"]
 Execution = Literal["simulate", "auto", Torchao]
 Skipping = Literal["dispatched", "masked"]
 Kernels = Literal["auto", "float", "int8"]
@@ -54,6 +55,14 @@ DISPATCH_FROM = 0.1
 
 # The precision at which torchao computes, at every stage.
 TORCHAO_PRECISION = Precision(8, 8)
+
+# The formats whose linear layers each kind of torchao training may compute, with the recipe that it follows. Under
+# ``affine`` the layer is in torchao's numbers instead of the format's.
+TORCHAO_FORMATS: dict[str, dict[str, str | None]] = {
+    "torchao-int8": {"affine": None},
+    "torchao-float8": {"affine": None, "fp8": "fp8"},
+    "torchao-mxfp8": {"mx": "mxfp8"},
+}
 
 CHOICES: dict[str, Any] = {
     "method": Method,

@@ -83,8 +83,9 @@ class FracConfig:
         execution: ``simulate``: every block runs for all samples, and its result is dropped for samples that skip it.
             ``auto``: samples that skip are left out if that saves time. Values stay the same with two exceptions: batch
             norm and ranges inside a block only see the samples that run, and a sample that skips a block has no
-            gradient through that block (docs/execution.md). ``torchao-int8``, ``torchao-float8``: torchao's 8-bit
-            training computes linear layers, in its own number format (``static`` at FW-8/BW-8).
+            gradient through that block (docs/execution.md). ``torchao-int8``, ``torchao-float8``, ``torchao-mxfp8``:
+            torchao's 8-bit training computes linear layers (``static`` at FW-8/BW-8): under ``affine`` in its own
+            numbers, under ``fp8`` and ``mx`` by the recipes ``fp8`` and ``mxfp8``, where a GPU has them.
         skipping: ``dispatched``: ``execution="auto"`` leaves out samples that skip. ``masked``: it does not, for models
             whose batch norm must see all samples.
         skip_threshold: share (0..1) of a batch that must skip a block before they are left out; ``None``: a measured

@@ -51,6 +51,25 @@ def test_torchao_computes_at_eight_bits_only(execution: Any) -> None:
             config.replace(**changes)
 
 
+def test_torchao_follows_a_recipe_of_the_formats_that_it_has() -> None:
+    assert FracConfig(method="static", format="fp8", execution="torchao-float8").torchao == "torchao-float8"
+    assert FracConfig(method="static", format="mx", recipe="mxfp8", execution="torchao-mxfp8").torchao
+    for words, message in (
+        ({"execution": "torchao-mxfp8"}, "not in format 'affine': write format='mx'.*write execution='torchao-int8'"),
+        ({"execution": "torchao-float8", "format": "mx"}, "write execution='torchao-mxfp8'"),
+        (
+            {"execution": "torchao-mxfp8", "format": "mx", "recipe": "mxfp4"},
+            "follows recipe 'mxfp8', not recipe='mxfp4'",
+        ),
+        (
+            {"execution": "torchao-mxfp8", "format": "nvfp4", "precision": "4/4"},
+            "always computes linear layers at 8 bits",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            FracConfig(**{"method": "static", **words})
+
+
 @pytest.mark.parametrize(
     "options, message",
     [

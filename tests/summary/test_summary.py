@@ -168,3 +168,15 @@ def test_sequence_first_parts_that_get_the_samples_first_are_named() -> None:
     assert plan(model, **arguments).loud.startswith("ATTENTION: attention takes sequence-first inputs")
     right, arguments = timed(1)
     assert "sequence-first" not in plan(right, **arguments).loud
+
+
+def test_blocks_keep_their_ends_where_the_shown_graph_has_fused_ops() -> None:
+    net = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(4)))
+    shown = {}
+    for words in ({}, {"format": "mx"}):
+        config = FracConfig(method="static", **words)  # type: ignore[arg-type]
+        model = fractrainify(net, config=config, example_inputs=(torch.randn(2, 8),))
+        shown[str(words)] = [(block.name, block.ops) for block in model.blocks]
+        assert str(summarize(model))
+    affine, mx = shown.values()
+    assert affine == mx and len(mx) > 1

@@ -13,6 +13,9 @@ __all__ = ["refusal", "slow"]
 # The first GPUs with float8 tensor cores, of NVIDIA (Ada) and of AMD (MI300).
 _FLOAT8_CUDA, _FLOAT8_HIP = (8, 9), (9, 4)
 
+# The first GPUs of NVIDIA whose tensor cores multiply MX blocks (Blackwell).
+_MX_CUDA = (10, 0)
+
 
 def refusal(kind: Torchao, device: torch.device) -> str | None:
     """The reason why a device cannot run such products, with the way out; ``None`` if it can."""
@@ -20,6 +23,8 @@ def refusal(kind: Torchao, device: torch.device) -> str | None:
         return None
     if device.type not in ("cpu", "cuda"):
         return f"torchao multiplies on CPUs and on GPUs with CUDA or ROCm, not on a device of type {device.type}"
+    if kind == "torchao-mxfp8":
+        return _no_mxfp8(device)
     if kind == "torchao-float8":
         return _no_float8(device) if device.type == "cuda" else None
     # torchao uses a Triton kernel if Triton finds a GPU, and torch._int_mm if not.
@@ -38,6 +43,15 @@ def slow(kind: Torchao, device: torch.device) -> str | None:
     if kind == "torchao-int8":
         return lacks_int8(device)
     return "torch multiplies float8 on a CPU in other types" if device.type == "cpu" else None
+
+
+def _no_mxfp8(device: torch.device) -> str | None:
+    if device.type == "cpu":
+        return "torchao multiplies MXFP8 on GPUs only, and the model is on a CPU: write model.to('cuda')"
+    if torch.version.hip is None and torch.cuda.get_device_capability(device) >= _MX_CUDA:
+        return None
+    name = torch.cuda.get_device_name(device)
+    return f"{name} cannot multiply MXFP8, which needs compute capability 10.0 (Blackwell): take another GPU"
 
 
 def _no_float8(device: torch.device) -> str | None:

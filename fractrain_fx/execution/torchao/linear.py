@@ -17,16 +17,18 @@ from fractrain_fx.execution.simulated.strategy import autocast
 from fractrain_fx.execution.torchao.devices import refusal
 from fractrain_fx.nn.rounding import refuse_create_graph
 
-__all__ = ["FLOAT8_MULTIPLE", "NUMERICS", "TorchaoLinear"]
+__all__ = ["MULTIPLES", "NUMERICS", "TorchaoLinear"]
 
 NUMERICS: dict[Torchao, str] = {
     "torchao-int8": "torchao int8: symmetric, a scale for each row and column, rounded to the nearest",
     "torchao-float8": "torchao float8: e4m3, gradients e5m2, a scale for each tensor, rounded to the nearest",
+    "torchao-mxfp8": "torchao MXFP8: e4m3, a power of two for every 32, rounded to the nearest; as format mx",
 }
 """The numbers in which a layer is computed, with their differences from the simulation."""
 
-FLOAT8_MULTIPLE = 16
-"""``torch._scaled_mm`` multiplies by a weight only if both of its sizes are multiples of this."""
+MULTIPLES: dict[Torchao, int] = {"torchao-float8": 16, "torchao-mxfp8": 32}
+"""torchao multiplies by a weight only if both of its sizes are multiples of this: those of ``torch._scaled_mm``, and
+whole blocks."""
 
 _Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
@@ -35,12 +37,12 @@ class TorchaoLinear:
     """``x @ weight.T + bias`` as torchao trains it.
 
     Args:
-        kind: int8 or float8.
+        kind: int8, float8 or MXFP8.
         inputs, outputs: channels.
         bias: whether there is a bias.
 
     Raises:
-        ConfigError: torchao is not installed.
+        ConfigError: torchao is not installed, or is too old for this kind.
     """
 
     def __init__(self, kind: Torchao, inputs: int, outputs: int, bias: bool) -> None:
@@ -64,7 +66,13 @@ class TorchaoLinear:
             x, bias = autocast(x, dtype), autocast(bias, dtype)
         # As one matrix, so that its gradient is one too: torchao views tensors of more dimensions as matrices, which
         # some strides forbid.
-        rows = self._rows(x.reshape(-1, x.shape[-1]), weight, bias)
+        flat = x.reshape(-1, x.shape[-1])
+        # MX sums the weight's gradient over whole blocks of rows; rows of zeros change no scale and no sum.
+        missing = -len(flat) % MULTIPLES[self.kind] if self.kind == "torchao-mxfp8" else 0
+        if missing:
+            rows = self._rows(F.pad(flat, (0, 0, 0, missing)), weight, bias)[: len(flat)]
+        else:
+            rows = self._rows(flat, weight, bias)
         if rows.requires_grad and not torch.compiler.is_compiling():
             rows.register_hook(_look_at_mode)  # type: ignore[no-untyped-call]
         return rows.reshape(*x.shape[:-1], rows.shape[-1])
@@ -81,8 +89,8 @@ def _rows(kind: Torchao, module: nn.Module) -> _Linear:
     def run(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if (reason := refusal(kind, rows.device)) is not None:
             raise ConfigError(f"execution={kind!r} cannot run here: {reason}, or write execution='simulate'")
-        if kind == "torchao-float8" and rows.dtype == torch.float64:
-            raise ConfigError("execution='torchao-float8' cannot multiply float64: write model.float()")
+        if kind in MULTIPLES and rows.dtype == torch.float64:
+            raise ConfigError(f"execution={kind!r} cannot multiply float64: write model.float()")
         parameters = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
         out: Tensor = functional_call(module, parameters, (rows,))
         return out
@@ -102,6 +110,8 @@ def _converted(kind: Torchao, inputs: int, outputs: int, bias: bool) -> nn.Modul
 
             # By default torchao makes the weight a tensor subclass, with which a CPU silently multiplies in float.
             quantize_(layer, Int8MixedPrecisionTrainingConfig(module_swap=True))
+        elif kind == "torchao-mxfp8":
+            layer = _mxfp8(inputs, outputs, bias)
         else:
             from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
@@ -114,3 +124,21 @@ def _converted(kind: Torchao, inputs: int, outputs: int, bias: bool) -> nn.Modul
         ) from error
     module: nn.Module = layer
     return module
+
+
+def _mxfp8(inputs: int, outputs: int, bias: bool, *, emulated: bool = False) -> nn.Module:
+    """Torchao's MXFP8 layer, with scales as format ``mx`` has them; ``emulated`` computes it on any device."""
+    from torchao.prototype.moe_training.mxfp8_linear import MXFP8Linear
+    from torchao.prototype.mx_formats.config import ScaleCalculationMode
+    from torchao.quantization.quantize_.common.kernel_preference import KernelPreference
+
+    kernels = KernelPreference.EMULATED if emulated else KernelPreference.AUTO
+    layer: nn.Module = MXFP8Linear(
+        inputs,
+        outputs,
+        bias=bias,
+        device="meta",
+        kernel_preference=kernels,
+        scale_calculation_mode=ScaleCalculationMode.FLOOR,
+    )
+    return layer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -17,7 +18,7 @@ from fractrain_fx.nn.quantizers import ActivationQuantizer, GradientQuantizer, W
 from fractrain_fx.passes.graph.arithmetic import arithmetic_of
 from fractrain_fx.passes.graph.contractions import contraction, operand
 from fractrain_fx.passes.graph.edit import NAMESPACE, call, insert_module
-from fractrain_fx.passes.graph.facts import facts
+from fractrain_fx.passes.graph.facts import Block, facts
 
 __all__ = ["Fuse", "fused_ops", "require_fused", "unfused"]
 
@@ -52,16 +53,11 @@ class Fuse(PassBase):
             groups = [node for node in groups if _per_product(graph_module, node)]
         apart = _not_fusible(groups)
         shared = _Shared(graph_module)
-        renamed: dict[str, str] = {}
-        for node in groups:
-            if node in apart:
-                continue
-            blocks, name = facts(node).blocks, node.name
-            fused = _fuse(graph_module, node, shared, self._saved)
-            if self._per_product:  # of the graph shown; the copy that runs shares its records
-                facts(fused).blocks, renamed[name] = blocks, fused.name
-        if renamed:
-            _rename(graph_module, renamed)
+        fused = {node.name: _fuse(graph_module, node, shared, self._saved).name for node in groups if node not in apart}
+        for node in graph_module.graph.nodes:
+            if blocks := facts(node).blocks:
+                # In a new record: a copied graph shares records with the graph it is a copy of.
+                node.meta["frac"] = replace(facts(node), blocks=tuple(_renamed(block, fused) for block in blocks))
         graph_module.graph.lint()
         graph_module.recompile()
         return PassResult(graph_module, len(apart) < len(groups))
@@ -164,14 +160,6 @@ class _Shared:
         return self._picked[choice]
 
 
-def _rename(graph_module: GraphModule, renamed: Mapping[str, str]) -> None:
-    """Give the blocks of a graph the names of the fused ops in place of those of their contractions."""
-    for node in graph_module.graph.nodes:
-        for block in facts(node).blocks:
-            block.entry, block.exit = (renamed.get(name, name) for name in (block.entry, block.exit))
-            block.branches = tuple(renamed.get(name, name) for name in block.branches)
-
-
 def _fuse(graph_module: GraphModule, node: Node, shared: _Shared, saved: Saved) -> Node:
     graph = graph_module.graph
     group, arithmetic, op = _group(node), arithmetic_of(node), facts(node).op
@@ -190,12 +178,18 @@ def _fuse(graph_module: GraphModule, node: Node, shared: _Shared, saved: Saved) 
     tensors = {"a": bound.a.args[0], "b": bound.b.args[0], "added": bound.added}
     with graph.inserting_before(node):
         fused = call(graph, path, rounds, tensors, role="fused", owner=op.name, like=node)
-    facts(fused).op = op
+    facts(fused).op, facts(fused).blocks = op, facts(node).blocks
     gradient.replace_all_uses_with(fused)
     for spent in (gradient, node, *factors):
         if not spent.users and not spent._erased:
             graph.erase_node(spent)
     return fused
+
+
+def _renamed(block: Block, fused: Mapping[str, str]) -> Block:
+    """A block whose entry, exit and branches are the nodes that took the places of fused ones."""
+    entry, exit, *branches = (fused.get(name, name) for name in (block.entry, block.exit, *block.branches))
+    return replace(block, entry=entry, exit=exit, branches=tuple(branches))
 
 
 def _typed(

@@ -9,7 +9,7 @@ from fractrain_fx.config import TORCHAO_PRECISION, FracConfig, Torchao
 from fractrain_fx.errors import ModelError, PassError
 from fractrain_fx.execution.fused_op import FusedOp
 from fractrain_fx.execution.simulated.arithmetic import Arithmetic, Linear
-from fractrain_fx.execution.torchao.linear import FLOAT8_MULTIPLE, TorchaoLinear
+from fractrain_fx.execution.torchao.linear import MULTIPLES, TorchaoLinear
 from fractrain_fx.passes.execute.fuse import require_fused
 from fractrain_fx.passes.execute.left_out import left_out
 from fractrain_fx.passes.graph.facts import Op, facts
@@ -25,7 +25,7 @@ class UseTorchao(PassBase):
     Requires: a graph after ``Fuse``. Ensures: nodes and parameters stay the same, and ranges are measured as before.
 
     Args:
-        kind: int8 or float8.
+        kind: int8, float8 or MXFP8.
 
     Raises:
         ConfigError: torchao is not installed.
@@ -78,7 +78,8 @@ def not_on_torchao(graph_module: GraphModule, config: FracConfig) -> dict[str, s
     kind = config.torchao
 
     def reason(node: Node, op: Op, arithmetic: Arithmetic, weight: Node) -> str | None:
-        added = arithmetic.bind(node.args, node.kwargs).added
+        fused = node.op == "call_module"
+        added = node.kwargs["added"] if fused else arithmetic.bind(node.args, node.kwargs).added
         return _reason(arithmetic, op, weight, added if isinstance(added, Node) else None, kind)
 
     return left_out(graph_module, reason)
@@ -96,6 +97,8 @@ def _reason(arithmetic: Arithmetic, op: Op, weight: Node, bias: Node | None, kin
     sizes = facts(weight).shape or ()
     if bias is not None and facts(bias).shape != sizes[:1]:
         return "adds something else than one number for each channel"
-    if kind == "torchao-float8" and any(size % FLOAT8_MULTIPLE for size in sizes):
-        return f"its weight is {'x'.join(map(str, sizes))}, and float8 takes multiples of {FLOAT8_MULTIPLE} only"
+    multiple = MULTIPLES.get(kind, 1)
+    if any(size % multiple for size in sizes):
+        word = kind.removeprefix("torchao-")
+        return f"its weight is {'x'.join(map(str, sizes))}, and {word} takes multiples of {multiple} only"
     return None

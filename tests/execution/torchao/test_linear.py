@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -11,6 +13,7 @@ from fractrain_fx.errors import ConfigError
 from fractrain_fx.execution.torchao import devices as torchao_device
 from fractrain_fx.execution.torchao import linear as swapped
 from fractrain_fx.execution.torchao.linear import TorchaoLinear
+from fractrain_fx.formats.microscaling import fake_quantize
 from tests.swapping import KINDS, place
 
 _CPU, _GPU = torch.device("cpu"), torch.device("cuda")
@@ -96,6 +99,35 @@ def test_what_a_device_can_is_told_by_its_kind(monkeypatch: pytest.MonkeyPatch) 
         assert (refusal("torchao-float8", _GPU) is None) == (capability >= (8, 9))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     assert "A100 cannot multiply float8" in str(refusal("torchao-float8", _GPU))
+
+
+@pytest.mark.parametrize("rows", [64, 50])
+def test_mxfp8_gives_the_numbers_of_format_mx_where_torchao_emulates_it(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torchao.prototype.moe_training.mxfp8_linear")
+    monkeypatch.setattr(swapped, "_mxfp8", partial(swapped._mxfp8, emulated=True))
+    monkeypatch.setattr(swapped, "refusal", lambda kind, device: None)
+    layer, mx8 = TorchaoLinear("torchao-mxfp8", 96, 64, True), partial(fake_quantize, element="e4m3")
+    x, g = torch.randn(rows, 96, requires_grad=True), torch.randn(rows, 64)
+    weight, bias = torch.randn(64, 96, requires_grad=True), torch.randn(64, requires_grad=True)
+    out = layer(x, weight, bias)
+    of_x, of_weight, of_bias = torch.autograd.grad(out, (x, weight, bias), g)
+    assert torch.equal(out, mx8(x) @ mx8(weight).t() + bias)
+    assert torch.allclose(of_x, mx8(g) @ mx8(weight, axis=0), atol=1e-5)
+    assert torch.allclose(of_weight, mx8(g, axis=0).t() @ mx8(x, axis=0), atol=1e-4)
+    assert torch.allclose(of_bias, g.sum(0), atol=1e-5)
+
+
+def test_mxfp8_needs_a_gpu_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    refusal = torchao_device.refusal
+    assert "on GPUs only, and the model is on a CPU: write model.to('cuda')" in str(refusal("torchao-mxfp8", _CPU))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "H100")
+    for capability in ((9, 0), (10, 0), (12, 0)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, each=capability: each)
+        found = refusal("torchao-mxfp8", _GPU)
+        assert (found is None) == (capability >= (10, 0))
+        assert found is None or "H100 cannot multiply MXFP8, which needs compute capability 10.0" in found
 
 
 def test_where_it_saves_no_time_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

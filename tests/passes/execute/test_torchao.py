@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import sys
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 
 from fractrain_fx import FracConfig, FracModel, Pin, Precision, fractrainify, plan, summarize
 from fractrain_fx.errors import ConfigError, ModelError
+from fractrain_fx.execution.torchao import linear as swapped
 from fractrain_fx.execution.torchao.linear import NUMERICS
 from fractrain_fx.passes import not_on_torchao
 from tests.swapping import KINDS, place
@@ -260,3 +263,50 @@ def test_a_compiled_model_has_no_break_and_the_same_numbers(kind: str) -> None:
         assert torch.allclose(out, again, atol=1e-5)  # float sums around the layers may be in another order
         of_compiled = {name.removeprefix("_orig_mod."): grad for name, grad in of_compiled.items()}
         assert all(torch.allclose(grads[name], of_compiled[name], atol=1e-4) for name in grads)  # type: ignore[arg-type]
+
+
+def _wide_net(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    widths = (20, 64, 96, 64, 40, 3)
+    return nn.Sequential(*(nn.Linear(a, b) for a, b in pairwise(widths)))
+
+
+def test_the_recipe_mxfp8_runs_for_real_with_the_numbers_of_its_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torchao.prototype.moe_training.mxfp8_linear")
+    x, found = torch.randn(10, 20), {}
+    config = FracConfig(method="static", format="mx", recipe="mxfp8")
+    for execution in ("simulate", "torchao-mxfp8"):
+        if execution == "torchao-mxfp8":  # what a Blackwell GPU computes, emulated by torchao
+            monkeypatch.setattr(swapped, "_mxfp8", partial(swapped._mxfp8, emulated=True))
+            monkeypatch.setattr(swapped, "refusal", lambda kind, device: None)
+        model = fractrainify(_wide_net(), config=config.replace(execution=execution), example_inputs=(x,)).train()
+        out = model(x)
+        out.square().sum().backward()
+        found[execution] = [out.detach(), *(parameter.grad for parameter in model.parameters())]
+    for simulated, real in zip(*found.values(), strict=True):
+        assert torch.allclose(simulated, real, rtol=1e-4, atol=1e-6)
+    kernels = model.kernels()
+    assert kernels["1"] == kernels["2"] == NUMERICS["torchao-mxfp8"]
+    assert kernels["3"] == "its weight is 40x64, and mxfp8 takes multiples of 32 only"
+
+
+def test_without_the_hardware_the_first_call_says_what_is_missing() -> None:
+    pytest.importorskip("torchao.prototype.moe_training.mxfp8_linear")
+    x = torch.randn(10, 20)
+    config = FracConfig(method="static", format="mx", recipe="mxfp8", execution="torchao-mxfp8")
+    model = fractrainify(_wide_net(), config=config, example_inputs=(x,))
+    assert "cannot run here: torchao multiplies MXFP8 on GPUs only" in str(summarize(model))
+    with pytest.raises(
+        ConfigError, match="execution='torchao-mxfp8' cannot run here: torchao multiplies MXFP8 on GPUs"
+    ):
+        model(x)
+
+
+def test_format_fp8_runs_on_torchaos_float8() -> None:
+    x, found = torch.randn(10, 20), []
+    device = place("torchao-float8")
+    for execution in ("simulate", "torchao-float8"):
+        config = FracConfig(method="static", format="fp8", execution=execution)  # type: ignore[arg-type]
+        model = fractrainify(_wide_net(), config=config, example_inputs=(x,)).to(device)
+        found.append(model(x.to(device)).detach())
+    assert (found[0] - found[1]).norm() < 0.05 * found[0].norm()
