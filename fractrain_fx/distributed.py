@@ -95,7 +95,7 @@ def fully_shard(model: FracModel, mesh: DeviceMesh | None = None, **options: Any
         group.let_go()
         groups.append(group)
         group_of |= {place.key: group for place in places}
-    # Under `frac`, where it finds them, without parameters: the names of the model's parameters stay.
+    # torch looks for groups below the model. Under `frac` and without parameters they change no names.
     inserted = model._modules.setdefault(NAMESPACE, nn.Module())
     assert inserted is not None
     inserted.add_module(_GROUPS, nn.ModuleList(groups))

@@ -78,6 +78,9 @@ class Sharding:
         values: dict[str, Any] = get_model_state_dict(model, options=options)
         if not is_first():
             return None
+        for name, value in values.items():
+            if value.untyped_storage().nbytes() > value.numel() * value.element_size():
+                values[name] = value.clone()  # rows that do not divide evenly are gathered with padding behind them
         first: dict[int, str] = {}
         for name, parameter in model.named_parameters(remove_duplicate=False):
             values[name] = values[first.setdefault(id(parameter), name)]
@@ -103,7 +106,7 @@ def broadcast_over(mesh: DeviceMesh, tensors: Sequence[Tensor]) -> None:
     for x in tensors:
         by_type[x.dtype].append(x)
     for same in by_type.values():
-        flat = torch.cat([x.reshape(-1) for x in same])
+        flat = torch.cat([x.reshape(-1) for x in same]).to(mesh.device_type)
         for dimension in range(mesh.ndim):  # along the first dimension, then each row along the second
             dist.broadcast(flat, group=mesh.get_group(dimension), group_src=0)
         parts = torch.split(flat, [x.numel() for x in same])
