@@ -14,10 +14,24 @@ from fractrain_fx.engine.meter import EpochMeter
 from fractrain_fx.errors import ConfigError, CostTermError, InputError, RunError
 from fractrain_fx.model import FracModel
 
-__all__ = ["Steering"]
+__all__ = ["Steering", "refuse_fsdp"]
 
 _KEY = "fractrain_fx"  # key of the engine's state in trainer_state.json
 _log = logging.getLogger(__name__)
+
+
+def refuse_fsdp(args: TrainingArguments | None) -> None:
+    """Check that Trainer is not to shard the model.
+
+    Raises:
+        ConfigError: it is.
+    """
+    if getattr(args, "fsdp", None):
+        raise ConfigError(
+            "TrainingArguments(fsdp=...) gathers the weights of a layer when the layer is called, and a rewritten "
+            "graph does not call layers: leave it out (DistributedDataParallel), or shard by segment with "
+            "fractrain_fx.distributed.fully_shard(model) in a loop of your own or fractrain train --shard"
+        )
 
 
 class Steering(TrainerCallback):
@@ -52,6 +66,12 @@ class Steering(TrainerCallback):
                 f"stage_steps={self.stage_steps} and every={str(model.frac_config.every)!r} both say when the stage "
                 "may change: leave stage_steps out"
             )
+        if model._state.sharding is not None:
+            raise ConfigError(
+                "Trainer wraps the model of several processes in DistributedDataParallel, which cannot hold shards: "
+                "train a model after fractrain_fx.distributed.fully_shard in a loop of your own or with "
+                "fractrain train --shard, or leave fully_shard out"
+            )
         self._engine = Engine(model)
         return model
 
@@ -74,6 +94,9 @@ class Steering(TrainerCallback):
         self._open_window()
         costs = {f"{name}_percent": 100 * means.shares[name] for name in ("cp", "cp_total")}
         return {"task_loss": means.loss, "cost_loss": cost, **costs, "stage": self._stage + 1}
+
+    def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        refuse_fsdp(args)
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if args.n_gpu > 1:

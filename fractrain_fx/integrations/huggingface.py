@@ -17,7 +17,7 @@ from fractrain_fx.engine import Engine
 from fractrain_fx.engine.distributed import world_size
 from fractrain_fx.errors import ConfigError, CostTermError
 from fractrain_fx.integrations.hf_face import face_of, share_of
-from fractrain_fx.integrations.hf_steering import Steering
+from fractrain_fx.integrations.hf_steering import Steering, refuse_fsdp
 from fractrain_fx.model import FracModel
 
 __all__ = ["FracTrainCallback", "FracTrainMixin"]
@@ -38,7 +38,8 @@ class FracTrainMixin:
         args, kwargs: arguments of ``Trainer``.
 
     Raises:
-        ConfigError: the model was not rewritten, or the bases are in the wrong order.
+        ConfigError: the model was not rewritten or is sharded, or Trainer is to shard it, or the bases are in the wrong
+            order.
         CostTermError: while training, if a subclass leaves the cost term out.
     """
 
@@ -52,6 +53,7 @@ class FracTrainMixin:
             )
 
     def __init__(self, model: Any = None, *args: Any, stage_steps: int | None = None, **kwargs: Any) -> None:
+        refuse_fsdp(kwargs.get("args", args[0] if args else None))
         self._steering = Steering(stage_steps)
         self._steering.culprit = type(self).__name__
         face = None if model is None else face_of(self._steering.steer(model))

@@ -13,11 +13,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_model, save_model
+from safetensors.torch import save_model
 from torch import nn
 
 from fractrain_fx.durable import sync, writing
+from fractrain_fx.engine.distributed import sum_over_ranks
 from fractrain_fx.errors import NonFiniteLossError, RunError
+from fractrain_fx.model.saving import Weights, read_weights
 
 __all__ = ["Checkpoint", "latest_checkpoint", "load_checkpoint", "require_finite", "save_checkpoint"]
 
@@ -42,7 +44,7 @@ class Checkpoint:
     tensors: Mapping[str, Any]
 
 
-def save_checkpoint(out: Path, model: nn.Module, checkpoint: Checkpoint) -> Path:
+def save_checkpoint(out: Path, model: nn.Module | Weights, checkpoint: Checkpoint) -> Path:
     """Write a checkpoint, then delete older ones.
 
     The folder is written under another name, synced to disk and renamed at the end, so a process that is killed or
@@ -70,9 +72,9 @@ def save_checkpoint(out: Path, model: nn.Module, checkpoint: Checkpoint) -> Path
     return target
 
 
-def _write(draft: Path, model: nn.Module, checkpoint: Checkpoint) -> None:
+def _write(draft: Path, model: nn.Module | Weights, checkpoint: Checkpoint) -> None:
     try:
-        save_model(model, str(draft / _MODEL))
+        save_model(model, str(draft / _MODEL))  # type: ignore[arg-type]
         torch.save(dict(checkpoint.tensors), draft / _TENSORS)
     except (RuntimeError, SafetensorError) as error:  # which both libraries raise for a full disk
         raise OSError(str(error)) from error
@@ -87,11 +89,16 @@ def _write(draft: Path, model: nn.Module, checkpoint: Checkpoint) -> None:
 def require_finite(model: nn.Module, epoch: int) -> None:
     """Check the weights after an epoch: a loss only shows the weights before its step, not those after the last step.
 
+    A collective, because each process may hold a part of the weights only.
+
     Raises:
         NonFiniteLossError: a weight is NaN or infinite after ``epoch`` epochs.
     """
-    for name, parameter in model.named_parameters():
-        if not torch.isfinite(parameter).all():
+    named = dict(model.named_parameters())
+    values = [p.to_local() if hasattr(p, "to_local") else p for p in named.values()]
+    bad = sum_over_ranks(torch.stack([(~torch.isfinite(x)).any() for x in values]).int())
+    for name, found in zip(named, bad.tolist(), strict=True):
+        if found:
             raise NonFiniteLossError(
                 f"after epoch {epoch} the weight {name} is NaN or infinite: lower the learning rate"
             )
@@ -128,7 +135,7 @@ def load_checkpoint(out: Path, model: nn.Module, config: Mapping[str, Any]) -> C
         raise RunError(f"{folder} is damaged ({error}): restore it from a copy, or start the run again") from error
     _refuse_other_config(folder, checkpoint.config, json.loads(json.dumps(dict(config))))
     try:
-        load_model(model, str(folder / _MODEL))
+        model.load_state_dict(read_weights(folder / _MODEL))
     except (OSError, RuntimeError) as error:
         raise RunError(f"{folder} does not fit this model: resume with the model it was made with. {error}") from error
     return checkpoint

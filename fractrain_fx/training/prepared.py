@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from fractrain_fx.config import Steps, Tokens
 from fractrain_fx.config.clock import Amount
+from fractrain_fx.distributed import fully_shard
+from fractrain_fx.engine.distributed import gather_over_ranks
 from fractrain_fx.errors import ConfigError
+from fractrain_fx.model.saving import Weights
 from fractrain_fx.training.data import DataSet, make_loader
 from fractrain_fx.training.data.loader import Share
 from fractrain_fx.training.length import RunLength
@@ -36,7 +41,8 @@ class Prepared:
         scheduler: sets its learning rates.
 
     Raises:
-        ConfigError: the device does not exist, or accelerate already runs with other settings in this process.
+        ConfigError: the device does not exist, or accelerate already runs with other settings in this process, or the
+            model is to be sharded over one process that torchrun did not start.
         ModelError: checkpointing is asked for, and the model has no part that could run again.
         DataError: there are fewer training samples than processes.
     """
@@ -56,10 +62,53 @@ class Prepared:
         self.length = RunLength(settings, self.loader.steps)
         if settings.checkpointing:
             model.gradient_checkpointing_enable()
-        module = torch.compile(model) if settings.compile else model
-        optimizer = make_optimizer(model, settings, data.task)
-        self.module, self.optimizer = accelerator.prepare(module, optimizer)
+        self._model, self._sharded = model, settings.shard
+        self.module: Any
+        self.optimizer: Any
+        if settings.shard:
+            self.module = fully_shard(model.to(accelerator.device))
+            optimizer = make_optimizer(model, settings, data.task)
+            self.optimizer = accelerator.prepare(optimizer)
+        else:
+            optimizer = make_optimizer(model, settings, data.task)
+            module = torch.compile(model) if settings.compile else model
+            self.module, self.optimizer = accelerator.prepare(module, optimizer)
         self.scheduler = make_scheduler(optimizer, settings, self.length.epoch_steps)
+
+    def call(self, module: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call ``module`` or :attr:`alone` in mixed precision, which accelerate has put into what it prepared."""
+        from accelerate.utils import convert_to_fp32
+
+        if not self._sharded:
+            return module(*args, **kwargs)
+        with self.accelerator.autocast():
+            return convert_to_fp32(module(*args, **kwargs))
+
+    @contextmanager
+    def batch(self, *, step_ends: bool) -> Iterator[None]:
+        """The context of a batch: gradients are averaged over the processes in the last batch of a step."""
+        if self._sharded:
+            self._model.set_requires_gradient_sync(step_ends)
+        if self._sharded or step_ends:
+            yield
+        else:
+            with self.accelerator.no_sync(self.module):
+                yield
+
+    def test(self) -> Iterator[tuple[Tensor, Tensor, bool]]:
+        """This process's test batches, each with whether it counts.
+
+        A sharded model needs the same number of calls on every process, so batches that do not count follow.
+        """
+        last: tuple[Tensor, Tensor] | None = None
+        count = 0
+        for count, (inputs, targets) in enumerate(self.loader.test(), start=1):  # noqa: B007
+            last = inputs, targets
+            yield inputs, targets, True
+        if self._sharded:
+            missing = max(gather_over_ranks(count)) - count
+            inputs, targets = last or next(self.loader.train(0, 1))
+            yield from ((inputs, targets, False) for _ in range(missing))
 
     @property
     def alone(self) -> Any:
@@ -95,13 +144,26 @@ class Prepared:
         self.scheduler.step()
         self.optimizer.zero_grad()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Optimizer, learning rate and random generators of all processes; a collective."""
-        from accelerate.utils import gather_object
+    def weights(self) -> FracModel | Weights:
+        """The model with whole weights, to be written by the first process; a collective."""
+        sharding = self._model._state.sharding
+        return self._model if sharding is None else Weights(sharding.whole(self._model) or {})
 
+    def state_dict(self) -> dict[str, Any]:
+        """Optimizer, learning rate and random generators of all processes; a collective.
+
+        A sharded optimizer's state is whole, on the CPU of the first process, under the names of the parameters.
+        """
+        from accelerate.utils import gather_object
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
+
+        optimizer = self.optimizer.state_dict()
+        if self._sharded:
+            options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+            optimizer = get_optimizer_state_dict(self._model, self.optimizer.optimizer, options=options)
         scaler = self.accelerator.scaler
         return {
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": optimizer,
             "scheduler": self.scheduler.state_dict(),
             "scaler": None if scaler is None else scaler.state_dict(),
             "random": gather_object([random_state(self.accelerator.device)]),  # each process draws its own noise
@@ -109,7 +171,13 @@ class Prepared:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a ``state_dict``. It sets the random generators, so nothing may draw before training."""
-        self.optimizer.load_state_dict(state["optimizer"])
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
+
+        if self._sharded:
+            options = StateDictOptions(full_state_dict=True)
+            set_optimizer_state_dict(self._model, self.optimizer.optimizer, state["optimizer"], options=options)
+        else:
+            self.optimizer.load_state_dict(state["optimizer"])
         self.scheduler.load_state_dict(state["scheduler"])
         if self.accelerator.scaler is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])

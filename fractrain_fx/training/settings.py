@@ -53,6 +53,7 @@ class TrainSettings:
         mixed_precision: ``no``, ``fp16`` or ``bf16``, for ops that are not quantized.
         compile: use ``torch.compile``.
         checkpointing: keep fewer activations: backward computes those of a part of the model again.
+        shard: split parameters, gradients and optimizer state over the processes (FSDP2), by parts of the model.
         workers: processes that read image files; data in memory needs none.
     """
 
@@ -77,6 +78,7 @@ class TrainSettings:
     mixed_precision: MixedPrecision = "no"
     compile: bool = False
     checkpointing: bool = False
+    shard: bool = False
     workers: int = 4
 
     def __post_init__(self) -> None:
@@ -92,6 +94,12 @@ class TrainSettings:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"{name}={value} must be at least 1")
+        if self.shard and (self.compile or self.mixed_precision == "fp16"):
+            other = "compile" if self.compile else "mixed_precision='fp16'"
+            raise ConfigError(
+                f"shard with {other} is not possible: torch's hooks that gather weights end a compiled graph, and its "
+                "scaler of losses sees only one process's shards. Leave out one of the two, or write bf16"
+            )
         if self.workers < 0:
             raise ConfigError(f"workers={self.workers} must be at least 0")
         self._check_rates()

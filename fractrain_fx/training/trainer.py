@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from fractrain_fx.engine import Engine
 from fractrain_fx.engine.dependence import ChoiceMeter
-from fractrain_fx.engine.distributed import sum_over_ranks
+from fractrain_fx.engine.distributed import LOST, is_lost_process, sum_over_ranks
 from fractrain_fx.errors import ConfigError, NonFiniteLossError, RunError
 from fractrain_fx.hardware.run_cost import StepPrices, run_cost
 from fractrain_fx.summary import summarize
@@ -106,7 +105,7 @@ class Trainer:
 
         Raises:
             NonFiniteLossError: a loss or a weight was NaN or infinite; the message names the last good checkpoint.
-            RunError: ``out`` holds another run's checkpoint.
+            RunError: ``out`` holds another run's checkpoint, or another process is gone.
         """
         begins = self._progress.epoch == 0 and not self._resumed
         if self.out is not None and begins and latest_checkpoint(self.out) is not None:
@@ -127,6 +126,10 @@ class Trainer:
                         self._train_epoch(log)
             except NonFiniteLossError as error:
                 raise NonFiniteLossError(f"{error}. {self._last_good()}") from error
+            except RuntimeError as error:
+                if not is_lost_process(error.__cause__ or error):
+                    raise
+                raise RunError(f"{LOST}. {self._last_good()}") from error
         result = self.result()
         if self.out is not None and self.is_main:
             result.to_json(self.out / "result.json")
@@ -155,8 +158,10 @@ class Trainer:
         choices, extremes = ChoiceMeter(), Extremes(self.model)
         loss = torch.zeros((), device=self._accelerator.device)
         with torch.no_grad():
-            for inputs, targets in self._prepared.loader.test():
+            for inputs, targets, counts in self._prepared.test():
                 logits = self._forward(inner, inputs)
+                if not counts:
+                    continue
                 loss += self.objective.loss(logits, targets) * len(targets)
                 meter.update(logits, targets)
                 choices.add(self.model.cost.choice)
@@ -240,7 +245,7 @@ class Trainer:
         for number, (inputs, targets) in enumerate(loader, start=1):
             self._interrupt.check()
             step_ends = number % accumulate == 0 or number == batches
-            with nullcontext() if step_ends else self._accelerator.no_sync(prepared.module):
+            with prepared.batch(step_ends=step_ends):
                 loss = self.objective.loss(self._forward(prepared.module, inputs), targets)
                 self._accelerator.backward(self.engine.loss(loss))
             if step_ends:
@@ -256,7 +261,7 @@ class Trainer:
 
     def _forward(self, module: Any, inputs: Tensor) -> Tensor:
         named = {} if self._input_name is None else {self._input_name: inputs}
-        return self.objective.logits(module(**named) if named else module(inputs))
+        return self.objective.logits(self._prepared.call(module, *(() if named else (inputs,)), **named))
 
     def _announcement(self) -> str:
         text = announcement(self.label, self.model, self.data.name, self.engine)
@@ -276,6 +281,7 @@ class Trainer:
             return
         progress = self._progress
         require_finite(self.model, progress.epoch)
-        tensors, state = self._prepared.state_dict(), {"engine": self.engine.state_dict()} | progress.state_dict()
+        tensors, weights = self._prepared.state_dict(), self._prepared.weights()
+        state = {"engine": self.engine.state_dict()} | progress.state_dict()
         if self.is_main:
-            save_checkpoint(self.out, self.model, Checkpoint(progress.epoch, self._identity(), state, tensors))
+            save_checkpoint(self.out, weights, Checkpoint(progress.epoch, self._identity(), state, tensors))

@@ -271,6 +271,16 @@ def test_bases_in_the_wrong_order_and_plain_models_are_refused(tmp_path: Path) -
         trainer.train()
 
 
+def test_sharding_by_trainer_names_what_shards_a_rewritten_model(tmp_path: Path) -> None:
+    rows, args = WhichModule(4), arguments(tmp_path)
+    args.fsdp = True  # set later, because TrainingArguments(fsdp=True) changes the environment of this process
+    callback = FracTrainCallback(rewritten(bert(), rows))
+    with pytest.raises(ConfigError, match=r"fractrain_fx\.distributed\.fully_shard"):
+        Tuner(rewritten(bert(), rows), args, train_dataset=rows)
+    with pytest.raises(ConfigError, match=r"fractrain_fx\.distributed\.fully_shard"):
+        callback.on_init_end(args, None, None)  # type: ignore[arg-type]
+
+
 def test_a_trainer_without_the_mixin_is_told_to_write_it_and_one_around_an_engine_is_left_alone(tmp_path: Path) -> None:
     rows = WhichModule(4)
     args = arguments(tmp_path, max_steps=1)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
 from fractrain_fx.cli import main
+from tests.training.tiny import Plain
 
 pytestmark = pytest.mark.long
 
@@ -64,6 +68,52 @@ def test_two_processes_take_the_same_stages_and_resume(tmp_path: Path) -> None:
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=0.02)
     # Going on in one process would mean other batches, other noise and another learning rate.
     assert main(["train", "--resume", str(tmp_path / "two")]) == 2
+
+
+def together(arguments: list[str]) -> list[subprocess.Popen[str]]:
+    """Two processes without torchrun, which would end one when the other dies."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    command = [sys.executable, "-m", "fractrain_fx", *arguments]
+    return [
+        subprocess.Popen(
+            command,
+            env={**os.environ, **own, "WORLD_SIZE": "2", "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+
+
+def test_a_sharded_run_says_that_a_process_was_killed_and_goes_on(tmp_path: Path) -> None:
+    flags = ["--method", "fractrain", "--epochs", "6", "--schedule", "manual", "--gate.beta", "0.05"]
+    flags += ["--accumulate", "2", "--lr", "0.05"]
+    model = ["--model", f"{ROOT}/tests/training/tiny.py:plain", "--batch-size", "16"]
+    out = tmp_path / "sharded"
+    processes = together(["train", *model, *LOOP, *flags, "--shard", "--out", str(out)])
+    while not (out / "metrics.jsonl").exists() or len((out / "metrics.jsonl").read_text().splitlines()) < 2:
+        assert processes[0].poll() is None, processes[0].communicate()[1]
+        time.sleep(0.01)
+    processes[1].kill()
+    said = processes[0].communicate(timeout=300)[1]
+    processes[1].communicate()
+    assert processes[0].returncode == 2
+    assert "another process of this run ended" in said and f"The last good checkpoint is {out}" in said
+    assert "Traceback" not in said
+
+    run_together(["train", "--resume", str(out)], 2)
+    sharded = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [(row["epoch"], row["samples"]) for row in sharded] == [(epoch, 128) for epoch in range(1, 7)]
+    assert sharded[0]["stage"] == 0 and sharded[-1]["stage"] > 0
+    # The checkpoint holds whole weights, under the names of the model.
+    saved = load_file(next(out.glob("checkpoint-*")) / "model.safetensors")
+    assert {name: x.shape for name, x in saved.items() if not name.startswith("frac.")} == {
+        name: x.shape for name, x in Plain().state_dict().items()
+    }
 
 
 LEAVES = """

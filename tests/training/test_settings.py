@@ -46,6 +46,8 @@ def test_the_method_knows_the_length_of_the_run() -> None:
     ("values", "message"),
     [
         ({"metod": "pfq"}, "'method'"),
+        ({"shard": True, "compile": True}, "compiled graph"),
+        ({"shard": True, "mixed_precision": "fp16"}, "bf16"),
         ({"method": "fractran"}, "'fractrain'"),
         ({"epochs": 0}, "epochs=0"),
         ({"batch_size": -1}, "batch_size"),

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from rich.console import Console
+from safetensors.torch import load_file
 
 from fractrain_fx.config import FracConfig, GateConfig
 from fractrain_fx.errors import ConfigError, NonFiniteLossError, RunError
@@ -66,6 +68,27 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(tmp_path: Path) -> N
     assert resumed.engine.state_dict() == whole.engine.state_dict()
     rows = [json.loads(line) for line in (tmp_path / "parts" / "metrics.jsonl").read_text().splitlines()]
     assert [row["epoch"] for row in rows] == [1, 2, 3, 4]
+
+
+def test_a_sharded_run_is_that_of_a_whole_model_and_goes_on(tmp_path: Path) -> None:
+    whole = new_run(settings(epochs=3), tmp_path / "whole", quiet())
+    whole.fit()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        parts = new_run(settings(epochs=3, shard=True, accumulate=1), tmp_path / "parts", quiet())
+        interrupt_in_epoch(parts, 3)
+        with pytest.raises(KeyboardInterrupt):
+            parts.fit()
+        resumed = resume_run(tmp_path / "parts", quiet())
+        resumed.fit()
+    finally:
+        dist.destroy_process_group()
+    for ours, theirs in zip(resumed.engine.ledger.rows, whole.engine.ledger.rows, strict=True):
+        assert (ours.stage, ours.cp, ours.options) == (theirs.stage, theirs.cp, theirs.options)
+        assert ours.loss == pytest.approx(theirs.loss, rel=1e-5)  # the optimizer computes on DTensors
+    files = [load_file(tmp_path / run / "checkpoint-0003" / "model.safetensors") for run in ("parts", "whole")]
+    assert files[0].keys() == files[1].keys()
+    assert all(torch.allclose(files[0][name], value, atol=1e-4) for name, value in files[1].items())
 
 
 def interrupt_in_epoch(trainer: Trainer, epoch: int) -> None:
