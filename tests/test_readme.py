@@ -1,7 +1,8 @@
-"""The documentation is true: its Python runs, its commands exist, its links lead somewhere."""
+"""The documentation is true: its Python and its notebooks run, its commands exist, its links lead somewhere."""
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from fractrain_fx import cli
 
 ROOT = Path(__file__).parent.parent
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
@@ -55,6 +57,31 @@ def test_python_blocks_run_in_the_order_of_the_page(
         if block.page == page:
             # blank lines in front, so that an error's traceback shows the line of the page
             exec(compile("\n" * block.line + block.text, str(page), "exec"), names)
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda notebook: notebook.name)
+def test_the_cells_of_a_notebook_run_in_order_and_print_what_stands_there(
+    notebook: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "__main__"}
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    capsys.readouterr()
+    for cell in (cell for cell in cells if cell["cell_type"] == "code"):
+        exec(compile("".join(cell["source"]), f"{notebook} [{cell['execution_count']}]", "exec"), names)
+        written = "".join(line for output in cell["outputs"] for line in output["text"])
+        # Other machines and versions sum in another order, so that numbers of a training differ.
+        assert _words(capsys.readouterr().out) == _words(written)
+
+
+def _words(text: str) -> str:
+    return re.sub(r"FW-\d+/BW-\d+|[\d.]+", "#", text)
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda notebook: notebook.name)
+def test_links_of_a_notebook_lead_somewhere(notebook: Path) -> None:
+    links = _LINK.findall(notebook.read_text(encoding="utf-8"))
+    assert links and [link for link in links if "://" not in link and not (notebook.parent / link).exists()] == []
 
 
 @pytest.mark.parametrize("call", commands("fractrain"), ids=" ".join)

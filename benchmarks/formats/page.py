@@ -21,8 +21,8 @@ _INTRO = """# Number formats side by side
 
 Short trainings of one small model in every [recipe](format-recipes.md), on a CPU. They are too short and too small to
 rank formats for large models; they show that every recipe trains, what it costs, and whether raising the bits in the
-middle of a run pays. Nothing on this page is typed in: `python -m benchmarks.formats page` writes it from
-[the results]({results}), a line for each run.
+middle of a run pays. With one seed, small differences say nothing. Nothing on this page is typed in:
+`python -m benchmarks.formats page` writes it from [the results]({results}), a line for each run.
 
 - **last**: test {metric} at the end; over several seeds the mean, with the lowest and highest in brackets.
 - **to mxfp8**: the mean of last, less that of `mxfp8`: in points, or for language in nats (less is better).
@@ -81,6 +81,9 @@ def verdict(groups: Sequence[Group]) -> str:
         claim = "The raise reaches MXFP8's loss for no more than the best switch by hand."
     else:
         claim = "The raise reaches MXFP8's loss, but costs more than the best switch by hand."
+    four = difference(named["mxfp4"], base) if "mxfp4" in named else None
+    if four is not None and four <= _WITHIN:
+        claim += f" MXFP4 throughout ends {four:+.3f} nats from it too: these runs are too short to need a raise."
     return f"### The raise\n\n{own} {others} **{claim}**"
 
 

@@ -1,11 +1,12 @@
 """A hook of mkdocs: the links of the pages lead to the same places on the site as in the repository.
 
-README.md becomes the first page. What a page links to outside of docs/ gets a page of its own: Markdown files as they
-are, other files as listings, folders as lists of their files.
+README.md becomes the first page, and notebooks become pages. What a page links to outside of docs/ gets a page of its
+own: Markdown files as they are, other files as listings, folders as lists of their files.
 """
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 from pathlib import Path
@@ -24,6 +25,8 @@ _SOURCES: dict[str, Path] = {}  # what stands on each page that is made here
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the first page, and pages for everything outside of docs/ that a page links to."""
     _add(files, config, ROOT / "README.md")
+    for notebook in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
+        _add(files, config, notebook)
     pending = [(ROOT / "docs" / file.src_uri) for file in files.documentation_pages() if file.abs_src_path is not None]
     pending.append(ROOT / "README.md")
     seen: set[Path] = set(pending)
@@ -65,6 +68,8 @@ def _add(files: Files, config: MkDocsConfig, path: Path) -> None:
         content = "\n".join([f"# {path.relative_to(ROOT)}/", "", *(f"- `{name}`" for name in names), ""])
     elif path.suffix == ".md":
         content = path.read_text(encoding="utf-8")
+    elif path.suffix == ".ipynb":
+        content = _notebook(path)
     else:
         text = path.read_text(encoding="utf-8")
         content = f"# {path.relative_to(ROOT)}\n\n````{path.suffix.removeprefix('.') or 'text'}\n{text}\n````\n"
@@ -72,12 +77,24 @@ def _add(files: Files, config: MkDocsConfig, path: Path) -> None:
     files.append(File.generated(config, _site_path(path), content=content))
 
 
+def _notebook(path: Path) -> str:
+    """The cells of a notebook as Markdown: text as it is, code and what it printed in fences."""
+    parts = []
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        text = "".join(cell["source"])
+        parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
+        printed = "".join(line for output in cell.get("outputs", ()) for line in output.get("text", ()))
+        parts += [f"```text\n{printed.rstrip()}\n```"] if printed else []
+    return "\n\n".join(parts) + "\n"
+
+
 def _site_path(path: Path) -> str:
     """Where a file of the repository is on the site, as mkdocs counts: from docs/, before Markdown becomes HTML."""
     if path == ROOT / "README.md":
         return "index.md"
     if path.is_relative_to(ROOT / "docs"):
-        return path.relative_to(ROOT / "docs").as_posix()
+        inside = path.relative_to(ROOT / "docs")
+        return (inside.with_suffix(".md") if inside.suffix == ".ipynb" else inside).as_posix()
     name = path.relative_to(ROOT).as_posix()
     return f"repository/{name}" if path.suffix == ".md" else f"repository/{name}.md"
 

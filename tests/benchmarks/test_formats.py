@@ -43,6 +43,10 @@ def test_the_raise_is_judged_by_loss_and_by_cost() -> None:
     assert "costs more than the best switch by hand" in dearer
     missed = said(**eight, **{auto: (10.5, 0.5)}, mxfp4_50_mxfp8=(10.05, 0.6))
     assert "does not reach" in missed and "+0.049 nats" in missed
+    assert "too short to need a raise" not in missed
+    assert "too short to need a raise" in said(
+        mxfp4=(10.09, 0.3), **eight, **{auto: (10.0, 0.5)}, mxfp4_50_mxfp8=(10, 1)
+    )
     alone = said(**eight, **{auto: (10.0, 0.5)}, mxfp4_50_mxfp8=(11.0, 0.6))
     assert "no switch by hand does" in alone
 
