@@ -137,7 +137,7 @@ class StepPrices:
         self.unpriced = {
             op.name
             for op in model.ops
-            if op.macs is None or (op.macs and (op.product is None or not self._integers(op)))
+            if op.macs is None or (op.macs and (op.product is None or not self._knows_format(op)))
         }
         self._sums: dict[tuple[str, Precision, int], Sums] = {}
 
@@ -155,7 +155,7 @@ class StepPrices:
             return sums
         sums[:, 0] = cost.spent(precision, weight_bits)
         product = op.product
-        if product is None or not self._integers(op):
+        if product is None or not self._knows_format(op):
             return sums
         name = op.precision.format or self.model.frac_config.format
         choice = Choice(precision, weight_bits, name, least=cost.least, by_product=cost.by_product)
@@ -168,7 +168,8 @@ class StepPrices:
                 sums[path, 1:] = np.array(amounts) / self.batch
         return sums
 
-    def _integers(self, op: Op) -> bool:
+    def _knows_format(self, op: Op) -> bool:
+        """Whether there may be a price for the op's number format: BitFusion multiplies integers without scales."""
         return (op.precision.format or self.model.frac_config.format) not in BLOCK_FORMATS
 
     def _amounts(self, op: Op, product: Product, choice: Choice) -> Sequence[tuple[float, float] | None] | None:
@@ -193,6 +194,9 @@ class MachinePrices(StepPrices):
     def __init__(self, model: FracModel, batch: int, machine: Machine) -> None:
         super().__init__(model, batch)
         self.machine = machine
+
+    def _knows_format(self, op: Op) -> bool:
+        return True  # the machine itself leaves out what it has no price for
 
     def _amounts(self, op: Op, product: Product, choice: Choice) -> Sequence[tuple[float, float] | None] | None:
         step = self.machine.step([op], {op.name: (choice,)}, batch=self.batch).ops.get(op.name)

@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from fractrain_fx import Engine, FracConfig, FracModel, fractrainify
+from fractrain_fx import Engine, FracConfig, FracModel, Precision, fractrainify
 from fractrain_fx.engine import EpochRow
 from fractrain_fx.hardware.bitfusion import convolution, training_step
-from fractrain_fx.hardware.run_cost import RunCost, StepPrices, run_cost
+from fractrain_fx.hardware.catalogue import find_machine
+from fractrain_fx.hardware.run_cost import MachinePrices, RunCost, StepPrices, run_cost
 from fractrain_fx.zoo.models import resnet74
 from tests.training.tiny import TinyNet
 
@@ -147,3 +148,13 @@ def test_all_layers_and_options_of_resnet74_take_seconds() -> None:
         for option in model.frac_config.options:
             prices.of(op, cost, option, 4)
     assert time.perf_counter() - start < 10
+
+
+def test_another_machine_prices_block_formats_which_bitfusion_does_not() -> None:
+    net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8))
+    config = FracConfig(method="static", format="mx", precision=Precision(8, 8))
+    model = fractrainify(net, config=config, example_inputs=(torch.randn(4, 64),))
+    for prices, known in ((StepPrices(model, 4), False), (MachinePrices(model, 4, find_machine("h200")), True)):
+        (middle,) = ((op, cost) for op, cost in prices.ops if op.name == "2")
+        assert bool(prices.of(*middle, Precision(8, 8))[:, 1].all()) is known
+        assert ("2" in prices.unpriced) is not known
