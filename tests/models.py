@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
-__all__ = ["HOME_MADE", "HUGGING_FACE", "TIMM", "Case", "build"]
+__all__ = ["HOME_MADE", "HUGGING_FACE", "TIMM", "Case", "build", "some_long"]
 
 
 @dataclass(frozen=True)
@@ -208,3 +209,8 @@ def build(name: str) -> Case:
     """The model of that name with one batch, from a fixed seed."""
     torch.manual_seed(0)
     return {**TIMM, **HUGGING_FACE, **HOME_MADE}[name]()
+
+
+def some_long(names: Iterable[str], *long: str) -> list[Any]:
+    """Parameters for a test; those named ``long`` take seconds, show little more, and run with the long tests."""
+    return [pytest.param(name, marks=pytest.mark.long if name in long else []) for name in names]

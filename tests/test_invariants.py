@@ -12,12 +12,12 @@ from torch import nn
 from benchmarks.coverage.checks import Step, difference, evaluate, floats, objective, step
 from fractrain_fx import Engine, FracConfig, FracModel, fractrainify
 from fractrain_fx.capture import resize_batch
-from tests.models import HOME_MADE, HUGGING_FACE, TIMM, Case, build
+from tests.models import HOME_MADE, HUGGING_FACE, TIMM, Case, build, some_long
 
 NAMES = [*TIMM, *HUGGING_FACE, *HOME_MADE]
-# Many layers and nothing that smaller models lack: with the long tests.
-DEEP = ("swin_tiny_patch4_window7_224", "densenet121", "levit_128s", "resnet50")
-CASES = [pytest.param(name, marks=pytest.mark.long if name in DEEP else []) for name in NAMES]
+DEEP = ("swin_tiny_patch4_window7_224", "densenet121", "levit_128s", "resnet50", "vit_tiny_patch16_224")
+WIDE = ("efficientnet_b0", "convnext_atto", "mobilenetv2_100", "bart", "torchvision_resnet18")
+CASES = some_long(NAMES, *DEEP, *WIDE)
 
 
 def rewrite(case: Case, method: str, model: nn.Module | None = None) -> FracModel:

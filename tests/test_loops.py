@@ -162,6 +162,7 @@ def test_a_gradient_penalty_is_refused_and_taken_through_the_original(
     assert all(p.grad is not None for p in net.parameters())
 
 
+@pytest.mark.long
 def test_a_detector_trains_with_its_backbone_rewritten() -> None:
     import torchvision
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fractrain_fx.memory import keep_freed_memory, return_freed_memory
+from tests.models import some_long
 
 _KEPT = {
     "by call": "from fractrain_fx import keep_freed_memory; assert keep_freed_memory()",
@@ -35,7 +36,7 @@ glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="sets glibc
 
 
 @glibc
-@pytest.mark.parametrize("how", _KEPT)
+@pytest.mark.parametrize("how", some_long(_KEPT, "in training", "in benchmarks"))
 def test_freed_memory_is_kept_by_call_in_training_and_in_benchmarks_and_not_by_an_import(how: str) -> None:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
     code = f"{_KEPT[how]}\n{_MEASURE}"

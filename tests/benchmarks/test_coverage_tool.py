@@ -81,6 +81,7 @@ def build_one(case: Case) -> Ready:
     return ready(Residual)
 
 
+@pytest.mark.long
 def test_each_model_has_its_process_with_limits(tmp_path: Path) -> None:
     cases = [Case("timm", name, "home") for name in ("good", "slow", "large", "crash")]
     rows = {case.name: row for case, row in run(cases, build_one, Limits(4, 2), jobs=2)}
@@ -282,6 +283,7 @@ def test_hugging_face_models_come_with_head_labels_and_padding() -> None:
     assert (made.kwargs["attention_mask"] == 0).any()
 
 
+@pytest.mark.long
 def test_a_text_has_as_many_places_as_its_image_has_features() -> None:
     made = hf_models.build(Case("hf", "llava", "llava"))
     assert "pixel_values" in made.kwargs

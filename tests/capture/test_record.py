@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from fractrain_fx.capture import Recording, record, resize_batch
 from fractrain_fx.errors import CaptureError, InputError
 from tests.capture.conftest import Call, huggingface_call, images, timm_call, tokens
+from tests.models import some_long
 
 TIMM: dict[str, tuple[int, dict[str, Any]]] = {
     "resnet18": (64, {}),
@@ -45,7 +46,7 @@ def recorded(call: Call) -> Recording:
     return recording
 
 
-@pytest.mark.parametrize("name", TIMM)
+@pytest.mark.parametrize("name", some_long(TIMM, "resnet50", "levit_128s", "densenet121"))
 def test_timm_models_equal_their_graph_and_one_graph_serves_both_modes(name: str) -> None:
     size, options = TIMM[name]
     recording = recorded(timm_call(name, size, **options))

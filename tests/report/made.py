@@ -32,7 +32,7 @@ class Steered:
         self.frac_config, self.macs, self.targets = model.frac_config, model.macs, model.targets
         self.uncounted, self.trained_share, self.gated_share = model.uncounted, model.trained_share, model.gated_share
         (self._meter,) = (module for module in model.graph_module.modules() if isinstance(module, CostMeter))
-        self.batch = BATCH
+        self.batch, self.tokens = BATCH, None
         self.cost: Cost
 
     def set_precision(self, precision: Precision) -> None:

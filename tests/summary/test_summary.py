@@ -19,7 +19,7 @@ from fractrain_fx import FracConfig, FracModel, Pin, Precision, Summary, fractra
 from fractrain_fx.errors import FracTrainWarning
 from fractrain_fx.summary.loud import loud_line
 from fractrain_fx.summary.rows import Row
-from tests.models import build
+from tests.models import build, some_long
 
 MODELS = ["resnet18", "mobilenetv2_100", "vit_tiny_patch16_224", "bert", "tied_weights"]
 
@@ -47,7 +47,10 @@ def test_every_block_and_op_is_one_row_and_modules_add_up(name: str) -> None:
             assert all(each.name.startswith(row.name) for each in row.below)
 
 
-@pytest.mark.parametrize("name", [*MODELS, "swin_tiny_patch4_window7_224"])
+SWIN = "swin_tiny_patch4_window7_224"
+
+
+@pytest.mark.parametrize("name", some_long([*MODELS, SWIN], SWIN, "vit_tiny_patch16_224"))
 def test_sizes_of_gates_are_those_of_the_modules(name: str) -> None:
     model = rewritten(name)
     summary = summarize(model)

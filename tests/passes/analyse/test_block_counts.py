@@ -70,20 +70,22 @@ def kinds(model: FracModel) -> dict[str | None, int]:
     ("name", "expected"),
     [
         # 24 layers and 2 on the class token, attention and MLP each. Besides: patches, head.
-        ("cait_xxs24_224", {"identity": (24 + 2) * 2, None: 2}),
+        pytest.param("cait_xxs24_224", {"identity": (24 + 2) * 2, None: 2}, marks=pytest.mark.long),
         # 12 MLPs: the mixers pool and weigh nothing. Stages 3 and 4 (6 + 2 layers) scale their skip path.
         # Besides: stem, 3 downsamplings, head.
-        ("poolformerv2_s12", {"identity": 2 + 2, "projection": 6 + 2, None: 1 + 3 + 1}),
+        pytest.param(
+            "poolformerv2_s12", {"identity": 2 + 2, "projection": 6 + 2, None: 1 + 3 + 1}, marks=pytest.mark.long
+        ),
         # Depths 1, 1, 4, 7; the first block of each stage strides, so its skip path is a 1x1 convolution.
         ("regnety_002", {"identity": 0 + 0 + 3 + 6, "projection": 4, None: 2}),
         # Layer 1 is one bottleneck with a projection; then one module of 2, of 3 and of 4 branches with 2 basic blocks
         # each; 4 bottlenecks with projections before the head. What is fused comes from other branches.
-        ("hrnet_w18_small", {"identity": (2 + 3 + 4) * 2, "projection": 1 + 4}),
+        pytest.param("hrnet_w18_small", {"identity": (2 + 3 + 4) * 2, "projection": 1 + 4}, marks=pytest.mark.long),
         # 8 serial and 18 (6 x 3 scales) parallel layers, each with a residual depthwise position encoding and an MLP.
         # Only the serial ones keep their attention: in the parallel ones it is also scaled into the other scales.
-        ("coat_tiny", {"identity": 8 * 3 + 18 * 2}),
+        pytest.param("coat_tiny", {"identity": 8 * 3 + 18 * 2}, marks=pytest.mark.long),
         # Concatenations are no sums.
-        ("densenet121", {}),
+        pytest.param("densenet121", {}, marks=pytest.mark.long),
         ("vgg11", {None: 8 + 1 + 1}),  # convolutions, the two of pre_logits together, head
         # Ghost bottlenecks: 16, of which 5 change stride or width.
         ("ghostnet_050", {"identity": 11, "projection": 5}),

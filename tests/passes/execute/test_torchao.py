@@ -250,6 +250,7 @@ def test_stages_of_other_bits_are_refused() -> None:
     model.set_precision(Precision(8, 8))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_compiled_model_has_no_break_and_the_same_numbers(kind: str) -> None:
     torch.manual_seed(0)

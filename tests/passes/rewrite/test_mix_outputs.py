@@ -14,7 +14,7 @@ from fractrain_fx import Engine, FracConfig, FracModel, Pin, Precision, fractrai
 from fractrain_fx.errors import ConfigError, ModelError
 from fractrain_fx.nn.gates import Controller
 from fractrain_fx.passes import facts
-from tests.models import HUGGING_FACE
+from tests.models import HUGGING_FACE, some_long
 
 OPTIONS = ("0/0", "2/6", "3/6", "6/12")
 
@@ -48,7 +48,9 @@ def both(model: nn.Module, x: Tensor, picks: list[int], **changes: object) -> li
     return made
 
 
-@pytest.mark.parametrize("name", ["resnet10t", "vit_tiny_patch16_224", "vgg11", "mobilenetv2_050"])
+@pytest.mark.parametrize(
+    "name", some_long(["resnet10t", "vit_tiny_patch16_224", "vgg11", "mobilenetv2_050"], "mobilenetv2_050")
+)
 def test_samples_that_agree_get_the_same_values(name: str) -> None:
     size = {"img_size": 32} if name.startswith("vit") else {}
     if name == "vgg11":
