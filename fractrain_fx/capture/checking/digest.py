@@ -48,11 +48,12 @@ def digest(x: Tensor) -> Digest:
     for part in _chunks(x.detach()):
         if part.dtype in _COMPARED and part.numel():
             part = part + 0.0  # turns -0 into 0
-            finite = part.isfinite()
-            if not finite.all():
+            top = float(part.abs().amax())
+            if not math.isfinite(top):
                 part = part.masked_fill_(part.isnan(), torch.nan)  # NaN has many bit patterns
-            largest = max(largest, float(part.abs().masked_fill_(~finite, 0.0).amax()))
-        hashed.update(part.contiguous().view(torch.uint8).cpu().numpy().tobytes())
+                top = float(part.abs().nan_to_num(0.0, 0.0).amax())
+            largest = max(largest, top)
+        hashed.update(part.contiguous().view(torch.uint8).cpu().numpy().data)
     return Digest(tuple(x.shape), x.dtype, hashed.digest(), largest)
 
 

@@ -20,8 +20,8 @@ from fractrain_fx.memory import return_freed_memory
 
 __all__ = ["Outcome", "outcome_of", "read_run", "second_output"]
 
-# Freed bytes of gradients after which they are given back to the system.
-_RETURNED = 2**24
+# Freed bytes of gradients after which they are given back to the system. Asking for them again takes time.
+_RETURNED = 2**25
 
 Reader = Callable[[str, Tensor], None]
 
