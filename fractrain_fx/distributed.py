@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from fractrain_fx.engine.distributed import is_sharded
 from fractrain_fx.errors import ConfigError, ModelError, near
 from fractrain_fx.execution.gathered import ParameterGroup
 from fractrain_fx.model import FracModel
@@ -100,7 +101,7 @@ def fully_shard(model: FracModel, mesh: DeviceMesh | None = None, **options: Any
     assert inserted is not None
     inserted.add_module(_GROUPS, nn.ModuleList(groups))
     sharded = {place.owner._parameters[place.name] for places in _places(model).values() for place in places}
-    sharded = {each for each in sharded if hasattr(each, "to_local")}
+    sharded = {each for each in sharded if each is not None and is_sharded(each)}
     rest = {name: value for name, value in options.items() if name != "reshard_after_forward"}
     shard(model, mesh=mesh, ignored_params=sharded, **rest)
     register_fsdp_forward_method(model, "calibrate")
@@ -169,7 +170,7 @@ def _require_options(options: Mapping[str, Any], known: set[str]) -> None:
 
 def _require_shardable(model: FracModel) -> None:
     for name, parameter in model.named_parameters():
-        if hasattr(parameter, "to_local"):
+        if is_sharded(parameter):
             raise ModelError(
                 f"{name} is sharded already, by torch's own fully_shard or a plugin: leave that out, and call "
                 "fractrain_fx.distributed.fully_shard on the rewritten model"

@@ -7,14 +7,14 @@ import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from benchmarks.science.records import Group, gap, static_at
+from benchmarks.science.records import Group, gap, static_at, static_of
 
 __all__ = ["findings"]
 
 
 def findings(groups: Sequence[Group]) -> str:
     """A list of sentences about the runs of one task; empty without static training to compare with."""
-    static = [group for group in groups if group.method == "static" and group.setting == "default"]
+    static = static_of(groups)
     if not static:
         return ""
     sentences = [*_at_equal_epochs(groups, static), *_at_equal_cost(groups, static), *_by_input(groups)]

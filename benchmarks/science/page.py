@@ -12,7 +12,7 @@ from benchmarks.records import machine_words
 from benchmarks.science.figures import write_figures
 from benchmarks.science.findings import findings
 from benchmarks.science.grid import METHODS, SETTINGS, TASKS
-from benchmarks.science.records import Group, Record, cp_error, gap, groups_of, static_at
+from benchmarks.science.records import Group, Record, cp_error, gap, groups_of, static_at, static_of
 
 __all__ = ["difference", "made_with", "mean_and_range", "signed", "write_page"]
 
@@ -79,7 +79,7 @@ def _task_words(task: str, groups: Sequence[Group]) -> str:
 
 
 def _table(groups: Sequence[Group]) -> str:
-    static = {group.epochs: group for group in groups if group.method == "static" and group.setting == "default"}
+    static = {group.epochs: group for group in static_of(groups)}
     rows = []
     for group in groups:
         macs = statistics.mean(group.values("total_macs"))
@@ -117,7 +117,7 @@ def signed(value: float | None, metric: str) -> str:
 
 def _equal_cost(groups: Sequence[Group]) -> str:
     """Each method beside static training with a whole schedule of the same cost."""
-    static = [group for group in groups if group.method == "static" and group.setting == "default"]
+    static = static_of(groups)
     rows = []
     for group in groups:
         macs, value = (statistics.mean(group.values(name)) for name in ("total_macs", "value"))

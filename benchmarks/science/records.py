@@ -13,7 +13,7 @@ from filelock import FileLock
 
 from fractrain_fx.durable import write_text
 
-__all__ = ["Group", "cp_error", "gap", "groups_of", "key_of", "merge_records", "read_records", "static_at"]
+__all__ = ["Group", "cp_error", "gap", "groups_of", "key_of", "merge_records", "read_records", "static_at", "static_of"]
 
 Record = dict[str, Any]
 _AXES = ("task", "method", "setting", "epochs", "seed")
@@ -77,6 +77,11 @@ def cp_error(record: Record) -> float | None:
             errors.append(abs(100 * point["cp"] - target) / target)
         level = point["level"]
     return max(errors, default=None)
+
+
+def static_of(groups: Sequence[Group]) -> list[Group]:
+    """Static training at FW-8/BW-8, which the others are compared with, in all lengths."""
+    return [group for group in groups if (group.method, group.setting) == ("static", "default")]
 
 
 def static_at(macs: float, groups: Sequence[Group]) -> float | None:

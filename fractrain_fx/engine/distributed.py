@@ -13,6 +13,8 @@ __all__ = [
     "gather_over_ranks",
     "is_first",
     "is_lost_process",
+    "is_sharded",
+    "local_part",
     "mean_over_ranks",
     "sum_over_ranks",
     "world_size",
@@ -69,3 +71,14 @@ def is_lost_process(error: BaseException) -> bool:
 
 def _together() -> bool:
     return dist.is_available() and dist.is_initialized()
+
+
+def is_sharded(x: Tensor) -> bool:
+    """Whether a tensor is split over processes (torch's DTensor)."""
+    return hasattr(x, "to_local")
+
+
+def local_part(x: Tensor) -> Tensor:
+    """What this process holds of a tensor."""
+    part: Tensor = x.to_local() if is_sharded(x) else x  # type: ignore[attr-defined]
+    return part

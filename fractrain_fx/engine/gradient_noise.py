@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from fractrain_fx.engine.distributed import sum_over_ranks, world_size
+from fractrain_fx.engine.distributed import is_sharded, sum_over_ranks, world_size
 from fractrain_fx.errors import ConfigError, RunError
 from fractrain_fx.nn.rounding import unrounded_gradients
 
@@ -84,7 +84,7 @@ class GradientProbe:
         """
         named = dict(self._model.named_parameters()).items()
         trained = [each for name, each in named if each.requires_grad and not name.startswith("frac.")]
-        if any(hasattr(each, "to_local") for each in trained):
+        if any(map(is_sharded, trained)):
             raise ConfigError(
                 "schedule='gradient-noise' needs the gradients of whole parameters, and these are sharded: write "
                 "schedule='auto' or 'fixed'"

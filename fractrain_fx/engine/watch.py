@@ -18,6 +18,7 @@ from torch.autograd import Variable
 
 from fractrain_fx.capture.source import source_line
 from fractrain_fx.engine import told
+from fractrain_fx.engine.distributed import local_part
 from fractrain_fx.errors import CostTermError
 
 __all__ = ["LoopWatch"]
@@ -171,7 +172,7 @@ def _marks(model: nn.Module) -> Iterator[_Mark]:
 @torch.no_grad()
 def _norm(parameter: Tensor) -> Tensor | None:
     """The norm of this process's values; ``None`` if there are none, or torch has no norm for their type."""
-    local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+    local = local_part(parameter)
     if not local.numel():
         return None
     double = torch.float32 if local.device.type == "mps" else torch.float64

@@ -94,6 +94,7 @@ class CostMeter(FullPrecision):
         self.blocks = tuple(gated)
         self.weight_bits = weight_bits
         self.least = least
+        self._has_by_product = any(by_product)
         for name, values in (
             ("table", [[list(option) for option in block] for block in gated.values()]),
             ("full", full),
@@ -138,7 +139,8 @@ class CostMeter(FullPrecision):
             w = torch.full_like(b, self.weight_bits)
             spent = spent + self.scheduled * self._shares((b, b), (g, b), (b, g))
             spent = spent + self.weighted * self._shares((b, w), (g, w), (b, g))
-            spent = spent + self.by_product * self._shares((b, b), (g, g), (g, g))
+            if self._has_by_product:
+                spent = spent + self.by_product * self._shares((b, b), (g, g), (g, g))
         measured = self.full.sum() > 0
         everything = (spent + self.fixed).sum() / self.total.sum()
         paths = torch.where(self.full > 0, spent / self.full.clamp(min=1), torch.zeros_like(spent))
@@ -147,8 +149,11 @@ class CostMeter(FullPrecision):
 
     def _shares(self, *operands: tuple[Tensor, Tensor]) -> Tensor:
         """The shares of FW, EB and GC from the bits of their operands, as :meth:`Precision.shares` has them."""
-        products = zip(operands, self.least, strict=True)
-        return torch.stack([x.clamp(min=fewest) * y.clamp(min=fewest) for (x, y), fewest in products]) / _FULL
+        products = (
+            x.clamp(min=fewest) * y.clamp(min=fewest) if fewest else x * y
+            for (x, y), fewest in zip(operands, self.least, strict=True)
+        )
+        return torch.stack(tuple(products)) / _FULL
 
 
 def gated_meter(model: nn.Module) -> CostMeter | None:

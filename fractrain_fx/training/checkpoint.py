@@ -17,7 +17,7 @@ from safetensors.torch import save_model
 from torch import nn
 
 from fractrain_fx.durable import sync, writing
-from fractrain_fx.engine.distributed import sum_over_ranks
+from fractrain_fx.engine.distributed import local_part, sum_over_ranks
 from fractrain_fx.errors import NonFiniteLossError, RunError
 from fractrain_fx.model.saving import Weights, read_weights
 
@@ -95,7 +95,7 @@ def require_finite(model: nn.Module, epoch: int) -> None:
         NonFiniteLossError: a weight is NaN or infinite after ``epoch`` epochs.
     """
     named = dict(model.named_parameters())
-    values = [p.to_local() if hasattr(p, "to_local") else p for p in named.values()]
+    values = [local_part(p) for p in named.values()]
     bad = sum_over_ranks(torch.stack([(~torch.isfinite(x)).any() for x in values]).int())
     for name, found in zip(named, bad.tolist(), strict=True):
         if found:

@@ -137,11 +137,11 @@ class DecidePrecision(PassBase):
         lacks = arithmetic_of(node) if per_product else None
         no_form = f"format {name!r} has no form for it: {lacks}" if isinstance(lacks, str) else None
         by_product = recipe is not None and recipe.by_product
-        if pin is not None and no_form is None:
+        if pin is not None:
+            if no_form is not None:
+                return Decision("float", no_form)
             reason = f"rule {pin.pattern!r}" + (f", {pin.named}" if pin.named else "")
             return Decision("pinned", reason, pin.precision, pin.number_format, pin.product_recipe, by_product)
-        if pin is not None:
-            return Decision("float", no_form or "")
         reasons = {"first": "first contraction", "last": "last contraction", "depthwise": "depthwise convolution"}
         for label in labels:
             if label in reasons:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from fractrain_fx.report import charts
 from fractrain_fx.report.runs import Run
 from fractrain_fx.report.sheet import Column, Control, Figure, Panel, Variant
+from fractrain_fx.training.log.records import EpochRecord
 
 __all__ = ["trajectories"]
 
@@ -80,13 +81,16 @@ def trajectories(runs: Sequence[Run]) -> Panel:
 
 
 def _epochs_with(measure: str, run: Run) -> int:
-    values = [record.value if measure == "value" else record.row.loss for record in run.records]
-    return sum(value is not None for value in values)
+    return sum(_value_of(measure, record) is not None for record in run.records)
+
+
+def _value_of(measure: str, record: EpochRecord) -> float | None:
+    return record.value if measure == "value" else record.row.loss
 
 
 def _ending(run: Run, measure: str, title: str) -> str:
     record = run.records[-1]
-    value = record.value if measure == "value" else record.row.loss
+    value = _value_of(measure, record)
     shown = "no finite value" if value is None else f"{value:.4g}"
     return f"{run.name}: {title} {shown} after {record.row.epoch} epochs and {record.total_macs:.4g} MACs."
 
