@@ -318,9 +318,13 @@ def test_a_device_that_is_not_there_is_refused() -> None:
 
 def test_the_table_compares_runs() -> None:
     results = [build_trainer(settings(method, epochs=1), console=quiet()).fit() for method in ("float", "static")]
+    blocks = replace(settings(epochs=1), frac=FracConfig(method="static", format="mx", precision="FW-8/BW-8"))
+    results.append(build_trainer(blocks, console=quiet()).fit())
     console = Console(width=100, record=True, quiet=True)
     with console.capture() as capture:
         console.quiet = False
         console.print(results_table(results))
     text = capture.get()
     assert "100.00" in text and "6.25" in text and f"{results[1].total_macs:.3e}" in text
+    assert results[1].energy and results[2].energy is None  # BitFusion has no price for mx
+    assert [line.split()[6:8] for line in text.splitlines() if "static" in line][1] == ["-", "-"]

@@ -63,7 +63,10 @@ def costs(finished: Sequence[Run], tables: dict[str, list[frames.Row]], slugs: M
     old = [
         run.name for run in finished if any(row["path"] == frames.ALL_PATHS for row in frames.block_rows(run, "end"))
     ]
-    notes = (f"Grey: the paths of each block were not kept by {', '.join(old)}.",) if old else ()
+    notes = [f"Grey: the paths of each block were not kept by {', '.join(old)}."] if old else []
+    for run in finished:
+        if run.result is not None and (ops := run.result.hardware["end"].get("unpriced")):
+            notes.append(f"BitFusion has no price for {len(ops)} ops of {run.name}, such as {', '.join(ops[:3])}.")
     return Panel(
         "cost",
         "Cost",
@@ -74,7 +77,7 @@ def costs(finished: Sequence[Run], tables: dict[str, list[frames.Row]], slugs: M
             Control("quantity", "Quantity", {"macs": "MACs", "joules": "energy", "seconds": "latency"}),
             Control("scope", "Summed over", _SCOPES),
         ),
-        notes,
+        tuple(notes),
     )
 
 

@@ -68,7 +68,7 @@ def trajectories(runs: Sequence[Run]) -> Panel:
         )
     notes = []
     if old and known:
-        notes.append(f"Missing against BitFusion energy and latency: {', '.join(old)}, which kept none by epoch.")
+        notes.append(f"Missing against BitFusion energy and latency: {', '.join(old)}, which have none by epoch.")
     return Panel(
         "trajectory",
         "Trajectory",

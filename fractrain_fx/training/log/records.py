@@ -49,7 +49,7 @@ class EpochRecord:
         seconds: wall time so far, with evaluation.
         steps: optimizer steps of this epoch.
         train_seconds: wall time of those steps and of the data they wait for, without evaluation.
-        bitfusion_joules, bitfusion_seconds: cost of this epoch on BitFusion.
+        bitfusion_joules, bitfusion_seconds: cost of this epoch on BitFusion; ``None`` if it prices no op.
         mutual_information, configurations, commonest: how far the gates chose by input on the test samples
             (:class:`fractrain_fx.engine.InputDependence`); ``None`` without gates.
 

@@ -90,14 +90,14 @@ class RunResult:
         )
 
     @property
-    def energy(self) -> float:
-        """Joules of the whole training on BitFusion."""
-        return float(self.hardware["end"]["total"]["joules"])
+    def energy(self) -> float | None:
+        """Joules of the whole training on BitFusion; ``None`` if it has no price for any op."""
+        return float(self.hardware["end"]["total"]["joules"]) or None
 
     @property
-    def latency(self) -> float:
-        """Seconds of the whole training on BitFusion."""
-        return float(self.hardware["end"]["total"]["seconds"])
+    def latency(self) -> float | None:
+        """Seconds of the whole training on BitFusion; ``None`` if it has no price for any op."""
+        return float(self.hardware["end"]["total"]["seconds"]) or None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -155,8 +155,8 @@ def results_table(results: Sequence[RunResult], title: str | None = None) -> Tab
             f"{100 * result.mean_cp:.2f}",
             f"{100 * result.mean_cp_total:.2f}{beside_shares(result.uncounted)}",
             f"{result.total_macs:.3e}",
-            f"{result.energy:.3g}",
-            f"{result.latency:.3g}",
+            "-" if result.energy is None else f"{result.energy:.3g}",
+            "-" if result.latency is None else f"{result.latency:.3g}",
             f"{result.seconds:.0f}",
             ", ".join(map(str, result.turning_points)) or "-",
         )
