@@ -125,6 +125,8 @@ def _scales(method: str, values: dict[str, Any]) -> str:
 
 
 def _raised_after(record: Record) -> float | None:
-    """The share of a run's epochs before its bits went up."""
-    levels = [point["level"] for point in record["points"]]
-    return None if len(set(levels)) == 1 else sum(level == levels[0] for level in levels) / len(levels)
+    """The share of a run's steps after which its bits went up."""
+    levels = [each for point in record["points"] for each in point["levels"]]
+    first, (last, _) = levels[0][1], levels[-1]
+    before = [step for step, level in levels if level == first]
+    return None if len(before) == len(levels) else before[-1] / last

@@ -18,6 +18,10 @@ Settings = Mapping[str, Any]
 
 # Model, data and loop. Learning rate 0.1 with a cosine after one epoch of warm-up: the default of `fractrain train`.
 _CIFAR = {"data": "cifar10", "batch_size": 128}
+_RAISE = {
+    **{"model": "hf:gpt2", "batch_size": 16, "epoch_steps": 150, "test_subset": 512, "lr": 2e-3, "warm_up": 0.05},
+    **{"every": "25 steps", "compile": True},
+}
 TASKS: dict[str, Settings] = {
     "resnet20-16px": {"model": "zoo:resnet20", "image_size": 16, **_CIFAR},
     "resnet38": {"model": "zoo:resnet38", **_CIFAR},
@@ -31,6 +35,9 @@ TASKS: dict[str, Settings] = {
         **{"model": "hf:gpt2", "data": "characters", "batch_size": 16, "epoch_steps": 30, "test_subset": 128},
         **{"lr": 2e-3, "warm_up": 0.05},
     },
+    # MXFP4 and a raise to MXFP8, which may come every 25 steps; 1,500 steps in 10 parts, each with an evaluation.
+    "characters-raise": {"data": "characters", **_RAISE},
+    "words-raise": {"data": "text", **_RAISE, "pins": ["lm_head=bfloat16"]},  # of 14,000 words
     "resnet20-short": {
         **{"model": "zoo:resnet20", "data": "cifar10", "image_size": 16, "batch_size": 64},
         **{"subset": 2048, "test_subset": 2000},
@@ -201,9 +208,10 @@ GRIDS: dict[str, list[Run]] = {
         *runs_of(["resnet20-short"], ["float", "bf16", *FORMAT_RECIPES], epochs=[6]),
     ],
     "raise": runs_of(
-        ["characters-short"],
+        ["characters-raise", "words-raise"],
         ["bf16", "mxfp8", "mxfp4", *(f"mxfp4-{share}-mxfp8" for share in (50, 75, 90, "auto"))],
-        epochs=[20],
+        epochs=[10],
+        seeds=[0, 1, 2],
     ),
     "larger": runs_of(["resnet38"], ["static"]) + runs_of(["resnet38"], ["fractrain"], [_HIGH]),
 }

@@ -18,7 +18,10 @@ from fractrain_fx.config import RECIPES
 def record(method: str, value: float, macs: float, seed: int = 0, switch: float | None = None) -> dict[str, Any]:
     run = Run("characters-short", method, "default", 20, seed)
     levels = ["FW-4/BW-4" if switch is not None and epoch < 20 * switch else "FW-8/BW-8" for epoch in range(20)]
-    points = [{"epoch": 1 + epoch, "value": value, "level": level} for epoch, level in enumerate(levels)]
+    points = [
+        {"epoch": 1 + epoch, "value": value, "level": level, "levels": [[30 * (1 + epoch), level]]}
+        for epoch, level in enumerate(levels)
+    ]
     outcome = {"metric": "perplexity", "value": value, "best": value, "total_macs": macs, "points": points}
     return {**vars(run), **outcome, "values": run.values, "made_with": {"torch": "2"}}
 
