@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 
 from fractrain_fx.engine.distributed import is_sharded
-from fractrain_fx.errors import ConfigError, ModelError, near
+from fractrain_fx.errors import ConfigError, ModelError, require_known
 from fractrain_fx.execution.gathered import ParameterGroup
 from fractrain_fx.model import FracModel
 from fractrain_fx.model.sharding import Sharding, broadcast_over
@@ -66,7 +66,8 @@ def fully_shard(model: FracModel, mesh: DeviceMesh | None = None, **options: Any
     shard: Any = shard_module  # its overloads do not know keywords that are passed on
 
     _require_rewritten(model)
-    _require_options(options, set(inspect.signature(shard).parameters))
+    known = inspect.signature(shard).parameters.keys() - {"module", "mesh", "ignored_params"}
+    require_known("fully_shard", options, sorted(known))
     if not (dist.is_available() and dist.is_initialized()):
         raise ConfigError(
             "fully_shard needs a group of processes: start the script with torchrun, and call "
@@ -159,13 +160,6 @@ def _require_rewritten(model: Any) -> None:
         )
     if model._state.sharding is not None:
         raise ModelError("the model is sharded already: call fully_shard once")
-
-
-def _require_options(options: Mapping[str, Any], known: set[str]) -> None:
-    known -= {"module", "mesh", "ignored_params"}
-    for name in options:
-        if name not in known:
-            raise ConfigError(f"fully_shard has no option {name!r}: {', '.join(sorted(known))}.{near(name, known)}")
 
 
 def _require_shardable(model: FracModel) -> None:

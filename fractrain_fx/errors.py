@@ -16,9 +16,10 @@ __all__ = [
     "RunError",
     "TargetError",
     "near",
+    "require_known",
 ]
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 
@@ -82,3 +83,19 @@ def near(word: str, known: Iterable[str], count: int = 3) -> str:
     """Words like ``word`` among ``known`` as a phrase for an error message, or an empty string."""
     matches = get_close_matches(word, list(known), n=count, cutoff=0.5)
     return f" Did you mean {' or '.join(repr(match) for match in matches)}?" if matches else ""
+
+
+def require_known(what: str, options: Iterable[str], known: Sequence[str]) -> None:
+    """Check the names of options that are passed on.
+
+    Args:
+        what: the function that takes them.
+        options: the names given.
+        known: the names that it has.
+
+    Raises:
+        ConfigError: it has no such option.
+    """
+    for name in options:
+        if name not in known:
+            raise ConfigError(f"{what} has no option {name!r}: {', '.join(known)}.{near(name, known)}")

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy
 from torch.distributed.fsdp import fully_shard as torch_fully_shard
@@ -115,6 +116,18 @@ def test_a_sharded_model_has_the_names_and_the_numbers_of_a_whole_one(
     with torch.no_grad():
         assert torch.equal(sharded.eval()(x), plain.eval()(x))
     assert all(hasattr(p, "to_local") for p in sharded.parameters())
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("alone")
+def test_a_sharded_model_trains_with_compiled_segments() -> None:
+    plain = rewritten(Residual(), IMAGES, method="static", precision="FW-16/BW-16").train()
+    sharded = copy.deepcopy(plain)
+    counter = CompileCounterWithBackend("aot_eager")
+    sharded.compile_segments(fullgraph=True, backend=counter)
+    losses = train(fully_shard(sharded), IMAGES)
+    assert losses == pytest.approx(train(plain, IMAGES), rel=1e-3)  # compiled rounding draws other noise
+    assert counter.frame_count == len(plain._state.running[True].segments())
 
 
 @pytest.mark.usefixtures("alone")

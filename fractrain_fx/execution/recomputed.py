@@ -21,19 +21,25 @@ class Recomputed(nn.Module):
     running averages of norms and ranges of quantizers move once a step, and dropout drops the same values.
 
     Args:
-        part: the part.
+        part: the part, which may be compiled.
+        graph: the part's graph.
         modules: paths of modules in it that may change their buffers.
         buffers: paths of other buffers that it may change.
         options: of ``torch.utils.checkpoint.checkpoint``.
     """
 
     def __init__(
-        self, part: GraphModule, modules: Sequence[str], buffers: Sequence[str], options: Mapping[str, Any]
+        self,
+        part: nn.Module,
+        graph: GraphModule,
+        modules: Sequence[str],
+        buffers: Sequence[str],
+        options: Mapping[str, Any],
     ) -> None:
         super().__init__()
-        self.training = part.training
+        self.training = graph.training
         # In a tuple, which torch does not register as children: the modules of the part belong to the model.
-        self._part = (part,)
+        self._part = part, graph
         self._modules_with_state, self._buffers_with_state = tuple(modules), tuple(buffers)
         self._options = dict(options)
 
@@ -50,13 +56,13 @@ class Recomputed(nn.Module):
         return checkpoint(part, *args, use_reentrant=False, context_fn=contexts, **self._options)
 
     def _state(self) -> Iterator[tuple[dict[str, Tensor | None], str]]:
-        part = self._part[0]
+        graph = self._part[1]
         for path in self._modules_with_state:
-            for module in part.get_submodule(path).modules():
+            for module in graph.get_submodule(path).modules():
                 yield from ((module._buffers, name) for name in module._buffers)
         for path in self._buffers_with_state:
             owner, _, name = path.rpartition(".")
-            yield part.get_submodule(owner)._buffers, name
+            yield graph.get_submodule(owner)._buffers, name
 
 
 class _Before:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -20,10 +20,24 @@ from fractrain_fx.passes import execution_passes, fused_ops, not_on_int8, not_on
 from fractrain_fx.passes.execute.segments import Segment, chain, cut
 from fractrain_fx.passes.graph.run import run_passes
 
-__all__ = ["GroupsOf", "Running"]
+__all__ = ["GroupsOf", "Running", "Wrapping"]
 
 GroupsOf = Callable[[Segment], Sequence[ParameterGroup]]
 """Finds the groups of sharded parameters that a segment reads."""
+
+
+class Wrapping(NamedTuple):
+    """What is put around each segment; ``None`` where nothing is.
+
+    Attributes:
+        checkpoint: options of ``torch.utils.checkpoint.checkpoint``, if backward is to run segments again.
+        groups_of: finds the parameters to gather for a segment, if they are sharded.
+        compiler: options of ``torch.compile``, if segments are compiled one by one.
+    """
+
+    checkpoint: Mapping[str, Any] | None = None
+    groups_of: GroupsOf | None = None
+    compiler: Mapping[str, Any] | None = None
 
 
 class Running:
@@ -51,7 +65,7 @@ class Running:
         self._shown, self._config, self._tuner, self._place = shown, config, tuner, place
         self._leaves = leaves
         self._segments: list[Segment] = []
-        self._chains: dict[bool, tuple[Mapping[str, Any] | None, GroupsOf | None, RecordedModule]] = {}
+        self._chains: dict[bool, tuple[Wrapping, RecordedModule]] = {}
         self.fused: dict[str, FusedOp] = {}
         self._code = ""
         self.graph_module = shown
@@ -67,8 +81,8 @@ class Running:
             self.graph_module.training = self._shown.training
             self._code = self._shown._code
             self._segments, before, self._chains = [], self._chains, {}
-            for options, groups_of, _ in before.values():
-                self.chained(options, groups_of)
+            for wrapping, _ in before.values():
+                self.chained(wrapping)
         return self.graph_module
 
     def segments(self) -> list[Segment]:
@@ -77,27 +91,24 @@ class Running:
         self._segments = self._segments or cut(copied, self._leaves)
         return self._segments
 
-    def chained(self, options: Mapping[str, Any] | None, groups_of: GroupsOf | None = None) -> RecordedModule:
+    def chained(self, wrapping: Wrapping) -> RecordedModule:
         """The copy as a chain of segments.
 
-        Args:
-            options: of ``torch.utils.checkpoint.checkpoint``, if backward is to run segments again. Those that run only
-                once are left out, and so is the last: backward begins with it, so that it would give back no memory.
-            groups_of: finds the parameters to gather for a segment, if they are sharded.
+        Segments that run only once are not checkpointed, and neither is the last: backward begins with it, so that it
+        would give back no memory.
         """
         compiling = torch.compiler.is_compiling()
         segments = [] if compiling else self.segments()
-        held = self._chains.get(options is None)
-        if not compiling and (held is None or held[0] is not options or held[1] is not groups_of):
+        held = self._chains.get(wrapping.checkpoint is None)
+        if not compiling and (held is None or held[0] != wrapping):
 
             def wrap(each: Segment) -> nn.Module:
-                part = each.module if options is None or each is segments[-1] else _again(each, options)
-                groups = () if groups_of is None else groups_of(each)
-                return Gathered(groups, part) if groups else part
+                return _wrapped(each, wrapping if each is not segments[-1] else wrapping._replace(checkpoint=None))
 
-            held = self._chains[options is None] = options, groups_of, chain(self.graph_module, segments, wrap)
+            held = wrapping, chain(self.graph_module, segments, wrap)
+            self._chains[wrapping.checkpoint is None] = held
         assert held is not None
-        return held[2]
+        return held[1]
 
     def kernels(self) -> dict[str, str]:
         """How each quantized op multiplies, by name: see :meth:`fractrain_fx.FracModel.kernels`."""
@@ -111,7 +122,10 @@ class Running:
         return {name: left_out.get(name) or ran.get(name) or "float" for name in names}
 
 
-def _again(segment: Segment, options: Mapping[str, Any]) -> nn.Module:
-    if segment.once is not None:
-        return segment.module
-    return Recomputed(segment.module, segment.stateful.modules, segment.stateful.buffers, options)
+def _wrapped(segment: Segment, wrapping: Wrapping) -> nn.Module:
+    options, groups_of, compiler = wrapping
+    part: Any = segment.module if compiler is None else torch.compile(segment.module, **compiler)
+    if options is not None and segment.once is None:
+        part = Recomputed(part, segment.module, segment.stateful.modules, segment.stateful.buffers, options)
+    groups = () if groups_of is None else groups_of(segment)
+    return Gathered(groups, part) if groups else part

@@ -14,7 +14,7 @@ from fractrain_fx.config.checks import check_stage
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.config.targets import scheduled_precision
 from fractrain_fx.errors import ConfigError, InputError, ModelError
-from fractrain_fx.model.checkpointing import Checkpointed
+from fractrain_fx.model.by_segment import BySegment
 from fractrain_fx.model.groups import param_groups
 from fractrain_fx.model.loops import refuse_plain_trainer
 from fractrain_fx.model.state import ModelState
@@ -26,7 +26,7 @@ from fractrain_fx.tied.setting import belongs_to_original, require_no_part
 __all__ = ["FracModel"]
 
 
-class FracModel(Checkpointed):
+class FracModel(BySegment):
     """A model that trains with fractional precision; made by :func:`fractrain_fx.fractrainify`.
 
     Its modules, parameters and buffers are the original's own objects under their own names; inserted ones live under

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fractrain_fx.capture import RecordedModule
 from fractrain_fx.errors import CalibrationError
 from fractrain_fx.formats.scratch import forget_scratch
-from fractrain_fx.model.executed import GroupsOf
+from fractrain_fx.model.executed import Wrapping
 from fractrain_fx.model.failures import run_graph
 from fractrain_fx.model.frozen import Frozen
 from fractrain_fx.model.sharding import Sharding
@@ -48,6 +48,7 @@ class ModelState:
         tied: compares the original with what the graphs were made for.
         float_calls: watches which attributes are looked up on the original.
         checkpointing: options of ``torch.utils.checkpoint.checkpoint`` if training computes activations again.
+        compiler: options of ``torch.compile`` if segments are compiled one by one.
         sharding: the groups of parameters, if :func:`fractrain_fx.distributed.fully_shard` made them.
     """
 
@@ -64,6 +65,7 @@ class ModelState:
         self.tokens: int | None = None
         self.calibrated = calibrated
         self.checkpointing: Mapping[str, Any] | None = None
+        self.compiler: Mapping[str, Any] | None = None
         self.sharding: Sharding | None = None
         self.variants = Variants(original, recording, config, rewritten.chain)
         self.running = self.variants.first.running
@@ -110,15 +112,13 @@ class ModelState:
     def _graph(self, variant: Variant, training: bool) -> RecordedModule:
         """The copy to run, as a chain of segments if something asks for them."""
         running = variant.running[training]
-        options = self.checkpointing if training and torch.is_grad_enabled() else None
-        if options is None and self.sharding is None:
-            return running.current()
-        return running.chained(options, self.groups_of)
+        wrapping = self.wrapping(training and torch.is_grad_enabled())
+        return running.current() if wrapping == Wrapping() else running.chained(wrapping)
 
-    @property
-    def groups_of(self) -> GroupsOf | None:
-        """Finds the groups of sharded parameters that a segment reads; ``None`` if nothing is sharded."""
-        return None if self.sharding is None else self.sharding.groups_of
+    def wrapping(self, gradients: bool) -> Wrapping:
+        """What is put around each segment in a call with or without gradients."""
+        groups_of = None if self.sharding is None else self.sharding.groups_of
+        return Wrapping(self.checkpointing if gradients else None, groups_of, self.compiler)
 
     def changing_buffers(self) -> list[Tensor]:
         """The buffers that a training step may change, in the same order on every process."""
@@ -166,7 +166,7 @@ class ModelState:
         recording = replace(self.recording, train=train, eval=evaluate)
         rewritten = Rewritten(original, recording, self.config, self.passes, self.targets, self.reach)
         copied = ModelState(rewritten, copy.deepcopy(self.tied, memo), calibrated=self.calibrated)
-        copied.checkpointing = self.checkpointing
+        copied.checkpointing, copied.compiler = self.checkpointing, self.compiler
         return copied
 
     def look_for_ranges(self) -> None:

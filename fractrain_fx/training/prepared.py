@@ -62,6 +62,8 @@ class Prepared:
         self.length = RunLength(settings, self.loader.steps)
         if settings.checkpointing:
             model.gradient_checkpointing_enable()
+        if settings.compile_segments:
+            model.compile_segments()
         self._model, self._sharded = model, settings.shard
         self.module: Any
         self.optimizer: Any

@@ -51,7 +51,8 @@ class TrainSettings:
         seed: seed of weights, order of samples and rounding noise.
         device: ``auto`` (accelerate decides), ``cpu``, ``cuda`` or ``mps``.
         mixed_precision: ``no``, ``fp16`` or ``bf16``, for ops that are not quantized.
-        compile: use ``torch.compile``.
+        compile: use ``torch.compile`` on the whole model.
+        compile_segments: compile the parts of the model one by one, for a shorter first step; also with ``shard``.
         checkpointing: keep fewer activations: backward computes those of a part of the model again.
         shard: split parameters, gradients and optimizer state over the processes (FSDP2), by parts of the model.
         workers: processes that read image files; data in memory needs none.
@@ -77,6 +78,7 @@ class TrainSettings:
     device: Device = "auto"
     mixed_precision: MixedPrecision = "no"
     compile: bool = False
+    compile_segments: bool = False
     checkpointing: bool = False
     shard: bool = False
     workers: int = 4
@@ -98,7 +100,12 @@ class TrainSettings:
             other = "compile" if self.compile else "mixed_precision='fp16'"
             raise ConfigError(
                 f"shard with {other} is not possible: torch's hooks that gather weights end a compiled graph, and its "
-                "scaler of losses sees only one process's shards. Leave out one of the two, or write bf16"
+                "scaler of losses sees only one process's shards. Leave out one of the two, or write "
+                "compile_segments or bf16"
+            )
+        if self.compile and self.compile_segments:
+            raise ConfigError(
+                "compile compiles the whole model and compile_segments its parts: leave out one of the two"
             )
         if self.workers < 0:
             raise ConfigError(f"workers={self.workers} must be at least 0")

@@ -47,6 +47,7 @@ def test_the_method_knows_the_length_of_the_run() -> None:
     [
         ({"metod": "pfq"}, "'method'"),
         ({"shard": True, "compile": True}, "compiled graph"),
+        ({"compile": True, "compile_segments": True}, "leave out one of the two"),
         ({"shard": True, "mixed_precision": "fp16"}, "bf16"),
         ({"method": "fractran"}, "'fractrain'"),
         ({"epochs": 0}, "epochs=0"),

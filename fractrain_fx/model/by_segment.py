@@ -1,23 +1,26 @@
-"""Activation checkpointing of a rewritten model: the methods that trainers and libraries call for it."""
+"""A rewritten model segment by segment: activation checkpointing, by the names that trainers call, and compilation."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from fractrain_fx.errors import ConfigError, ModelError, near
+import torch
+
+from fractrain_fx.errors import ConfigError, ModelError, require_known
 from fractrain_fx.model.shown import Shown
 
-__all__ = ["Checkpointed"]
+__all__ = ["BySegment"]
 
 _OPTIONS = ("preserve_rng_state", "determinism_check", "early_stop")
 
 
-class Checkpointed(Shown):
-    """The part of :class:`fractrain_fx.FracModel` that switches activation checkpointing.
+class BySegment(Shown):
+    """The part of :class:`fractrain_fx.FracModel` that switches activation checkpointing and compilation by segment.
 
-    Training then keeps what goes from segment to segment, and computes a segment's activations again in backward.
-    Outputs, gradients, buffers and random numbers are the same bit for bit.
+    Under checkpointing, training keeps what goes from segment to segment, and computes a segment's activations again in
+    backward. Outputs, gradients, buffers and random numbers are the same bit for bit.
     """
 
     @property
@@ -42,10 +45,7 @@ class Checkpointed(Shown):
                 "use_reentrant=True is not possible: a re-entrant checkpoint loses the gradients of gates and of "
                 "values that are not tensors; write gradient_checkpointing_kwargs={'use_reentrant': False}"
             )
-        for name in options:
-            if name not in _OPTIONS:
-                known = ("use_reentrant", *_OPTIONS)
-                raise ConfigError(f"checkpointing has no option {name!r}: {', '.join(known)}.{near(name, known)}")
+        require_known("checkpointing", options, ("use_reentrant", *_OPTIONS))
         segments = self._state.running[True].segments()
         if not any(each.once is None for each in segments[:-1]):
             reasons = {each.once for each in segments[:-1]} - {None}
@@ -55,13 +55,33 @@ class Checkpointed(Shown):
                 if not reasons
                 else f"checkpointing would change nothing: {'; '.join(sorted(filter(None, reasons)))}"
             )
-        for variant in self._state.variants:  # made now, because a compiled call can make none
-            variant.running[True].chained(options, self._state.groups_of)
         self._state.checkpointing = options
+        self._make_chains()
 
     def gradient_checkpointing_disable(self) -> None:
         """Keep all activations again."""
         self._state.checkpointing = None
+
+    def compile_segments(self, **options: Any) -> None:
+        """Compile each segment when it first runs, instead of the whole model: the first step then takes less time.
+
+        Equal segments are compiled once, from torch's cache of compiled graphs. What lies between segments stays in
+        eager mode: recordings for other sizes, checks, and checkpointing. Call it instead of ``torch.compile(model)``.
+
+        Args:
+            options: of ``torch.compile``: ``fullgraph``, ``dynamic``, ``backend``, ``mode``, ``options``, ``disable``.
+
+        Raises:
+            ConfigError: ``torch.compile`` has no such option.
+        """
+        require_known("torch.compile", options, [name for name in inspect.signature(torch.compile).parameters][1:])
+        self._state.compiler = options
+        self._make_chains()
+
+    def _make_chains(self) -> None:
+        """Make the chain of segments for training now, because a call that torch compiles can make none."""
+        for variant in self._state.variants:
+            variant.running[True].chained(self._state.wrapping(gradients=True))
 
     def activation_checkpointing_enable(
         self,
