@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 __all__ = ["HOME_MADE", "HUGGING_FACE", "TIMM", "Case", "build", "some_long"]
 
@@ -24,6 +25,11 @@ class Case:
     @property
     def keywords(self) -> dict[str, Any]:
         return self.kwargs or {}
+
+    def on(self, moved: Callable[[Tensor], Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments, with each tensor as ``moved`` makes it."""
+        args, kwargs = tree_map_only(Tensor, moved, (self.args, self.keywords))
+        return args, kwargs
 
 
 class IfOnShape(nn.Module):

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fractrain_fx.execution.simulated.strategy import autocast_dtype
 from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.nn.quantizers import picked
 from fractrain_fx.nn.ranges import RunningRange
@@ -121,9 +122,7 @@ class DispatchedBlock(nn.Module):
 
     def _kind(self, onto: Tensor) -> tuple[Any, ...]:
         """The conditions on which the type of the branch's output depends."""
-        device = onto.device.type
-        half = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-        return self.training, half, onto.dtype
+        return self.training, autocast_dtype(onto.device.type), onto.dtype
 
     def _type(self, onto: torch.dtype, branch: torch.dtype) -> torch.dtype:
         return torch.promote_types(onto, branch) if self.adding == "new" else branch

@@ -17,7 +17,7 @@ from fractrain_fx.execution.int8.rows import has_codes
 from fractrain_fx.execution.int8.timing import Tuner
 from fractrain_fx.execution.int8.windows import Windows
 from fractrain_fx.execution.simulated.arithmetic import Needs
-from fractrain_fx.execution.simulated.strategy import SIMULATED, Call, Plan, Strategy
+from fractrain_fx.execution.simulated.strategy import SIMULATED, Call, Plan, Strategy, autocast_dtype
 from fractrain_fx.formats import AffineFormat
 from fractrain_fx.formats.bits import readable
 from fractrain_fx.nn.batch_axis import BatchAxis
@@ -104,7 +104,7 @@ class Int8Choice:
             return reason
         if (other := next(iter(types - {torch.float32, *HALF_TYPES}), None)) is not None:
             return f"computes in {other}"
-        if len(types) > 1 and not torch.is_autocast_enabled(device.type):
+        if len(types) > 1 and autocast_dtype(device.type) is None:
             return f"its operands have {len(types)} types"
         if not (call.a.numel() and call.b.numel()) or device.type == "meta":
             return "has no values"
@@ -153,9 +153,7 @@ class Int8Choice:
 
 
 def _result_type(call: Call) -> torch.dtype:
-    device = call.a.device.type
-    result: torch.dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else call.a.dtype
-    return result
+    return autocast_dtype(call.a.device.type) or call.a.dtype
 
 
 def needs_of(call: Call) -> Needs:

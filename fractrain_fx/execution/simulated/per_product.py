@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Literal
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 from fractrain_fx.execution.simulated.arithmetic import Bound, Gradients, Needs
 from fractrain_fx.execution.simulated.axes import Dims, of_first, of_output, of_second, positions
 from fractrain_fx.execution.simulated.operand import Factor, Rounds
-from fractrain_fx.execution.simulated.strategy import FIRST, SECOND, Call, Contracted, Plan, autocast
+from fractrain_fx.execution.simulated.strategy import FIRST, SECOND, Call, Contracted, Plan, contract
 from fractrain_fx.formats import Operand
 from fractrain_fx.formats.bits import of_options, put_where, work_dtype
 from fractrain_fx.formats.noise import APART, draw_seed
@@ -32,14 +31,7 @@ class PerProduct:
 
     def forward(self, plan: Plan, call: Call) -> Contracted:
         first, second = _forward_factors(plan, call)
-        added = call.added
-        device = call.a.device.type
-        mixed = torch.is_autocast_enabled(device)
-        if mixed:
-            dtype = torch.get_autocast_dtype(device)
-            first, second, added = autocast(first, dtype), autocast(second, dtype), autocast(added, dtype)
-        with torch.autocast(device, enabled=False) if mixed else nullcontext():
-            return plan.arithmetic.forward(Bound(first, second, added, plan.static)), None, None
+        return contract(plan, call, first, second), None, None
 
     def backward(
         self, plan: Plan, call: Call, g: Tensor, saved: tuple[Tensor | None, Tensor | None], needs: Needs

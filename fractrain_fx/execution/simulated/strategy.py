@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
@@ -19,13 +18,22 @@ from fractrain_fx.formats.scratch import scratch
 from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.nn.rounding import rounded_gradient
 
-__all__ = ["FIRST", "GRADIENT", "SECOND", "SIMULATED", "Call", "Plan", "Simulated", "Strategy", "autocast"]
+__all__ = [
+    "FIRST",
+    "GRADIENT",
+    "SECOND",
+    "SIMULATED",
+    "Call",
+    "Plan",
+    "Simulated",
+    "Strategy",
+    "autocast",
+    "autocast_dtype",
+    "contract",
+]
 
 # Slots of scratch memory in which the rounded operands of the current op lie.
 FIRST, SECOND, GRADIENT = range(3)
-
-# Stands in for torch.autocast, which takes as long to enter as a small op.
-_AS_IT_IS = nullcontext()
 
 
 @dataclass(frozen=True)
@@ -111,18 +119,11 @@ class Simulated:
     """Multiplies rounded values in float."""
 
     def forward(self, plan: Plan, call: Call) -> Contracted:
-        added = call.added
         if (factors := _factors_by_kernels(plan, call)) is not None:
-            return plan.arithmetic.forward(Bound(*factors, added, plan.static)), None, None
+            return plan.arithmetic.forward(Bound(*factors, call.added, plan.static)), None, None
         first, of_first = plan.first.take(call.a, call.of_a, FIRST)
         second, of_second = plan.second.take(call.b, call.of_b, SECOND)
-        device = call.a.device.type
-        mixed = torch.is_autocast_enabled(device)
-        if mixed:
-            dtype = torch.get_autocast_dtype(device)
-            first, second, added = autocast(first, dtype), autocast(second, dtype), autocast(added, dtype)
-        with torch.autocast(device, enabled=False) if mixed else _AS_IT_IS:
-            return plan.arithmetic.forward(Bound(first, second, added, plan.static)), of_first, of_second
+        return contract(plan, call, first, second), of_first, of_second
 
     def backward(
         self, plan: Plan, call: Call, g: Tensor, saved: tuple[Tensor | None, Tensor | None], needs: Needs
@@ -153,6 +154,23 @@ def _factors_by_kernels(plan: Plan, call: Call) -> tuple[Tensor, Tensor] | None:
         return None
     second = round_factor(plan.second, call.b, call.of_b, SECOND)
     return None if second is None else (first, second)
+
+
+def contract(plan: Plan, call: Call, first: Tensor, second: Tensor) -> Tensor:
+    """The contraction of the rounded factors of a call, in the type that autocast sets if it is on."""
+    added, device = call.added, call.a.device.type
+    dtype = autocast_dtype(device)
+    if dtype is None:  # entering torch.autocast takes as long as a small op
+        return plan.arithmetic.forward(Bound(first, second, added, plan.static))
+    first, second, added = (autocast(each, dtype) for each in (first, second, added))
+    with torch.autocast(device, enabled=False):
+        return plan.arithmetic.forward(Bound(first, second, added, plan.static))
+
+
+def autocast_dtype(device: str) -> torch.dtype | None:
+    """The type that autocast sets on a type of device; ``None`` if it is off, or if the device has none (meta)."""
+    on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if on else None
 
 
 def autocast(x: Any, dtype: torch.dtype) -> Any:
