@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 
-.PHONY: help install demo test long slow readme coverage coverage-libraries bench paper docs lint format typecheck check clean
+.PHONY: help install demo test long slow readme coverage coverage-libraries bench gpu paper docs lint format typecheck check clean
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -62,6 +62,9 @@ coverage-libraries: $(LIBRARIES)/.installed  ## put models of third-party librar
 # Minutes, so only two models and the main methods; docs/results/performance/README.md has the command of every table.
 bench: $(READY)  ## time and saved memory of a training step against float32 (short form)
 	$(BIN)/python -W ignore -m benchmarks.step --models resnet38 transformer-base --methods float pfq dfq --rounds 5
+
+gpu: $(READY)  ## check and measure on an NVIDIA GPU in under 9 minutes, and write docs/gpu.md
+	$(BIN)/python -W ignore -m benchmarks.gpu --minutes 9
 
 paper: $(READY)  ## compute the tables of docs/paper.md anew
 	for table in 1 2 3 4 5 supplement-1 figure-3 figure-5 ablation; do \

@@ -89,7 +89,7 @@ def forms(
         calls["bf16"] = step(layer, x, g.bfloat16(), bf16=True)
     for name, execution, texts in (("simulated", "simulate", simulated), ("int8", "auto", precisions)):
         for text in texts:
-            calls[f"{name} {text}"] = step(_rewritten(layer, x, text, execution), x, g)  # type: ignore[arg-type]
+            calls[f"{name} {text}"] = step(rewritten(layer, x, text, execution), x, g)  # type: ignore[arg-type]
     return calls
 
 
@@ -112,7 +112,8 @@ def crossovers(found: Mapping[tuple[int, int], Times], base: str) -> list[str]:
     return lines
 
 
-def _rewritten(layer: nn.Module, x: Tensor, precision: str, execution: Execution) -> FracModel:
+def rewritten(layer: nn.Module, x: Tensor, precision: str, execution: Execution) -> FracModel:
+    """The layer in a model that quantizes it; ``auto`` multiplies codes without timing them first."""
     bits = Precision.parse(precision)
     config = FracConfig(
         method="static",

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import platform
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 import torch
+
+from fractrain_fx.execution.int8.kept import processor
 
 __all__ = ["describe", "device_name", "versions"]
 
@@ -16,7 +17,7 @@ def describe(device: str) -> dict[str, str]:
     """Processor (and GPU), threads and their binding, versions."""
     bound = os.environ.get("OMP_PROC_BIND", "").lower() not in ("", "false")
     facts = {
-        "processor": f"{_processor()}, {os.cpu_count()} cores, {_instructions()}",
+        "processor": f"{processor()}, {os.cpu_count()} cores, {_instructions()}",
         "threads": f"{torch.get_num_threads()}, {'bound to cores' if bound else 'not bound'}",
     }
     if device == "cuda":
@@ -37,7 +38,7 @@ def versions(*packages: str) -> dict[str, str]:
 
 def device_name(device: str) -> str:
     """The GPU's product name, or the processor's."""
-    return torch.cuda.get_device_name() if device == "cuda" else _processor()
+    return torch.cuda.get_device_name() if device == "cuda" else processor()
 
 
 def _instructions() -> str:
@@ -48,12 +49,3 @@ def _instructions() -> str:
         "AMX": torch.cpu._is_amx_tile_supported(),
     }
     return ", ".join([torch.backends.cpu.get_cpu_capability(), *(name for name, there in found.items() if there)])
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return named[0] if named else platform.processor() or platform.machine()

@@ -50,7 +50,7 @@ from fractrain_fx.nn.gates import Controller
 
 FORMS = ("masked", "dispatched", "gathered")
 _WARM_UP = 2
-_HOW = """
+HOW = """
 A step is forward, `engine.loss` and backward in training mode. Every block with a skip path is skipped by the stated
 share of the batch; the other samples choose the other options equally often. All forms at a share ran in one process,
 in rounds of one step each in random order; ratios are of one round: median (quartiles). Saved memory is what autograd
@@ -88,12 +88,13 @@ class Run:
 def main(argv: Sequence[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else list(argv)
     options = _parser().parse_args(argv)
-    if options.clock == "processor" and torch.get_num_threads() != 1:
+    if options.clock == "processor" and (options.device != "cpu" or torch.get_num_threads() != 1):
         raise SystemExit("--clock processor adds up all threads, also waiting ones: set OMP_NUM_THREADS=1")
     console = Console(width=max(Console().width, 120))
     runs = _load(options.json)
     for name in options.models:
-        run = measure(name, options, command("benchmarks.skipping", argv), console)
+        with console.status(name):
+            run = measure(name, options, command("benchmarks.skipping", argv))
         title = f"{run.title}, batch {run.batch}, method {run.method}, {run.rounds} rounds"
         console.print(rich_table(title, _HEAD, map(_cells, run.rows), text_columns=2))
         if (older := runs.get(name)) and (older.method, older.batch) == (run.method, run.batch):
@@ -106,27 +107,26 @@ def main(argv: Sequence[str] | None = None) -> None:
         write_section(options.table, "benchmarks.skipping", markdown(runs.values()))
 
 
-def measure(name: str, options: argparse.Namespace, how: str, console: Console) -> Run:
+def measure(name: str, options: argparse.Namespace, how: str) -> Run:
     """All forms at all shares on one model."""
     torch.manual_seed(0)
     subject = SUBJECTS[name]
-    batch = options.batch or subject.batch["cpu"]
-    model = subject.build()
-    x, y = subject.data(batch)
-    run = Run(name, subject.title, options.method, batch, options.rounds, how, describe("cpu"))
+    device = options.device
+    batch = options.batch or subject.batch[device]
+    model = subject.build().to(device)
+    x, y = (each.to(device) for each in subject.data(batch))
+    run = Run(name, subject.title, options.method, batch, options.rounds, how, describe(device))
     clock = processor_seconds if options.clock == "processor" else seconds
     config = FracConfig(method=options.method, rounding=options.rounding)
     plain = prepare_step(parse_method("float"), model, x, y, subject.loss)
     for share in options.shares:
         steps = {"float": plain}
         for form in FORMS:
-            with console.status(f"{name}: {form} at {share:.0%}"):
-                steps[form] = prepare(form, config, model, x, y, subject.loss, share)
+            steps[form] = prepare(form, config, model, x, y, subject.loss, share)
         for step in steps.values():
             for _ in range(_WARM_UP):
                 step.run()
-        with console.status(f"{name}: {options.rounds} rounds at {share:.0%}"):
-            times = interleaved({key: step.run for key, step in steps.items()}, options.rounds, "cpu", clock=clock)
+        times = interleaved({key: step.run for key, step in steps.items()}, options.rounds, device, clock=clock)
         run.rows.extend(_rows(share, steps, times))
     return run
 
@@ -157,7 +157,7 @@ def skip_share(model: FracModel, batch: int, share: float) -> None:
     """Make a share of the samples skip every skippable block, and the others choose the other options in turn."""
     for module in list(model.modules()):
         if isinstance(module, Controller):
-            module.head = _Choosing(module.head, batch, share)  # type: ignore[assignment]
+            module.head = _Choosing(module.head, batch, share).to(module.head.weight.device)  # type: ignore[assignment]
 
 
 class _Choosing(nn.Module):
@@ -197,7 +197,7 @@ def _rows(share: float, steps: dict[str, Step], times: dict[str, list[float]]) -
 
 def markdown(runs: Iterable[Run]) -> str:
     """All runs, with the commands that made them."""
-    parts = [_HOW.strip()]
+    parts = [HOW.strip()]
     for run in runs:
         head = f"**{run.title}, batch {run.batch}, method {run.method}**"
         parts.append(f"{head}: `{run.command}`, {run.rounds} rounds; {machine_words(run.machine)}.")
@@ -233,6 +233,7 @@ def _parser() -> argparse.ArgumentParser:
         default="wall",
         help="processor: time that the process computed (with OMP_NUM_THREADS=1), for machines that do other work too",
     )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--batch", type=int, help="samples in a step, instead of each model's own")
     parser.add_argument("--json", type=Path, help="keep the results here; other models and shares in it stay")
     parser.add_argument("--table", type=Path, help="write all results between the markers of this Markdown page")

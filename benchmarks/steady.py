@@ -17,6 +17,7 @@ def steady() -> None:
     os.environ.setdefault("OMP_PROC_BIND", "true")
     os.environ.setdefault("OMP_PLACES", "cores")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("FRACTRAIN_FX_TIMINGS", "off")  # the choices are measured too
     from fractrain_fx import keep_freed_memory  # which imports torch
 
     keep_freed_memory()

@@ -41,7 +41,9 @@ def objective(output: Any) -> Tensor:
     if isinstance(loss, Tensor) and loss.requires_grad:
         return loss.float().sum()
     terms = [
-        (leaf.float().nan_to_num(0.0, 0.0, 0.0).reshape(-1) * torch.arange(leaf.numel()).cos()).mean()
+        (
+            leaf.float().nan_to_num(0.0, 0.0, 0.0).reshape(-1) * torch.arange(leaf.numel(), device=leaf.device).cos()
+        ).mean()
         for leaf in floats(output)
         if leaf.requires_grad and leaf.numel()
     ]

@@ -21,19 +21,22 @@ from fractrain_fx import Engine, FracConfig, FracModel, Precision, fractrainify
 from fractrain_fx.config import DFQ_OPTIONS, Attention, Mixing, Saved
 from fractrain_fx.nn.gates import Controller
 
-__all__ = ["OWN", "Method", "Step", "default_methods", "parse", "prepare"]
+__all__ = ["OWN", "Method", "Step", "default_methods", "parse", "prepare", "tf32"]
 
 FIVE_OPTIONS = tuple(Precision.parse(option) for option in ("FW-0/BW-0", "FW-3/BW-6", "FW-4/BW-6", "6/8", "6/12"))
 OWN = (
     *("float", "static", "static-linears", "pfq", "pfq-rounded", "pfq-linears", "pfq-linears-rounded"),
     *("dfq", "dfq-rounded", "dfq5", "dfq5-rounded", "dfq5-linears", "dfq5-linears-rounded", "dfq-outputs"),
 )
-MODES = ("kernels", "int8", "auto", "bf16", "tf32", "compiled")
+MODES = ("kernels", "int8", "auto", "torchao-int8", "torchao-float8", "checkpointed", "bf16", "tf32", "compiled")
 # Options of FracConfig for modes of the rewritten methods. int8 does not leave out samples.
 _OPTIONS: dict[str, dict[str, Any]] = {
     "kernels": {"rounding": "compiled"},
     "int8": {"execution": "auto", "skipping": "masked"},
     "auto": {"execution": "auto"},
+    "torchao-int8": {"execution": "torchao-int8"},
+    "torchao-float8": {"execution": "torchao-float8"},
+    "checkpointed": {},
 }
 KERNELS = ("pfq+kernels", "pfq-linears+kernels", "dfq+kernels", "dfq5+kernels", "dfq5-linears+kernels")
 
@@ -123,6 +126,8 @@ def prepare(method: Method, model: nn.Module, x: Tensor, y: Tensor, loss: Callab
         for mode in _OPTIONS.keys() & method.modes:
             config = config.replace(**_OPTIONS[mode])
         trained = fractrainify(trained, config=config, example_inputs=(x[:2],)).to(x.device)
+        if "checkpointed" in method.modes:
+            trained.gradient_checkpointing_enable()
         spread_choices(trained, len(x))
     trained.train()
     called = torch.compile(trained, fullgraph=True) if "compiled" in method.modes else trained
@@ -140,7 +145,7 @@ def prepare(method: Method, model: nn.Module, x: Tensor, y: Tensor, loss: Callab
     return Step(
         forward,
         tuple(trained.parameters()),
-        lambda: _tf32("tf32" in method.modes),
+        lambda: tf32("tf32" in method.modes),
     )
 
 
@@ -191,7 +196,7 @@ def _same(loss: Tensor) -> Tensor:
 
 
 @contextlib.contextmanager
-def _tf32(allowed: bool) -> Iterator[None]:
+def tf32(allowed: bool) -> Iterator[None]:
     """Products and convolutions of a GPU in TF32, or in full float32 (cuDNN's own default is TF32)."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import timm
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -36,7 +38,7 @@ class Subject:
     build: Callable[[], nn.Module]
     batch: dict[str, int]
     data: Callable[[int], tuple[Tensor, Tensor]]
-    loss: Callable[[Tensor, Tensor], Tensor]
+    loss: Callable[[Any, Tensor], Tensor]
 
 
 def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -51,9 +53,27 @@ def _images(side: int, classes: int) -> Callable[[int], tuple[Tensor, Tensor]]:
     return data
 
 
-def _tokens(batch: int) -> tuple[Tensor, Tensor]:
-    tokens = torch.randint(VOCABULARY, (batch, LENGTH + 1))
-    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+def _tokens(length: int) -> Callable[[int], tuple[Tensor, Tensor]]:
+    def data(batch: int) -> tuple[Tensor, Tensor]:
+        tokens = torch.randint(VOCABULARY, (batch, length + 1))
+        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+    return data
+
+
+def _causal_loss(output: Any, targets: Tensor) -> Tensor:
+    """As :func:`next_token_loss`, of the output of a Hugging Face model."""
+    return next_token_loss(output.logits, targets)
+
+
+def _gpt2(length: int, **sizes: int) -> Callable[[], nn.Module]:
+    def build() -> nn.Module:
+        dropouts = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+        config = transformers.GPT2Config(n_positions=length, use_cache=False, **dropouts, **sizes)
+        model: nn.Module = transformers.GPT2LMHeadModel(config)
+        return model
+
+    return build
 
 
 def _transformer() -> nn.Module:
@@ -75,6 +95,27 @@ SUBJECTS = {
         _images(64, 1000),
         F.cross_entropy,
     ),
+    "resnet10t": Subject(
+        "ResNet-10t (timm), 32 x 32 pixels",
+        lambda: timm.create_model("resnet10t", num_classes=10),
+        {"cpu": 16, "cuda": 128},
+        _images(32, 10),
+        F.cross_entropy,
+    ),
+    "resnet50": Subject(
+        "ResNet-50 (timm), 224 x 224 pixels",
+        lambda: timm.create_model("resnet50"),
+        {"cpu": 4, "cuda": 64},
+        _images(224, 1000),
+        F.cross_entropy,
+    ),
+    "vit_small": Subject(
+        "ViT-S/16 (timm), 224 x 224 pixels",
+        lambda: timm.create_model("vit_small_patch16_224"),
+        {"cpu": 4, "cuda": 64},
+        _images(224, 1000),
+        F.cross_entropy,
+    ),
     "vit_tiny": Subject(
         "ViT-Tiny/16 (timm), 224 x 224 pixels",
         lambda: timm.create_model("vit_tiny_patch16_224"),
@@ -86,7 +127,21 @@ SUBJECTS = {
         f"Transformer-base (zoo), {LENGTH} tokens a sample, vocabulary {VOCABULARY}, no dropout",
         _transformer,
         {"cpu": 8, "cuda": 32},
-        _tokens,
+        _tokens(LENGTH),
         next_token_loss,
+    ),
+    "gpt2": Subject(
+        "GPT-2 of 124M (transformers), 512 tokens a sample, no dropout",
+        _gpt2(512),
+        {"cpu": 1, "cuda": 8},
+        _tokens(512),
+        _causal_loss,
+    ),
+    "gpt2-tiny": Subject(
+        "GPT-2 of 1 layer and 32 channels (transformers), 16 tokens a sample, no dropout",
+        _gpt2(16, n_layer=1, n_embd=32, n_head=2, vocab_size=VOCABULARY),
+        {"cpu": 4, "cuda": 32},
+        _tokens(16),
+        _causal_loss,
     ),
 }

@@ -39,13 +39,13 @@ def test_from_where_on_it_wins() -> None:
 
 def test_int8_is_what_is_timed_under_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     models: list[FracModel] = []
-    made = linears._rewritten
+    made = linears.rewritten
 
     def kept(*args: Any) -> FracModel:
         models.append(made(*args))
         return models[-1]
 
-    monkeypatch.setattr(linears, "_rewritten", kept)
+    monkeypatch.setattr(linears, "rewritten", kept)
     for step in linears.steps(8, 4, ["8/8", "3/6"], ["8/8"], False, "cpu").values():
         step()
     assert [list(model.kernels().values()) for model in models] == [["float"], ["int8"], ["int8"]]

@@ -12,6 +12,7 @@ from functools import cache, partial
 import torch
 
 from fractrain_fx.config import Kernels
+from fractrain_fx.execution.int8.kept import keep, recall
 from fractrain_fx.native import kernels
 
 __all__ = ["Timing", "Tuner", "lacks_int8", "lacks_products"]
@@ -39,7 +40,7 @@ class Timing:
 
 
 class Tuner:
-    """The choices of one model: a timing for each kind of product, made when the first such op trains.
+    """The choices of one model: a timing for each kind of product, kept from an earlier run or made as one trains.
 
     Args:
         kernels: ``auto`` times both forms, ``int8`` chooses integers without timing.
@@ -81,12 +82,18 @@ class Tuner:
         if kind not in self.timings:
             if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
                 return None
-            timing = self.timings[kind] = Timing(*(_seconds(partial(forms, each), device) for each in (False, True)))
+            key = f"{'kernels' if self._compiled else 'torch'}: {kind}"
+            kept = recall(key, device)
+            seconds = kept or (_seconds(partial(forms, False), device), _seconds(partial(forms, True), device))
+            if kept is None:
+                keep(key, device, seconds)
+            timing = self.timings[kind] = Timing(*seconds)
             _log.info(
-                "%s: %.3g ms in float, %.3g ms on int8: %s, as all of this kind: %s",
+                "%s: %.3g ms in float, %.3g ms on int8%s: %s, as all of this kind: %s",
                 name,
                 1e3 * timing.float_s,
                 1e3 * timing.int8_s,
+                "" if kept is None else " in an earlier run",
                 "int8" if timing.int8 else "float",
                 kind,
             )

@@ -178,6 +178,7 @@ def test_with_compiled_rounding_kernels_multiply_without_units_for_bytes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)  # torch would multiply with them
     monkeypatch.setattr(torch, "_int_mm", None)
     model = _made(method="pfq", execution="auto", rounding="compiled")
     assert "but not here" not in str(summarize(model))

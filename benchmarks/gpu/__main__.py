@@ -1,0 +1,124 @@
+"""``python -m benchmarks.gpu``: all measurements that need an NVIDIA GPU, in under 9 minutes.
+
+Parts run in order of worth, each in a process of its own: an error or a lack of time in one does not end the others.
+The results file and the page are written after every part, and the file after every row too.
+"""
+
+from __future__ import annotations
+
+from benchmarks.steady import steady
+
+if __name__ == "__main__":
+    steady()
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from benchmarks.gpu.parts import PARTS
+from benchmarks.gpu.results import Found, Results, slug, write_page
+from benchmarks.gpu.setting import Setting
+from benchmarks.machine import describe, device_name, versions
+from benchmarks.records import command
+
+_DOCS = Path("docs")
+_PACKAGES = ("torchao", "triton", "timm", "transformers")
+# Seconds for writing the page at the end.
+_RESERVE = 5.0
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    argv = sys.argv[1:] if argv is None else list(argv)
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if options.device == "cpu" and (not options.small or options.out == _DOCS):
+        parser.error("--device cpu only tries the code: write --small --device cpu --out FOLDER")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        print("No NVIDIA GPU is here that torch can use, so nothing was measured.")
+        return
+    file = options.out / "results" / f"gpu-{slug(device_name(options.device))}.json"
+    if options.run:
+        _run_items(options.run, Setting(options.device, options.small, 1 if options.small else 10), file, options)
+        return
+    machine = describe(options.device) | versions(*_PACKAGES) | {"CUDA": str(torch.version.cuda)}
+    results = Results(file, machine, command("benchmarks.gpu", argv, ["--out"]))
+    if file.exists() and (older := Results.load(file)).machine == machine:
+        results.parts = older.parts
+    results.save()
+    _run_parts(results, options, argv)
+    print(f"results: {file}, page: {options.out / 'gpu.md'}")
+    if failed := failures(results):
+        raise SystemExit(f"{len(failed)} checks do not hold on this machine: {'; '.join(failed)}")
+
+
+def failures(results: Results) -> list[str]:
+    """The checks that do not hold."""
+    rows = [row for item in results.parts.get("numerics", Found()).rows.values() for row in item]
+    return [f"{row['check']} ({row['detail']})" for row in rows if row["holds"] != "yes"]
+
+
+def _run_parts(results: Results, options: argparse.Namespace, argv: Sequence[str]) -> None:
+    """Run each part in a process, and give it its share of the time that is left."""
+    end = time.monotonic() + 60 * options.minutes - _RESERVE
+    left = list(options.parts)
+    while left:
+        part = left[0]
+        remaining = end - time.monotonic()
+        seconds = max(remaining, 0) * PARTS[part].worth / sum(PARTS[each].worth for each in left)
+        print(f"{PARTS[part].title}: up to {seconds:.0f} s", flush=True)
+        began = time.monotonic()
+        call = [sys.executable, "-W", "ignore", "-m", "benchmarks.gpu", *argv, "--run", part]
+        results.parts[part] = Found(not_run={"all": ""})
+        results.save()
+        try:
+            code = subprocess.run(call, timeout=seconds).returncode
+            reason = f"its process ended with code {code}"
+        except subprocess.TimeoutExpired:
+            reason = f"the {seconds:.0f} s of this part were over"
+        results.parts = Results.load(results.path).parts
+        found = results.parts[part]
+        found.seconds = time.monotonic() - began
+        found.not_run = {item: why or reason for item, why in found.not_run.items()}
+        results.save()
+        write_page(options.out / "gpu.md", options.out / "results")
+        left.pop(0)
+
+
+def _run_items(part: str, setting: Setting, file: Path, options: argparse.Namespace) -> None:
+    """Run the items of a part, and write the file after each row."""
+    results = Results.load(file)
+    items = PARTS[part].items(setting)
+    found = results.parts[part] = Found(not_run=dict.fromkeys(items, ""))
+    results.save()
+    for name, item in items.items():
+        began = time.monotonic()
+        try:
+            for row in item():
+                found.rows.setdefault(name, []).append(dict(row))
+                results.save()
+        except Exception as error:
+            found.not_run[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        else:
+            del found.not_run[name]
+        results.save()
+        print(f"  {name}: {time.monotonic() - began:.1f} s {found.not_run.get(name, '')}", flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=9, help="time for all parts")
+    parser.add_argument("--parts", nargs="+", choices=tuple(PARTS), default=list(PARTS), metavar="PART")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--small", action="store_true", help="tiny models and sizes, to try the code")
+    parser.add_argument("--out", type=Path, default=_DOCS, help="folder of gpu.md and of results/gpu-NAME.json")
+    parser.add_argument("--run", choices=tuple(PARTS), help=argparse.SUPPRESS)
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""A linear layer on int8 and on float8 against float32, TF32 and bfloat16 (:mod:`benchmarks.linears`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.gpu.setting import Setting
+from benchmarks.gpu.tolerant import refused
+from benchmarks.linears import rewritten, step
+from benchmarks.records import quartiles, ratios
+from benchmarks.step.measure import interleaved
+from benchmarks.step.methods import tf32
+from fractrain_fx.config import Execution
+
+__all__ = ["HOW", "items"]
+
+HOW = """
+One linear layer of equal width in and out, forward and backward with all three products and all rounding. Ratios are to
+bfloat16 autocast in the same round: median (quartiles). `int8` is `execution="auto", kernels="int8"` at FW-8/BW-8,
+`torchao` is torchao's training on int8 or float8, compiled by `torch.compile`, under bfloat16 autocast.
+""".strip()
+
+_Call = Callable[[], None]
+_BASE = "bf16"
+_TORCHAO: tuple[Execution, ...] = ("torchao-float8", "torchao-int8")
+
+
+def items(setting: Setting) -> Mapping[str, Any]:
+    """One item for each width."""
+    widths, tokens = ((32,), 64) if setting.small else ((1024, 4096, 2048, 8192, 512), 8192)
+    return {f"width {width}": partial(_rows, width, tokens, setting) for width in widths}
+
+
+def _rows(width: int, tokens: int, setting: Setting) -> Iterator[dict[str, Any]]:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    layer = nn.Linear(width, width).to(setting.device)
+    x, g = torch.randn(2, tokens, width, device=setting.device)
+    made: dict[str, Callable[[], _Call]] = {
+        "float32": lambda: step(layer, x, g),
+        "tf32": lambda: _in_tf32(step(layer, x, g)),
+        _BASE: lambda: step(layer, x, g.bfloat16(), bf16=True),
+        "simulated 8/8": lambda: step(rewritten(layer, x, "8/8", "simulate"), x, g),
+        "int8 8/8": lambda: step(rewritten(layer, x, "8/8", "auto"), x, g),
+        **{kind: partial(_torchao, layer, x, g.bfloat16(), kind) for kind in _TORCHAO},
+    }
+    calls: dict[str, _Call] = {}
+    notes: dict[str, str] = {}
+    for name, make in made.items():
+        with refused(name, notes):
+            call = make()
+            for _ in range(3):
+                call()
+            calls[name] = call
+    times = interleaved(calls, setting.rounds, setting.device)
+    for name in made:
+        yield {
+            "width": width,
+            "tokens": tokens,
+            "form": name,
+            "step, ms": quartiles([1000 * each for each in times[name]]) if name in times else None,
+            "to bf16": ratios(times, name, _BASE) if name in times and _BASE in times else None,
+            "note": notes.get(name, ""),
+        }
+
+
+def _in_tf32(call: _Call) -> _Call:
+    def run() -> None:
+        with tf32(True):
+            call()
+
+    return run
+
+
+def _torchao(layer: nn.Module, x: torch.Tensor, g: torch.Tensor, kind: Execution) -> _Call:
+    compiled: Any = torch.compile(rewritten(layer, x, "8/8", kind), fullgraph=True)
+    return step(compiled, x, g, bf16=True)

@@ -1,0 +1,22 @@
+"""What all parts of the GPU benchmark are told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Setting"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where and how large the benchmark runs.
+
+    Attributes:
+        device: ``cuda``, or ``cpu`` to try the code.
+        small: whether models and sizes are tiny, as the tests run them on a CPU.
+        rounds: steps measured of each method.
+    """
+
+    device: str
+    small: bool
+    rounds: int

@@ -1,0 +1,87 @@
+"""The time of a training step against eager float32 (:mod:`benchmarks.step`)."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.gpu.setting import Setting
+from benchmarks.step.__main__ import measure
+from benchmarks.step.methods import parse
+from benchmarks.step.subjects import SUBJECTS
+
+__all__ = ["HOW", "items", "measured"]
+
+_MODELS = ("transformer-base", "resnet38", "vit_small", "gpt2", "resnet50")
+_TITLES = "; ".join(f"`{name}` is {SUBJECTS[name].title}" for name in _MODELS)
+
+HOW = f"""
+A step is forward, `engine.loss` and backward in training mode, without the optimizer. Ratios are to the eager float32
+step of the same round: median (quartiles). `to float alike` is the ratio to float in the same modes (TF32, bfloat16
+autocast, compiled). `+auto` is `execution="auto"`, `+int8` the same with all samples, `+torchao-...` is
+`execution="torchao-..."`, `+compiled` is `torch.compile(model, fullgraph=True)`. The samples of a batch choose all
+options of DFQ equally often. `waits` are waits of the host for the GPU in one step. {_TITLES}.
+""".strip()
+
+_EAGER = (
+    *("float", "float+tf32", "float+bf16", "pfq", "pfq+bf16", "dfq", "dfq+bf16", "dfq+auto"),
+    *("static", "static+int8", "static+torchao-float8+bf16", "static+torchao-int8+bf16"),
+)
+_COMPILED = ("pfq+compiled", "dfq+compiled", "pfq+bf16+compiled", "static+torchao-float8+bf16+compiled")
+_COLUMNS = ("model", "method", "step, ms", "ratio", "to float alike", "waits", "first step, s", "note")
+
+
+def items(setting: Setting) -> Mapping[str, Any]:
+    """One item for all eager methods of a model, and one for each compiled method, because compiling takes longer."""
+    if setting.small:
+        return _eager(("gpt2-tiny",), ("float", "float+bf16", "pfq", "dfq+auto", "static+int8"), setting) | _compiled(
+            ("gpt2-tiny",), ("float+compiled",), setting
+        )
+    first, others = _MODELS[:2], _MODELS[2:]
+    found = _eager(first, _EAGER, setting) | _compiled(first, _COMPILED[:1], setting)
+    return found | _eager(others, _EAGER, setting) | _compiled(_MODELS, _COMPILED, setting)
+
+
+def _eager(models: Sequence[str], methods: Sequence[str], setting: Setting) -> dict[str, Any]:
+    return {f"{name}, eager": partial(_rows, name, methods, setting) for name in models}
+
+
+def _compiled(models: Sequence[str], methods: Sequence[str], setting: Setting) -> dict[str, Any]:
+    return {
+        f"{name}, {method}": partial(_rows, name, ["float", str(parse(method).alike), method], setting)
+        for method in methods
+        for name in models
+    }
+
+
+def _rows(name: str, methods: Sequence[str], setting: Setting) -> Iterator[dict[str, Any]]:
+    for row in measured(name, methods, setting):
+        yield {column: row[column] for column in _COLUMNS}
+
+
+def measured(name: str, methods: Sequence[str], setting: Setting) -> Iterator[dict[str, Any]]:
+    """A row for each method on a model; one that fails has a note instead of numbers."""
+    batch = 2 if setting.small else None
+    options = Namespace(device=setting.device, batch=batch, rounds=setting.rounds, clock="wall")
+    chosen = [parse(each) for each in dict.fromkeys(methods)]
+    run = measure(name, chosen, options, "python -m benchmarks.gpu", Console(quiet=True), tolerated=Exception)
+    for row in run.rows:
+        waiting = ", ".join(f"{count} {kind}" for kind, count in (row.waits or {}).items())
+        yield {
+            "model": f"{name}, batch {run.batch}",
+            "method": row.method,
+            "step, ms": row.ms,
+            "ratio": row.ratio,
+            "to float alike": row.alike,
+            "saved, MB": row.saved and row.saved / 1e6,
+            "saved, ratio": row.saved_ratio,
+            "peak, MB": row.peak and row.peak / 1e6,
+            "peak, ratio": row.peak_ratio,
+            "waits": waiting,
+            "first step, s": row.first,
+            "note": row.note,
+        }

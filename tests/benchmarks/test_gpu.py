@@ -1,0 +1,116 @@
+"""``python -m benchmarks.gpu``: without a GPU, out of time, with an error in an item, and every part in small."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.gpu import parts
+from benchmarks.gpu.__main__ import failures, main
+from benchmarks.gpu.parts import PARTS, Part
+from benchmarks.gpu.results import Found, Results, markdown, slug, write_page
+from benchmarks.gpu.setting import Setting
+from benchmarks.records import Quartiles
+
+ROOT = Path(__file__).parents[2]
+
+
+def result_in(folder: Path) -> Path:
+    (file,) = (folder / "results").glob("gpu-*.json")
+    return file
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--out", str(tmp_path)])
+    assert "No NVIDIA GPU" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
+def test_trying_the_code_on_a_cpu_never_writes_results_of_the_project(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv in (["--device", "cpu", "--small"], ["--device", "cpu", "--out", "elsewhere"]):
+        with pytest.raises(SystemExit, match="2"):
+            main(argv)
+    assert "--small --device cpu --out FOLDER" in capsys.readouterr().err
+
+
+def test_a_part_out_of_time_is_recorded_as_not_run_and_other_parts_are_kept(tmp_path: Path) -> None:
+    argv = ["--small", "--device", "cpu", "--out", str(tmp_path), "--minutes", "0.1", "--parts", "training"]
+    main(argv)
+    file = result_in(tmp_path)
+    held = Results.load(file)
+    assert held.parts["training"].rows == {} and "were over" in held.parts["training"].not_run["all"]
+    held.parts["memory"] = Found(rows={"a": [{"model": "a", "saved, MB": 1.5}]})
+    held.save()
+    main(argv)
+    assert Results.load(file).parts["memory"] == held.parts["memory"]
+    page = (tmp_path / "gpu.md").read_text()
+    assert "| a | 1.5 |" in page and "Not run: all (the " in page
+
+
+def test_an_item_that_fails_is_named_and_the_others_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def rows(fails: bool) -> Iterator[dict[str, Any]]:
+        yield {"model": "small", "ms": Quartiles(2.0, 1.0, 3.0), "note": ""}
+        if fails:
+            raise RuntimeError("out of\nmemory")
+
+    made = Part("Memory", "How.", 1, lambda setting: {"bad": lambda: rows(True), "good": lambda: rows(False)})
+    monkeypatch.setitem(parts.PARTS, "memory", made)
+    argv = ["--small", "--device", "cpu", "--out", str(tmp_path)]
+    main([*argv, "--parts", "memory", "--minutes", "0.08"])  # makes the file; no time for the part
+    main([*argv, "--run", "memory"])
+    found = Results.load(result_in(tmp_path)).parts["memory"]
+    assert found.rows.keys() == {"bad", "good"}
+    assert found.not_run == {"bad": "RuntimeError: out of memory"}
+    text = markdown(Results.load(result_in(tmp_path)))
+    assert text.count("| small | 2.00 (1.00-3.00) |") == 2 and "bad (RuntimeError: out of memory)" in text
+    assert "note" not in text  # a column without values is left out
+
+
+def test_checks_that_do_not_hold_are_listed(tmp_path: Path) -> None:
+    rows = [
+        {"check": "one", "holds": "yes", "detail": ""},
+        {"check": "two", "holds": "no", "detail": "0.3 is above 0.1"},
+    ]
+    results = Results(tmp_path / "gpu-x.json", {"processor": "x"}, "command", {"numerics": Found(rows={"all": rows})})
+    assert failures(results) == ["two (0.3 is above 0.1)"]
+
+
+def test_the_project_s_page_has_the_tables_of_all_results(tmp_path: Path) -> None:
+    assert slug("NVIDIA GeForce RTX 4090") == "nvidia-geforce-rtx-4090"
+    page = tmp_path / "gpu.md"
+    page.write_text((ROOT / "docs" / "gpu.md").read_text())
+    write_page(page, ROOT / "docs" / "results")
+    assert page.read_text() == (ROOT / "docs" / "gpu.md").read_text()
+
+
+def test_items_of_the_full_benchmark_have_names_in_order_of_worth() -> None:
+    setting = Setting("cpu", small=False, rounds=10)
+    names = list(PARTS["steps"].items(setting))
+    assert names[:3] == ["transformer-base, eager", "resnet38, eager", "transformer-base, pfq+compiled"]
+    for model in ("resnet38", "resnet50", "vit_small", "transformer-base", "gpt2"):
+        assert {f"{model}, eager", f"{model}, dfq+compiled"} <= set(names)
+    widths = {name.split()[1] for name in PARTS["linears"].items(setting)}
+    assert widths == {"512", "1024", "2048", "4096", "8192"}
+
+
+@pytest.mark.long
+def test_every_part_runs_in_small_on_a_cpu(tmp_path: Path) -> None:
+    argv = ["--small", "--device", "cpu", "--out", str(tmp_path), "--minutes", "40"]
+    done = subprocess.run([sys.executable, "-m", "benchmarks.gpu", *argv], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr + done.stdout
+    held = json.loads(result_in(tmp_path).read_text())
+    assert list(held["parts"]) == list(PARTS)
+    for name, found in held["parts"].items():
+        assert found["not_run"] == {}, name
+        rows = [row for item in found["rows"].values() for row in item]
+        assert rows and not any(row.get("note") for row in rows), rows
+    page = (tmp_path / "gpu.md").read_text()
+    assert all(f"### {part.title}" in page for part in PARTS.values())
