@@ -12,6 +12,9 @@ if __name__ == "__main__":
     steady()
 
 import argparse
+import contextlib
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -43,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         return
     file = options.out / "results" / f"gpu-{slug(device_name(options.device))}.json"
     if options.run:
-        _run_items(options.run, Setting(options.device, options.small, 1 if options.small else 10), file, options)
+        _run_items(options.run, Setting(options.device, options.small, 1 if options.small else 10), file)
         return
     machine = describe(options.device) | versions(*_PACKAGES) | {"CUDA": str(torch.version.cuda)}
     results = Results(file, machine, command("benchmarks.gpu", argv, ["--out"]))
@@ -65,31 +68,36 @@ def failures(results: Results) -> list[str]:
 def _run_parts(results: Results, options: argparse.Namespace, argv: Sequence[str]) -> None:
     """Run each part in a process, and give it its share of the time that is left."""
     end = time.monotonic() + 60 * options.minutes - _RESERVE
-    left = list(options.parts)
-    while left:
-        part = left[0]
-        remaining = end - time.monotonic()
-        seconds = max(remaining, 0) * PARTS[part].worth / sum(PARTS[each].worth for each in left)
+    for place, part in enumerate(options.parts):
+        remaining = max(end - time.monotonic(), 0)
+        seconds = remaining * PARTS[part].worth / sum(PARTS[each].worth for each in options.parts[place:])
         print(f"{PARTS[part].title}: up to {seconds:.0f} s", flush=True)
         began = time.monotonic()
         call = [sys.executable, "-W", "ignore", "-m", "benchmarks.gpu", *argv, "--run", part]
         results.parts[part] = Found(not_run={"all": ""})
         results.save()
-        try:
-            code = subprocess.run(call, timeout=seconds).returncode
-            reason = f"its process ended with code {code}"
-        except subprocess.TimeoutExpired:
-            reason = f"the {seconds:.0f} s of this part were over"
+        reason = _ended(call, seconds)
         results.parts = Results.load(results.path).parts
         found = results.parts[part]
         found.seconds = time.monotonic() - began
         found.not_run = {item: why or reason for item, why in found.not_run.items()}
         results.save()
         write_page(options.out / "gpu.md", options.out / "results")
-        left.pop(0)
 
 
-def _run_items(part: str, setting: Setting, file: Path, options: argparse.Namespace) -> None:
+def _ended(call: Sequence[str], seconds: float) -> str:
+    """Run a process until it ends or its time is over, and say which. Processes that it started end with it."""
+    with subprocess.Popen(call, start_new_session=True) as child:
+        try:
+            return f"its process ended with code {child.wait(seconds)}"
+        except subprocess.TimeoutExpired:
+            return f"the {seconds:.0f} s of this part were over"
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # nothing is left
+                os.killpg(child.pid, signal.SIGKILL)
+
+
+def _run_items(part: str, setting: Setting, file: Path) -> None:
     """Run the items of a part, and write the file after each row."""
     results = Results.load(file)
     items = PARTS[part].items(setting)

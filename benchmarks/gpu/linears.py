@@ -31,24 +31,27 @@ _TORCHAO: tuple[Execution, ...] = ("torchao-float8", "torchao-int8")
 
 
 def items(setting: Setting) -> Mapping[str, Any]:
-    """One item for each width."""
+    """Two items for each width; torchao's is apart, because it may tune its kernels for minutes."""
     widths, tokens = ((32,), 64) if setting.small else ((1024, 4096, 2048, 8192, 512), 8192)
-    return {f"width {width}": partial(_rows, width, tokens, setting) for width in widths}
+    own = {f"width {width}": partial(_rows, width, tokens, False, setting) for width in widths}
+    return own | {f"width {width}, torchao": partial(_rows, width, tokens, True, setting) for width in widths}
 
 
-def _rows(width: int, tokens: int, setting: Setting) -> Iterator[dict[str, Any]]:
+def _rows(width: int, tokens: int, torchao: bool, setting: Setting) -> Iterator[dict[str, Any]]:
     torch.manual_seed(0)
     torch._dynamo.reset()
     layer = nn.Linear(width, width).to(setting.device)
     x, g = torch.randn(2, tokens, width, device=setting.device)
-    made: dict[str, Callable[[], _Call]] = {
-        "float32": lambda: step(layer, x, g),
-        "tf32": lambda: _in_tf32(step(layer, x, g)),
-        _BASE: lambda: step(layer, x, g.bfloat16(), bf16=True),
-        "simulated 8/8": lambda: step(rewritten(layer, x, "8/8", "simulate"), x, g),
-        "int8 8/8": lambda: step(rewritten(layer, x, "8/8", "auto"), x, g),
-        **{kind: partial(_torchao, layer, x, g.bfloat16(), kind) for kind in _TORCHAO},
-    }
+    made: dict[str, Callable[[], _Call]] = {_BASE: lambda: step(layer, x, g.bfloat16(), bf16=True)}
+    if torchao:
+        made |= {kind: partial(_torchao, layer, x, g.bfloat16(), kind) for kind in _TORCHAO}
+    else:
+        made |= {
+            "float32": lambda: step(layer, x, g),
+            "tf32": lambda: _in_tf32(step(layer, x, g)),
+            "simulated 8/8": lambda: step(rewritten(layer, x, "8/8", "simulate"), x, g),
+            "int8 8/8": lambda: step(rewritten(layer, x, "8/8", "auto"), x, g),
+        }
     calls: dict[str, _Call] = {}
     notes: dict[str, str] = {}
     for name, make in made.items():

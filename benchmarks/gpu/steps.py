@@ -29,21 +29,26 @@ options of DFQ equally often. `waits` are waits of the host for the GPU in one s
 
 _EAGER = (
     *("float", "float+tf32", "float+bf16", "pfq", "pfq+bf16", "dfq", "dfq+bf16", "dfq+auto"),
-    *("static", "static+int8", "static+torchao-float8+bf16", "static+torchao-int8+bf16"),
+    *("static", "static+int8"),
 )
+# Apart from the others, because torchao may tune its kernels for minutes; both models are linear layers.
+_TORCHAO = ("float", "float+bf16", "static+torchao-float8+bf16", "static+torchao-int8+bf16")
+_LINEAR = ("transformer-base", "gpt2")
 _COMPILED = ("pfq+compiled", "dfq+compiled", "pfq+bf16+compiled", "static+torchao-float8+bf16+compiled")
 _COLUMNS = ("model", "method", "step, ms", "ratio", "to float alike", "waits", "first step, s", "note")
 
 
 def items(setting: Setting) -> Mapping[str, Any]:
-    """One item for all eager methods of a model, and one for each compiled method, because compiling takes longer."""
+    """One item for the eager methods of a model, one for torchao's, and one for each compiled method."""
     if setting.small:
         return _eager(("gpt2-tiny",), ("float", "float+bf16", "pfq", "dfq+auto", "static+int8"), setting) | _compiled(
             ("gpt2-tiny",), ("float+compiled",), setting
         )
     first, others = _MODELS[:2], _MODELS[2:]
     found = _eager(first, _EAGER, setting) | _compiled(first, _COMPILED[:1], setting)
-    return found | _eager(others, _EAGER, setting) | _compiled(_MODELS, _COMPILED, setting)
+    found |= _eager(others, _EAGER, setting) | _compiled(_MODELS, _COMPILED[:2], setting)
+    torchao = {f"{name}, torchao": partial(_rows, name, _TORCHAO, setting) for name in _LINEAR}
+    return found | torchao | _compiled(_LINEAR, _COMPILED[2:], setting)
 
 
 def _eager(models: Sequence[str], methods: Sequence[str], setting: Setting) -> dict[str, Any]:

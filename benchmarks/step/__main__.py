@@ -94,24 +94,36 @@ def measure(
     run = Run(name, subject.title, device, batch, options.rounds, how, describe(device))
     for method in methods:
         key = str(method)
-        run.rows.append(_row(method, steps, times, first, device) if key in steps else Row(key, note=notes[key]))
+        if key not in steps:
+            run.rows.append(Row(key, note=notes[key]))
+            continue
+        row = _row(method, times, first)
+        try:
+            row = _with_memory(row, steps[key], device)
+        except tolerated as error:  # the times are there
+            row = replace(row, note=refusal(error))
+        run.rows.append(row)
     return _relative_memory(run)
 
 
-def _row(
-    method: Method, steps: dict[str, Step], times: dict[str, list[float]], first: dict[str, float], device: str
-) -> Row:
+def _row(method: Method, times: dict[str, list[float]], first: dict[str, float]) -> Row:
     key, alike = str(method), str(method.alike)
-    on_gpu = device == "cuda"
     return Row(
         method=key,
         ms=quartiles([1000 * each for each in times[key]]),
         ratio=ratios(times, key, "float"),
         alike=ratios(times, key, alike).median if method.modes and alike != key and alike in times else None,
-        saved=saved_bytes(steps[key]),
-        peak=peak_bytes(steps[key]) if on_gpu else None,
-        waits=waits(steps[key]) if on_gpu else None,
         first=first[key],
+    )
+
+
+def _with_memory(row: Row, step: Step, device: str) -> Row:
+    on_gpu = device == "cuda"
+    return replace(
+        row,
+        saved=saved_bytes(step),
+        peak=peak_bytes(step) if on_gpu else None,
+        waits=waits(step) if on_gpu else None,
     )
 
 

@@ -46,7 +46,8 @@ def quantized(peer: str, model: nn.Module, x: Tensor) -> nn.Module:
 
 def refusal(error: Exception) -> str:
     """The error of a peer in short."""
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:120]}"
+    first = next(iter(str(error).strip().splitlines()), "")
+    return f"{type(error).__name__}: {first[:120]}"
 
 
 def _layers(model: nn.Module, x: Tensor) -> set[str]:

@@ -11,13 +11,19 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional as F
 
-from benchmarks.gpu import parts
+from benchmarks.gpu import parts, steps
 from benchmarks.gpu.__main__ import failures, main
 from benchmarks.gpu.parts import PARTS, Part
 from benchmarks.gpu.results import Found, Results, markdown, slug, write_page
 from benchmarks.gpu.setting import Setting
 from benchmarks.records import Quartiles
+from benchmarks.step.__main__ import main as measure_steps
+from benchmarks.step.methods import Step
+from benchmarks.step.subjects import SUBJECTS, Subject
+from fractrain_fx.errors import ModelError
+from tests.residual import Residual
 
 ROOT = Path(__file__).parents[2]
 
@@ -74,6 +80,26 @@ def test_an_item_that_fails_is_named_and_the_others_run(tmp_path: Path, monkeypa
     assert "note" not in text  # a column without values is left out
 
 
+def test_a_method_that_fails_has_a_note_and_the_others_have_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = Subject("small", Residual, {"cpu": 4}, lambda n: (torch.randn(n, 6), torch.randn(n, 3)), F.mse_loss)
+    monkeypatch.setitem(SUBJECTS, "resnet38", tiny)
+    methods = ("float", "static+torchao-float8", "pfq+checkpointed")  # 6 channels are no multiple of 16
+    setting = Setting("cpu", small=True, rounds=2)
+    plain, refused, checkpointed = steps.measured("resnet38", methods, setting)
+    assert refused["step, ms"] is None and "ModelError" in refused["note"]
+    assert checkpointed["ratio"].median > 0 and not checkpointed["note"]
+    assert plain["saved, ratio"] == 1.0 > checkpointed["saved, ratio"]
+    with pytest.raises(ModelError):  # python -m benchmarks.step tells of it at once
+        measure_steps(["--models", "resnet38", "--methods", "static+torchao-float8", "--rounds", "1"])
+
+    def fails(step: Step) -> int:
+        raise RuntimeError("no profiler")
+
+    monkeypatch.setattr("benchmarks.step.__main__.saved_bytes", fails)
+    (row,) = steps.measured("resnet38", ("float",), setting)
+    assert row["step, ms"].median > 0 and row["note"] == "RuntimeError: no profiler"
+
+
 def test_checks_that_do_not_hold_are_listed(tmp_path: Path) -> None:
     rows = [
         {"check": "one", "holds": "yes", "detail": ""},
@@ -97,7 +123,7 @@ def test_items_of_the_full_benchmark_have_names_in_order_of_worth() -> None:
     assert names[:3] == ["transformer-base, eager", "resnet38, eager", "transformer-base, pfq+compiled"]
     for model in ("resnet38", "resnet50", "vit_small", "transformer-base", "gpt2"):
         assert {f"{model}, eager", f"{model}, dfq+compiled"} <= set(names)
-    widths = {name.split()[1] for name in PARTS["linears"].items(setting)}
+    widths = {name.removesuffix(", torchao").split()[1] for name in PARTS["linears"].items(setting)}
     assert widths == {"512", "1024", "2048", "4096", "8192"}
 
 
