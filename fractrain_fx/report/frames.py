@@ -90,27 +90,32 @@ def stage_rows(runs: Iterable[Run]) -> list[Row]:
     rows: list[Row] = []
     for run in runs:
         grouped: dict[str, list[EpochRecord]] = {}
+        names = {stage.shown: stage.name for stage in run.stages}
         for stage in run.stages:
             grouped.setdefault(stage.shown, []).extend(stage.records)
         seconds = _epoch_seconds(run)
+        priced = {} if run.result is None else run.result.hardware["end"]["by_stage"]
         for name, records in sorted(grouped.items(), key=lambda item: item[1][0].row.stage):
+            epochs = {record.row.epoch for record in records}
             samples = sum(record.row.samples for record in records)
             steps = _sum(record.steps for record in records)
             bitfusion = _sum(record.bitfusion_seconds for record in records)
             measured = _sum(record.train_seconds for record in records)
             joules = _sum(record.bitfusion_joules for record in records)
+            if bitfusion is None and (price := priced.get(names[name])):  # an epoch had several stages
+                bitfusion, joules = price["seconds"] or None, price["joules"] or None
             rows.append(
                 {
                     "key": f"{run.name}\n{name}",
                     "run": run.name,
                     "stage": name,
-                    "epochs": len(records),
+                    "epochs": len(epochs),
                     "cp": 100 * sum(record.row.cp * record.row.samples for record in records) / samples,
                     "cp_total": 100 * sum(record.row.cp_total * record.row.samples for record in records) / samples,
                     "joules_step": _ratio(joules, steps),
                     "bitfusion_step": _ratio(bitfusion, steps, 1e3),
                     "measured_step": _ratio(measured, steps, 1e3),
-                    "epoch_seconds": sum(seconds[record.row.epoch] for record in records) / len(records),
+                    "epoch_seconds": sum(seconds[epoch] for epoch in epochs) / len(epochs),
                 }
             )
     return rows

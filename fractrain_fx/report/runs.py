@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -26,7 +26,7 @@ _TARGET = re.compile(r"cp (\S+) %")
 
 @dataclass(frozen=True)
 class Stage:
-    """Consecutive epochs of one stage.
+    """Consecutive epochs of one stage; of an epoch in which the stage changed, the part in this stage.
 
     Attributes:
         name: number (from 1) and level, as in ``result.json``.
@@ -90,10 +90,10 @@ class Run:
     def stages(self) -> tuple[Stage, ...]:
         """The stages in time order; a cyclic schedule returns to earlier ones."""
         groups: list[list[EpochRecord]] = []
-        for record in self.records:
-            if not groups or groups[-1][0].row.stage != record.row.stage:
+        for part in (part for record in self.records for part in _parts(record)):
+            if not groups or groups[-1][0].row.stage != part.row.stage:
                 groups.append([])
-            groups[-1].append(record)
+            groups[-1].append(part)
         return tuple(_stage(group) for group in groups)
 
     @property
@@ -267,6 +267,23 @@ def _lines(path: Path) -> list[str]:
         return path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise RunError(f"{path} could not be read ({error}): restore it from a copy") from error
+
+
+def _parts(record: EpochRecord) -> Iterator[EpochRecord]:
+    """An epoch's record for each stage in it. Steps and their time are divided as samples are; BitFusion's are not."""
+    row = record.row
+    for part in row.parts:
+        share = part.samples / row.samples
+        yield replace(
+            record,
+            row=part,
+            steps=None if record.steps is None else round(share * record.steps),
+            train_seconds=None if record.train_seconds is None else share * record.train_seconds,
+            bitfusion_joules=None,
+            bitfusion_seconds=None,
+        )
+    if not row.parts:
+        yield record
 
 
 def _stage(records: Iterable[EpochRecord]) -> Stage:

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from fractrain_fx.cli import main
 from fractrain_fx.report import frames
 from fractrain_fx.report.runs import Run, read_run, read_runs
+from tests.report.conftest import QUICK
 
 
 @pytest.fixture(scope="module")
@@ -79,3 +81,17 @@ def test_runs_of_before_are_shown_without_what_they_did_not_keep(trained: Path, 
     assert {row["joules"] for row in frames.epoch_rows([run])} == {None}
     assert {row["measured_step"] for row in frames.stage_rows([run])} == {None}
     assert all(row["epoch_seconds"] > 0 for row in frames.stage_rows([run]))
+
+
+def test_stages_that_share_an_epoch_have_their_own_costs(tmp_path: Path) -> None:
+    turns = ["--every", "1 steps", "--schedule", "fixed", "--turns", "0.25", "--stages", "FW(4,8)/BW(4,8)"]
+    loop = [*QUICK, "--subset", "128", "--epochs", "1", "--method", "pfq", "--out", str(tmp_path / "run")]
+    assert main(["train", *loop, *turns]) == 0
+    run = read_run(tmp_path / "run")
+    assert [(stage.first, stage.last) for stage in run.stages] == [(1, 1), (1, 1)]
+    first, second = frames.stage_rows([run])
+    assert (first["stage"], second["stage"]) == ("1: FW-4/BW-4", "2: FW-8/BW-8")
+    assert (first["cp"], second["cp"]) == pytest.approx((1.5625, 6.25))
+    assert first["measured_step"] == pytest.approx(second["measured_step"])  # one measurement, divided
+    spent = run.result.hardware["end"]["total"]["joules"] if run.result else 0.0
+    assert first["joules_step"] + 3 * second["joules_step"] == pytest.approx(spent)
