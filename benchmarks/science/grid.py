@@ -37,7 +37,7 @@ TASKS: dict[str, Settings] = {
     },
     # MXFP4 and a raise to MXFP8, which may come every 25 steps; 1,500 steps in 10 parts, each with an evaluation.
     "characters-raise": {"data": "characters", **_RAISE},
-    "words-raise": {"data": "text", **_RAISE, "pins": ["lm_head=bfloat16"]},  # of 14,000 words
+    "words-raise": {"data": "text", **_RAISE, "batch_size": 4, "pins": ["lm_head=bfloat16"]},  # of 14,000 words
     "resnet20-short": {
         **{"model": "zoo:resnet20", "data": "cifar10", "image_size": 16, "batch_size": 64},
         **{"subset": 2048, "test_subset": 2000},
