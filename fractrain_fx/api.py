@@ -17,6 +17,7 @@ from fractrain_fx.hardware.catalogue import find_machine
 from fractrain_fx.hardware.machine import Machine
 from fractrain_fx.memory import return_freed_memory
 from fractrain_fx.model import FracModel
+from fractrain_fx.native.choice import tell_rounding
 from fractrain_fx.passes import analysis_passes
 from fractrain_fx.passes.analyse.sequence_first import samples_in_sequence, sequence_first_words
 from fractrain_fx.rewriting import record_model, rewrite
@@ -65,6 +66,7 @@ def fractrainify(
     rewritten = rewrite(model, recording, config, passes)
     if misplaced := samples_in_sequence(recording.train):
         warn(f"{type(model).__name__}: {sequence_first_words(misplaced)}")
+    tell_rounding(rewritten.rounding)
     made = FracModel(rewritten)
     return_freed_memory()
     return made

@@ -1,4 +1,4 @@
-"""The ``fractrain`` command: train, plan, inspect, machines, zoo, report.
+"""The ``fractrain`` command: train, plan, inspect, machines, zoo, report, build.
 
 Each command imports the heavy modules that it needs, so that ``fractrain --help`` answers at once.
 """
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen: dict[str, Any] = arguments[arguments["command"]]
     chosen["given"] = given
     commands = {"train": _train, "plan": _plan, "inspect": _inspect}
-    commands |= {"machines": _machines, "zoo": _zoo, "report": _report}
+    commands |= {"machines": _machines, "zoo": _zoo, "report": _report, "build": _build}
     try:
         return commands[arguments["command"]](chosen)
     except FracTrainError as error:
@@ -107,7 +107,9 @@ def _parser() -> ArgumentParser:
     report.add_argument("--plots", metavar="DIR", type=str, help="write every plot as SVG and PNG too")
     report.add_argument("--epochs", metavar="N", nargs="+", type=int, help="epochs of the bit allocation plots")
     commands.add_subcommand("report", report, help="trajectories, stages, bits and cost of runs, as one HTML file")
-    for each in (train, plan, inspect, machines, zoo, report):
+    build = _new_parser("Build the C++ kernels that round on a CPU, once: rounding=auto then uses them.")
+    commands.add_subcommand("build", build, help="build the C++ kernels that make training on a CPU quicker")
+    for each in (train, plan, inspect, machines, zoo, report, build):
         each.add_argument("--debug", action="store_true", default=None, help="show the traceback of an error")
     return parser
 
@@ -262,6 +264,14 @@ def _zoo(arguments: dict[str, Any]) -> int:
         return 0
     runs, into = [Path(folder) for folder in arguments["runs"] or ()], arguments["into"]
     show_table(name, runs, as_json=bool(arguments["json"]), into=None if into is None else Path(into))
+    return 0
+
+
+def _build(arguments: dict[str, Any]) -> int:
+    from fractrain_fx.native.build import kernels, library
+
+    kernels()
+    print(library())
     return 0
 
 

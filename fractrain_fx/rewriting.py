@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 from torch.fx.passes.infra.pass_base import PassBase
 
@@ -15,6 +16,7 @@ from fractrain_fx.capture.inputs.examples import example_inputs as find_examples
 from fractrain_fx.config import FracConfig
 from fractrain_fx.config.targets import Reach, resolve_targets, scheduled_precision
 from fractrain_fx.errors import ConfigError, FracTrainError, InputError, ModelError, PassError
+from fractrain_fx.native.choice import RoundingChoice, choose_rounding
 from fractrain_fx.nn.bits import set_stage
 from fractrain_fx.passes import FIXED_BATCH, TRAINED, default_passes, reach_of
 from fractrain_fx.passes.graph import NAMESPACE
@@ -35,7 +37,8 @@ class Rewritten:
     Attributes:
         original: the model that was passed to ``fractrainify``.
         recording: the rewritten graphs, and the inputs they were recorded on.
-        config: the configuration they were rewritten with.
+        config: the configuration they were rewritten with, in which ``rounding`` is chosen.
+        rounding: how it was chosen.
         chain: the passes that rewrote them, if not the default ones.
         targets: target cp of each stage in per cent, if there are gates.
         reach: the costs that the model can have, if there are gates.
@@ -44,6 +47,7 @@ class Rewritten:
     original: nn.Module
     recording: Recording
     config: FracConfig
+    rounding: RoundingChoice
     chain: tuple[PassBase, ...] | None = None
     targets: tuple[float, ...] = ()
     reach: Reach | None = None
@@ -81,19 +85,25 @@ def rewrite(
 ) -> Rewritten:
     """Run a chain, by default ``default_passes(config)``, over the graph of each mode.
 
+    ``rounding="auto"`` becomes ``eager`` or ``compiled``, by the device of the model's parameters.
+
     Raises:
+        ConfigError: the environment variable that fixes ``rounding="auto"`` is wrong.
         ModelError: the model has nothing to quantize, or nothing to gate.
         TargetError: the gates cannot reach a cost target.
         FracTrainError: a pass raised it.
     """
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    rounding = choose_rounding(config, device)
+    config = config.replace(rounding=rounding.used)
     chain = None if passes is None else tuple(passes)
     rewrite_graphs(model, recording, default_passes(config) if chain is None else chain)
     if not config.gated:
-        return Rewritten(model, recording, config, chain)
+        return Rewritten(model, recording, config, rounding, chain)
     reach = reach_of(recording.train, config)
     targets = resolve_targets(config, reach)
     set_stage(recording.train, scheduled_precision(config, targets[0]))
-    return Rewritten(model, recording, config, chain, targets, reach)
+    return Rewritten(model, recording, config, rounding, chain, targets, reach)
 
 
 def rewrite_graphs(model: nn.Module, recording: Recording, passes: Sequence[PassBase]) -> None:

@@ -155,12 +155,14 @@ def config_of(base: str) -> FracConfig:
     saved: Saved = "rounded" if "rounded" in kinds else "operands"
     attention: Attention = "float" if "linears" in kinds else "quantized"
     if name == "static":
-        return FracConfig(method="static", precision=Precision(8, 8), saved=saved, attention=attention)
+        return FracConfig(
+            method="static", precision=Precision(8, 8), rounding="eager", saved=saved, attention=attention
+        )
     if name == "pfq":
-        return FracConfig(method="pfq", saved=saved, attention=attention)
+        return FracConfig(method="pfq", rounding="eager", saved=saved, attention=attention)
     mixing: Mixing = "outputs" if "outputs" in kinds else "inputs"
     options = FIVE_OPTIONS if name == "dfq5" else DFQ_OPTIONS
-    return FracConfig(method="dfq", options=options, mixing=mixing, saved=saved, attention=attention)
+    return FracConfig(method="dfq", options=options, rounding="eager", mixing=mixing, saved=saved, attention=attention)
 
 
 def spread_choices(model: nn.Module, batch: int) -> None:

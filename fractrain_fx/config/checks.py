@@ -141,8 +141,12 @@ def _check_per_product(config: FracConfig) -> None:
             f"{cause} changes nothing for method {config.method!r} with format {config.format!r}: it gives format "
             "'affine' finer ranges. Write ranges='tensor'"
         )
-    for name, usual in (("saved", "operands"), ("mixing", "inputs"), ("rounding", "eager")):
-        if getattr(config, name) != usual:
+    for name, refused, usual in (
+        ("saved", "rounded", "operands"),
+        ("mixing", "outputs", "inputs"),
+        ("rounding", "compiled", "eager"),
+    ):
+        if getattr(config, name) == refused:
             raise ConfigError(
                 f"{name}={getattr(config, name)!r} does not go with {cause}, which rounds operands anew for each "
                 f"product: write {name}={usual!r}"

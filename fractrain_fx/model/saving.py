@@ -28,6 +28,8 @@ _FORMAT = 1
 def save(model: nn.Module, state: ModelState, directory: Path) -> None:
     """Write ``config.json``, ``example_inputs.safetensors`` and ``model.safetensors``.
 
+    ``rounding="auto"`` is written as that, because the machine that reads it may have no compiler.
+
     Of a sharded model the first process writes whole weights; all must call this.
 
     Args:
@@ -55,7 +57,7 @@ def _write(weights: dict[str, Tensor], state: ModelState, directory: Path) -> No
     recipe = {
         "fractrain_fx": _FORMAT,
         "architecture": type(state.original).__name__,
-        "config": state.config.to_dict(),
+        "config": state.config.to_dict() | {"rounding": state.rounding.asked},
         "example_inputs": call,
         "passes": state.chain,
     }

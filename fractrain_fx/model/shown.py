@@ -57,7 +57,10 @@ class Shown(nn.Module):
 
     @property
     def frac_config(self) -> FracConfig:
-        """The configuration this model was rewritten with. ``config`` is the original's own, if it has one."""
+        """The configuration this model was rewritten with; ``rounding`` is what was chosen for ``auto``.
+
+        ``model.config`` is the original's own, if it has one.
+        """
         return self._state.config
 
     def kernels(self) -> dict[str, str]:

@@ -36,6 +36,7 @@ class ModelState:
         original: the model that was passed to ``fractrainify``.
         recording: the rewritten graphs, and the inputs they were recorded on.
         config: the configuration they were rewritten with.
+        rounding: how the model rounds, and why.
         targets: target cp of each stage in per cent, if there are gates.
         reach: the costs that the model can have, if there are gates.
         cost: of the last forward.
@@ -57,6 +58,7 @@ class ModelState:
         self.original = original
         self.recording = recording
         self.config = config
+        self.rounding = rewritten.rounding
         self.passes = rewritten.chain
         self.targets = rewritten.targets
         self.reach = rewritten.reach
@@ -164,7 +166,8 @@ class ModelState:
         # The memo has the copied modules of the recording now, so the copy of the original uses the same ones.
         original = copy.deepcopy(self.original, memo)
         recording = replace(self.recording, train=train, eval=evaluate)
-        rewritten = Rewritten(original, recording, self.config, self.passes, self.targets, self.reach)
+        how = (self.config, self.rounding, self.passes)
+        rewritten = Rewritten(original, recording, *how, self.targets, self.reach)
         copied = ModelState(rewritten, copy.deepcopy(self.tied, memo), calibrated=self.calibrated)
         copied.checkpointing, copied.compiler = self.checkpointing, self.compiler
         return copied

@@ -23,6 +23,7 @@ from fractrain_fx.model.executed import Running
 from fractrain_fx.model.failures import refused_again, told_differences
 from fractrain_fx.model.samples import SampleCount
 from fractrain_fx.model.variant import Variant, share_inserted
+from fractrain_fx.native.choice import uses_kernels
 from fractrain_fx.passes import default_passes
 from fractrain_fx.passes.analyse.sequence_first import sequence_first_parts
 from fractrain_fx.passes.graph.edit import NAMESPACE
@@ -56,7 +57,7 @@ class Variants:
         self, original: nn.Module, first: Recording, config: FracConfig, passes: Sequence[PassBase] | None = None
     ) -> None:
         self._original, self._config, self._passes = original, config, passes
-        self._tuner = Tuner(config.kernels, compiled=config.rounding == "compiled")
+        self._tuner = Tuner(config.kernels, compiled=uses_kernels(config))
         self._forms = [first.call]
         self.first = self._variant(first, 0)
         self._others: list[Variant] = []

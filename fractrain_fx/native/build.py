@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
+import shutil
 import sys
 from functools import cache
 from pathlib import Path
@@ -13,7 +15,7 @@ import torch
 
 from fractrain_fx.errors import ConfigError
 
-__all__ = ["kernels"]
+__all__ = ["can_build", "is_built", "kernels", "library"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -28,33 +30,75 @@ _INSTRUCTIONS = {
 
 @cache
 def kernels() -> Any:
-    """The ops of ``csrc/``.
-
-    The first call builds them, in half a minute, and leaves the build on disk (``TORCH_EXTENSIONS_DIR``, by default in
-    the user's cache). A build is for one state of the source, one version of torch and one kind of processor. Each
-    copy of the source and each environment has its own, because the compiler's commands name their folders and ninja
-    rebuilds everything when a command changes.
+    """The ops of ``csrc/``. The first call on a machine builds them, in about a minute, and leaves :func:`library`.
 
     Raises:
         ConfigError: ninja is missing, or a compiler that can build them.
     """
-    files = sorted(file for file in _SOURCES.iterdir() if file.suffix in (".cpp", ".h"))
-    flags = _flags()
-    places = [str(_SOURCES), sys.prefix]
-    state = "\n".join([*(file.read_text() for file in files), torch.__version__, *flags, *places])
-    name = f"fractrain_fx_{hashlib.sha256(state.encode()).hexdigest()[:12]}"
-    sources = [str(file) for file in files if file.suffix == ".cpp"]
+    file = library()
     try:
-        from torch.utils import cpp_extension  # looks for compilers when imported
-
-        _LOG.info("loading the kernels of rounding='compiled'; building them for the first time takes a while")
-        cpp_extension.load(name, sources, extra_cflags=flags, is_python_module=False)
+        if not is_built():
+            _build(file)
+        torch.ops.load_library(str(file))  # type: ignore[no-untyped-call]
     except (RuntimeError, OSError, ImportError) as error:
         raise ConfigError(
             f"rounding='compiled' needs a C++ compiler (g++ or clang++) and ninja (pip install ninja): {error}. "
             "Write rounding='eager'"
         ) from error
     return _Ops()
+
+
+def library() -> Path:
+    """The file of the build, in ``TORCH_EXTENSIONS_DIR`` or the user's cache.
+
+    A build is for one state of the source, one version of torch and one kind of processor. Each copy of the source and
+    each environment has its own, because the compiler's commands name their folders and ninja rebuilds everything when
+    a command changes.
+    """
+    places = [str(_SOURCES), sys.prefix]
+    state = "\n".join([*(file.read_text() for file in _files()), torch.__version__, *_flags(), *places])
+    name = f"fractrain_fx_{hashlib.sha256(state.encode()).hexdigest()[:12]}"
+    cache_home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or cache_home / "torch_extensions")
+    return root / name / f"{name}.so"
+
+
+def is_built() -> bool:
+    """Whether an earlier :func:`kernels`, maybe of another process, has finished the build."""
+    file = library()
+    return file.exists() and _mark(file).exists()
+
+
+def can_build() -> bool:
+    """Whether the programs that build the kernels are on the path."""
+    return all(map(shutil.which, (os.environ.get("CXX", "c++"), "ninja")))
+
+
+def _build(file: Path) -> None:
+    import fcntl  # Unix has it, and compilers that take these flags
+
+    from torch.utils import cpp_extension  # looks for compilers when imported
+
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with (file.parent / "building").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)  # the system lets go of it when a process dies; torch's own lock would stay
+        if is_built():
+            return
+        (file.parent / "lock").unlink(missing_ok=True)
+        _LOG.info("building the C++ kernels of rounding='compiled' into %s, which takes about a minute", file.parent)
+        sources = [str(each) for each in _files() if each.suffix == ".cpp"]
+        folder = str(file.parent)
+        cpp_extension.load(file.stem, sources, extra_cflags=_flags(), build_directory=folder, is_python_module=False)
+        _mark(file).touch()
+
+
+def _mark(file: Path) -> Path:
+    """Exists once the library is whole: the linker of a process that was killed may leave a part of it."""
+    return file.with_name("complete")
+
+
+def _files() -> list[Path]:
+    return sorted(file for file in _SOURCES.iterdir() if file.suffix in (".cpp", ".h"))
 
 
 class _Ops:

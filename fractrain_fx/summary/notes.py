@@ -27,8 +27,11 @@ def notes_of(model: FracModel) -> Iterator[str]:
         )
     yield from _tied(model)
     device = next(model.parameters()).device.type
-    if model.frac_config.rounding == "compiled" and device != "cpu":
+    rounding = model._state.rounding
+    if rounding.asked == "compiled" and device != "cpu":
         yield f"rounding='compiled' changes nothing here: it is for CPUs, and this model is on {device!r}"
+    elif rounding.reason and device == "cpu":
+        yield str(rounding)
     config = model.frac_config
     names = [config.format, *(pin.number_format for pin in config.pins if pin.precision.fw <= CODE_BITS)]
     for name in dict.fromkeys(each for each in names if each in SCALE_BITS and config.method != "float"):

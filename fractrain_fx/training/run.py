@@ -12,6 +12,7 @@ from torch import Tensor
 from fractrain_fx.config import FracConfig
 from fractrain_fx.durable import require_folder, writing
 from fractrain_fx.errors import RunError
+from fractrain_fx.training.building import prepare_rounding
 from fractrain_fx.training.checkpoint import latest_checkpoint
 from fractrain_fx.training.data import DataSet, draw_subset, load_dataset, phases_of
 from fractrain_fx.training.log import new_console
@@ -85,7 +86,9 @@ def _trainer(
     if weights is not None:
         built.model.load_state_dict(weights)
     args, kwargs = built.examples()
-    model = fractrainify(built.model, config=settings.frac, example_inputs=args, example_kwargs=kwargs)
+    config = prepare_rounding(settings, built, console or new_console())
+    model = fractrainify(built.model, config=config, example_inputs=args, example_kwargs=kwargs)
+    chosen = replace(settings, frac=settings.frac.replace(rounding=model.frac_config.rounding))
     return Trainer(
         model,
         built.data,
@@ -94,7 +97,7 @@ def _trainer(
         label=label,
         input_name=built.input_name,
         console=console,
-        config=settings.to_dict(),
+        config=chosen.to_dict(),
     )
 
 
@@ -143,7 +146,9 @@ def resume_run(out: Path, console: Console | None = None) -> Trainer:
     if latest_checkpoint(out) is None:
         text = f"{out} has no checkpoint, so the run starts anew{_set_aside(out / METRICS)}"
         (console or new_console()).print(text, highlight=False, markup=False, soft_wrap=True)
-        return build_trainer(settings, out=out, console=console)
+        trainer = build_trainer(settings, out=out, console=console)
+        _keep_settings(trainer, settings, out)
+        return trainer
     trainer = _trainer(settings, out, None, console)
     trainer.resume()
     return trainer
@@ -165,6 +170,9 @@ def can_resume(out: Path) -> bool:
 
 
 def _keep_settings(trainer: Trainer, settings: RunSettings, out: Path) -> None:
+    """Write the settings, with the chosen ``rounding``, so that a resumed run rounds as before."""
+    if trainer.model.frac_config.method == settings.frac.method:  # not the one of pre-training
+        settings = replace(settings, frac=settings.frac.replace(rounding=trainer.model.frac_config.rounding))
     if trainer.is_main:
         with writing(out / _SETTINGS):
             out.mkdir(parents=True, exist_ok=True)

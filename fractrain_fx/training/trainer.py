@@ -118,6 +118,8 @@ class Trainer:
             if loud := summarize(self.model).loud:
                 log.say(loud, LOUD)
             log.say(self._announcement())
+            if (rounding := self.model._state.rounding).reason:
+                log.say(str(rounding))
             if begins:
                 self._save()  # so that a run that is interrupted at once can continue too
             try:

@@ -1,22 +1,44 @@
-"""Where the C++ kernels are kept: no two sources or environments build into one folder in turn."""
+"""Where the C++ kernels are kept: no two sources or environments build into one folder in turn, and none twice."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from torch.utils import cpp_extension
 
+from fractrain_fx.errors import ConfigError
 from fractrain_fx.native import build
 
 
-def test_each_source_and_environment_has_a_build_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    names: list[str] = []
-    monkeypatch.setattr(cpp_extension, "load", lambda name, *_, **__: names.append(name))
+@pytest.fixture
+def builds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """The names of the libraries that a compiler which only writes an empty file has built, in an empty folder."""
+    built: list[str] = []
+
+    def compiled(name: str, *_: Any, build_directory: str, **__: Any) -> None:
+        assert not build.is_built()
+        Path(build_directory, f"{name}.so").touch()
+        built.append(name)
+
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "builds"))
+    monkeypatch.setattr(cpp_extension, "load", compiled)
+    monkeypatch.setattr(torch.ops, "load_library", lambda _: None)
+    return built
+
+
+def test_each_source_and_environment_has_a_build_and_builds_it_once(
+    builds: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     load = build.kernels.__wrapped__
+    assert not build.is_built()
     load()
+    assert build.is_built()
     load()
+    assert builds == [build.library().stem]
     monkeypatch.setattr(sys, "prefix", "/another/environment")
     load()
     copy = tmp_path / "csrc"
@@ -25,4 +47,24 @@ def test_each_source_and_environment_has_a_build_of_its_own(monkeypatch: pytest.
         (copy / file.name).write_text(file.read_text())
     monkeypatch.setattr(build, "_SOURCES", copy)
     load()
-    assert names[0] == names[1] and len(set(names)) == 3
+    assert len(set(builds)) == len(builds) == 3
+
+
+def test_a_build_that_was_killed_is_built_again(builds: list[str]) -> None:
+    folder = build.library().parent
+    folder.mkdir(parents=True)
+    build.library().touch()  # a part of it
+    (folder / "lock").touch()  # torch's, on which every later build would wait without end
+    assert not build.is_built()
+    build.kernels.__wrapped__()
+    assert len(builds) == 1 and build.is_built() and not (folder / "lock").exists()
+
+
+def test_a_build_that_failed_counts_as_none(builds: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: Any, **__: Any) -> None:
+        raise RuntimeError("Error building extension")
+
+    monkeypatch.setattr(cpp_extension, "load", failing)
+    with pytest.raises(ConfigError, match=r"needs a C.. compiler.*Error building extension"):
+        build.kernels.__wrapped__()
+    assert not build.is_built()

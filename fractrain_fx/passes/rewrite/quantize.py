@@ -13,6 +13,7 @@ from fractrain_fx.config import FracConfig, Recipe
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.errors import PassError
 from fractrain_fx.formats import Format, get_format
+from fractrain_fx.native.choice import uses_kernels
 from fractrain_fx.nn.bits import StageBits, WidthTable
 from fractrain_fx.nn.noise import NoiseSeed
 from fractrain_fx.nn.quantized_leaf import QuantizedLeaf
@@ -58,7 +59,7 @@ class Quantize(PassBase):
         self.config = config
         self.fmt = fmt or get_format(
             config.format,
-            compiled=config.rounding == "compiled",
+            compiled=uses_kernels(config),
             gradient_grid=config.gradient_grid,
             recipe=config.product_recipe,
             ranges=config.ranges,
@@ -134,7 +135,7 @@ class _Writer:
             return self._format
         if (name, recipe) not in self._formats:
             config = self._config
-            self._formats[name, recipe] = get_format(name, compiled=config.rounding == "compiled", recipe=recipe)
+            self._formats[name, recipe] = get_format(name, compiled=uses_kernels(config), recipe=recipe)
         return self._formats[name, recipe]
 
     def quantize_inside(self, node: Node, op: Op) -> None:

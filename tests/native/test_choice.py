@@ -1,0 +1,128 @@
+"""What ``rounding="auto"`` stands for: the disk, the device and the method decide, and a model says so."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from fractrain_fx import FracConfig, FracModel, fractrainify, plan
+from fractrain_fx.errors import ConfigError
+from fractrain_fx.native import build, choice
+from fractrain_fx.native.choice import MEANING, choose_rounding
+from fractrain_fx.passes import default_passes
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Kernels that were built before, and nothing set."""
+    monkeypatch.delenv(MEANING)
+    monkeypatch.setattr(choice, "is_built", lambda: True)
+    return monkeypatch
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3))
+
+
+def rewritten(**words: object) -> FracModel:
+    return fractrainify(net(), config=FracConfig(method="static", **words), example_inputs=(torch.randn(2, 6),))  # type: ignore[arg-type]
+
+
+def test_kernels_that_are_there_are_used_and_others_are_not(built: pytest.MonkeyPatch) -> None:
+    assert choose_rounding(FracConfig(), CPU).used == "compiled"
+    built.setattr(choice, "is_built", lambda: False)
+    for can, words in ((True, "run 'fractrain build' once"), (False, "no C++ compiler")):
+        built.setattr(choice, "can_build", lambda can=can: can)
+        chosen = choose_rounding(FracConfig(), CPU)
+        assert (chosen.used, chosen.hint) == ("eager", can) and words in str(chosen)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        {"method": "float"},
+        {"method": "slu"},
+        {"method": "static", "format": "mx"},
+        {"ranges": "row"},
+        {"format": "dorefa"},
+    ],
+)
+def test_where_kernels_round_nothing_there_is_nothing_to_choose(
+    words: dict[str, str], built: pytest.MonkeyPatch
+) -> None:
+    chosen = choose_rounding(FracConfig(**words), CPU)  # type: ignore[arg-type]
+    assert (chosen.used, chosen.reason) == ("eager", "")
+
+
+def test_another_device_has_no_kernels(built: pytest.MonkeyPatch) -> None:
+    chosen = choose_rounding(FracConfig(), torch.device("cuda"))
+    assert chosen.used == "eager" and "for CPUs" in chosen.reason and not chosen.hint
+
+
+@pytest.mark.parametrize("asked", ["eager", "compiled"])
+def test_a_word_in_the_configuration_is_that_and_the_environment_decides_for_auto(
+    asked: str, built: pytest.MonkeyPatch
+) -> None:
+    other = {"eager": "compiled", "compiled": "eager"}[asked]
+    built.setenv(MEANING, other)
+    assert choose_rounding(FracConfig(rounding=asked), CPU).used == asked  # type: ignore[arg-type]
+    assert choose_rounding(FracConfig(), CPU).used == other
+    built.setenv(MEANING, "fast")
+    with pytest.raises(ConfigError, match="FRACTRAIN_ROUNDING='fast' is unknown: write eager or compiled"):
+        choose_rounding(FracConfig(), CPU)
+
+
+def test_a_model_rounds_as_chosen_and_says_so(built: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "fractrain_fx")
+    x = torch.randn(4, 6)
+    for used, noted in (("compiled", "by C++ kernels"), ("eager", "by plain torch operations")):
+        built.setattr(choice, "is_built", lambda used=used: used == "compiled")
+        model = rewritten()
+        assert model.frac_config.rounding == used
+        assert noted in str(plan(net(), config=FracConfig(method="static"), example_inputs=(x,)))
+        assert noted in caplog.messages[-1]
+        formats = [module.fmt for module in model.modules() if hasattr(module, "fmt")]
+        assert formats and {each.compiled for each in formats} == {used == "compiled"}
+
+
+def test_a_chain_of_ones_own_rounds_as_the_model_says(built: pytest.MonkeyPatch) -> None:
+    config = FracConfig(method="static")
+    model = fractrainify(net(), config=config, example_inputs=(torch.randn(2, 6),), passes=default_passes(config))
+    assert model.frac_config.rounding == "compiled"
+    assert {module.fmt.compiled for module in model.modules() if hasattr(module, "fmt")} == {True}
+
+
+def test_nothing_is_built_for_a_model_in_a_loop_of_ones_own(
+    built: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    built.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    built.setattr(choice, "is_built", build.is_built)
+    built.setattr(choice, "can_build", lambda: True)
+    choice._hint.cache_clear()
+    for _ in range(2):
+        assert rewritten().frac_config.rounding == "eager"
+    warned = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warned) == (0 if torch.cuda.is_available() else 1)
+    assert all("run 'fractrain build' once" in words for words in warned)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_saved_model_keeps_auto_and_an_explicit_word(built: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for asked in ("auto", "eager"):
+        model = rewritten(rounding=asked)
+        model.save_pretrained(tmp_path / asked)
+        loaded = FracModel.from_pretrained(tmp_path / asked, model=net())
+        assert (
+            loaded.frac_config.rounding == model.frac_config.rounding == {"auto": "compiled", "eager": "eager"}[asked]
+        )
+    built.setattr(choice, "is_built", lambda: False)  # another machine
+    elsewhere = FracModel.from_pretrained(tmp_path / "auto", model=net())
+    assert elsewhere.frac_config.rounding == "eager"
+    x = torch.randn(4, 6)
+    elsewhere.train()(x)

@@ -1,0 +1,113 @@
+"""Kernels for ``rounding="auto"``: built for a long run, not for a short one, and a run keeps what it began with."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from fractrain_fx.config import FracConfig
+from fractrain_fx.errors import ConfigError, RunError
+from fractrain_fx.native import choice
+from fractrain_fx.native.choice import MEANING
+from fractrain_fx.training import RunSettings, Trainer, TrainSettings, build_trainer, building, new_run, resume_run
+from fractrain_fx.training.building import float_seconds
+from fractrain_fx.training.run import build
+
+TINY = Path(__file__).with_name("tiny.py")
+
+
+class Compiler:
+    """Stands for the compiler: counts the builds, and fails if there is a reason."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.builds, self.reason = 0, ""
+        monkeypatch.delenv(MEANING)
+        monkeypatch.setattr(choice, "is_built", lambda: self.builds > 0)
+        monkeypatch.setattr(choice, "can_build", lambda: True)
+        monkeypatch.setattr(building, "kernels", self.kernels)
+
+    def kernels(self) -> None:
+        if self.reason:
+            raise ConfigError(self.reason)
+        self.builds += 1
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
+    return Compiler(monkeypatch)
+
+
+def settings(method: str = "pfq", **loop: object) -> RunSettings:
+    train = TrainSettings(**{"epochs": 1, "batch_size": 32, "device": "cpu"} | loop)  # type: ignore[arg-type]
+    return RunSettings(f"{TINY}:net", image_size=8, subset=64, train=train, frac=FracConfig(method=method))  # type: ignore[arg-type]
+
+
+def told(run: RunSettings, **words: Path) -> tuple[Trainer, str]:
+    stream = io.StringIO()
+    trainer = build_trainer(run, console=Console(file=stream, width=300), **words)  # type: ignore[arg-type]
+    if run.train.epochs == 1:
+        trainer.fit()
+    return trainer, stream.getvalue()
+
+
+def test_kernels_are_built_for_a_long_run_and_not_for_a_short_one(compiler: Compiler) -> None:
+    trainer, words = told(settings())
+    assert trainer.model.frac_config.rounding == "eager" and compiler.builds == 0
+    assert "rounds by plain torch operations (rounding='auto': C++ kernels are quicker, and not built yet" in words
+    trainer, words = told(settings(epochs=10_000_000))
+    assert trainer.model.frac_config.rounding == "compiled" and compiler.builds == 1
+    assert "building C++ kernels, once, because this run takes some" in words
+    assert told(settings())[0].model.frac_config.rounding == "compiled" and compiler.builds == 1
+
+
+def test_the_time_of_a_run_is_computed_from_its_macs(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = settings(epochs=3)
+    built = build(run)
+    # 64 pixels: 3 x 3 x 3 x 8 of the stem, 3 x 3 x 8 x 8 and 8 x 8 of the block; and the head. Three products each.
+    macs = 64 * (216 + 576 + 64) + 80
+    one_thread = 3 * 3 * 64 * macs / 2e10
+    monkeypatch.setattr(building.torch, "get_num_threads", lambda: 1)
+    assert float_seconds(run, built) == pytest.approx(one_thread) and built.model.training
+    assert float_seconds(replace(run, train=replace(run.train, iterations=2)), built) == pytest.approx(one_thread / 3)
+    monkeypatch.setattr(building.torch, "get_num_threads", lambda: 8)
+    assert float_seconds(run, built) == pytest.approx(one_thread / 8)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert float_seconds(run, built) == pytest.approx(one_thread / 16)
+
+
+def test_a_build_that_fails_is_told_and_the_run_is_eager(compiler: Compiler) -> None:
+    compiler.reason = "no room on the disk"
+    trainer, words = told(settings(epochs=10_000_000))
+    assert trainer.model.frac_config.rounding == "eager" and "not built: no room on the disk" in words
+
+
+def test_a_resumed_run_rounds_as_before_though_kernels_were_built_meanwhile(compiler: Compiler, tmp_path: Path) -> None:
+    quiet = Console(quiet=True)
+    trainer = new_run(settings(), tmp_path, quiet)
+    assert RunSettings.from_yaml(tmp_path / "config.yaml").frac.rounding == "eager"
+    trainer.fit()
+    compiler.builds = 1
+    assert resume_run(tmp_path, quiet).model.frac_config.rounding == "eager"
+
+
+def test_a_trainer_refuses_a_checkpoint_that_was_rounded_otherwise(compiler: Compiler, tmp_path: Path) -> None:
+    trainers = []
+    for compiler.builds in (0, 1):
+        made = build_trainer(settings(), console=Console(quiet=True))
+        trainers.append(Trainer(made.model, made.data, made.settings, out=tmp_path, console=Console(quiet=True)))
+    trainers[0].fit()
+    words = r"configuration: rounding was 'eager' and is 'compiled'\. Put it back"
+    with pytest.raises(RunError, match=words):
+        trainers[1].resume()
+
+
+def test_a_float_run_and_explicit_words_build_nothing(compiler: Compiler) -> None:
+    run = settings(epochs=10_000_000)
+    for frac in (FracConfig(method="float"), FracConfig(method="pfq", rounding="eager")):
+        trainer, words = told(replace(run, frac=frac))
+        assert trainer.model.frac_config.rounding == "eager" and not words
+    assert compiler.builds == 0
