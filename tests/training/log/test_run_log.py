@@ -74,11 +74,12 @@ def test_a_run_explains_its_words_and_logs_steps_and_bits(tmp_path: Path, monkey
     monkeypatch.setattr(run_log, "_SECONDS_BETWEEN_LINES", 0.0)
     text = io.StringIO()
     new_run(settings(), tmp_path, Console(file=text, width=112)).fit()
-    first, loud, second, *lines = text.getvalue().splitlines()
+    first, loud, second, how, *lines = text.getvalue().splitlines()
     assert first.startswith("cp (cost percentage) 1.50 % means") and "FW-4/BW-6 means 4 bits in the" in first
     assert "cp_total" in first and "A stage is" in first
     assert re.match(r"ATTENTION: \d+\.\d % of the MACs stay float .*first contraction.*; gates cost", loud)
     assert "4 stages: target cp " in second and " % / " in second
+    assert how.startswith("rounds by ") and "(rounding='auto': FRACTRAIN_ROUNDING is " in how
     assert LINE.fullmatch(lines[1]) and "stage 1 (cp " in lines[3] and re.search(r"accuracy \d+\.\d\d %$", lines[3])
 
     steps = events(tmp_path / "tensorboard" / "steps")
