@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass
-from functools import cache
 from typing import Literal
 
 import torch
@@ -14,12 +13,22 @@ from fractrain_fx.config import FracConfig, Rounding
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.native.build import can_build, is_built
 
-__all__ = ["MEANING", "RoundingChoice", "choose_rounding", "kernels_fit", "tell_rounding", "uses_kernels"]
+__all__ = [
+    "MEANING",
+    "RoundingChoice",
+    "choose_rounding",
+    "kernels_fit",
+    "leave_telling",
+    "tell_rounding",
+    "uses_kernels",
+]
 
 _LOG = logging.getLogger(__name__)
 
 MEANING = "FRACTRAIN_ROUNDING"
 """The environment variable that fixes what ``auto`` stands for: ``eager`` or ``compiled``."""
+
+_TOLD: set[RoundingChoice] = set()
 
 Used = Literal["eager", "compiled"]
 
@@ -84,12 +93,12 @@ def uses_kernels(config: FracConfig) -> bool:
 
 def tell_rounding(choice: RoundingChoice) -> None:
     """Write the choice for ``auto`` to the log; the first time that building would help, as a warning."""
-    if choice.hint and not torch.cuda.is_available():
-        _hint(str(choice))
-    elif choice.reason:
-        _LOG.info("%s", choice)
+    loud = choice.hint and choice not in _TOLD and not torch.cuda.is_available()
+    leave_telling(choice)
+    if choice.reason:
+        _LOG.log(logging.WARNING if loud else logging.INFO, "%s", choice)
 
 
-@cache
-def _hint(words: str) -> None:
-    _LOG.warning("%s", words)
+def leave_telling(choice: RoundingChoice) -> None:
+    """Give no warning of this choice: a run says it in a line of its own."""
+    _TOLD.add(choice)

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fractrain_fx.config import FracConfig
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.native import kernels
-from fractrain_fx.native.choice import choose_rounding
+from fractrain_fx.native.choice import choose_rounding, leave_telling
 from fractrain_fx.training.length import RunLength
 from fractrain_fx.training.models import BuiltModel
 from fractrain_fx.training.settings import RunSettings
@@ -45,8 +45,10 @@ def prepare_rounding(settings: RunSettings, built: BuiltModel, console: Console)
         return config
     if settings.train.device != "cpu" and torch.accelerator.is_available():
         return config.replace(rounding="eager")
-    if not choose_rounding(config, torch.device("cpu")).hint:
+    choice = choose_rounding(config, torch.device("cpu"))
+    if not choice.hint:
         return config
+    leave_telling(choice)
     expected = float_seconds(settings, built)
     if expected < _WORTH_SECONDS:
         return config
