@@ -20,8 +20,8 @@ from fractrain_fx.training.settings import RunSettings
 
 __all__ = ["float_seconds", "prepare_rounding"]
 
-# What one thread computes in float32 training: 1e10 to 3e10 for the small networks that were measured. A computed time,
-# unlike a measured one, lets equal commands on one machine make equal choices.
+# What one thread computes in float32 training: 1e10 to 6e10 for the small networks and the processors that were
+# measured. A computed time, unlike a measured one, lets equal commands on one machine make equal choices.
 _MACS_A_SECOND = 2e10
 
 # Building takes some 80 seconds of one core, and kernels save 0.13 (PFQ) to 0.42 (DFQ) of float's time.
@@ -54,7 +54,9 @@ def prepare_rounding(settings: RunSettings, built: BuiltModel, console: Console)
         return config
     main = os.environ.get("RANK", "0") == "0"  # the group of processes does not exist yet
     if main:
-        words = f"building C++ kernels, once, because this run takes some {expected / 60:.0f} minutes even in float"
+        words = (
+            f"building C++ kernels, once, because this run would take roughly {expected / 60:.0f} minutes even in float"
+        )
         console.print(words, highlight=False, markup=False, soft_wrap=True)
     try:
         kernels()
