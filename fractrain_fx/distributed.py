@@ -127,7 +127,10 @@ def _parts(model: FracModel, segments: Sequence[Segment]) -> Iterator[list[Param
             readers[id(place.owner._parameters[place.name])].add(number)
         for place in segment.passed_on:
             readers[id(place.owner._parameters[place.name])].add(-1)
-    inserted = {id(p) for name, p in model.named_parameters() if name.startswith(f"{NAMESPACE}.") or "." not in name}
+    gates = {
+        id(p) for name, p in model.named_parameters() if name.startswith(f"{NAMESPACE}.") and p.is_floating_point()
+    }
+    inserted = gates | {id(p) for name, p in model.named_parameters() if "." not in name}
     parts: defaultdict[int, list[ParameterPlace]] = defaultdict(list)
     for parameter, places in _places(model).items():
         if len(readers[parameter]) == 1 and parameter not in inserted:
@@ -179,9 +182,9 @@ def _require_shardable(model: FracModel) -> None:
 def _require_type(model: FracModel, policy: Any) -> None:
     dtype = getattr(policy, "param_dtype", None)
     recorded = next((variant.recording.types for variant in model._state.variants if variant.recording.types), None)
-    if dtype is not None and recorded is not None and set(recorded) != {dtype}:
+    if dtype is not None and recorded is not None and set(recorded.values()) != {dtype}:
         raise ConfigError(
             f"mp_policy has param_dtype={dtype}, but the model's code reads the type of its parameters, and the graph "
-            f"holds {', '.join(sorted(map(str, set(recorded))))}: leave mp_policy out and use torch.autocast, or cast "
+            f"holds {', '.join(sorted(map(str, set(recorded.values()))))}: leave mp_policy out and use torch.autocast, or cast "
             f"the model before: model.to({dtype})"
         )

@@ -18,6 +18,7 @@ from fractrain_fx.config.targets import Reach, resolve_targets, scheduled_precis
 from fractrain_fx.errors import ConfigError, FracTrainError, InputError, ModelError, PassError
 from fractrain_fx.native.choice import RoundingChoice, choose_rounding
 from fractrain_fx.nn.bits import set_stage
+from fractrain_fx.nn.frozen_weight import FrozenWeight
 from fractrain_fx.passes import FIXED_BATCH, TRAINED, default_passes, reach_of
 from fractrain_fx.passes.graph import NAMESPACE
 from fractrain_fx.passes.graph.run import run_passes
@@ -146,6 +147,11 @@ def _refuse_rewritten(model: nn.Module) -> None:
                 f"{path!r} inside this {type(model).__name__} was rewritten already: put {path}.restore() in its place "
                 "and rewrite the whole, or train the whole with Engine(that part)"
             )
+    if any(isinstance(value, FrozenWeight) for module in model.modules() for value in module.__dict__.values()):
+        raise ConfigError(
+            "frozen weights of this model are codes of another rewritten model: call restore() there, which puts "
+            "float values back"
+        )
     if NAMESPACE in model._modules:
         raise ConfigError(
             f"this {type(model).__name__} has a part named {NAMESPACE!r}, the name for inserted modules of a "

@@ -43,7 +43,7 @@ class Recording:
         guards: conditions on sizes, and on values of inputs that hold sizes, for the graphs of training (``True``)
             and evaluation.
         python: attributes whose values decided what was recorded.
-        types: the floating types of the model's parameters, if code read the type of a tensor; else ``None``.
+        types: the floating types of the model's parameters by name, if code read the type of a tensor; else ``None``.
     """
 
     train: RecordedModule
@@ -56,7 +56,7 @@ class Recording:
     checked: bool
     guards: Mapping[bool, Guards]
     python: PythonState
-    types: tuple[torch.dtype, ...] | None = None
+    types: Mapping[str, torch.dtype] | None = None
 
     @property
     def fixed_batch(self) -> bool:
@@ -74,10 +74,13 @@ class Recording:
         return self.guards[training].broken(values, self.train if training else self.eval, model)
 
     def other_types(self, model: nn.Module) -> str | None:
-        """The recorded types of parameters, in words, if the model has others now and the graph depends on them."""
-        if self.types is None or self.types == _types_of(model):
+        """The recorded types of parameters, in words, if the model has others now and the graph depends on them.
+
+        A parameter that is gone has no type: it is kept in another form.
+        """
+        if self.types is None or all(self.types.get(name, now) == now for name, now in _types_of(model).items()):
             return None
-        return " and ".join(sorted(str(each).removeprefix("torch.") for each in set(self.types)))
+        return " and ".join(sorted(str(each).removeprefix("torch.") for each in set(self.types.values())))
 
     @property
     def graphs(self) -> tuple[RecordedModule, ...]:
@@ -148,5 +151,5 @@ def record(
     return recorded
 
 
-def _types_of(model: nn.Module) -> tuple[torch.dtype, ...]:
-    return tuple(x.dtype for x in model.parameters() if x.is_floating_point())
+def _types_of(model: nn.Module) -> dict[str, torch.dtype]:
+    return {name: x.dtype for name, x in model.named_parameters() if x.is_floating_point()}

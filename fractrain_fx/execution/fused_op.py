@@ -166,6 +166,8 @@ def _rounds(
 ) -> tuple[Tensor | None, Rounds]:
     """A factor's choice, and how it is rounded; with ``ahead``, a weight may be rounded while it is measured."""
     if isinstance(quantizer, WeightQuantizer):
+        if quantizer.frozen is not None:
+            return None, Rounds(quantizer.frozen.bits, quantizer.frozen.within)
         found = None if ahead is None else weight_range(ahead, x, control, slot)
         return None, Rounds(control, found or quantizer.fmt.weight_range(x.detach(), dim=quantizer.dim))
     assert within is not None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from fractrain_fx.formats.bits import dense, readable, work_dtype
 
-__all__ = ["Latest", "forget_scratch", "scratch", "scratch_holds"]
+__all__ = ["Latest", "forget_scratch", "scratch", "scratch_holds", "scratch_of"]
 
 # Elements. Larger tensors get fresh memory, so that no process holds on to much.
 _LARGEST = 1 << 24
@@ -99,8 +100,16 @@ def scratch(like: Tensor, slot: int, *, matrices: bool = False) -> Tensor | None
         matrices: store the matrices of the last two dimensions one after the other, as a product reads them; otherwise
             the order of dimensions in memory is that of ``like``.
     """
-    if not readable(like):
-        return None
+    return _lent(like, slot, matrices) if readable(like) else None
+
+
+def scratch_of(shape: Sequence[int], near: Tensor, slot: int) -> Tensor | None:
+    """Memory as :func:`scratch` gives it, for a contiguous tensor of the type and on the device of ``near``."""
+    return _lent(torch.empty(shape, dtype=near.dtype, device="meta"), slot, False) if readable(near) else None
+
+
+def _lent(like: Tensor, slot: int, matrices: bool) -> Tensor | None:
+    """A view of the thread's memory in the shape of ``like``."""
     _kept.holds[slot].drop()
     piece = _kept.pieces[slot, like.dtype == torch.float64]
     shape = like.shape, like.stride(), matrices

@@ -14,7 +14,7 @@ from fractrain_fx.config.checks import check_stage
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.config.targets import scheduled_precision
 from fractrain_fx.errors import ConfigError, InputError, ModelError
-from fractrain_fx.model.by_segment import BySegment
+from fractrain_fx.model.frozen.packing import Packable, require_form, require_stage, unpack
 from fractrain_fx.model.groups import param_groups
 from fractrain_fx.model.loops import refuse_plain_trainer
 from fractrain_fx.model.state import ModelState
@@ -26,7 +26,7 @@ from fractrain_fx.tied.setting import belongs_to_original, require_no_part
 __all__ = ["FracModel"]
 
 
-class FracModel(BySegment):
+class FracModel(Packable):
     """A model that trains with fractional precision; made by :func:`fractrain_fx.fractrainify`.
 
     Its modules, parameters and buffers are the original's own objects under their own names; inserted ones live under
@@ -100,10 +100,11 @@ class FracModel(BySegment):
         """Set the precision of all scheduled ops without changing the graph (``static`` and ``pfq``).
 
         Raises:
-            ConfigError: the method has no scheduled ops, or saved codes hold fewer bits, or torchao computes some
-                ops, always at 8 bits.
+            ConfigError: the method has no scheduled ops, or saved codes hold fewer bits, or frozen weights are codes
+                of other bits, or torchao computes some ops, always at 8 bits.
         """
         check_stage(self.frac_config, precision)
+        require_stage(self._state, precision)
         set_stage(self, precision)
 
     def set_target(self, target: float) -> None:
@@ -133,6 +134,8 @@ class FracModel(BySegment):
     def restore(self, *, structure_changed: bool = False) -> nn.Module:
         """The original module: its own class and names, the present weights (shared, not copied).
 
+        Frozen weights that are codes become float parameters with the rounded values.
+
         Args:
             structure_changed: return the original although its modules or parameters are not those that were trained.
 
@@ -145,6 +148,7 @@ class FracModel(BySegment):
                 "save_pretrained (on all processes) and restore what from_pretrained reads; or take whole weights with "
                 "torch.distributed.checkpoint.state_dict.get_model_state_dict and load them into an unsharded model"
             )
+        unpack(self._state)
         original = self._state.handed_out(structure_changed)
         original.training = self.training
         return original
@@ -210,7 +214,11 @@ class FracModel(BySegment):
         """Load a checkpoint of a FracModel, or of the original, which has no ``frac.`` keys.
 
         A sharded model takes its shards from whole tensors.
+
+        Raises:
+            ModelError: the checkpoint has floats of weights that the model keeps as codes, or the other way round.
         """
+        require_form(self._state, state_dict)
         if not any(key.startswith(f"{NAMESPACE}.") for key in state_dict):
             own = {key: value for key, value in self.state_dict().items() if key.startswith(f"{NAMESPACE}.")}
             state_dict = {**state_dict, **own}

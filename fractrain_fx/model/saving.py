@@ -14,6 +14,7 @@ from torch.fx.passes.infra.pass_base import PassBase
 from fractrain_fx.capture.inputs.wrappers import unwrapped
 from fractrain_fx.config import FracConfig
 from fractrain_fx.errors import InputError, RunError
+from fractrain_fx.model.frozen.packing import CODES, Packable, pack
 from fractrain_fx.model.state import ModelState
 from fractrain_fx.passes import RENAMED
 from fractrain_fx.rewriting import Rewritten, record_model, rewrite
@@ -109,7 +110,7 @@ def load(directory: Path, model: nn.Module, passes: Sequence[PassBase] | None = 
     return rewrite(model, record_model(model, config, call["args"], call["kwargs"]), config, passes)
 
 
-def load_weights(model: nn.Module, original: nn.Module, directory: Path) -> None:
+def load_weights(model: Packable, original: nn.Module, directory: Path) -> None:
     """Load the weights that :func:`save` wrote into a rewritten model.
 
     Raises:
@@ -118,7 +119,10 @@ def load_weights(model: nn.Module, original: nn.Module, directory: Path) -> None
     from safetensors import SafetensorError
 
     try:
-        model.load_state_dict(read_weights(directory / _WEIGHTS))
+        weights = read_weights(directory / _WEIGHTS)
+        if packed := {key.removesuffix(CODES) for key in weights if key.endswith(CODES)}:
+            pack(model._state, packed)
+        model.load_state_dict(weights)
     except (OSError, RuntimeError, SafetensorError) as error:
         kind = type(original).__name__
         raise RunError(f"the weights in {directory} cannot be loaded into {kind}: {error}") from error

@@ -15,7 +15,7 @@ from fractrain_fx.errors import CalibrationError
 from fractrain_fx.formats.scratch import forget_scratch
 from fractrain_fx.model.executed import Wrapping
 from fractrain_fx.model.failures import run_graph
-from fractrain_fx.model.frozen import Frozen
+from fractrain_fx.model.frozen.costs import Frozen
 from fractrain_fx.model.sharding import Sharding
 from fractrain_fx.model.variant import Variant
 from fractrain_fx.model.variants import Variants
@@ -170,6 +170,8 @@ class ModelState:
         rewritten = Rewritten(original, recording, *how, self.targets, self.reach)
         copied = ModelState(rewritten, copy.deepcopy(self.tied, memo), calibrated=self.calibrated)
         copied.checkpointing, copied.compiler = self.checkpointing, self.compiler
+        if self.sharding is None:
+            copied.variants.close(self.variants.closed)
         return copied
 
     def look_for_ranges(self) -> None:

@@ -51,6 +51,7 @@ class Variants:
 
     Attributes:
         first: the recording that users see.
+        closed: the reason that the model is not recorded again, if it is not.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class Variants:
         self._chosen: dict[Any, Variant] = {}
         self._guarded = any(guards.all for guards in first.guards.values())
         self._holds_always = self._always()
-        self._closed: str | None = None
+        self.closed: str | None = None
         self._fixed: dict[int, set[int]] = {}
         self._note_fixed(0, first)
 
@@ -109,13 +110,13 @@ class Variants:
         del self._forms[1:]
         self._holds_always = self._always()
 
-    def close(self, reason: str) -> None:
+    def close(self, reason: str | None) -> None:
         """Refuse to record the model again from now on.
 
         Args:
-            reason: a sentence for the message, with the way out.
+            reason: a sentence for the message, with the way out; ``None`` permits it again.
         """
-        self._closed = reason
+        self.closed = reason
 
     def _always(self) -> bool:
         """Whether the first recording fits all sizes."""
@@ -198,8 +199,8 @@ class Variants:
 
     def _refusal(self) -> str | None:
         """The reason that the model cannot be recorded again; ``None`` if it can."""
-        if self._closed is not None:
-            return self._closed
+        if self.closed is not None:
+            return self.closed
         count = 1 + len(self._others)
         if count >= self._config.recordings:
             return (

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fractrain_fx.formats import Format, ValueRange
 from fractrain_fx.formats.bits import rounding
 from fractrain_fx.nn.batch_axis import BatchAxis
+from fractrain_fx.nn.frozen_weight import FrozenWeight
 from fractrain_fx.nn.ranges import RunningRange
 from fractrain_fx.nn.rounding import gate_gradient, gradients_unrounded, refuse_create_graph, rounded_gradient
 
@@ -97,14 +98,22 @@ class WeightQuantizer(nn.Module):
     Args:
         fmt: the number format.
         dim: the dimension of the weight that holds the output channels; ``None`` for a vector, which is one channel.
+
+    Attributes:
+        frozen: the weight's codes, which then come instead of the weight (``FracModel.pack_frozen``).
     """
+
+    frozen: FrozenWeight | None
 
     def __init__(self, fmt: Format, dim: int | None) -> None:
         super().__init__()
         self.fmt = fmt
         self.dim = dim
+        self.register_module("frozen", None)
 
     def forward(self, w: Float[Tensor, "*dims"], bits: Int[Tensor, ""]) -> Float[Tensor, "*dims"]:
+        if self.frozen is not None:
+            return self.frozen.values(w)
         rounded: Tensor = _RoundWeight.apply(w, bits, self.fmt, self.dim)
         return rounded
 

@@ -43,6 +43,10 @@ class Structure:
         self._called = called
         self._modules = _modules(original)
         self._held = {name: module for name, module in original._modules.items()}
+        self.adopt_tensors()
+
+    def adopt_tensors(self) -> None:
+        """Take the present parameters and buffers for those of the graph."""
         self._shapes = {name: _shape(x) for name, x in _tensors(self._modules)}
         self._ties = _ties(self._modules)
 

@@ -12,8 +12,9 @@ from torch import Tensor
 from fractrain_fx.config import Saved
 from fractrain_fx.formats import Format, ValueRange
 from fractrain_fx.formats.bits import readable
-from fractrain_fx.formats.scratch import scratch, scratch_holds
+from fractrain_fx.formats.scratch import scratch, scratch_holds, scratch_of
 from fractrain_fx.nn.batch_axis import BatchAxis
+from fractrain_fx.nn.frozen_weight import FrozenWeight
 from fractrain_fx.nn.quantizers import ActivationQuantizer, WeightQuantizer
 from fractrain_fx.nn.rounding import gate_gradient
 
@@ -43,6 +44,7 @@ class Factor:
         saves: what autograd keeps of it between forward and backward.
         weight: whether it is a weight.
         channel: the dimension of a weight that holds the output channels.
+        quantizer: of a weight, which may have it as codes.
     """
 
     fmt: Format
@@ -52,6 +54,12 @@ class Factor:
     saves: Saved
     weight: bool = False
     channel: int | None = None
+    quantizer: WeightQuantizer | None = None
+
+    @property
+    def frozen(self) -> FrozenWeight | None:
+        """A weight's codes, which then come instead of the weight and are read anew for each product."""
+        return None if self.quantizer is None else self.quantizer.frozen
 
     def take(self, x: Tensor, rounds: Rounds, slot: int) -> tuple[Tensor, Tensor | None]:
         """The rounded factor, and the tensor to save besides the operand, if any.
@@ -89,10 +97,12 @@ class Factor:
 
     def saves_more(self, x: Tensor) -> bool:
         """Whether autograd keeps more of it than the operand."""
-        return self.saves == "rounded" or (self.weight and x.numel() <= _SMALL)
+        return self.frozen is None and (self.saves == "rounded" or (self.weight and x.numel() <= _SMALL))
 
     def _round_for_now(self, x: Tensor, rounds: Rounds, slot: int) -> Tensor:
         """The factor, rounded into memory that other ops reuse; or the copy that lies there from the same tensor."""
+        if self.frozen is not None:
+            return self.frozen.values(x, rounds, scratch_of(self.frozen.shape, rounds.within.lo, slot))
         if self.weight or not readable(x):
             return self._round(x, rounds, scratch(x, slot, matrices=self.matrices))
         rounded = self.once(x, rounds, slot, lambda out: self._round(x, rounds, out))
@@ -123,5 +133,5 @@ class Factor:
 def factor(quantizer: ActivationQuantizer | WeightQuantizer, matrices: bool, saved: Saved) -> Factor:
     """The factor that a quantizer rounds."""
     if isinstance(quantizer, WeightQuantizer):
-        return Factor(quantizer.fmt, (), BatchAxis(), matrices, saved, weight=True, channel=quantizer.dim)
+        return Factor(quantizer.fmt, (), BatchAxis(), matrices, saved, True, quantizer.dim, quantizer)
     return Factor(quantizer.fmt, quantizer.widths, quantizer.axis, matrices, saved)

@@ -15,7 +15,7 @@ from fractrain_fx.formats.base import ValueRange
 from fractrain_fx.formats.bits import highest_level, is_rounded, once, readable, unrounded
 from fractrain_fx.formats.noise import dither
 
-__all__ = ["code_ends", "codes_affine", "round_affine", "shifted_to_zero"]
+__all__ = ["code_ends", "codes_affine", "round_affine", "shifted_to_zero", "values_affine"]
 
 # Samples of at least this many values are rounded one after the other: one width takes fewer passes than several.
 _LARGE_SAMPLE = 1 << 15
@@ -134,7 +134,7 @@ def codes_affine(
     codes = (q - _middle(bits)).to(dtype)
     if not values:
         return codes, None
-    found = _values(q, bits, within, compiled=compiled)
+    found = values_affine(q, bits, within, compiled=compiled)
     return codes, unrounded(bits, x, found if within.measured_here else _with_bad_values(found, x))
 
 
@@ -147,8 +147,15 @@ def code_ends(bits: Tensor, within: ValueRange, *, compiled: bool = False) -> tu
     return scale, lo + scale * _middle(bits) + 0 * span
 
 
-def _values(q: Tensor, bits: Tensor, within: ValueRange, *, compiled: bool = False) -> Tensor:
-    """The values of the levels ``q`` (which may be written into), bit for bit as :func:`round_affine` gives them."""
+def values_affine(q: Tensor, bits: Tensor, within: ValueRange, *, compiled: bool = False) -> Tensor:
+    """The values of the levels ``q`` (which may be written into), bit for bit as :func:`round_affine` gives them.
+
+    Args:
+        q: numbers of levels, in the type of the range.
+        bits: as :func:`round_affine` takes them.
+        within: the range.
+        compiled: whether C++ kernels rounded, which compute as the formula says.
+    """
     if not readable(q):
         return q * _scale(bits, within) + within.lo
     for place, grid in _parts(q, bits, bits.flatten().tolist(), within, not compiled):

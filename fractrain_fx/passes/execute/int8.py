@@ -16,8 +16,10 @@ from fractrain_fx.execution.int8.timing import Tuner
 from fractrain_fx.execution.int8.windows import Windows
 from fractrain_fx.execution.simulated.arithmetic import AddMatMul, Arithmetic, Convolution, Linear, MatMul
 from fractrain_fx.formats import AffineFormat
+from fractrain_fx.nn.quantizers import WeightQuantizer
 from fractrain_fx.passes.execute.fuse import fused_ops, require_fused
 from fractrain_fx.passes.execute.left_out import left_out
+from fractrain_fx.passes.graph.edit import owner_module
 from fractrain_fx.passes.graph.facts import Op, facts, ops_of
 
 __all__ = ["UseInt8", "not_on_int8"]
@@ -56,6 +58,8 @@ class UseInt8(PassBase):
         formats = {type(each) for each in (plan.first.fmt, plan.second.fmt, plan.fmt)}
         if plan.first.weight or not plan.second.weight or formats != {AffineFormat} or _wide(op, self._config):
             return None
+        if plan.second.frozen is not None:
+            return None
         layout = _layout(plan.arithmetic, plan.static)
         return None if isinstance(layout, str) else layout
 
@@ -71,6 +75,9 @@ def not_on_int8(graph_module: GraphModule, config: FracConfig) -> dict[str, str]
         return {}
 
     def reason(node: Node, op: Op, arithmetic: Arithmetic, weight: Node) -> str | None:
+        quantizer = owner_module(graph_module, weight)
+        if isinstance(quantizer, WeightQuantizer) and quantizer.frozen is not None:
+            return "its frozen weight is kept as codes, which are read as floats"
         if not isinstance(arithmetic, Convolution) and len(facts(weight).shape or ()) != 2:
             return "multiplies by a batch of matrices"
         layout = _layout(arithmetic, arithmetic.bind(node.args, node.kwargs).static)

@@ -19,7 +19,15 @@ from fractrain_fx.passes.graph.contractions import function_name
 from fractrain_fx.passes.graph.edit import owner_module
 from fractrain_fx.passes.graph.facts import facts
 
-__all__ = ["ParameterPlace", "Stateful", "parameter_at", "parameters_behind", "parameters_read", "stateful"]
+__all__ = [
+    "ParameterPlace",
+    "Stateful",
+    "modules_run",
+    "parameter_at",
+    "parameters_behind",
+    "parameters_read",
+    "stateful",
+]
 
 _NORMS = frozenset({"batch_norm", "instance_norm"})
 
@@ -73,7 +81,7 @@ def parameters_read(graph_module: RecordedModule, nodes: Iterable[Node]) -> tupl
     for node in _with_regions(graph_module, nodes):
         sources = [x for x in node.all_input_nodes if x.op == "get_attr"]
         places = [place for source in sources if (place := parameter_at(graph_module, source)) is not None]
-        for module in _modules_run(graph_module, node):
+        for module in modules_run(graph_module, node):
             places += [ParameterPlace(each, name) for each in module.modules() for name in each._parameters]
         found |= {place.key: place for place in places}
     return tuple(found.values())
@@ -93,7 +101,7 @@ def parameter_at(graph_module: RecordedModule, node: Node) -> ParameterPlace | N
     return ParameterPlace(owner, name) if name in owner._parameters else None
 
 
-def _modules_run(graph_module: RecordedModule, node: Node) -> Iterator[nn.Module]:
+def modules_run(graph_module: RecordedModule, node: Node) -> Iterator[nn.Module]:
     """The modules that a node runs, those included that the called module only refers to."""
     module = owner_module(graph_module, node)
     if module is not None:

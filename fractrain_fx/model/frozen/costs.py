@@ -67,5 +67,6 @@ class Frozen:
             )
         return reach
 
-    def _read(self) -> list[bool | None]:
-        return [None if (p := parameters.get(name)) is None else p.requires_grad for parameters, name in self._places]
+    def _read(self) -> list[bool]:
+        """Whether each parameter is trained; one that is kept as codes is not."""
+        return [(p := parameters.get(name)) is not None and p.requires_grad for parameters, name in self._places]

@@ -1,0 +1,98 @@
+"""Find the weights that could be kept as codes: those that one quantizer reads, and nothing else."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from torch.fx import Node
+
+from fractrain_fx.capture import RecordedModule
+from fractrain_fx.config import CODE_BITS, FracConfig
+from fractrain_fx.formats import AffineFormat
+from fractrain_fx.passes.graph.facts import Op, facts, ops_of
+from fractrain_fx.passes.graph.state import modules_run, parameter_at
+
+__all__ = ["Reader", "Readers", "codable", "readers_of"]
+
+Reader = tuple[RecordedModule, Node]
+"""A graph, and a node of it that reads a parameter or calls a module which does."""
+
+Readers = Mapping[int, list[Reader]]
+"""The readers of each parameter, by its identity."""
+
+
+@dataclass(frozen=True)
+class Codable:
+    """A weight that could be kept as codes.
+
+    Attributes:
+        quantizer: the path of its quantizer.
+        bits: the forward bits of its op, in the first stage.
+    """
+
+    quantizer: str
+    bits: int
+
+
+def readers_of(graphs: Iterable[RecordedModule]) -> Readers:
+    """All readers of all parameters of rewritten graphs."""
+    found: defaultdict[int, list[Reader]] = defaultdict(list)
+    for graph_module in graphs:
+        for node in graph_module.graph.nodes:
+            if node.op == "get_attr" and (place := parameter_at(graph_module, node)) is not None:
+                found[id(place.owner._parameters[place.name])].append((graph_module, node))
+            for module in modules_run(graph_module, node):
+                for parameter in module.parameters():
+                    found[id(parameter)].append((graph_module, node))
+    return found
+
+
+def codable(names: list[str], readers: list[Reader], config: FracConfig) -> Codable | str:
+    """Whether a parameter could be kept as codes; if not, the reason.
+
+    Args:
+        names: all of its names in the model.
+        readers: of it.
+        config: the model's configuration.
+    """
+    if len(names) > 1:
+        return f"shared by {' and '.join(names)}"
+    if "." not in names[0]:
+        return "held by the model itself"
+    ops: dict[str, tuple[RecordedModule, Op]] = {}
+    for graph_module, node in readers:
+        if node.op != "get_attr":
+            return "read inside a module that the graph calls, as embeddings and norms are"
+        for user in node.users:
+            record = facts(user)
+            if record.role != "weight" or user.op != "call_module":
+                return _why(user)
+            op = next(op for _, op in ops_of(graph_module.graph) if op.name == record.owner)
+            ops[str(user.target)] = graph_module, op
+    if len(ops) != 1:
+        return "rounded in several ways" if ops else "read by no graph"
+    ((path, (graph_module, op)),) = ops.items()
+    fmt, bits = graph_module.get_submodule(path).fmt, _bits(op, config)
+    if type(fmt) is not AffineFormat:
+        return f"rounded in format {getattr(fmt, 'name', fmt)!r}"
+    if not 0 < bits <= CODE_BITS:
+        return f"rounded to {bits} bits, and codes have at most {CODE_BITS}"
+    return Codable(path, bits)
+
+
+def _why(user: Node) -> str:
+    op = facts(user).op
+    if facts(user).role == "fused":
+        return "rounded anew for each product"
+    if op is not None:
+        return f"multiplied in float ({op.precision.reason})"
+    return "looked up, added or scaled with, not multiplied"
+
+
+def _bits(op: Op, config: FracConfig) -> int:
+    precision = op.precision.precision
+    if op.precision.mode == "pinned" and precision is not None:
+        return precision.fw
+    return config.gate_weight_bits if config.gated else config.precision_stages[0].fw
