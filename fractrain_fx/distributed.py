@@ -185,6 +185,6 @@ def _require_type(model: FracModel, policy: Any) -> None:
     if dtype is not None and recorded is not None and set(recorded.values()) != {dtype}:
         raise ConfigError(
             f"mp_policy has param_dtype={dtype}, but the model's code reads the type of its parameters, and the graph "
-            f"holds {', '.join(sorted(map(str, set(recorded.values()))))}: leave mp_policy out and use torch.autocast, or cast "
-            f"the model before: model.to({dtype})"
+            f"holds {', '.join(sorted({str(each) for each in recorded.values()}))}: leave mp_policy out and use "
+            f"torch.autocast, or cast the model before: model.to({dtype})"
         )

@@ -133,7 +133,7 @@ class FrozenWeight(FullPrecision):
             errors.append(
                 f"the checkpoint keeps {self.name} as codes of {int(bits)} bits, and the model of {self.width}"
             )
-        super()._load_from_state_dict(state_dict, prefix, *args)  # type: ignore[no-untyped-call]
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
 
 def _paired(levels: UInt8[Tensor, "*dims"]) -> UInt8[Tensor, "*packed"]:

@@ -187,6 +187,8 @@ class _SizesWithoutData(_Sizes):
     def fetch_attr(self, target: str) -> Any:
         """A parameter or buffer without its data; modules as they are."""
         value = super().fetch_attr(target)
+        if not isinstance(value, Tensor) and hasattr(type(value), "__torch_function__"):
+            return torch.empty(value.shape, dtype=value.dtype, device="meta")  # another form of a parameter
         return _without_data(value) if isinstance(value, Tensor) else value
 
     def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

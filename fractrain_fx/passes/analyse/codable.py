@@ -11,6 +11,7 @@ from torch.fx import Node
 from fractrain_fx.capture import RecordedModule
 from fractrain_fx.config import CODE_BITS, FracConfig
 from fractrain_fx.formats import AffineFormat
+from fractrain_fx.nn.quantizers import WeightQuantizer
 from fractrain_fx.passes.graph.facts import Op, facts, ops_of
 from fractrain_fx.passes.graph.state import modules_run, parameter_at
 
@@ -74,9 +75,9 @@ def codable(names: list[str], readers: list[Reader], config: FracConfig) -> Coda
     if len(ops) != 1:
         return "rounded in several ways" if ops else "read by no graph"
     ((path, (graph_module, op)),) = ops.items()
-    fmt, bits = graph_module.get_submodule(path).fmt, _bits(op, config)
-    if type(fmt) is not AffineFormat:
-        return f"rounded in format {getattr(fmt, 'name', fmt)!r}"
+    quantizer, bits = graph_module.get_submodule(path), _bits(op, config)
+    if not (isinstance(quantizer, WeightQuantizer) and isinstance(quantizer.fmt, AffineFormat)):
+        return f"rounded in format {op.precision.format or config.format!r}"
     if not 0 < bits <= CODE_BITS:
         return f"rounded to {bits} bits, and codes have at most {CODE_BITS}"
     return Codable(path, bits)
