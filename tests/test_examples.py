@@ -39,6 +39,29 @@ def test_both_scripts_learn(name: str, capsys: pytest.CaptureFixture[str]) -> No
     assert last.startswith("epoch 2: test accuracy") and float(last.split()[-1].rstrip("%")) > 20  # chance is 10
 
 
+def test_a_packed_llama_learns_in_trainer_and_merges(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    losses = runpy.run_path(str(EXAMPLES / "finetune_llama.py"))["main"](steps=16)
+    assert losses[-1] < losses[0] - 0.3
+    told = capsys.readouterr().out
+    share = float(told.partition(" of float32")[0].split()[-1])
+    assert share <= 0.16 and "merged into a LlamaForCausalLM of 1,647,872 parameters" in told
+
+
+def test_the_memory_of_a_large_llama_is_computed_without_its_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    script = runpy.run_path(str(EXAMPLES / "finetune_llama.py"))
+    config = script["LlamaConfig"](vocab_size=32000, num_hidden_layers=2)  # two layers of LLaMA-7B's size
+    found = script["estimate"](config, length=256)
+    projections, wide = 2 * 4 * 4096 * 4096, 2 * 3 * 4096 * 11008
+    codes = (projections + wide) // 2 + 32000 * 4096
+    assert found["base: codes, embeddings and norms"] == codes + 4 * (32000 * 4096 + 5 * 4096)
+    assert found["base: ranges of codes"] == 8 * (2 * (5 * 4096 + 2 * 11008) + 32000) + 15 * 4
+    kept, fewer = found["activations"], found["activations with checkpointing"]
+    assert fewer < 0.5 * kept and fewer > 4 * 256 * (32000 + 4 * 4096)  # logits, and what goes from segment to segment
+
+
 @pytest.mark.long
 def test_the_demo_leaves_runs_that_its_last_line_reports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
