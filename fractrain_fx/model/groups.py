@@ -15,7 +15,7 @@ __all__ = ["param_groups"]
 def param_groups(
     model: nn.Module, *, gates: Mapping[str, Any] | None = None, decay_norms_and_biases: bool = True
 ) -> list[dict[str, Any]]:
-    """Every float parameter of a model once, in groups that torch's optimizers and timm's take.
+    """Every parameter of a model once, in groups that torch's optimizers and timm's take; codes are left out.
 
     Args:
         model: a ``FracModel``, or any module (which has no gates).
@@ -26,7 +26,7 @@ def param_groups(
     """
     weights, vectors, inserted = [], [], []
     for name, parameter in model.named_parameters():
-        if not parameter.is_floating_point():
+        if not (parameter.is_floating_point() or parameter.is_complex()):
             continue  # codes of a frozen weight
         if gates is not None and name.startswith(f"{NAMESPACE}."):
             inserted.append(parameter)

@@ -43,9 +43,6 @@ class FrozenWeight(FullPrecision):
         lo, span: the ranges.
         bits: of a code.
         dtype: the type of the values; it follows casts of the model.
-
-    Raises:
-        ModelError: the weight has NaN or infinite values, which no code stands for.
     """
 
     codes: nn.Parameter
@@ -58,12 +55,11 @@ class FrozenWeight(FullPrecision):
         self.name, self.width, self.dtype, self._last, self._compiled = name, bits, w.dtype, w.shape[-1], fmt.compiled
         w = w.detach()
         within = fmt.weight_range(w, dim=dim)
-        if not (w.is_meta or bool(torch.isfinite(within.span).all())):
-            raise ModelError(f"{name} has NaN or infinite values, which no code stands for: load a sound checkpoint")
         self.register_buffer("bits", torch.tensor(bits, dtype=torch.int32, device=w.device))
         signed, _ = codes_affine(w.to(within.lo.dtype), self.bits, within, dtype=torch.int8, compiled=fmt.compiled)
         levels = (signed.to(torch.int16) + (1 << (bits - 1))).to(torch.uint8)
-        self.codes = nn.Parameter(_paired(levels) if bits <= _HALF else levels, requires_grad=False)
+        codes = _paired(levels) if bits <= _HALF else levels
+        self.codes = nn.Parameter(codes.contiguous(), requires_grad=False)
         self.register_buffer("lo", within.lo)
         self.register_buffer("span", within.span)
 

@@ -83,8 +83,3 @@ def test_code_of_the_original_reads_values_and_cannot_write() -> None:
     assert torch.equal(layer(x), expected)
     with pytest.raises(ModelError, match=r"layer.weight is kept as codes.*model.restore\(\)"):
         layer.weight.data += 1
-
-
-def test_a_weight_that_is_not_finite_is_refused() -> None:
-    with pytest.raises(ModelError, match="w has NaN or infinite values"):
-        FrozenWeight(torch.tensor([[1.0, float("nan")]]), 4, AffineFormat(), 0, "w")

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 from torch.fx import Node
 
@@ -113,6 +114,10 @@ def pack(state: ModelState, quantizers: Collection[str] | None = None) -> Packed
             "(requires_grad_(False), or PEFT's get_peft_model), and pin float ops to a width, for example "
             "pins=(Pin('last', 'FW-8/BW-8'),)"
         )
+    for name in chosen:  # all of them before the first one is replaced
+        parameter = original.get_parameter(name)
+        if not (parameter.is_meta or bool(torch.isfinite(parameter).all())):
+            raise ModelError(f"{name} has NaN or infinite values, which no code stands for: load a sound checkpoint")
     float32 = sum(4 * original.get_parameter(name).numel() for name in (*chosen, *left))
     left_bytes = sum(original.get_parameter(name).nbytes for name in left)
     packed = [_pack(state, name, each, readers) for name, each in chosen.items()]
