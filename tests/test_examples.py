@@ -8,8 +8,9 @@ import shlex
 from pathlib import Path
 
 import pytest
+import torch
 
-from fractrain_fx import cli
+from fractrain_fx import cli, fractrainify
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
@@ -48,6 +49,26 @@ def test_a_packed_llama_learns_in_trainer_and_merges(
     told = capsys.readouterr().out
     share = float(told.partition(" of float32")[0].split()[-1])
     assert share <= 0.16 and "merged into a LlamaForCausalLM of 1,647,872 parameters" in told
+
+
+@pytest.mark.long
+def test_trainer_resumes_a_packed_model_bit_for_bit(tmp_path: Path) -> None:
+    script = runpy.run_path(str(EXAMPLES / "finetune_llama.py"))
+    rows = script["texts"]()[:100]
+    usual = {"max_steps": 4, "save_steps": 2, "per_device_train_batch_size": 4, "use_cpu": True, "report_to": []}
+
+    def trained(folder: str, resumed: Path | None = None) -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        inputs = script["batch"](rows, 0, 2)
+        model = fractrainify(script["adapted"](script["SMALL"]), config=script["settings"](4), example_kwargs=inputs)
+        model.pack_frozen()
+        arguments = script["TrainingArguments"](str(tmp_path / folder), **usual)
+        script["FracTrainer"](model, arguments, train_dataset=rows).train(resume_from_checkpoint=resumed)
+        return model.state_dict()
+
+    whole = trained("whole")
+    again = trained("again", tmp_path / "whole" / "checkpoint-2")
+    assert whole.keys() == again.keys() and all(torch.equal(whole[name], again[name]) for name in whole)
 
 
 def test_the_memory_of_a_large_llama_is_computed_without_its_weights(capsys: pytest.CaptureFixture[str]) -> None:
