@@ -65,8 +65,8 @@ class BySegment(Shown):
     def compile_segments(self, **options: Any) -> None:
         """Compile each segment when it first runs, instead of the whole model: the first step then takes less time.
 
-        Equal segments are compiled once, from torch's cache of compiled graphs. What lies between segments stays in
-        eager mode: recordings for other sizes, checks, and checkpointing. Call it instead of ``torch.compile(model)``.
+        Segments that only differ in their tensors are compiled once. What lies between segments stays in eager mode:
+        recordings for other sizes, checks, and checkpointing. Call it instead of ``torch.compile(model)``.
 
         Args:
             options: of ``torch.compile``: ``fullgraph``, ``dynamic``, ``backend``, ``mode``, ``options``, ``disable``.

@@ -18,6 +18,7 @@ from fractrain_fx.execution.recomputed import Recomputed
 from fractrain_fx.execution.torchao.linear import NUMERICS
 from fractrain_fx.passes import execution_passes, fused_ops, not_on_int8, not_on_torchao, ops_of
 from fractrain_fx.passes.execute.segments import Segment, chain, cut
+from fractrain_fx.passes.execute.shared_code import SharedCode
 from fractrain_fx.passes.graph.run import run_passes
 
 __all__ = ["GroupsOf", "Running", "Wrapping"]
@@ -101,9 +102,11 @@ class Running:
         segments = [] if compiling else self.segments()
         held = self._chains.get(wrapping.checkpoint is None)
         if not compiling and (held is None or held[0] != wrapping):
+            shared = SharedCode()
 
             def wrap(each: Segment) -> nn.Module:
-                return _wrapped(each, wrapping if each is not segments[-1] else wrapping._replace(checkpoint=None))
+                mine = wrapping if each is not segments[-1] else wrapping._replace(checkpoint=None)
+                return _wrapped(each, mine, shared)
 
             held = wrapping, chain(self.graph_module, segments, wrap)
             self._chains[wrapping.checkpoint is None] = held
@@ -122,9 +125,9 @@ class Running:
         return {name: left_out.get(name) or ran.get(name) or "float" for name in names}
 
 
-def _wrapped(segment: Segment, wrapping: Wrapping) -> nn.Module:
+def _wrapped(segment: Segment, wrapping: Wrapping, shared: SharedCode) -> nn.Module:
     options, groups_of, compiler = wrapping
-    part: Any = segment.module if compiler is None else torch.compile(segment.module, **compiler)
+    part: Any = segment.module if compiler is None else torch.compile(shared.of(segment), **compiler)
     if options is not None and segment.once is None:
         part = Recomputed(part, segment.module, segment.stateful.modules, segment.stateful.buffers, options)
     groups = () if groups_of is None else groups_of(segment)
