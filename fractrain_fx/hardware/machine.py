@@ -161,6 +161,14 @@ class StepCost(NamedTuple):
     joules: float | None
     ops: dict[str, OpStep]
 
+    @property
+    def bounds(self) -> dict[str, float]:
+        """Shares (0..1) of the time by what bounds it."""
+        found: dict[str, float] = {}
+        for part in (part for step in self.ops.values() for part in step.parts.values()):
+            found[part.bound] = found.get(part.bound, 0.0) + part.seconds / max(self.seconds, 1e-30)
+        return found
+
 
 class Machine(Protocol):
     """A model of hardware that trains."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from fractrain_fx.config import FracConfig
 from fractrain_fx.config.precision import FULL, Precision
+from fractrain_fx.hardware.chosen import STEERED, choice_of
 from fractrain_fx.hardware.machine import Choice, Floats, Machine, StepCost, Traffic, Work
 from fractrain_fx.hardware.roofline import Roofline
 from fractrain_fx.hardware.traffic import traffic_of
@@ -16,7 +17,7 @@ from fractrain_fx.passes import costed
 if TYPE_CHECKING:
     from fractrain_fx.model import FracModel
 
-__all__ = ["PlannedStep", "plan_steps"]
+__all__ = ["PlannedStep", "float_types", "plan_steps", "usual_floats"]
 
 _SLOWEST = 3
 
@@ -71,16 +72,24 @@ def _levels(
     config: FracConfig, machine: Machine, work: Sequence[Work], weighted: set[str]
 ) -> Iterator[tuple[str, bool, dict[str, tuple[Choice]]]]:
     """Every row's name, whether the machine supports it, and the choice of each op."""
-    kinds: list[Floats] = ["float32"]
-    if isinstance(machine, Roofline):
-        kinds += [kind for kind in ("tf32", "bfloat16") if kind in machine.peak]
+    kinds = float_types(machine)
     for kind in kinds:
         yield kind, machine.supports(FULL), {each.name: (Choice(floats=kind),) for each in work}
-    floats: Floats = "bfloat16" if "bfloat16" in kinds else "float32"
-    base = Choice(format=config.format, floats=floats, least=config.least_bits)
+    floats = usual_floats(machine)
     for level in _precisions(config):
-        choices = {each.name: (_choice(each, level, config, base, weighted),) for each in work}
+        choices = {each.name: (replace(_choice(each, level, config, weighted), floats=floats),) for each in work}
         yield str(level), machine.supports(level, config.format), choices
+
+
+def float_types(machine: Machine) -> list[Floats]:
+    """The types to compare with: float32, and on a roofline tf32 and bfloat16 if it has them."""
+    others: tuple[Floats, ...] = ("tf32", "bfloat16")
+    return ["float32", *(kind for kind in others if isinstance(machine, Roofline) and kind in machine.peak)]
+
+
+def usual_floats(machine: Machine) -> Floats:
+    """The type of what a method leaves in float: bfloat16 if a roofline has it, as under autocast."""
+    return "bfloat16" if "bfloat16" in float_types(machine) else "float32"
 
 
 def _precisions(config: FracConfig) -> list[Precision]:
@@ -88,29 +97,17 @@ def _precisions(config: FracConfig) -> list[Precision]:
     return [level for level in dict.fromkeys(levels) if not level.skips and not level.is_float]
 
 
-def _choice(op: Work, level: Precision, config: FracConfig, base: Choice, weighted: set[str]) -> Choice:
+def _choice(op: Work, level: Precision, config: FracConfig, weighted: set[str]) -> Choice:
     if isinstance(op, Traffic):
-        return base
-    if op.precision.mode in ("gated", "scheduled"):
-        weight_bits = config.gate_weight_bits if config.gated and op.name in weighted else None
-        return replace(base, precision=level, weight_bits=weight_bits, by_product=op.precision.by_product)
-    name = op.precision.format or base.format
-    return replace(
-        base,
-        precision=op.precision.precision or FULL,
-        format=name,
-        least=op.precision.least(config.least_bits),
-        by_product=op.precision.by_product,
-    )
+        return Choice(format=config.format)
+    if op.precision.mode in STEERED:
+        return choice_of(op, config, level, config.gate_weight_bits if config.gated and op.name in weighted else None)
+    return choice_of(op, config, op.precision.precision or FULL, None)
 
 
 def _row(machine: Machine, batch: int, name: str, native: bool, cost: StepCost, work: Sequence[Work]) -> PlannedStep:
     seconds = max(cost.seconds, 1e-30)
-    bounds: dict[str, float] = {}
-    for step in cost.ops.values():
-        for part in step.parts.values():
-            bounds[part.bound] = bounds.get(part.bound, 0.0) + part.seconds / seconds
     order = sorted(cost.ops, key=lambda each: cost.ops[each].seconds, reverse=True)[:_SLOWEST]
     slowest = tuple((each, cost.ops[each].seconds / seconds, str(cost.ops[each].bound)) for each in order)
     unpriced = tuple(each.name for each in work if each.name not in cost.ops)
-    return PlannedStep(machine.name, batch, name, native, cost.seconds, cost.joules, bounds, slowest, unpriced)
+    return PlannedStep(machine.name, batch, name, native, cost.seconds, cost.joules, cost.bounds, slowest, unpriced)

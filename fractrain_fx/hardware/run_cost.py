@@ -9,19 +9,19 @@ counts every layer at the stated bits.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fractrain_fx.config import BLOCK_FORMATS
-from fractrain_fx.config.precision import FULL, Precision
-from fractrain_fx.config.targets import scheduled_precision
+from fractrain_fx.config.precision import Precision
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.hardware.bitfusion import FREQUENCY
 from fractrain_fx.hardware.bitfusion_machine import step_of
+from fractrain_fx.hardware.chosen import STEERED, by_stage, taken
 from fractrain_fx.hardware.machine import PATHS, Choice, Machine, Price
 from fractrain_fx.nn.cost import OpCost
 from fractrain_fx.passes import Op, Product, costed
@@ -208,52 +208,20 @@ class MachinePrices(StepPrices):
 
 def run_cost(prices: StepPrices, rows: Iterable[EpochRow]) -> RunCost:
     """The cost of a ledger's epochs, each at the precisions it was trained at."""
-    stages: dict[str, list[EpochRow]] = {}
-    for part in (part for row in rows for part in row.pure):
-        stages.setdefault(f"{part.stage + 1}: {part.level}", []).append(part)
-    entries: list[Entry] = []
-    for stage, members in stages.items():
-        row = _together(members)
-        entries += [
-            Entry(stage, op.block or "", op.name, steered, row.samples * sums)
-            for op, steered, sums in _spent(prices, row)
-        ]
-    samples = sum(row.samples for members in stages.values() for row in members)
-    return RunCost(tuple(entries), samples, tuple(sorted(prices.unpriced)))
+    stages = by_stage(rows)
+    entries = tuple(
+        Entry(stage, op.block or "", op.name, op.precision.mode in STEERED, row.samples * _spent(prices, op, cost, row))
+        for stage, row in stages.items()
+        for op, cost in prices.ops
+    )
+    samples = sum(row.samples for row in stages.values())
+    return RunCost(entries, samples, tuple(sorted(prices.unpriced)))
 
 
-def _together(rows: Sequence[EpochRow]) -> EpochRow:
-    """One row for all epochs of a stage: cost is linear in the share of each option."""
-    samples = sum(row.samples for row in rows)
-    options = {
-        block: tuple(
-            sum(row.samples * row.options[block][index] for row in rows) / samples for index in range(len(own))
-        )
-        for block, own in rows[0].options.items()
-    }
-    return replace(rows[0], samples=samples, options=options)
-
-
-def _spent(prices: StepPrices, row: EpochRow) -> Iterator[tuple[Op, bool, Sums]]:
-    """The mean cost of each op for one sample of an epoch."""
-    config = prices.model.frac_config
-    for op, cost in prices.ops:
-        mode = op.precision.mode
-        if mode == "gated":
-            options = config.projection_options if op.skip_path else config.gate_options
-            chosen = zip(options, row.options[op.block or ""], strict=True)
-            sums = _sum(
-                share * prices.of(op, cost, option, config.gate_weight_bits) for option, share in chosen if share
-            )
-        elif mode == "scheduled":
-            if config.gated:
-                followed = scheduled_precision(config, prices.model.targets[row.stage])
-                sums = prices.of(op, cost, followed, config.gate_weight_bits)
-            else:
-                sums = prices.of(op, cost, Precision.parse(row.level))
-        else:
-            sums = prices.of(op, cost, op.precision.precision or FULL)
-        yield op, mode in ("gated", "scheduled"), sums
+def _spent(prices: StepPrices, op: Op, cost: OpCost, row: EpochRow) -> Sums:
+    """The mean cost of an op for one sample of an epoch."""
+    chosen = taken(prices.model, op, row)
+    return _sum(share * prices.of(op, cost, precision, bits) for share, precision, bits in chosen)
 
 
 def _nanojoules(part: Price) -> float:

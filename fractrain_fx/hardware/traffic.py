@@ -26,15 +26,19 @@ _SUMS = frozenset({"add", "__add__", "iadd", "__iadd__", "add_", "sub", "__sub__
 
 
 def traffic_of(graph_module: GraphModule) -> list[Traffic]:
-    """Every call of a graph on activations that is not a contraction; calls on weights are left out."""
+    """Every call of a model on activations that is not a contraction, without what a rewriting inserted.
+
+    Calls on weights are left out.
+    """
     return [Traffic(node.name, values) for node, values in _moved(graph_module) if values]
 
 
 def _moved(graph_module: GraphModule) -> Iterator[tuple[Node, float]]:
     for node in graph_module.graph.nodes:
-        if node.op not in ("call_function", "call_method", "call_module") or facts(node).op is not None:
+        record = facts(node)
+        if node.op not in ("call_function", "call_method", "call_module") or record.op is not None or record.role:
             continue
-        if _values(node) is None or not facts(node).flows or is_view(node) or _does_nothing(node, graph_module):
+        if _values(node) is None or not record.flows or is_view(node) or _does_nothing(node, graph_module):
             continue
         out = _values(node) or 0.0
         inputs = [count for each in node.all_input_nodes if (count := _values(each)) is not None and facts(each).flows]

@@ -21,6 +21,7 @@ __all__ = [
     "block_rows",
     "epoch_rows",
     "information_rows",
+    "machine_rows",
     "path_rows",
     "sample_rows",
     "segment_rows",
@@ -33,6 +34,7 @@ Scope = str  # "end" or "best": the evaluation until which cost is summed
 PATHS = {"FW": "forward (FW)", "EB": "error backward (EB)", "GC": "weight gradient (GC)"}
 ALL_PATHS = "all paths"  # for runs that did not keep the paths of their blocks
 QUANTITIES = ("macs", "joules", "seconds")
+_UNITS = (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3))
 
 
 def epoch_rows(runs: Iterable[Run]) -> list[Row]:
@@ -203,6 +205,31 @@ def block_rows(run: Run, scope: Scope) -> list[Row]:
     return rows
 
 
+def machine_rows(runs: Iterable[Run]) -> list[Row]:
+    """What each finished run would take on each machine that has a price for it, beside float; by machine."""
+    found = [(run.name, each) for run in runs if run.result is not None for each in run.result.machines]
+    order = list(dict.fromkeys(each.machine for _, each in found))
+    return [
+        {
+            "machine": each.machine,
+            "run": run,
+            "seconds": each.seconds,
+            "float32": each.float32,
+            "bfloat16": each.bfloat16,
+            "of_float32": _ratio(each.seconds, each.float32, 100),
+            "bfloat16_of_float32": _ratio(each.bfloat16, each.float32, 100),
+            "joules": each.joules,
+            "float32_joules": each.float32_joules,
+            **{bound: 100 * each.bounds.get(bound, 0.0) for bound in ("compute", "memory", "rounding")},
+            "wider": ", ".join(each.wider),
+            "unpriced": len(each.unpriced),
+            "label": f"{_duration(each.seconds)}{' *' if each.wider else ''}",
+        }
+        for run, each in sorted(found, key=lambda pair: order.index(pair[1].machine))
+        if each.seconds is not None
+    ]
+
+
 def _epoch_seconds(run: Run) -> dict[int, float]:
     """Wall time of each epoch, evaluation included."""
     ends: Sequence[float] = [0.0, *(record.seconds for record in run.records)]
@@ -222,3 +249,9 @@ def _sum(values: Iterable[float | None]) -> float | None:
 
 def _ratio(value: float | None, by: float | None, factor: float = 1.0) -> float | None:
     return None if value is None or not by else factor * value / by
+
+
+def _duration(seconds: float) -> str:
+    """A time with three digits, in the largest unit of which it is at least two."""
+    unit, size = next((pair for pair in _UNITS if seconds >= 2 * pair[1]), _UNITS[-1])
+    return f"{seconds / size:.3g} {unit}"

@@ -68,6 +68,7 @@ def vega_config(theme: str) -> dict[str, Any]:
         "title": {"color": text, "fontSize": 14, "fontWeight": 600, "anchor": "start", "offset": 12},
         "text": {"color": muted, "fontSize": 11},
         "rule": {"color": muted},
+        "tick": {"color": text, "opacity": 1, "stroke": colours["ground"], "strokeWidth": 1},
         "rect": {"fill": muted},
         "range": {
             "category": colours["series"],

@@ -15,6 +15,7 @@ from fractrain_fx.config import FracConfig
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.engine.controller import option_share
 from fractrain_fx.hardware.run_cost import StepPrices, run_cost
+from fractrain_fx.hardware.run_machines import price_run
 from fractrain_fx.nn.cost import Cost, CostMeter
 from fractrain_fx.training import RunResult, RunSettings, TrainSettings
 from fractrain_fx.training.log import RunLog
@@ -124,6 +125,7 @@ def make_run(out: Path, epochs: int = 160) -> RunResult:
             "end": run_cost(prices, ledger.rows).to_dict(),
             "best": run_cost(prices, ledger.rows[: best + 1]).to_dict(),
         },
+        machines=price_run(model, ledger.rows, BATCH),
     )
     result.to_json(out / "result.json")
     return result

@@ -101,10 +101,10 @@ def rows_of(run: Path) -> list[dict[str, Any]]:
 def test_every_tab_draws_its_plots_without_errors_or_requests(browser: Any, address: str, scheme: str) -> None:
     opened = Opened(browser, address, scheme)
     assert opened.page.evaluate("document.documentElement.dataset.theme") == scheme
-    for panel in ("trajectory", "stages", "bits", "cost"):
+    for panel, least in {"trajectory": 2, "stages": 2, "bits": 2, "cost": 2, "machines": 1}.items():
         opened.open(panel)
         figures = opened.page.locator(f"#{panel} figure")
-        assert figures.count() >= 2
+        assert figures.count() >= least
         for at in range(figures.count()):
             assert figures.nth(at).locator(".plot svg, .plot canvas").bounding_box()["width"] > 250
     assert (opened.printed, opened.requests) == ([], [address])
@@ -189,6 +189,20 @@ def test_cost_tables_have_the_numbers_of_the_result(opened: Opened, long: Path) 
         assert float(cells[3]) == pytest.approx(amount["joules"], rel=1e-3)
         assert float(cells[4]) == pytest.approx(amount["seconds"], rel=1e-3)
     assert len(opened.table("blocks-resnet74")) == 1 + 3 * 38  # 36 blocks, stem and head
+
+
+def test_machines_have_a_bar_and_a_row_for_each_run(opened: Opened, long: Path) -> None:
+    opened.open("machines")
+    table = opened.table("machines")
+    assert len(table) == 1 + 3 * 10 and opened.marks("machines") >= 3 * (10 + 8)  # bars, and bfloat16 of eight GPUs
+    found = {each["machine"]: each for each in json.loads((long / "result.json").read_text())["machines"]}
+    rows = [cells for cells in table[1:] if cells[1] == "resnet74"]
+    assert [cells[0] for cells in rows] == list(found)
+    for cells in rows:
+        each = found[cells[0]]
+        assert float(cells[2]) == pytest.approx(each["seconds"], rel=1e-3)
+        assert float(cells[3]) == pytest.approx(each["float32"], rel=1e-3)
+    assert opened.page.locator("#figure-machines .plot svg text", has_text=" ms").count() > 0
 
 
 def test_settings_show_what_differs_until_asked_for_all(opened: Opened) -> None:

@@ -95,3 +95,27 @@ def test_stages_that_share_an_epoch_have_their_own_costs(tmp_path: Path) -> None
     assert first["measured_step"] == pytest.approx(second["measured_step"])  # one measurement, divided
     spent = run.result.hardware["end"]["total"]["joules"] if run.result else 0.0
     assert first["joules_step"] + 3 * second["joules_step"] == pytest.approx(spent)
+
+
+def test_machines_are_those_of_the_result_beside_float(runs: list[Run]) -> None:
+    rows = frames.machine_rows(runs)
+    assert len(rows) == 3 * 10 and [row["run"] for row in rows[:3]] == ["fractrain", "pfq", "static"]
+    for run in runs:
+        assert run.result is not None
+        mine = {row["machine"]: row for row in rows if row["run"] == run.name}
+        for each in run.result.machines:
+            row = mine[each.machine]
+            assert (row["seconds"], row["float32"], row["joules"]) == (each.seconds, each.float32, each.joules)
+            assert row["of_float32"] == pytest.approx(100 * each.seconds / each.float32)
+            assert row["compute"] + row["memory"] + row["rounding"] == pytest.approx(100)
+            assert row["label"].endswith("*") == bool(each.wider)
+        assert mine["bitfusion"]["seconds"] == pytest.approx(run.result.latency)
+        assert mine["bitfusion"]["bfloat16_of_float32"] is None and mine["zc706"]["joules"] is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [(3e-4, "0.3 ms"), (1.5, "1.5e+03 ms"), (2.5, "2.5 s"), (150, "2.5 min"), (9000, "2.5 h"), (1e6, "11.6 d")],
+)
+def test_times_are_told_in_a_fitting_unit(seconds: float, told: str) -> None:
+    assert frames._duration(seconds) == told

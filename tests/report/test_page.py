@@ -16,8 +16,10 @@ import pytest
 from fractrain_fx import FracConfig
 from fractrain_fx.cli import main
 from fractrain_fx.errors import RunError
+from fractrain_fx.report.page import _pack
 from fractrain_fx.report.panels import build_sheet
-from fractrain_fx.report.runs import read_runs
+from fractrain_fx.report.runs import Run, read_runs
+from fractrain_fx.report.sheet import Panel
 
 
 def report(*arguments: object) -> int:
@@ -195,3 +197,51 @@ def test_how_gates_choose_by_input_has_a_panel_with_pictures(trained: Path, page
             read_runs([str(trained / "fractrain")])
     finally:
         (trained / "aside").replace(trained / "fractrain" / "samples.json")
+
+
+def machines_panel(runs: list[Run]) -> Panel | None:
+    return next((panel for panel in build_sheet(runs).panels if panel.key == "machines"), None)
+
+
+def with_machines(run: Run, **changes: object) -> Run:
+    assert run.result is not None
+    machines = tuple(replace(each, **changes) for each in run.result.machines)  # type: ignore[arg-type]
+    return replace(run, result=replace(run.result, machines=machines))
+
+
+def test_machines_show_finished_runs_and_say_what_has_no_price(trained: Path) -> None:
+    first, second = read_runs([str(trained / name) for name in ("fractrain", "static")])
+    panel = machines_panel([first, second])
+    assert panel is not None
+    (figure,), notes = panel.figures, " ".join(panel.notes)
+    assert first.result is not None
+    h200 = next(each for each in first.result.machines if each.machine == "h200")
+    assert f"fractrain on h200: {h200.seconds:.4g} s, {h200.float32:.4g} s in float32, " in figure.summary
+    assert "An asterisk marks" in notes and "Contractions alone have a price on bitfusion and zc706" in notes
+    assert "No figure for energy is known of zc706" in notes and "has no price for" not in notes
+    partly = machines_panel([with_machines(first, unpriced=("a", "b"))])
+    assert partly is not None
+    assert "l4 has no price for 2 contractions of fractrain, such as a, b: its numbers are" in " ".join(partly.notes)
+    without = machines_panel([with_machines(first, seconds=None, unpriced=("a",)), second])
+    assert without is not None and "of fractrain, such as a: is left out" in " ".join(without.notes)
+    assert "fractrain on" not in without.figures[0].summary
+
+
+def test_runs_of_before_machines_were_priced_are_named_or_leave_the_panel_out(trained: Path, tmp_path: Path) -> None:
+    old = tmp_path / "old"
+    shutil.copytree(trained / "static", old)
+    values = json.loads((old / "result.json").read_text())
+    assert values.pop("machines")
+    (old / "result.json").write_text(json.dumps(values))
+    before, now = read_runs([str(old), str(trained / "pfq")])
+    assert machines_panel([before]) is None
+    panel = machines_panel([before, now])
+    assert panel is not None and any(note.startswith("Not priced") and "old" in note for note in panel.notes)
+    assert main(["train", "--resume", str(old)]) == 0  # as the note says
+    assert machines_panel(read_runs([str(old)])) is not None
+
+
+def test_the_machines_of_a_run_take_little_of_the_page(trained: Path) -> None:
+    sheets = [build_sheet(read_runs([str(trained / name) for name in names])) for names in (["pfq"], ["pfq", "static"])]
+    sizes = [len(_pack(sheet.tables["machines"])) for sheet in sheets]
+    assert sizes[0] < 3000 and sizes[1] - sizes[0] < 2000  # bytes

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from fractrain_fx.config import FracConfig, GateConfig
 from fractrain_fx.errors import ConfigError, NonFiniteLossError, RunError
 from fractrain_fx.hardware.run_cost import StepPrices, run_cost
+from fractrain_fx.hardware.run_machines import PRICED, price_run
 from fractrain_fx.report.runs import read_runs
 from fractrain_fx.training import RunSettings, TrainSettings, build_trainer, new_run, results_table, resume_run
 from fractrain_fx.training.log.results import RunResult
@@ -221,6 +222,19 @@ def test_a_stage_may_begin_within_an_epoch_and_a_stopped_run_goes_on_at_the_same
     resumed = resume_run(tmp_path / "parts", quiet())
     resumed.fit()
     assert resumed.engine.state_dict() == run.engine.state_dict()
+
+
+def test_a_run_keeps_what_it_would_take_on_machines(tmp_path: Path) -> None:
+    run = new_run(settings("pfq", epochs=3), tmp_path / "run", quiet())
+    result = run.fit()
+    assert result.machines == price_run(run.model, run.engine.ledger.rows, 32)
+    kept = RunResult.from_json(tmp_path / "run/result.json").machines
+    assert kept == result.machines and [each.machine for each in kept] == list(PRICED)
+    bitfusion = next(each for each in kept if each.machine == "bitfusion")
+    assert (bitfusion.seconds, bitfusion.joules) == (pytest.approx(result.latency), pytest.approx(result.energy))
+    values = json.loads((tmp_path / "run/result.json").read_text())
+    (tmp_path / "old.json").write_text(json.dumps({name: each for name, each in values.items() if name != "machines"}))
+    assert RunResult.from_json(tmp_path / "old.json") == replace(result, machines=())
 
 
 def test_a_clock_in_tokens_needs_text() -> None:

@@ -1,7 +1,7 @@
 """The plots as Vega-Lite, each over a named table (``frames``), without data and with the theme's colours only."""
 
 from fractrain_fx.report.charts.choices import allocation, bits, information, samples
-from fractrain_fx.report.charts.costs import MEASURES, blocks, paths, stages
+from fractrain_fx.report.charts.costs import MEASURES, blocks, machines, paths, stages
 from fractrain_fx.report.charts.epochs import AXES, cost, trajectory
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "blocks",
     "cost",
     "information",
+    "machines",
     "paths",
     "samples",
     "stages",

@@ -1,4 +1,4 @@
-"""Plots of where the cost of a run went: by stage, by path and by block."""
+"""Plots of where the cost of a run went, by stage, path and block, and of its time on other machines."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from fractrain_fx.report.charts.spec import BAR, Spec, number_format, plain
 from fractrain_fx.report.frames import ALL_PATHS, PATHS
 from fractrain_fx.report.theme import PATH_COLOURS
 
-__all__ = ["MEASURES", "blocks", "paths", "stages"]
+__all__ = ["MEASURES", "blocks", "machines", "paths", "stages"]
 
+_TIMES = {"seconds": "training", "float32": "in float32", "bfloat16": "in bfloat16"}
 MEASURES = {"macs": "training MACs (32 bit)", "joules": "BitFusion energy, J", "seconds": "BitFusion latency, s"}
 
 
@@ -49,6 +50,31 @@ def paths(quantity: str, table: str, runs: int) -> Spec:
 def blocks(quantity: str, table: str, top: float, rows: int) -> Spec:
     """The cost of each block of a run, split by path; ``top`` is the end of the axis."""
     return plain(_by_path("block", quantity, table, alt.Scale(domainMax=top)), height=BAR * rows)
+
+
+def machines(runs: Sequence[str], top: float, rows: int) -> Spec:
+    """The time of each run on each machine as a share of float32, with bfloat16 as a tick; ``top`` is the largest."""
+    share = alt.Scale(domain=[0, 1.2 * top])  # right of the bars, the times stand as text
+    bands = alt.Scale(paddingInner=0.2, paddingOuter=0.1)
+    base = alt.Chart(alt.NamedData(name="machines")).encode(
+        y=alt.Y("machine:N", title=None, sort=None, axis=alt.Axis(ticks=False, domain=False), scale=bands),
+        yOffset=alt.YOffset("run:N", sort=list(runs)),
+        tooltip=[
+            alt.Tooltip("machine:N"),
+            alt.Tooltip("run:N"),
+            *(alt.Tooltip(f"{name}:Q", title=f"{title}, s", format=".4~g") for name, title in _TIMES.items()),
+            alt.Tooltip("joules:Q", title="training, J", format=".4~g"),
+            alt.Tooltip("wider:N", title="computed wider"),
+        ],
+    )
+    bars = base.mark_bar(cornerRadiusEnd=2).encode(
+        x=alt.X("of_float32:Q", title="% of the time in float32", scale=share, axis=alt.Axis(tickCount=6)),
+        color=alt.Color("run:N", title=None, scale=alt.Scale(domain=list(runs))),
+    )
+    ticks = base.transform_filter("isValid(datum.bfloat16_of_float32)").mark_tick(thickness=4)
+    labels = base.mark_text(align="right").encode(x=alt.value("width"), text="label:N")
+    layers = alt.layer(bars, ticks.encode(x="bfloat16_of_float32:Q"), labels)
+    return plain(layers, height=BAR * rows)
 
 
 def _by_path(rows: str, quantity: str, table: str, scale: Any) -> Any:

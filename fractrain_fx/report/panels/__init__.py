@@ -10,6 +10,7 @@ from fractrain_fx.report import frames
 from fractrain_fx.report.panels.bits import allocations
 from fractrain_fx.report.panels.cost import costs
 from fractrain_fx.report.panels.inputs import by_input
+from fractrain_fx.report.panels.machines import machines
 from fractrain_fx.report.panels.stages import stages
 from fractrain_fx.report.panels.trajectory import trajectories
 from fractrain_fx.report.runs import Run
@@ -44,6 +45,7 @@ def build_sheet(runs: Sequence[Run], epochs: Iterable[int] = ()) -> Sheet:
     finished = [run for run in runs if run.result is not None]
     if finished:
         made.append(costs(finished, tables, slugs))
+        made += [panel for panel in [machines(finished, tables)] if panel is not None]
     return Sheet(tuple(made), tables)
 
 

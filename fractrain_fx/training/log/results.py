@@ -15,6 +15,7 @@ from fractrain_fx.durable import write_text
 from fractrain_fx.engine.ledger import Ledger, beside_shares
 from fractrain_fx.errors import RunError
 from fractrain_fx.hardware.run_cost import StepPrices, run_cost
+from fractrain_fx.hardware.run_machines import MachineRun, price_run
 from fractrain_fx.training.log.progress import Best, Progress
 
 __all__ = ["RunResult", "results_table"]
@@ -40,6 +41,7 @@ class RunResult:
             block and op (:class:`fractrain_fx.hardware.run_cost.RunCost`).
         uncounted: number of contractions that no formula counts. No cost includes them.
         turning_steps: the optimizer steps before those stages.
+        machines: what the run would take on named machines; empty in results of older versions.
     """
 
     label: str
@@ -57,6 +59,7 @@ class RunResult:
     hardware: dict[str, Any]
     uncounted: int = 0
     turning_steps: tuple[int, ...] = ()
+    machines: tuple[MachineRun, ...] = ()
 
     @classmethod
     def of(cls, label: str, metric: str, ledger: Ledger, progress: Progress, prices: StepPrices) -> RunResult:
@@ -87,6 +90,7 @@ class RunResult:
             hardware={until: cost.to_dict() for until, cost in costs.items()},
             uncounted=ledger.uncounted,
             turning_steps=ledger.turning_steps,
+            machines=price_run(prices.model, ledger.rows, prices.batch),
         )
 
     @property
@@ -112,7 +116,8 @@ class RunResult:
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
             turns = {name: tuple(values.get(name, ())) for name in ("turning_points", "turning_steps")}
-            return cls(**values | turns)
+            machines = tuple(map(MachineRun.from_dict, values.get("machines", ())))
+            return cls(**values | turns | {"machines": machines})
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunError(
                 f"{path} holds no result of a run ({error}): fractrain train --resume {path.parent} writes it again"

@@ -1,0 +1,72 @@
+"""The precisions at which a run trained each op, from the options that its ledger kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from fractrain_fx.config import FracConfig
+from fractrain_fx.config.precision import FULL, Precision
+from fractrain_fx.config.targets import scheduled_precision
+from fractrain_fx.hardware.machine import Choice
+from fractrain_fx.passes import Op
+
+if TYPE_CHECKING:
+    from fractrain_fx.engine.ledger import EpochRow
+    from fractrain_fx.model import FracModel
+
+__all__ = ["STEERED", "Taken", "by_stage", "choice_of", "taken"]
+
+STEERED = frozenset({"gated", "scheduled"})
+"""Modes of ops whose precision the method decides."""
+
+
+class Taken(NamedTuple):
+    """The share (0..1) of samples that trained an op at a precision; ``weight_bits`` are those of a gated method."""
+
+    share: float
+    precision: Precision
+    weight_bits: int | None = None
+
+
+def by_stage(rows: Iterable[EpochRow]) -> dict[str, EpochRow]:
+    """One row for each stage of a ledger, by number and level: cost is linear in the share of each option."""
+    stages: dict[str, list[EpochRow]] = {}
+    for part in (part for row in rows for part in row.pure):
+        stages.setdefault(f"{part.stage + 1}: {part.level}", []).append(part)
+    return {stage: _together(members) for stage, members in stages.items()}
+
+
+def taken(model: FracModel, op: Op, row: EpochRow) -> list[Taken]:
+    """The precisions of an op in an epoch or a stage."""
+    config, mode = model.frac_config, op.precision.mode
+    if mode == "gated":
+        options = config.projection_options if op.skip_path else config.gate_options
+        chosen = zip(options, row.options[op.block or ""], strict=True)
+        return [Taken(share, option, config.gate_weight_bits) for option, share in chosen if share]
+    if mode == "scheduled" and config.gated:
+        return [Taken(1.0, scheduled_precision(config, model.targets[row.stage]), config.gate_weight_bits)]
+    return [Taken(1.0, Precision.parse(row.level) if mode == "scheduled" else op.precision.precision or FULL)]
+
+
+def choice_of(op: Op, config: FracConfig, precision: Precision, weight_bits: int | None) -> Choice:
+    """How a machine is told that an op trains at a precision; ``weight_bits`` for products with a weight."""
+    return Choice(
+        precision,
+        weight_bits,
+        op.precision.format or config.format,
+        least=op.precision.least(config.least_bits),
+        by_product=op.precision.by_product,
+    )
+
+
+def _together(rows: Sequence[EpochRow]) -> EpochRow:
+    samples = sum(row.samples for row in rows)
+    options = {
+        block: tuple(
+            sum(row.samples * row.options[block][index] for row in rows) / samples for index in range(len(own))
+        )
+        for block, own in rows[0].options.items()
+    }
+    return replace(rows[0], samples=samples, options=options)

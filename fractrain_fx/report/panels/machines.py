@@ -1,0 +1,89 @@
+"""The panel of what the training of finished runs would take on named machines, beside float on the same machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from fractrain_fx.report import charts, frames
+from fractrain_fx.report.runs import Run
+from fractrain_fx.report.sheet import Column, Figure, Panel, Variant
+
+__all__ = ["machines"]
+
+_COLUMNS = (
+    Column("machine", "machine"),
+    Column("run", "run"),
+    Column("seconds", "training, s", "g4"),
+    Column("float32", "in float32, s", "g4"),
+    Column("bfloat16", "in bfloat16, s", "g4"),
+    Column("of_float32", "% of float32", "g4"),
+    Column("joules", "training, J", "g4"),
+    Column("float32_joules", "in float32, J", "g4"),
+    Column("compute", "bound by compute, %", "f1"),
+    Column("memory", "by memory, %", "f1"),
+    Column("rounding", "by rounding, %", "f1"),
+    Column("wider", "computed wider"),
+    Column("unpriced", "contractions without a price", "d"),
+)
+
+
+def machines(finished: Sequence[Run], tables: dict[str, list[frames.Row]]) -> Panel | None:
+    """The panel; adds the table of its figure. ``None`` if no machine has a price for any run."""
+    rows = frames.machine_rows(finished)
+    if not rows:
+        return None
+    tables["machines"] = rows
+    runs = list(dict.fromkeys(row["run"] for row in rows))
+    top = max(max(row["of_float32"], row["bfloat16_of_float32"] or 0.0) for row in rows)
+    told = "; ".join(_told(row) for row in rows)
+    figure = Figure(
+        key="machines",
+        summary=f"Bars: time of each run on each machine as a share of float32. {told}.",
+        columns=_COLUMNS,
+        variants={
+            "": Variant(
+                charts.machines([run.name for run in finished], top, len(rows)), ("machines",), "Time of training"
+            )
+        },
+    )
+    return Panel(
+        "machines",
+        "Machines",
+        "What the training of each run would take on a machine that computes narrow numbers in narrow units, computed "
+        "from the precisions that were used: all forward and backward passes, on one device, without optimizer, gates, "
+        "data and evaluation. Bars are relative to the same steps in float32 on that machine, ticks are bfloat16, and "
+        "the times stand on the right. What a method leaves in float counts as bfloat16 if the machine has it.",
+        (figure,),
+        notes=tuple(_notes(finished, rows, runs)),
+    )
+
+
+def _told(row: frames.Row) -> str:
+    bfloat16 = "" if row["bfloat16"] is None else f", {row['bfloat16']:.4g} s in bfloat16"
+    return f"{row['run']} on {row['machine']}: {row['seconds']:.4g} s, {row['float32']:.4g} s in float32{bfloat16}"
+
+
+def _notes(finished: Sequence[Run], rows: Sequence[frames.Row], runs: Sequence[str]) -> Iterator[str]:
+    if any(row["wider"] for row in rows):
+        yield (
+            "An asterisk marks machines without units for some precisions of a run, which they compute at the next "
+            "wider type: the data table names them."
+        )
+    priced = [(run.name, each) for run in finished if run.result is not None for each in run.result.machines]
+    if alone := dict.fromkeys(each.machine for _, each in priced if each.contractions_only):
+        yield (
+            f"Contractions alone have a price on {' and '.join(alone)}: no norms, activation functions and sums. Their "
+            "float32 is integers of 32 bits."
+        )
+    if any(row["joules"] is None for row in rows):
+        unknown = dict.fromkeys(row["machine"] for row in rows if row["joules"] is None)
+        yield f"No figure for energy is known of {', '.join(unknown)}."
+    for name, each in priced:
+        if each.unpriced:
+            left = "is left out" if each.seconds is None else "its numbers are those of the others"
+            yield (
+                f"{each.machine} has no price for {len(each.unpriced)} contractions of {name}, such as "
+                f"{', '.join(each.unpriced[:3])}: {left}."
+            )
+    if old := [run.name for run in finished if run.result is not None and not run.result.machines]:
+        yield f"Not priced by the version that trained them: {', '.join(old)}. fractrain train --resume RUN adds it."
