@@ -28,7 +28,10 @@ OWN = (
     *("float", "static", "static-linears", "pfq", "pfq-rounded", "pfq-linears", "pfq-linears-rounded"),
     *("dfq", "dfq-rounded", "dfq5", "dfq5-rounded", "dfq5-linears", "dfq5-linears-rounded", "dfq-outputs"),
 )
-MODES = ("kernels", "int8", "auto", "torchao-int8", "torchao-float8", "checkpointed", "bf16", "tf32", "compiled")
+MODES = (
+    *("kernels", "int8", "auto", "torchao-int8", "torchao-float8", "checkpointed", "segments"),
+    *("bf16", "tf32", "compiled"),
+)
 # Options of FracConfig for modes of the rewritten methods. int8 does not leave out samples.
 _OPTIONS: dict[str, dict[str, Any]] = {
     "kernels": {"rounding": "compiled"},
@@ -37,6 +40,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "torchao-int8": {"execution": "torchao-int8"},
     "torchao-float8": {"execution": "torchao-float8"},
     "checkpointed": {},
+    "segments": {},
 }
 KERNELS = ("pfq+kernels", "pfq-linears+kernels", "dfq+kernels", "dfq5+kernels", "dfq5-linears+kernels")
 
@@ -99,6 +103,8 @@ def parse(text: str) -> Method:
         kernels_only = mode == "kernels" and "int8" not in modes and not base.startswith("dfq")
         if "compiled" in modes and (mode == "auto" or kernels_only):
             raise ValueError(f"method {text!r}: +{mode} is FracConfig({words}), which changes no compiled step")
+    if {"compiled", "segments"} <= set(modes):
+        raise ValueError(f"method {text!r}: +compiled compiles the whole model, +segments its parts")
     return Method(base, frozenset(modes))
 
 
@@ -128,6 +134,8 @@ def prepare(method: Method, model: nn.Module, x: Tensor, y: Tensor, loss: Callab
         trained = fractrainify(trained, config=config, example_inputs=(x[:2],)).to(x.device)
         if "checkpointed" in method.modes:
             trained.gradient_checkpointing_enable()
+        if "segments" in method.modes:
+            trained.compile_segments(fullgraph=True)
         spread_choices(trained, len(x))
     trained.train()
     called = torch.compile(trained, fullgraph=True) if "compiled" in method.modes else trained

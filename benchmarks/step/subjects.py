@@ -116,6 +116,15 @@ SUBJECTS = {
         _images(224, 1000),
         F.cross_entropy,
     ),
+    "vit_deep": Subject(
+        "ViT of 24 layers of width 48 (timm), 32 x 32 pixels",
+        lambda: timm.create_model(
+            "vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=48, depth=24, num_heads=2, num_classes=10
+        ),
+        {"cpu": 4, "cuda": 128},
+        _images(32, 10),
+        F.cross_entropy,
+    ),
     "vit_tiny": Subject(
         "ViT-Tiny/16 (timm), 224 x 224 pixels",
         lambda: timm.create_model("vit_tiny_patch16_224"),

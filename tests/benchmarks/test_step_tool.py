@@ -82,6 +82,9 @@ def test_methods_are_named_by_base_and_modes() -> None:
     for wrong in ("float+kernels", "brevitas+kernels"):
         with pytest.raises(ValueError, match="for the rewritten ones"):
             parse(wrong)
+    assert parse("dfq+segments").alike == Method("float")
+    with pytest.raises(ValueError, match="compiles the whole model"):
+        parse("dfq+segments+compiled")
     for wrong in ("pfq+kernels+compiled", "dfq+kernels+auto+compiled"):
         with pytest.raises(ValueError, match="changes no compiled step"):
             parse(wrong)
