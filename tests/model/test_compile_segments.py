@@ -39,6 +39,7 @@ def step(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
     return [y.detach(), *gradients]
 
 
+@pytest.mark.long
 def test_a_new_precision_compiles_nothing_anew() -> None:
     model, x = small("pfq")
     counter = CompileCounterWithBackend("aot_eager")
@@ -127,3 +128,16 @@ def test_an_unknown_option_is_an_error() -> None:
     model, _ = small("pfq")
     with pytest.raises(ConfigError, match=r"torch.compile has no option 'full_graph'.*Did you mean 'fullgraph'"):
         model.compile_segments(full_graph=True)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["resnet18", "swin_tiny_patch4_window7_224", "gpt2", "mixtral"])
+def test_torch_finds_no_other_difference_between_segments_of_one_function(name: str) -> None:
+    case = build(name)
+    model = fractrainify(case.model, example_inputs=case.args, example_kwargs=case.keywords).train()
+    shared = SharedCode()
+    kinds = {type(shared.of(each)) for each in model._state.running[True].segments()}
+    counter = CompileCounterWithBackend("eager")
+    model.compile_segments(backend=counter)
+    model(*case.args, **case.keywords)
+    assert counter.frame_count <= len(kinds)

@@ -10,7 +10,9 @@ __all__ = ["Original", "is_hooked"]
 class Original:
     """Finds a module of the model anew at each call, because another one (a synchronised norm, say) may replace it.
 
-    This is not an ``nn.Module``, so torch does not register the module that it finds under a second name.
+    It keeps the children of the module's parent, so that it needs the module's own name alone: equal blocks then have
+    equal ones, and torch's compiler compiles them once. It is not an ``nn.Module``, so torch does not register the
+    module that it finds under a second name.
 
     Args:
         modules: children of the model, by name.
@@ -18,19 +20,18 @@ class Original:
     """
 
     def __init__(self, modules: dict[str, nn.Module], path: str) -> None:
-        self._modules, self._path = modules, path.split(".")
+        self.path = path
+        *parents, self._name = path.split(".")
+        for name in parents:
+            modules = modules[name]._modules  # type: ignore[assignment]
+        self._siblings = modules
 
-    @property
-    def path(self) -> str:
-        """The path of the module in the model."""
-        return ".".join(self._path)
+    def __repr__(self) -> str:
+        return f"Original({self._name!r})"
 
     def find(self) -> nn.Module:
-        """The module that is at the path now."""
-        modules = self._modules
-        for name in self._path[:-1]:
-            modules = modules[name]._modules  # type: ignore[assignment]
-        return modules[self._path[-1]]
+        """The module that is there now."""
+        return self._siblings[self._name]
 
 
 def is_hooked(module: nn.Module) -> bool:

@@ -39,6 +39,9 @@ class SkippedNorm(nn.Module):
         """The norm."""
         return self._parts[0]
 
+    def extra_repr(self) -> str:
+        return repr(self.norm)
+
     def forward(self, x: Float[Tensor, "*dims"], choice: Float[Tensor, "batch options"]) -> Float[Tensor, "*dims"]:
         """The norm's output, with zeros for samples that skip; the norm's running averages move as always."""
         original, skip = self._parts
