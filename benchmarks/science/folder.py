@@ -94,7 +94,7 @@ def _point(epoch: EpochRecord) -> dict[str, Any]:
         "loss": row.loss,
         "total_macs": epoch.total_macs,
         "level": row.level,
-        "levels": [[part.step, part.level] for part in row.parts or [row]],
+        "levels": [[part.step, part.level] for part in row.pure],
         "cp": row.cp,
         "mutual_information": epoch.mutual_information,
         "configurations": epoch.configurations,

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, NamedTuple
 from fractrain_fx.config import FracConfig
 from fractrain_fx.config.precision import FULL, Precision
 from fractrain_fx.config.targets import scheduled_precision
+from fractrain_fx.engine.ledger import EpochRow, pure_rows
 from fractrain_fx.hardware.machine import Choice
 from fractrain_fx.passes import Op
 
 if TYPE_CHECKING:
-    from fractrain_fx.engine.ledger import EpochRow
     from fractrain_fx.model import FracModel
 
 __all__ = ["STEERED", "Taken", "by_stage", "choice_of", "taken"]
@@ -33,7 +33,7 @@ class Taken(NamedTuple):
 def by_stage(rows: Iterable[EpochRow]) -> dict[str, EpochRow]:
     """One row for each stage of a ledger, by number and level: cost is linear in the share of each option."""
     stages: dict[str, list[EpochRow]] = {}
-    for part in (part for row in rows for part in row.pure):
+    for part in pure_rows(rows):
         stages.setdefault(f"{part.stage + 1}: {part.level}", []).append(part)
     return {stage: _together(members) for stage, members in stages.items()}
 
