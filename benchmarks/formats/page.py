@@ -59,7 +59,7 @@ def verdict(groups: Sequence[Group]) -> str:
     """
     named = {group.method: group for group in groups}
     base, auto = named.get("mxfp8"), named.get(_AUTO)
-    by_hand = [group for name, group in named.items() if name.endswith("-mxfp8") and name != _AUTO]
+    by_hand = [group for name, group in named.items() if name.endswith("-mxfp8") and "auto" not in name]
     if base is None or auto is None or not by_hand or auto.records[0]["metric"] != "perplexity":
         return ""
     gap = {group.method: difference(group, base) or 0.0 for group in (auto, *by_hand)}

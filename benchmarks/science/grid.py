@@ -56,6 +56,7 @@ def _raised(few: int, many: int) -> Settings:
     return {"method": "pfq", "schedule": "manual", "format": "mx", "stages": f"FW({bits})/BW({bits})"}
 
 
+_AUTO = {"method": "pfq", "format": "mx", "stages": "FW(4,8)/BW(4,8)"}
 METHODS: dict[str, Settings] = {
     "float": {"method": "float"},
     "static": {"method": "static", "precision": "FW-8/BW-8", "rounding": "compiled"},
@@ -79,7 +80,8 @@ METHODS: dict[str, Settings] = {
     "mxfp4-50-mxfp8": _raised(1, 1),
     "mxfp4-75-mxfp8": _raised(3, 1),
     "mxfp4-90-mxfp8": _raised(9, 1),
-    "mxfp4-auto-mxfp8": {"method": "pfq", "format": "mx", "stages": "FW(4,8)/BW(4,8)"},
+    "mxfp4-auto-mxfp8": _AUTO,
+    "mxfp4-auto-100-mxfp8": {**_AUTO, "every": "100 steps"},
 }
 
 # Each setting changes one thing. Several are joined by "+".
@@ -209,7 +211,7 @@ GRIDS: dict[str, list[Run]] = {
     ],
     "raise": runs_of(
         ["characters-raise", "words-raise"],
-        ["bf16", "mxfp8", "mxfp4", *(f"mxfp4-{share}-mxfp8" for share in (50, 75, 90, "auto"))],
+        ["bf16", "mxfp8", "mxfp4", *(f"mxfp4-{share}-mxfp8" for share in (50, 75, 90, "auto", "auto-100"))],
         epochs=[10],
         seeds=[0, 1, 2],
     ),
