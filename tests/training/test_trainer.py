@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 from safetensors.torch import load_file
+from torch._dynamo.utils import counters
 
 from fractrain_fx.config import FracConfig, GateConfig
 from fractrain_fx.errors import ConfigError, NonFiniteLossError, RunError
@@ -250,6 +251,17 @@ def test_the_seed_decides_the_run() -> None:
         results.append(weights(trainer))
     assert all(torch.equal(results[0][name], results[1][name]) for name in results[0])
     assert any(not torch.equal(results[0][name], results[2][name]) for name in results[0])
+
+
+@pytest.mark.long
+def test_a_run_compiles_segments() -> None:
+    trainer = build_trainer(settings("pfq", epochs=1, compile_segments=True), console=quiet())
+    torch._dynamo.reset()
+    counters.clear()
+    before = weights(trainer)
+    trainer.fit()
+    assert counters["stats"]["unique_graphs"] > 1
+    assert any(not torch.equal(before[name], now) for name, now in weights(trainer).items())
 
 
 def test_checkpointing_gives_the_same_run() -> None:
