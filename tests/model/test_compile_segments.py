@@ -131,7 +131,7 @@ def test_an_unknown_option_is_an_error() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["resnet18", "swin_tiny_patch4_window7_224", "gpt2", "mixtral"])
+@pytest.mark.parametrize("name", ["resnet18", "gpt2", "mixtral"])
 def test_torch_finds_no_other_difference_between_segments_of_one_function(name: str) -> None:
     case = build(name)
     model = fractrainify(case.model, example_inputs=case.args, example_kwargs=case.keywords).train()
