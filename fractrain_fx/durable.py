@@ -1,4 +1,4 @@
-"""Write files so that a killed process leaves the old file or the new one, never a part; errors of disks in words."""
+"""Files that a killed process leaves old or new, never a part; errors of disks in words; the folder of caches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fractrain_fx.errors import RunError
 
-__all__ = ["require_folder", "sync", "write_text", "writing"]
+__all__ = ["require_folder", "sync", "user_cache", "write_text", "writing"]
 
 
 def write_text(path: Path, text: str) -> None:
@@ -59,3 +59,8 @@ def writing(path: Path) -> Iterator[None]:
     except OSError as error:
         cause = error.strerror or str(error)
         raise RunError(f"{path} could not be written ({cause}): make room, or write to another folder") from error
+
+
+def user_cache() -> Path:
+    """The user's folder for files that can be made again: ``XDG_CACHE_HOME``, or ``~/.cache``."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

@@ -1,6 +1,6 @@
 """``python -m benchmarks.gpu``: all measurements that need an NVIDIA GPU, in under 9 minutes.
 
-Parts run in order of worth, each in a process of its own: an error or a lack of time in one does not end the others.
+Parts run in order of worth, each in its own process: an error or a lack of time in one does not end the others.
 The results file and the page are written after every part, and the file after every row too.
 """
 

@@ -1,4 +1,4 @@
-"""What all parts of the GPU benchmark are told."""
+"""The setting that all parts of the GPU benchmark share."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class BySegment(Shown):
         Raises:
             ConfigError: ``torch.compile`` has no such option.
         """
-        require_known("torch.compile", options, [name for name in inspect.signature(torch.compile).parameters][1:])
+        require_known("torch.compile", options, list(inspect.signature(torch.compile).parameters)[1:])
         self._state.compiler = options
         self._make_chains()
 

@@ -28,7 +28,7 @@ GroupsOf = Callable[[Segment], Sequence[ParameterGroup]]
 
 
 class Wrapping(NamedTuple):
-    """What is put around each segment; ``None`` where nothing is.
+    """The wrappers of each segment; a field is ``None`` without its wrapper.
 
     Attributes:
         checkpoint: options of ``torch.utils.checkpoint.checkpoint``, if backward is to run segments again.

@@ -118,7 +118,7 @@ class ModelState:
         return running.current() if wrapping == Wrapping() else running.chained(wrapping)
 
     def wrapping(self, gradients: bool) -> Wrapping:
-        """What is put around each segment in a call with or without gradients."""
+        """The wrappers of each segment in a call with or without gradients."""
         groups_of = None if self.sharding is None else self.sharding.groups_of
         return Wrapping(self.checkpointing if gradients else None, groups_of, self.compiler)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from fractrain_fx.durable import user_cache
 from fractrain_fx.errors import ConfigError
 
 __all__ = ["can_build", "is_built", "kernels", "library"]
@@ -58,8 +59,7 @@ def library() -> Path:
     places = [str(_SOURCES), sys.prefix]
     state = "\n".join([*(file.read_text() for file in _files()), torch.__version__, *_flags(), *places])
     name = f"fractrain_fx_{hashlib.sha256(state.encode()).hexdigest()[:12]}"
-    cache_home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or cache_home / "torch_extensions")
+    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or user_cache() / "torch_extensions")
     return root / name / f"{name}.so"
 
 

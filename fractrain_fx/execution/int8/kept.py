@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from fractrain_fx.durable import write_text
+from fractrain_fx.durable import user_cache, write_text
 
 __all__ = ["keep", "processor", "recall"]
 
@@ -61,7 +61,7 @@ def _file(device: torch.device) -> Path | None:
     place = os.environ.get(VARIABLE)
     if place == "off":
         return None
-    user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fractrain_fx" / "timings"
+    user = user_cache() / "fractrain_fx" / "timings"
     state = json.dumps(_about(device))
     return (Path(place) if place else user) / f"int8-{hashlib.sha256(state.encode()).hexdigest()[:12]}.json"
 

@@ -7,7 +7,6 @@ because a repacked copy is as good.
 
 from __future__ import annotations
 
-import os
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from fractrain_fx.durable import user_cache
 from fractrain_fx.errors import DataError
 from fractrain_fx.training.data.dataset import DataSet
 
@@ -98,7 +98,7 @@ def _downloaded(name: str, layout: _Layout) -> Path:
     """The data set's folder in the user's cache, filled if needed; other processes wait for the one that downloads."""
     from filelock import FileLock
 
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fractrain_fx"
+    cache = user_cache() / "fractrain_fx"
     folder = cache / layout.folder
     if (folder / layout.test).is_file():
         return folder
