@@ -18,10 +18,8 @@ Settings = Mapping[str, Any]
 
 # Model, data and loop. Learning rate 0.1 with a cosine after one epoch of warm-up: the default of `fractrain train`.
 _CIFAR = {"data": "cifar10", "batch_size": 128}
-_RAISE = {
-    **{"model": "hf:gpt2", "batch_size": 16, "epoch_steps": 150, "test_subset": 512, "lr": 2e-3, "warm_up": 0.05},
-    **{"every": "25 steps", "compile": True},
-}
+_RAISE = {"epoch_steps": 150, "every": "25 steps", "compile": True}
+_TEXT_RAISE = {"model": "hf:gpt2", "batch_size": 16, "test_subset": 512, "lr": 2e-3, "warm_up": 0.05, **_RAISE}
 TASKS: dict[str, Settings] = {
     "resnet20-16px": {"model": "zoo:resnet20", "image_size": 16, **_CIFAR},
     "resnet38": {"model": "zoo:resnet38", **_CIFAR},
@@ -36,8 +34,12 @@ TASKS: dict[str, Settings] = {
         **{"lr": 2e-3, "warm_up": 0.05},
     },
     # MXFP4 and a raise to MXFP8, which may come every 25 steps; 1,500 steps in 10 parts, each with an evaluation.
-    "characters-raise": {"data": "characters", **_RAISE},
-    "words-raise": {"data": "text", **_RAISE, "batch_size": 4, "pins": ["lm_head=bfloat16"]},  # of 14,000 words
+    "characters-raise": {"data": "characters", **_TEXT_RAISE},
+    "words-raise": {"data": "text", **_TEXT_RAISE, "batch_size": 4, "pins": ["lm_head=bfloat16"]},  # of 14,000 words
+    "resnet20-raise": {
+        **{"model": "zoo:resnet20", "data": "cifar10", "image_size": 16, "batch_size": 64, "test_subset": 2000},
+        **_RAISE,
+    },
     "resnet20-short": {
         **{"model": "zoo:resnet20", "data": "cifar10", "image_size": 16, "batch_size": 64},
         **{"subset": 2048, "test_subset": 2000},
@@ -210,7 +212,7 @@ GRIDS: dict[str, list[Run]] = {
         *runs_of(["resnet20-short"], ["float", "bf16", *FORMAT_RECIPES], epochs=[6]),
     ],
     "raise": runs_of(
-        ["characters-raise", "words-raise"],
+        ["characters-raise", "words-raise", "resnet20-raise"],
         ["bf16", "mxfp8", "mxfp4", *(f"mxfp4-{share}-mxfp8" for share in (50, 75, 90, "auto", "auto-100"))],
         epochs=[10],
         seeds=[0, 1, 2],
