@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.formats.raised import verdict
 from benchmarks.page import markdown_table
 from benchmarks.science.figures import write_figures
 from benchmarks.science.grid import METHODS, TASKS
@@ -15,7 +16,7 @@ from benchmarks.science.records import Group, Record, groups_of
 from fractrain_fx.config import SCALE_BITS
 from fractrain_fx.zoo.formats import FORMAT_RECIPES
 
-__all__ = ["verdict", "write_page"]
+__all__ = ["write_page"]
 
 _INTRO = """# Number formats side by side
 
@@ -31,8 +32,6 @@ middle of a run pays. With one seed, small differences say nothing. Nothing on t
 - **raised after**: share of the run after which the bits went up.
 """
 _HEAD = ("recipe", "bits", "scales", "seeds", "last", "to mxfp8", "MACs", "of mxfp8's", "raised after")
-_WITHIN = 0.01  # nats
-_AUTO = "mxfp4-auto-mxfp8"
 _COMMAND = "python -m benchmarks.formats run --data-dir DIR"
 
 
@@ -50,41 +49,6 @@ def write_page(page: Path, results: Path, records: Sequence[Record]) -> None:
         parts += [f"![{words}]({place.parent / path.name})" for path, words in figures]
     parts.append(made_with(records, _COMMAND))
     page.write_text("\n\n".join(part.strip() for part in parts if part) + "\n", encoding="utf-8")
-
-
-def verdict(groups: Sequence[Group]) -> str:
-    """Whether the automatic raise reaches the loss of ``mxfp8`` for no more than the cheapest switch by hand that does.
-
-    Empty where the runs for it are missing.
-    """
-    named = {group.method: group for group in groups}
-    base, auto = named.get("mxfp8"), named.get(_AUTO)
-    by_hand = [group for name, group in named.items() if name.endswith("-mxfp8") and "auto" not in name]
-    if base is None or auto is None or not by_hand or auto.records[0]["metric"] != "perplexity":
-        return ""
-    gap = {group.method: difference(group, base) or 0.0 for group in (auto, *by_hand)}
-    cost = {group.method: statistics.mean(group.values("total_macs")) for group in (base, auto, *by_hand)}
-    share = {name: f"{100 * each / cost['mxfp8']:.0f} %" for name, each in cost.items()}
-    near = sorted((group.method for group in by_hand if gap[group.method] <= _WITHIN), key=cost.__getitem__)
-    own = f"The automatic raise ends {gap[_AUTO]:+.3f} nats from MXFP8 throughout, for {share[_AUTO]} of its cost."
-    if near:
-        best = near[0]
-        others = f"The cheapest switch by hand within {_WITHIN} nats is `{best}`: {gap[best]:+.3f}, {share[best]}."
-    else:
-        best = min((group.method for group in by_hand), key=gap.__getitem__)
-        others = f"No switch by hand ends within {_WITHIN} nats; the best is `{best}`: {gap[best]:+.3f}, {share[best]}."
-    if gap[_AUTO] > _WITHIN:
-        claim = f"The raise does not reach MXFP8's loss within {_WITHIN} nats here."
-    elif not near:
-        claim = "The raise reaches MXFP8's loss, and no switch by hand does."
-    elif cost[_AUTO] <= cost[best]:
-        claim = "The raise reaches MXFP8's loss for no more than the best switch by hand."
-    else:
-        claim = "The raise reaches MXFP8's loss, but costs more than the best switch by hand."
-    four = difference(named["mxfp4"], base) if "mxfp4" in named else None
-    if four is not None and four <= _WITHIN:
-        claim += f" MXFP4 throughout ends {four:+.3f} nats from it too: these runs are too short to need a raise."
-    return f"### The raise\n\n{own} {others} **{claim}**"
 
 
 def _order(group: Group) -> tuple[Any, ...]:
