@@ -1,4 +1,4 @@
-"""Timings of products, kept on disk for later runs on the same machine with the same versions."""
+"""Timings of products, kept on disk for later runs on the same machine with the same versions and kernels."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from fractrain_fx.durable import user_cache, write_text
+from fractrain_fx.native.build import library
 
 __all__ = ["keep", "processor", "recall"]
 
@@ -83,7 +84,12 @@ def _about(device: torch.device) -> dict[str, str]:
         machine = torch.cuda.get_device_name(device)
     else:
         machine = f"{processor()}, {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
-    return {"machine": machine, "torch": torch.__version__, "fractrain_fx": _version()}
+    return {"machine": machine, "torch": torch.__version__, "fractrain_fx": _version(), "kernels": _kernels()}
+
+
+@cache
+def _kernels() -> str:
+    return library().stem  # of its source and flags
 
 
 @cache

@@ -43,12 +43,12 @@ def test_a_later_run_takes_the_same_form_without_timing(folder: Path, caplog: py
     assert len(runs) == 24 and len(json.loads(only_file(folder).read_text())["timings"]) == 3
 
 
-def test_another_machine_thread_count_or_version_has_its_own_file(
+def test_another_machine_thread_count_version_or_kernel_has_its_own_file(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keep("kind", _CPU, (1.0, 2.0))
     assert recall("kind", _CPU) == (1.0, 2.0)
-    for name, made in (("processor", "another"), ("_version", "0.2")):
+    for name, made in (("processor", "another"), ("_version", "0.2"), ("_kernels", "other source")):
         with monkeypatch.context() as patch:
             patch.setattr(kept, name, lambda made=made: made)
             assert recall("kind", _CPU) is None
