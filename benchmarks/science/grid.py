@@ -99,6 +99,9 @@ SETTINGS: dict[str, Settings] = {
     "authors-strength": {"gate": {"beta": 1e-3, "beta_unit": "full-precision"}},
     "authors-options": {"options": [str(each) for each in AUTHORS_OPTIONS], "saturate_targets": True},
     "wide-options": {"options": [*map(str, DFQ_OPTIONS), "FW-8/BW-8", "FW-8/BW-12"]},
+    # Every option has more forward bits than the one before: a gate's gradient shows what those are worth, and nothing
+    # of what backward bits are worth.
+    "rising-options": {"options": ["FW-0/BW-0", "FW-3/BW-6", "FW-4/BW-8", "FW-6/BW-8", "FW-8/BW-8"]},
     "bw-16": {"precision": "FW-8/BW-16"},
     "stages-to-16": {"stages": "FW(3,4,6,8)/BW(6,8,12,16)"},
     "linear-only": {"attention": "float"},
@@ -106,6 +109,7 @@ SETTINGS: dict[str, Settings] = {
     "zero-grid": {"gradient_grid": "zero"},
     "cp-2-to-4.5": {"targets": [2.0, 3.0, 4.0, 4.5]},
     "cp-1.5-to-5.4": {"targets": [1.5, 2.5, 4.0, 5.4]},
+    "cp-2.6-to-4.1": {"targets": [2.6, 3.2, 3.8, 4.1]},
     "cp-3.8": {"targets": [3.8]},
 }
 
