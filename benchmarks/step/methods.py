@@ -18,15 +18,18 @@ from torch.nn import functional as F
 
 from benchmarks.step import peers
 from fractrain_fx import Engine, FracConfig, FracModel, Precision, fractrainify
-from fractrain_fx.config import DFQ_OPTIONS, Attention, Mixing, Saved
+from fractrain_fx.config import DFQ_OPTIONS, RECIPES, Attention, Mixing, Saved
 from fractrain_fx.nn.gates import Controller
 
 __all__ = ["OWN", "Method", "Step", "default_methods", "parse", "prepare", "tf32"]
 
 FIVE_OPTIONS = tuple(Precision.parse(option) for option in ("FW-0/BW-0", "FW-3/BW-6", "FW-4/BW-6", "6/8", "6/12"))
+# Recipes of the block formats, with the bits of both passes.
+BLOCKS = {"mxfp8": 8, "mxfp4": 4, "nvfp4": 4, "fp8": 8}
 OWN = (
     *("float", "static", "static-linears", "pfq", "pfq-rounded", "pfq-linears", "pfq-linears-rounded"),
     *("dfq", "dfq-rounded", "dfq5", "dfq5-rounded", "dfq5-linears", "dfq5-linears-rounded", "dfq-outputs"),
+    *BLOCKS,
 )
 MODES = (
     *("kernels", "int8", "auto", "torchao-int8", "torchao-float8", "checkpointed", "segments"),
@@ -42,7 +45,10 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "checkpointed": {},
     "segments": {},
 }
-KERNELS = ("pfq+kernels", "pfq-linears+kernels", "dfq+kernels", "dfq5+kernels", "dfq5-linears+kernels")
+KERNELS = (
+    *("pfq+kernels", "pfq-linears+kernels", "dfq+kernels", "dfq5+kernels", "dfq5-linears+kernels"),
+    *(f"{recipe}+kernels" for recipe in BLOCKS),
+)
 
 
 @dataclass(frozen=True)
@@ -162,6 +168,10 @@ def config_of(base: str) -> FracConfig:
     name, *kinds = base.split("-")
     saved: Saved = "rounded" if "rounded" in kinds else "operands"
     attention: Attention = "float" if "linears" in kinds else "quantized"
+    if name in BLOCKS:
+        precision = Precision(BLOCKS[name], BLOCKS[name])
+        recipe = RECIPES[name]
+        return FracConfig(method="static", precision=precision, format=recipe.format, recipe=recipe, rounding="eager")
     if name == "static":
         return FracConfig(
             method="static", precision=Precision(8, 8), rounding="eager", saved=saved, attention=attention
