@@ -110,10 +110,11 @@ def _check_options(config: FracConfig) -> None:
 
 
 def _check_rounding(config: FracConfig) -> None:
-    if config.rounding == "compiled" and (config.method in ("float", "slu") or config.format != "affine"):
+    lacking = config.method in ("float", "slu") or config.format not in ("affine", *BLOCK_FORMATS)
+    if config.rounding == "compiled" and lacking:
         raise ConfigError(
             f"rounding='compiled' changes nothing for method {config.method!r} with format {config.format!r}: it "
-            "changes how format 'affine' rounds. Write rounding='eager'"
+            f"changes how the formats affine, {', '.join(BLOCK_FORMATS)} round. Write rounding='eager'"
         )
 
 
@@ -146,7 +147,7 @@ def _check_per_product(config: FracConfig) -> None:
         ("mixing", "outputs", "inputs"),
         ("rounding", "compiled", "eager"),
     ):
-        if getattr(config, name) == refused:
+        if getattr(config, name) == refused and (name != "rounding" or config.ranges != "tensor"):
             raise ConfigError(
                 f"{name}={getattr(config, name)!r} does not go with {cause}, which rounds operands anew for each "
                 f"product: write {name}={usual!r}"

@@ -50,7 +50,7 @@ def get_format(
         affine = RangedAffineFormat(ranges, gradient_grid)
     formats: dict[str, Format] = {fmt.name: fmt for fmt in (affine, DoReFaFormat(), WageubnFormat())}
     if name in BLOCK_FORMATS:
-        return MicroscalingFormat(recipe or usual_recipe(name))
+        return MicroscalingFormat(recipe or usual_recipe(name), compiled=compiled)
     if name not in formats:
         known = (*formats, *BLOCK_FORMATS)
         raise ConfigError(f"format={name!r} is unknown: write one of {', '.join(known)}.{near(name, known)}")

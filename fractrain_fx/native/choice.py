@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from fractrain_fx.config import FracConfig, Rounding
+from fractrain_fx.config import BLOCK_FORMATS, FracConfig, Rounding
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.native.build import can_build, is_built
 
@@ -55,8 +55,9 @@ class RoundingChoice:
 
 
 def kernels_fit(config: FracConfig) -> bool:
-    """Whether the kernels round anything of a model: format ``affine``, with one range for a tensor."""
-    return config.method not in ("float", "slu") and config.format == "affine" and not config.per_product
+    """Whether the kernels round anything of a model: format ``affine`` with one range for a tensor, or blocks."""
+    fits = config.format in BLOCK_FORMATS or (config.format == "affine" and not config.per_product)
+    return config.method not in ("float", "slu") and fits
 
 
 def choose_rounding(config: FracConfig, device: torch.device) -> RoundingChoice:

@@ -42,7 +42,7 @@ class RunningRange(FullPrecision):
 
     def forward(self, x: Float[Tensor, "*dims"]) -> ValueRange:
         """The range for ``x``; in training the running range moves towards it."""
-        if not self.training:
+        if not self.training or self.fmt.per_product:
             return ValueRange(self.lo, self.span)
         within = self.fmt.activation_range(x.detach())
         self._update(within.lo, within.span)

@@ -15,6 +15,7 @@ from fractrain_fx.formats.bits import as_bits, known_bits, unrounded, work_dtype
 from fractrain_fx.formats.microscaling.blocks import Blocks, Cut
 from fractrain_fx.formats.microscaling.elements import BFLOAT16, ELEMENTS, Grid, round_to_grid
 from fractrain_fx.formats.microscaling.hadamard import rotate, rotation
+from fractrain_fx.formats.microscaling.kernels import has_kernels, rotate_compiled, round_blocks_compiled
 from fractrain_fx.formats.microscaling.quantize import round_blocks
 from fractrain_fx.formats.microscaling.scales import Scale
 from fractrain_fx.formats.noise import APART
@@ -33,6 +34,9 @@ _SIDE = 32  # of a square block of integers
 
 _HALF = 16
 
+# The tensors that each product multiplies.
+_OPERANDS = {"forward": "xw", "input_gradient": "gw", "weight_gradient": "gx"}
+
 
 class MicroscalingFormat(PerProductFormat):
     """Small numbers in blocks along the axis that a product sums over, each block with a scale.
@@ -41,12 +45,19 @@ class MicroscalingFormat(PerProductFormat):
 
     Args:
         recipe: how the operands of each product are rounded.
+        compiled: on a CPU, use C++ kernels where one width holds for all values.
     """
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, *, compiled: bool = False) -> None:
         self.name: str = recipe.format
         self.recipe = recipe
+        self.compiled = compiled
         self.by_product = recipe.by_product
+        self._elements = {
+            (product, tensor): self._elements_of(self._of(product, tensor), tensor)
+            for product in _OPERANDS
+            for tensor in "xwg"
+        }
 
     def operand(self, x: Values, bits: Bits, of: Operand, *, seed: Int[Tensor, ""] | None = None) -> Values:
         """Round an operand of a product.
@@ -62,18 +73,25 @@ class MicroscalingFormat(PerProductFormat):
         if getattr(self.recipe, of.product).bfloat16:
             bits = torch.where(bits == 0, bits, bits.clamp(min=_HALF))
         how, width = self._how(of), known_bits(bits)
-        elements = self._elements(of, how)
+        elements = self._elements[of.product, of.tensor]
         if width in (0, FLOAT_BITS):
             return x
         if width == _HALF:
             return _half(x)
         if width is not None and width not in elements:
             raise InputError(f"bits={width} is not a width of format {self.name!r}: it has {[*elements, 16, 32]}")
-        blocks, scale = self._blocks(x, of, how)
-        grid = elements[width] if width is not None else _by_bits(elements, _spread(bits, x, blocks))
+        cuts, scale = self._cuts(x, of, how)
         # A gradient in square blocks is rounded once for both of its products.
         if seed is not None and of.product == "weight_gradient" and not how.square:
             seed = seed + APART
+        if self.compiled and width is not None and has_kernels(values := _single(x)):
+            matrices = not of.positions
+            rounded = round_blocks_compiled(
+                values, elements[width], cuts, scale, stochastic=how.stochastic, seed=seed, matrices=matrices
+            )
+            return rounded.to(x.dtype)
+        blocks = Blocks(x.shape, cuts)
+        grid = elements[width] if width is not None else _by_bits(elements, _spread(bits, x, blocks))
         rounded = round_blocks(x, grid, blocks, scale, stochastic=how.stochastic, seed=seed)
         if width is not None:
             return rounded
@@ -89,6 +107,11 @@ class MicroscalingFormat(PerProductFormat):
             return first, second
         while width // 2 >= first.shape[dims[0]] and width > 1:
             width //= 2
+        if self.compiled and all(known_bits(each) is not None for each in few):
+            pairs = zip((first, second), dims, strict=True)
+            found = [rotate_compiled(_single(x), dim, width, seed) for x, dim in pairs]
+            if found[0] is not None and found[1] is not None:
+                return found[0], found[1]
         matrix = rotation(width, seed, first.new_empty(0, dtype=work_dtype(first)))
         if any(known_bits(each) is None for each in few):
             wide = [(each == 0) | (each == _HALF) | (each == FLOAT_BITS) for each in few]
@@ -99,9 +122,8 @@ class MicroscalingFormat(PerProductFormat):
 
     def products(self) -> dict[str, str]:
         """For each product, how its two operands are rounded, in words."""
-        names = {"forward": "xw", "input_gradient": "gw", "weight_gradient": "gx"}
         found = {}
-        for product, tensors in names.items():
+        for product, tensors in _OPERANDS.items():
             words = [f"{tensor} {self._words(self._of(product, tensor), tensor)}" for tensor in tensors]
             how = getattr(self.recipe, product)
             if how.hadamard is not None:
@@ -125,26 +147,31 @@ class MicroscalingFormat(PerProductFormat):
         found: OperandRecipe = operands.first if tensor == first else operands.second
         return found
 
+    def _elements_of(self, how: OperandRecipe, tensor: str) -> dict[int, Grid]:
+        """The element that each width selects for an operand."""
+        names = elements_of(self.name, how, gradient=tensor == "g")
+        return {bits: ELEMENTS[name].grid for bits, name in names.items()}
+
     def _how(self, of: Operand) -> OperandRecipe:
         return self._of(of.product, of.tensor)
 
-    def _elements(self, of: Operand, how: OperandRecipe) -> dict[int, Grid]:
-        return {
-            bits: ELEMENTS[name].grid for bits, name in elements_of(self.name, how, gradient=of.tensor == "g").items()
-        }
-
-    def _blocks(self, x: Tensor, of: Operand, how: OperandRecipe) -> tuple[Blocks, Scale]:
+    def _cuts(self, x: Tensor, of: Operand, how: OperandRecipe) -> tuple[list[Cut], Scale]:
         size, scale = _SHARED[self.name]
         square = how.square and bool(of.across) and not set(of.across) & set(of.along)
         if self.name == "int" and how.square:
             size = _SIDE
         if size is None:
             dims = of.summed if how.per_row else tuple(range(x.ndim))
-            return Blocks(x.shape, [Cut(dims, None)]), scale
+            return [Cut(dims, None)], scale
         cuts = [Cut(of.along, size)]
         if square:
             cuts.append(Cut(of.across, size))
-        return Blocks(x.shape, cuts), scale
+        return cuts, scale
+
+
+def _single(x: Tensor) -> Tensor:
+    """Half types in float32."""
+    return x if x.dtype == work_dtype(x) else x.to(work_dtype(x))
 
 
 def _half(x: Tensor) -> Tensor:
