@@ -11,6 +11,7 @@ from torch import Tensor
 from fractrain_fx.config import CODE_BITS
 from fractrain_fx.config.precision import FLOAT_BITS
 from fractrain_fx.execution.int8.coded_product import Coded
+from fractrain_fx.execution.int8.convolution import CodedConvolution, Convolved
 from fractrain_fx.execution.int8.half_types import HALF_TYPES, HalfPrecision
 from fractrain_fx.execution.int8.layout import Layout
 from fractrain_fx.execution.int8.rows import has_codes
@@ -119,22 +120,18 @@ class Int8Choice:
         if len(bw) > 1 and 1 < len(fw) != len(bw):
             return "its output has other samples than its input"
         samples: list[BatchAxis] = [plan.first.axis] * (len(fw) > 1) + [plan.axis] * (len(bw) > 1)
-        if (reason := self.layout.misfit(call.a.shape, call.b.shape, samples) or self._unpadded(call)) is not None:
+        multiplied = self.tuner.multiplies(device)
+        form: type[Coded] = CodedConvolution if multiplied and isinstance(self.layout, Convolved) else Coded
+        layout = self.layout.matrices if form is Coded and isinstance(self.layout, Convolved) else self.layout
+        reason = layout if isinstance(layout, str) else layout.misfit(call.a.shape, call.b.shape, samples)
+        if isinstance(layout, str) or (reason := reason or _unpadded(layout, call)) is not None:
             return reason
         compiled = isinstance(plan.fmt, AffineFormat) and plan.fmt.compiled
-        return Coded(self.layout, fw, bw, compiled, self.tuner.multiplies(device))
-
-    def _unpadded(self, call: Call) -> str | None:
-        """The reason why the padding of an input has no code; ``None`` if it has one."""
-        if not isinstance(self.layout, Windows):
-            return None
-        if not call.a.is_cpu:
-            return "its kernels overlap, and only a CPU multiplies such convolutions as codes"
-        padded = any(self.layout.padding) and float(call.of_a.within.lo)
-        return "it pads with 0, but the range of its activation does not begin at 0" if padded else None
+        return form(layout, fw, bw, compiled, multiplied)
 
     def _kind(self, call: Call, coded: Coded, needs: Needs, dtype: torch.dtype) -> _Kind:
-        outputs, inner = self.layout.columns(call.b).shape
+        columns = self.layout.columns(call.b)
+        outputs, inner = len(columns), columns[0].numel()
         gated = len(coded.fw) > 1 or len(coded.bw) > 1
         widths = CODE_BITS, CODE_BITS, 2 * CODE_BITS if max(coded.bw) > CODE_BITS else CODE_BITS
         if coded.multiplied and not gated:
@@ -150,6 +147,16 @@ class Int8Choice:
             dtype,
             str(call.a.device),
         )
+
+
+def _unpadded(layout: Layout, call: Call) -> str | None:
+    """The reason why the padding of an input has no code; ``None`` if it has one."""
+    if not isinstance(layout, Windows):
+        return None
+    if not call.a.is_cpu:
+        return "its kernels overlap, and only a CPU multiplies such convolutions as codes"
+    padded = any(layout.padding) and float(call.of_a.within.lo)
+    return "it pads with 0, but the range of its activation does not begin at 0" if padded else None
 
 
 def _result_type(call: Call) -> torch.dtype:

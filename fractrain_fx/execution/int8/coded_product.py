@@ -55,16 +55,13 @@ class Coded(CodedRows):
         w = self._weight(b, None, call.of_b)
         codes, x = self._activation(plan.first, a, None, call.of_a)
         bias = added if added is not None and added.ndim == 1 else None
-        y = product(x, w, bias, compiled=self.multiplied)
-        if not call.of_a.within.measured_here:
-            # A NaN or infinite value makes a range measured on it not finite. In another range its code hides it, so
-            # the NaN of 0 * inf is added.
-            rows = self.layout.rows(a)
-            y.add_((rows.amax(1).mul_(0) + rows.amin(1).mul_(0)).unsqueeze(1))
+        y = self._product(plan, call, x, w, bias)
+        # A NaN or infinite value makes a range measured on it not finite. In another range its code hides it.
+        if not call.of_a.within.measured_here and (bad := self._bad(plan, a)) is not None:
+            y.add_(bad)
         apart = self.apart(plan.first.axis, a.shape, len(y), y.device)
         if apart is not None:
-            rounded = self.layout.columns(plan.second.again(b, None, call.of_b, SECOND))
-            y.index_copy_(0, apart, F.linear(self.layout.rows(a)[apart], rounded, bias))
+            y.index_copy_(0, apart, self._float_product(plan, call, apart, bias))
         out = self.layout.output(y, a)
         if added is not None and bias is None:
             out.add_(added)
@@ -83,7 +80,8 @@ class Coded(CodedRows):
             w = self._weight(call.b, saved[1], call.of_b)
             errors = codes if rows is None else rows
             assert errors is not None
-            of_a = self.layout.activation(self._errors(errors, w, g), g)
+            given = call.a if saved[0] is None else saved[0]
+            of_a = self.layout.activation(self._errors(errors, w, given.shape, g), g)
         if needs[1]:
             _, x = self._activation(plan.first, call.a, saved[0], call.of_a)
             of_weight, sums = self._of_weight(plan, call, g, rows, codes, x)
@@ -94,10 +92,34 @@ class Coded(CodedRows):
             of_added = self.layout.added(rounded, added)
         return of_a, of_b, of_added
 
-    def _errors(self, errors: Tensor | Codes, w: Codes, g: Tensor) -> Tensor:
+    def _product(self, plan: Plan, call: Call, x: Codes, w: Codes, bias: Tensor | None) -> Tensor:
+        """The rows of the output."""
+        return product(x, w, bias, compiled=self.multiplied)
+
+    def _float_product(self, plan: Plan, call: Call, rows: Tensor, bias: Tensor | None) -> Tensor:
+        """Some rows of the output, whose activation is not rounded."""
+        rounded = self.layout.columns(plan.second.again(call.b, None, call.of_b, SECOND))
+        return F.linear(self.layout.rows(call.a)[rows], rounded, bias)
+
+    def _bad(self, plan: Plan, a: Tensor) -> Tensor | None:
+        """NaN for each row of the output with a NaN or infinite value (0 * inf), else 0; ``None`` if all are 0."""
+        rows = self.layout.rows(a)
+        return (rows.amax(1).mul_(0) + rows.amin(1).mul_(0)).unsqueeze(1)
+
+    def _errors(self, errors: Tensor | Codes, w: Codes, x: Sequence[int], g: Tensor) -> Tensor:
+        """The rows of the gradient of an activation of shape ``x``; ``g`` is the output's gradient."""
         if isinstance(self.layout, Windows):
-            return window_errors(errors, w, self.layout, g.shape, compiled=self.multiplied)
+            assert isinstance(errors, Tensor)
+            return window_errors(errors, w, self.layout, g.shape)
         return error_product(errors, w, compiled=self.multiplied)
+
+    def _coded_weight(self, g: Codes, x: Codes, w: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradients of the weight and of a bias from all rows that have codes, by C++ kernels."""
+        return weight_product(g, x, compiled=True)
+
+    def _float_weight(self, plan: Plan, call: Call, g: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradients of the weight and of a bias from rows in float."""
+        return g.t().mm(x), g.sum(0)
 
     def _weight(self, w: Tensor, saved: Tensor | None, at: Rounds) -> Codes:
         if saved is None and self.multiplied and (found := coded_compiled(w, *at)) is not None:
@@ -117,7 +139,7 @@ class Coded(CodedRows):
         else:
             assert x is not None
             codes, scale, zero = self._encoded(x, at)
-        rows = self.layout.code_rows(codes, at.bits, compiled=self.compiled)
+        rows = self.layout.code_rows(codes, at.bits)
         return codes, self._with_ends(rows, at.bits, codes.shape, scale, zero)
 
     def _encoded(self, x: Tensor, at: Rounds) -> tuple[Tensor, Tensor, Tensor]:
@@ -181,13 +203,14 @@ class Coded(CodedRows):
                 part = weight_product(some_rows(codes, rows, narrow=bw <= CODE_BITS), some_rows(x, rows))
             else:
                 assert rounded is not None
-                some = select_rows(rounded, rows)
-                part = some.t().mm(self._values(call, x, rows, coded=has_codes(fw))), some.sum(0)
+                values = self._values(call, x, rows, coded=has_codes(fw))
+                part = self._float_weight(plan, call, select_rows(rounded, rows), values)
             found = part if found is None else (found[0].add_(part[0]), found[1].add_(part[1]))
         if found is not None:
             return found
         assert rounded is not None
-        return rounded.new_zeros(rounded.shape[1], x.codes.shape[1]), rounded.new_zeros(rounded.shape[1])
+        columns = self.layout.columns(call.b)
+        return rounded.new_zeros(columns.shape), rounded.new_zeros(len(columns))
 
     def _values(self, call: Call, x: Codes, rows: Tensor | None, *, coded: bool) -> Tensor:
         """Some rows of the rounded activation, in float."""
@@ -205,7 +228,7 @@ class Coded(CodedRows):
         if any(left_out):  # rows of 0 bits have scale 0 already
             rows = self.by_row(plan, call, g, torch.tensor(left_out), len(codes.codes))
             codes = codes._replace(scale=spread(codes.scale, len(rows)).masked_fill(rows, 0))
-        return weight_product(codes, x, compiled=True)
+        return self._coded_weight(codes, x, call.b)
 
 
 def _memory(g: Tensor) -> Tensor:

@@ -32,8 +32,8 @@ class Layout(Protocol):
         """The activation: one row for each row of the output."""
         ...
 
-    def code_rows(self, codes: Tensor, bits: Tensor, *, compiled: bool) -> Matrix:
-        """The rows of the activation's codes. ``bits``: of all or of each sample; ``compiled``: C++ kernels may run."""
+    def code_rows(self, codes: Tensor, bits: Tensor) -> Matrix:
+        """The rows of the activation's codes; ``bits`` are those of all samples or of each."""
         ...
 
     def each(self, value: Tensor, shape: Sequence[int], rows: int) -> Shaped[Tensor, " rows"]:
@@ -82,7 +82,7 @@ class Features:
     def rows(self, x: Tensor) -> Matrix:
         return x.reshape(-1, x.shape[-1])
 
-    def code_rows(self, codes: Tensor, bits: Tensor, *, compiled: bool) -> Matrix:
+    def code_rows(self, codes: Tensor, bits: Tensor) -> Matrix:
         return self.rows(codes)
 
     def each(self, value: Tensor, shape: Sequence[int], rows: int) -> Shaped[Tensor, " rows"]:
@@ -150,7 +150,7 @@ class Patches(Images):
         places = split.permute(0, *range(2, split.ndim, 2), 1, *range(3, split.ndim, 2))
         return places.reshape(-1, x.shape[1] * prod(self.kernel))
 
-    def code_rows(self, codes: Tensor, bits: Tensor, *, compiled: bool) -> Matrix:
+    def code_rows(self, codes: Tensor, bits: Tensor) -> Matrix:
         return self.rows(codes)
 
     def columns(self, w: Tensor) -> Matrix:

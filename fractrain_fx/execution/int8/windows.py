@@ -11,8 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fractrain_fx.execution.int8.layout import Images, Matrix
-from fractrain_fx.execution.int8.products import Codes, fixed_point, limb_product, with_ends
-from fractrain_fx.native import kernels
+from fractrain_fx.execution.int8.products import Codes, fixed_point, limb_product
 from fractrain_fx.nn.batch_axis import BatchAxis
 
 __all__ = ["Windows", "window_errors"]
@@ -41,12 +40,9 @@ class Windows(Images):
     def rows(self, x: Tensor) -> Matrix:
         return _rows(x.movedim(1, -1), self.kernel, self.padding)
 
-    def code_rows(self, codes: Tensor, bits: Tensor, *, compiled: bool) -> Matrix:
+    def code_rows(self, codes: Tensor, bits: Tensor) -> Matrix:
         # Padding is 0, which is the lowest code: only ranges that begin at 0 come here.
         lowest = -(1 << (bits.long() - 1).clamp(min=0))
-        if compiled:
-            rows: Tensor = kernels().windows(codes, self.kernel, self.padding, lowest)
-            return rows
         return _rows(codes.movedim(1, -1), self.kernel, self.padding, lowest)
 
     def columns(self, w: Tensor) -> Matrix:
@@ -66,7 +62,7 @@ class Windows(Images):
 
 
 def window_errors(
-    g: Float[Tensor, "rows outputs"] | Codes, w: Codes, layout: Windows, shape: Sequence[int], *, compiled: bool
+    g: Float[Tensor, "rows outputs"], w: Codes, layout: Windows, shape: Sequence[int]
 ) -> Float[Tensor, "places inner"]:
     """The gradient of each place of the input, as ``products.error_product`` gives it for other layouts.
 
@@ -78,14 +74,9 @@ def window_errors(
         w: weight; each row holds the values of a kernel, channels innermost.
         layout: the convolution.
         shape: shape of the output, ``(samples, channels, *places)``.
-        compiled: use the C++ kernel, which also takes codes.
     """
     samples, outputs, *places = shape
     around = [side - 1 - pad for side, pad in zip(layout.kernel, layout.padding, strict=True)]
-    if compiled:
-        errors: Tensor = kernels().window_errors(*with_ends(g), *w, places, layout.kernel, around)
-        return errors
-    assert isinstance(g, Tensor)
     numbers, unit = fixed_point(g, w.scale, samples)
     numbers = numbers.view(samples, *places, outputs)
     # The gradient of the input is a convolution with the flipped kernel.

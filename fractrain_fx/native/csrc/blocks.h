@@ -8,7 +8,6 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
-#include <numeric>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -74,6 +73,9 @@ inline int64_t chunk_of(const std::vector<Block>& blocks, int64_t from, int64_t 
   return k;
 }
 
+// A line of steps of packed matrices: the same step of all rows lies side by side.
+inline Walk packed_walk() { return {1, 1, 4 * kTileRows, 4 * kTileColumns, 0, 0, {0, 4, 8, 12, 16, 20}}; }
+
 // The product of codes of one tile in one block.
 inline void multiply_tile(const Left& a, const Right& b, int64_t k, int64_t m, int64_t n, int32_t* sums) {
   const auto [tile, shift, longest] = a.pace(k, m);
@@ -84,8 +86,10 @@ inline void multiply_tile(const Left& a, const Right& b, int64_t k, int64_t m, i
 #pragma omp simd
     for (int j = 0; j < kTileColumns; ++j) sums[i * kTileColumns + j] = shift * each[j];
   }
+  Walk walk = packed_walk();
   for (int64_t done = 0; done < steps; done += longest) {
-    tile(first + done * kTileRows, second + done * kTileColumns, std::min(longest, steps - done), sums);
+    walk.steps = std::min(longest, steps - done);
+    tile(first + done * kTileRows, second + done * kTileColumns, walk, sums);
   }
 }
 
@@ -130,17 +134,6 @@ inline void finish(const Finish& with, int64_t top, int64_t bottom, int64_t left
 #pragma omp simd
     for (int64_t j = left; j < right; ++j) y[j] = y[j] * (scale * s[j]) + (sum * z[j] + zero * t[j]) + (added + c[j]);
   }
-}
-
-// The lowest and the highest of some codes, found on all threads.
-template <class Code>
-CodeEnds ends(const Code* first, int64_t count) {
-  constexpr int64_t kPart = 1 << 15;
-  std::vector<CodeEnds> parts(parts_of(count, kPart));
-  at::parallel_for(0, static_cast<int64_t>(parts.size()), 4, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) parts[i] = ends_of(first + i * kPart, std::min(kPart, count - i * kPart));
-  });
-  return std::accumulate(parts.begin(), parts.end(), parts[0], both);
 }
 
 // The product of two matrices of codes, block by block. finish_of(left, right) makes the Finish from the sums of codes.

@@ -2,11 +2,13 @@
 
 #pragma once
 
+#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <cstdlib>
+#include <numeric>
 #include <vector>
 
 #include "packing.h"
@@ -33,7 +35,7 @@ constexpr int64_t kLine = 16;
 // The most 32-bit numbers for which a thread keeps memory between products.
 constexpr int64_t kKept = int64_t{1} << 22;
 
-using Tile = void (*)(const int32_t*, const int32_t*, int64_t, int32_t*);
+using Tile = void (*)(const void*, const void*, const Walk&, int32_t*);
 
 // The tile that multiplies some rows of a, and how it is called.
 struct Pace {
@@ -73,6 +75,17 @@ inline Way way_of(CodeEnds a, CodeEnds b) {
 }
 
 inline int64_t parts_of(int64_t whole, int64_t part) { return (whole + part - 1) / part; }
+
+// The lowest and the highest of some codes, found on all threads.
+template <class Code>
+CodeEnds ends(const Code* first, int64_t count) {
+  constexpr int64_t kPart = 1 << 15;
+  std::vector<CodeEnds> parts(parts_of(count, kPart));
+  at::parallel_for(0, static_cast<int64_t>(parts.size()), 4, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) parts[i] = ends_of(first + i * kPart, std::min(kPart, count - i * kPart));
+  });
+  return std::accumulate(parts.begin(), parts.end(), parts[0], both);
+}
 
 // A part of the dimension that is summed over: products of its codes are summed in integers, and the sum times factor
 // is added to the result.

@@ -10,6 +10,8 @@
 
 #include <cstdint>
 
+#include "walk.h"
+
 #if defined(__AVX2__) && defined(__x86_64__) && defined(__GNUC__)
 #define FRACTRAIN_FX_TILES 1
 
@@ -21,7 +23,6 @@
 
 namespace fractrain_fx {
 
-constexpr int kTileRows = 6;
 constexpr int kTileColumns = 16;
 
 // The instruction for bytes sums two products in 16 bits.
@@ -34,25 +35,21 @@ constexpr bool kPairsIn16Bits = true;
 
 // One row: its step is multiplied by those of all columns, in ymm12 and ymm13.
 #define FX_ROW(multiply, widen, add, place, left, right) \
-  "vpbroadcastd " #place "(%[a]), %%ymm14\n\t"           \
+  "vpbroadcastd " place ", %%ymm14\n\t"                  \
   multiply " %%ymm12, %%ymm14, %%ymm15\n\t"              \
   multiply " %%ymm13, %%ymm14, %%ymm14\n\t"              \
   widen                                                  \
   add " %%ymm15, %%ymm" #left ", %%ymm" #left "\n\t"     \
   add " %%ymm14, %%ymm" #right ", %%ymm" #right "\n\t"
 
-#define FX_LOOP(multiply, widen, add)                                                                     \
-  ".p2align 5\n"                                                                                          \
-  "1:\n\t"                                                                                                \
-  "vmovdqu (%[b]), %%ymm12\n\t"                                                                           \
-  "vmovdqu 32(%[b]), %%ymm13\n\t"                                                                         \
-  FX_ROW(multiply, widen, add, 0, 0, 1) FX_ROW(multiply, widen, add, 4, 2, 3)                             \
-  FX_ROW(multiply, widen, add, 8, 4, 5) FX_ROW(multiply, widen, add, 12, 6, 7)                            \
-  FX_ROW(multiply, widen, add, 16, 8, 9) FX_ROW(multiply, widen, add, 20, 10, 11)                         \
-  "add $24, %[a]\n\t"                                                                                     \
-  "add $64, %[b]\n\t"                                                                                     \
-  "dec %[steps]\n\t"                                                                                      \
-  "jnz 1b\n\t"
+#define FX_STEP(multiply, widen, add)                                                             \
+  "vmovdqu (%[b]), %%ymm12\n\t"                                                                   \
+  "vmovdqu 32(%[b]), %%ymm13\n\t"                                                                 \
+  FX_ROW(multiply, widen, add, "(%[a])", 0, 1) FX_ROW(multiply, widen, add, "(%[a], %[r1])", 2, 3) \
+  FX_ROW(multiply, widen, add, "(%[a], %[r2])", 4, 5)                                             \
+  FX_ROW(multiply, widen, add, "(%[a], %[r3])", 6, 7)                                             \
+  FX_ROW(multiply, widen, add, "(%[a], %[r4])", 8, 9)                                             \
+  FX_ROW(multiply, widen, add, "(%[a], %[r5])", 10, 11)
 
 // Adds one vector of sums to those in memory.
 #define FX_PUT(n, place, prepare)                  \
@@ -70,10 +67,10 @@ constexpr bool kPairsIn16Bits = true;
   "vpmaddwd %[ones], %%ymm14, %%ymm14\n\t"
 
 #define FX_TILE(name, multiply, widen, add, prepare)                                                              \
-  inline void name(const int32_t* a, const int32_t* b, int64_t steps, int32_t* out) {                             \
-    asm volatile(FX_ZEROS FX_LOOP(multiply, widen, add) FX_PUTS(prepare)                                          \
-                 : [a] "+r"(a), [b] "+r"(b), [steps] "+r"(steps)                                                  \
-                 : [out] "r"(out), [ones] "m"(kOnes)                                                              \
+  inline void name(const void* a, const void* b, const Walk& walk, int32_t* out) {                                \
+    int64_t steps, lines;                                                                                         \
+    asm volatile(FX_ZEROS FX_LINES(FX_STEP(multiply, widen, add)) FX_PUTS(prepare)                                \
+                 FX_OPERANDS, [out] "r"(out), [ones] "m"(kOnes)                                                   \
                  : "memory", "cc", "ymm0", "ymm1", "ymm2", "ymm3", "ymm4", "ymm5", "ymm6", "ymm7", "ymm8", "ymm9", \
                    "ymm10", "ymm11", "ymm12", "ymm13", "ymm14", "ymm15");                                         \
   }
@@ -94,7 +91,7 @@ FX_TILE(tile_small_bytes, "vpmaddubsw", "", "vpaddw", FX_PAIRS)
 #undef FX_ZERO
 #undef FX_ZEROS
 #undef FX_ROW
-#undef FX_LOOP
+#undef FX_STEP
 #undef FX_PUT
 #undef FX_PUTS
 #undef FX_AS_IT_IS

@@ -6,9 +6,10 @@
 
 #include <cstdint>
 
+#include "walk.h"
+
 namespace fractrain_fx {
 
-constexpr int kTileRows = 6;
 constexpr int kTileColumns = 64;
 
 // The instruction for bytes sums four products in 32 bits.
@@ -22,32 +23,26 @@ constexpr bool kPairsIn16Bits = false;
 #define FX_PUT(n, place) "vmovdqu64 %%zmm" #n ", " #place "(%[out])\n\t"
 
 // One row: its step is multiplied by those of all columns, in zmm24 to zmm27.
-#define FX_ROW(multiply, place, step, n0, n1, n2, n3)     \
-  "vpbroadcastd " #place "(%[a]), %%zmm" #step "\n\t"     \
-  multiply " %%zmm24, %%zmm" #step ", %%zmm" #n0 "\n\t"   \
-  multiply " %%zmm25, %%zmm" #step ", %%zmm" #n1 "\n\t"   \
-  multiply " %%zmm26, %%zmm" #step ", %%zmm" #n2 "\n\t"   \
+#define FX_ROW(multiply, place, step, n0, n1, n2, n3)   \
+  "vpbroadcastd " place ", %%zmm" #step "\n\t"          \
+  multiply " %%zmm24, %%zmm" #step ", %%zmm" #n0 "\n\t" \
+  multiply " %%zmm25, %%zmm" #step ", %%zmm" #n1 "\n\t" \
+  multiply " %%zmm26, %%zmm" #step ", %%zmm" #n2 "\n\t" \
   multiply " %%zmm27, %%zmm" #step ", %%zmm" #n3 "\n\t"
 
 #define FX_TILE(name, multiply)                                                                                   \
-  inline void name(const int32_t* a, const int32_t* b, int64_t steps, int32_t* out) {                             \
-    asm volatile(FX_EACH(FX_GET)                                                                                  \
-                 ".p2align 5\n"                                                                                   \
-                 "1:\n\t"                                                                                         \
-                 "vmovdqu64 (%[b]), %%zmm24\n\t"                                                                  \
-                 "vmovdqu64 64(%[b]), %%zmm25\n\t"                                                                \
-                 "vmovdqu64 128(%[b]), %%zmm26\n\t"                                                               \
-                 "vmovdqu64 192(%[b]), %%zmm27\n\t"                                                               \
-                 FX_ROW(multiply, 0, 28, 0, 1, 2, 3) FX_ROW(multiply, 4, 29, 4, 5, 6, 7)                          \
-                 FX_ROW(multiply, 8, 30, 8, 9, 10, 11) FX_ROW(multiply, 12, 31, 12, 13, 14, 15)                   \
-                 FX_ROW(multiply, 16, 28, 16, 17, 18, 19) FX_ROW(multiply, 20, 29, 20, 21, 22, 23)                \
-                 "add $24, %[a]\n\t"                                                                              \
-                 "add $256, %[b]\n\t"                                                                             \
-                 "dec %[steps]\n\t"                                                                               \
-                 "jnz 1b\n\t"                                                                                     \
-                 FX_EACH(FX_PUT)                                                                                  \
-                 : [a] "+r"(a), [b] "+r"(b), [steps] "+r"(steps)                                                  \
-                 : [out] "r"(out)                                                                                 \
+  inline void name(const void* a, const void* b, const Walk& walk, int32_t* out) {                                \
+    int64_t steps, lines;                                                                                         \
+    asm volatile(FX_EACH(FX_GET) FX_LINES(                                                                        \
+        "vmovdqu64 (%[b]), %%zmm24\n\t"                                                                           \
+        "vmovdqu64 64(%[b]), %%zmm25\n\t"                                                                         \
+        "vmovdqu64 128(%[b]), %%zmm26\n\t"                                                                        \
+        "vmovdqu64 192(%[b]), %%zmm27\n\t"                                                                        \
+        FX_ROW(multiply, "(%[a])", 28, 0, 1, 2, 3) FX_ROW(multiply, "(%[a], %[r1])", 29, 4, 5, 6, 7)              \
+        FX_ROW(multiply, "(%[a], %[r2])", 30, 8, 9, 10, 11) FX_ROW(multiply, "(%[a], %[r3])", 31, 12, 13, 14, 15) \
+        FX_ROW(multiply, "(%[a], %[r4])", 28, 16, 17, 18, 19)                                                     \
+        FX_ROW(multiply, "(%[a], %[r5])", 29, 20, 21, 22, 23)) FX_EACH(FX_PUT)                                    \
+                 FX_OPERANDS, [out] "r"(out)                                                                      \
                  : "memory", "cc", "zmm0", "zmm1", "zmm2", "zmm3", "zmm4", "zmm5", "zmm6", "zmm7", "zmm8", "zmm9", \
                    "zmm10", "zmm11", "zmm12", "zmm13", "zmm14", "zmm15", "zmm16", "zmm17", "zmm18", "zmm19",      \
                    "zmm20", "zmm21", "zmm22", "zmm23", "zmm24", "zmm25", "zmm26", "zmm27", "zmm28", "zmm29",      \

@@ -11,9 +11,9 @@ from fractrain_fx.config import CODE_BITS, FracConfig
 from fractrain_fx.errors import PassError
 from fractrain_fx.execution.fused_op import FusedOp
 from fractrain_fx.execution.int8.choice import Int8Choice
-from fractrain_fx.execution.int8.layout import Features, Layout, Patches
+from fractrain_fx.execution.int8.convolution import Convolved
+from fractrain_fx.execution.int8.layout import Features, Layout
 from fractrain_fx.execution.int8.timing import Tuner
-from fractrain_fx.execution.int8.windows import Windows
 from fractrain_fx.execution.simulated.arithmetic import AddMatMul, Arithmetic, Convolution, Linear, MatMul
 from fractrain_fx.formats import AffineFormat
 from fractrain_fx.nn.quantizers import WeightQuantizer
@@ -99,13 +99,7 @@ def _layout(arithmetic: Arithmetic, static: tuple[Any, ...]) -> Layout | str:
             stride, padding, dilation, _, groups = static
             if transposed or groups != 1:
                 return "is a transposed convolution" if transposed else "convolves groups of channels"
-            apart = set(dilation) != {1} and max(kernel) > 1
-            if tuple(stride) == tuple(kernel) and not any(padding) and not apart:
-                return Patches(kernel)
-            if set(stride) != {1} or apart or any(pad >= side for pad, side in zip(padding, kernel, strict=True)):
-                sides = "x".join(map(str, kernel))
-                return f"its {sides} kernels move neither by their own size nor by 1, or are dilated or padded"
-            return Windows(kernel, tuple(padding))
+            return Convolved(kernel, tuple(stride), tuple(padding), tuple(dilation))
         case _:
             return "is not a plain matrix product"
 

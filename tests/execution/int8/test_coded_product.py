@@ -12,9 +12,9 @@ from torch import Tensor
 from fractrain_fx.execution.fused_op import FusedOp
 from fractrain_fx.execution.int8.choice import Int8Choice
 from fractrain_fx.execution.int8.coded_product import Coded
-from fractrain_fx.execution.int8.layout import Features, Layout, Patches
+from fractrain_fx.execution.int8.convolution import Convolved
+from fractrain_fx.execution.int8.layout import Features, Layout
 from fractrain_fx.execution.int8.timing import Tuner
-from fractrain_fx.execution.int8.windows import Windows
 from fractrain_fx.execution.simulated.arithmetic import AddMatMul, Arithmetic, Convolution, Linear, MatMul
 from fractrain_fx.execution.simulated.operand import Rounds
 from fractrain_fx.execution.simulated.strategy import Call
@@ -28,7 +28,7 @@ from fractrain_fx.nn.quantizers import (
     WeightQuantizer,
 )
 from fractrain_fx.nn.rounding import rounded_gradient
-from tests.products import FORMS
+from tests.products import FORMS, needs_kernels
 
 # Of the output, and of the gradients of the activation, the weight, what was added, and the choice (which is a sum over
 # the gradient of the activation). Largest error over largest value.
@@ -38,16 +38,19 @@ _OPTIONS = ((0, 0), (2, 6), (4, 8), (6, 12), (8, 16), (32, 32), (8, 32), (32, 8)
 Case = tuple[Arithmetic, tuple[Any, ...], Layout, tuple[int, ...], tuple[int, ...], int, tuple[int, ...] | None]
 
 
-def _convolution(kernel: int) -> Case:
-    sides = (kernel, kernel)
-    static = (sides, (0, 0), (1, 1), (0, 0), 1)
-    return Convolution(sides), static, Patches(sides), (8, 6, 4, 4), (10, 6, *sides), 0, (10,)
-
-
-def _windows(kernel: tuple[int, ...], padding: tuple[int, ...], sizes: tuple[int, ...]) -> Case:
-    once, none = (1,) * len(kernel), (0,) * len(kernel)
-    static = (once, padding, once, none, 1)
-    return Convolution(kernel), static, Windows(kernel, padding), (8, 6, *sizes), (10, 6, *kernel), 0, (10,)
+def _convolution(
+    kernel: tuple[int, ...],
+    sizes: tuple[int, ...],
+    *,
+    stride: tuple[int, ...] = (1, 1, 1),
+    padding: tuple[int, ...] = (0, 0, 0),
+    dilation: tuple[int, ...] = (1, 1, 1),
+    channels: tuple[int, int] = (6, 10),
+) -> Case:
+    static = tuple(each[: len(kernel)] for each in (stride, padding, dilation))
+    shapes = (8, channels[0], *sizes), (channels[1], channels[0], *kernel)
+    none = (0,) * len(kernel)
+    return Convolution(kernel), (*static, none, 1), Convolved(kernel, *static), *shapes, 0, (channels[1],)
 
 
 _CASES: dict[str, Case] = {
@@ -64,12 +67,23 @@ _CASES: dict[str, Case] = {
         (32, 20),
     ),
     "matmul": (MatMul(), (), Features(True), (8, 5, 24), (24, 20), 1, None),
-    "conv 1x1": _convolution(1),
-    "patches": _convolution(2),
-    "conv 3x3": _windows((3, 3), (1, 1), (5, 4)),
-    "conv 3x2 with more around one side": _windows((3, 2), (2, 0), (4, 5)),
-    "conv of 1 dimension": _windows((5,), (1,), (9,)),
-    "conv of 3 dimensions": _windows((2, 3, 1), (0, 1, 0), (3, 4, 2)),
+    "conv 1x1": _convolution((1, 1), (4, 4)),
+    "patches": _convolution((2, 2), (4, 4), stride=(2, 2)),
+    "conv 3x3": _convolution((3, 3), (5, 4), padding=(1, 1)),
+    "conv 3x2 with more around one side": _convolution((3, 2), (4, 5), padding=(2, 0)),
+    "conv of 1 dimension": _convolution((5,), (9,), padding=(1,)),
+    "conv of 3 dimensions": _convolution((2, 3, 1), (3, 4, 2), padding=(0, 1, 0)),
+    "many odd channels": _convolution((3, 3), (3, 3), padding=(1, 1), channels=(67, 71)),
+}
+
+# Only C++ kernels multiply these.
+_ONLY_KERNELS: dict[str, Case] = {
+    "strides": _convolution((3, 3), (6, 5), stride=(2, 3), padding=(1, 1)),
+    "a stride beyond the kernel": _convolution((1, 1), (6, 5), stride=(2, 2)),
+    "dilated": _convolution((3, 2), (7, 6), padding=(2, 1), dilation=(2, 3)),
+    "dilated strides": _convolution((3, 3), (9, 8), stride=(3, 2), padding=(1, 2), dilation=(2, 2)),
+    "strides of 3 dimensions": _convolution((2, 3, 1), (4, 5, 3), stride=(1, 2, 2), padding=(1, 1, 0)),
+    "a kernel wider than the image": _convolution((5, 3), (2, 1), padding=(4, 3)),
 }
 
 
@@ -94,9 +108,14 @@ def _results(
     compiled: bool,
     choice: Tensor | None = None,
     half: torch.dtype | None = None,
+    lowest: float = 0.0,
+    last: bool = False,
     **options: Any,
 ) -> list[Tensor]:
-    """Output and gradients; with a choice each sample has the bits of its own option."""
+    """Output and gradients; with a choice each sample has the bits of its own option.
+
+    ``lowest`` bounds the activation, and ``last`` puts the channels of images last in memory.
+    """
     torch.manual_seed(0)
     fmt, axis = AffineFormat(compiled=compiled), BatchAxis()
     weight = WeightQuantizer(fmt, case[5])
@@ -109,7 +128,8 @@ def _results(
         controls = (choice.argmax(1), torch.tensor(bits[2]), choice.argmax(1))
         choice = choice.clone().requires_grad_()
     op = _op(case, quantizers, low, compiled, **options)
-    a = torch.randn(case[3]).relu().requires_grad_()
+    a = torch.randn(case[3]).clamp(min=lowest)
+    a = (a.movedim(1, -1).contiguous().movedim(-1, 1) if last else a).requires_grad_()
     b = torch.randn(case[4]).requires_grad_()
     added = None if case[6] is None else torch.randn(case[6]).requires_grad_()
     with torch.autocast("cpu", half, enabled=half is not None):
@@ -123,7 +143,7 @@ def _results(
 
 def _assert_equal(found: list[Tensor], wanted: list[Tensor]) -> None:
     for ours, theirs, bound in zip(found, wanted, _BOUNDS, strict=True):
-        assert ours.shape == theirs.shape and ours.stride() == theirs.stride()
+        assert ours.shape == theirs.shape and ours.squeeze().stride() == theirs.squeeze().stride()
         assert (ours - theirs).abs().max() <= bound * theirs.abs().max()
 
 
@@ -138,6 +158,35 @@ def test_every_width_of_a_linear_layer(fw: int, bw: int, compiled: bool) -> None
 @pytest.mark.parametrize("bits", [(2, 2, 2), (6, 8, 4), (8, 9, 8), (8, 16, 8), (4, 32, 6)])
 def test_every_kind_of_product(name: str, bits: tuple[int, int, int], compiled: bool) -> None:
     _assert_equal(_results(_CASES[name], bits, True, compiled), _results(_CASES[name], bits, False, compiled))
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", [*(name for name in _CASES if "conv" in name or "channels" in name), *_ONLY_KERNELS])
+@pytest.mark.parametrize("bits", [(2, 2, 2), (6, 8, 4), (8, 8, 8), (8, 16, 8), (4, 32, 6)])
+@pytest.mark.parametrize("lowest", [0.0, -0.7, -9.0])
+def test_kernels_convolve_codes_of_any_range_stride_and_dilation(
+    name: str, bits: tuple[int, int, int], lowest: float
+) -> None:
+    case = (_CASES | _ONLY_KERNELS)[name]
+    how: dict[str, Any] = {"lowest": lowest, "last": bits[0] == 6 and len(case[3]) > 3}
+    _assert_equal(_results(case, bits, True, True, **how), _results(case, bits, False, True, **how))
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", ["strides", "dilated", "many odd channels"])
+@pytest.mark.parametrize("options", [range(8), (1, 2, 3, 4, 3, 2, 1, 2), (0, 5, 0, 5, 5, 7, 7, 2)])
+def test_kernels_convolve_samples_with_options_of_their_own(name: str, options: Sequence[int]) -> None:
+    case, bits = (_CASES | _ONLY_KERNELS)[name], (0, 0, 6)
+    choice = torch.eye(len(_OPTIONS))[list(options)]
+    _assert_equal(
+        _results(case, bits, True, True, choice, lowest=-1.0), _results(case, bits, False, True, choice, lowest=-1.0)
+    )
+
+
+@pytest.mark.parametrize("name", _ONLY_KERNELS)
+def test_other_units_say_what_they_cannot_convolve(name: str) -> None:
+    layout = _ONLY_KERNELS[name][2]
+    assert isinstance(layout, Convolved) and "only C++ kernels multiply" in str(layout.matrices)
 
 
 @pytest.mark.parametrize("name", ["linear", "linear of 3 dimensions", "addmm", "conv 1x1", "patches", "conv 3x3"])
@@ -191,6 +240,28 @@ def test_the_rounded_gradient_is_that_of_the_simulation_bit_for_bit(bits: list[i
     call = Call(None, None, None, rounds, rounds, widths, seed)
     found, _ = Coded(Features(), (8,), tuple(bits), compiled)._gradient(op.plan, call, g, values=True)
     assert torch.equal(found, rounded_gradient(fmt, g, widths, BatchAxis(), seed))
+
+
+@needs_kernels
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("training", [True, False])
+def test_bad_values_of_images_show(bad: float, training: bool) -> None:
+    fmt = AffineFormat(compiled=True)
+    case = _CASES["conv 3x3"]
+    results = []
+    for low in (False, True):
+        quantizers: tuple[Any, ...] = ActivationQuantizer(fmt), WeightQuantizer(fmt, 0), GradientQuantizer(fmt)
+        quantizers[0].range(torch.randn(9))
+        for each in quantizers:
+            each.train(training)
+        a = torch.randn(case[3], generator=torch.Generator().manual_seed(0))
+        a[1, 3, 2, 2] = bad
+        with torch.no_grad():
+            ends = quantizers[0].range(a)
+            op = _op(case, quantizers, low, True)
+            results.append(op((torch.tensor(8),) * 3, None, (ends, None), torch.tensor(1), a, torch.ones(case[4]), None))
+    assert torch.equal(results[0].isfinite(), results[1].isfinite())
+    assert not results[1][1, :, 1:4, 1:4].isfinite().any() and bool(results[1][0].isfinite().any()) != training
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])

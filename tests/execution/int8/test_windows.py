@@ -11,7 +11,6 @@ from fractrain_fx.execution.int8.layout import Patches
 from fractrain_fx.execution.int8.products import Codes
 from fractrain_fx.execution.int8.windows import Windows, window_errors
 from fractrain_fx.nn.batch_axis import BatchAxis
-from tests.products import FORMS
 
 _CASES = {
     "1 dimension": (Windows((4,), (1,)), (7,)),
@@ -44,8 +43,7 @@ def test_rows_times_the_weight_are_the_convolution(name: str, last: bool) -> Non
 
 @pytest.mark.parametrize("name", _CASES)
 @pytest.mark.parametrize("bits", [5, [2, 8, 0]])
-@pytest.mark.parametrize("compiled", FORMS)
-def test_around_codes_lies_the_lowest_of_their_sample(name: str, bits: int | list[int], compiled: bool) -> None:
+def test_around_codes_lies_the_lowest_of_their_sample(name: str, bits: int | list[int]) -> None:
     layout, sizes = _CASES[name]
     codes = torch.randint(-2, 2, (3, 5, *sizes), dtype=torch.int8)
     widths = torch.tensor(bits) if isinstance(bits, int) else torch.tensor(bits).view(3, *[1] * (codes.ndim - 1))
@@ -53,33 +51,20 @@ def test_around_codes_lies_the_lowest_of_their_sample(name: str, bits: int | lis
     pads = [each for pad in reversed(layout.padding) for each in (pad, pad)]
     around = F.pad(codes.double() - lowest, pads) + lowest
     wanted = Windows(layout.kernel, (0,) * len(sizes)).rows(around)
-    assert torch.equal(layout.code_rows(codes, widths, compiled=compiled).double(), wanted)
+    assert torch.equal(layout.code_rows(codes, widths).double(), wanted)
 
 
 @pytest.mark.parametrize("name", _CASES)
-@pytest.mark.parametrize("given", ["values", "codes", "codes of samples", "codes of 16 bits"])
-@pytest.mark.parametrize("compiled", FORMS)
-def test_what_goes_back_is_the_gradient_of_the_convolution(name: str, given: str, compiled: bool) -> None:
+def test_what_goes_back_is_the_gradient_of_the_convolution(name: str) -> None:
     layout, sizes = _CASES[name]
     x = torch.randn(3, 6, *sizes, dtype=torch.float64, requires_grad=True)
     codes, scale, zero = torch.randint(-8, 8, (5, 6, *layout.kernel), dtype=torch.int8), torch.rand(5), torch.randn(5)
     across = (5, *[1] * (codes.ndim - 1))
     y = _convolved(layout, x, (codes * scale.view(across) + zero.view(across)).double())
-    places = y.numel() // 15
-    if given == "values":
-        g: Tensor | Codes = torch.randn(3 * places, 5)
-        values = g
-    else:
-        wide = given.endswith("16 bits")
-        reach, dtype = (30_000, torch.int16) if wide else (100, torch.int8)
-        numbers = torch.randint(-reach, reach, (3 * places, 5), dtype=dtype)
-        ends = (torch.rand(3), torch.randn(3)) if given.endswith("samples") else (torch.tensor(0.1), torch.tensor(0.3))
-        rows = [each.repeat_interleave(places).unsqueeze(1) if each.ndim else each for each in ends]
-        values = numbers * rows[0] + rows[1]
-        g = Codes(numbers, *ends) if compiled else values  # only the C++ kernel takes codes
-    wanted = torch.autograd.grad(y, x, layout.output(values.double(), x))[0]
+    g = torch.randn(y.numel() // 5, 5)
+    wanted = torch.autograd.grad(y, x, layout.output(g.double(), x))[0]
     w = Codes(layout.columns(codes), scale, zero)
-    found = layout.activation(window_errors(g, w, layout, y.shape, compiled=compiled), y)
+    found = layout.activation(window_errors(g, w, layout, y.shape), y)
     assert found.shape == x.shape and (found - wanted).abs().max() <= 1e-4 * wanted.abs().max()
 
 

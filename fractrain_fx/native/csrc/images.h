@@ -1,0 +1,95 @@
+// Images of codes with room around them, channels innermost.
+
+#pragma once
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "geometry.h"
+
+namespace fractrain_fx {
+
+// Bytes behind images that a tile may read; it multiplies them by 0.
+constexpr int64_t kBehind = 512;
+
+// Images of `sizes` inside frames of size `framed`, with `before` places before each.
+struct Frame {
+  int64_t samples;
+  Sizes sizes, before, framed;
+
+  // Calls take(line, place) for each line of places along the last dimension: its number in the images, and the place
+  // of its first value in the frames.
+  template <class Take>
+  void for_lines(int64_t sample, Take&& take) const {
+    int64_t line = sample * sizes[0] * sizes[1];
+    const int64_t start = sample * product_of_sizes(framed);
+    for_each_index({sizes[0], sizes[1], 1}, [&](const Sizes& at, int64_t) {
+      take(line++, start + number_of({at[0] + before[0], at[1] + before[1], before[2]}, framed));
+    });
+  }
+};
+
+inline void check_images(const Tensor& images, at::ScalarType type) {
+  TORCH_CHECK(images.scalar_type() == type && images.dim() > 2 && images.dim() < 6 && images.numel() > 0,
+              "expected images (samples, channels, and 1 to 3 sizes), not ", images.toString(), images.sizes());
+}
+
+// Codes minus shift; the frame holds code 0 minus shift.
+template <class T, class Code>
+Tensor framed(const Code* codes, const Frame& frame, int64_t channels, int32_t shift) {
+  const int64_t image = product_of_sizes(frame.framed) * channels, line = frame.sizes[2] * channels;
+  const int64_t size = frame.samples * image * static_cast<int64_t>(sizeof(T));
+  const T less = static_cast<T>(shift);
+  Tensor found = at::empty({size + kBehind}, at::kChar);
+  T* out = reinterpret_cast<T*>(found.mutable_data_ptr<int8_t>());
+  std::fill_n(found.mutable_data_ptr<int8_t>() + size, kBehind, int8_t{0});
+  at::parallel_for(0, frame.samples, std::max<int64_t>(1, 65536 / image), [&](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n) {
+      if (frame.framed != frame.sizes) std::fill_n(out + n * image, image, static_cast<T>(-less));
+      frame.for_lines(n, [&](int64_t from, int64_t to) {
+        const Code* x = codes + from * line;
+        T* y = out + to * channels;
+#pragma omp simd
+        for (int64_t i = 0; i < line; ++i) y[i] = static_cast<T>(static_cast<T>(x[i]) - less);
+      });
+    }
+  });
+  return found;
+}
+
+// One number for each place; 0 in the frame.
+inline std::vector<float> framed_numbers(const float* numbers, const Frame& frame) {
+  std::vector<float> found(frame.samples * product_of_sizes(frame.framed));
+  for (int64_t n = 0; n < frame.samples; ++n) {
+    frame.for_lines(n, [&](int64_t from, int64_t to) {
+      std::copy_n(numbers + from * frame.sizes[2], frame.sizes[2], found.data() + to);
+    });
+  }
+  return found;
+}
+
+// The sum of the channels of each place.
+inline std::vector<int32_t> channel_sums(const int8_t* codes, const Frame& frame, int64_t channels) {
+  std::vector<int32_t> found(frame.samples * product_of_sizes(frame.framed));
+  at::parallel_for(0, frame.samples, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t n = begin; n < end; ++n) {
+      frame.for_lines(n, [&](int64_t from, int64_t to) {
+        for (int64_t i = 0; i < frame.sizes[2]; ++i) {
+          const int8_t* x = codes + (from * frame.sizes[2] + i) * channels;
+          int32_t sum = 0;
+#pragma omp simd reduction(+ : sum)
+          for (int64_t c = 0; c < channels; ++c) sum += x[c];
+          found[to + i] = sum;
+        }
+      });
+    }
+  });
+  return found;
+}
+
+}  // namespace fractrain_fx
