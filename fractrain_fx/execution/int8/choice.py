@@ -121,11 +121,12 @@ class Int8Choice:
             return "its output has other samples than its input"
         samples: list[BatchAxis] = [plan.first.axis] * (len(fw) > 1) + [plan.axis] * (len(bw) > 1)
         multiplied = self.tuner.multiplies(device)
-        form: type[Coded] = CodedConvolution if multiplied and isinstance(self.layout, Convolved) else Coded
-        layout = self.layout.matrices if form is Coded and isinstance(self.layout, Convolved) else self.layout
-        reason = layout if isinstance(layout, str) else layout.misfit(call.a.shape, call.b.shape, samples)
-        if isinstance(layout, str) or (reason := reason or _unpadded(layout, call)) is not None:
+        layout = self.layout.matrices if isinstance(self.layout, Convolved) and not multiplied else self.layout
+        if isinstance(layout, str):
+            return layout
+        if (reason := layout.misfit(call.a.shape, call.b.shape, samples) or _unpadded(layout, call)) is not None:
             return reason
+        form = CodedConvolution if isinstance(layout, Convolved) else Coded
         compiled = isinstance(plan.fmt, AffineFormat) and plan.fmt.compiled
         return form(layout, fw, bw, compiled, multiplied)
 

@@ -259,7 +259,9 @@ def test_bad_values_of_images_show(bad: float, training: bool) -> None:
         with torch.no_grad():
             ends = quantizers[0].range(a)
             op = _op(case, quantizers, low, True)
-            results.append(op((torch.tensor(8),) * 3, None, (ends, None), torch.tensor(1), a, torch.ones(case[4]), None))
+            results.append(
+                op((torch.tensor(8),) * 3, None, (ends, None), torch.tensor(1), a, torch.ones(case[4]), None)
+            )
     assert torch.equal(results[0].isfinite(), results[1].isfinite())
     assert not results[1][1, :, 1:4, 1:4].isfinite().any() and bool(results[1][0].isfinite().any()) != training
 

@@ -111,10 +111,11 @@ def test_training_gives_the_losses_and_choices_of_the_simulation(options: dict[s
         assert model(torch.randn(3, 64)).isfinite().all()
 
 
-def test_every_quantized_op_says_why_it_has_no_form_on_integers() -> None:
-    model = _made(_Mixed(), torch.randn(2, 3, 8, 8), method="pfq", execution="auto", kernels="int8")
+@pytest.mark.parametrize("rounding", ["eager", pytest.param("compiled", marks=needs_kernels)])
+def test_every_quantized_op_says_why_it_has_no_form_on_integers(rounding: Rounding) -> None:
+    inputs = torch.randn(2, 3, 8, 8)
+    model = _made(_Mixed(), inputs, method="pfq", execution="auto", kernels="int8", rounding=rounding)
     reasons = not_on_int8(model.graph_module, model.frac_config)
-    assert reasons["strided"] == "its 3x3 kernels move neither by their own size nor by 1, or are dilated or padded"
     assert reasons["grouped"] == "convolves groups of channels"
     assert sum(reason == "multiplies two activations" for reason in reasons.values()) == 2
     assert "multiplies by a batch of matrices" in reasons.values()
@@ -122,12 +123,15 @@ def test_every_quantized_op_says_why_it_has_no_form_on_integers() -> None:
     model(torch.randn(2, 3, 8, 8)).sum().backward()
     kernels = model.kernels()
     assert kernels["point"] == kernels["patch"] == kernels["spatial"] == "int8"
-    assert [name for name, kernel in kernels.items() if kernel == "int8"] == [n for n in kernels if n not in reasons]
+    strided = kernels["strided"]
+    assert strided == "int8" if rounding == "compiled" else "only C++ kernels multiply such convolutions" in strided
+    others = {name: kernel for name, kernel in kernels.items() if name != "strided"}
+    assert [name for name, kernel in others.items() if kernel == "int8"] == [n for n in others if n not in reasons]
     assert {name: kernels[name] for name in reasons} == reasons
     shown = str(summarize(model))
-    assert "4 of 10 quantized ops may multiply on int8" in shown and "convolves groups of channels" in shown
+    assert "5 of 10 quantized ops may multiply on int8" in shown and "convolves groups of channels" in shown
     drafted = plan(_Mixed(), config=model.frac_config, example_inputs=(torch.randn(2, 3, 8, 8),))
-    assert "4 of 10 quantized ops may multiply on int8" in str(drafted)
+    assert "5 of 10 quantized ops may multiply on int8" in str(drafted)
 
 
 def test_bits_that_have_no_codes_are_a_reason() -> None:
@@ -145,17 +149,18 @@ def test_bits_that_have_no_codes_are_a_reason() -> None:
     assert set(model.kernels().values()) == {"operands of 12 and 12 bits have no 8-bit codes"}
 
 
-def test_padding_has_a_code_where_the_range_begins_at_0() -> None:
+@pytest.mark.parametrize("rounding", ["eager", pytest.param("compiled", marks=needs_kernels)])
+def test_padding_needs_a_code_where_kernels_do_not_multiply(rounding: Rounding) -> None:
     class Net(nn.Sequential):
         """Convolutions after a ReLU, and after what has negative values."""
 
     layers = nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
-    model = _made(
-        Net(*layers, nn.Conv2d(4, 4, 3)), torch.randn(2, 3, 8, 8), method="pfq", execution="auto", kernels="int8"
-    )
+    net, inputs = Net(*layers, nn.Conv2d(4, 4, 3)), torch.randn(2, 3, 8, 8)
+    model = _made(net, inputs, method="pfq", execution="auto", kernels="int8", rounding=rounding)
     model(torch.randn(2, 3, 8, 8)).sum().backward()
     assert model.kernels()["2"] == "int8"
-    assert model.kernels()["3"] == "it pads with 0, but the range of its activation does not begin at 0"
+    without = "it pads with 0, but the range of its activation does not begin at 0"
+    assert model.kernels()["3"] == ("int8" if rounding == "compiled" else without)
 
 
 def test_without_the_kernel_all_stays_float_and_is_said(
