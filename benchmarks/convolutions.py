@@ -1,8 +1,7 @@
 """``python -m benchmarks.convolutions``: when is a 3x3 convolution quicker on whole codes than in float?
 
 A convolution with equally many channels in and out at stride 1, forward and backward with all three products: in float,
-under bfloat16 autocast, simulated, and on codes (``execution="auto"``, ``kernels="int8"``), which are first put into
-rows of one kernel position each (im2col).
+under bfloat16 autocast, simulated, and on codes (``execution="auto"``, ``kernels="int8"``).
 """
 
 from __future__ import annotations
