@@ -1,7 +1,7 @@
 """Quantize, contract, quantize the gradient: one op of the graph as one autograd Function.
 
 By default it saves the unrounded operands, which the model holds anyway, and rounds them again in backward; the rounded
-copies live only while they are multiplied.
+copies live only while they are multiplied. Some operands are not even saved, but made again (``execution/remade.py``).
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from fractrain_fx.config import Saved
 from fractrain_fx.execution.compiled_call import CalledStrategy, number_of
 from fractrain_fx.execution.int8.choice import Int8Choice, needs_of
+from fractrain_fx.execution.remade import Made, Maker
 from fractrain_fx.execution.simulated.arithmetic import Arithmetic, Needs
 from fractrain_fx.execution.simulated.operand import Factor, Rounds, factor
 from fractrain_fx.execution.simulated.per_product import PER_PRODUCT, choice_gradient
 from fractrain_fx.execution.simulated.short_path import weight_range
-from fractrain_fx.execution.simulated.strategy import FIRST, SECOND, SIMULATED, Call, Plan, Strategy
+from fractrain_fx.execution.simulated.strategy import CALL_TENSORS, FIRST, SECOND, SIMULATED, Call, Plan, Strategy
 from fractrain_fx.execution.torchao.linear import TorchaoLinear
 from fractrain_fx.formats import ValueRange
 from fractrain_fx.nn.quantizers import ActivationQuantizer, GradientQuantizer, WeightQuantizer
@@ -65,6 +66,8 @@ class FusedOp(nn.Module):
         """The choice between int8 and float, if the pass ``UseInt8`` set one."""
         self.torchao: TorchaoLinear | None = None
         """The layer of torchao that computes the op instead, if the pass ``UseTorchao`` set one."""
+        self.maker: Maker | None = None
+        """Can make the first factor again, if the pass ``RemakeOperands`` set it."""
         self._number = number_of(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -83,6 +86,7 @@ class FusedOp(nn.Module):
         a: Float[Tensor, "*a"],
         b: Float[Tensor, "*b"],
         added: Float[Tensor, "*added"] | None,
+        made: Made | None = None,
     ) -> Float[Tensor, "*out"]:
         """Contract with rounded operands.
 
@@ -94,30 +98,49 @@ class FusedOp(nn.Module):
             a: first factor, unrounded.
             b: second factor, unrounded.
             added: the term that is added to the product.
+            made: the value in whose memory ``a`` may lie, if it can be made again.
         """
         if self.torchao is not None:
             return self.torchao(a, b, added)
-        first, second, gradient = self._quantizers
         plan, compiling = self.plan, torch.compiler.is_compiling()
-        ahead = not compiling and self.int8 is None and plan.by_kernels
-        a_choice, of_a = _rounds(first, controls[0], choice, ranges[0], a, plan.first if ahead else None, FIRST)
-        b_choice, of_b = _rounds(second, controls[1], choice, ranges[1], b, plan.second if ahead else None, SECOND)
-        bits = gradient.bits_of(controls[2]) if self.training else None
-        call = Call(a, b, added, of_a, of_b, bits, gradient.seed_of(seed) if self.training else None)
-        strategy = self._simulated if self.int8 is None else self._strategy(self.int8, plan, call)
+        a_choice, b_choice, call = self.call_of(controls, choice, ranges, seed, a, b, added)
+        strategy = self.simulated if self.int8 is None else self._strategy(self.int8, plan, call)
         tensors, measured_here = call.flatten()
         tensors = [a_choice, b_choice, *tensors]
         if compiling:
             tensors = _told_apart(tensors)
-        out: Tensor = _Fused.apply(*tensors, measured_here, plan, strategy)
+        again = None if made is None or self.maker is None or compiling else self.maker.recipe_of(a, made)
+        recipe, sources = (None, ()) if again is None else again
+        out: Tensor = _Fused.apply(*tensors, *sources, measured_here, plan, strategy, recipe)
         return out
+
+    def call_of(
+        self,
+        controls: tuple[Tensor, Tensor, Tensor],
+        choice: Tensor | None,
+        ranges: tuple[ValueRange | None, ValueRange | None],
+        seed: Tensor,
+        a: Tensor,
+        b: Tensor,
+        added: Tensor | None,
+    ) -> tuple[Tensor | None, Tensor | None, Call]:
+        """The choices of both factors that get a gradient, and the tensors of a call with these arguments."""
+        first, second, gradient = self._quantizers
+        plan = self.plan
+        ahead = not torch.compiler.is_compiling() and self.int8 is None and plan.by_kernels
+        a_choice, of_a = _rounds(first, controls[0], choice, ranges[0], a, plan.first if ahead else None, FIRST)
+        b_choice, of_b = _rounds(second, controls[1], choice, ranges[1], b, plan.second if ahead else None, SECOND)
+        bits = gradient.bits_of(controls[2]) if self.training else None
+        seed_here = gradient.seed_of(seed) if self.training else None
+        return a_choice, b_choice, Call(a, b, added, of_a, of_b, bits, seed_here)
 
     def chosen(self, plan: Plan, call: Call, needs: Needs) -> Strategy:
         """How to compute a call whose tensors do not say which gradients they need."""
-        return self._simulated if self.int8 is None else self.int8.strategy(plan, call, needs)
+        return self.simulated if self.int8 is None else self.int8.strategy(plan, call, needs)
 
     @property
-    def _simulated(self) -> Strategy:
+    def simulated(self) -> Strategy:
+        """How the op multiplies in float."""
         return PER_PRODUCT if self.plan.fmt.per_product else SIMULATED
 
     def _strategy(self, int8: Int8Choice, plan: Plan, call: Call) -> Strategy:
@@ -175,18 +198,27 @@ def _rounds(
 
 
 class _Fused(torch.autograd.Function):
-    """Inputs: the choices of both factors, the results of :meth:`Call.flatten`, the plan and the strategy."""
+    """Inputs: the choices of both factors, the results of :meth:`Call.flatten`, the plan, the strategy and a recipe.
+
+    The recipe makes the first factor again in backward from the sources, the tensors behind those of the call.
+    """
 
     @staticmethod
     def forward(ctx: Any, a_choice: Tensor | None, b_choice: Tensor | None, *rest: Any) -> Tensor:
-        *tensors, ctx.measured_here, ctx.plan, ctx.strategy = rest
+        *tensors, ctx.measured_here, ctx.plan, ctx.strategy, ctx.recipe = rest
+        tensors, sources = tensors[:CALL_TENSORS], tensors[CALL_TENSORS:]
         call, plan = Call.unflatten(tensors, ctx.measured_here), ctx.plan
         ctx.choices = tuple(None if each is None else each.dtype for each in (a_choice, b_choice))
         ctx.types = call.a.dtype, call.b.dtype
         out, of_first, of_second = ctx.strategy.forward(plan, call)
         a = call.a if plan.first.needed(of_first, a_choice is not None) else None
         b = call.b if plan.second.needed(of_second, b_choice is not None) else None
-        ctx.save_for_backward(a, b, *tensors[2:], of_first, of_second)
+        ctx.unneeded = len(sources)
+        if ctx.recipe is None or a is None:
+            ctx.recipe, sources = None, []
+        else:
+            a = None
+        ctx.save_for_backward(a, b, *tensors[2:], of_first, of_second, *sources)
         # Detached: some products are views, and autograd forbids in-place ops on a view that a Function returns.
         detached: Tensor = out.detach()
         return detached
@@ -194,7 +226,11 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         refuse_create_graph()
-        *tensors, of_first, of_second = ctx.saved_tensors
+        tensors = list(ctx.saved_tensors)
+        of_first, of_second, *sources = tensors[CALL_TENSORS:]
+        del tensors[CALL_TENSORS:]
+        if ctx.recipe is not None:
+            tensors[0] = ctx.recipe.make(*sources)
         plan, call = ctx.plan, Call.unflatten(tensors, ctx.measured_here)
         a, b, added = call.a, call.b, call.added
         if gradients_unrounded():
@@ -213,5 +249,5 @@ class _Fused(torch.autograd.Function):
             None if of_b is None else plan.second.gradient(b, _as(of_b, ctx.types[1]), call.of_b.bits),
             None if of_added is None or added is None else _as(of_added, added.dtype),
             *[None] * (len(tensors) - 3),
-            *(None, None, None),
+            *[None] * (ctx.unneeded + 4),
         )

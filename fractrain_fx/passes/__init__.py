@@ -20,6 +20,7 @@ from fractrain_fx.passes.execute.fuse import Fuse, fused_ops, unfused
 from fractrain_fx.passes.execute.fuse_skips import FuseSkips
 from fractrain_fx.passes.execute.int8 import UseInt8, not_on_int8
 from fractrain_fx.passes.execute.relu import ReplaceReLUs
+from fractrain_fx.passes.execute.remake import RemakeOperands
 from fractrain_fx.passes.execute.torchao import UseTorchao, not_on_torchao
 from fractrain_fx.passes.graph.facts import (
     FIXED_BATCH,
@@ -64,6 +65,7 @@ __all__ = [
     "OpenAttention",
     "Product",
     "Quantize",
+    "RemakeOperands",
     "ReplaceReLUs",
     "Shapes",
     "UseInt8",
@@ -141,4 +143,4 @@ def execution_passes(config: FracConfig, tuner: Tuner | None = None, place: str 
         passes.append(UseTorchao(config.torchao))
     if config.dispatches:
         passes.append(Dispatch(config.dispatch_from, place))
-    return [*passes, FuseSkips()]
+    return [*passes, RemakeOperands(), FuseSkips()]

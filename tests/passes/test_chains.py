@@ -34,10 +34,10 @@ def copied(model: FracModel) -> RecordedModule:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"method": "float"}, "Fuse ReplaceReLUs FuseSkips"),
-        ({"method": "fractrain", "execution": "simulate"}, "Fuse ReplaceReLUs FuseSkips"),
-        ({"method": "fractrain", "execution": "auto"}, "Fuse ReplaceReLUs UseInt8 Dispatch FuseSkips"),
-        ({"method": "static", "execution": "torchao-int8"}, "Fuse ReplaceReLUs UseTorchao FuseSkips"),
+        ({"method": "float"}, "Fuse ReplaceReLUs RemakeOperands FuseSkips"),
+        ({"method": "fractrain", "execution": "simulate"}, "Fuse ReplaceReLUs RemakeOperands FuseSkips"),
+        ({"method": "fractrain", "execution": "auto"}, "Fuse ReplaceReLUs UseInt8 Dispatch RemakeOperands FuseSkips"),
+        ({"method": "static", "execution": "torchao-int8"}, "Fuse ReplaceReLUs UseTorchao RemakeOperands FuseSkips"),
     ],
 )
 def test_a_configuration_says_what_makes_the_copy_that_runs(options: dict[str, str], expected: str) -> None:

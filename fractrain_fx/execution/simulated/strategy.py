@@ -19,6 +19,7 @@ from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.nn.rounding import rounded_gradient
 
 __all__ = [
+    "CALL_TENSORS",
     "FIRST",
     "GRADIENT",
     "SECOND",
@@ -96,6 +97,9 @@ class Call(NamedTuple):
         )
         return Call(a, b, added, of_a, of_b, bits, seed)
 
+
+CALL_TENSORS = 11
+"""The number of tensors that :meth:`Call.flatten` gives."""
 
 Contracted = tuple[Tensor, Tensor | None, Tensor | None]
 """The product, and the tensors that are saved of the first and of the second factor besides the operands."""

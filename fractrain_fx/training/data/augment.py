@@ -51,6 +51,6 @@ class CropFlip:
         down = self.top[rows, None] + torch.arange(height, device=images.device)
         across = torch.arange(width, device=images.device).expand(batch, width)
         across = torch.where(self.mirrored[rows, None], width - 1 - across, across) + self.left[rows, None]
-        # One gather of rows and one of columns: no loop over images, and no grid of all three indices.
-        strip = padded.gather(2, down[:, None, :, None].expand(batch, channels, height, width + 2 * _PAD))
-        return strip.gather(3, across[:, None, None, :].expand(batch, channels, height, width))
+        # One gather for all images, with the same places in each channel.
+        places = (down[:, :, None] * padded.shape[3] + across[:, None, :]).view(batch, 1, -1)
+        return padded.flatten(2).gather(2, places.expand(-1, channels, -1)).view_as(images)

@@ -98,7 +98,8 @@ class TensorLoader:
     @staticmethod
     def _pick(held: tuple[Tensor, Tensor], rows: Tensor) -> tuple[Tensor, Tensor]:
         rows = rows.to(held[0].device)
-        return held[0][rows], held[1][rows]
+        # Copies whole samples; an index of rows copies bytes one by one.
+        return held[0].index_select(0, rows), held[1].index_select(0, rows)
 
     def _ready(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         device = self._share.device

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fractrain_fx import Engine, FracConfig, FracModel, fractrainify, plan, summarize
 from fractrain_fx.capture import resize_batch
+from fractrain_fx.execution.fused_op import FusedOp
 from fractrain_fx.passes import FindSeparableBlocks, default_passes, facts, undispatched
 from fractrain_fx.zoo.models.transformer import TransformerLM
 from tests.choices import choose, without_gradient_of_skipping
@@ -110,7 +111,7 @@ def counted(model: FracModel) -> Iterator[dict[str, int]]:
             lambda module, args, out, name=name: seen.__setitem__(name, args[0][2].numel())
         )
         for name, module in model.named_modules()
-        if name.startswith("frac.fused.")
+        if isinstance(module, FusedOp)
     ]
     yield seen
     for hook in hooks:

@@ -1,0 +1,157 @@
+"""Attention's probabilities, which backward computes again from queries and keys, as torch's fused attention does.
+
+Their number grows with the square of the length. Kept, they are the largest tensors of a Transformer that reads long
+texts. Computing them again takes one more product of queries and keys.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from fractrain_fx.execution.fused_op import FusedOp
+from fractrain_fx.execution.remade import Made, Recipe
+from fractrain_fx.execution.simulated.strategy import Call, Plan, Strategy, autocast_dtype
+from fractrain_fx.formats.scratch import Latest
+from fractrain_fx.nn.attention import attention_probabilities
+from fractrain_fx.nn.rounding import refuse_create_graph
+
+__all__ = ["Probabilities"]
+
+
+class Probabilities(nn.Module):
+    """The part of attention between its two products; nothing of it is kept for backward.
+
+    Args:
+        scores: the fused op in front of it.
+    """
+
+    def __init__(self, scores: FusedOp) -> None:
+        super().__init__()
+        # In a tuple, which torch does not register as children: the op has a name already.
+        self._scores = (scores,)
+        self._latest: tuple[Tensor, ProbabilitiesRecipe, list[Tensor | None]] | None = None
+
+    def forward(
+        self,
+        scores: Float[Tensor, "*batch queries keys"],
+        query: Tensor,
+        given: Mapping[str, Any],
+        factors: tuple[Any, ...],
+    ) -> Float[Tensor, "*batch queries keys"]:
+        """As :func:`attention_probabilities`.
+
+        Args:
+            scores: what the fused op gave.
+            query: the queries.
+            given: mask, dropout, causality and scale.
+            factors: the arguments that the fused op was called with.
+        """
+        op = self._scores[0]
+        given = dict(given)
+        if torch.compiler.is_compiling() or not (torch.is_grad_enabled() and scores.requires_grad):
+            return attention_probabilities(scores, query, **given)
+        mask = given.pop("attn_mask", None)
+        tensors, measured_here = op.call_of(*factors)[2].flatten()
+        recipe = ProbabilitiesRecipe(op.plan, op.simulated, measured_here, given, scores)
+        tensors = [mask, *(each if each is None else each.detach() for each in tensors)]
+        probabilities: Tensor = _Probabilities.apply(scores, query, recipe, *tensors)
+        self._latest = probabilities, recipe, tensors
+        return probabilities
+
+    def recipe_of(self, operand: Tensor, made: Made) -> tuple[Recipe, Sequence[Tensor | None]] | None:
+        """How to make the latest probabilities again, and from what; asked for once."""
+        latest, self._latest = self._latest, None
+        return None if latest is None or latest[0] is not operand else latest[1:]
+
+
+class ProbabilitiesRecipe:
+    """How probabilities are made again.
+
+    Args:
+        plan: of the op that computes the scores.
+        strategy: how it computes.
+        measured_here: for both its factors, whether the range was measured on it.
+        given: dropout, causality and scale.
+        scores: the scores, for their device.
+    """
+
+    def __init__(
+        self, plan: Plan, strategy: Strategy, measured_here: tuple[bool, bool], given: Mapping[str, Any], scores: Tensor
+    ) -> None:
+        self._plan, self._strategy, self._measured_here, self._given = plan, strategy, measured_here, given
+        self._autocast = autocast_dtype(scores.device.type)
+        self._generators = _generators(scores.device) if given.get("dropout_p") else None
+
+    def make(self, *tensors: Tensor | None) -> Tensor:
+        """The probabilities, bit for bit, from the mask and the tensors of the scores' call."""
+        return self.graph(*tensors)[1].detach()
+
+    def graph(self, *tensors: Tensor | None) -> tuple[list[Tensor], Tensor]:
+        """The scores and a trained mask as leaves, and the probabilities that autograd sees made from them."""
+        mask, *of_call = tensors
+        call = Call.unflatten(of_call, self._measured_here)
+        found: tuple[list[Tensor], Tensor] | None = _kept.latest.of(call.a, self)
+        if found is not None:
+            return found
+        device = call.a.device
+        with torch.autocast(device.type, self._autocast, enabled=self._autocast is not None), self._same_noise(device):
+            with torch.no_grad():
+                scores = self._strategy.forward(self._plan, call)[0]
+            leaves = [scores.requires_grad_()]
+            if mask is not None and mask.requires_grad:
+                mask = mask.detach().requires_grad_()
+                leaves.append(mask)
+            with torch.enable_grad():
+                found = leaves, attention_probabilities(scores, call.a, mask, **self._given)
+        _kept.latest.keep(call.a, self, found)
+        return found
+
+    @contextlib.contextmanager
+    def _same_noise(self, device: torch.device) -> Iterator[None]:
+        if self._generators is None:
+            yield
+            return
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.set_rng_state(self._generators[0])
+            if device.type == "cuda":
+                torch.cuda.set_rng_state(self._generators[1], device)
+            yield
+
+
+class _Kept(threading.local):
+    def __init__(self) -> None:
+        self.latest = Latest()
+
+
+_kept = _Kept()
+
+
+def _generators(device: torch.device) -> tuple[Tensor, ...]:
+    host = torch.get_rng_state()
+    return (host, torch.cuda.get_rng_state(device)) if device.type == "cuda" else (host,)
+
+
+class _Probabilities(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, scores: Tensor, query: Tensor, recipe: ProbabilitiesRecipe, *tensors: Tensor | None
+    ) -> Tensor:
+        ctx.recipe = recipe
+        ctx.save_for_backward(*tensors)
+        return attention_probabilities(scores, query, tensors[0], **recipe._given)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_create_graph()
+        mask, *of_call = ctx.saved_tensors
+        leaves, probabilities = ctx.recipe.graph(mask, *of_call)
+        _kept.latest.drop()
+        of_scores, *of_mask = torch.autograd.grad(probabilities, leaves, grads[0])
+        return of_scores, None, None, of_mask[0] if of_mask else None, *[None] * len(of_call)

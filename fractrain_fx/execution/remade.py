@@ -1,0 +1,108 @@
+"""Operands of fused ops that backward makes again from a tensor that autograd keeps anyway.
+
+A layer norm keeps its input, and the op behind it would keep the norm's output as well. Making that output again takes
+one pass over it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fractrain_fx.execution.blocks.original import Original, is_hooked
+from fractrain_fx.execution.simulated.strategy import autocast_dtype
+from fractrain_fx.formats.scratch import Latest
+
+__all__ = ["Made", "Maker", "ModuleMaker", "Recipe", "keeps_its_input"]
+
+_KEEP_THEIR_INPUT = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.GELU)
+
+# Packages whose subclasses compute what the class of torch does; another subclass may draw random numbers.
+_PACKAGES = ("torch", "timm")
+
+
+class Made(NamedTuple):
+    """A value and the tensor that it was made from."""
+
+    source: Tensor
+    value: Tensor
+
+
+class Recipe(Protocol):
+    """How an operand is made again."""
+
+    def make(self, *sources: Any) -> Tensor:
+        """The operand, bit for bit."""
+        ...
+
+
+class Maker(Protocol):
+    """Makes operands of fused ops, and can make them again."""
+
+    def recipe_of(self, operand: Tensor, made: Made) -> tuple[Recipe, Sequence[Tensor | None]] | None:
+        """How to make an operand again, and from what; ``None`` if autograd has to keep it.
+
+        Args:
+            operand: a value, perhaps in the memory of ``made.value``.
+            made: what was made.
+        """
+        ...
+
+
+class ModuleMaker:
+    """A norm or an activation function of the model.
+
+    Autograd has to keep an operand if it lies in memory of its own, if no gradient flows through the module, so that
+    nothing keeps its input, or if the module has hooks.
+
+    Args:
+        original: finds the module.
+    """
+
+    def __init__(self, original: Original) -> None:
+        self.original = original
+
+    def recipe_of(self, operand: Tensor, made: Made) -> tuple[Recipe, Sequence[Tensor | None]] | None:
+        module, (source, value) = self.original.find(), made
+        if not value.requires_grad or is_hooked(module):
+            return None
+        if operand.untyped_storage().data_ptr() != value.untyped_storage().data_ptr():
+            return None
+        layout = operand.shape, operand.stride(), operand.storage_offset()
+        return _ModuleRecipe(module, autocast_dtype(source.device.type), layout), (source,)
+
+
+class _ModuleRecipe(NamedTuple):
+    """A module's output, in the layout of the operand: its shape, strides and offset in memory."""
+
+    module: nn.Module
+    autocast: torch.dtype | None
+    layout: tuple[Sequence[int], Sequence[int], int | torch.SymInt]
+
+    def make(self, *sources: Any) -> Tensor:
+        """The ops of a thread that read one operand one after the other get the same tensor."""
+        (source,) = sources
+        found: Tensor | None = _kept.latest.of(source, self)
+        if found is None:
+            with torch.autocast(source.device.type, self.autocast, enabled=self.autocast is not None):
+                value: Tensor = self.module(source)
+            found = value.as_strided(*self.layout)
+            _kept.latest.keep(source, self, found)
+        return found
+
+
+class _Kept(threading.local):
+    def __init__(self) -> None:
+        self.latest = Latest()
+
+
+_kept = _Kept()
+
+
+def keeps_its_input(module: nn.Module | None) -> bool:
+    """Whether a module keeps its input for backward, and would compute the same from it again, in one or two passes."""
+    return isinstance(module, _KEEP_THEIR_INPUT) and type(module).__module__.split(".")[0] in _PACKAGES
