@@ -7,7 +7,6 @@ texts. Computing them again takes one more product of queries and keys.
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +22,8 @@ from fractrain_fx.nn.attention import attention_probabilities
 from fractrain_fx.nn.rounding import refuse_create_graph
 
 __all__ = ["Probabilities"]
+
+_latest = Latest()
 
 
 class Probabilities(nn.Module):
@@ -85,7 +86,7 @@ class ProbabilitiesRecipe:
     def __init__(
         self, plan: Plan, strategy: Strategy, measured_here: tuple[bool, bool], given: Mapping[str, Any], scores: Tensor
     ) -> None:
-        self._plan, self._strategy, self._measured_here, self._given = plan, strategy, measured_here, given
+        self._plan, self._strategy, self._measured_here, self.given = plan, strategy, measured_here, given
         self._autocast = autocast_dtype(scores.device.type)
         self._generators = _generators(scores.device) if given.get("dropout_p") else None
 
@@ -97,7 +98,7 @@ class ProbabilitiesRecipe:
         """The scores and a trained mask as leaves, and the probabilities that autograd sees made from them."""
         mask, *of_call = tensors
         call = Call.unflatten(of_call, self._measured_here)
-        found: tuple[list[Tensor], Tensor] | None = _kept.latest.of(call.a, self)
+        found: tuple[list[Tensor], Tensor] | None = _latest.of(call.a, self)
         if found is not None:
             return found
         device = call.a.device
@@ -109,8 +110,8 @@ class ProbabilitiesRecipe:
                 mask = mask.detach().requires_grad_()
                 leaves.append(mask)
             with torch.enable_grad():
-                found = leaves, attention_probabilities(scores, call.a, mask, **self._given)
-        _kept.latest.keep(call.a, self, found)
+                found = leaves, attention_probabilities(scores, call.a, mask, **self.given)
+        _latest.keep(call.a, self, found)
         return found
 
     @contextlib.contextmanager
@@ -125,14 +126,6 @@ class ProbabilitiesRecipe:
             yield
 
 
-class _Kept(threading.local):
-    def __init__(self) -> None:
-        self.latest = Latest()
-
-
-_kept = _Kept()
-
-
 def _generators(device: torch.device) -> tuple[Tensor, ...]:
     host = torch.get_rng_state()
     return (host, torch.cuda.get_rng_state(device)) if device.type == "cuda" else (host,)
@@ -145,13 +138,13 @@ class _Probabilities(torch.autograd.Function):
     ) -> Tensor:
         ctx.recipe = recipe
         ctx.save_for_backward(*tensors)
-        return attention_probabilities(scores, query, tensors[0], **recipe._given)
+        return attention_probabilities(scores, query, tensors[0], **recipe.given)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         refuse_create_graph()
         mask, *of_call = ctx.saved_tensors
         leaves, probabilities = ctx.recipe.graph(mask, *of_call)
-        _kept.latest.drop()
+        _latest.drop()
         of_scores, *of_mask = torch.autograd.grad(probabilities, leaves, grads[0])
         return of_scores, None, None, of_mask[0] if of_mask else None, *[None] * len(of_call)

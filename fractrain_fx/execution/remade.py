@@ -6,7 +6,6 @@ one pass over it.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -23,6 +22,8 @@ _KEEP_THEIR_INPUT = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.GELU)
 
 # Packages whose subclasses compute what the class of torch does; another subclass may draw random numbers.
 _PACKAGES = ("torch", "timm")
+
+_latest = Latest()
 
 
 class Made(NamedTuple):
@@ -86,21 +87,13 @@ class _ModuleRecipe(NamedTuple):
     def make(self, *sources: Any) -> Tensor:
         """The ops of a thread that read one operand one after the other get the same tensor."""
         (source,) = sources
-        found: Tensor | None = _kept.latest.of(source, self)
+        found: Tensor | None = _latest.of(source, self)
         if found is None:
             with torch.autocast(source.device.type, self.autocast, enabled=self.autocast is not None):
                 value: Tensor = self.module(source)
             found = value.as_strided(*self.layout)
-            _kept.latest.keep(source, self, found)
+            _latest.keep(source, self, found)
         return found
-
-
-class _Kept(threading.local):
-    def __init__(self) -> None:
-        self.latest = Latest()
-
-
-_kept = _Kept()
 
 
 def keeps_its_input(module: nn.Module | None) -> bool:
