@@ -1,0 +1,19 @@
+"""GPT-2 with four layers, for runs in which models deeper than the default of two are compared."""
+
+from __future__ import annotations
+
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel
+
+__all__ = ["four_layers"]
+
+
+def four_layers(vocab_size: int) -> nn.Module:
+    """64 wide, 4 heads, up to 256 tokens; as ``hf:gpt2`` but for its depth.
+
+    Args:
+        vocab_size: number of different tokens.
+    """
+    sizes = {"n_embd": 64, "n_inner": 256, "n_layer": 4, "n_head": 4, "n_positions": 256}
+    special = {"bos_token_id": None, "eos_token_id": None}
+    return GPT2LMHeadModel(GPT2Config(vocab_size=vocab_size, use_cache=False, **sizes, **special))
