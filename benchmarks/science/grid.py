@@ -108,13 +108,19 @@ SETTINGS: dict[str, Settings] = {
     "rising-options": {"options": ["FW-0/BW-0", "FW-3/BW-6", "FW-4/BW-8", "FW-6/BW-8", "FW-8/BW-8"]},
     "bw-16": {"precision": "FW-8/BW-16"},
     "stages-to-16": {"stages": "FW(3,4,6,8)/BW(6,8,12,16)"},
+    # The dearer half of the default stages, one stage earlier: what the cheapest stage costs in accuracy.
+    "stages-from-4": {"stages": "FW(4,6,8,8)/BW(6,8,8,8)"},
+    "stages-from-4-to-16": {"stages": "FW(4,6,8,8)/BW(8,12,16,16)"},
     "linear-only": {"attention": "float"},
     "weights-6": {"weight_bits": 6},
     "zero-grid": {"gradient_grid": "zero"},
     "cp-2-to-4.5": {"targets": [2.0, 3.0, 4.0, 4.5]},
     "cp-1.5-to-5.4": {"targets": [1.5, 2.5, 4.0, 5.4]},
     "cp-2.6-to-4.1": {"targets": [2.6, 3.2, 3.8, 4.1]},
+    "cp-1.8-to-5": {"targets": [1.8, 2.8, 4.1, 5.0]},
     "cp-3.8": {"targets": [3.8]},
+    # Nearly FW-8/BW-8 throughout: what is lost beside static is the price of 4-bit weights.
+    "cp-4.1": {"targets": [4.1]},
 }
 
 

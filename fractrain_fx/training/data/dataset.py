@@ -89,8 +89,8 @@ class DataSet:
         if self.task == "language":
             return inputs.to(torch.int64)
         if self.pixels is not None:
-            mean, std = (torch.tensor(each, device=inputs.device).view(-1, 1, 1) for each in self.pixels)
-            inputs = inputs.float().div_(255).sub_(mean).div_(std)
+            mean, std = (255 * torch.tensor(each, device=inputs.device).view(-1, 1, 1) for each in self.pixels)
+            inputs = inputs.float().sub_(mean).div_(std)
         if self.shape is not None:
             channels, *size = self.shape
             if list(inputs.shape[2:]) != size:
