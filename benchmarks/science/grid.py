@@ -38,7 +38,7 @@ TASKS: dict[str, Settings] = {
     # Four layers, and a head for 14,000 words. In batches of 4, a rate of 2e-3 is too high: bfloat16 ends worse.
     "words-raise": {
         **{"data": "text", **_TEXT_RAISE, "model": "benchmarks/formats/gpt2.py:four_layers"},
-        **{"batch_size": 4, "lr": 1e-3, "pins": ["lm_head=bfloat16"]},
+        **{"batch_size": 4, "lr": 1e-3, "pins": ["lm_head=bfloat16"], "compile": False, "rounding": "compiled"},
     },
     "resnet20-raise": {
         **{"model": "zoo:resnet20", "data": "cifar10", "image_size": 16, "batch_size": 64, "test_subset": 2000},

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fractrain_fx.execution.fused_op import FusedOp
 from fractrain_fx.execution.remade import Made, Recipe
-from fractrain_fx.execution.simulated.strategy import Call, Plan, Strategy, autocast_dtype
+from fractrain_fx.execution.simulated.strategy import Call, Plan, Strategy, autocast_dtype, autocasting
 from fractrain_fx.formats.scratch import Latest
 from fractrain_fx.nn.attention import attention_probabilities
 from fractrain_fx.nn.rounding import refuse_create_graph
@@ -102,7 +102,7 @@ class ProbabilitiesRecipe:
         if found is not None:
             return found
         device = call.a.device
-        with torch.autocast(device.type, self._autocast, enabled=self._autocast is not None), self._same_noise(device):
+        with autocasting(device.type, self._autocast), self._same_noise(device):
             with torch.no_grad():
                 scores = self._strategy.forward(self._plan, call)[0]
             leaves = [scores.requires_grad_()]

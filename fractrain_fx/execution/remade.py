@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fractrain_fx.execution.blocks.original import Original, is_hooked
-from fractrain_fx.execution.simulated.strategy import autocast_dtype
+from fractrain_fx.execution.simulated.strategy import autocast_dtype, autocasting
 from fractrain_fx.formats.scratch import Latest
 
 __all__ = ["Made", "Maker", "ModuleMaker", "Recipe", "keeps_its_input"]
@@ -67,14 +67,23 @@ class ModuleMaker:
     def __init__(self, original: Original) -> None:
         self.original = original
 
+    def __repr__(self) -> str:
+        # Without an address: what the module is called makes no difference to a compiled op.
+        return "ModuleMaker()"
+
     def recipe_of(self, operand: Tensor, made: Made) -> tuple[Recipe, Sequence[Tensor | None]] | None:
         module, (source, value) = self.original.find(), made
         if not value.requires_grad or is_hooked(module):
             return None
-        if operand.untyped_storage().data_ptr() != value.untyped_storage().data_ptr():
+        if _viewed(operand) is not _viewed(value):
             return None
         layout = operand.shape, operand.stride(), operand.storage_offset()
         return _ModuleRecipe(module, autocast_dtype(source.device.type), layout), (source,)
+
+
+def _viewed(x: Tensor) -> Tensor:
+    """The tensor that ``x`` is a view of, or ``x``."""
+    return x if x._base is None else x._base
 
 
 class _ModuleRecipe(NamedTuple):
@@ -89,7 +98,7 @@ class _ModuleRecipe(NamedTuple):
         (source,) = sources
         found: Tensor | None = _latest.of(source, self)
         if found is None:
-            with torch.autocast(source.device.type, self.autocast, enabled=self.autocast is not None):
+            with autocasting(source.device.type, self.autocast):
                 value: Tensor = self.module(source)
             found = value.as_strided(*self.layout)
             _latest.keep(source, self, found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
@@ -30,6 +31,7 @@ __all__ = [
     "Strategy",
     "autocast",
     "autocast_dtype",
+    "autocasting",
     "contract",
 ]
 
@@ -175,6 +177,13 @@ def autocast_dtype(device: str) -> torch.dtype | None:
     """The type that autocast sets on a type of device; ``None`` if it is off, or if the device has none (meta)."""
     on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     return torch.get_autocast_dtype(device) if on else None
+
+
+def autocasting(device: str, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
+    """Autocast as it was when :func:`autocast_dtype` gave ``dtype``, also in a backward pass under another."""
+    if not torch.amp.is_autocast_available(device):
+        return nullcontext()
+    return torch.autocast(device, dtype, enabled=dtype is not None)
 
 
 def autocast(x: Any, dtype: torch.dtype) -> Any:
