@@ -175,16 +175,19 @@ def runs_of(
 _MAIN = "resnet20-16px"
 # Both cost less than 60 per cent of static training.
 _HIGH, _WIDE = "steered+cp-2-to-4.5", "steered+weights-6+cp-1.5-to-5.4"
+_RISING = "steered+rising-options+cp-2.6-to-4.1"
+_DFQ = ["steered+rising-options+cp-3.8", "steered+cp-3.8"]
 # The dearest options cost far more than the last target, so that gates can still choose in the last stage.
 _FREE = "steered+wide-options+weights-6+cp-2-to-4.5"
 GRIDS: dict[str, list[Run]] = {
     "quick": runs_of(["digits"], ["static"], epochs=[4])
     + runs_of(["digits"], ["fractrain"], ["default", "steered"], epochs=[4]),
     "main": [
-        *runs_of([_MAIN], ["fractrain"], [_HIGH, _WIDE, _FREE]),
+        *runs_of([_MAIN], ["fractrain"], [_RISING, _HIGH, _WIDE, _FREE]),
         *runs_of([_MAIN], ["static", "pfq"]),
         *runs_of([_MAIN], ["fractrain"], ["steered"]),
-        *runs_of([_MAIN], ["dfq"], ["steered", "steered+cp-3.8"]),
+        *runs_of([_MAIN], ["pfq"], ["stages-from-4"]),
+        *runs_of([_MAIN], ["dfq"], ["steered", *_DFQ]),
         *runs_of([_MAIN], ["float"]),
     ],
     # The best use of the same cost: more bits for weights, or more expensive options for samples that need them.
@@ -211,8 +214,9 @@ GRIDS: dict[str, list[Run]] = {
         ],
     ),
     "seeds": runs_of([_MAIN], ["static", "pfq"], seeds=[1, 2])
-    + runs_of([_MAIN], ["fractrain"], ["steered", _HIGH], seeds=[1, 2])
-    + runs_of([_MAIN], ["dfq"], ["steered+cp-3.8"], seeds=[1, 2]),
+    + runs_of([_MAIN], ["fractrain"], [_RISING, "steered", _HIGH], seeds=[1, 2])
+    + runs_of([_MAIN], ["pfq"], ["stages-from-4"], seeds=[1, 2])
+    + runs_of([_MAIN], ["dfq"], _DFQ, seeds=[1, 2]),
     "others": runs_of([_MAIN], ["slu"], ["steered"]) + runs_of([_MAIN], ["dorefa", "wageubn"]),
     # The paper's Transformer has 16 backward bits, and only its linear layers are quantized.
     "language": [
