@@ -10,7 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["BFLOAT16", "ELEMENTS", "Element", "Grid", "exponents", "round_to_grid"]
+from fractrain_fx.formats.bits import work_dtype
+
+__all__ = ["BFLOAT16", "ELEMENTS", "HALF_BITS", "Element", "Grid", "exponents", "round_to_grid", "to_bfloat16"]
 
 
 class Grid(NamedTuple):
@@ -80,6 +82,9 @@ ELEMENTS = {
     )
 }
 
+HALF_BITS = 16
+"""The width that stands for bfloat16, without scales."""
+
 BFLOAT16 = Grid(2.0**-7, 2.0**-126, 2.0**128 - 2.0**120, 127)
 """The values of torch's ``bfloat16``. Compiled graphs leave out a cast to that type and back."""
 
@@ -112,3 +117,8 @@ def round_to_grid(
         steps = steps.add_(noise)
     rounded = steps.round_().mul_(step)
     return rounded.clamp_(-grid.largest, grid.largest)  # type: ignore[arg-type]
+
+
+def to_bfloat16(x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
+    """The nearest values of bfloat16, in the type of ``x``; NaN for infinite ones, which saturate."""
+    return (round_to_grid(x.to(work_dtype(x)), BFLOAT16) + 0 * x).to(x.dtype)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from jaxtyping import Int
 from torch import Tensor
@@ -13,7 +15,8 @@ from fractrain_fx.errors import InputError
 from fractrain_fx.formats.base import Bits, Operand, Values
 from fractrain_fx.formats.bits import as_bits, known_bits, unrounded, work_dtype
 from fractrain_fx.formats.microscaling.blocks import Blocks, Cut
-from fractrain_fx.formats.microscaling.elements import BFLOAT16, ELEMENTS, Grid, round_to_grid
+from fractrain_fx.formats.microscaling.elements import ELEMENTS, HALF_BITS, Grid, to_bfloat16
+from fractrain_fx.formats.microscaling.graph_ops import has_ops, rotate_in_graph, round_in_graph
 from fractrain_fx.formats.microscaling.hadamard import rotate, rotation
 from fractrain_fx.formats.microscaling.kernels import has_kernels, rotate_compiled, round_blocks_compiled
 from fractrain_fx.formats.microscaling.quantize import round_blocks
@@ -31,8 +34,6 @@ _SHARED: dict[str, tuple[int | None, Scale]] = {
     "int": (None, "float32"),
 }
 _SIDE = 32  # of a square block of integers
-
-_HALF = 16
 
 # The tensors that each product multiplies.
 _OPERANDS = {"forward": "xw", "input_gradient": "gw", "weight_gradient": "gx"}
@@ -71,31 +72,31 @@ class MicroscalingFormat(PerProductFormat):
             return x
         bits = as_bits(bits, x)
         if getattr(self.recipe, of.product).bfloat16:
-            bits = torch.where(bits == 0, bits, bits.clamp(min=_HALF))
+            bits = torch.where(bits == 0, bits, bits.clamp(min=HALF_BITS))
         how, width = self._how(of), known_bits(bits)
         elements = self._elements[of.product, of.tensor]
         if width in (0, FLOAT_BITS):
             return x
-        if width == _HALF:
-            return _half(x)
+        if width == HALF_BITS:
+            return to_bfloat16(x)
         if width is not None and width not in elements:
             raise InputError(f"bits={width} is not a width of format {self.name!r}: it has {[*elements, 16, 32]}")
         cuts, scale = self._cuts(x, of, how)
         # A gradient in square blocks is rounded once for both of its products.
         if seed is not None and of.product == "weight_gradient" and not how.square:
             seed = seed + APART
-        if self.compiled and width is not None and has_kernels(values := _single(x)):
-            matrices = not of.positions
-            rounded = round_blocks_compiled(
-                values, elements[width], cuts, scale, stochastic=how.stochastic, seed=seed, matrices=matrices
-            )
-            return rounded.to(x.dtype)
+        noise: dict[str, Any] = {"stochastic": how.stochastic, "seed": seed}
+        if self.compiled and width is not None and has_kernels(x):
+            grid = elements[width]
+            return round_blocks_compiled(x, grid, cuts, scale, **noise, matrices=not of.positions)
+        if self.compiled and has_ops(x, bits):
+            return round_in_graph(x, bits, elements, cuts, scale, **noise, matrices=not of.positions)
         blocks = Blocks(x.shape, cuts)
         grid = elements[width] if width is not None else _by_bits(elements, _spread(bits, x, blocks))
-        rounded = round_blocks(x, grid, blocks, scale, stochastic=how.stochastic, seed=seed)
+        rounded = round_blocks(x, grid, blocks, scale, **noise)
         if width is not None:
             return rounded
-        return unrounded(bits, x, torch.where(bits == _HALF, _half(x), rounded))
+        return unrounded(bits, x, torch.where(bits == HALF_BITS, to_bfloat16(x), rounded))
 
     def transform(
         self, product: str, first: Values, second: Values, dims: tuple[int, int], bits: tuple[Bits, Bits], seed: Tensor
@@ -103,21 +104,21 @@ class MicroscalingFormat(PerProductFormat):
         """The random Hadamard transform of the recipe, where one of both operands has few bits."""
         width = getattr(self.recipe, product).hadamard
         few = [as_bits(each, first) for each in bits]
-        if width is None or all(known_bits(each) in (0, _HALF, FLOAT_BITS) for each in few):
+        if width is None or all(known_bits(each) in (0, HALF_BITS, FLOAT_BITS) for each in few):
             return first, second
         while width // 2 >= first.shape[dims[0]] and width > 1:
             width //= 2
-        if self.compiled and all(known_bits(each) is not None for each in few):
-            pairs = zip((first, second), dims, strict=True)
-            found = [rotate_compiled(_single(x), dim, width, seed) for x, dim in pairs]
-            if found[0] is not None and found[1] is not None:
-                return found[0], found[1]
+        pair = ((first, dims[0]), (second, dims[1]))
+        if self.compiled and all(has_ops(x, each) for x, _ in pair for each in few):
+            return rotate_in_graph(first, few, dims[0], width, seed), rotate_in_graph(second, few, dims[1], width, seed)
+        if self.compiled and all(known_bits(each) is not None for each in few) and all(has_kernels(x) for x, _ in pair):
+            return rotate_compiled(first, dims[0], width, seed), rotate_compiled(second, dims[1], width, seed)
         matrix = rotation(width, seed, first.new_empty(0, dtype=work_dtype(first)))
         if any(known_bits(each) is None for each in few):
-            wide = [(each == 0) | (each == _HALF) | (each == FLOAT_BITS) for each in few]
+            wide = [(each == 0) | (each == HALF_BITS) | (each == FLOAT_BITS) for each in few]
             same = torch.eye(width, dtype=matrix.dtype, device=matrix.device)
             matrix = torch.where(wide[0] & wide[1], same, matrix)
-        rotated = (rotate(x.to(matrix.dtype), dim, matrix) for x, dim in zip((first, second), dims, strict=True))
+        rotated = (rotate(x.to(matrix.dtype), dim, matrix) for x, dim in pair)
         return next(rotated), next(rotated)
 
     def products(self) -> dict[str, str]:
@@ -167,16 +168,6 @@ class MicroscalingFormat(PerProductFormat):
         if square:
             cuts.append(Cut(of.across, size))
         return cuts, scale
-
-
-def _single(x: Tensor) -> Tensor:
-    """Half types in float32."""
-    return x if x.dtype == work_dtype(x) else x.to(work_dtype(x))
-
-
-def _half(x: Tensor) -> Tensor:
-    """The nearest values of bfloat16; NaN for infinite ones, which saturate."""
-    return (round_to_grid(x.to(work_dtype(x)), BFLOAT16) + 0 * x).to(x.dtype)
 
 
 def _spread(bits: Tensor, x: Tensor, blocks: Blocks) -> Tensor:

@@ -10,18 +10,24 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fractrain_fx.formats.affine.kernels import has_kernels
+from fractrain_fx.formats.bits import work_dtype
 from fractrain_fx.formats.microscaling.blocks import Cut
 from fractrain_fx.formats.microscaling.elements import Grid
+from fractrain_fx.formats.microscaling.hadamard import rotate, rotation
 from fractrain_fx.formats.microscaling.scales import Scale
 from fractrain_fx.formats.noise import draw_seed
 from fractrain_fx.native import kernels
 
-__all__ = ["has_kernels", "rotate_compiled", "round_blocks_compiled"]
+__all__ = ["has_kernels", "room", "rotate_compiled", "rotated_room", "round_blocks_compiled"]
 
 # `Scale` in csrc/elements.h. The last one is that of a float32 scale for the whole tensor.
 _KINDS = {"e8m0": 0, "e4m3": 1, "float32": 2}
 _OF_TENSOR = 3
+
+
+def has_kernels(x: Tensor) -> bool:
+    """Whether the kernels take the values: of at most 32 bits, on a CPU, not empty."""
+    return x.is_cpu and work_dtype(x) == torch.float32 and x.numel() > 0
 
 
 def round_blocks_compiled(
@@ -53,24 +59,40 @@ def round_blocks_compiled(
     if size is None and scale == "float32" and len(first) == x.ndim:
         first, size, kind = (), 1, _OF_TENSOR
     number = int(draw_seed() if seed is None else seed) if stochastic else None
-    out = _room(x, x.shape, matrices)
-    kernels().round_blocks(x, first, second, size, grid, kind, number, out=out)
-    return out
+    single, out = _single(x), room(x, matrices)
+    kernels().round_blocks(single, first, second, size, grid, kind, number, out=out)
+    return out if single is x else out.to(x.dtype)
 
 
-def rotate_compiled(x: Tensor, dim: int, width: int, seed: Tensor) -> Tensor | None:
-    """Every ``width`` neighbours along a dimension times :func:`~fractrain_fx.formats.microscaling.hadamard.rotation`.
+def rotate_compiled(x: Tensor, dim: int, width: int, seed: Tensor) -> Tensor:
+    """:func:`~fractrain_fx.formats.microscaling.hadamard.rotate` by :func:`rotation`, up to the order of sums.
 
-    The same numbers up to the order of sums. ``None`` if the kernel does not take ``x``, which must have values next to
-    each other along another dimension.
+    The kernel needs values next to each other along another dimension; others take the product of matrices.
+
+    Args:
+        x: values that :func:`has_kernels`.
+        dim: along which they are transformed.
+        width: of the transform.
+        seed: of its signs.
     """
-    if not has_kernels(x) or x.stride(dim) == 1:
-        return None
-    shape = [*x.shape]
-    shape[dim] += -shape[dim] % width
-    out = _room(x, shape, False)
+    x = _single(x)
+    if x.stride(dim) == 1:
+        return rotate(x, dim, rotation(width, seed, x))
+    out = rotated_room(x, dim, width)
     kernels().rotate(x, dim, width, int(seed), out=out)
     return out
+
+
+def room(x: Tensor, matrices: bool) -> Tensor:
+    """Memory for what :func:`round_blocks_compiled` computes from ``x``, in float32."""
+    return _room(_single(x), x.shape, matrices)
+
+
+def rotated_room(x: Tensor, dim: int, width: int) -> Tensor:
+    """Memory for what :func:`rotate_compiled` gives."""
+    x = _single(x)
+    shape = tuple(size + -size % width if place == dim else size for place, size in enumerate(x.shape))
+    return x.new_empty(shape) if x.stride(dim) == 1 else _room(x, shape, False)
 
 
 def _room(x: Tensor, shape: Sequence[int], matrices: bool) -> Tensor:
@@ -80,3 +102,8 @@ def _room(x: Tensor, shape: Sequence[int], matrices: bool) -> Tensor:
     if x.ndim < 2 or x.stride(-1) <= x.stride(-2):
         return x.new_empty(shape)
     return x.new_empty([*shape[:-2], shape[-1], shape[-2]]).mT
+
+
+def _single(x: Tensor) -> Tensor:
+    """Half types in float32."""
+    return x if x.dtype == torch.float32 else x.float()

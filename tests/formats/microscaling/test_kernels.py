@@ -150,10 +150,10 @@ def test_noise_follows_the_seed_and_no_two_values_share_it() -> None:
 def test_the_transform_is_that_of_the_plain_arithmetic(shape: tuple[int, ...], width: int) -> None:
     for x, dim in ((torch.randn(shape), 0), (torch.randn(shape).movedim(0, 1), 1)):
         found, wanted = rotate_compiled(x, dim, width, SEED), rotate(x, dim, rotation(width, SEED, x))
-        assert found is not None
         # Sums of up to 128 values in another order.
         torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
-    assert rotate_compiled(torch.randn(5, 37), 1, width, SEED) is None
+    x = torch.randn(5, 37)  # nothing lies beside these values: the plain arithmetic
+    assert torch.equal(rotate_compiled(x, 1, width, SEED), rotate(x, 1, rotation(width, SEED, x)))
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def test_the_format_calls_them_for_one_width_in_eager_mode_only(called: list[str]) -> None:
+def test_the_format_calls_them_for_one_width(called: list[str]) -> None:
     fmt, plain = (get_format("mx", compiled=compiled) for compiled in (True, False))
     of, x, half = Operand("forward", "x", (1,)), torch.randn(6, 40), torch.randn(6, 40).bfloat16()
     assert torch.equal(fmt.operand(x, 4, of), plain.operand(x, 4, of)) and called == ["round_blocks"]
@@ -179,9 +179,6 @@ def test_the_format_calls_them_for_one_width_in_eager_mode_only(called: list[str
     for bits in (torch.tensor([4, 8, 4, 0, 32, 4]).view(6, 1), 16, 32):
         assert torch.equal(fmt.operand(x, bits, of), plain.operand(x, bits, of))
     assert torch.equal(fmt.operand(x.double(), 4, of), plain.operand(x.double(), 4, of)) and len(called) == 2
-    torch._dynamo.reset()
-    run = torch.compile(lambda x: fmt.operand(x, torch.tensor(4), of), backend="eager", fullgraph=True)
-    assert torch.equal(run(x), plain.operand(x, 4, of)) and len(called) == 2
 
 
 def test_both_products_that_read_a_square_block_get_the_same_noise() -> None:
@@ -248,9 +245,7 @@ def test_threads_round_alike() -> None:
             torch.set_num_threads(number)
             for dims, size, scale in kinds:
                 found.append(round_blocks_compiled(x, grid, [Cut(dims, size)], scale, stochastic=True, seed=SEED))
-            rotated = rotate_compiled(x, 0, 16, SEED)
-            assert rotated is not None
-            found.append(rotated)
+            found.append(rotate_compiled(x, 0, 16, SEED))
     finally:
         torch.set_num_threads(threads)
     for one, other in zip(found[:4], found[4:], strict=True):
