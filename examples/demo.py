@@ -6,6 +6,7 @@ measured while they train. Each run stays in a folder under ``runs/demo``, which
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import sys
@@ -28,10 +29,13 @@ METHODS = {
 RUNS = Path("runs/demo")
 
 
-def main(epochs: int = 30) -> None:
+def main(epochs: int = 30, seed: int = 0) -> None:
     console = new_console()
     settings = RunSettings(
-        model="timm:resnet10t", data="digits", image_size=16, train=TrainSettings(epochs=epochs, batch_size=64)
+        model="timm:resnet10t",
+        data="digits",
+        image_size=16,
+        train=TrainSettings(epochs=epochs, batch_size=64, seed=seed),
     )
     results = []
     for label, config in METHODS.items():
@@ -53,4 +57,6 @@ def report_command() -> str:
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=0, help="of weights, order and noise")
+    main(seed=parser.parse_args().seed)

@@ -79,7 +79,8 @@ class FracConfig:
             ``compiled``: each in one pass, with C++ kernels for format ``affine`` and block formats, built at their
             first use (a minute, kept on disk; needs a C++ compiler and ninja). With ``execution="auto"`` they also
             multiply codes, on a CPU with AVX2 or AVX-512. In graphs that ``torch.compile`` made, they compute the
-            gradient of gates and the products of codes, and the compiler's own code rounds. ``auto``: ``compiled`` on
+            gradient of gates, the products of codes and, under block formats, the rounding; the compiler's own code
+            rounds ``affine``. ``auto``: ``compiled`` on
             a CPU where the kernels were built before, else ``eager``; ``fractrain train`` builds them for a long run.
         execution: ``simulate``: every block runs for all samples, and its result is dropped for samples that skip it.
             ``auto``: samples that skip are left out if that saves time. Values stay the same with two exceptions: batch
