@@ -45,8 +45,6 @@ def check_config(config: FracConfig) -> None:
     if not (2 <= config.weight_bits <= 16 or config.weight_bits == FLOAT_BITS):
         raise ConfigError(f"weight_bits={config.weight_bits} must be 2 to 16, or 32 for float")
     check_clock(config)
-    if config.schedule in ("manual", "cyclic") and config.epochs is None and config.every is None:
-        raise ConfigError(f"schedule={config.schedule!r} divides a run into parts: say how long with epochs=...")
     if (config.epochs is not None and config.epochs < 1) or config.cycles < 1:
         raise ConfigError(f"epochs={config.epochs} and cycles={config.cycles} must be at least 1")
 

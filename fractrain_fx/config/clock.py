@@ -114,8 +114,6 @@ def check_clock(config: FracConfig) -> None:
     for given in (shares, [turn.number for turn in amounts]):
         if any(before >= after for before, after in pairwise(given)):
             raise ConfigError(f"turns={_shown(config)} must rise")
-    if shares and every is None and config.epochs is None:
-        raise ConfigError(f"turns={_shown(config)} are shares of the run: say how long it is with epochs=...")
 
 
 def _shown(config: FracConfig) -> str:

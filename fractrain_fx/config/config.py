@@ -111,10 +111,11 @@ class FracConfig:
             ``None``: after each epoch. It then gets the mean loss since it was last asked.
         turns: where each stage after the first begins, for ``fixed``: shares of the run (``0.75``), or ``Steps`` or
             ``Tokens``, as ``every`` counts. A stage begins when the schedule is next asked.
-        length: length of the run in the unit of ``every``, where the schedule needs it.
+        length: length of the run in the unit of ``every``, for schedules that divide it. Hugging Face's and
+            Lightning's trainers know it, unless the unit is tokens.
         indicator: the loss that moves the stages of ``auto`` and ``two-stage``. ``task``: the task loss. ``total``: the
             task loss plus the cost term, as in the authors' code (``fractrain``).
-        epochs: length of the run; needed by schedules that divide it, unless ``every`` counts steps or tokens.
+        epochs: the same where ``every`` is ``None``.
         cycles: cosine cycles of the ``cyclic`` schedule.
         epsilon, alpha: threshold of the turning point and its decay (Algorithm 1).
         keep: share of the old running range that a training step keeps.

@@ -20,7 +20,7 @@ from fractrain_fx.engine.gradient_noise import GradientNoiseSchedule
 from fractrain_fx.engine.indicator import LossPlateau
 from fractrain_fx.errors import ConfigError
 
-__all__ = ["AutoSchedule", "EpochSchedule", "Level", "StagePlan", "StageSchedule", "plan_stages"]
+__all__ = ["AutoSchedule", "EpochSchedule", "Level", "StagePlan", "StageSchedule", "lacks_length", "plan_stages"]
 
 Level: TypeAlias = Precision | float
 
@@ -117,6 +117,13 @@ def plan_stages(config: FracConfig, levels: tuple[Level, ...]) -> StagePlan:
     if config.schedule == "two-stage":
         levels = (levels[0], levels[-1])
     return StagePlan(levels, AutoSchedule(len(levels), LossPlateau(config.epsilon, config.alpha)))
+
+
+def lacks_length(config: FracConfig, levels: tuple[Level, ...]) -> bool:
+    """Whether :func:`plan_stages` would need the length of the run, which the configuration does not say."""
+    shares = config.schedule == "fixed" and any(isinstance(turn, float) for turn in config.turns)
+    divides = config.schedule in ("manual", "cyclic") or shares
+    return divides and len(levels) > 1 and windows_of(config) is None
 
 
 def _windows(config: FracConfig) -> int:

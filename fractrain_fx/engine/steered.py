@@ -114,7 +114,7 @@ def steered_model(model: Any) -> SteeredModel:
 
 
 def note_steered(model: SteeredModel) -> None:
-    """Note that an engine was made for a model."""
+    """Note that an engine was made for a model, or is made when training begins."""
     _STEERED.add(model)
 
 

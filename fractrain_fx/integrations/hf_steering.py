@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from typing import Any, cast
 
 from torch import Tensor
@@ -11,7 +12,9 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from fractrain_fx.engine import Engine, StageChange
 from fractrain_fx.engine.distributed import sum_over_ranks, world_size
 from fractrain_fx.engine.meter import EpochMeter
+from fractrain_fx.engine.steered import note_steered
 from fractrain_fx.errors import ConfigError, CostTermError, InputError, RunError
+from fractrain_fx.integrations.length import engine_for, waits_for_length
 from fractrain_fx.model import FracModel
 
 __all__ = ["Steering", "refuse_fsdp"]
@@ -43,6 +46,7 @@ class Steering(TrainerCallback):
         self.stage_steps = stage_steps
         self.culprit = "this Trainer"
         self._engine: Engine | None = None
+        self._frac_model: FracModel | None = None
         self._cost: Tensor | None = None
         self._batches = self._stage = 0
         self._open_window()
@@ -50,12 +54,23 @@ class Steering(TrainerCallback):
     @property
     def engine(self) -> Engine:
         """The engine that this Trainer drives."""
+        config = self.frac_model.frac_config
         if self._engine is None:
-            raise InputError("there is no model yet: Trainer makes it with model_init when it is built")
+            raise InputError(
+                f"schedule={config.schedule!r} divides the run, whose length Trainer knows when training begins: read "
+                "the engine after that, or write epochs=... (with every: length=...) in FracConfig"
+            )
         return self._engine
 
+    @property
+    def frac_model(self) -> FracModel:
+        """The rewritten model that this Trainer trains."""
+        if self._frac_model is None:
+            raise InputError("there is no model yet: Trainer makes it with model_init when it is built")
+        return self._frac_model
+
     def steer(self, model: Any) -> FracModel:
-        """Take a rewritten model and make its engine."""
+        """Take a rewritten model, and make its engine if its schedule need not know how long Trainer trains."""
         if not isinstance(model, FracModel):
             raise ConfigError(
                 f"Trainer got a {type(model).__name__}, which has no fractional precision to train: "
@@ -72,7 +87,9 @@ class Steering(TrainerCallback):
                 "train a model after fractrain_fx.distributed.fully_shard in a loop of your own or with "
                 "fractrain train --shard, or leave fully_shard out"
             )
-        self._engine = Engine(model)
+        self._frac_model = model
+        note_steered(model)  # Trainer looks for it before training begins
+        self._engine = None if waits_for_length(model) else Engine(model)
         return model
 
     def add_cost(self, loss: Tensor, mean: Tensor, weight: float) -> Tensor:
@@ -103,6 +120,11 @@ class Steering(TrainerCallback):
             raise ConfigError(
                 f"Trainer would spread the batch over {args.n_gpu} GPUs of one process, which a recorded graph cannot "
                 "follow: start one process a GPU (accelerate launch, torchrun), or show it one (CUDA_VISIBLE_DEVICES)"
+            )
+        if self._engine is None:
+            epochs = None if state.num_train_epochs == sys.maxsize else state.num_train_epochs  # no end but max_steps
+            self._engine = engine_for(
+                self.frac_model, stage_steps=self.stage_steps, epochs=epochs, steps=lambda: state.max_steps
             )
         self.engine.accumulate = args.gradient_accumulation_steps
         if state.global_step == 0:

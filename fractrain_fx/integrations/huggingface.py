@@ -62,7 +62,10 @@ class FracTrainMixin:
 
     @property
     def engine(self) -> Engine:
-        """The engine: stage, ledger, and ``loss`` for a ``compute_loss`` of your own."""
+        """The engine: stage, ledger, and ``loss`` for a ``compute_loss`` of your own.
+
+        If the schedule divides a run whose length only Trainer knows, it exists from the beginning of training on.
+        """
         return self._steering.engine
 
     def call_model_init(self, trial: Any = None) -> nn.Module:
@@ -75,7 +78,7 @@ class FracTrainMixin:
     ) -> Any:
         """Trainer's loss plus the cost term."""
         trainer: Any = self
-        original = self._steering.engine.model._state.original  # type: ignore[attr-defined]
+        original = self._steering.frac_model._state.original
         share = share_of(original, inputs, num_items_in_batch)  # before the call, which may remove the labels
         loss, outputs = super().compute_loss(  # type: ignore[misc]
             model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch

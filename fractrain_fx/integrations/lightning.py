@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from fractrain_fx.engine import Engine
 from fractrain_fx.errors import ConfigError, CostTermError
 from fractrain_fx.integrations.find import model_in
+from fractrain_fx.integrations.length import engine_for
 
 __all__ = ["FracTrainCallback"]
 
@@ -53,11 +54,15 @@ class FracTrainCallback(Callback):
             raise ConfigError("the engine is made when trainer.fit begins: read it after that, or pass one")
         return self._engine
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage != "fit":
-            return
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._engine is None:
-            self._engine = Engine(model_in(pl_module))
+            limits = (trainer.max_epochs, trainer.max_steps)
+            self._engine = engine_for(
+                model_in(pl_module),
+                stage_steps=self._stage_steps,
+                epochs=None if limits[0] in (None, -1) else limits[0],
+                steps=lambda: None if limits == (-1, -1) else int(trainer.estimated_stepping_batches),
+            )
         every = self.engine.model.frac_config.every
         if self._stage_steps is not None and every is not None:
             raise ConfigError(

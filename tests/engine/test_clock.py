@@ -144,7 +144,6 @@ def test_loops_that_do_not_fit_the_clock_are_told_so() -> None:
         ({"schedule": "fixed", "turns": (Tokens(5),)}, "every='100 tokens'"),
         ({"schedule": "fixed", "turns": (1.5,)}, "between 0 and 1"),
         ({"schedule": "fixed", "turns": (Steps(5), Steps(4))}, "must rise"),
-        ({"schedule": "fixed", "turns": (0.5,), "every": None}, "epochs="),
     ],
 )
 def test_clocks_that_mean_nothing_are_refused(settings: dict[str, Any], message: str) -> None:

@@ -1,10 +1,12 @@
 """Each schedule walks the levels as ALGORITHM 6 says."""
 
+from typing import Any
+
 import pytest
 
 from fractrain_fx.config import FracConfig, Steps
 from fractrain_fx.config.precision import Precision
-from fractrain_fx.engine.schedules import AutoSchedule, StagePlan, StageSchedule, plan_stages
+from fractrain_fx.engine.schedules import AutoSchedule, StagePlan, StageSchedule, lacks_length, plan_stages
 from fractrain_fx.errors import ConfigError
 
 STAGES = FracConfig().stages.stages
@@ -94,6 +96,17 @@ def test_fixed_stages_begin_at_shares_of_the_run_or_at_steps() -> None:
 def test_turns_that_do_not_fit_the_run_are_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         plan_stages(FracConfig(schedule="fixed", epochs=10, **settings), TARGETS)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"schedule": "manual"}, {"schedule": "cyclic"}, {"schedule": "fixed", "turns": (0.3, 0.5, 0.9)}]
+)
+def test_a_schedule_that_divides_the_run_asks_for_its_length(settings: dict[str, Any]) -> None:
+    config = FracConfig(**settings)
+    assert lacks_length(config, TARGETS) and not lacks_length(config.replace(epochs=20), TARGETS)
+    with pytest.raises(ConfigError, match=r"say how long it is with epochs=\.\.\."):
+        plan_stages(config, TARGETS)
+    assert not lacks_length(config, TARGETS[:1])  # one stage
 
 
 def test_a_clock_in_steps_divides_the_run_into_windows() -> None:

@@ -16,7 +16,14 @@ from torch.nn import functional as F
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from fractrain_fx import Engine, FracConfig, FracModel, Steps, Tokens, fractrainify
-from fractrain_fx.errors import ConfigError, CostTermError, FracTrainWarning, NonFiniteLossError, RunError
+from fractrain_fx.errors import (
+    ConfigError,
+    CostTermError,
+    FracTrainWarning,
+    InputError,
+    NonFiniteLossError,
+    RunError,
+)
 from fractrain_fx.integrations.huggingface import FracTrainCallback, FracTrainMixin
 from tests.integrations.stdlib_text import LENGTH, VOCABULARY, NextWord, WhichModule, batch
 
@@ -121,6 +128,34 @@ def test_stages_may_change_every_n_steps(tmp_path: Path) -> None:
     assert [row.level for row in engine.ledger.rows] == ["FW-4/BW-6", "FW-6/BW-6", "FW-8/BW-8"]
     with pytest.raises(ConfigError, match="stage_steps"):
         FracTrainCallback(rewritten(bert(), rows), stage_steps=0)
+
+
+def test_trainer_tells_a_schedule_how_long_the_run_is(tmp_path: Path) -> None:
+    rows = WhichModule(20)  # 5 steps an epoch
+    config = FracConfig(method="pfq", schedule="manual", stages="FW(4,8)/BW(6,8)")
+    callback = FracTrainCallback(rewritten(bert(), rows, config))
+    with pytest.raises(InputError, match="schedule='manual' divides the run, whose length Trainer knows"):
+        _ = callback.engine
+    trainer = Trainer(callback.model, arguments(tmp_path), train_dataset=rows, callbacks=[callback])
+    trainer.train()
+    assert [row.level for row in callback.engine.ledger.rows] == ["FW-4/BW-6", "FW-8/BW-8"]
+
+    split = Tuner(rewritten(bert(), rows, config), arguments(tmp_path), train_dataset=rows, stage_steps=4)
+    split.train()  # 4, 4 and 2 steps
+    assert [row.level for row in split.engine.ledger.rows] == ["FW-4/BW-6", "FW-4/BW-6", "FW-8/BW-8"]
+
+    late = config.replace(schedule="fixed", every=Steps(2), turns=(0.6,))
+    saving = arguments(tmp_path / "late", save_strategy="steps", save_steps=7)
+    whole = Tuner(rewritten(bert(), rows, late), saving, train_dataset=rows)
+    whole.train()
+    assert whole.engine.ledger.turning_steps == (6,)
+    resumed = Tuner(rewritten(bert(), rows, late), saving, train_dataset=rows)
+    resumed.train(resume_from_checkpoint=f"{tmp_path}/late/checkpoint-7")
+    assert resumed.engine.ledger.to_dict() == whole.engine.ledger.to_dict()
+
+    tokens = late.replace(every=Tokens(100))
+    with pytest.raises(ConfigError, match=r"length=Tokens"):
+        Tuner(rewritten(bert(), rows, tokens), arguments(tmp_path), train_dataset=rows).train()
 
 
 def test_a_stage_may_begin_at_any_step_or_token_and_a_resumed_run_goes_on_there(tmp_path: Path) -> None:

@@ -188,6 +188,22 @@ def test_stages_may_change_every_n_steps(tmp_path: Path) -> None:
         FracTrainCallback(stage_steps=0)
 
 
+def test_the_trainer_tells_a_schedule_how_long_the_run_is(tmp_path: Path) -> None:
+    config = FracConfig(method="pfq", schedule="manual", stages="FW(4,8)/BW(6,8)")
+    late = config.replace(schedule="fixed", every=Steps(2), turns=(0.6,))
+    for each, options, levels in (
+        (config, {}, ["FW-4/BW-6", "FW-8/BW-8"]),
+        (config, {"stage_steps": 4}, ["FW-4/BW-6", "FW-4/BW-6", "FW-8/BW-8"]),
+        (late, {}, ["FW-4/BW-6", "FW-8/BW-8"]),
+    ):
+        callback = FracTrainCallback(**options)  # type: ignore[arg-type]
+        trainer_of(callback, tmp_path).fit(Digits(rewritten(each)), loaders()[0])
+        assert [row.level for row in callback.engine.ledger.rows] == levels
+    assert callback.engine.ledger.turning_steps == (6,)
+    with pytest.raises(ConfigError, match="epochs="):
+        trainer_of(FracTrainCallback(), tmp_path, max_epochs=-1).fit(Digits(rewritten(config)), loaders()[0])
+
+
 def test_a_stage_may_begin_at_any_step(tmp_path: Path) -> None:
     config = FracConfig(method="pfq", stages="FW(4,8)/BW(6,8)", every=Steps(3), schedule="fixed", turns=(Steps(6),))
     callback = FracTrainCallback()
