@@ -113,6 +113,18 @@ def test_the_page_has_means_spread_shares_and_figures(tmp_path: Path) -> None:
         assert (tmp_path / "results" / f"science-digits-{name}.svg").read_text(encoding="utf-8").startswith("<svg")
 
 
+def test_a_method_is_said_by_its_setting_with_the_most_seeds_then_by_the_best_below_the_cost_of_static() -> None:
+    static = [record("static", 4, 70, 1e9), record("static", 8, 80, 2e9), record("static", 16, 84, 4e9)]
+    pfq = [record("pfq", 8, value, 1.5e9, 0, setting) for setting, value in (("worse", 78.0), ("better", 79.0))]
+    pfq += [record("pfq", 8, 81.0, 3e9, 0, "dear"), record("pfq", 4, 69.0, 1e9, 0, "better")]
+    dfq = [record("dfq", 8, 77.0, 1.5e9, seed, "sure") for seed in range(2)]
+    dfq += [record("dfq", 16, 80.0, 3e9, 0, "sure"), record("dfq", 8, 79.0, 1.5e9, 0, "lucky")]
+    said = findings(groups_of([*static, *pfq, *dfq]))
+    assert "**pfq** (better) after 8 epochs: 79.00 %, 1.00 points below static" in said
+    assert "**dfq** (sure) after 8 epochs: 77.00 %" in said and "**dfq** (sure) after 16 epochs: 80.00 %" in said
+    assert not any(word in said for word in ("worse)", "(dear)", "(lucky)", "after 4 epochs"))
+
+
 def test_what_choosing_by_input_is_worth_is_said_with_its_sign() -> None:
     tests = [{"value": 78.0, "shuffled_value": 77.5, "fixed_value": 79.0} for _ in range(2)]
     tests[1]["shuffled_value"] = 78.25
