@@ -28,6 +28,11 @@ TASKS: dict[str, Settings] = {
     "digits-tiny": {"model": "zoo:resnet20", "data": "digits", "image_size": 8, "batch_size": 32, "subset": 96},
     # 4 epochs of tiny-shakespeare are 1,960 steps; the rate rises over the first 100.
     "characters": {"model": "hf:gpt2", "data": "characters", "batch_size": 32, "lr": 2e-3, "warm_up": 0.05},
+    # The same with four layers, on WikiText-2's validation text: 4 epochs are 2,188 steps.
+    "wikitext-characters": {
+        **{"model": "benchmarks/formats/gpt2.py:four_layers", "data": "characters", "batch_size": 32},
+        **{"lr": 2e-3, "warm_up": 0.05, "test_subset": 4096},
+    },
     # Short runs to compare number formats. An epoch is a window of 30 steps, so that stages can change in between.
     "characters-short": {
         **{"model": "hf:gpt2", "data": "characters", "batch_size": 16, "epoch_steps": 30, "test_subset": 128},
@@ -177,6 +182,7 @@ _MAIN = "resnet20-16px"
 _HIGH, _WIDE = "steered+cp-2-to-4.5", "steered+weights-6+cp-1.5-to-5.4"
 _RISING = "steered+rising-options+cp-2.6-to-4.1"
 _DFQ = ["steered+rising-options+cp-3.8", "steered+cp-3.8"]
+_TEXTS = ["characters", "wikitext-characters"]
 # The dearest options cost far more than the last target, so that gates can still choose in the last stage.
 _FREE = "steered+wide-options+weights-6+cp-2-to-4.5"
 GRIDS: dict[str, list[Run]] = {
@@ -220,10 +226,14 @@ GRIDS: dict[str, list[Run]] = {
     "others": runs_of([_MAIN], ["slu"], ["steered"]) + runs_of([_MAIN], ["dorefa", "wageubn"]),
     # The paper's Transformer has 16 backward bits, and only its linear layers are quantized.
     "language": [
-        *runs_of(["characters"], ["float", "static"], epochs=[4]),
-        *runs_of(["characters"], ["static"], ["bw-16", "bw-16+linear-only"], epochs=[4]),
-        *runs_of(["characters"], ["pfq"], ["default", "stages-to-16", "stages-to-16+linear-only"], epochs=[4]),
-        *runs_of(["characters"], ["fractrain"], ["steered", "steered+cp-2-to-4.5"], epochs=[4]),
+        *runs_of(_TEXTS, ["float", "static"], epochs=[4]),
+        *runs_of(_TEXTS, ["static"], ["bw-16"], epochs=[4]),
+        *runs_of(_TEXTS, ["pfq"], ["stages-to-16", "stages-from-4-to-16"], epochs=[4]),
+        *runs_of(_TEXTS, ["fractrain"], ["steered+cp-2-to-4.5"], epochs=[4]),
+        *runs_of(_TEXTS[:1], ["static"], ["bw-16+linear-only"], epochs=[4]),
+        *runs_of(_TEXTS[:1], ["pfq"], ["stages-from-4-to-16+linear-only"], epochs=[4]),
+        *runs_of(_TEXTS[:1], ["pfq"], ["default", "stages-to-16+linear-only"], epochs=[4]),
+        *runs_of(_TEXTS[:1], ["fractrain"], ["steered"], epochs=[4]),
     ],
     "formats": [
         *runs_of(["characters-short"], ["float", "bf16", *FORMAT_RECIPES], epochs=[20]),
