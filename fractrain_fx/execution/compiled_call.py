@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from fractrain_fx.execution.simulated.arithmetic import Bound, Gradients, Needs
@@ -34,16 +35,17 @@ class Chooser(Protocol):
         ...
 
 
-# A compiled graph holds numbers and not objects.
+# A compiled graph holds tensors and not objects. A number that is a tensor may be another one at each call, so equal
+# ops can run what was compiled for one of them.
 _numbers = itertools.count()
 _choosers: weakref.WeakValueDictionary[int, Chooser] = weakref.WeakValueDictionary()
 
 
-def number_of(chooser: Chooser) -> int:
+def number_of(chooser: Chooser) -> Int[Tensor, ""]:
     """A new number for an op, valid in this process while the op exists."""
     number = next(_numbers)
     _choosers[number] = chooser
-    return number
+    return torch.tensor(number, device="cpu")
 
 
 @dataclass(frozen=True)
@@ -53,15 +55,17 @@ class CalledStrategy:
     Only operands are saved for backward.
 
     Attributes:
-        number: the op's number.
+        number: the op's number, which is read when the op runs.
         needs: whether both factors and the added term need gradients.
     """
 
-    number: int
+    number: Int[Tensor, ""]
     needs: Needs
 
     def forward(self, plan: Plan, call: Call) -> Contracted:
-        return torch.ops.fractrain_fx.forward_of(self.number, self.needs, *call.flatten()), None, None
+        # The compiler drops this product, of which only the size is read.
+        size = plan.arithmetic.forward(Bound(call.a, call.b, call.added, plan.static)).shape
+        return torch.ops.fractrain_fx.forward_of(self.number, size, self.needs, *call.flatten()), None, None
 
     def backward(
         self, plan: Plan, call: Call, g: Tensor, saved: tuple[Tensor | None, Tensor | None], needs: Needs
@@ -74,22 +78,30 @@ class CalledStrategy:
 
 @torch.library.custom_op("fractrain_fx::forward_of", mutates_args=())
 def _forward(
-    number: int, needed: Sequence[bool], tensors: Sequence[Tensor | None], measured_here: Sequence[bool]
+    number: Tensor,
+    size: Sequence[int],
+    needed: Sequence[bool],
+    tensors: Sequence[Tensor | None],
+    measured_here: Sequence[bool],
 ) -> Tensor:
     plan, strategy, call = _chosen(number, needed, tensors, measured_here)
     return strategy.forward(plan, call)[0].contiguous()
 
 
 @_forward.register_fake
-def _(number: int, needed: Sequence[bool], tensors: Sequence[Tensor | None], measured_here: Sequence[bool]) -> Tensor:
-    plan, call = _choosers[number].plan, Call.unflatten(tensors, measured_here)
-    out = plan.arithmetic.forward(Bound(call.a, call.b, call.added, plan.static))
-    return out.new_empty(out.shape)
+def _(
+    number: Tensor,
+    size: Sequence[int],
+    needed: Sequence[bool],
+    tensors: Sequence[Tensor | None],
+    measured_here: Sequence[bool],
+) -> Tensor:
+    return number.new_empty(size, dtype=torch.float32)
 
 
 @torch.library.custom_op("fractrain_fx::backward_of", mutates_args=())
 def _backward(
-    number: int,
+    number: Tensor,
     needed: Sequence[bool],
     asked: Sequence[bool],
     g: Tensor,
@@ -103,7 +115,7 @@ def _backward(
 
 @_backward.register_fake
 def _(
-    number: int,
+    number: Tensor,
     needed: Sequence[bool],
     asked: Sequence[bool],
     g: Tensor,
@@ -114,9 +126,9 @@ def _(
 
 
 def _chosen(
-    number: int, needed: Sequence[bool], tensors: Sequence[Tensor | None], measured_here: Sequence[bool]
+    number: Tensor, needed: Sequence[bool], tensors: Sequence[Tensor | None], measured_here: Sequence[bool]
 ) -> tuple[Plan, Strategy, Call]:
-    chooser, call = _choosers[number], Call.unflatten(tensors, measured_here)
+    chooser, call = _choosers[int(number)], Call.unflatten(tensors, measured_here)
     return chooser.plan, chooser.chosen(chooser.plan, call, _needs(needed)), call
 
 

@@ -159,8 +159,8 @@ def test_the_ops_say_of_themselves_what_torch_has_to_know() -> None:
     of_w = Rounds(torch.tensor(4), ValueRange(torch.full((16, 1, 1, 1), -4.0), torch.full((16, 1, 1, 1), 8.0), True))
     call = Call(x, w, bias, of_x, of_w, torch.tensor(8), torch.tensor(3)).flatten()
     checks = ("test_schema", "test_faketensor")
-    needs = [True, True, True]
-    torch.library.opcheck(torch.ops.fractrain_fx.forward_of, (op._number, needs, *call), test_utils=checks)
+    needs, size = [True, True, True], (6, 16, 4, 4)
+    torch.library.opcheck(torch.ops.fractrain_fx.forward_of, (op._number, size, needs, *call), test_utils=checks)
     g = torch.randn(6, 16, 4, 4)
     for asked in (needs, [False, True, False]):
         given = (op._number, needs, asked, g, *call)

@@ -13,6 +13,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from fractrain_fx import FracConfig, FracModel, Precision, fractrainify
 from fractrain_fx.errors import ConfigError
+from fractrain_fx.passes import fused_ops
 from fractrain_fx.passes.execute.shared_code import SharedCode
 from tests.models import build
 from tests.passes.execute.test_segments import IMAGES, ROWS, Residual, rewritten
@@ -78,6 +79,25 @@ def test_equal_segments_are_compiled_once_and_give_what_each_alone_gives() -> No
     model.compile_segments(fullgraph=True, backend=counter)
     for a, b in zip(step(model, ROWS), plain, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)  # other noise of rounding
+    assert counter.frame_count == len(kinds)
+
+
+@pytest.mark.long
+def test_segments_on_codes_are_compiled_once_too_and_each_op_chooses_for_itself() -> None:
+    words = {"method": "static", "precision": "FW-8/BW-16", "execution": "auto", "kernels": "int8"}
+    model = rewritten(Layers(), ROWS, **words).train()
+    plain = step(model, ROWS)
+    shared = SharedCode()
+    kinds = Counter(type(shared.of(each)) for each in model._state.running[True].segments())
+    assert max(kinds.values()) >= 3
+    for op in fused_ops(model._state.running[True].current()).values():
+        assert op.int8 is not None
+        op.int8.kernel = "not yet timed"
+    counter = CompileCounterWithBackend("aot_eager")
+    model.compile_segments(fullgraph=True, backend=counter)
+    for a, b in zip(step(model, ROWS), plain, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3)  # other noise of rounding
+    assert set(model.kernels().values()) == {"int8"}
     assert counter.frame_count == len(kinds)
 
 

@@ -69,6 +69,10 @@ class Int8Choice:
         self.name, self.layout, self.tuner = name, layout, tuner
         self.kernel = "not yet timed"
 
+    def __repr__(self) -> str:
+        """What a compiled graph depends on: ops that only differ in name and timings share one."""
+        return f"{type(self).__name__}({self.layout!r})"
+
     def strategy(self, plan: Plan, call: Call, needs: Needs | None = None) -> Strategy:
         """How to compute a call. Evaluation uses the form that training used last, if the call has that form.
 
