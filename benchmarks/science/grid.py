@@ -118,6 +118,8 @@ SETTINGS: dict[str, Settings] = {
     "stages-from-4-to-16": {"stages": "FW(4,6,8,8)/BW(8,12,16,16)"},
     "linear-only": {"attention": "float"},
     "weights-6": {"weight_bits": 6},
+    # Skipped samples are left out of their block: batch norm does not see them, and their gates get the cost alone.
+    "execution-auto": {"execution": "auto"},
     "zero-grid": {"gradient_grid": "zero"},
     "cp-2-to-4.5": {"targets": [2.0, 3.0, 4.0, 4.5]},
     "cp-1.5-to-5.4": {"targets": [1.5, 2.5, 4.0, 5.4]},

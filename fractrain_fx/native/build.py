@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import shlex
 import shutil
 import sys
 from functools import cache
@@ -16,7 +17,7 @@ import torch
 from fractrain_fx.durable import user_cache
 from fractrain_fx.errors import ConfigError
 
-__all__ = ["can_build", "is_built", "kernels", "library"]
+__all__ = ["is_built", "kernels", "lacking_programs", "library"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -37,15 +38,15 @@ def kernels() -> Any:
         ConfigError: ninja is missing, or a compiler that can build them.
     """
     file = library()
+    needs = "rounding='compiled' needs a C++ compiler (g++ or clang++) and ninja (pip install ninja)"
+    if not is_built() and (lacking := lacking_programs()):
+        raise ConfigError(f"{needs}, and there is no {' and no '.join(lacking)} here. Write rounding='eager'")
     try:
         if not is_built():
             _build(file)
         torch.ops.load_library(str(file))  # type: ignore[no-untyped-call]
     except (RuntimeError, OSError, ImportError) as error:
-        raise ConfigError(
-            f"rounding='compiled' needs a C++ compiler (g++ or clang++) and ninja (pip install ninja): {error}. "
-            "Write rounding='eager'"
-        ) from error
+        raise ConfigError(f"{needs}: {error}. Write rounding='eager'") from error
     return _Ops()
 
 
@@ -69,9 +70,10 @@ def is_built() -> bool:
     return file.exists() and _mark(file).exists()
 
 
-def can_build() -> bool:
-    """Whether the programs that build the kernels are on the path."""
-    return all(map(shutil.which, (os.environ.get("CXX", "c++"), "ninja")))
+def lacking_programs() -> list[str]:
+    """The programs that build the kernels and that are not here."""
+    compiler, *_ = shlex.split(os.environ.get("CXX", "")) or ["c++"]
+    return [program for program in (compiler, "ninja") if shutil.which(program, path=_search_path()) is None]
 
 
 def _build(file: Path) -> None:
@@ -88,8 +90,19 @@ def _build(file: Path) -> None:
         _LOG.info("building the C++ kernels of rounding='compiled' into %s, which takes about a minute", file.parent)
         sources = [str(each) for each in _files() if each.suffix == ".cpp"]
         folder = str(file.parent)
-        cpp_extension.load(file.stem, sources, extra_cflags=_flags(), build_directory=folder, is_python_module=False)
+        before, os.environ["PATH"] = os.environ.get("PATH", os.defpath), _search_path()
+        try:
+            cpp_extension.load(
+                file.stem, sources, extra_cflags=_flags(), build_directory=folder, is_python_module=False
+            )
+        finally:
+            os.environ["PATH"] = before
         _mark(file).touch()
+
+
+def _search_path() -> str:
+    """Folders of programs, and that of Python: pip leaves ninja there, whether the environment is active or not."""
+    return os.pathsep.join((os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)))
 
 
 def _mark(file: Path) -> Path:

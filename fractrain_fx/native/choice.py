@@ -11,7 +11,7 @@ import torch
 
 from fractrain_fx.config import BLOCK_FORMATS, FracConfig, Rounding
 from fractrain_fx.errors import ConfigError
-from fractrain_fx.native.build import can_build, is_built
+from fractrain_fx.native.build import is_built, lacking_programs
 
 __all__ = [
     "MEANING",
@@ -81,8 +81,8 @@ def choose_rounding(config: FracConfig, device: torch.device) -> RoundingChoice:
         raise ConfigError(f"the environment variable {MEANING}={fixed!r} is unknown: write eager or compiled")
     if is_built():
         return RoundingChoice(asked, "compiled", "they are built")
-    if not can_build():
-        return RoundingChoice(asked, "eager", "there is no C++ compiler with ninja to build kernels")
+    if lacking := lacking_programs():
+        return RoundingChoice(asked, "eager", f"there is no {' and no '.join(lacking)} here to build C++ kernels")
     reason = "C++ kernels are quicker, and not built yet: run 'fractrain build' once, which takes about a minute"
     return RoundingChoice(asked, "eager", reason, hint=True)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ def builds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
 
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "builds"))
     monkeypatch.setattr(cpp_extension, "load", compiled)
+    monkeypatch.setattr(build, "lacking_programs", lambda: [])
     monkeypatch.setattr(torch.ops, "load_library", lambda _: None)
     return built
 
@@ -68,3 +70,23 @@ def test_a_build_that_failed_counts_as_none(builds: list[str], monkeypatch: pyte
     with pytest.raises(ConfigError, match=r"needs a C.. compiler.*Error building extension"):
         build.kernels.__wrapped__()
     assert not build.is_built()
+
+
+def test_programs_are_looked_for_on_the_path_and_beside_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Ninja lies beside Python after a `pip install`, whether the environment is active or not."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "builds"))
+    monkeypatch.setenv("PATH", str(tmp_path / "path"))
+    monkeypatch.setenv("CXX", "ccache clang++")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
+    assert build.lacking_programs() == ["ccache", "ninja"]
+    with pytest.raises(ConfigError, match=r"needs a C.. compiler .* there is no ccache and no ninja here"):
+        build.kernels.__wrapped__()
+    for program in (tmp_path / "bin" / "ninja", tmp_path / "path" / "ccache"):
+        program.parent.mkdir()
+        program.touch(mode=0o755)
+    assert build.lacking_programs() == []
+    searched: list[str | None] = []
+    monkeypatch.setattr(cpp_extension, "load", lambda *_, **__: searched.append(shutil.which("ninja")))
+    monkeypatch.setattr(torch.ops, "load_library", lambda _: None)
+    build.kernels.__wrapped__()
+    assert searched == [str(tmp_path / "bin" / "ninja")] and shutil.which("ninja") is None

@@ -38,10 +38,10 @@ def test_kernels_that_are_there_are_used_and_others_are_not(built: pytest.Monkey
     assert choose_rounding(FracConfig(), CPU).used == "compiled"
     assert choose_rounding(FracConfig(method="static", format="mx"), CPU).used == "compiled"
     built.setattr(choice, "is_built", lambda: False)
-    for can, words in ((True, "run 'fractrain build' once"), (False, "no C++ compiler")):
-        built.setattr(choice, "can_build", lambda can=can: can)
+    for lacking, words in (([], "run 'fractrain build' once"), (["c++", "ninja"], "no c++ and no ninja")):
+        built.setattr(choice, "lacking_programs", lambda lacking=lacking: lacking)
         chosen = choose_rounding(FracConfig(), CPU)
-        assert (chosen.used, chosen.hint) == ("eager", can) and words in str(chosen)
+        assert (chosen.used, chosen.hint) == ("eager", not lacking) and words in str(chosen)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_nothing_is_built_for_a_model_in_a_loop_of_ones_own(
 ) -> None:
     built.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     built.setattr(choice, "is_built", build.is_built)
-    built.setattr(choice, "can_build", lambda: True)
+    built.setattr(choice, "lacking_programs", lambda: [])
     built.setattr(choice, "_TOLD", set())
     for _ in range(2):
         assert rewritten().frac_config.rounding == "eager"

@@ -27,7 +27,7 @@ class Compiler:
         self.builds, self.reason = 0, ""
         monkeypatch.delenv(MEANING)
         monkeypatch.setattr(choice, "is_built", lambda: self.builds > 0)
-        monkeypatch.setattr(choice, "can_build", lambda: True)
+        monkeypatch.setattr(choice, "lacking_programs", lambda: [])
         monkeypatch.setattr(building, "kernels", self.kernels)
 
     def kernels(self) -> None:
