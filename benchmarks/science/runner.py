@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -71,9 +72,14 @@ def _start(run: Run, place: Place) -> subprocess.Popen[bytes]:
     data = [] if place.data_dir is None else [f"--data-dir={place.data_dir}"]
     command = [sys.executable, "-m", "benchmarks.science", "train", *axes, f"--runs={place.runs}", *data]
     with (folder / "output.txt").open("ab") as output:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             ["nice", "-n", str(place.niceness), *command],
             stdout=output,
             stderr=subprocess.STDOUT,
             env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+            start_new_session=True,
         )
+    # Linux shares processors among sessions first, and niceness counts inside a session only.
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{process.pid}/autogroup").write_text(str(place.niceness), encoding="ascii")
+    return process
