@@ -64,8 +64,8 @@ class FracConfig:
         options: the options of the gates of ``dfq`` and ``fractrain``; ``slu`` has 0/0 and 32/32.
         weight_bits: bits of gated weights.
         targets: cp of each stage of ``fractrain``; ``dfq`` and ``slu`` hold the last one. ``None``: the paper's
-            1.5/2/2.5/3 (3 for ``dfq``, 50 for ``slu``; in per cent). For a model whose blocks cannot all be skipped
-            these defaults are moved up until the lowest can be reached.
+            1.5/2/2.5/3 (3 for ``dfq``, 50 for ``slu``; in per cent). For a model whose gates cannot reach these
+            defaults, they are moved into reach.
         saturate_targets: whether a target out of reach is replaced by the nearest cp that the gates can choose, as in
             the authors' code. Without it such a target is an error.
         mixing: ``inputs``: each op runs once, with every sample's operands rounded at its own option. ``outputs``: each
@@ -83,11 +83,12 @@ class FracConfig:
             rounds ``affine``. ``auto``: ``compiled`` on
             a CPU where the kernels were built before, else ``eager``; ``fractrain train`` builds them for a long run.
         execution: ``simulate``: every block runs for all samples, and its result is dropped for samples that skip it.
-            ``auto``: samples that skip are left out if that saves time. Values stay the same with two exceptions: batch
-            norm and ranges inside a block only see the samples that run, and a sample that skips a block has no
-            gradient through that block (docs/execution.md). ``torchao-int8``, ``torchao-float8``, ``torchao-mxfp8``:
-            torchao's 8-bit training computes linear layers (``static`` at FW-8/BW-8): under ``affine`` in its own
-            numbers, under ``fp8`` and ``mx`` by the recipes ``fp8`` and ``mxfp8``, where a GPU has them.
+            ``auto``: samples that skip are left out if that saves time. Values stay the same, except that batch norm
+            and ranges inside a block only see the samples that run, noise is drawn for these alone, and a sample that
+            skips a block has no gradient through it (docs/execution.md). ``torchao-int8``, ``torchao-float8``,
+            ``torchao-mxfp8``: torchao's 8-bit training computes linear layers (``static`` at FW-8/BW-8): under
+            ``affine`` in its own numbers, under ``fp8`` and ``mx`` by the recipes ``fp8`` and ``mxfp8``, where a GPU
+            has them.
         skipping: ``dispatched``: ``execution="auto"`` leaves out samples that skip. ``masked``: it does not, for models
             whose batch norm must see all samples.
         skip_threshold: share (0..1) of a batch that must skip a block before they are left out; ``None``: a measured
@@ -115,7 +116,7 @@ class FracConfig:
             Lightning's trainers know it, unless the unit is tokens.
         indicator: the loss that moves the stages of ``auto`` and ``two-stage``. ``task``: the task loss. ``total``: the
             task loss plus the cost term, as in the authors' code (``fractrain``).
-        epochs: the same where ``every`` is ``None``.
+        epochs: length of the run where ``every`` is ``None``.
         cycles: cosine cycles of the ``cyclic`` schedule.
         epsilon, alpha: threshold of the turning point and its decay (Algorithm 1).
         keep: share of the old running range that a training step keeps.

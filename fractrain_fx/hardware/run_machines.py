@@ -35,7 +35,7 @@ class MachineRun:
     Attributes:
         machine: name of the machine.
         seconds: of the whole run; ``None`` if the machine has no price for any op that the method steers.
-        joules: likewise; ``None`` also if no figure for energy is known.
+        joules: of the whole run; ``None`` in the same case, and if no figure for energy is known.
         float32, bfloat16: seconds of the same steps in these types, nothing skipped; ``None`` without the type.
         float32_joules, bfloat16_joules: their energy.
         bounds: shares (0..1) of ``seconds`` by what bounds them.

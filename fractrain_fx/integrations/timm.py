@@ -30,7 +30,7 @@ class FracTrainTaskMixin:
 
     Args:
         accumulate: batches whose gradients make one optimizer step, if the loop divides each loss by that number.
-        epochs: length of the run, for the ``manual`` and ``cyclic`` schedules; by default the configuration's.
+        epochs: length of the run, for schedules that divide it; by default the configuration's.
         args, kwargs: arguments of the task, which must hold one ``FracModel``.
 
     Raises:

@@ -96,7 +96,7 @@ def _attributes(cls: type) -> Iterator[tuple[str, str]]:
     for entry in re.split(r"\n(?= {4}\w)", section.rstrip()):
         names, _, text = entry.partition(":")
         for name in names.split(","):
-            yield name.strip(), " ".join(text.replace("``", "").split())
+            yield name.strip(), " ".join(re.sub(r":\w+:`([^`]*)`", r"\1", text).replace("``", "").split())
 
 
 def _text(value: Any) -> str:
