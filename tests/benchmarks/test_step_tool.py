@@ -88,7 +88,7 @@ def test_methods_are_named_by_base_and_modes() -> None:
     for wrong in ("pfq+kernels+compiled", "dfq+kernels+auto+compiled"):
         with pytest.raises(ValueError, match="changes no compiled step"):
             parse(wrong)
-    for name in ("dfq+kernels+int8+compiled", "dfq+kernels+compiled"):
+    for name in ("dfq+kernels+int8+compiled", "dfq+kernels+compiled", "mxfp4+kernels+compiled"):
         assert parse(name).alike == parse("float+compiled")
     for device in ("cpu", "cuda"):
         methods = default_methods(device)
