@@ -1,22 +1,23 @@
 # Needs Python 3.11 or newer, make and a package index. `make demo` and `make test` set up .venv by themselves.
 PYTHON ?= python3
-VENV := .venv
+VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 
-.PHONY: help install demo test long slow readme coverage coverage-libraries bench gpu paper docs lint format typecheck check clean
+.PHONY: help install demo test long slow oldest readme coverage coverage-libraries bench gpu paper docs lint format typecheck check clean
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
 
-install: $(READY)  ## .venv with the package (editable) and what tests and checks need
+install: $(READY)  ## .venv with the package (editable), what tests and checks need, and the C++ kernels
 
 # An existing .venv is kept, and so is a torch that is already in it.
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "$(PYTHON) is older than 3.11: run make PYTHON=python3.11"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -e '.[dev]'
+	$(BIN)/python -m pip install -e '.[dev]' $(TORCH)
+	$(BIN)/fractrain build || echo 'Without C++ kernels everything works, more slowly.'
 	touch $@
 
 demo: $(READY)  ## train a ResNet on the digits as float, static FW-8/BW-8 and FracTrain, and compare them
@@ -31,6 +32,9 @@ long: $(READY)  ## tests that start processes or torch's compiler, each for many
 
 slow: $(READY)  ## tests of minutes: every model of tests/models.py compiled whole, training killed twenty times
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m slow
+
+oldest:  ## the tests and the long tests with the oldest torch that pyproject.toml allows, in .venv-oldest
+	$(MAKE) VENV=.venv-oldest TORCH='torch==2.11.*' test long
 
 readme: $(READY)  ## run the code blocks of README.md and docs/
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_readme.py

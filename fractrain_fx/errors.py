@@ -26,6 +26,10 @@ from difflib import get_close_matches
 class FracTrainError(Exception):
     """Base of every error that this package raises for something that a user can fix."""
 
+    # In Python, because torch 2.11's compiler shows no message of an error that it finds where `__str__` is C code.
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
 
 class FracTrainWarning(UserWarning):
     """The code does not do what it seems to do: an attribute without effect, a call that runs the float original."""

@@ -67,6 +67,7 @@ class Variants:
         self._holds_always = self._always()
         self.closed: str | None = None
         self._fixed: dict[int, set[int]] = {}
+        self._place_of = _run_by_compiler(self._place_for)
         self._note_fixed(0, first)
 
     def __iter__(self) -> Iterator[Variant]:
@@ -140,7 +141,7 @@ class Variants:
             )
         if form == 0 and self._holds_always and tuple(map(len, shapes_of(values))) == self.first.dimensions:
             return self.first  # its sizes may be symbols of the compiler
-        place = _place_of(self, form, training, forms_of(values)) if form < len(self._forms) else -1
+        place = self._place_of(form, training, forms_of(values)) if form < len(self._forms) else -1
         if place < 0:
             raise InputError(
                 "torch.compile meets arguments or sizes for which the model was not recorded: call it once in eager "
@@ -148,7 +149,7 @@ class Variants:
             )
         return self.first if place == 0 else self._others[place - 1]
 
-    def place_for(self, form: int, training: bool, forms: Sequence[Form]) -> int:
+    def _place_for(self, form: int, training: bool, forms: Sequence[Form]) -> int:
         """The number of the recording that fits a form of call with tensors of certain forms; -1 if none does."""
         made = iter([torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in forms])
         recording = next(variant.recording for variant in self if variant.form == form)
@@ -251,13 +252,18 @@ class Variants:
         return Variant(recording, {True: made[0], False: made[-1]}, form, count, tuple(map(len, shapes_of(example))))
 
 
-def _place_of(variants: Variants, form: int, training: bool, forms: Sequence[Form]) -> int:
-    """Called once for each set of sizes that is compiled."""
-    return variants.place_for(form, training, forms)
+def _run_by_compiler(function: Callable[..., T]) -> Callable[..., T]:
+    """The function with a mark: the compiler runs it once for each set of sizes, and takes the result as a constant.
 
+    Only the arguments have to be plain values, and not what the function is bound to: torch 2.11 takes no others.
+    """
 
-# The same as ``torch.compiler.assume_constant_result``, which would import the compiler here.
-_place_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    def run(*args: Any) -> T:
+        return function(*args)
+
+    # The same as ``torch.compiler.assume_constant_result``, which would import the compiler here.
+    run._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return run
 
 
 def _not_compiled(function: Callable[..., T]) -> Callable[..., T]:

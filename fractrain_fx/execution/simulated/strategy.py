@@ -135,7 +135,8 @@ class Simulated:
         self, plan: Plan, call: Call, g: Tensor, saved: tuple[Tensor | None, Tensor | None], needs: Needs
     ) -> Gradients:
         matrices = plan.arithmetic.matrices
-        if call.bits is not None and saved == (None, None) and (factors := _factors_by_kernels(plan, call)) is not None:
+        anew = saved[0] is None and saved[1] is None
+        if call.bits is not None and anew and (factors := _factors_by_kernels(plan, call)) is not None:
             rounded = round_gradient(plan.fmt, g, call.bits, plan.axis, call.seed, GRADIENT, matrices=matrices)
             if rounded is not None:
                 return plan.arithmetic.backward(rounded, Bound(*factors, call.added, plan.static), needs)
@@ -173,15 +174,24 @@ def contract(plan: Plan, call: Call, first: Tensor, second: Tensor) -> Tensor:
         return plan.arithmetic.forward(Bound(first, second, added, plan.static))
 
 
+def _has_autocast(device: str) -> bool:
+    """Whether a type of device has autocast; the compiler of torch 2.11 runs this and cannot compile it."""
+    return torch.amp.is_autocast_available(device)
+
+
+# The same as `torch.compiler.assume_constant_result`, which would import the compiler here.
+_has_autocast._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
 def autocast_dtype(device: str) -> torch.dtype | None:
     """The type that autocast sets on a type of device; ``None`` if it is off, or if the device has none (meta)."""
-    on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    on = _has_autocast(device) and torch.is_autocast_enabled(device)
     return torch.get_autocast_dtype(device) if on else None
 
 
 def autocasting(device: str, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
     """Autocast as it was when :func:`autocast_dtype` gave ``dtype``, also in a backward pass under another."""
-    if not torch.amp.is_autocast_available(device):
+    if not _has_autocast(device):
         return nullcontext()
     return torch.autocast(device, dtype, enabled=dtype is not None)
 
