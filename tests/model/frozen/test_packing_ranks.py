@@ -78,6 +78,10 @@ def _run(rank: int, folder: str, ranks: int) -> None:
 
 
 def test_codes_are_shared_once_or_sharded(tmp_path: Path) -> None:
+    if torch.__version__.startswith("2.11."):
+        with pytest.raises(Exception, match=r"ModelError: torch 2\.11.* shards no integers.*newer torch"):
+            together(_run, tmp_path, RANKS)
+        return
     together(_run, tmp_path, RANKS)
     for rank in range(RANKS):
         found = json.loads((tmp_path / f"{rank}.json").read_text())
