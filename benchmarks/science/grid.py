@@ -111,6 +111,8 @@ SETTINGS: dict[str, Settings] = {
     # Every option has more forward bits than the one before: a gate's gradient shows what those are worth, and nothing
     # of what backward bits are worth.
     "rising-options": {"options": ["FW-0/BW-0", "FW-3/BW-6", "FW-4/BW-8", "FW-6/BW-8", "FW-8/BW-8"]},
+    # The same in steps of a bit: a mixture of distant options has more noise than the option in between.
+    "fine-options": {"options": ["FW-0/BW-0", "FW-3/BW-6", *(f"FW-{bits}/BW-8" for bits in range(4, 9))]},
     "bw-16": {"precision": "FW-8/BW-16"},
     "stages-to-16": {"stages": "FW(3,4,6,8)/BW(6,8,12,16)"},
     # The dearer half of the default stages, one stage earlier: what the cheapest stage costs in accuracy.
@@ -125,6 +127,9 @@ SETTINGS: dict[str, Settings] = {
     "cp-1.5-to-5.4": {"targets": [1.5, 2.5, 4.0, 5.4]},
     "cp-2.6-to-4.1": {"targets": [2.6, 3.2, 3.8, 4.1]},
     "cp-1.8-to-5": {"targets": [1.8, 2.8, 4.1, 5.0]},
+    # As dear as the one before, with room to choose in the last stage.
+    "cp-2.9-to-3.8": {"targets": [2.9, 3.4, 3.6, 3.8]},
+    "cp-3.4": {"targets": [3.4]},
     "cp-3.8": {"targets": [3.8]},
     # Nearly FW-8/BW-8 throughout: what is lost beside static is the price of 4-bit weights.
     "cp-4.1": {"targets": [4.1]},
@@ -183,7 +188,8 @@ _MAIN = "resnet20-16px"
 # Both cost less than 60 per cent of static training.
 _HIGH, _WIDE = "steered+cp-2-to-4.5", "steered+weights-6+cp-1.5-to-5.4"
 _RISING = "steered+rising-options+cp-2.6-to-4.1"
-_DFQ = ["steered+rising-options+cp-3.8", "steered+cp-3.8"]
+_FINE = "steered+fine-options+cp-2.9-to-3.8"
+_DFQ = ["steered+fine-options+cp-3.8", "steered+rising-options+cp-3.8", "steered+cp-3.8"]
 _TEXTS = ["characters", "wikitext-characters"]
 # The dearest options cost far more than the last target, so that gates can still choose in the last stage.
 _FREE = "steered+wide-options+weights-6+cp-2-to-4.5"
@@ -191,7 +197,7 @@ GRIDS: dict[str, list[Run]] = {
     "quick": runs_of(["digits"], ["static"], epochs=[4])
     + runs_of(["digits"], ["fractrain"], ["default", "steered"], epochs=[4]),
     "main": [
-        *runs_of([_MAIN], ["fractrain"], [_RISING, _HIGH, _WIDE, _FREE]),
+        *runs_of([_MAIN], ["fractrain"], [_FINE, _RISING, _HIGH, _WIDE, _FREE]),
         *runs_of([_MAIN], ["static", "pfq"]),
         *runs_of([_MAIN], ["fractrain"], ["steered"]),
         *runs_of([_MAIN], ["pfq"], ["stages-from-4"]),
@@ -204,7 +210,8 @@ GRIDS: dict[str, list[Run]] = {
         ["fractrain"],
         ["steered+weights-6+cp-2-to-4.5", "steered+wide-options+cp-2-to-4.5", "steered+authors-options+cp-2-to-4.5"],
     ),
-    "cost": runs_of([_MAIN], ["static"], epochs=[12, 8, 4]) + runs_of([_MAIN], ["fractrain"], [_HIGH], [12, 8, 4]),
+    "cost": runs_of([_MAIN], ["static"], epochs=[12, 8, 4])
+    + runs_of([_MAIN], ["fractrain"], [_FINE, _HIGH], [12, 8, 4]),
     "ablation": runs_of(
         [_MAIN],
         ["fractrain"],
@@ -222,7 +229,7 @@ GRIDS: dict[str, list[Run]] = {
         ],
     ),
     "seeds": runs_of([_MAIN], ["static", "pfq"], seeds=[1, 2])
-    + runs_of([_MAIN], ["fractrain"], [_RISING, "steered", _HIGH], seeds=[1, 2])
+    + runs_of([_MAIN], ["fractrain"], [_FINE, _RISING, "steered", _HIGH], seeds=[1, 2])
     + runs_of([_MAIN], ["pfq"], ["stages-from-4"], seeds=[1, 2])
     + runs_of([_MAIN], ["dfq"], _DFQ, seeds=[1, 2]),
     "others": runs_of([_MAIN], ["slu"], ["steered"]) + runs_of([_MAIN], ["dorefa", "wageubn"]),
