@@ -127,7 +127,7 @@ SETTINGS: dict[str, Settings] = {
     "cp-1.5-to-5.4": {"targets": [1.5, 2.5, 4.0, 5.4]},
     "cp-2.6-to-4.1": {"targets": [2.6, 3.2, 3.8, 4.1]},
     "cp-1.8-to-5": {"targets": [1.8, 2.8, 4.1, 5.0]},
-    # As dear as the one before, with room to choose in the last stage.
+    # As dear as cp-2.6-to-4.1, with room to choose in the last stage.
     "cp-2.9-to-3.8": {"targets": [2.9, 3.4, 3.6, 3.8]},
     "cp-3.4": {"targets": [3.4]},
     "cp-3.8": {"targets": [3.8]},
