@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from benchmarks.science.records import Group, gap, static_at, static_of
 
-__all__ = ["findings"]
+__all__ = ["findings", "main_settings"]
 
 
 def findings(groups: Sequence[Group]) -> str:
@@ -23,7 +23,7 @@ def findings(groups: Sequence[Group]) -> str:
 def _at_equal_epochs(groups: Sequence[Group], static: Sequence[Group]) -> Iterator[str]:
     """A sentence for the length with the most seeds, and one for a longer run if there is one."""
     bases = {base.epochs: base for base in static}
-    for method, setting in _main_settings(groups, static):
+    for method, setting in main_settings(groups, static):
         mine = [group for group in _of(groups, method, setting) if group.epochs in bases]
         surest = max(mine, key=_seeds_and_epochs, default=None)
         for group in mine:
@@ -39,7 +39,7 @@ def _at_equal_epochs(groups: Sequence[Group], static: Sequence[Group]) -> Iterat
 
 
 def _at_equal_cost(groups: Sequence[Group], static: Sequence[Group]) -> Iterator[str]:
-    for method, setting in _main_settings(groups, static):
+    for method, setting in main_settings(groups, static):
         mine = _of(groups, method, setting)
         found = [(group, static_at(_mean(group, "total_macs"), static)) for group in mine]
         distances = [
@@ -74,7 +74,7 @@ def _by_input(groups: Sequence[Group]) -> Iterator[str]:
         )
 
 
-def _main_settings(groups: Sequence[Group], static: Sequence[Group]) -> list[tuple[str, str]]:
+def main_settings(groups: Sequence[Group], static: Sequence[Group]) -> list[tuple[str, str]]:
     """For each method but static, the setting with the most seeds; of several, the best that costs less than static."""
     costs = {base.epochs: _mean(base, "total_macs") for base in static}
 

@@ -10,8 +10,8 @@ from typing import Any
 from benchmarks.page import markdown_table
 from benchmarks.records import machine_words
 from benchmarks.science.figures import write_figures
-from benchmarks.science.findings import findings
-from benchmarks.science.grid import METHODS, SETTINGS, TASKS
+from benchmarks.science.findings import findings, main_settings
+from benchmarks.science.named import METHODS, SETTINGS, TASKS
 from benchmarks.science.records import Group, Record, cp_error, gap, groups_of, static_at, static_of
 
 __all__ = ["difference", "made_with", "mean_and_range", "signed", "write_page"]
@@ -55,12 +55,13 @@ def write_page(page: Path, results: Path, records: Sequence[Record]) -> None:
             f"![{words}]({place.parent / path.name})" for path, words in write_figures(results.parent, task, mine)
         )
         parts += [f"## {task}", findings(mine), cost, _task_words(task, mine), _table(mine), epoch]
-        fixed = _fixed(mine)
-        if fixed:
-            parts += ["### Choices that do not depend on the input", fixed]
-        equal = _equal_cost(mine)
-        if equal:
-            parts += ["### At equal cost", equal]
+        for title, section in (
+            ("Choices that do not depend on the input", _fixed),
+            ("At equal cost", _equal_cost),
+            ("One thing changed", _changed),
+        ):
+            if words := section(mine):
+                parts += [f"### {title}", words]
     columns = _COLUMNS.format(metric=" or ".join(metrics) or "accuracy")
     parts += [columns, _settings_words(groups), made_with(records, _COMMAND)]
     page.write_text("\n\n".join(part.strip() for part in parts if part) + "\n", encoding="utf-8")
@@ -151,6 +152,45 @@ def _fixed(groups: Sequence[Group]) -> str:
         "to all of them, where blocks get dearer options until that costs no less."
     )
     return f"{words}\n\n{markdown_table(head, rows, text_columns=2)}"
+
+
+def _changed(groups: Sequence[Group]) -> str:
+    """Each method's main setting beside those that differ from it in one name, at the same length."""
+    rows = []
+    for method, setting in main_settings(groups, static_of(groups)):
+        for base in (group for group in groups if (group.method, group.setting) == (method, setting)):
+            others = [group for group in groups if (group.method, group.epochs) == (method, base.epochs)]
+            changes = [(change, group) for group in others if (change := _change(setting, group.setting))]
+            for change, group in [("", base), *changes] if changes else []:
+                macs = (statistics.mean(each.values("total_macs")) for each in (group, base))
+                rows.append(
+                    (
+                        *(method, change or f"{setting}, unchanged", str(base.epochs), str(len(group.records))),
+                        mean_and_range(group.values("value")),
+                        signed(difference(group, base), group.records[0]["metric"]),
+                        f"{100 * next(macs) / next(macs):.0f} %",
+                        mean_and_range(group.at_end("mutual_information")),
+                    )
+                )
+    if not rows:
+        return ""
+    head = ("method", "change", "epochs", "seeds", "last", "to unchanged", "of its cost", "MI")
+    words = "The setting of the sentences above, and runs that differ from it in one thing."
+    return f"{words}\n\n{markdown_table(head, rows, text_columns=2)}"
+
+
+def _change(setting: str, other: str) -> str | None:
+    """What another setting adds, leaves out or replaces, if that is one thing; else ``None``."""
+    old, new = ({*name.split("+")} - {"default"} for name in (setting, other))
+    left_out, added = sorted(old - new), sorted(new - old)
+    if max(len(left_out), len(added)) != 1:
+        return None
+    if not left_out:
+        return f"with {added[0]}"
+    if not added:
+        return f"without {left_out[0]}"
+    same_fields = SETTINGS[added[0]].keys() == SETTINGS[left_out[0]].keys()
+    return f"{added[0]} for {left_out[0]}" if same_fields else None
 
 
 def _settings_words(groups: Sequence[Group]) -> str:

@@ -28,18 +28,18 @@ def test_every_run_of_the_grids_is_a_valid_run_with_a_name_of_its_own() -> None:
 
 
 def test_settings_are_joined_and_those_of_the_gates_merged() -> None:
-    values = Run("digits", "fractrain", "he+multiplier+model-rate+zero-grid", 4, 3).values
-    assert values["gate"] == {"init": "he", "control": "multiplier"}
-    assert (values["gate_lr"], values["gradient_grid"], values["seed"]) == ("model", "zero", 3)
-    assert Run("digits", "fractrain", "default").values.get("gate") is None
+    values = Run("digits", "fractrain", "linear-init+sign+peak-rate+zero-grid", 4, 3).values
+    assert values["gate"] == {"init": "linear", "control": "sign"}
+    assert (values["gate_lr"], values["gradient_grid"], values["seed"]) == ("peak", "zero", 3)
+    assert Run("digits", "fractrain", "default").values["gate"] == {"init": "he", "control": "multiplier"}
 
 
 @pytest.mark.parametrize(
     ("run", "message"),
     [
         (Run("digit", "fractrain"), "'digit' is unknown.*'digits'"),
-        (Run("digits", "fractrain", "he+multiplyer"), "'multiplier'"),
-        (Run("digits", "static", "model-rate"), "changes nothing for method 'static'"),
+        (Run("digits", "fractrain", "linear-init+integrl"), "'integral'"),
+        (Run("digits", "static", "cp-3.8"), "changes nothing for method 'static'"),
     ],
 )
 def test_a_grid_with_a_mistake_says_so_before_anything_runs(run: Run, message: str) -> None:
@@ -96,16 +96,16 @@ def test_the_page_has_means_spread_shares_and_figures(tmp_path: Path) -> None:
     pytest.importorskip("vl_convert")
     results, page = tmp_path / "results" / "science.jsonl", tmp_path / "results.md"
     records = [record("static", 4, 70, 1e9), record("static", 8, 80, 2e9)]
-    records += [record("fractrain", 8, value, 1e9, seed, "he") for seed, value in enumerate((78.0, 79.0, 80.0))]
+    records += [record("fractrain", 8, value, 1e9, seed, "sign") for seed, value in enumerate((78.0, 79.0, 80.0))]
     merge_records(results, records)
     write_page(page, results, read_records(results))
     text = page.read_text(encoding="utf-8")
-    (row,) = (line for line in text.splitlines() if line.startswith("| fractrain | he | 8 | 3 |"))
+    (row,) = (line for line in text.splitlines() if line.startswith("| fractrain | sign | 8 | 3 |"))
     assert "79.00 (78.00 to 80.00)" in row and "| 50 % |" in row and "0.75" in row
-    assert "| fractrain | he | 8 | 1.000e+09 | 79.00 | 70.00 |" in text  # as dear as four epochs of static
+    assert "| fractrain | sign | 8 | 1.000e+09 | 79.00 | 70.00 |" in text  # as dear as four epochs of static
     assert "| -1.00 | 1.000e+09 |" in row
     seeds = "(3 seeds; static: 1 seed)"
-    assert f"(he) after 8 epochs: 79.00 %, 1.00 points below static FW-8/BW-8, at 50 % of its cost {seeds}." in text
+    assert f"(sign) after 8 epochs: 79.00 %, 1.00 points below static FW-8/BW-8, at 50 % of its cost {seeds}." in text
     assert "static training as a whole of the same cost: 9.00 points above (1.0e+09 MACs)." in text
     assert "Choosing by input is worth" not in text
     for name in ("cost", "epoch"):
@@ -210,3 +210,26 @@ def test_a_gated_run_is_tested_with_one_option_a_block(tmp_path: Path) -> None:
     assert trainer.evaluate().value == pytest.approx(found.value)
     static = new_run(RunSettings.from_dict(values | {"method": "static", "epochs": 1, "device": "cpu"}), tmp_path / "s")
     assert fixed_choice(static) is None
+
+
+def test_one_thing_changed_is_told_beside_the_main_setting_of_the_same_length(tmp_path: Path) -> None:
+    pytest.importorskip("vl_convert")
+    records = [record("static", 8, 80, 2e9)]
+    records += [record("fractrain", 8, 78, 1e9, seed, "fine-options+cp-3.8") for seed in range(2)]
+    records += [record("fractrain", 8, 77, 1.1e9, 0, "sign+fine-options+cp-3.8")]
+    records += [
+        record("fractrain", 8, 76, 1e9, 0, "rising-options+cp-3.8"),
+        record("fractrain", 8, 75, 1e9, 0, "cp-3.8"),
+    ]
+    records += [record("fractrain", 8, 70, 1e9, 0, "sign+cp-3.8"), record("fractrain", 4, 70, 5e8, 0, "cp-3.8")]
+    results = tmp_path / "results" / "science.jsonl"
+    merge_records(results, records)
+    write_page(tmp_path / "results.md", results, read_records(results))
+    text = (tmp_path / "results.md").read_text(encoding="utf-8")
+    rows = text.partition("### One thing changed")[2].partition("## ")[0].splitlines()
+    assert [row.split(" | ")[1:7] for row in rows if row.startswith("| fractrain")] == [
+        ["fine-options+cp-3.8, unchanged", "8", "2", "78.00 (78.00 to 78.00)", "", "100 %"],
+        ["without fine-options", "8", "1", "75.00", "-3.00", "100 %"],
+        ["rising-options for fine-options", "8", "1", "76.00", "-2.00", "100 %"],
+        ["with sign", "8", "1", "77.00", "-1.00", "110 %"],
+    ]
