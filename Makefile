@@ -37,7 +37,7 @@ oldest:  ## the tests and the long tests with the oldest torch that pyproject.to
 	$(MAKE) VENV=.venv-oldest TORCH='torch==2.11.*' test long
 
 readme: $(READY)  ## run the code blocks of README.md and docs/
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_readme.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests/test_readme.py
 
 # Hours on a small machine; it goes on where it stopped, and SAMPLE= runs every architecture of timm.
 SAMPLE ?= --sample
