@@ -137,7 +137,7 @@ TIMM: dict[str, Callable[[], Case]] = {
     "mobilenetv2_100": _timm("mobilenetv2_100", drop_path_rate=0.1),
     "efficientnet_b0": _timm("efficientnet_b0", drop_path_rate=0.1),
     "vit_tiny_patch16_224": _timm("vit_tiny_patch16_224", img_size=64, drop_path_rate=0.1),
-    # With two blocks in each stage, and three layers in each block: more of the same show nothing more.
+    # Swin and DenseNet have fewer blocks than their names promise, of every kind of block.
     "swin_tiny_patch4_window7_224": _timm(
         "swin_tiny_patch4_window7_224", 112, img_size=112, depths=(2, 2, 2, 2), drop_path_rate=0.1
     ),

@@ -63,7 +63,7 @@ def _table(groups: Sequence[Group]) -> str:
     bases = {group.epochs: group for group in groups if group.method == "mxfp8"}
     rows = []
     for group in groups:
-        macs, base = statistics.mean(group.values("total_macs")), bases.get(group.epochs)
+        macs, base = group.mean("total_macs"), bases.get(group.epochs)
         values = group.records[0]["values"]
         raised = [each for each in map(_raised_after, group.records) if each is not None]
         rows.append(
@@ -75,7 +75,7 @@ def _table(groups: Sequence[Group]) -> str:
                 mean_and_range(group.values("value")),
                 signed(difference(group, base), group.records[0]["metric"]),
                 f"{macs:.3e}",
-                f"{100 * macs / statistics.mean(base.values('total_macs')):.0f} %" if base else "",
+                f"{100 * macs / base.mean('total_macs'):.0f} %" if base else "",
                 f"{100 * statistics.mean(raised):.0f} %" if raised else "",
             )
         )

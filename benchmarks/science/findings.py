@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterator, Sequence
 
 from benchmarks.science.records import Group, gap, static_at, static_of
@@ -30,8 +29,8 @@ def _at_equal_epochs(groups: Sequence[Group], static: Sequence[Group]) -> Iterat
             if surest is None or (group is not surest and group.epochs <= surest.epochs):
                 continue
             base = bases[group.epochs]
-            share = 100 * _mean(group, "total_macs") / _mean(base, "total_macs")
-            distance = _beside(group, _mean(base, "value"))
+            share = 100 * group.mean("total_macs") / base.mean("total_macs")
+            distance = _beside(group, base.mean("value"))
             yield (
                 f"**{method}** ({setting}) after {group.epochs} epochs: {_shown(group)}, {distance} static FW-8/BW-8, "
                 f"at {share:.0f} % of its cost ({_seeds(group)}; static: {_seeds(base)})."
@@ -41,9 +40,9 @@ def _at_equal_epochs(groups: Sequence[Group], static: Sequence[Group]) -> Iterat
 def _at_equal_cost(groups: Sequence[Group], static: Sequence[Group]) -> Iterator[str]:
     for method, setting in main_settings(groups, static):
         mine = _of(groups, method, setting)
-        found = [(group, static_at(_mean(group, "total_macs"), static)) for group in mine]
+        found = [(group, static_at(group.mean("total_macs"), static)) for group in mine]
         distances = [
-            f"{_beside(group, same)} ({_mean(group, 'total_macs'):.1e} MACs)"
+            f"{_beside(group, same)} ({group.mean('total_macs'):.1e} MACs)"
             for group, same in sorted(found, key=lambda pair: pair[0].epochs)
             if same is not None
         ]
@@ -76,12 +75,12 @@ def _by_input(groups: Sequence[Group]) -> Iterator[str]:
 
 def main_settings(groups: Sequence[Group], static: Sequence[Group]) -> list[tuple[str, str]]:
     """For each method but static, the setting with the most seeds; of several, the best that costs less than static."""
-    costs = {base.epochs: _mean(base, "total_macs") for base in static}
+    costs = {base.epochs: base.mean("total_macs") for base in static}
 
     def rank(group: Group) -> tuple[int, int, bool, float]:
         return (
             *_seeds_and_epochs(group),
-            _mean(group, "total_macs") < costs.get(group.epochs, math.inf),
+            group.mean("total_macs") < costs.get(group.epochs, math.inf),
             _quality(group),
         )
 
@@ -112,14 +111,10 @@ def _beside(group: Group, other: float) -> str:
 
 
 def _shown(group: Group) -> str:
-    value = _mean(group, "value")
+    value = group.mean("value")
     return f"perplexity {value:.2f}" if group.records[0]["metric"] == "perplexity" else f"{value:.2f} %"
 
 
 def _seeds(group: Group) -> str:
     count = len(group.records)
     return f"{count} seeds" if count > 1 else "1 seed"
-
-
-def _mean(group: Group, name: str) -> float:
-    return statistics.mean(group.values(name))

@@ -87,7 +87,7 @@ GRIDS: dict[str, list[Run]] = {
     + runs_of([_MAIN], ["fractrain"], [_FINE, _SIGN, _RISING, _HIGH], seeds=[1, 2])
     + runs_of([_MAIN], ["pfq"], _PFQ, seeds=[1, 2])
     + runs_of([_MAIN], ["dfq"], _DFQ, seeds=[1, 2]),
-    # One thing changed at a time.
+    # The setting with fine options, and what each of its parts is worth.
     "ablation": runs_of(
         [_MAIN],
         ["fractrain"],

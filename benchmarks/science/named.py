@@ -1,4 +1,4 @@
-"""What a run of the results page may be made of: tasks, methods and settings by name."""
+"""The tasks, methods and settings that a run is made of, by name."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ SETTINGS: dict[str, Settings] = {
     "fine-options": {"options": [*map(str, FINE_OPTIONS)]},
     "bw-16": {"precision": "FW-8/BW-16"},
     "stages-to-16": {"stages": "FW(3,4,6,8)/BW(6,8,12,16)"},
-    # What the cheapest stages cost in accuracy: both cost about three quarters of static training.
+    # Without the cheapest stages. Both take about three quarters of the MACs of static training.
     "stages-from-5": {"stages": "FW(5,6,7,8)/BW(8,8,8,8)"},
     "stages-from-4": {"stages": "FW(4,6,8,8)/BW(6,8,8,8)"},
     "stages-from-4-to-16": {"stages": "FW(4,6,8,8)/BW(8,12,16,16)"},

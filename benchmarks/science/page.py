@@ -83,9 +83,9 @@ def _table(groups: Sequence[Group]) -> str:
     static = {group.epochs: group for group in static_of(groups)}
     rows = []
     for group in groups:
-        macs = statistics.mean(group.values("total_macs"))
+        macs = group.mean("total_macs")
         base = static.get(group.epochs)
-        share = f"{100 * macs / statistics.mean(base.values('total_macs')):.0f} %" if base else ""
+        share = f"{100 * macs / base.mean('total_macs'):.0f} %" if base else ""
         errors = [error for error in map(cp_error, group.records) if error is not None]
         rows.append(
             (
@@ -108,7 +108,7 @@ def _table(groups: Sequence[Group]) -> str:
 
 def difference(group: Group, base: Group | None) -> float | None:
     """The mean last value less that of other runs, ``None`` for these."""
-    return None if base is None or base is group else gap(group, statistics.mean(base.values("value")))
+    return None if base is None or base is group else gap(group, base.mean("value"))
 
 
 def signed(value: float | None, metric: str) -> str:
@@ -121,7 +121,7 @@ def _equal_cost(groups: Sequence[Group]) -> str:
     static = static_of(groups)
     rows = []
     for group in groups:
-        macs, value = (statistics.mean(group.values(name)) for name in ("total_macs", "value"))
+        macs, value = (group.mean(name) for name in ("total_macs", "value"))
         same = None if group in static else static_at(macs, static)
         if same is not None:
             rows.append((group.method, group.setting, str(group.epochs), f"{macs:.3e}", f"{value:.2f}", f"{same:.2f}"))
@@ -162,13 +162,12 @@ def _changed(groups: Sequence[Group]) -> str:
             others = [group for group in groups if (group.method, group.epochs) == (method, base.epochs)]
             changes = [(change, group) for group in others if (change := _change(setting, group.setting))]
             for change, group in [("", base), *changes] if changes else []:
-                macs = (statistics.mean(each.values("total_macs")) for each in (group, base))
                 rows.append(
                     (
                         *(method, change or f"{setting}, unchanged", str(base.epochs), str(len(group.records))),
                         mean_and_range(group.values("value")),
                         signed(difference(group, base), group.records[0]["metric"]),
-                        f"{100 * next(macs) / next(macs):.0f} %",
+                        f"{100 * group.mean('total_macs') / base.mean('total_macs'):.0f} %",
                         mean_and_range(group.at_end("mutual_information")),
                     )
                 )
@@ -180,7 +179,7 @@ def _changed(groups: Sequence[Group]) -> str:
 
 
 def _change(setting: str, other: str) -> str | None:
-    """What another setting adds, leaves out or replaces, if that is one thing; else ``None``."""
+    """The one name that another setting adds, leaves out or replaces; ``None`` if it differs by more."""
     old, new = ({*name.split("+")} - {"default"} for name in (setting, other))
     left_out, added = sorted(old - new), sorted(new - old)
     if max(len(left_out), len(added)) != 1:
@@ -189,7 +188,7 @@ def _change(setting: str, other: str) -> str | None:
         return f"with {added[0]}"
     if not added:
         return f"without {left_out[0]}"
-    same_fields = SETTINGS[added[0]].keys() == SETTINGS[left_out[0]].keys()
+    same_fields = _flat(SETTINGS[added[0]]).keys() == _flat(SETTINGS[left_out[0]]).keys()
     return f"{added[0]} for {left_out[0]}" if same_fields else None
 
 
@@ -199,13 +198,15 @@ def _settings_words(groups: Sequence[Group]) -> str:
     return f"## Settings\n\n{markdown_table(('name', 'what it changes'), rows, text_columns=2)}"
 
 
-def _fields(setting: Mapping[str, Any], prefix: str = "") -> str:
+def _fields(setting: Mapping[str, Any]) -> str:
     """Fields and values as a configuration file has them."""
-    shown = [
-        _fields(value, f"{prefix}{name}.") if isinstance(value, Mapping) else f"`{prefix}{name}: {_plain(value)}`"
-        for name, value in setting.items()
-    ]
-    return ", ".join(shown)
+    return ", ".join(f"`{name}: {_plain(value)}`" for name, value in _flat(setting).items())
+
+
+def _flat(setting: Mapping[str, Any]) -> dict[str, Any]:
+    """The values by field; those of the gates as ``gate.FIELD``."""
+    gate = {f"gate.{name}": value for name, value in setting.get("gate", {}).items()}
+    return {name: value for name, value in setting.items() if name != "gate"} | gate
 
 
 def _plain(value: Any) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -31,6 +32,10 @@ class Group(NamedTuple):
     def values(self, name: str) -> list[float]:
         """One field of each run."""
         return [record[name] for record in self.records]
+
+    def mean(self, name: str) -> float:
+        """The mean of one field over the runs."""
+        return statistics.mean(self.values(name))
 
     def at_end(self, name: str) -> list[float]:
         """One field of each run's last epoch, for runs that have it."""
@@ -86,7 +91,7 @@ def static_of(groups: Sequence[Group]) -> list[Group]:
 
 def static_at(macs: float, groups: Sequence[Group]) -> float | None:
     """Accuracy of static training whose whole schedule costs ``macs``, between the two lengths nearest to that."""
-    ends = sorted((_mean(group.values("total_macs")), _mean(group.values("value"))) for group in groups)
+    ends = sorted((group.mean("total_macs"), group.mean("value")) for group in groups)
     for (low, worse), (high, better) in pairwise(ends):
         if low <= macs <= high:
             return worse + (better - worse) * (macs - low) / (high - low)
@@ -95,9 +100,5 @@ def static_at(macs: float, groups: Sequence[Group]) -> float | None:
 
 def gap(group: Group, other: float) -> float:
     """The mean last value of a group less another one; perplexities are compared as losses."""
-    own = _mean(group.values("value"))
+    own = group.mean("value")
     return math.log(own / other) if group.records[0]["metric"] == "perplexity" else own - other
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

@@ -220,6 +220,9 @@ def test_one_thing_changed_is_told_beside_the_main_setting_of_the_same_length(tm
     records += [
         record("fractrain", 8, 76, 1e9, 0, "rising-options+cp-3.8"),
         record("fractrain", 8, 75, 1e9, 0, "cp-3.8"),
+        record("dfq", 8, 78, 1e9, 0, "sign"),
+        record("dfq", 8, 77, 1e9, 0, "linear-init"),  # another field of the gates, and so two changes
+        record("dfq", 8, 76, 1e9, 0, "integral"),
     ]
     records += [record("fractrain", 8, 70, 1e9, 0, "sign+cp-3.8"), record("fractrain", 4, 70, 5e8, 0, "cp-3.8")]
     results = tmp_path / "results" / "science.jsonl"
@@ -233,3 +236,4 @@ def test_one_thing_changed_is_told_beside_the_main_setting_of_the_same_length(tm
         ["rising-options for fine-options", "8", "1", "76.00", "-2.00", "100 %"],
         ["with sign", "8", "1", "77.00", "-1.00", "110 %"],
     ]
+    assert [row.split(" | ")[1] for row in rows if row.startswith("| dfq")] == ["sign, unchanged", "integral for sign"]
