@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
 
-.PHONY: help install demo test long slow oldest readme coverage coverage-libraries bench gpu paper docs lint format typecheck check clean
+.PHONY: help install demo test long slow full oldest readme coverage coverage-libraries bench gpu paper docs lint format typecheck check clean
 
 help:  ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -30,8 +30,12 @@ test: $(READY)  ## all tests but the long ones and the documentation's
 long: $(READY)  ## tests that start processes or torch's compiler, each for many seconds
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m 'long and not slow'
 
-slow: $(READY)  ## tests of minutes: every model of tests/models.py compiled whole, training killed twenty times
+slow: $(READY)  ## sweeps of minutes: all sample models, devices and formats, training killed twenty times
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m slow
+
+# In one run, because each starts with half a minute of imports.
+full: $(READY)  ## test, long and readme together
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow'
 
 oldest:  ## the tests and the long tests with the oldest torch that pyproject.toml allows, in .venv-oldest
 	$(MAKE) VENV=.venv-oldest TORCH='torch==2.11.*' test long
@@ -89,7 +93,7 @@ format: $(READY)  ## let ruff rewrite what it can
 typecheck: $(READY)  ## mypy --strict on the package
 	$(BIN)/mypy --strict fractrain_fx
 
-check: test long lint typecheck readme docs  ## everything that must pass
+check: full lint typecheck docs  ## everything that must pass
 
 clean:  ## remove caches and build leftovers, keep .venv and runs
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

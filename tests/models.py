@@ -133,18 +133,21 @@ def _hugging_face(kind: str, head: str, **sizes: Any) -> Callable[[], Case]:
 
 TIMM: dict[str, Callable[[], Case]] = {
     "resnet18": _timm("resnet18"),
-    "resnet50": _timm("resnet50"),
+    # Deep models have fewer layers than their names promise, of every kind of block, and Swin is narrower.
+    "resnet50": _timm("resnet50", layers=(2, 1, 1, 1)),
     "mobilenetv2_100": _timm("mobilenetv2_100", drop_path_rate=0.1),
     "efficientnet_b0": _timm("efficientnet_b0", drop_path_rate=0.1),
-    "vit_tiny_patch16_224": _timm("vit_tiny_patch16_224", img_size=64, drop_path_rate=0.1),
-    # Swin and DenseNet have fewer blocks than their names promise, of every kind of block.
+    "vit_tiny_patch16_224": _timm("vit_tiny_patch16_224", img_size=64, depth=4, drop_path_rate=0.1),
     "swin_tiny_patch4_window7_224": _timm(
-        "swin_tiny_patch4_window7_224", 112, img_size=112, depths=(2, 2, 2, 2), drop_path_rate=0.1
+        "swin_tiny_patch4_window7_224",
+        112,
+        **{"img_size": 112, "depths": (2, 2, 2, 2), "embed_dim": 24, "num_heads": (1, 2, 4, 8)},
+        drop_path_rate=0.1,
     ),
-    "convnext_atto": _timm("convnext_atto", drop_path_rate=0.1),
+    "convnext_atto": _timm("convnext_atto", depths=(1, 1, 2, 1), drop_path_rate=0.1),
     "densenet121": _timm("densenet121", block_config=(3, 3, 3, 3)),
     "test_nfnet": _timm("test_nfnet"),
-    "levit_128s": _timm("levit_128s", 224),
+    "levit_128s": _timm("levit_128s", img_size=64, depth=(1, 1, 1)),
 }
 
 _TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}

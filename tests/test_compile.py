@@ -22,7 +22,7 @@ def _fresh() -> None:
 def small(method: str, rounding: str = "eager") -> tuple[nn.Module, torch.Tensor]:
     case = build("multihead_attention")
     config = FracConfig(method=method, rounding=rounding)  # type: ignore[arg-type]
-    return fractrainify(case.model, config=config, example_inputs=case.args), torch.randn(4, 5, 12)
+    return fractrainify(case.model, config=config, example_inputs=case.args, check=False), torch.randn(4, 5, 12)
 
 
 def test_a_new_precision_recompiles_nothing_and_changes_the_result() -> None:
@@ -42,7 +42,10 @@ def test_a_new_precision_recompiles_nothing_and_changes_the_result() -> None:
 
 @pytest.mark.parametrize(
     "method, rounding",
-    [("float", "eager"), ("static", "eager"), ("dfq", "eager"), ("static", "compiled"), ("dfq", "compiled")],
+    [
+        *[("float", "eager"), ("dfq", "eager"), ("dfq", "compiled")],
+        *(pytest.param("static", rounding, marks=pytest.mark.slow) for rounding in ("eager", "compiled")),
+    ],
 )
 def test_train_and_eval_compile_without_a_graph_break_and_agree_with_eager(method: str, rounding: str) -> None:
     model, x = small(method, rounding)
@@ -63,7 +66,7 @@ def test_train_and_eval_compile_without_a_graph_break_and_agree_with_eager(metho
 def test_a_compiled_graph_with_a_multiplier_and_a_grid_with_zero_compiles_once_for_all_stages() -> None:
     case = build("multihead_attention")
     config = FracConfig(gradient_grid="zero", gate=GateConfig(control="multiplier"), schedule="manual", epochs=4)
-    model, x = fractrainify(case.model, config=config, example_inputs=case.args), torch.randn(4, 5, 12)
+    model, x = fractrainify(case.model, config=config, example_inputs=case.args, check=False), torch.randn(4, 5, 12)
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(model, fullgraph=True, backend=counter)
     engine = Engine(compiled)

@@ -45,6 +45,18 @@ EXECUTIONS: dict[str, dict[str, Any]] = {
     "codes": {"execution": "auto", "kernels": "int8"},
 }
 QUICK = {("resnet10t", "fractrain"), ("resnet10t", "mx"), ("gpt2", "static")}
+# Every configuration with one model, and every model with gates. All others are slow: they show little more.
+LONG = {
+    *(("resnet10t", config) for config in ("dfq", "int", "dorefa")),
+    *(("vit", config) for config in ("pfq", "mx-dfq", "wageubn")),
+    *(("gpt2", config) for config in ("fractrain", "nvfp4", "fp8")),
+}
+
+
+def _marks(model: str, config: str) -> list[pytest.MarkDecorator]:
+    if (model, config) in QUICK:
+        return []
+    return [pytest.mark.long if (model, config) in LONG else pytest.mark.slow]
 
 
 def _changes(config: str, execution: str) -> bool:
@@ -55,11 +67,7 @@ def _changes(config: str, execution: str) -> bool:
 
 @pytest.mark.parametrize(
     ("model", "config"),
-    [
-        pytest.param(model, config, marks=[] if (model, config) in QUICK else pytest.mark.long)
-        for model in MODELS
-        for config in CONFIGS
-    ],
+    [pytest.param(model, config, marks=_marks(model, config)) for model in MODELS for config in CONFIGS],
 )
 def test_no_tensor_of_a_forward_pass_stays_on_the_cpu(model: str, config: str) -> None:
     rewritten, case = _rewritten(model, CONFIGS[config])
@@ -83,7 +91,7 @@ def test_a_step_runs_on_the_meta_device(config: str) -> None:
 @pytest.mark.parametrize(
     ("model", "config", "execution"),
     [
-        pytest.param(model, config, name, marks=[] if (model, config) in QUICK else pytest.mark.long)
+        pytest.param(model, config, name, marks=_marks(model, config))
         for model in MODELS
         for config in CONFIGS
         for name in EXECUTIONS

@@ -40,6 +40,7 @@ def test_both_scripts_learn(name: str, capsys: pytest.CaptureFixture[str]) -> No
     assert last.startswith("epoch 2: test accuracy") and float(last.split()[-1].rstrip("%")) > 20  # chance is 10
 
 
+@pytest.mark.long
 def test_a_packed_llama_learns_in_trainer_and_merges(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -60,7 +61,9 @@ def test_trainer_resumes_a_packed_model_bit_for_bit(tmp_path: Path) -> None:
     def trained(folder: str, resumed: Path | None = None) -> dict[str, torch.Tensor]:
         torch.manual_seed(0)
         inputs = script["batch"](rows, 0, 2)
-        model = fractrainify(script["adapted"](script["SMALL"]), config=script["settings"](4), example_kwargs=inputs)
+        model = fractrainify(
+            script["adapted"](script["SMALL"]), config=script["settings"](4), example_kwargs=inputs, check=False
+        )
         model.pack_frozen()
         arguments = script["TrainingArguments"](str(tmp_path / folder), **usual)
         script["FracTrainer"](model, arguments, train_dataset=rows).train(resume_from_checkpoint=resumed)
@@ -71,6 +74,7 @@ def test_trainer_resumes_a_packed_model_bit_for_bit(tmp_path: Path) -> None:
     assert whole.keys() == again.keys() and all(torch.equal(whole[name], again[name]) for name in whole)
 
 
+@pytest.mark.long
 def test_the_memory_of_a_large_llama_is_computed_without_its_weights(capsys: pytest.CaptureFixture[str]) -> None:
     script = runpy.run_path(str(EXAMPLES / "finetune_llama.py"))
     config = script["LlamaConfig"](vocab_size=32000, num_hidden_layers=2)  # two layers of LLaMA-7B's size

@@ -116,6 +116,7 @@ SETTINGS: dict[str, Settings] = {
     "stages-from-4": {"stages": "FW(4,6,8,8)/BW(6,8,8,8)"},
     "stages-from-4-to-16": {"stages": "FW(4,6,8,8)/BW(8,12,16,16)"},
     "linear-only": {"attention": "float"},
+    "weights-5": {"weight_bits": 5},
     "weights-6": {"weight_bits": 6},
     # Skipped samples are left out of their block: batch norm does not see them, and their gates get the cost alone.
     "execution-auto": {"execution": "auto"},

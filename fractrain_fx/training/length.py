@@ -62,7 +62,8 @@ class RunLength:
 
     def batches_before(self, epoch: int) -> int:
         """Batches of all epochs before one, counted from 0."""
-        return sum(map(self.batches, range(epoch)))
+        whole = min(epoch, self.epochs - 1)  # only the last epoch can be cut short
+        return whole * self.epoch_batches + sum(map(self.batches, range(whole, epoch)))
 
     def steps(self, epoch: int) -> int:
         """Optimizer steps of an epoch, counted from 0."""
@@ -70,7 +71,7 @@ class RunLength:
 
     def steps_before(self, epoch: int) -> int:
         """Optimizer steps of all epochs before one, counted from 0."""
-        return sum(map(self.steps, range(epoch)))
+        return min(epoch * self.epoch_steps, steps_of_run(self.settings, self.epoch_steps))
 
     def place(self, epoch: int, batch: int) -> StepPlace:
         """The place of the step that a batch (counted from 1) of an epoch (counted from 0) belongs to."""

@@ -62,6 +62,6 @@ def test_no_pass_walks_over_the_graph_for_each_of_its_ops(monkeypatch: pytest.Mo
         walks.clear()
         with torch.device("meta"):
             model = timm.create_model("vit_tiny_patch16_224", depth=depth)
-        fractrainify(model)
+        fractrainify(model, check=False)
         counts.append(len(walks))
     assert counts[0] == counts[1] > 0

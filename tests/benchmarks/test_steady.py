@@ -14,6 +14,7 @@ from benchmarks.steady import steady
 _PROGRAMS = ("convolutions", "linears", "profile", "skipping", "step.__main__", "time_to_loss.__main__")
 
 
+@pytest.mark.long
 def test_importing_benchmarks_ties_no_process_to_a_core() -> None:
     """A library that loads OpenMP later would tie it: once all workers of the test suite shared the first core."""
     imports = ", ".join(f"benchmarks.{name}" for name in _PROGRAMS)

@@ -54,7 +54,7 @@ def test_training_goes_on_after_larger_batches_in_inference_mode(rounding: Round
     torch.manual_seed(0)
     x = torch.randn(512, 6)
     config = FracConfig(method="pfq", rounding=rounding)
-    model = fractrainify(Residual(), config=config, example_inputs=(x[:2],)).train()
+    model = fractrainify(Residual(), config=config, example_inputs=(x[:2],), check=False).train()
     engine = Engine(model)
     engine.loss(model(x[:8]).square().mean()).backward()
     with torch.inference_mode():

@@ -21,7 +21,9 @@ BATCH = 16
 
 def trained(method: str, **fields: object) -> tuple[FracModel, Engine]:
     x = torch.rand(BATCH, 3, 8, 8)
-    model = fractrainify(TinyNet(4), config=FracConfig.from_dict({"method": method} | fields), example_inputs=(x,))
+    model = fractrainify(
+        TinyNet(4), config=FracConfig.from_dict({"method": method} | fields), example_inputs=(x,), check=False
+    )
     engine = Engine(model)
     for _ in range(3):
         engine.loss(model(x + torch.rand_like(x)).square().mean()).backward()
@@ -119,7 +121,7 @@ class Attention(nn.Module):
 
 def test_a_batch_shares_weights_but_no_products_of_two_activations() -> None:
     x = torch.rand(4, 6, 16)
-    model = fractrainify(Attention(), config=FracConfig(method="static"), example_inputs=(x,))
+    model = fractrainify(Attention(), config=FracConfig(method="static"), example_inputs=(x,), check=False)
     prices = StepPrices(model, 4)
     costs = {op.name: prices.of(op, cost, model.frac_config.precision) for op, cost in prices.ops}
     assert costs["qkv"][0, 1] == convolution(1, 1, 1, 16, 48, 24, 8, 8).cycles / 4
@@ -131,6 +133,7 @@ def test_what_has_no_price_is_named() -> None:
         nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 400, padding=199), nn.Conv2d(4, 4, 1)),
         config=FracConfig(method="static"),
         example_inputs=(torch.rand(2, 3, 8, 8),),
+        check=False,
     )
     row = EpochRow(1, 0, "FW-8/BW-8", 1.0, 1, 1, 1, 1, 1, 2, {})
     spent = run_cost(StepPrices(model, 2), [row])
@@ -140,7 +143,10 @@ def test_what_has_no_price_is_named() -> None:
 
 def test_all_layers_and_options_of_resnet74_take_seconds() -> None:
     model = fractrainify(
-        resnet74(), config=FracConfig(method="dfq", weight_bits=4), example_inputs=(torch.rand(2, 3, 32, 32),)
+        resnet74(),
+        config=FracConfig(method="dfq", weight_bits=4),
+        example_inputs=(torch.rand(2, 3, 32, 32),),
+        check=False,
     )
     start = time.perf_counter()
     prices = StepPrices(model, 128)
@@ -153,7 +159,7 @@ def test_all_layers_and_options_of_resnet74_take_seconds() -> None:
 def test_another_machine_prices_block_formats_which_bitfusion_does_not() -> None:
     net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8))
     config = FracConfig(method="static", format="mx", precision=Precision(8, 8))
-    model = fractrainify(net, config=config, example_inputs=(torch.randn(4, 64),))
+    model = fractrainify(net, config=config, example_inputs=(torch.randn(4, 64),), check=False)
     for prices, known in ((StepPrices(model, 4), False), (MachinePrices(model, 4, find_machine("h200")), True)):
         (middle,) = ((op, cost) for op, cost in prices.ops if op.name == "2")
         assert bool(prices.of(*middle, Precision(8, 8))[:, 1].all()) is known

@@ -64,7 +64,7 @@ def rewritten(model: nn.Module, rows: Any, config: FracConfig = TWO_STAGES, labe
     example = batch(rows)
     if not labels:
         del example["labels"]
-    return fractrainify(model, config=config, example_kwargs=example)
+    return fractrainify(model, config=config, example_kwargs=example, check=False)
 
 
 def arguments(out: Path, **changes: Any) -> TrainingArguments:
@@ -300,7 +300,7 @@ def test_bases_in_the_wrong_order_and_plain_models_are_refused(tmp_path: Path) -
         Tuner(bert(), arguments(tmp_path), train_dataset=rows)
     callback = FracTrainCallback(rewritten(bert(), rows))
     with pytest.raises(ConfigError, match="restore"):
-        fractrainify(callback.model, example_kwargs=batch(rows))
+        fractrainify(callback.model, example_kwargs=batch(rows), check=False)
     trainer = Trainer(bert(), arguments(tmp_path), train_dataset=rows, callbacks=[callback])
     with pytest.raises(ConfigError, match=r"callback\.model"):
         trainer.train()
@@ -413,7 +413,9 @@ def test_scores_of_generated_text_are_said_to_be_of_the_float_model(tmp_path: Pa
     config = transformers.T5Config(**sizes, decoder_start_token_id=0, pad_token_id=0, eos_token_id=1)
     rows = [{"input_ids": torch.arange(2, 8), "labels": torch.arange(2, 6)} for _ in range(4)]
     example = {name: torch.stack([row[name] for row in rows[:2]]) for name in rows[0]}
-    model = fractrainify(transformers.T5ForConditionalGeneration(config), config=TWO_STAGES, example_kwargs=example)
+    model = fractrainify(
+        transformers.T5ForConditionalGeneration(config), config=TWO_STAGES, example_kwargs=example, check=False
+    )
     model.calibrate([example])
 
     class Summarizer(FracTrainMixin, transformers.Seq2SeqTrainer):

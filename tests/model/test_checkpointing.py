@@ -105,7 +105,7 @@ def test_a_step_under_autocast_is_the_same() -> None:
 @pytest.mark.parametrize("name", REAL)
 def test_a_step_of_real_models_is_the_same_bit_for_bit(name: str, config: FracConfig) -> None:
     case = build(name)  # not on int8 where a timing finds that quicker: two models would be timed, and may differ
-    model = fractrainify(case.model, config=config, example_inputs=case.args, example_kwargs=case.keywords)
+    model = fractrainify(case.model, config=config, example_inputs=case.args, example_kwargs=case.keywords, check=False)
     assert_same_step(model, *case.args, **case.keywords)
 
 
@@ -146,7 +146,7 @@ def test_gpt2_of_twelve_layers_keeps_a_third_at_most() -> None:
     tokens = torch.randint(3, 128, (4, 64))
     batch = {"input_ids": tokens, "labels": tokens, "use_cache": False}
     plain = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=1, eos_token_id=2))
-    model = fractrainify(plain, example_kwargs=batch).train()
+    model = fractrainify(plain, example_kwargs=batch, check=False).train()
     without = saved(model, **batch)
     model.gradient_checkpointing_enable()
     assert saved(model, **batch) <= 0.35 * without

@@ -37,7 +37,7 @@ def uploaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("way", ["push_to_hub", "save_pretrained"])
 def test_a_pushed_model_comes_back_from_its_repository(way: str, uploaded: Path) -> None:
     case = build("tied_weights")
-    model = fractrainify(case.model, example_inputs=case.args)
+    model = fractrainify(case.model, example_inputs=case.args, check=False)
     if way == "push_to_hub":
         assert model.push_to_hub("me/small", private=True).endswith("me/small/commit/1")
     else:
@@ -56,6 +56,6 @@ def test_what_cannot_be_found_or_means_nothing_is_said(tmp_path: Path) -> None:
     case = build("tied_weights")
     with pytest.raises(RunError, match=r"me/none is neither a directory .* nor a repository"):
         FracModel.from_pretrained("me/none", model=case.model, local_files_only=True)
-    model = fractrainify(case.model, example_inputs=case.args)
+    model = fractrainify(case.model, example_inputs=case.args, check=False)
     with pytest.raises(ConfigError, match="push_to_hub=True"):
         model.save_pretrained(tmp_path, repo_id="me/small")

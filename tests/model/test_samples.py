@@ -31,7 +31,7 @@ def windows(samples: int) -> dict[str, Any]:
 
 
 def rewritten(**config: Any) -> FracModel:
-    return fractrainify(Windows(), config=FracConfig(method="dfq", **config), example_inputs=(windows(4),))
+    return fractrainify(Windows(), config=FracConfig(method="dfq", **config), example_inputs=(windows(4),), check=False)
 
 
 def test_a_batch_inside_one_dictionary_is_found() -> None:
@@ -56,6 +56,6 @@ def test_a_table_of_all_samples_does_not_count_them() -> None:
             return super().forward(x + table.mean()) * weight
 
     example = (torch.randn(9, 2), torch.randn(2, 3, 8, 8), torch.ones(2, 1))
-    model = fractrainify(WithTable(), example_inputs=example)
+    model = fractrainify(WithTable(), example_inputs=example, check=False)
     model(torch.randn(9, 2), torch.randn(5, 3, 8, 8), torch.ones(5, 1))
     assert model.batch == 5

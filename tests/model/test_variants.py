@@ -28,7 +28,7 @@ def classifier() -> nn.Module:
 
 def test_labels_are_recorded_by_themselves_and_left_out_ones_are_a_second_recording(caplog: Any) -> None:
     original = classifier()
-    model = fractrainify(original, config=FLOAT)
+    model = fractrainify(original, config=FLOAT, check=False)
     with caplog.at_level(logging.WARNING, "fractrain_fx"):
         given = model(input_ids=IDS, attention_mask=MASK, labels=IDS[:, 0] % 2)
     assert given.loss.requires_grad and not caplog.records
@@ -41,7 +41,7 @@ def test_labels_are_recorded_by_themselves_and_left_out_ones_are_a_second_record
 
 
 def test_all_forms_of_call_train_the_same_gates_and_count_their_own_samples() -> None:
-    model = fractrainify(classifier(), config=FracConfig(method="dfq"))
+    model = fractrainify(classifier(), config=FracConfig(method="dfq"), check=False)
     engine = Engine(model)
     gates = [p for name, p in model.named_parameters() if name.startswith("frac.gates")]
     for samples, call in ((4, {"labels": IDS[:, 0] % 2}), (3, {})):
@@ -69,7 +69,7 @@ X = torch.ones(2, 4)
 
 def scaled(**config: Any) -> tuple[Scaled, FracModel]:
     original = Scaled()
-    return original, fractrainify(original, config=FLOAT.replace(**config), example_inputs=(X,))
+    return original, fractrainify(original, config=FLOAT.replace(**config), example_inputs=(X,), check=False)
 
 
 def test_each_value_of_a_number_needs_a_recording_and_there_are_only_so_many(caplog: Any) -> None:

@@ -29,7 +29,7 @@ class Watched(nn.Module):
 def rewritten() -> FracModel:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), Watched(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
-    return fractrainify(model, config=FracConfig(method="static"), example_inputs=(torch.randn(3, 4),))
+    return fractrainify(model, config=FracConfig(method="static"), example_inputs=(torch.randn(3, 4),), check=False)
 
 
 def test_every_place_of_a_weight_is_rounded_and_every_parameter_is_back_after_the_call() -> None:

@@ -274,6 +274,7 @@ def gated(step: int) -> Tensor:
     return one_hot(*((i + step) % 7 for i in range(7))).requires_grad_()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fmt", [AFFINE, get_format("dorefa")])
 @pytest.mark.parametrize("bits_of", [uniform, gated])
 def test_compiled_steps_equal_eager_ones_and_new_bits_never_recompile(

@@ -17,6 +17,7 @@ from fractrain_fx.engine.steered import show_level
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 if CHROMIUM is None:
     pytest.skip("no chromium on the PATH: apt-get install chromium", allow_module_level=True)
+pytestmark = pytest.mark.long
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
 
 QUIET = ("background-networking", "component-update", "sync", "quic", "gpu")

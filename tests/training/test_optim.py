@@ -76,7 +76,7 @@ def test_training_stops_in_the_middle_of_an_epoch_and_the_stages_know_how_long_t
 
 def test_the_gates_keep_their_rate_when_the_models_falls() -> None:
     settings = TrainSettings(epochs=4, lr=0.2, lr_schedule="steps", weight_decay=0.5)
-    model = fractrainify(net(10), config=FracConfig(), example_inputs=(torch.randn(2, 3, 8, 8),))
+    model = fractrainify(net(10), config=FracConfig(), example_inputs=(torch.randn(2, 3, 8, 8),), check=False)
     optimizer = make_optimizer(model, settings, "classification")
     scheduler = make_scheduler(optimizer, settings, 10)
     grouped = [{id(p) for p in group["params"]} for group in optimizer.param_groups]
@@ -94,7 +94,7 @@ def test_the_gates_keep_their_rate_when_the_models_falls() -> None:
 
 
 def test_the_gates_may_follow_the_model_or_have_a_multiple_of_its_rate() -> None:
-    model = fractrainify(net(10), config=FracConfig(), example_inputs=(torch.randn(2, 3, 8, 8),))
+    model = fractrainify(net(10), config=FracConfig(), example_inputs=(torch.randn(2, 3, 8, 8),), check=False)
     courses: list[tuple[GateLr, float, float]] = [("model", 1.0, 0.002), ("model", 3.0, 0.006), ("peak", 0.5, 0.1)]
     for gate_lr, factor, last in courses:
         settings = TrainSettings(epochs=4, lr=0.2, lr_schedule="steps", gate_lr=gate_lr, gate_lr_factor=factor)

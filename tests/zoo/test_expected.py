@@ -34,7 +34,13 @@ def share(precision: Precision) -> float:
     return (b * b + 2 * b * g) / (3 * 32 * 32)
 
 
-@pytest.mark.parametrize("model", FORWARD_MACS)
+# Deeper models of the same blocks are slow: they show little more.
+DEEPER = ("zoo:resnet74", "zoo:resnet110", "timm:resnet34")
+
+
+@pytest.mark.parametrize(
+    "model", [pytest.param(name, marks=pytest.mark.slow if name in DEEPER else []) for name in FORWARD_MACS]
+)
 def test_macs_of_static_rows_are_m_times_3_times_share_times_images(model: str) -> None:
     recipes = [recipe for recipe in STATIC if recipe.values["model"] == model]
     assert recipes

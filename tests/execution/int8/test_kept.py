@@ -110,7 +110,7 @@ def test_the_kinds_of_a_model_are_found_again(folder: Path, monkeypatch: pytest.
     for _ in range(2):
         net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4))
         config = FracConfig(method="static", execution="auto")
-        model = fractrainify(net, config=config, example_inputs=(x[:2],))
+        model = fractrainify(net, config=config, example_inputs=(x[:2],), check=False)
         model(x).sum().backward()
         held = json.loads(only_file(folder).read_text())["timings"]
         assert held and not any(" at 0x" in kind for kind in held)

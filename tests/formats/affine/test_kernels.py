@@ -266,7 +266,7 @@ def test_a_step_is_that_of_the_eager_form(method: str) -> None:
     for rounding in ("eager", "compiled"):
         torch.manual_seed(1)
         config = FracConfig(method=method, rounding=rounding)  # type: ignore[arg-type]
-        rewritten = fractrainify(model, config=config, example_inputs=(x[:2],)).train()
+        rewritten = fractrainify(model, config=config, example_inputs=(x[:2],), check=False).train()
         with torch.enable_grad():
             loss = rewritten(x).square().mean()
             loss.backward()

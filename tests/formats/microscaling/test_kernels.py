@@ -193,7 +193,7 @@ def test_both_products_that_read_a_square_block_get_the_same_noise() -> None:
 
 def steps(words: dict[str, Any], rounding: str, net: nn.Module, x: Tensor) -> list[Tensor]:
     config = FracConfig(method="static", rounding=rounding, **words)  # type: ignore[arg-type]
-    model = fractrainify(copy.deepcopy(net), config=config, example_inputs=(x,)).train()
+    model = fractrainify(copy.deepcopy(net), config=config, example_inputs=(x,), check=False).train()
     torch.manual_seed(3)
     out = model(x)
     out.square().sum().backward()

@@ -25,7 +25,7 @@ PFQ = FracConfig(method="pfq", stages="FW(4,4)/BW(6,8)", pins=HEAD)  # type: ign
 FIRST = "base_model.model.model.layers.0.self_attn.q_proj.base_layer.weight"
 
 
-def llama(width: int = 32, layers: int = 2, *, tied: bool = False) -> Any:
+def llama(width: int = 32, layers: int = 1, *, tied: bool = False) -> Any:
     torch.manual_seed(0)
     sizes = {"hidden_size": width, "intermediate_size": 2 * width - 4, "num_hidden_layers": layers, "vocab_size": 50}
     sizes |= {"initializer_range": 0.1}  # logits of a trained model are not all near 0
@@ -164,7 +164,7 @@ def test_checkpoints_of_the_other_form_are_refused_also_without_strict() -> None
     for state in (llama().state_dict(), plain.state_dict()):
         with pytest.raises(ModelError, match=r"float values of .*q_proj.*load it before pack_frozen\(\)"):
             model.load_state_dict(state, strict=False)
-    with pytest.raises(ModelError, match=r"15 frozen weights as codes.*model.pack_frozen\(\) before"):
+    with pytest.raises(ModelError, match=r"8 frozen weights as codes.*model.pack_frozen\(\) before"):
         plain.load_state_dict(model.state_dict(), strict=False)
     with pytest.raises(RuntimeError, match="codes of 4 bits, and the model of 3"):
         packed(FRACTRAIN.replace(weight_bits=3)).load_state_dict(model.state_dict(), strict=False)
@@ -210,7 +210,7 @@ def test_nothing_to_pack_and_packing_twice_are_refused() -> None:
     with pytest.raises(ModelError, match=r"codes already: call model.restore\(\)"):
         model.pack_frozen()
     with pytest.raises(ConfigError, match=r"codes of another rewritten model: call restore\(\)"):
-        fractrainify(model._state.original, example_kwargs=BATCH)
+        fractrainify(model._state.original, example_kwargs=BATCH, check=False)
 
 
 def test_a_weight_that_is_not_finite_is_refused_and_nothing_is_packed() -> None:
@@ -244,9 +244,9 @@ def test_costs_optimizers_and_groups_do_not_see_codes() -> None:
     assert "its frozen weight is kept as codes, which are read as floats" in kernels.values()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_compiled_model_has_the_numbers_of_the_compiled_floats() -> None:
-    plain = rewritten(PFQ, llama(layers=1))
+    plain = rewritten(PFQ)
     model = copy.deepcopy(plain)
     model.pack_frozen()
     found = []

@@ -70,7 +70,7 @@ def kinds(model: FracModel) -> dict[str | None, int]:
     ("name", "expected"),
     [
         # 24 layers and 2 on the class token, attention and MLP each. Besides: patches, head.
-        pytest.param("cait_xxs24_224", {"identity": (24 + 2) * 2, None: 2}, marks=pytest.mark.long),
+        pytest.param("cait_xxs24_224", {"identity": (24 + 2) * 2, None: 2}, marks=pytest.mark.slow),
         # 12 MLPs: the mixers pool and weigh nothing. Stages 3 and 4 (6 + 2 layers) scale their skip path.
         # Besides: stem, 3 downsamplings, head.
         pytest.param(
@@ -80,10 +80,10 @@ def kinds(model: FracModel) -> dict[str | None, int]:
         ("regnety_002", {"identity": 0 + 0 + 3 + 6, "projection": 4, None: 2}),
         # Layer 1 is one bottleneck with a projection; then one module of 2, of 3 and of 4 branches with 2 basic blocks
         # each; 4 bottlenecks with projections before the head. What is fused comes from other branches.
-        pytest.param("hrnet_w18_small", {"identity": (2 + 3 + 4) * 2, "projection": 1 + 4}, marks=pytest.mark.long),
+        pytest.param("hrnet_w18_small", {"identity": (2 + 3 + 4) * 2, "projection": 1 + 4}, marks=pytest.mark.slow),
         # 8 serial and 18 (6 x 3 scales) parallel layers, each with a residual depthwise position encoding and an MLP.
         # Only the serial ones keep their attention: in the parallel ones it is also scaled into the other scales.
-        pytest.param("coat_tiny", {"identity": 8 * 3 + 18 * 2}, marks=pytest.mark.long),
+        pytest.param("coat_tiny", {"identity": 8 * 3 + 18 * 2}, marks=pytest.mark.slow),
         # Concatenations are no sums.
         pytest.param("densenet121", {}, marks=pytest.mark.long),
         ("vgg11", {None: 8 + 1 + 1}),  # convolutions, the two of pre_logits together, head

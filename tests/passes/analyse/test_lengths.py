@@ -40,7 +40,7 @@ def test_samples_keep_their_own_choice_at_another_length(make: Any, fmt: str) ->
     torch.manual_seed(0)
     plain, _ = make()
     config = FracConfig(method="dfq", format=fmt)
-    model = fractrainify(plain, config=config, example_inputs=(torch.randint(20, (2, 5)),))
+    model = fractrainify(plain, config=config, example_inputs=(torch.randint(20, (2, 5)),), check=False)
     assert any((batch := facts(node).batch) is not None and batch.factor == 5 for node, _ in ops_of(model.graph))
     longer = torch.randint(20, (3, 9))
     engine = Engine(model)

@@ -63,7 +63,7 @@ def test_a_plan_without_data_is_the_plan() -> None:
     assert "not compared" in meta.pop("notes")[0]
     assert all("conditions on sizes" in note or "rounds by plain" in note for note in real.pop("notes"))
     assert meta == real
-    rewritten, usual = (fractrainify(m, example_kwargs=case.keywords) for m in (shapes_only, case.model))
+    rewritten, usual = (fractrainify(m, example_kwargs=case.keywords, check=False) for m in (shapes_only, case.model))
     assert [op.precision for op in rewritten.ops] == [op.precision for op in usual.ops]
     assert len(rewritten.graph.nodes) == len(usual.graph.nodes)
 
@@ -92,7 +92,7 @@ def test_one_batch_size_is_the_reason_given(check: bool) -> None:
 
 def test_gates_of_a_model_with_one_batch_size_choose_once_for_the_batch() -> None:
     x = torch.randn(2, 4)
-    model = fractrainify(OneSize(), example_inputs=(x,))
+    model = fractrainify(OneSize(), example_inputs=(x,), check=False)
     engine = Engine(model)
     engine.loss(model(x).square().mean()).backward()
     ((block, choice),) = model.cost.choice.items()
@@ -119,7 +119,7 @@ class Sampling(nn.Module):
 
 
 def test_what_a_model_draws_is_not_taken_for_another_sample() -> None:
-    model = fractrainify(Sampling(), example_inputs=(torch.randn(2, 3, 8),))
+    model = fractrainify(Sampling(), example_inputs=(torch.randn(2, 3, 8),), check=False)
     products = [node for node in model.graph.nodes if (op := facts(node).op) is not None and op.kind == "matmul"]
     assert [facts(node).batch for node in products] == [BatchAxis(0, 2)]
 
@@ -140,7 +140,7 @@ def test_whole_numbers_stay_rows_of_the_tables_they_index(batch: int) -> None:
             return self.head(x.mean(1))
 
     rows = torch.tensor([[3, 6]] * batch)
-    model = fractrainify(Categories(), config=FracConfig(method="static"), example_inputs=(rows,))
+    model = fractrainify(Categories(), config=FracConfig(method="static"), example_inputs=(rows,), check=False)
     assert model(torch.tensor([[0, 5], [2, 1]])).shape == (2, 1)
 
 
@@ -160,7 +160,7 @@ class Codebook(nn.Module):
 def test_passes_leave_a_parameter_that_a_forward_writes_to() -> None:
     model = Codebook()
     before = model.codes.clone()
-    rewritten = fractrainify(model, config=FracConfig(method="float"), example_inputs=(torch.randn(3, 4),))
+    rewritten = fractrainify(model, config=FracConfig(method="float"), example_inputs=(torch.randn(3, 4),), check=False)
     assert torch.equal(model.codes, before) and not model.codes.requires_grad
     rewritten(torch.randn(3, 4))
     assert not torch.equal(model.codes, before)

@@ -64,7 +64,7 @@ class _Mixed(nn.Module):
 def _made(model: nn.Module | None = None, inputs: Tensor | None = None, **options: Any) -> FracModel:
     torch.manual_seed(0)
     inputs = torch.randn(4, 64) if inputs is None else inputs
-    return fractrainify(model or _Net(), config=FracConfig(**options), example_inputs=(inputs,))
+    return fractrainify(model or _Net(), config=FracConfig(**options), example_inputs=(inputs,), check=False)
 
 
 def _trained(steps: int = 12, **options: Any) -> tuple[FracModel, list[float], list[Tensor]]:

@@ -63,7 +63,7 @@ def test_the_numbers_are_those_of_ops_that_keep_their_operands(
 def rewritten(build: Callable[[], tuple[nn.Module, Tensor]], **settings: Any) -> tuple[FracModel, Tensor]:
     torch.manual_seed(0)
     plain, x = build()
-    return fractrainify(plain, config=FracConfig(**settings), example_inputs=(x[:2],)).train(), x
+    return fractrainify(plain, config=FracConfig(**settings), example_inputs=(x[:2],), check=False).train(), x
 
 
 def step(model: FracModel, x: Tensor, autocast: bool = False) -> dict[str, Tensor]:
