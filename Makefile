@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.installed
+# Two processes with one thread each: more threads on a small machine only wait for each other.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 .PHONY: help install demo test long slow full oldest readme coverage coverage-libraries bench gpu paper docs lint format typecheck check clean
 
@@ -23,25 +25,24 @@ $(READY): pyproject.toml
 demo: $(READY)  ## train a ResNet on the digits as float, static FW-8/BW-8 and FracTrain, and compare them
 	$(BIN)/python examples/demo.py
 
-# Two processes with one thread each: more threads on a small machine only wait for each other.
 test: $(READY)  ## all tests but the long ones and the documentation's
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --ignore=tests/test_readme.py
+	$(PYTEST) --ignore=tests/test_readme.py
 
 long: $(READY)  ## tests that start processes or torch's compiler, each for many seconds
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m 'long and not slow'
+	$(PYTEST) -m 'long and not slow'
 
 slow: $(READY)  ## sweeps of minutes: all sample models, devices and formats, training killed twenty times
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m slow
+	$(PYTEST) -m slow
 
 # In one run, because each starts with half a minute of imports.
 full: $(READY)  ## test, long and readme together
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m 'not slow'
+	$(PYTEST) -m 'not slow'
 
 oldest:  ## the tests and the long tests with the oldest torch that pyproject.toml allows, in .venv-oldest
 	$(MAKE) VENV=.venv-oldest TORCH='torch==2.11.*' test long
 
 readme: $(READY)  ## run the code blocks of README.md and docs/
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal tests/test_readme.py
+	$(PYTEST) tests/test_readme.py
 
 # Hours on a small machine; it goes on where it stopped, and SAMPLE= runs every architecture of timm.
 SAMPLE ?= --sample

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-__all__ = ["HOME_MADE", "HUGGING_FACE", "TIMM", "Case", "build", "some_long"]
+__all__ = ["HOME_MADE", "HUGGING_FACE", "TIMM", "Case", "build", "marks", "some_long"]
 
 
 @dataclass(frozen=True)
@@ -223,6 +223,11 @@ def build(name: str) -> Case:
     return {**TIMM, **HUGGING_FACE, **HOME_MADE}[name]()
 
 
-def some_long(names: Iterable[str], *long: str) -> list[Any]:
-    """Parameters for a test; those named ``long`` take seconds, show little more, and run with the long tests."""
-    return [pytest.param(name, marks=pytest.mark.long if name in long else []) for name in names]
+def some_long(names: Iterable[str], *long: str, slow: Container[str] = ()) -> list[Any]:
+    """Parameters for a test; those named ``long`` or ``slow`` show little more, and run with the tests of that mark."""
+    return [pytest.param(name, marks=marks(name, long, slow)) for name in names]
+
+
+def marks(case: object, long: Container[Any], slow: Container[Any]) -> list[pytest.MarkDecorator]:
+    """The mark of one case of a sweep; none for a case that runs with all tests."""
+    return [pytest.mark.long] if case in long else [pytest.mark.slow] if case in slow else []

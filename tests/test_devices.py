@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fractrain_fx import Engine, FracConfig, FracModel, fractrainify
 from tests.elsewhere import ELSEWHERE, Elsewhere, move, put_elsewhere
-from tests.models import Case, build
+from tests.models import Case, build, marks
 
 MODELS: dict[str, Callable[[], Case]] = {
     "resnet10t": lambda: Case(timm.create_model("resnet10t", num_classes=10), (torch.randn(2, 3, 32, 32),)),
@@ -45,18 +46,13 @@ EXECUTIONS: dict[str, dict[str, Any]] = {
     "codes": {"execution": "auto", "kernels": "int8"},
 }
 QUICK = {("resnet10t", "fractrain"), ("resnet10t", "mx"), ("gpt2", "static")}
-# Every configuration with one model, and every model with gates. All others are slow: they show little more.
+# With these, every configuration runs with some model, and every model with gates. The rest shows little more.
 LONG = {
     *(("resnet10t", config) for config in ("dfq", "int", "dorefa")),
     *(("vit", config) for config in ("pfq", "mx-dfq", "wageubn")),
     *(("gpt2", config) for config in ("fractrain", "nvfp4", "fp8")),
 }
-
-
-def _marks(model: str, config: str) -> list[pytest.MarkDecorator]:
-    if (model, config) in QUICK:
-        return []
-    return [pytest.mark.long if (model, config) in LONG else pytest.mark.slow]
+SLOW = {*product(MODELS, CONFIGS)} - QUICK - LONG
 
 
 def _changes(config: str, execution: str) -> bool:
@@ -67,7 +63,7 @@ def _changes(config: str, execution: str) -> bool:
 
 @pytest.mark.parametrize(
     ("model", "config"),
-    [pytest.param(model, config, marks=_marks(model, config)) for model in MODELS for config in CONFIGS],
+    [pytest.param(model, config, marks=marks((model, config), LONG, SLOW)) for model in MODELS for config in CONFIGS],
 )
 def test_no_tensor_of_a_forward_pass_stays_on_the_cpu(model: str, config: str) -> None:
     rewritten, case = _rewritten(model, CONFIGS[config])
@@ -91,7 +87,7 @@ def test_a_step_runs_on_the_meta_device(config: str) -> None:
 @pytest.mark.parametrize(
     ("model", "config", "execution"),
     [
-        pytest.param(model, config, name, marks=_marks(model, config))
+        pytest.param(model, config, name, marks=marks((model, config), LONG, SLOW))
         for model in MODELS
         for config in CONFIGS
         for name in EXECUTIONS

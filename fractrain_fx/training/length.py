@@ -62,8 +62,8 @@ class RunLength:
 
     def batches_before(self, epoch: int) -> int:
         """Batches of all epochs before one, counted from 0."""
-        whole = min(epoch, self.epochs - 1)  # only the last epoch can be cut short
-        return whole * self.epoch_batches + sum(map(self.batches, range(whole, epoch)))
+        last = self.epochs - 1  # the only epoch that can be cut short
+        return epoch * self.epoch_batches if epoch <= last else last * self.epoch_batches + self.batches(last)
 
     def steps(self, epoch: int) -> int:
         """Optimizer steps of an epoch, counted from 0."""

@@ -13,6 +13,7 @@ from benchmarks.coverage.cases import Ready
 from benchmarks.coverage.trial import examine, passed
 from fractrain_fx import FracConfig, fractrainify
 from fractrain_fx.capture.inputs.examples import example_inputs
+from tests.models import marks
 
 # timm's own small ones, one for each family of layers, and those whose structure has none of these.
 TIMM: dict[str, dict[str, Any]] = {
@@ -105,16 +106,12 @@ def test_the_sample_has_thirty_models() -> None:
     assert len(SAMPLE) == 30
 
 
-# One of each library runs with all other tests, and those whose structure no other has with the long ones.
+# One of each library runs with all tests, five of other kinds with the long ones, and the rest with the slow ones.
 QUICK = ("test_resnet", "AlbertForSequenceClassification", "squeezenet1_1")
 LONG = ("test_vit3", "test_nfnet", "MambaForCausalLM", "WhisperForConditionalGeneration", "shufflenet_v2_x0_5")
+SLOW = {name for _, name in SAMPLE} - {*QUICK, *LONG}
 
-
-def _marks(name: str) -> list[pytest.MarkDecorator]:
-    return [] if name in QUICK else [pytest.mark.long if name in LONG else pytest.mark.slow]
-
-
-MODELS = [pytest.param(*each, id=each[1], marks=_marks(each[1])) for each in SAMPLE]
+MODELS = [pytest.param(*each, id=each[1], marks=marks(each[1], LONG, SLOW)) for each in SAMPLE]
 
 
 @pytest.mark.parametrize(("build", "name"), MODELS)

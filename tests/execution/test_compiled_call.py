@@ -84,7 +84,11 @@ def counted(graphs: CompileCounterWithBackend, name: str) -> int:
 
 
 @pytest.mark.parametrize(
-    ("method", "rounding"), [("static", "eager"), ("dfq", "eager"), ("pfq", "compiled"), ("dfq", "compiled")]
+    ("method", "rounding"),
+    [
+        *[("static", "eager"), ("dfq", "eager"), ("pfq", "compiled"), ("dfq", "compiled")],
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (("static", "compiled"), ("pfq", "eager"))),
+    ],
 )
 def test_a_compiled_step_multiplies_codes_and_gives_the_numbers_of_the_eager_one(method: str, rounding: str) -> None:
     # 16 backward bits, so that a noise that moves a value by a level hardly shows.

@@ -31,9 +31,8 @@ def net() -> nn.Module:
 
 
 def rewritten(**words: object) -> FracModel:
-    return fractrainify(
-        net(), config=FracConfig(method="static", **words), example_inputs=(torch.randn(2, 6),), check=False
-    )  # type: ignore[arg-type]
+    config = FracConfig(method="static", **words)  # type: ignore[arg-type]
+    return fractrainify(net(), config=config, example_inputs=(torch.randn(2, 6),), check=False)
 
 
 def test_kernels_that_are_there_are_used_and_others_are_not(built: pytest.MonkeyPatch) -> None:

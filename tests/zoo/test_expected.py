@@ -12,6 +12,7 @@ from fractrain_fx.zoo.comparison import compare
 from fractrain_fx.zoo.edge import edge_rows
 from fractrain_fx.zoo.expected import expected, mix_of, training_samples
 from fractrain_fx.zoo.recipes import load_recipe, load_recipes
+from tests.models import some_long
 
 # ALGORITHM 7, in millions a sample; a sample of text has 256 tokens.
 FORWARD_MACS = {
@@ -38,9 +39,7 @@ def share(precision: Precision) -> float:
 DEEPER = ("zoo:resnet74", "zoo:resnet110", "timm:resnet34")
 
 
-@pytest.mark.parametrize(
-    "model", [pytest.param(name, marks=pytest.mark.slow if name in DEEPER else []) for name in FORWARD_MACS]
-)
+@pytest.mark.parametrize("model", some_long(FORWARD_MACS, slow=DEEPER))
 def test_macs_of_static_rows_are_m_times_3_times_share_times_images(model: str) -> None:
     recipes = [recipe for recipe in STATIC if recipe.values["model"] == model]
     assert recipes

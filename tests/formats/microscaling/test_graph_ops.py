@@ -87,6 +87,9 @@ def counted(graphs: CompileCounterWithBackend, name: str) -> int:
         ({"format": "mx"}, torch.float32),
         ({"format": "nvfp4"}, torch.bfloat16),
         ({"format": "mx", "recipe": "mxfp8"}, torch.float32),
+        pytest.param({"format": "mx"}, torch.bfloat16, marks=pytest.mark.slow),
+        pytest.param({"format": "nvfp4"}, torch.float32, marks=pytest.mark.slow),
+        pytest.param({"format": "mx", "recipe": "mxfp8"}, torch.bfloat16, marks=pytest.mark.slow),
     ],
     ids=str,
 )
