@@ -109,6 +109,8 @@ SETTINGS: dict[str, Settings] = {
     "rising-options": {"options": ["FW-0/BW-0", "FW-3/BW-6", "FW-4/BW-8", "FW-6/BW-8", "FW-8/BW-8"]},
     # The same in steps of a bit: a mixture of distant options has more noise than the option in between.
     "fine-options": {"options": [*map(str, FINE_OPTIONS)]},
+    # The same, and every block computes for every sample.
+    "no-skip": {"options": [*map(str, FINE_OPTIONS[1:])]},
     "bw-16": {"precision": "FW-8/BW-16"},
     "stages-to-16": {"stages": "FW(3,4,6,8)/BW(6,8,12,16)"},
     # Without the cheapest stages. Both take about three quarters of the MACs of static training.

@@ -27,28 +27,28 @@ class GateConfig:
     Attributes:
         dims: widths of the two linear layers that embed a block's entry.
         hidden: width of the LSTM cell shared by all blocks.
-        init: initial weights of the two linear layers. ``linear``: as in ``nn.Linear``. ``he``: He's rule for the
-            fan-out, as in the authors' code, so that choices differ more between samples from the start.
+        init: initial weights of the two linear layers. ``he``: He's rule for the fan-out, as in the authors' code, so
+            that choices differ between samples from the start. ``linear``: as in ``nn.Linear``.
         beta: strength of the cost term for one sample's choice in one block of mean size.
         beta_unit: the choice that costs ``beta``. ``mean-option``: the mean option that computes, so that the push is
             the same for all options and weight bits. ``full-precision``: FW, EB and GC at 32 bits each, as in the
             authors' code, where ``beta`` is 1e-3.
         width: dead band above the target, in per cent of cost, in which the error of cp counts as 0.
-        control: how the strength follows ``e``, the relative error of cp. ``sign``: ``beta`` times the sign of ``e``,
-            as in the paper. ``proportional``: ``beta * gain * e``, at most ``beta``. ``integral``: the same with an
-            added sum over steps of ``integral_gain * e``, at most ``beta``. ``multiplier``: a Lagrange multiplier,
-            moved by ``beta * integral_gain * e`` in each step, plus ``beta * gain * e``; it has no bound.
+        control: how the strength follows ``e``, the relative error of cp. ``multiplier``: a Lagrange multiplier, moved
+            by ``beta * integral_gain * e`` in each step, plus ``beta * gain * e``; it has no bound. ``integral``: the
+            same, at most ``beta``. ``proportional``: ``beta * gain * e``, at most ``beta``. ``sign``: ``beta`` times the
+            sign of ``e``, as in the paper.
         gain: proportional gain; each control has a default. ``sign`` has none.
         integral_gain: integral gain of a step, for ``integral`` and ``multiplier``; each has a default.
     """
 
     dims: tuple[int, int] = (32, 16)
     hidden: int = 16
-    init: GateInit = "linear"
+    init: GateInit = "he"
     beta: float = 1e-3
     beta_unit: BetaUnit = "mean-option"
     width: float = 0.0
-    control: Control = "sign"
+    control: Control = "multiplier"
     gain: float | None = None
     integral_gain: float | None = None
 

@@ -41,8 +41,8 @@ class TrainSettings:
             and 120 of 160 are 0.5 and 0.75 for every length of the run.
         lr_decay: factor of the rate at each milestone of ``steps``.
         warm_up: share of the run over which the rate rises linearly; by default one epoch for ``cosine``, else none.
-        gate_lr: learning rate of the gates. ``peak``: always the peak rate. ``model``: the model's rate in each step,
-            as in the authors' code.
+        gate_lr: learning rate of the gates. ``model``: the model's rate in each step, as in the authors' code.
+            ``peak``: always the peak rate.
         gate_lr_factor: factor of the gates' rate.
         betas: averaging factors of ``adam`` and ``adamw``.
         eps: the number that ``adam`` and ``adamw`` add to the denominator.
@@ -68,7 +68,7 @@ class TrainSettings:
     milestones: tuple[float, ...] = (0.5, 0.75)
     lr_decay: float = 0.1
     warm_up: float | None = None
-    gate_lr: GateLr = "peak"
+    gate_lr: GateLr = "model"
     gate_lr_factor: float = 1.0
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
@@ -191,7 +191,7 @@ class RunSettings:
             raise ConfigError(
                 f"pretrain_epochs={self.pretrain_epochs}: write 1 or more, with setting adaptation or fine-tuning"
             )
-        if not self.frac.gated and (self.train.gate_lr, self.train.gate_lr_factor) != ("peak", 1.0):
+        if not self.frac.gated and (self.train.gate_lr, self.train.gate_lr_factor) != ("model", 1.0):
             raise ConfigError(
                 f"gate_lr={self.train.gate_lr!r} with gate_lr_factor={self.train.gate_lr_factor} changes nothing for "
                 f"method {self.frac.method!r}, which has no gates"

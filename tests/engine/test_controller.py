@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from fractrain_fx.nn.cost import OpCost
 from tests.engine.fake import FakeModel
 
 BETA = 3e-4
+SIGN = GateConfig(beta=BETA, control="sign")
 
 
 def test_option_shares_are_those_of_the_paper() -> None:
@@ -39,7 +41,7 @@ def pushes(model: FakeModel, batch: int, accumulate: int = 1) -> torch.Tensor:
 @pytest.mark.parametrize("blocks", [1, 6, 18])
 @pytest.mark.parametrize("options", [DFQ_OPTIONS, COMPACT_OPTIONS])
 def test_the_mean_option_in_a_mean_block_costs_beta(batch: int, blocks: int, options: tuple[Precision, ...]) -> None:
-    config = FracConfig(options=options, targets=(0.1,), gate=GateConfig(beta=BETA))
+    config = FracConfig(options=options, targets=(0.1,), gate=SIGN)
     push = pushes(FakeModel(config, (7,) * blocks), batch)
     # The options that run average to the mean share, so their pushes average to beta; float32 sums over the batch.
     assert torch.allclose(push[..., 1:].mean(-1), torch.tensor(BETA), rtol=1e-4)
@@ -52,7 +54,7 @@ def test_a_block_pushes_by_its_size() -> None:
 
 
 def test_slu_feels_the_same_push() -> None:
-    model = FakeModel(FracConfig(method="slu", targets=(1,), gate=GateConfig(beta=BETA)), (7, 7))
+    model = FakeModel(FracConfig(method="slu", targets=(1,), gate=SIGN), (7, 7))
     engine = Engine(model)
     model(8, k=1)
     engine.loss(torch.zeros(())).backward()
@@ -72,14 +74,14 @@ def sign(controller: CostController, cp: float, target: float, samples: int = 4)
 
 
 def test_sign_follows_target_and_dead_band() -> None:
-    plain = CostController(GateConfig(beta=BETA), DFQ_OPTIONS, 6)
+    plain = CostController(SIGN, DFQ_OPTIONS, 6)
     assert [sign(plain, cp, 3.0) for cp in (0.02, 0.0301, 0.05)] == [-1, 1, 1]
-    band = CostController(GateConfig(beta=BETA, width=1.0), DFQ_OPTIONS, 6)
+    band = CostController(replace(SIGN, width=1.0), DFQ_OPTIONS, 6)
     assert [sign(band, cp, 3.0) for cp in (0.02, 0.0301, 0.0399, 0.0401)] == [-1, 0, 0, 1]
 
 
 def test_at_the_target_the_sign_is_positive() -> None:
-    assert sign(CostController(GateConfig(beta=BETA), DFQ_OPTIONS, 6), 0.5, 50.0) == 1
+    assert sign(CostController(SIGN, DFQ_OPTIONS, 6), 0.5, 50.0) == 1
 
 
 def test_under_accumulation_the_sign_is_that_of_the_mean_so_far() -> None:
@@ -92,7 +94,7 @@ def test_under_accumulation_the_sign_is_that_of_the_mean_so_far() -> None:
 def strengths(control: Control, cps: Sequence[float], target: float = 2.0, **gains: float) -> list[float]:
     """The multiple of beta in each of several steps."""
     gate = GateConfig(beta=BETA, control=control, **gains)
-    controller, plain = CostController(gate, DFQ_OPTIONS, 6), CostController(GateConfig(beta=BETA), DFQ_OPTIONS, 6)
+    controller, plain = CostController(gate, DFQ_OPTIONS, 6), CostController(SIGN, DFQ_OPTIONS, 6)
     found = []
     for cp in cps:
         terms = [each.term(torch.tensor(cp), target, 4, 2).abs() for each in (controller, plain)]
@@ -172,7 +174,7 @@ def test_a_run_that_goes_on_elsewhere_has_the_same_strength_bit_for_bit(control:
 
 def test_the_strength_of_the_authors_is_per_full_precision_cost() -> None:
     options = AUTHORS_OPTIONS
-    gate = GateConfig(beta=BETA, beta_unit="full-precision")
+    gate = replace(SIGN, beta_unit="full-precision")
     push = pushes(FakeModel(FracConfig(options=options, weight_bits=4, targets=(0.1,), gate=gate), (7, 7)), 4)
     for k, option in enumerate(options):
         paths = sum(OpCost((1, 1, 1)).spent(option, 4))  # FW + EB + GC, each a share of its own product

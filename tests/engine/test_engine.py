@@ -212,7 +212,7 @@ def test_a_state_taken_within_an_epoch_continues_it() -> None:
 
 
 def test_a_loop_that_scales_its_losses_says_how() -> None:
-    model = FakeModel(FracConfig(targets=(0.1,)))
+    model = FakeModel(FracConfig(targets=(0.1,), gate=GateConfig(control="sign")))
     engine = Engine(model, accumulate=4)
     terms = []
     for scaled, weight in ((1.0, None), (0.25, 1), (1.0, 4)):
@@ -225,8 +225,10 @@ def test_a_loop_that_scales_its_losses_says_how() -> None:
 
 
 def test_the_indicator_may_see_the_cost_term_too() -> None:
+    gate = GateConfig(beta=0.5, control="sign")
+
     def seen_by(indicator: str, accumulate: int = 1, weight: float | None = None) -> float:
-        config = FracConfig(targets=(1.0, 3.0), indicator=indicator, gate=GateConfig(beta=0.5))  # type: ignore[arg-type]
+        config = FracConfig(targets=(1.0, 3.0), indicator=indicator, gate=gate)  # type: ignore[arg-type]
         model = FakeModel(config)
         engine = Engine(model, accumulate=accumulate)
         for _ in range(2):
@@ -237,7 +239,7 @@ def test_the_indicator_may_see_the_cost_term_too() -> None:
         return float(engine.state_dict()["schedule"]["plateau"]["window"][0])
 
     assert seen_by("task") == 1.0
-    model = FakeModel(FracConfig(targets=(1.0, 3.0), gate=GateConfig(beta=0.5)))
+    model = FakeModel(FracConfig(targets=(1.0, 3.0), gate=gate))
     model(4)
     total = float(Engine(model).loss(torch.tensor(1.0)).detach())
     assert total > 1.1 and seen_by("total") == pytest.approx(total)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from fractrain_fx import Engine, FracConfig, FracModel, Steps, Tokens, fractrainify
+from fractrain_fx import Engine, FracConfig, FracModel, GateConfig, Steps, Tokens, fractrainify
 from fractrain_fx.errors import (
     ConfigError,
     CostTermError,
@@ -196,7 +196,7 @@ class Watched(Tuner):
 @pytest.mark.parametrize("scaled", [True, False])
 def test_the_cost_term_is_as_strong_under_accumulation(scaled: bool, tmp_path: Path) -> None:
     rows = WhichModule(10)
-    config = TWO_STAGES.replace(targets=(0.02, 0.03))  # above it throughout: one sign
+    config = TWO_STAGES.replace(targets=(0.02, 0.03), gate=GateConfig(control="sign"))  # above it throughout: one sign
 
     def pushes(batch_size: int, accumulate: int) -> Tensor:
         args = arguments(

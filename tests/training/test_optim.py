@@ -74,8 +74,8 @@ def test_training_stops_in_the_middle_of_an_epoch_and_the_stages_know_how_long_t
     assert [row.level for row in trainer.engine.ledger.rows] == ["FW-4/BW-6", "FW-8/BW-8"]
 
 
-def test_the_gates_keep_their_rate_when_the_models_falls() -> None:
-    settings = TrainSettings(epochs=4, lr=0.2, lr_schedule="steps", weight_decay=0.5)
+def test_the_gates_can_keep_their_rate_when_the_models_falls() -> None:
+    settings = TrainSettings(epochs=4, lr=0.2, lr_schedule="steps", weight_decay=0.5, gate_lr="peak")
     model = fractrainify(net(10), config=FracConfig(), example_inputs=(torch.randn(2, 3, 8, 8),), check=False)
     optimizer = make_optimizer(model, settings, "classification")
     scheduler = make_scheduler(optimizer, settings, 10)
@@ -93,7 +93,7 @@ def test_the_gates_keep_their_rate_when_the_models_falls() -> None:
     assert len(make_scheduler(plain, settings, 10).lr_lambdas) == len(plain.param_groups) == 1
 
 
-def test_the_gates_may_follow_the_model_or_have_a_multiple_of_its_rate() -> None:
+def test_the_gates_follow_the_model_and_may_have_a_multiple_of_its_rate() -> None:
     model = fractrainify(net(10), config=FracConfig(), example_inputs=(torch.randn(2, 3, 8, 8),), check=False)
     courses: list[tuple[GateLr, float, float]] = [("model", 1.0, 0.002), ("model", 3.0, 0.006), ("peak", 0.5, 0.1)]
     for gate_lr, factor, last in courses:

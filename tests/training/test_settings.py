@@ -68,7 +68,7 @@ def test_the_method_knows_the_length_of_the_run() -> None:
         ({"gate": {"betta": 1}}, "'beta'"),
         ({"gate_lr": "models"}, "gate_lr='models' is unknown: write one of peak, model"),
         ({"gate_lr_factor": 0.0}, "gate_lr_factor=0.0"),
-        ({"gate_lr": "model", "method": "pfq"}, "changes nothing for method 'pfq'"),
+        ({"gate_lr": "peak", "method": "pfq"}, "changes nothing for method 'pfq'"),
         ({"gate_lr_factor": 0.5, "method": "static"}, "changes nothing for method 'static'"),
     ],
 )

@@ -14,7 +14,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 from torch._dynamo.utils import counters
 
-from fractrain_fx.config import FracConfig, GateConfig
+from fractrain_fx.config import FracConfig
 from fractrain_fx.errors import ConfigError, NonFiniteLossError, RunError
 from fractrain_fx.hardware.run_cost import StepPrices, run_cost
 from fractrain_fx.hardware.run_machines import PRICED, price_run
@@ -306,9 +306,8 @@ def test_metrics_say_how_far_the_gates_chose_by_input(tmp_path: Path) -> None:
 
 
 def test_a_multiplier_goes_on_where_the_run_was_stopped(tmp_path: Path) -> None:
-    gate = GateConfig(control="multiplier", init="he")
-    run = settings(epochs=3, gate_lr="model")
-    run = replace(run, frac=run.frac.replace(gate=gate, gradient_grid="zero"))
+    run = settings(epochs=3)
+    run = replace(run, frac=run.frac.replace(gradient_grid="zero"))
     whole = new_run(run, tmp_path / "whole", quiet())
     whole.fit()
     parts = new_run(run, tmp_path / "parts", quiet())

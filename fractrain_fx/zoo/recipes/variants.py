@@ -29,8 +29,9 @@ def varied(name: str, values: Mapping[str, Any], variant: str) -> dict[str, Any]
     """The settings of a variant.
 
     ``-as-the-paper`` steers by the sign of the distance to the target (section 3.2). ``-as-the-code`` also takes from
-    the authors' code what the paper leaves open: strength and initialisation of the gates, their learning rate, the
-    options, an indicator that sees the cost term, mixed outputs on CIFAR, and projections in float on ImageNet.
+    the authors' code what the paper leaves open: strength of the cost term, options, an indicator that sees the cost
+    term, mixed outputs on CIFAR, and projections in float on ImageNet. Initialisation and learning rate of the gates are
+    the authors' in every recipe.
 
     Args:
         name: of the recipe, for the error.
@@ -46,8 +47,7 @@ def varied(name: str, values: Mapping[str, Any], variant: str) -> dict[str, Any]
     if variant == AS_THE_PAPER:
         return dict(values) | {"gate": gate}
     changed: dict[str, Any] = {
-        "gate": gate | {"beta": 1e-3, "beta_unit": "full-precision", "init": "he"},
-        "gate_lr": "model",
+        "gate": gate | {"beta": 1e-3, "beta_unit": "full-precision"},
         "saturate_targets": True,
     }
     if values["method"] == "fractrain":
