@@ -36,8 +36,8 @@ class GateConfig:
         width: dead band above the target, in per cent of cost, in which the error of cp counts as 0.
         control: how the strength follows ``e``, the relative error of cp. ``multiplier``: a Lagrange multiplier, moved
             by ``beta * integral_gain * e`` in each step, plus ``beta * gain * e``; it has no bound. ``integral``: the
-            same, at most ``beta``. ``proportional``: ``beta * gain * e``, at most ``beta``. ``sign``: ``beta`` times the
-            sign of ``e``, as in the paper.
+            same, at most ``beta``. ``proportional``: ``beta * gain * e``, at most ``beta``. ``sign``: ``beta`` times
+            the sign of ``e``, as in the paper.
         gain: proportional gain; each control has a default. ``sign`` has none.
         integral_gain: integral gain of a step, for ``integral`` and ``multiplier``; each has a default.
     """

@@ -33,8 +33,8 @@ def make_scheduler(optimizer: torch.optim.Optimizer, settings: TrainSettings, st
     """The learning rate over the run: :func:`lr_factor` for the model, and ``gate_lr`` for the gates.
 
     A new stage moves the target of the gates, and the cost term moves gates by the learning rate times its strength. If
-    that strength is bounded (every control but ``multiplier``), gates at the model's rate reach a target late in the run
-    too slowly, or never; they can keep the peak rate instead.
+    that strength is bounded (every control but ``multiplier``), gates at the model's rate reach a target late in the
+    run too slowly, or never; they can keep the peak rate instead.
     """
 
     def model_factor(step: int) -> float:
