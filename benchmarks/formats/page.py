@@ -9,10 +9,11 @@ from typing import Any
 
 from benchmarks.formats.raised import verdict
 from benchmarks.page import markdown_table
+from benchmarks.science.cells import mean_and_range, signed
 from benchmarks.science.figures import write_figures
 from benchmarks.science.named import METHODS, TASKS
-from benchmarks.science.page import difference, made_with, mean_and_range, signed
-from benchmarks.science.records import Group, Record, groups_of
+from benchmarks.science.page import made_with
+from benchmarks.science.records import Group, Record, difference, groups_of
 from fractrain_fx.config import SCALE_BITS
 from fractrain_fx.zoo.formats import FORMAT_RECIPES
 

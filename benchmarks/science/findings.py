@@ -1,54 +1,65 @@
-"""The first sentences of docs/results.md: what a task's runs say, good and bad, computed from their numbers."""
+"""What docs/results.md says of a task first, good and bad: a short table and sentences, made of the runs' numbers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 
-from benchmarks.science.records import Group, gap, static_at, static_of
+from benchmarks.page import markdown_table
+from benchmarks.science.cells import mean_and_range, signed
+from benchmarks.science.records import Group, difference, gap, static_at, static_of
 
 __all__ = ["findings", "main_settings"]
 
 
 def findings(groups: Sequence[Group]) -> str:
-    """A list of sentences about the runs of one task; empty without static training to compare with."""
+    """A table of each method in its main setting, and sentences; empty without static training to compare with."""
     static = static_of(groups)
     if not static:
         return ""
-    sentences = [*_at_equal_epochs(groups, static), *_at_equal_cost(groups, static), *_by_input(groups)]
-    return "\n".join(f"- {sentence}" for sentence in sentences)
+    sentences = [*_at_equal_cost(groups, static), *_by_input(groups)]
+    return "\n\n".join(filter(None, (_at_equal_epochs(groups, static), "\n".join(f"- {each}" for each in sentences))))
 
 
-def _at_equal_epochs(groups: Sequence[Group], static: Sequence[Group]) -> Iterator[str]:
-    """A sentence for the length with the most seeds, and one for a longer run if there is one."""
+def _at_equal_epochs(groups: Sequence[Group], static: Sequence[Group]) -> str:
+    """A row for the length with the most seeds, and one for a longer run if there is one."""
     bases = {base.epochs: base for base in static}
+    metric = static[0].records[0]["metric"]
+    chosen = []
     for method, setting in main_settings(groups, static):
         mine = [group for group in _of(groups, method, setting) if group.epochs in bases]
         surest = max(mine, key=_seeds_and_epochs, default=None)
-        for group in mine:
-            if surest is None or (group is not surest and group.epochs <= surest.epochs):
-                continue
-            base = bases[group.epochs]
-            share = 100 * group.mean("total_macs") / base.mean("total_macs")
-            distance = _beside(group, base.mean("value"))
-            yield (
-                f"**{method}** ({setting}) after {group.epochs} epochs: {_shown(group)}, {distance} static FW-8/BW-8, "
-                f"at {share:.0f} % of its cost ({_seeds(group)}; static: {_seeds(base)})."
+        chosen += [group for group in mine if surest and (group is surest or group.epochs > surest.epochs)]
+    compared = [base for base in static if any(group.epochs == base.epochs for group in chosen)]
+    rows = []
+    for group in (*compared, *chosen):
+        base, macs = bases[group.epochs], group.mean("total_macs")
+        same = None if group is base else static_at(macs, static)
+        rows.append(
+            (
+                *(group.method, group.setting, str(group.epochs), str(len(group.records))),
+                mean_and_range(group.values("value")),
+                signed(difference(group, base), metric),
+                f"{100 * macs / base.mean('total_macs'):.0f} %",
+                "" if same is None else signed(gap(group, same), metric),
             )
+        )
+    head = ("method", "setting", "epochs", "seeds", f"test {metric}", "to static", "its cost", "to static of its cost")
+    return markdown_table(head, rows, text_columns=2) if chosen else ""
 
 
 def _at_equal_cost(groups: Sequence[Group], static: Sequence[Group]) -> Iterator[str]:
+    """A sentence for each method that was trained over several lengths."""
     for method, setting in main_settings(groups, static):
         mine = _of(groups, method, setting)
         found = [(group, static_at(group.mean("total_macs"), static)) for group in mine]
         distances = [
-            f"{_beside(group, same)} ({group.mean('total_macs'):.1e} MACs)"
+            f"{_beside(group, same)} ({group.epochs} epochs)"
             for group, same in sorted(found, key=lambda pair: pair[0].epochs)
             if same is not None
         ]
-        if distances:
-            same_cost = f"**{method}** ({setting}) beside static training as a whole of the same cost"
-            yield f"{same_cost}: {', '.join(distances)}."
+        if len(distances) > 1:
+            yield f"**{method}** ({setting}) beside static training of the same cost: {', '.join(distances)}."
 
 
 def _by_input(groups: Sequence[Group]) -> Iterator[str]:
@@ -108,13 +119,3 @@ def _beside(group: Group, other: float) -> str:
     if group.records[0]["metric"] == "perplexity":
         return f"{abs(far):.3f} nats {'worse' if far > 0 else 'better'} than"
     return f"{abs(far):.2f} points {'above' if far > 0 else 'below'}"
-
-
-def _shown(group: Group) -> str:
-    value = group.mean("value")
-    return f"perplexity {value:.2f}" if group.records[0]["metric"] == "perplexity" else f"{value:.2f} %"
-
-
-def _seeds(group: Group) -> str:
-    count = len(group.records)
-    return f"{count} seeds" if count > 1 else "1 seed"

@@ -9,12 +9,13 @@ from typing import Any
 
 from benchmarks.page import markdown_table
 from benchmarks.records import machine_words
+from benchmarks.science.cells import mean_and_range, signed
 from benchmarks.science.figures import write_figures
 from benchmarks.science.findings import findings, main_settings
 from benchmarks.science.named import METHODS, SETTINGS, TASKS
-from benchmarks.science.records import Group, Record, cp_error, gap, groups_of, static_at, static_of
+from benchmarks.science.records import Group, Record, cp_error, difference, groups_of, static_at, static_of
 
-__all__ = ["difference", "made_with", "mean_and_range", "signed", "write_page"]
+__all__ = ["made_with", "write_page"]
 
 _HEAD = (
     *("method", "setting", "epochs", "seeds", "last", "best", "to static", "MACs", "of static's", "cp off target"),
@@ -25,6 +26,10 @@ _INTRO = """# Results
 Whole trainings on all samples of their data sets, on a CPU: how accurate each method is and what it costs. Nothing on
 this page is typed in: `python -m benchmarks.science page` writes it from [the results]({results}), a line for each run
 with all of its epochs.
+
+The first table of each task has every method in its setting with the most seeds (of several, the best), beside static
+FW-8/BW-8 training over as many epochs (*to static*) and beside static training that costs as much, over fewer epochs (*to
+static of its cost*).
 """
 _COLUMNS = """## How to read the tables
 
@@ -106,16 +111,6 @@ def _table(groups: Sequence[Group]) -> str:
     return markdown_table(_HEAD, rows, text_columns=2)
 
 
-def difference(group: Group, base: Group | None) -> float | None:
-    """The mean last value less that of other runs, ``None`` for these."""
-    return None if base is None or base is group else gap(group, base.mean("value"))
-
-
-def signed(value: float | None, metric: str) -> str:
-    """A difference in nats for perplexities and in points for accuracies; empty for ``None``."""
-    return "" if value is None else f"{value:+.{3 if metric == 'perplexity' else 2}f}"
-
-
 def _equal_cost(groups: Sequence[Group]) -> str:
     """Each method beside static training with a whole schedule of the same cost."""
     static = static_of(groups)
@@ -174,7 +169,7 @@ def _changed(groups: Sequence[Group]) -> str:
     if not rows:
         return ""
     head = ("method", "change", "epochs", "seeds", "last", "to unchanged", "of its cost", "MI")
-    words = "The setting of the sentences above, and runs that differ from it in one thing."
+    words = "The settings of the first table, and runs that differ from them in one thing."
     return f"{words}\n\n{markdown_table(head, rows, text_columns=2)}"
 
 
@@ -217,14 +212,6 @@ def made_with(records: Sequence[Record], command: str) -> str:
     """The command that makes the results, and the machines that made them."""
     machines = _distinct(machine_words(record["made_with"]) for record in records)
     return "\n\n".join(["## How they were made", f"```bash\n{command}\n```", *machines])
-
-
-def mean_and_range(values: Sequence[float], digits: int = 2) -> str:
-    """The mean, with the lowest and highest in brackets; empty without values."""
-    if not values:
-        return ""
-    mean = f"{statistics.mean(values):.{digits}f}"
-    return mean if len(values) == 1 else f"{mean} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 
 def _distinct(words: Iterable[str]) -> list[str]:

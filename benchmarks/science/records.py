@@ -14,7 +14,18 @@ from filelock import FileLock
 
 from fractrain_fx.durable import write_text
 
-__all__ = ["Group", "cp_error", "gap", "groups_of", "key_of", "merge_records", "read_records", "static_at", "static_of"]
+__all__ = [
+    "Group",
+    "cp_error",
+    "difference",
+    "gap",
+    "groups_of",
+    "key_of",
+    "merge_records",
+    "read_records",
+    "static_at",
+    "static_of",
+]
 
 Record = dict[str, Any]
 _AXES = ("task", "method", "setting", "epochs", "seed")
@@ -102,3 +113,8 @@ def gap(group: Group, other: float) -> float:
     """The mean last value of a group less another one; perplexities are compared as losses."""
     own = group.mean("value")
     return math.log(own / other) if group.records[0]["metric"] == "perplexity" else own - other
+
+
+def difference(group: Group, base: Group | None) -> float | None:
+    """The mean last value less that of other runs, ``None`` for these."""
+    return None if base is None or base is group else gap(group, base.mean("value"))

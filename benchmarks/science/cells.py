@@ -1,0 +1,21 @@
+"""Numbers as the cells of a table."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+__all__ = ["mean_and_range", "signed"]
+
+
+def mean_and_range(values: Sequence[float], digits: int = 2) -> str:
+    """The mean, with the lowest and highest in brackets; empty without values."""
+    if not values:
+        return ""
+    mean = f"{statistics.mean(values):.{digits}f}"
+    return mean if len(values) == 1 else f"{mean} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
+def signed(value: float | None, metric: str) -> str:
+    """A difference in nats for perplexities and in points for accuracies; empty for ``None``."""
+    return "" if value is None else f"{value:+.{3 if metric == 'perplexity' else 2}f}"
