@@ -28,8 +28,8 @@ this page is typed in: `python -m benchmarks.science page` writes it from [the r
 with all of its epochs.
 
 The first table of each task has every method in its setting with the most seeds (of several, the best), beside static
-FW-8/BW-8 training over as many epochs (*to static*) and beside static training that costs as much, over fewer epochs (*to
-static of its cost*).
+FW-8/BW-8 training over as many epochs (*to static*), and beside static training over fewer epochs, which costs as much
+(*to static of its cost*).
 """
 _COLUMNS = """## How to read the tables
 
