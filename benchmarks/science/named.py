@@ -101,6 +101,7 @@ SETTINGS: dict[str, Settings] = {
     "sign": {"gate": {"control": "sign"}},
     "proportional": {"gate": {"control": "proportional"}},
     "integral": {"gate": {"control": "integral"}},
+    "fisher": {"gate": {"gradient": "fisher"}},
     "authors-strength": {"gate": {"beta": 1e-3, "beta_unit": "full-precision"}},
     "authors-options": {"options": [str(each) for each in AUTHORS_OPTIONS], "saturate_targets": True},
     "wide-options": {"options": [*map(str, DFQ_OPTIONS), "FW-8/BW-8", "FW-8/BW-12"]},
@@ -129,6 +130,8 @@ SETTINGS: dict[str, Settings] = {
     "cp-1.8-to-5": {"targets": [1.8, 2.8, 4.1, 5.0]},
     # As dear as cp-2.6-to-4.1, with room to choose in the last stage.
     "cp-2.9-to-3.8": {"targets": [2.9, 3.4, 3.6, 3.8]},
+    # At 5 forward bits, beyond which more bits change the loss by a thousandth at most.
+    "cp-2.6-to-3.2": {"targets": [2.6, 2.8, 3.0, 3.2]},
     "cp-3.4": {"targets": [3.4]},
     "cp-3.8": {"targets": [3.8]},
     # Nearly FW-8/BW-8 throughout: what is lost beside static is the price of 4-bit weights.

@@ -38,6 +38,7 @@ def check_config(config: FracConfig) -> None:
     check_recipe(config)
     _check_per_product(config)
     _check_steering(config)
+    _check_gate_gradient(config)
     for name, low, high in (("epsilon", 0, None), ("alpha", 0, 1), ("keep", 0, 1)):
         value = getattr(config, name)
         if not (value >= low and (high is None or value <= high)):
@@ -162,6 +163,21 @@ def _check_steering(config: FracConfig) -> None:
         raise ConfigError(
             f"indicator='total' changes nothing for method {config.method!r} with schedule={config.schedule!r}: it "
             "moves 'fractrain' from stage to stage with schedule 'auto' or 'two-stage'. Write indicator='task'"
+        )
+
+
+def _check_gate_gradient(config: FracConfig) -> None:
+    if config.gate.gradient == "straight-through":
+        return
+    if config.method == "slu":
+        raise ConfigError(
+            f"gate.gradient={config.gate.gradient!r} changes nothing for method 'slu', whose options round nothing: write "
+            "gate.gradient='straight-through'"
+        )
+    if config.mixing == "outputs":
+        raise ConfigError(
+            f"gate.gradient={config.gate.gradient!r} goes with mixing='inputs': with mixing='outputs' gates get the "
+            "gradient of the mixed outputs"
         )
 
 

@@ -46,6 +46,7 @@ Ranges = Literal["tensor", "head", "row"]
 Control = Literal["sign", "proportional", "integral", "multiplier"]
 BetaUnit = Literal["mean-option", "full-precision"]
 GateInit = Literal["linear", "he"]
+GateGradient = Literal["straight-through", "fisher"]
 
 # The most bits of a code that products of codes multiply, which is one byte.
 CODE_BITS = 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import get_args
 
-from fractrain_fx.config.choices import BetaUnit, Control, GateInit
+from fractrain_fx.config.choices import BetaUnit, Control, GateGradient, GateInit
 from fractrain_fx.config.kinds import check_kinds, require_sequence
 from fractrain_fx.errors import ConfigError, near
 
@@ -29,6 +29,10 @@ class GateConfig:
         hidden: width of the LSTM cell shared by all blocks.
         init: initial weights of the two linear layers. ``he``: He's rule for the fan-out, as in the authors' code, so
             that choices differ between samples from the start. ``linear``: as in ``nn.Linear``.
+        gradient: what an option's gradient says about its rounding. ``straight-through``: what the rounding errors of
+            this batch do to the loss in first order, as in the paper; from sample to sample that is mostly noise.
+            ``fisher``: what errors of that size do to it on average, in second order, where the squared gradients of a
+            sample stand for the curvature. Skipping a block has the paper's gradient under both.
         beta: strength of the cost term for one sample's choice in one block of mean size.
         beta_unit: the choice that costs ``beta``. ``mean-option``: the mean option that computes, so that the push is
             the same for all options and weight bits. ``full-precision``: FW, EB and GC at 32 bits each, as in the
@@ -45,6 +49,7 @@ class GateConfig:
     dims: tuple[int, int] = (32, 16)
     hidden: int = 16
     init: GateInit = "he"
+    gradient: GateGradient = "straight-through"
     beta: float = 1e-3
     beta_unit: BetaUnit = "mean-option"
     width: float = 0.0
@@ -62,7 +67,12 @@ class GateConfig:
             )
         if not (self.beta > 0 and self.width >= 0):
             raise ConfigError(f"beta={self.beta} must be above 0 and width={self.width} at least 0")
-        for name, kind in (("init", GateInit), ("beta_unit", BetaUnit), ("control", Control)):
+        for name, kind in (
+            ("init", GateInit),
+            ("gradient", GateGradient),
+            ("beta_unit", BetaUnit),
+            ("control", Control),
+        ):
             value, known = getattr(self, name), get_args(kind)
             if value not in known:
                 offer = near(str(value), known)

@@ -67,7 +67,7 @@ class Engine:
         self._stage = 0
         self._clock = RunClock(config.every)
         self._epoch, self._probe = OpenEpoch(self._row), GradientProbe(self.model)
-        self._watch = LoopWatch(self.model, watch)
+        self._watch = LoopWatch(self.model, watch, unscaled=config.gate.gradient == "fisher")
         self.ledger = Ledger(self.model.macs, self.model.uncounted)
         steered.apply_level(self.model, self.level)
 

@@ -19,7 +19,7 @@ from torch.autograd import Variable
 from fractrain_fx.capture.source import source_line
 from fractrain_fx.engine import told
 from fractrain_fx.engine.distributed import local_part
-from fractrain_fx.errors import CostTermError
+from fractrain_fx.errors import ConfigError, CostTermError
 
 __all__ = ["LoopWatch"]
 
@@ -57,10 +57,12 @@ class LoopWatch:
     Args:
         model: has the trained parameters.
         active: whether to check anything besides that backward reaches the cost term.
+        unscaled: whether the loss must not be multiplied before backward.
     """
 
-    def __init__(self, model: Any, active: bool = True) -> None:
+    def __init__(self, model: Any, active: bool = True, unscaled: bool = False) -> None:
         self._model = model
+        self._unscaled = unscaled
         self._active = active and isinstance(model, nn.Module)
         self._marks: list[_Mark] | None = None
         self._line: str | None = None
@@ -116,6 +118,12 @@ class LoopWatch:
 
     def _reach_term(self, gradient: Tensor) -> None:
         self._unpaid -= 1
+        if self._unscaled and self._paid < _LOOKS and gradient > 1:
+            raise ConfigError(
+                f"the loss was multiplied by {float(gradient):g} before backward, which changes what "
+                "gate.gradient='fisher' finds, as it squares gradients: train in bfloat16 instead of float16 with a "
+                "GradScaler, or write gate.gradient='straight-through'"
+            )
         self._reach(gradient)
 
     def _reach(self, gradient: Tensor) -> None:

@@ -136,15 +136,28 @@ class Format(Protocol):
         return g
 
     def activation_gains(
-        self, x: Float[Tensor, "batch ..."], g: Float[Tensor, "batch ..."], bits: Sequence[int], within: ValueRange
+        self,
+        x: Float[Tensor, "batch ..."],
+        g: Float[Tensor, "batch ..."],
+        bits: Sequence[int],
+        within: ValueRange,
+        squared: bool = False,
     ) -> Float[Tensor, "batch options"]:
-        """For each of several bits, the sum of ``g * (Q(x) - x)`` over each sample; 0 for 0 and 32 bits."""
+        """For each of several bits, the sum over each sample of ``g * (Q(x) - x)``, or of its squares; 0 for 0 and 32 bits.
+
+        Args:
+            x: values, samples first.
+            g: gradient of the rounded values.
+            bits: of each option.
+            within: the range in which ``x`` is rounded.
+            squared: sum the squares.
+        """
         dtype = work_dtype(x)
         x, g = x.flatten(1), g.flatten(1)
 
         def gains(widths: Sequence[int]) -> Tensor:
-            errors = (self.activation(x, each, within).to(dtype) - x for each in widths)
-            return torch.stack([(error * g).sum(1) for error in errors], dim=1)
+            parts = ((self.activation(x, each, within).to(dtype) - x) * g for each in widths)
+            return torch.stack([(part.square() if squared else part).sum(1) for part in parts], dim=1)
 
         return of_options(bits, gains)
 

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from fractrain_fx.config import GateGradient
 from fractrain_fx.formats import Format, ValueRange
 from fractrain_fx.formats.bits import rounding
 from fractrain_fx.nn.batch_axis import BatchAxis
@@ -47,10 +48,12 @@ class ActivationQuantizer(nn.Module):
         self.axis = axis or BatchAxis()
         self.range = RunningRange(fmt, keep)
         self.widths: tuple[int, ...] = ()
+        self.gradient: GateGradient = "straight-through"
 
     def forward(self, x: Float[Tensor, "*dims"], bits: Int[Tensor, ""]) -> Float[Tensor, "*dims"]:
         bits, choice = self.bits_of(bits), self.choice_of(bits)
-        rounded: Tensor = _RoundActivation.apply(x, bits, choice, *self.range(x), self.fmt, self.widths, self.axis)
+        how = self.fmt, self.widths, self.axis, self.gradient
+        rounded: Tensor = _RoundActivation.apply(x, bits, choice, *self.range(x), *how)
         return rounded
 
     def bits_of(self, control: Tensor) -> Int[Tensor, "*samples"]:
@@ -69,20 +72,30 @@ class MixedActivationQuantizer(ActivationQuantizer):
     """Rounds each sample of an activation to the bits of its own option, all in one range (ALGORITHM 3).
 
     The gradient of ``choice[i, k]`` is the sum over sample ``i`` of upstream * (Q_k(x) - x), for every option ``k``,
-    taken or not; it is 0 if the option has 0 or 32 bits.
+    taken or not; it is 0 if the option has 0 or 32 bits. With ``fisher`` it is that of the squares, times half the number
+    of samples (:func:`fractrain_fx.nn.rounding.gate_gradient`).
 
     Args:
         fmt: the number format.
         options: forward bits of each option.
         axis: where the samples lie in ``x``.
         keep: share of the old running range that a training step keeps.
+        gradient: how the choice's gradient is estimated.
     """
 
     options: Tensor
 
-    def __init__(self, fmt: Format, options: Sequence[int], axis: BatchAxis, keep: float = 0.9) -> None:
+    def __init__(
+        self,
+        fmt: Format,
+        options: Sequence[int],
+        axis: BatchAxis,
+        keep: float = 0.9,
+        gradient: GateGradient = "straight-through",
+    ) -> None:
         super().__init__(fmt, keep, axis)
         self.widths = tuple(options)
+        self.gradient = gradient
         self.register_buffer("options", torch.tensor(self.widths), persistent=False)
 
     def bits_of(self, control: Tensor) -> Int[Tensor, " batch"]:
@@ -214,9 +227,10 @@ class _RoundActivation(torch.autograd.Function):
         fmt: Format,
         widths: tuple[int, ...],
         axis: BatchAxis,
+        gradient: GateGradient,
     ) -> Tensor:
         ctx.save_for_backward(x, bits, lo, span)
-        ctx.fmt, ctx.widths, ctx.axis, ctx.measured_here = fmt, widths, axis, measured_here
+        ctx.fmt, ctx.widths, ctx.axis, ctx.measured_here, ctx.gradient = fmt, widths, axis, measured_here, gradient
         ctx.dtype = None if choice is None else choice.dtype
         rounded = fmt.activation(x, axis.expand(bits, x.shape), ValueRange(lo, span, measured_here))
         return x.clone() if rounded is x else rounded
@@ -228,9 +242,10 @@ class _RoundActivation(torch.autograd.Function):
         of_choice = None
         if ctx.dtype is not None:
             within = ValueRange(lo, span, ctx.measured_here)
-            of_choice = gate_gradient(ctx.fmt, x, grads[0], ctx.widths, ctx.axis, within, len(bits)).to(ctx.dtype)
+            how = ctx.widths, ctx.axis, within, len(bits), ctx.gradient
+            of_choice = gate_gradient(ctx.fmt, x, grads[0], *how).to(ctx.dtype)
         of_x = ctx.fmt.activation_gradient(x, grads[0], ctx.axis.expand(bits, x.shape))
-        return of_x, None, of_choice, *[None] * 6
+        return of_x, None, of_choice, *[None] * 7
 
 
 class _RoundWeight(torch.autograd.Function):

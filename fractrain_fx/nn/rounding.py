@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from fractrain_fx.config import GateGradient
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.formats import Format, ValueRange
 from fractrain_fx.formats.bits import known_bits, put_where
@@ -44,8 +45,14 @@ def gate_gradient(
     axis: BatchAxis,
     within: ValueRange,
     samples: int,
+    kind: GateGradient,
 ) -> Float[Tensor, "batch options"]:
-    """The gradient of each option of each sample: ``<g, Q_k(x) - x>``, 0 for 0 and 32 bits (ALGORITHM 3).
+    """The gradient of each option of each sample, 0 for 0 and 32 bits.
+
+    ``straight-through`` is ``<g, Q_k(x) - x>`` (ALGORITHM 3): the first term of what rounding does to the loss. Over
+    samples it has nearly no mean, as rounding errors have none. ``fisher`` is the mean of the second term, ``n / 2 * sum
+    of (g * (Q_k(x) - x))**2`` for a loss that is the mean of n samples: its curvature is estimated by the squares of
+    each sample's own gradient, which is ``n * g`` (the diagonal of the empirical Fisher information).
 
     Args:
         fmt: the number format.
@@ -55,9 +62,12 @@ def gate_gradient(
         axis: where the samples lie in ``x``.
         within: the range in which ``x`` was rounded.
         samples: how many samples ``x`` holds.
+        kind: ``GateConfig.gradient``.
     """
     of_samples = axis.apart(x, samples), axis.apart(g, samples)
-    return fmt.activation_gains(*of_samples, options, within)
+    fisher = kind == "fisher"
+    found = fmt.activation_gains(*of_samples, options, within, fisher)
+    return found * (samples / 2) if fisher else found
 
 
 def rounded_gradient(

@@ -1,4 +1,4 @@
-"""The gradient of a gate's choice against the naive sum over options, in float64, for shapes and options at random."""
+"""Both gradients of a gate's choice against the naive sums over options, in float64, for shapes and options at random."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from torch.nn import functional as F
 
+from fractrain_fx.config import GateGradient
 from fractrain_fx.formats import get_format
 from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.nn.quantizers import MixedActivationQuantizer
@@ -23,16 +24,18 @@ BITS = (2, 3, 4, 6, 8)
     samples=st.integers(1, 40),
     positions=st.integers(1, 50),
     options=st.lists(st.sampled_from((0, *BITS, 32)), min_size=2, max_size=8),
+    fisher=st.booleans(),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_equals_the_naive_sum_over_options(samples: int, positions: int, options: list[int], seed: int) -> None:
+def test_equals_the_naive_sum_over_options(samples: int, positions: int, options: list[int], fisher: bool, seed: int) -> None:
     chance = np.random.default_rng(seed)
     x = chance.integers(0, SPAN + 1, (samples, positions)).astype(np.float64)
     x.flat[0], x.flat[-1] = 0, SPAN
     upstream = chance.standard_normal(x.shape)
     picks = torch.tensor(chance.integers(0, len(options), samples))
 
-    quantizer = MixedActivationQuantizer(get_format("affine"), options, BatchAxis())
+    gradient: GateGradient = "fisher" if fisher else "straight-through"
+    quantizer = MixedActivationQuantizer(get_format("affine"), options, BatchAxis(), gradient=gradient)
     quantizer.eval()
     quantizer.range.lo.fill_(0.0)
     quantizer.range.span.fill_(float(SPAN))
@@ -49,8 +52,10 @@ def test_equals_the_naive_sum_over_options(samples: int, positions: int, options
 
     forward = np.stack([by_formula(options[pick])[i] for i, pick in enumerate(picks)])
     assert np.array_equal(rounded.detach().double().numpy(), forward)
-    naive = np.stack([((by_formula(bits) - x) * upstream).sum(1) for bits in options], axis=1)
-    sizes = np.stack([(np.abs(by_formula(bits) - x) * np.abs(upstream)).sum(1) for bits in options], axis=1)
+    parts = np.stack([(by_formula(bits) - x) * upstream for bits in options], axis=1)
+    if fisher:
+        parts = samples / 2 * parts**2
+    naive, sizes = parts.sum(2), np.abs(parts).sum(2)
     if any(bits in BITS for bits in options):
         # 1e-5 of what the sum adds up, which may cancel.
         assert (np.abs(choice.grad.double().numpy() - naive) <= 1e-5 * sizes).all()

@@ -30,4 +30,4 @@ def test_embeddings_differ_more_between_samples_after_he() -> None:
         embeddings = [module for module in model.modules() if isinstance(module, BlockEmbedding)]
         return float(embeddings[0](torch.randn(64, 8)).std(0).mean().detach())
 
-    assert spread(GateConfig(init="he")) > 1.5 * spread(GateConfig())
+    assert spread(GateConfig(init="he")) > 1.5 * spread(GateConfig(init="linear"))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fractrain_fx.config import Saved
+from fractrain_fx.config import GateGradient, Saved
 from fractrain_fx.formats import Format, ValueRange
 from fractrain_fx.formats.bits import readable
 from fractrain_fx.formats.scratch import scratch, scratch_holds, scratch_of
@@ -45,6 +45,7 @@ class Factor:
         weight: whether it is a weight.
         channel: the dimension of a weight that holds the output channels.
         quantizer: of a weight, which may have it as codes.
+        gate_gradient: how the gradient of the samples' choices is estimated.
     """
 
     fmt: Format
@@ -55,6 +56,7 @@ class Factor:
     weight: bool = False
     channel: int | None = None
     quantizer: WeightQuantizer | None = None
+    gate_gradient: GateGradient = "straight-through"
 
     @property
     def frozen(self) -> FrozenWeight | None:
@@ -93,7 +95,8 @@ class Factor:
     def of_choice(self, x: Tensor, g: Tensor, rounds: Rounds) -> Tensor:
         """The gradient of every option of every sample."""
         x = x.to(torch.promote_types(x.dtype, g.dtype))  # products of codes give float32 gradients for half types
-        return gate_gradient(self.fmt, x, g, self.widths, self.axis, rounds.within, len(rounds.bits))
+        how = self.widths, self.axis, rounds.within, len(rounds.bits), self.gate_gradient
+        return gate_gradient(self.fmt, x, g, *how)
 
     def saves_more(self, x: Tensor) -> bool:
         """Whether autograd keeps more of it than the operand."""
@@ -134,4 +137,5 @@ def factor(quantizer: ActivationQuantizer | WeightQuantizer, matrices: bool, sav
     """The factor that a quantizer rounds."""
     if isinstance(quantizer, WeightQuantizer):
         return Factor(quantizer.fmt, (), BatchAxis(), matrices, saved, True, quantizer.dim, quantizer)
-    return Factor(quantizer.fmt, quantizer.widths, quantizer.axis, matrices, saved)
+    choices = quantizer.widths, quantizer.axis
+    return Factor(quantizer.fmt, *choices, matrices, saved, gate_gradient=quantizer.gradient)

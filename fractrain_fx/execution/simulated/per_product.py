@@ -60,7 +60,7 @@ PER_PRODUCT = PerProduct()
 
 
 def choice_gradient(plan: Plan, call: Call, slot: int, g: Tensor) -> Tensor:
-    """The gradient of each option of each sample: ``<g, Q_k(x) - x>`` with the rounding ``Q`` of the forward product.
+    """The gradient of each option of each sample (:func:`gate_gradient`), by the rounding of the forward product.
 
     Args:
         plan: of the op.
@@ -69,16 +69,19 @@ def choice_gradient(plan: Plan, call: Call, slot: int, g: Tensor) -> Tensor:
         g: its gradient.
     """
     factor, x, rounds = _of(plan, call, slot)
+    fisher = factor.gate_gradient == "fisher"
     dims, dtype = of_output(plan.arithmetic, call.a, call.b)[slot], work_dtype(x)
 
     def gains(widths: Sequence[int]) -> Tensor:
         found = []
         for bits in widths:
             error = _factor(plan, call, slot, "forward", dims, x, torch.tensor(bits, device=x.device)).to(dtype) - x
-            found.append(factor.axis.apart(error * g, len(rounds.bits)).flatten(1).sum(1))
+            part = factor.axis.apart(error * g, len(rounds.bits)).flatten(1)
+            found.append((part.square() if fisher else part).sum(1))
         return torch.stack(found, dim=1)
 
-    return of_options(factor.widths, gains)
+    found = of_options(factor.widths, gains)
+    return found * (len(rounds.bits) / 2) if fisher else found
 
 
 def _forward_factors(plan: Plan, call: Call) -> tuple[Tensor, Tensor]:

@@ -44,9 +44,14 @@ class AffineFormat(Format):
         return round_affine(x, as_bits(bits, x), within, quick=True, compiled=self.compiled, out=out)
 
     def activation_gains(
-        self, x: Float[Tensor, "batch ..."], g: Float[Tensor, "batch ..."], bits: Sequence[int], within: ValueRange
+        self,
+        x: Float[Tensor, "batch ..."],
+        g: Float[Tensor, "batch ..."],
+        bits: Sequence[int],
+        within: ValueRange,
+        squared: bool = False,
     ) -> Float[Tensor, "batch options"]:
-        return affine_gains(x, g, bits, within, self.compiled)
+        return affine_gains(x, g, bits, within, squared=squared, compiled=self.compiled)
 
     def weight_range(self, w: Values, *, dim: int | None) -> ValueRange:
         return measure(w, dim, compiled=self.compiled)

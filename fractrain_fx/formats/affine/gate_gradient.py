@@ -29,15 +29,18 @@ def affine_gains(
     g: Float[Tensor, "batch ..."],
     bits: Sequence[int],
     within: ValueRange,
+    *,
+    squared: bool = False,
     compiled: bool = False,
 ) -> Float[Tensor, "batch options"]:
-    """For each option's bits, the sum of ``g * (Q(x) - x)`` over each sample, on the affine grid of a range.
+    """For each option's bits, the sum over each sample of ``g * (Q(x) - x)``, on the affine grid of a range.
 
     Args:
         x: values, samples first.
         g: gradient of the rounded values.
         bits: of each option; the sums for 0 and 32 bits are 0.
         within: the range, whose ends are 0-dim.
+        squared: sum the squares instead.
         compiled: use the C++ kernel if it takes the values.
 
     Returns:
@@ -47,21 +50,24 @@ def affine_gains(
     if compiled:
         single, of_single = (each.float() if each.dtype == torch.bfloat16 else each for each in (x, g))
         if single.dtype == of_single.dtype and has_gains(single, lo):
-            return gains_compiled(single, of_single, bits, within, twice=single is not x)
+            return gains_compiled(single, of_single, bits, within, squared=squared, twice=single is not x)
     x, g = x.flatten(1), g.flatten(1)
 
     def gains(widths: Sequence[int]) -> Tensor:
         if x.dtype != lo.dtype or not readable(x):
-            return torch.stack([(_error(x, each, within) * g).sum(1) for each in widths], dim=1)
+            weighted = (_error(x, each, within) * g for each in widths)
+            return torch.stack([(each.square() if squared else each).sum(1) for each in weighted], dim=1)
         scales = [max(float(span) / (2**each - 1), SMALLEST_SCALE) for each in widths]
         rows = max(1, _CACHED // max(x.shape[1], 1))
         parts = zip(torch.split(x, rows), torch.split(g, rows), strict=True)
-        return torch.cat([_gains(part, upstream, widths, scales, within) for part, upstream in parts])
+        return torch.cat([_gains(part, upstream, widths, scales, within, squared) for part, upstream in parts])
 
     return of_options(bits, gains)
 
 
-def _gains(x: Tensor, g: Tensor, bits: Sequence[int], scales: list[float], within: ValueRange) -> Tensor:
+def _gains(
+    x: Tensor, g: Tensor, bits: Sequence[int], scales: list[float], within: ValueRange, squared: bool
+) -> Tensor:
     """The sums of all options for some samples, in few passes over scratch memory.
 
     The difference ``Q(x) - x`` is taken before the sum: the sums of its two terms would be large and nearly equal.
@@ -75,7 +81,8 @@ def _gains(x: Tensor, g: Tensor, bits: Sequence[int], scales: list[float], withi
         if not within.measured_here:
             steps.clamp_(0, 2**each - 1)
         torch.add(offset, steps, alpha=-scale, out=steps)
-        found.append(steps.mul_(g).sum(1).neg_())
+        steps.mul_(g)
+        found.append(steps.square_().sum(1) if squared else steps.sum(1).neg_())
     return torch.stack(found, dim=1)
 
 

@@ -177,10 +177,12 @@ def coded_gradient_compiled(
     return None if done == _REFUSED else tuple(coded)
 
 
-def gains_compiled(x: Tensor, g: Tensor, bits: Sequence[int], within: ValueRange, *, twice: bool = False) -> Tensor:
+def gains_compiled(
+    x: Tensor, g: Tensor, bits: Sequence[int], within: ValueRange, *, squared: bool = False, twice: bool = False
+) -> Tensor:
     """``gate_gradient.affine_gains`` by the C++ kernel; ``twice``: the values are bfloat16 numbers, held in float32."""
     gains = torch.ops.fractrain_fx.gains if torch.compiler.is_compiling() else kernels().gains
-    found: Tensor = gains(x, g, bits, *within, twice)
+    found: Tensor = gains(x, g, bits, *within, twice, squared)
     return found
 
 
@@ -201,7 +203,14 @@ def _register_gains() -> None:
 
 
 def _gains_like(
-    x: Tensor, g: Tensor, bits: Sequence[int], lo: Tensor, span: Tensor, inside: bool, twice: bool = False
+    x: Tensor,
+    g: Tensor,
+    bits: Sequence[int],
+    lo: Tensor,
+    span: Tensor,
+    inside: bool,
+    twice: bool = False,
+    squared: bool = False,
 ) -> Tensor:
     return x.new_empty((len(x), len(bits)))
 

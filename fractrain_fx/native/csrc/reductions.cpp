@@ -75,18 +75,27 @@ inline float error(float x, float lo, float scale, float top) {
   return q - offset;
 }
 
-template <bool inside, bool twice>
+template <bool inside, bool twice, bool squared>
 float gain(const float* x, const float* g, int64_t count, float lo, float scale, float top) {
   float sum = 0.0f;
 #pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < count; ++i) sum += error<inside, twice>(x[i], lo, scale, top) * g[i];
+  for (int64_t i = 0; i < count; ++i) {
+    const float part = error<inside, twice>(x[i], lo, scale, top) * g[i];
+    sum += squared ? part * part : part;
+  }
   return sum;
 }
 
-// For each entry of the first dimension of x and g, and each of several bits: the sum of g * (Q(x) - x), which is 0 for
-// bits that do not round. twice: Q(x) is then rounded to bfloat16.
+template <bool squared>
+auto gain_of(bool inside, bool twice) {
+  if (twice) return inside ? gain<true, true, squared> : gain<false, true, squared>;
+  return inside ? gain<true, false, squared> : gain<false, false, squared>;
+}
+
+// For each entry of the first dimension of x and g, and each of several bits: the sum of g * (Q(x) - x), or of its
+// squares, which is 0 for bits that do not round. twice: Q(x) is then rounded to bfloat16.
 Tensor gains(const Tensor& given_x, const Tensor& given_g, at::IntArrayRef bits, const Tensor& lo, const Tensor& span,
-             bool inside, bool twice) {
+             bool inside, bool twice, bool squared) {
   // The order of a sum is free, so rows that are contiguous in both tensors are read as they lie.
   std::optional<Places> rows = places_of(given_x, given_g, 1, -1);
   const Tensor x = rows ? given_x : given_x.contiguous(), g = rows ? given_g : given_g.contiguous();
@@ -110,7 +119,7 @@ Tensor gains(const Tensor& given_x, const Tensor& given_g, at::IntArrayRef bits,
     if (first_of[option] != option || !is_rounded(bits[option])) continue;
     computed.push_back({option, scale_of(wide, bits[option]), top_of(bits[option])});
   }
-  const auto sum = twice ? inside ? gain<true, true> : gain<false, true> : inside ? gain<true, false> : gain<false, false>;
+  const auto sum = squared ? gain_of<true>(inside, twice) : gain_of<false>(inside, twice);
   at::parallel_for(0, samples * blocks, 1, [&](int64_t first, int64_t last) {
     for (int64_t task = first; task < last; ++task) {
       const int64_t sample = task / blocks, row = task % blocks / parts * together;
@@ -142,7 +151,9 @@ Tensor gains(const Tensor& given_x, const Tensor& given_g, at::IntArrayRef bits,
 
 TORCH_LIBRARY_FRAGMENT(fractrain_fx, library) {
   library.def("measure(Tensor x, int[] shape) -> (Tensor, Tensor)");
-  library.def("gains(Tensor x, Tensor g, int[] bits, Tensor lo, Tensor span, bool inside, bool twice=False) -> Tensor");
+  library.def(
+      "gains(Tensor x, Tensor g, int[] bits, Tensor lo, Tensor span, bool inside, bool twice=False, "
+      "bool squared=False) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(fractrain_fx, CPU, library) {

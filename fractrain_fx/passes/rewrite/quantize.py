@@ -185,11 +185,12 @@ class _Writer:
         batch = facts(source).batch
         if bits.choice is not None and batch is not None:
             widths = [option.fw for option in self._options(op)]
+            gradient = self._config.gate.gradient
             return self._once(
                 ("activation", source, self._format_of(op), bits.choice, *widths),
                 node,
                 f"quant.{identifier(op.name)}.{side}",
-                lambda: MixedActivationQuantizer(self._format_of(op), widths, batch, self._config.keep),
+                lambda: MixedActivationQuantizer(self._format_of(op), widths, batch, self._config.keep, gradient),
                 [source, bits.choice],
                 op,
             )

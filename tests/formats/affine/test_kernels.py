@@ -169,22 +169,23 @@ def _assert_same(found: tuple[Any, ...], wanted: tuple[Any, ...]) -> None:
         torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("squared", [False, True])
 @pytest.mark.parametrize("inside", [True, False])
 @pytest.mark.parametrize("columns", [3, 5000])
-def test_gains_are_the_naive_sums(inside: bool, columns: int) -> None:
+def test_gains_are_the_naive_sums(inside: bool, columns: int, squared: bool) -> None:
     torch.manual_seed(0)
     x, g = torch.randn(6, columns), torch.randn(6, columns)
     lo, span, _ = measure(x)
     if not inside:
         lo, span = lo / 2, span / 2
     options = (0, 3, 4, 6, 6, 32, 3)
-    found = gains_compiled(x, g, options, ValueRange(lo, span, inside))
+    found = gains_compiled(x, g, options, ValueRange(lo, span, inside), squared=squared)
     assert not found[:, [0, 5]].any(), "nothing is rounded"
-    naive = [
-        ((fake_quantize(x, bits, lo=lo, span=span).double() - x.double()) * g).sum(1, keepdim=True) for bits in options
-    ]
-    scale = (x.norm(dim=1) * g.norm(dim=1)).max()
-    assert (found - torch.cat(naive, 1)).abs().max() <= 1e-5 * scale
+    errors = torch.stack([fake_quantize(x, bits, lo=lo, span=span).double() - x.double() for bits in options], 1)
+    parts = errors * g.unsqueeze(1)
+    naive = (parts**2 if squared else parts).sum(2)
+    scale = naive.max() if squared else (x.norm(dim=1) * g.norm(dim=1)).max()
+    assert (found - naive).abs().max() <= 1e-5 * scale
 
 
 @pytest.mark.parametrize("of_x", LAYOUTS)
@@ -228,7 +229,7 @@ def test_gains_of_half_types_are_those_of_plain_operations(inside: bool, of_x: t
     x, g = torch.randn(6, 5000).to(of_x), torch.randn(6, 5000).to(of_g)
     lo, span, _ = measure(x[:, :50] if not inside else x)
     found, wanted = (
-        affine_gains(x, g, (0, 3, 6, 8), ValueRange(lo, span, inside), compiled) for compiled in (True, False)
+        affine_gains(x, g, (0, 3, 6, 8), ValueRange(lo, span, inside), compiled=compiled) for compiled in (True, False)
     )
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
     if of_x == torch.bfloat16:  # at 8 bits the second rounding is as large as the first
