@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import get_args
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fractrain_fx import FracConfig, FracModel, Precision, fractrainify
+from fractrain_fx import FracConfig, FracModel, GateConfig, Precision, fractrainify
+from fractrain_fx.config import GateGradient
 from fractrain_fx.formats.affine import fake_quantize, measure
 
 OPTIONS = tuple(Precision(bits, 32) for bits in (2, 3, 4, 6, 8))
@@ -144,9 +146,10 @@ def test_both_operands_of_a_product_are_rounded_as_activations() -> None:
     torch.testing.assert_close(mine, by_formula, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("gradient", get_args(GateGradient))
 @pytest.mark.parametrize("kind", LAYERS)
-def test_the_gate_gradient_of_a_whole_op_is_the_naive_sum_over_options(kind: str) -> None:
-    config = FracConfig(method="dfq", options=OPTIONS, weight_bits=6)
+def test_the_gate_gradient_of_a_whole_op_is_the_naive_sum_over_options(kind: str, gradient: GateGradient) -> None:
+    config = FracConfig(method="dfq", options=OPTIONS, weight_bits=6, gate=GateConfig(gradient=gradient))
     model, frac, x = rewritten(kind, config)
     output = frac(x)
     (choice,) = frac.cost.choice.values()
@@ -167,6 +170,8 @@ def test_the_gate_gradient_of_a_whole_op_is_the_naive_sum_over_options(kind: str
     errors = torch.stack([each.double() - entry.double() for each in rounded], dim=1)
     mixed = entry.double() + (weights.view(*weights.shape, *[1] * (entry.ndim - 1)) * errors).sum(1)
     y64 = LAYERS[kind].apply(mixed, w_hat.double(), model.middle.bias.double())
-    (expected,) = torch.autograd.grad(y64, weights, upstream_of(model, y).double())
+    expected, g = torch.autograd.grad(y64, (weights, mixed), upstream_of(model, y).double())
+    if gradient == "fisher":
+        expected = len(x) / 2 * (errors * g.unsqueeze(1)).square().flatten(2).sum(2)
     scale = expected.abs().max().item()
     torch.testing.assert_close(choice.grad.double(), expected, rtol=1e-5, atol=1e-5 * scale)

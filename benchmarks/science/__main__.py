@@ -4,6 +4,7 @@
 continues where it was stopped. ``--task``, ``--method``, ``--setting``, ``--epochs`` and ``--seed`` give a grid by its
 axes. ``list`` shows the progress of each run, ``collect`` adds finished runs to the results, ``page`` writes the page.
 ``fixed`` evaluates finished runs with one option a block for all samples, which ``run`` does at the end of a run.
+``told FOLDER`` measures what each option does to a finished run's loss, beside what its gates are told.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from benchmarks.science.grid import GRIDS, Run, runs_of
 from benchmarks.science.page import write_page
 from benchmarks.science.records import merge_records, read_records
 from benchmarks.science.runner import Place, work_off
+from benchmarks.science.told import told, told_table
 from fractrain_fx.training.log.records import METRICS
 
 
@@ -74,6 +76,9 @@ def main(argv: list[str] | None = None, home: Home = SCIENCE) -> int:
         for run in failed:
             print(f"failed: {run.name}, see {options.runs / run.name / 'output.txt'}", file=sys.stderr)
         return 1 if failed else 0
+    if options.command == "told":
+        print(told_table(told(options.folder, options.samples)))
+        return 0
     if options.command == "fixed":
         for folder in sorted(options.runs.glob("*/")):
             fix_choices(folder)
@@ -114,8 +119,12 @@ def _progress(run: Run, runs: Path) -> str:
 def _parser(home: Home) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=home.program, description=home.words)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("run", "list", "collect", "fixed", "page", "train"):
+    for name in ("run", "list", "collect", "fixed", "page", "train", "told"):
         command = commands.add_parser(name)
+        if name == "told":
+            command.add_argument("folder", type=Path, help="of a finished run")
+            command.add_argument("--samples", type=int, default=2000, help="training samples")
+            continue
         command.add_argument("--runs", type=Path, default=home.runs, help="folder of the runs' folders")
         command.add_argument("--results", type=Path, default=home.results, help="a line for each finished run")
         command.add_argument("--page", type=Path, default=home.page)

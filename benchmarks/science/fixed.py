@@ -7,7 +7,7 @@ the model's own choices cost.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +19,7 @@ from fractrain_fx.nn.cost import gated_meter
 from fractrain_fx.nn.gates import Controller
 from fractrain_fx.training import Trainer
 
-__all__ = ["FixedChoice", "fixed_choice", "fixed_options", "given"]
+__all__ = ["FixedChoice", "fixed_choice", "fixed_options", "given", "options_of"]
 
 _COMMON = 0.1  # share of the samples
 
@@ -99,6 +99,16 @@ def fixed_options(shares: Float[Tensor, "blocks options"], prices: Float[Tensor,
         if saved.flatten()[best] <= 0:
             return options
         options[best // saved.shape[1]] = best % saved.shape[1]
+
+
+def options_of(model: nn.Module, batches: Iterable[Tensor]) -> Int[Tensor, "blocks samples"]:
+    """The option of every block for every sample of some inputs, by number."""
+    with _Choices(model) as seen:
+        for inputs in batches:
+            model(inputs)
+    meter = gated_meter(model)
+    assert meter is not None, "the model has gates"
+    return seen.options(len(meter.blocks))
 
 
 class _Choices:

@@ -171,8 +171,8 @@ def _check_gate_gradient(config: FracConfig) -> None:
         return
     if config.method == "slu":
         raise ConfigError(
-            f"gate.gradient={config.gate.gradient!r} changes nothing for method 'slu', whose options round nothing: write "
-            "gate.gradient='straight-through'"
+            f"gate.gradient={config.gate.gradient!r} changes nothing for method 'slu', whose options round nothing: "
+            "write gate.gradient='straight-through'"
         )
     if config.mixing == "outputs":
         raise ConfigError(

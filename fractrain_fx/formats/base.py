@@ -143,7 +143,9 @@ class Format(Protocol):
         within: ValueRange,
         squared: bool = False,
     ) -> Float[Tensor, "batch options"]:
-        """For each of several bits, the sum over each sample of ``g * (Q(x) - x)``, or of its squares; 0 for 0 and 32 bits.
+        """For each of several bits, the sum over each sample of ``g * (Q(x) - x)``, or of its squares.
+
+        It is 0 for 0 and 32 bits.
 
         Args:
             x: values, samples first.

@@ -161,6 +161,15 @@ def test_a_tiny_grid_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert (other / "result.json").stat().st_mtime_ns == times
     assert (run / "output.txt").read_text().count("epoch   1 ") == 1
 
+    capsys.readouterr()
+    assert main(["told", str(other), "--samples=96"]) == 0
+    head, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines())
+    assert head[2:] == ["change of the loss", "its error", "straight-through", "fisher"]
+    fisher = {(block, option): float(number) for block, option, *_, number in rows}
+    few, more = ([number for (_, option), number in fisher.items() if option == f"FW-{bits}/BW-6"] for bits in (2, 4))
+    assert len(few) == len(more) == 9 and sum(few) > sum(more)
+    assert all(least >= other for least, other in zip(few, more, strict=True))  # as printed, so they may be equal
+
 
 @pytest.mark.long
 def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fractrain_fx import Engine, FracModel
-from fractrain_fx.errors import CostTermError
+from fractrain_fx import Engine, FracModel, GateConfig
+from fractrain_fx.errors import ConfigError, CostTermError
 from tests.plain import rewritten
 from tests.training.tiny import Plain
 
@@ -200,3 +200,15 @@ def test_an_epoch_without_training_is_no_alarm() -> None:
         for x, y in batches(3):
             engine.loss(F.cross_entropy(model(x), y))
     engine.end_epoch()
+
+
+def test_gates_that_square_gradients_refuse_a_scaled_loss() -> None:
+    model = rewritten(gate=GateConfig(gradient="fisher"))
+    engine = Engine(model, accumulate=4)
+    x, y = next(batches(1))
+    for scale in (1.0, 0.25):
+        (scale * engine.loss(F.cross_entropy(model(x), y))).backward()
+    with pytest.raises(ConfigError, match=r"the loss was multiplied by 1024 before backward.*bfloat16"):
+        (1024 * engine.loss(F.cross_entropy(model(x), y))).backward()
+    model = rewritten()
+    (1024 * Engine(model).loss(F.cross_entropy(model(x), y))).backward()

@@ -1,4 +1,4 @@
-"""Both gradients of a gate's choice against the naive sums over options, in float64, for shapes and options at random."""
+"""Both gradients of a gate's choice against naive sums over options, in float64, for random shapes and options."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ BITS = (2, 3, 4, 6, 8)
     fisher=st.booleans(),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_equals_the_naive_sum_over_options(samples: int, positions: int, options: list[int], fisher: bool, seed: int) -> None:
+def test_equals_the_naive_sum_over_options(
+    samples: int, positions: int, options: list[int], fisher: bool, seed: int
+) -> None:
     chance = np.random.default_rng(seed)
     x = chance.integers(0, SPAN + 1, (samples, positions)).astype(np.float64)
     x.flat[0], x.flat[-1] = 0, SPAN

@@ -65,9 +65,7 @@ def affine_gains(
     return of_options(bits, gains)
 
 
-def _gains(
-    x: Tensor, g: Tensor, bits: Sequence[int], scales: list[float], within: ValueRange, squared: bool
-) -> Tensor:
+def _gains(x: Tensor, g: Tensor, bits: Sequence[int], scales: list[float], within: ValueRange, squared: bool) -> Tensor:
     """The sums of all options for some samples, in few passes over scratch memory.
 
     The difference ``Q(x) - x`` is taken before the sum: the sums of its two terms would be large and nearly equal.

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from html import unescape
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional as F
 
-from fractrain_fx import Engine, FracConfig, FracModel, Pin, Precision, fractrainify, summarize
-from fractrain_fx.config import RECIPES, OperandRecipe, ProductRecipe, Recipe
+from fractrain_fx import Engine, FracConfig, FracModel, GateConfig, Pin, Precision, fractrainify, summarize
+from fractrain_fx.config import RECIPES, GateGradient, OperandRecipe, ProductRecipe, Recipe
 from fractrain_fx.drawing import draw
 from fractrain_fx.execution.fused_op import FusedOp
 from fractrain_fx.formats import Operand, get_format
@@ -225,11 +225,13 @@ def test_samples_have_bits_of_their_own(name: str) -> None:
         assert torch.equal(found, unrounded(bits, x, torch.where(bits == few, whole[few], whole[16])))
 
 
-def test_gates_get_the_gradient_of_the_forward_rounding() -> None:
+@pytest.mark.parametrize("gradient", get_args(GateGradient))
+def test_gates_get_the_gradient_of_the_forward_rounding(gradient: GateGradient) -> None:
     torch.manual_seed(0)
     x = torch.randn(5, 6)
     options = ("FW-0/BW-0", "FW-4/BW-8", "FW-8/BW-8")
-    model = rewritten(Residual(), x, method="dfq", options=options, targets=(4.0,), weight_bits=8)
+    gate = GateConfig(gradient=gradient)
+    model = rewritten(Residual(), x, method="dfq", options=options, targets=(4.0,), weight_bits=8, gate=gate)
     model(x)
     (op,) = fused_ops(model.graph_module).values()
     a, w, g = torch.randn(5, 8, requires_grad=True), torch.randn(8, 8, requires_grad=True), torch.randn(5, 8)
@@ -240,8 +242,9 @@ def test_gates_get_the_gradient_of_the_forward_rounding() -> None:
     of_a, of_choice = torch.autograd.grad(out, (a, choice), g)
     assert (of_a[[0, 4]] == 0).all() and (of_a[1:4].abs().sum(1) > 0).all()
     for option, element in ((1, "e2m1"), (2, "e4m3")):
-        error = fake_quantize(a.detach(), element) - a.detach()
-        assert torch.allclose(of_choice[:, option], (of_a * error).sum(1), atol=1e-6)
+        part = of_a * (fake_quantize(a.detach(), element) - a.detach())
+        wanted = part.sum(1) if gradient == "straight-through" else 5 / 2 * part.square().sum(1)
+        assert torch.allclose(of_choice[:, option], wanted, atol=1e-6)
     assert (of_choice[:, 0] == 0).all()
 
 
