@@ -199,8 +199,9 @@ def test_gains_of_any_layout(shape: tuple[int, ...], of_x: str, of_g: str) -> No
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4 * float(wanted.abs().max()))
 
 
+@pytest.mark.parametrize("squared", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_compiled_graphs_call_the_kernel_of_gains(dtype: torch.dtype) -> None:
+def test_compiled_graphs_call_the_kernel_of_gains(dtype: torch.dtype, squared: bool) -> None:
     called: list[object] = []
 
     def backend(module: fx.GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
@@ -208,7 +209,7 @@ def test_compiled_graphs_call_the_kernel_of_gains(dtype: torch.dtype) -> None:
         return module.forward
 
     def run(x: Tensor, g: Tensor) -> Tensor:
-        return affine_gains(x, g, (0, 3, 6, 32), ValueRange(lo, span, True), compiled=True)
+        return affine_gains(x, g, (0, 3, 6, 32), ValueRange(lo, span, True), squared=squared, compiled=True)
 
     x, g = torch.randn(4, 50, dtype=dtype), torch.randn(50, 4, dtype=dtype).t()
     lo, span, _ = measure(x)
@@ -218,7 +219,9 @@ def test_compiled_graphs_call_the_kernel_of_gains(dtype: torch.dtype) -> None:
     if dtype == torch.float32:
         assert torch.equal(found, run(x, g))
         gains = torch.ops.fractrain_fx.gains.default
-        torch.library.opcheck(gains, (x, g, [3, 4], lo, span, True), test_utils=("test_schema", "test_faketensor"))
+        torch.library.opcheck(
+            gains, (x, g, [3, 4], lo, span, True, False, squared), test_utils=("test_schema", "test_faketensor")
+        )
     torch.testing.assert_close(found, run(x, g))
 
 
