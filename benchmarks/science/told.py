@@ -25,22 +25,34 @@ __all__ = ["Told", "told", "told_table"]
 _BATCH = 250
 
 
+class Mean(NamedTuple):
+    """Means over the samples, for each block and option, and their standard errors."""
+
+    value: Float[Tensor, "blocks options"]
+    error: Float[Tensor, "blocks options"]
+
+    @classmethod
+    def of(cls, samples: Float[Tensor, "blocks samples options"]) -> Mean:
+        """The means of changes from the last option."""
+        changes = (samples - samples[..., -1:])[..., :-1]
+        return cls(changes.mean(1), changes.std(1) / changes.shape[1] ** 0.5)
+
+
 class Told(NamedTuple):
-    """Changes of the mean loss, in nats, from the last option to each other one, in one block at a time.
+    """Changes of the loss, in nats, from the last option to each other one, in one block at a time.
 
     Attributes:
         blocks: names of the rows.
         options: names of the columns.
-        changes: measured: the block computes at that option for all samples, the others as they choose.
-        errors: standard errors of ``changes``, over the samples.
-        told: what the gradient of the choices says instead, for each kind of gradient.
+        measured: the block computes at that option for all samples, the others as they choose.
+        told: what the gradient of the choices says instead, for each kind of gradient; a sample that skips the block
+            says nothing.
     """
 
     blocks: tuple[str, ...]
     options: tuple[str, ...]
-    changes: Float[Tensor, "blocks options"]
-    errors: Float[Tensor, "blocks options"]
-    told: dict[str, Float[Tensor, "blocks options"]]
+    measured: Mean
+    told: dict[str, Mean]
 
 
 def told(folder: Path, samples: int = 2000) -> Told:
@@ -58,35 +70,50 @@ def told(folder: Path, samples: int = 2000) -> Told:
     rounding = [number for number, option in enumerate(options) if not option.skips]
     with torch.no_grad():
         own = options_of(trainer.model.eval(), [inputs for inputs, _ in batches])
-        found = torch.zeros(len(meter.blocks), len(rounding), own.shape[1])
+        found = torch.zeros(*own.shape, len(rounding))
         for block in range(len(meter.blocks)):
             for column, number in enumerate(rounding):
                 forced = own.clone()
                 forced[block] = number
                 with given(trainer.model, forced):
-                    found[block, column] = torch.cat([_losses(trainer.model, *batch) for batch in batches])
-    changes = (found - found[:, -1:])[:, :-1]
-    said = {kind: _said(folder, trainer.model, kind, batches)[:, rounding] for kind in get_args(GateGradient)}
+                    found[block, :, column] = torch.cat([_losses(trainer.model, *batch) for batch in batches])
+    runs = ~torch.tensor([option.skips for option in options])[own]
+    said = {
+        kind: _said(folder, trainer.model, kind, batches)[..., rounding] / runs.float().mean(1).view(-1, 1, 1)
+        for kind in get_args(GateGradient)
+    }
     return Told(
         tuple(meter.blocks),
         tuple(str(options[number]) for number in rounding[:-1]),
-        changes.mean(2),
-        changes.std(2) / changes.shape[2] ** 0.5,
-        {kind: (each - each[:, -1:])[:, :-1] for kind, each in said.items()},
+        Mean.of(found),
+        {kind: Mean.of(each) for kind, each in said.items()},
     )
 
 
 def told_table(found: Told) -> str:
-    """A row for each block and option, in thousandths of a nat."""
+    """A row for each block and option in thousandths of a nat, and how the means correlate with the measured ones."""
+    columns = [found.measured, *found.told.values()]
     rows = [
         (
-            *(block, option, f"{1e3 * found.changes[row, column]:.1f}", f"{1e3 * found.errors[row, column]:.1f}"),
-            *(f"{1e3 * each[row, column]:.1f}" for each in found.told.values()),
+            *(block, option),
+            *(_cell(each.value[row, column], each.error[row, column]) for each in columns),
         )
         for row, block in enumerate(found.blocks)
         for column, option in enumerate(found.options)
     ]
-    return markdown_table(("block", "option", "change of the loss", "its error", *found.told), rows, text_columns=2)
+    table = markdown_table(("block", "option", "measured", *found.told), rows, text_columns=2)
+    likeness = (f"{kind} {_correlation(found.measured.value, each.value):.2f}" for kind, each in found.told.items())
+    return f"{table}\n\ncorrelation with the measured means: {', '.join(likeness)}"
+
+
+def _cell(mean: Tensor, error: Tensor) -> str:
+    return f"{1e3 * mean:.1f} ± {1e3 * error:.1f}" if mean.isfinite() else "all skip"
+
+
+def _correlation(measured: Tensor, said: Tensor) -> float:
+    """Over the blocks that some sample runs."""
+    runs = said.isfinite()
+    return float(torch.corrcoef(torch.stack([measured[runs], said[runs]]))[0, 1])
 
 
 def _batches(trainer: Trainer, samples: int) -> list[tuple[Tensor, Tensor]]:
@@ -104,17 +131,17 @@ def _losses(model: FracModel, inputs: Tensor, targets: Tensor) -> Float[Tensor, 
 
 def _said(
     folder: Path, trained: FracModel, kind: GateGradient, batches: list[tuple[Tensor, Tensor]]
-) -> Float[Tensor, "blocks options"]:
-    """The gradient of the mean loss in every option of every block, summed over the samples."""
+) -> Float[Tensor, "blocks samples options"]:
+    """The gradient of each sample's own loss in every option of every block."""
     settings = RunSettings.from_yaml(folder / "config.yaml")
     gate = replace(settings.frac.gate, gradient=kind)
-    model = build_trainer(replace(settings, frac=settings.frac.replace(gate=gate))).model
+    config = settings.frac.replace(gate=gate, execution="simulate", kernels="auto", skip_threshold=None)
+    model = build_trainer(replace(settings, frac=config)).model
     model.load_state_dict(trained.state_dict())
     model.eval()
-    sums = []
+    parts = []
     for inputs, targets in batches:
         losses = _losses(model, inputs, targets)
-        choices = list(model.cost.choice.values())
-        grads = torch.autograd.grad(losses.mean(), choices)
-        sums.append(torch.stack([each.sum(0) for each in grads]))
-    return torch.stack(sums).mean(0)
+        grads = torch.autograd.grad(losses.mean(), list(model.cost.choice.values()))
+        parts.append(len(targets) * torch.stack(grads))
+    return torch.cat(parts, dim=1)

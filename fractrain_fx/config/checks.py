@@ -179,6 +179,12 @@ def _check_gate_gradient(config: FracConfig) -> None:
             f"gate.gradient={config.gate.gradient!r} goes with mixing='inputs': with mixing='outputs' gates get the "
             "gradient of the mixed outputs"
         )
+    if config.dispatches:
+        raise ConfigError(
+            f"gate.gradient={config.gate.gradient!r} does not go with execution='auto' where blocks leave out the "
+            "samples that skip them, and so do not know the size of the batch: write skipping='masked' or "
+            "execution='simulate'"
+        )
 
 
 def _check_execution(config: FracConfig) -> None:

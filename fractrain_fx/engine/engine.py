@@ -148,7 +148,7 @@ class Engine:
         term = self._controller.term(cost.cp, steered.target_of(self.level), samples, blocks, weight)
         share = self.accumulate / (self.accumulate if weight is None else weight)  # of the step's cost term, as a mean
         self._note(seen, share * term)
-        self._watch.hand_out(term, cost_term=True)
+        self._watch.hand_out(term, cost_term=True, weight=weight)
         return task_loss + term
 
     def start_step(self) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -88,14 +89,18 @@ class LoopWatch:
             if self._steps == _ENOUGH:
                 self._judge(final=False)
 
-    def hand_out(self, part: Tensor, *, cost_term: bool) -> None:
-        """Follow a part of the loss that the loop gets: the cost term, or the task's loss."""
+    def hand_out(self, part: Tensor, *, cost_term: bool, weight: float | None = None) -> None:
+        """Follow a part of the loss that the loop gets: the cost term, or the task's loss.
+
+        ``weight`` is what the loop said of it: below 1, the loop multiplies the loss by its inverse.
+        """
         if not part.requires_grad:
             return
         self._handed += cost_term
         self._unpaid += cost_term
         if cost_term or self._looks < _LOOKS:
-            part.register_hook(self._reach_term if cost_term else self._reach)  # type: ignore[no-untyped-call]
+            reach = partial(self._reach_term, 1.0 if weight is None else min(1.0, weight)) if cost_term else self._reach
+            part.register_hook(reach)  # type: ignore[no-untyped-call]
 
     def take_unpaid(self) -> int:
         """The number of cost terms handed out since the last call that backward has not reached."""
@@ -116,14 +121,16 @@ class LoopWatch:
         if self._judge(final=True):
             self._active, self._marks = False, None
 
-    def _reach_term(self, gradient: Tensor) -> None:
+    def _reach_term(self, weight: float, gradient: Tensor) -> None:
         self._unpaid -= 1
-        if self._unscaled and self._paid < _LOOKS and gradient > 1:
-            raise ConfigError(
-                f"the loss was multiplied by {float(gradient):g} before backward, which changes what "
-                "gate.gradient='fisher' finds, as it squares gradients: train in bfloat16 instead of float16 with a "
-                "GradScaler, or write gate.gradient='straight-through'"
-            )
+        if self._unscaled and self._active and self._looks < _LOOKS:
+            scale = weight * float(gradient)
+            if scale > 1.001:
+                raise ConfigError(
+                    f"the loss was multiplied by {scale:g} before backward, which changes what gate.gradient='fisher' "
+                    "finds, as it squares gradients: train in bfloat16 instead of float16 with a GradScaler, or write "
+                    "gate.gradient='straight-through'"
+                )
         self._reach(gradient)
 
     def _reach(self, gradient: Tensor) -> None:

@@ -36,7 +36,7 @@ class BlockEmbedding(nn.Module):
         feature_axis: int,
         batch: BatchAxis,
         dims: tuple[int, int],
-        init: GateInit = "linear",
+        init: GateInit,
     ) -> None:
         super().__init__()
         self.feature_axis, self.batch = feature_axis, batch

@@ -48,11 +48,11 @@ class ActivationQuantizer(nn.Module):
         self.axis = axis or BatchAxis()
         self.range = RunningRange(fmt, keep)
         self.widths: tuple[int, ...] = ()
-        self.gradient: GateGradient = "straight-through"
+        self.gain: GateGradient = "straight-through"
 
     def forward(self, x: Float[Tensor, "*dims"], bits: Int[Tensor, ""]) -> Float[Tensor, "*dims"]:
         bits, choice = self.bits_of(bits), self.choice_of(bits)
-        how = self.fmt, self.widths, self.axis, self.gradient
+        how = self.fmt, self.widths, self.axis, self.gain
         rounded: Tensor = _RoundActivation.apply(x, bits, choice, *self.range(x), *how)
         return rounded
 
@@ -80,7 +80,7 @@ class MixedActivationQuantizer(ActivationQuantizer):
         options: forward bits of each option.
         axis: where the samples lie in ``x``.
         keep: share of the old running range that a training step keeps.
-        gradient: how the choice's gradient is estimated.
+        gain: how the choice's gradient is estimated.
     """
 
     options: Tensor
@@ -91,11 +91,11 @@ class MixedActivationQuantizer(ActivationQuantizer):
         options: Sequence[int],
         axis: BatchAxis,
         keep: float = 0.9,
-        gradient: GateGradient = "straight-through",
+        gain: GateGradient = "straight-through",
     ) -> None:
         super().__init__(fmt, keep, axis)
         self.widths = tuple(options)
-        self.gradient = gradient
+        self.gain = gain
         self.register_buffer("options", torch.tensor(self.widths), persistent=False)
 
     def bits_of(self, control: Tensor) -> Int[Tensor, " batch"]:
@@ -227,10 +227,10 @@ class _RoundActivation(torch.autograd.Function):
         fmt: Format,
         widths: tuple[int, ...],
         axis: BatchAxis,
-        gradient: GateGradient,
+        gain: GateGradient,
     ) -> Tensor:
         ctx.save_for_backward(x, bits, lo, span)
-        ctx.fmt, ctx.widths, ctx.axis, ctx.measured_here, ctx.gradient = fmt, widths, axis, measured_here, gradient
+        ctx.fmt, ctx.widths, ctx.axis, ctx.measured_here, ctx.gain = fmt, widths, axis, measured_here, gain
         ctx.dtype = None if choice is None else choice.dtype
         rounded = fmt.activation(x, axis.expand(bits, x.shape), ValueRange(lo, span, measured_here))
         return x.clone() if rounded is x else rounded
@@ -242,7 +242,7 @@ class _RoundActivation(torch.autograd.Function):
         of_choice = None
         if ctx.dtype is not None:
             within = ValueRange(lo, span, ctx.measured_here)
-            how = ctx.widths, ctx.axis, within, len(bits), ctx.gradient
+            how = ctx.widths, ctx.axis, within, len(bits), ctx.gain
             of_choice = gate_gradient(ctx.fmt, x, grads[0], *how).to(ctx.dtype)
         of_x = ctx.fmt.activation_gradient(x, grads[0], ctx.axis.expand(bits, x.shape))
         return of_x, None, of_choice, *[None] * 7

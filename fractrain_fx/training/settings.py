@@ -196,6 +196,11 @@ class RunSettings:
                 f"gate_lr={self.train.gate_lr!r} with gate_lr_factor={self.train.gate_lr_factor} changes nothing for "
                 f"method {self.frac.method!r}, which has no gates"
             )
+        if self.frac.gated and self.frac.gate.gradient == "fisher" and self.train.mixed_precision == "fp16":
+            raise ConfigError(
+                "gate.gradient='fisher' squares gradients, and mixed_precision='fp16' scales them: write "
+                "mixed_precision='bf16', or gate.gradient='straight-through'"
+            )
         if self.split_seed < 0 or self.train.seed < 0:
             raise ConfigError(f"split_seed={self.split_seed} and seed={self.train.seed} must be at least 0")
 

@@ -109,6 +109,7 @@ def test_torchao_follows_a_recipe_of_the_formats_that_it_has() -> None:
         ({"saturate_targets": True}, "goes with targets that were set"),
         ({"saturate_targets": True, "targets": (1.5,), "method": "pfq"}, "changes nothing for method 'pfq'"),
         ({"gate": GateConfig(gradient="fisher"), "method": "slu"}, "whose options round nothing"),
+        ({"gate": GateConfig(gradient="fisher"), "execution": "auto"}, "write skipping='masked'"),
         ({"gate": GateConfig(gradient="fisher"), "mixing": "outputs"}, "goes with mixing='inputs'"),
         ({"indicator": "cost"}, "indicator='cost' is unknown: write one of task, total"),
         ({"indicator": "total", "method": "dfq"}, "changes nothing for method 'dfq'"),

@@ -1,4 +1,4 @@
-"""DESIGN 5, number 6: two processes see the same sign, stage and ledger as one with the whole batch."""
+"""DESIGN 5, number 6: two processes see the same strength, stage and ledger as one with the whole batch."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.engine.fake import FakeModel
 pytestmark = pytest.mark.long
 
 TURNS = (Tokens(100), Tokens(1000), Tokens(2000))
-CONFIG = FracConfig(targets=(2.5, 3.0))
-MULTIPLIER = FracConfig(targets=(2.5, 3.0), gate=GateConfig(control="multiplier"))
+SIGN = FracConfig(targets=(2.5, 3.0), gate=GateConfig(control="sign"))
+MULTIPLIER = FracConfig(targets=(2.5, 3.0))
 
 
 def _rank(rank: int, folder: str, config: FracConfig) -> None:
@@ -53,7 +53,7 @@ def _rank(rank: int, folder: str, config: FracConfig) -> None:
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("config", [CONFIG, MULTIPLIER], ids=["sign", "multiplier"])
+@pytest.mark.parametrize("config", [SIGN, MULTIPLIER], ids=["sign", "multiplier"])
 def test_two_processes_agree(tmp_path: Path, config: FracConfig) -> None:
     mp.spawn(_rank, (str(tmp_path), config), nprocs=2)
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))

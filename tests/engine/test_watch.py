@@ -210,5 +210,8 @@ def test_gates_that_square_gradients_refuse_a_scaled_loss() -> None:
         (scale * engine.loss(F.cross_entropy(model(x), y))).backward()
     with pytest.raises(ConfigError, match=r"the loss was multiplied by 1024 before backward.*bfloat16"):
         (1024 * engine.loss(F.cross_entropy(model(x), y))).backward()
+    (1024 * Engine(model, watch=False).loss(F.cross_entropy(model(x), y))).backward()
+    # The loop says that it multiplies by the number of processes what each adds of the term.
+    (2 * Engine(model).loss(F.cross_entropy(model(x), y) / 2, weight=1 / 2)).backward()
     model = rewritten()
     (1024 * Engine(model).loss(F.cross_entropy(model(x), y))).backward()

@@ -19,7 +19,7 @@ def test_he_draws_weights_by_the_fan_out() -> None:
     # A deviation of n values is good to 1 / sqrt(2 n): 0.6 % and 0.2 % here.
     assert float(embedding.hidden.weight.detach().std()) == pytest.approx(math.sqrt(2 / 256), rel=0.03)
     assert float(embedding.output.weight.detach().std()) == pytest.approx(math.sqrt(2 / 512), rel=0.03)
-    plain = BlockEmbedding(64, 1, BatchAxis(), (256, 512))
+    plain = BlockEmbedding(64, 1, BatchAxis(), (256, 512), "linear")
     assert float(plain.hidden.weight.detach().std()) == pytest.approx(1 / math.sqrt(3 * 64), rel=0.03)
 
 

@@ -67,6 +67,7 @@ def test_the_method_knows_the_length_of_the_run() -> None:
         ({"subset": 1}, "subset"),
         ({"gate": {"betta": 1}}, "'beta'"),
         ({"gate_lr": "models"}, "gate_lr='models' is unknown: write one of peak, model"),
+        ({"gate": {"gradient": "fisher"}, "mixed_precision": "fp16"}, "write mixed_precision='bf16'"),
         ({"gate_lr_factor": 0.0}, "gate_lr_factor=0.0"),
         ({"gate_lr": "peak", "method": "pfq"}, "changes nothing for method 'pfq'"),
         ({"gate_lr_factor": 0.5, "method": "static"}, "changes nothing for method 'static'"),

@@ -69,7 +69,7 @@ def choice_gradient(plan: Plan, call: Call, slot: int, g: Tensor) -> Tensor:
         g: its gradient.
     """
     factor, x, rounds = _of(plan, call, slot)
-    fisher = factor.gate_gradient == "fisher"
+    fisher = factor.gain == "fisher"
     dims, dtype = of_output(plan.arithmetic, call.a, call.b)[slot], work_dtype(x)
 
     def gains(widths: Sequence[int]) -> Tensor:

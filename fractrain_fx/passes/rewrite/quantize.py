@@ -186,8 +186,10 @@ class _Writer:
         if bits.choice is not None and batch is not None:
             widths = [option.fw for option in self._options(op)]
             gradient = self._config.gate.gradient
+            # Of two ops that read the same values each has gains of its own; only those of first order simply add up.
+            own = (op.name, side) if gradient == "fisher" else ()
             return self._once(
-                ("activation", source, self._format_of(op), bits.choice, *widths),
+                ("activation", source, self._format_of(op), bits.choice, *widths, *own),
                 node,
                 f"quant.{identifier(op.name)}.{side}",
                 lambda: MixedActivationQuantizer(self._format_of(op), widths, batch, self._config.keep, gradient),

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fractrain_fx import FracConfig, FracModel, Precision, fractrainify
-from fractrain_fx.config import Rounding
+from fractrain_fx import FracConfig, FracModel, GateConfig, Precision, fractrainify
+from fractrain_fx.config import GateGradient, Rounding
 from fractrain_fx.execution.simulated import short_path as by_kernels
 from fractrain_fx.formats.affine import format as affine
 from fractrain_fx.passes import facts, unfused
@@ -80,6 +80,37 @@ def test_scheduled_ops_give_the_same_numbers_noise_included(method: str, fmt: st
         # What several ops read gets its gradients in another order, which shows upstream; a level is far more.
         scale = float(shown[name].double().norm())
         torch.testing.assert_close(shown[name], run[name], rtol=0, atol=1e-5 * scale)
+
+
+class TwoReaders(nn.Module):
+    """A block in which two ops read the same values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.value, self.share, self.head = (nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        h = x.tanh()
+        x = x + self.value(h) * self.share(h).sigmoid()
+        return self.head(x)
+
+
+@pytest.mark.parametrize("gradient", get_args(GateGradient))
+def test_ops_that_read_the_same_values_tell_the_gate_the_same_in_both_graphs(gradient: GateGradient) -> None:
+    torch.manual_seed(2)
+    x = torch.randn(6, 8)
+    config = FracConfig(method="dfq", gate=GateConfig(gradient=gradient), targets=(3.0,))
+    model = fractrainify(TwoReaders(), config=config, example_inputs=(x,), check=False)
+    told = []
+    for shown in (True, False):
+        twin = copy.deepcopy(model).train()
+        torch.manual_seed(3)
+        out, cost = twin.graph_module(x) if shown else (twin(x), twin.cost)
+        (choice,) = cost.choice.values()
+        told.append(torch.autograd.grad(out.square().mean(), choice)[0])
+    assert told[0][:, 1:].abs().sum() > 0
+    torch.testing.assert_close(told[0], told[1], rtol=1e-4, atol=1e-6 * float(told[0].abs().max()))
 
 
 @pytest.mark.parametrize("rounding", ["eager", "compiled"])
