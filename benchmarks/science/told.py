@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -17,6 +18,7 @@ from benchmarks.science.fixed import given, options_of
 from fractrain_fx import FracModel
 from fractrain_fx.config import GateGradient
 from fractrain_fx.nn.cost import gated_meter
+from fractrain_fx.nn.quantizers import ActivationQuantizer
 from fractrain_fx.training import RunSettings, Trainer, build_trainer, resume_run
 from fractrain_fx.training.data.loader import Share, make_loader
 
@@ -106,6 +108,21 @@ def told_table(found: Told) -> str:
     return f"{table}\n\ncorrelation with the measured means: {', '.join(likeness)}"
 
 
+def _take_state(model: FracModel, trained: FracModel) -> None:
+    """Load the state of a model with another gradient: under `fisher` ops that read the same values share no range."""
+    model.load_state_dict(trained.state_dict(), strict=False)
+    ranges = dict(_quantizers(trained))
+    for source, quantizer in _quantizers(model):
+        model.get_submodule(quantizer).load_state_dict(trained.get_submodule(ranges[source]).state_dict())
+
+
+def _quantizers(model: FracModel) -> Iterator[tuple[str, str]]:
+    """The name of what each activation quantizer reads, and its own."""
+    for node in model.graph_module.graph.nodes:
+        if node.op == "call_module" and isinstance(model.get_submodule(node.target), ActivationQuantizer):
+            yield str(node.args[0]), node.target
+
+
 def _cell(mean: Tensor, error: Tensor) -> str:
     return f"{1e3 * mean:.1f} ± {1e3 * error:.1f}" if mean.isfinite() else "all skip"
 
@@ -137,7 +154,7 @@ def _said(
     gate = replace(settings.frac.gate, gradient=kind)
     config = settings.frac.replace(gate=gate, execution="simulate", kernels="auto", skip_threshold=None)
     model = build_trainer(replace(settings, frac=config)).model
-    model.load_state_dict(trained.state_dict())
+    _take_state(model, trained)
     model.eval()
     parts = []
     for inputs, targets in batches:
