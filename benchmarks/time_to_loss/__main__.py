@@ -84,9 +84,8 @@ def measure(options: argparse.Namespace, how: str, console: Console) -> Run:
         lr=options.lr,
         seed=options.seed,
     )
-    fractrain = FracConfig(
-        options=_OPTIONS[options.options], gate=GateConfig(beta=options.beta), rounding=options.rounding
-    )
+    gate = GateConfig(beta=options.beta, control="sign", init="linear")  # as in the runs that are kept
+    fractrain = FracConfig(options=_OPTIONS[options.options], gate=gate, rounding=options.rounding)
     torch.manual_seed(options.seed)
     start = _model(data.classes, options.width, options.layers)
 

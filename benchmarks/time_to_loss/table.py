@@ -51,7 +51,7 @@ def _how(run: Run) -> str:
         f"**{run.title}**: `{run.command}`; {machine_words(run.machine)}. All methods start from the same weights and "
         f"take the same {settings['steps']} batches of {settings['batch']} with the same optimizer (AdamW, rate up to "
         f"{settings['lr']:g}, cosine), a step of each in every round, in random order. FracTrain: "
-        f"{settings['options']} options, beta {settings['beta']:g}. A step is forward, loss, "
+        f"{settings['options']} options, beta {settings['beta']:g}, steered by the sign. A step is forward, loss, "
         f"backward and optimizer, and what the engine does at the end of an epoch of {settings['epoch']} steps. The "
         f"loss is that of {settings['blocks']} held-out blocks every {settings['every']} steps (not timed), mean of "
         "three such; a loss is reached at the last of the three. Step times and their ratios to float's step of the "
