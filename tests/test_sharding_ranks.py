@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
-from fractrain_fx import CostTargets, Engine, FracConfig, FracModel, fractrainify
+from fractrain_fx import CostTargets, Engine, FracConfig, FracModel, GateConfig, fractrainify
 from fractrain_fx.distributed import fully_shard
 from tests.choices import choose
 from tests.test_sharding import Text, whole
@@ -42,7 +42,9 @@ def words(rank: int, step: int) -> Tensor:
 def rewritten(model: nn.Module, method: str, execution: str = "simulate") -> FracModel:
     stages: Any = {"schedule": "manual", "epochs": 4, "targets": CostTargets((1.5, 2.0))}
     changes = stages if method == "fractrain" else {}
-    config = FracConfig(method=method, execution=execution, **changes)  # type: ignore[arg-type]
+    # A multiplier would carry on the smallest difference of cp between the kinds of data parallel training.
+    gate = GateConfig(control="sign", init="linear")
+    config = FracConfig(method=method, execution=execution, gate=gate, **changes)  # type: ignore[arg-type]
     return fractrainify(model, config=config, example_inputs=(words(0, 0),)).train()
 
 

@@ -65,8 +65,11 @@ class Tuner:
 
     def multiplies(self, device: torch.device) -> bool:
         """Whether C++ kernels multiply codes on a device: on a CPU without matrix units (AMX), which torch uses."""
-        kernels = self._compiled and device.type == "cpu" and not torch.cpu._is_amx_tile_supported()
-        return kernels and _has_products()
+        return self.has_kernels(device) and not torch.cpu._is_amx_tile_supported()
+
+    def has_kernels(self, device: torch.device) -> bool:
+        """Whether there are C++ kernels for a device, for what torch cannot multiply."""
+        return self._compiled and device.type == "cpu" and _has_products()
 
     def int8(self, kind: Hashable, name: str, device: torch.device, forms: Callable[[bool], object]) -> bool | None:
         """Whether a kind of product should run on integers; ``None`` if it cannot be timed now.

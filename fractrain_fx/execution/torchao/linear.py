@@ -67,8 +67,13 @@ class TorchaoLinear:
         # As one matrix, so that its gradient is one too: torchao views tensors of more dimensions as matrices, which
         # some strides forbid.
         flat = x.reshape(-1, x.shape[-1])
-        # MX sums the weight's gradient over whole blocks of rows; rows of zeros change no scale and no sum.
-        missing = -len(flat) % MULTIPLES[self.kind] if self.kind == "torchao-mxfp8" else 0
+        # Rows of zeros change no scale and no sum. MX sums the weight's gradient over whole blocks of rows. Of a single
+        # row, torchao's int8 gradient of the weight is wrong by orders of magnitude on some CPUs with AMX.
+        missing = 0
+        if self.kind == "torchao-mxfp8":
+            missing = -len(flat) % MULTIPLES[self.kind]
+        elif self.kind == "torchao-int8":
+            missing = max(0, 2 - len(flat))
         if missing:
             rows = self._rows(F.pad(flat, (0, 0, 0, missing)), weight, bias)[: len(flat)]
         else:
