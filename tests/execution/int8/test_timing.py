@@ -72,4 +72,4 @@ def test_kernels_multiply_where_they_can_and_no_units_for_matrices_do(
     if not avx2 and not vnni:
         assert str(lacks_products(_CPU, compiled=True)).endswith("(VNNI), nor AVX2")
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
-    assert not tuner.multiplies(_CPU)
+    assert not tuner.multiplies(_CPU) and tuner.has_kernels(_CPU) == avx2
