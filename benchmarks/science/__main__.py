@@ -119,12 +119,8 @@ def _progress(run: Run, runs: Path) -> str:
 def _parser(home: Home) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=home.program, description=home.words)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("run", "list", "collect", "fixed", "page", "train", "told"):
+    for name in ("run", "list", "collect", "fixed", "page", "train"):
         command = commands.add_parser(name)
-        if name == "told":
-            command.add_argument("folder", type=Path, help="of a finished run")
-            command.add_argument("--samples", type=int, default=2000, help="training samples")
-            continue
         command.add_argument("--runs", type=Path, default=home.runs, help="folder of the runs' folders")
         command.add_argument("--results", type=Path, default=home.results, help="a line for each finished run")
         command.add_argument("--page", type=Path, default=home.page)
@@ -143,6 +139,9 @@ def _parser(home: Home) -> argparse.ArgumentParser:
         if name == "train":
             for axis, kind in (("task", str), ("method", str), ("setting", str), ("epochs", int), ("seed", int)):
                 command.add_argument(f"--{axis}", type=kind, required=True)
+    command = commands.add_parser("told")
+    command.add_argument("folder", type=Path, help="of a finished run")
+    command.add_argument("--samples", type=int, default=2000, help="training samples")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""What docs/results.md says of a task first, good and bad: a short table and sentences, made of the runs' numbers."""
+"""The opening of a task in docs/results.md: a short table and sentences, good and bad, made of the runs' numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def findings(groups: Sequence[Group]) -> str:
 
 
 def _at_equal_epochs(groups: Sequence[Group], static: Sequence[Group]) -> str:
-    """A row for the length with the most seeds, and one for a longer run if there is one."""
+    """Static training, and of each method the length with the most seeds and those that are longer."""
     bases = {base.epochs: base for base in static}
     metric = static[0].records[0]["metric"]
     chosen = []

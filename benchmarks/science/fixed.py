@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fractrain_fx import FracModel
 from fractrain_fx.nn.cost import gated_meter
 from fractrain_fx.nn.gates import Controller
 from fractrain_fx.training import Trainer
@@ -101,14 +102,12 @@ def fixed_options(shares: Float[Tensor, "blocks options"], prices: Float[Tensor,
         options[best // saved.shape[1]] = best % saved.shape[1]
 
 
-def options_of(model: nn.Module, batches: Iterable[Tensor]) -> Int[Tensor, "blocks samples"]:
+def options_of(model: FracModel, batches: Iterable[Tensor]) -> Int[Tensor, "blocks samples"]:
     """The option of every block for every sample of some inputs, by number."""
     with _Choices(model) as seen:
         for inputs in batches:
             model(inputs)
-    meter = gated_meter(model)
-    assert meter is not None, "the model has gates"
-    return seen.options(len(meter.blocks))
+    return seen.options(len(model.cost.choice))
 
 
 class _Choices:

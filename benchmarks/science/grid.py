@@ -69,7 +69,7 @@ _RAMP = "cp-2.9-to-3.8"
 _FINE, _RISING, _HIGH = f"fine-options+{_RAMP}", "rising-options+cp-2.6-to-4.1", "cp-2-to-4.5"
 _SIGN = f"sign+{_FINE}"
 _NO_SKIP = f"no-skip+{_RAMP}"
-_BEST = f"fisher+{_NO_SKIP}"
+_FISHER = f"fisher+{_NO_SKIP}"
 _DFQ = [f"{options}cp-3.8" for options in ("fine-options+", "rising-options+", "")]
 _PFQ = ["default", "stages-from-4", "stages-from-5"]
 _TEXTS = ["characters", "wikitext-characters"]
@@ -77,7 +77,7 @@ GRIDS: dict[str, list[Run]] = {
     "quick": runs_of(["digits"], ["static"], epochs=[4])
     + runs_of(["digits"], ["fractrain"], ["default", "sign"], epochs=[4]),
     "main": [
-        *runs_of([_MAIN], ["fractrain"], [_BEST, f"sign+{_NO_SKIP}", "fisher+no-skip+cp-2.6-to-3.2"]),
+        *runs_of([_MAIN], ["fractrain"], [_FISHER, f"sign+{_NO_SKIP}", "fisher+no-skip+cp-2.6-to-3.2"]),
         *runs_of([_MAIN], ["fractrain"], [_FINE, _SIGN, _RISING, _HIGH]),
         *runs_of([_MAIN], ["static"]),
         *runs_of([_MAIN], ["pfq"], _PFQ),
@@ -85,19 +85,19 @@ GRIDS: dict[str, list[Run]] = {
         *runs_of([_MAIN], ["float"]),
     ],
     "cost": runs_of([_MAIN], ["static"], epochs=[12, 8, 4])
-    + runs_of([_MAIN], ["fractrain"], [_BEST, _FINE, _SIGN, _HIGH], [12, 8, 4]),
+    + runs_of([_MAIN], ["fractrain"], [_FISHER, _FINE, _SIGN, _HIGH], [12, 8, 4]),
     "seeds": runs_of([_MAIN], ["static"], epochs=[20, 12], seeds=[1, 2])
-    + runs_of([_MAIN], ["fractrain"], [_BEST, _FINE, _SIGN, _RISING, _HIGH], seeds=[1, 2])
+    + runs_of([_MAIN], ["fractrain"], [_FISHER, _FINE, _SIGN, _RISING, _HIGH], seeds=[1, 2])
     + runs_of([_MAIN], ["pfq"], _PFQ, seeds=[1, 2])
     + runs_of([_MAIN], ["dfq"], _DFQ, seeds=[1, 2]),
-    # The best setting, and what each of its parts is worth: gradient, options, control, rate, start, strength, grid.
+    # The setting without skipping, and what each of its parts is worth.
     "ablation": runs_of(
         [_MAIN],
         ["fractrain"],
         [
-            *(_BEST, _NO_SKIP, f"fisher+{_FINE}"),
+            *(_FISHER, _NO_SKIP, f"fisher+{_FINE}"),
             *(f"{change}+{_NO_SKIP}" for change in ("sign", "sign+fisher", "proportional", "integral")),
-            *(f"{change}+{_BEST}" for change in ("peak-rate", "linear-init", "zero-grid")),
+            *(f"{change}+{_FISHER}" for change in ("peak-rate", "linear-init", "zero-grid")),
             *(f"{change}+{_NO_SKIP}" for change in ("sign+authors-strength", "sign+peak-rate+linear-init")),
             # The same with blocks that can be skipped.
             *(_FINE, _SIGN, f"peak-rate+{_FINE}", f"linear-init+{_FINE}", f"rising-options+{_RAMP}", _RAMP),

@@ -1,4 +1,4 @@
-"""What a block's bits do to the loss of a trained model, beside what its gate is told by each kind of gradient."""
+"""Measures how a block's bits change the loss of a trained model, beside what each gradient tells the block's gate."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from benchmarks.page import markdown_table
 from benchmarks.science.fixed import given, options_of
 from fractrain_fx import FracModel
 from fractrain_fx.config import GateGradient
-from fractrain_fx.nn.cost import gated_meter
+from fractrain_fx.errors import ConfigError
 from fractrain_fx.nn.quantizers import ActivationQuantizer
 from fractrain_fx.training import RunSettings, Trainer, build_trainer, resume_run
 from fractrain_fx.training.data.loader import Share, make_loader
 
-__all__ = ["Told", "told", "told_table"]
+__all__ = ["Mean", "Told", "told", "told_table"]
 
 _BATCH = 250
 
@@ -63,17 +63,20 @@ def told(folder: Path, samples: int = 2000) -> Told:
     Args:
         folder: of the run.
         samples: how many, in whole batches of up to 250.
+
+    Raises:
+        ConfigError: the run's method has no gates.
     """
     trainer = resume_run(folder)
+    if not trainer.model.frac_config.gated:
+        raise ConfigError(f"{folder} is a run of method {trainer.model.frac_config.method!r}, which has no gates")
     batches = _batches(trainer, samples)
-    meter = gated_meter(trainer.model)
-    assert meter is not None, "the run has gates"
     options = trainer.model.frac_config.gate_options
     rounding = [number for number, option in enumerate(options) if not option.skips]
     with torch.no_grad():
         own = options_of(trainer.model.eval(), [inputs for inputs, _ in batches])
         found = torch.zeros(*own.shape, len(rounding))
-        for block in range(len(meter.blocks)):
+        for block in range(len(own)):
             for column, number in enumerate(rounding):
                 forced = own.clone()
                 forced[block] = number
@@ -85,7 +88,7 @@ def told(folder: Path, samples: int = 2000) -> Told:
         for kind in get_args(GateGradient)
     }
     return Told(
-        tuple(meter.blocks),
+        tuple(trainer.model.cost.choice),
         tuple(str(options[number]) for number in rounding[:-1]),
         Mean.of(found),
         {kind: Mean.of(each) for kind, each in said.items()},

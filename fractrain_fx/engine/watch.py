@@ -99,8 +99,8 @@ class LoopWatch:
         self._handed += cost_term
         self._unpaid += cost_term
         if cost_term or self._looks < _LOOKS:
-            reach = partial(self._reach_term, 1.0 if weight is None else min(1.0, weight)) if cost_term else self._reach
-            part.register_hook(reach)  # type: ignore[no-untyped-call]
+            told_share = 1.0 if weight is None else min(1.0, weight)
+            part.register_hook(partial(self._reach_term, told_share) if cost_term else self._reach)  # type: ignore[no-untyped-call]
 
     def take_unpaid(self) -> int:
         """The number of cost terms handed out since the last call that backward has not reached."""
@@ -121,10 +121,10 @@ class LoopWatch:
         if self._judge(final=True):
             self._active, self._marks = False, None
 
-    def _reach_term(self, weight: float, gradient: Tensor) -> None:
+    def _reach_term(self, told_share: float, gradient: Tensor) -> None:
         self._unpaid -= 1
         if self._unscaled and self._active and self._looks < _LOOKS:
-            scale = weight * float(gradient)
+            scale = told_share * float(gradient)
             if scale > 1.001:
                 raise ConfigError(
                     f"the loss was multiplied by {scale:g} before backward, which changes what gate.gradient='fisher' "

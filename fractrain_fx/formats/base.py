@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fractrain_fx.formats.bits import of_options, work_dtype
+from fractrain_fx.formats.bits import of_options, sum_of_samples, work_dtype
 
 __all__ = ["Bits", "Format", "Operand", "SampleAxis", "ValueRange", "Values"]
 
@@ -159,7 +159,7 @@ class Format(Protocol):
 
         def gains(widths: Sequence[int]) -> Tensor:
             parts = ((self.activation(x, each, within).to(dtype) - x) * g for each in widths)
-            return torch.stack([(part.square() if squared else part).sum(1) for part in parts], dim=1)
+            return torch.stack([sum_of_samples(part, squared) for part in parts], dim=1)
 
         return of_options(bits, gains)
 

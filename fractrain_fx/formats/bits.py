@@ -24,6 +24,7 @@ __all__ = [
     "put_where",
     "readable",
     "rounding",
+    "sum_of_samples",
     "unrounded",
     "work_dtype",
 ]
@@ -113,6 +114,12 @@ def of_options(
     by_bits = dict(zip(widths, columns.unbind(1), strict=True))
     none = torch.zeros_like(columns[:, 0])
     return torch.stack([by_bits.get(bits, none) for bits in options], dim=1)
+
+
+def sum_of_samples(parts: Float[Tensor, "batch ..."], squared: bool) -> Float[Tensor, " batch"]:
+    """The sum over each sample of some parts, or of their squares."""
+    parts = parts.flatten(1)
+    return (parts.square() if squared else parts).sum(1)
 
 
 def dense(x: Tensor) -> bool:

@@ -48,12 +48,13 @@ class ActivationQuantizer(nn.Module):
         self.axis = axis or BatchAxis()
         self.range = RunningRange(fmt, keep)
         self.widths: tuple[int, ...] = ()
-        self.gain: GateGradient = "straight-through"
+        self.estimate: GateGradient = "straight-through"
 
     def forward(self, x: Float[Tensor, "*dims"], bits: Int[Tensor, ""]) -> Float[Tensor, "*dims"]:
         bits, choice = self.bits_of(bits), self.choice_of(bits)
-        how = self.fmt, self.widths, self.axis, self.gain
-        rounded: Tensor = _RoundActivation.apply(x, bits, choice, *self.range(x), *how)
+        rounded: Tensor = _RoundActivation.apply(
+            x, bits, choice, *self.range(x), self.fmt, self.widths, self.axis, self.estimate
+        )
         return rounded
 
     def bits_of(self, control: Tensor) -> Int[Tensor, "*samples"]:
@@ -80,7 +81,7 @@ class MixedActivationQuantizer(ActivationQuantizer):
         options: forward bits of each option.
         axis: where the samples lie in ``x``.
         keep: share of the old running range that a training step keeps.
-        gain: how the choice's gradient is estimated.
+        estimate: how the choice's gradient is estimated.
     """
 
     options: Tensor
@@ -91,11 +92,11 @@ class MixedActivationQuantizer(ActivationQuantizer):
         options: Sequence[int],
         axis: BatchAxis,
         keep: float = 0.9,
-        gain: GateGradient = "straight-through",
+        estimate: GateGradient = "straight-through",
     ) -> None:
         super().__init__(fmt, keep, axis)
         self.widths = tuple(options)
-        self.gain = gain
+        self.estimate = estimate
         self.register_buffer("options", torch.tensor(self.widths), persistent=False)
 
     def bits_of(self, control: Tensor) -> Int[Tensor, " batch"]:
@@ -227,10 +228,10 @@ class _RoundActivation(torch.autograd.Function):
         fmt: Format,
         widths: tuple[int, ...],
         axis: BatchAxis,
-        gain: GateGradient,
+        estimate: GateGradient,
     ) -> Tensor:
         ctx.save_for_backward(x, bits, lo, span)
-        ctx.fmt, ctx.widths, ctx.axis, ctx.measured_here, ctx.gain = fmt, widths, axis, measured_here, gain
+        ctx.fmt, ctx.widths, ctx.axis, ctx.measured_here, ctx.estimate = fmt, widths, axis, measured_here, estimate
         ctx.dtype = None if choice is None else choice.dtype
         rounded = fmt.activation(x, axis.expand(bits, x.shape), ValueRange(lo, span, measured_here))
         return x.clone() if rounded is x else rounded
@@ -242,8 +243,9 @@ class _RoundActivation(torch.autograd.Function):
         of_choice = None
         if ctx.dtype is not None:
             within = ValueRange(lo, span, ctx.measured_here)
-            how = ctx.widths, ctx.axis, within, len(bits), ctx.gain
-            of_choice = gate_gradient(ctx.fmt, x, grads[0], *how).to(ctx.dtype)
+            of_choice = gate_gradient(ctx.fmt, x, grads[0], ctx.widths, ctx.axis, within, len(bits), ctx.estimate).to(
+                ctx.dtype
+            )
         of_x = ctx.fmt.activation_gradient(x, grads[0], ctx.axis.expand(bits, x.shape))
         return of_x, None, of_choice, *[None] * 7
 

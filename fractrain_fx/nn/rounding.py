@@ -15,7 +15,14 @@ from fractrain_fx.formats import Format, ValueRange
 from fractrain_fx.formats.bits import known_bits, put_where
 from fractrain_fx.nn.batch_axis import BatchAxis
 
-__all__ = ["gate_gradient", "gradients_unrounded", "refuse_create_graph", "rounded_gradient", "unrounded_gradients"]
+__all__ = [
+    "gate_gradient",
+    "gradients_unrounded",
+    "of_mean_loss",
+    "refuse_create_graph",
+    "rounded_gradient",
+    "unrounded_gradients",
+]
 
 # Set for all threads: autograd runs the backward pass of a GPU in a thread of its own.
 _unrounded = False
@@ -45,7 +52,7 @@ def gate_gradient(
     axis: BatchAxis,
     within: ValueRange,
     samples: int,
-    kind: GateGradient,
+    estimate: GateGradient,
 ) -> Float[Tensor, "batch options"]:
     """The gradient of each option of each sample, 0 for 0 and 32 bits.
 
@@ -62,12 +69,18 @@ def gate_gradient(
         axis: where the samples lie in ``x``.
         within: the range in which ``x`` was rounded.
         samples: how many samples ``x`` holds.
-        kind: ``GateConfig.gradient``.
+        estimate: ``GateConfig.gradient``.
     """
     of_samples = axis.apart(x, samples), axis.apart(g, samples)
-    fisher = kind == "fisher"
-    found = fmt.activation_gains(*of_samples, options, within, fisher)
-    return found * (samples / 2) if fisher else found
+    sums = fmt.activation_gains(*of_samples, options, within, squared=estimate == "fisher")
+    return of_mean_loss(sums, samples, estimate)
+
+
+def of_mean_loss(
+    sums: Float[Tensor, "batch options"], samples: int, estimate: GateGradient
+) -> Float[Tensor, "batch options"]:
+    """The gradient of a loss that is the mean of the samples, from the sums of :meth:`Format.activation_gains`."""
+    return sums * (samples / 2) if estimate == "fisher" else sums
 
 
 def rounded_gradient(

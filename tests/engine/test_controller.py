@@ -62,9 +62,10 @@ def test_slu_feels_the_same_push() -> None:
     assert torch.allclose(push, torch.tensor([0.0, BETA]).expand(8, 2), rtol=1e-4)
 
 
-def test_accumulated_batches_push_like_one_large_batch() -> None:
-    whole = pushes(FakeModel(FracConfig(targets=(0.1,))), 32)
-    parts = pushes(FakeModel(FracConfig(targets=(0.1,))), 8, accumulate=4)
+@pytest.mark.parametrize("control", ["sign", "multiplier"])
+def test_accumulated_batches_push_like_one_large_batch(control: Control) -> None:
+    config = FracConfig(targets=(0.1,), gate=GateConfig(control=control))
+    whole, parts = pushes(FakeModel(config), 32), pushes(FakeModel(config), 8, accumulate=4)
     assert torch.allclose(whole, parts, rtol=1e-5)
 
 
@@ -85,7 +86,7 @@ def test_at_the_target_the_sign_is_positive() -> None:
 
 
 def test_under_accumulation_the_sign_is_that_of_the_mean_so_far() -> None:
-    controller = CostController(GateConfig(beta=BETA), DFQ_OPTIONS, 6, accumulate=2)
+    controller = CostController(SIGN, DFQ_OPTIONS, 6, accumulate=2)
     assert sign(controller, 0.05, 3.0, samples=6) == 1
     assert sign(controller, 0.01, 3.0, samples=2) == 1  # mean of the step: 4 %
     assert sign(controller, 0.01, 3.0, samples=2) == -1  # a new optimizer step

@@ -36,8 +36,8 @@ def test_equals_the_naive_sum_over_options(
     upstream = chance.standard_normal(x.shape)
     picks = torch.tensor(chance.integers(0, len(options), samples))
 
-    gain: GateGradient = "fisher" if fisher else "straight-through"
-    quantizer = MixedActivationQuantizer(get_format("affine"), options, BatchAxis(), gain=gain)
+    estimate: GateGradient = "fisher" if fisher else "straight-through"
+    quantizer = MixedActivationQuantizer(get_format("affine"), options, BatchAxis(), estimate=estimate)
     quantizer.eval()
     quantizer.range.lo.fill_(0.0)
     quantizer.range.span.fill_(float(SPAN))

@@ -98,7 +98,9 @@ def test_a_gated_run_is_there_as_the_paper_and_as_the_code_have_it(name: str) ->
     plain, paper, code = (load_recipe(name + variant).settings for variant in ("", "-as-the-paper", "-as-the-code"))
     assert paper.frac.gate.control == code.frac.gate.control == "sign" and paper.recipe == f"{name}-as-the-paper"
     assert paper.frac.options == plain.frac.options and paper.frac.gate.beta_unit == "mean-option"
-    assert code.frac.gate.beta_unit == "full-precision" and {paper.train.gate_lr, code.train.gate_lr} == {"model"}
+    assert code.frac.gate.beta_unit == "full-precision" and {each.train.gate_lr for each in (plain, paper, code)} == {
+        "model"
+    }
     assert code.frac.targets == plain.frac.targets
     if plain.data == "imagenet":
         assert [str(each) for each in code.frac.options or ()][-1] == "FW-8/BW-16"

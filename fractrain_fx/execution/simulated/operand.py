@@ -45,7 +45,7 @@ class Factor:
         weight: whether it is a weight.
         channel: the dimension of a weight that holds the output channels.
         quantizer: of a weight, which may have it as codes.
-        gain: how the gradient of the samples' choices is estimated.
+        estimate: how the gradient of the samples' choices is estimated.
     """
 
     fmt: Format
@@ -56,7 +56,7 @@ class Factor:
     weight: bool = False
     channel: int | None = None
     quantizer: WeightQuantizer | None = None
-    gain: GateGradient = "straight-through"
+    estimate: GateGradient = "straight-through"
 
     @property
     def frozen(self) -> FrozenWeight | None:
@@ -95,8 +95,7 @@ class Factor:
     def of_choice(self, x: Tensor, g: Tensor, rounds: Rounds) -> Tensor:
         """The gradient of every option of every sample."""
         x = x.to(torch.promote_types(x.dtype, g.dtype))  # products of codes give float32 gradients for half types
-        how = self.widths, self.axis, rounds.within, len(rounds.bits), self.gain
-        return gate_gradient(self.fmt, x, g, *how)
+        return gate_gradient(self.fmt, x, g, self.widths, self.axis, rounds.within, len(rounds.bits), self.estimate)
 
     def saves_more(self, x: Tensor) -> bool:
         """Whether autograd keeps more of it than the operand."""
@@ -137,5 +136,4 @@ def factor(quantizer: ActivationQuantizer | WeightQuantizer, matrices: bool, sav
     """The factor that a quantizer rounds."""
     if isinstance(quantizer, WeightQuantizer):
         return Factor(quantizer.fmt, (), BatchAxis(), matrices, saved, True, quantizer.dim, quantizer)
-    choices = quantizer.widths, quantizer.axis
-    return Factor(quantizer.fmt, *choices, matrices, saved, gain=quantizer.gain)
+    return Factor(quantizer.fmt, quantizer.widths, quantizer.axis, matrices, saved, estimate=quantizer.estimate)

@@ -13,9 +13,9 @@ from fractrain_fx.execution.simulated.axes import Dims, of_first, of_output, of_
 from fractrain_fx.execution.simulated.operand import Factor, Rounds
 from fractrain_fx.execution.simulated.strategy import FIRST, SECOND, Call, Contracted, Plan, contract
 from fractrain_fx.formats import Operand
-from fractrain_fx.formats.bits import of_options, put_where, work_dtype
+from fractrain_fx.formats.bits import of_options, put_where, sum_of_samples, work_dtype
 from fractrain_fx.formats.noise import APART, draw_seed
-from fractrain_fx.nn.rounding import gradients_unrounded
+from fractrain_fx.nn.rounding import gradients_unrounded, of_mean_loss
 
 __all__ = ["PER_PRODUCT", "PerProduct", "choice_gradient"]
 
@@ -60,7 +60,7 @@ PER_PRODUCT = PerProduct()
 
 
 def choice_gradient(plan: Plan, call: Call, slot: int, g: Tensor) -> Tensor:
-    """The gradient of each option of each sample (:func:`gate_gradient`), by the rounding of the forward product.
+    """The gradient of each option of each sample (``nn.rounding.gate_gradient``), as the forward product rounds.
 
     Args:
         plan: of the op.
@@ -69,19 +69,17 @@ def choice_gradient(plan: Plan, call: Call, slot: int, g: Tensor) -> Tensor:
         g: its gradient.
     """
     factor, x, rounds = _of(plan, call, slot)
-    fisher = factor.gain == "fisher"
+    samples = len(rounds.bits)
     dims, dtype = of_output(plan.arithmetic, call.a, call.b)[slot], work_dtype(x)
 
     def gains(widths: Sequence[int]) -> Tensor:
         found = []
         for bits in widths:
             error = _factor(plan, call, slot, "forward", dims, x, torch.tensor(bits, device=x.device)).to(dtype) - x
-            part = factor.axis.apart(error * g, len(rounds.bits)).flatten(1)
-            found.append((part.square() if fisher else part).sum(1))
+            found.append(sum_of_samples(factor.axis.apart(error * g, samples), factor.estimate == "fisher"))
         return torch.stack(found, dim=1)
 
-    found = of_options(factor.widths, gains)
-    return found * (len(rounds.bits) / 2) if fisher else found
+    return of_mean_loss(of_options(factor.widths, gains), samples, factor.estimate)
 
 
 def _forward_factors(plan: Plan, call: Call) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from fractrain_fx.formats.affine.grid import SMALLEST_SCALE
 from fractrain_fx.formats.affine.kernels import gains_compiled, has_gains
 from fractrain_fx.formats.base import ValueRange
-from fractrain_fx.formats.bits import of_options, readable
+from fractrain_fx.formats.bits import of_options, readable, sum_of_samples
 from fractrain_fx.formats.scratch import scratch
 
 __all__ = ["affine_gains"]
@@ -55,8 +55,7 @@ def affine_gains(
 
     def gains(widths: Sequence[int]) -> Tensor:
         if x.dtype != lo.dtype or not readable(x):
-            weighted = (_error(x, each, within) * g for each in widths)
-            return torch.stack([(each.square() if squared else each).sum(1) for each in weighted], dim=1)
+            return torch.stack([sum_of_samples(_error(x, each, within) * g, squared) for each in widths], dim=1)
         scales = [max(float(span) / (2**each - 1), SMALLEST_SCALE) for each in widths]
         rows = max(1, _CACHED // max(x.shape[1], 1))
         parts = zip(torch.split(x, rows), torch.split(g, rows), strict=True)

@@ -185,14 +185,14 @@ class _Writer:
         batch = facts(source).batch
         if bits.choice is not None and batch is not None:
             widths = [option.fw for option in self._options(op)]
-            gradient = self._config.gate.gradient
-            # Of two ops that read the same values each has gains of its own; only those of first order simply add up.
-            own = (op.name, side) if gradient == "fisher" else ()
+            estimate = self._config.gate.gradient
+            # Ops that read the same values share a quantizer where their gains add up, as sums of first order do.
+            own = (op.name, side) if estimate == "fisher" else ()
             return self._once(
                 ("activation", source, self._format_of(op), bits.choice, *widths, *own),
                 node,
                 f"quant.{identifier(op.name)}.{side}",
-                lambda: MixedActivationQuantizer(self._format_of(op), widths, batch, self._config.keep, gradient),
+                lambda: MixedActivationQuantizer(self._format_of(op), widths, batch, self._config.keep, estimate),
                 [source, bits.choice],
                 op,
             )
