@@ -85,19 +85,23 @@ def _by_input(groups: Sequence[Group]) -> Iterator[str]:
 
 
 def main_settings(groups: Sequence[Group], static: Sequence[Group]) -> list[tuple[str, str]]:
-    """For each method but static, the setting with the most seeds; of several, the best that costs less than static."""
+    """For each method but static, the setting with the most seeds.
+
+    Of several it is the best, and the best that costs less than static training, if that is another one.
+    """
     costs = {base.epochs: base.mean("total_macs") for base in static}
 
-    def rank(group: Group) -> tuple[int, int, bool, float]:
-        return (
-            *_seeds_and_epochs(group),
-            group.mean("total_macs") < costs.get(group.epochs, math.inf),
-            _quality(group),
-        )
+    def rank(group: Group) -> tuple[int, int, float]:
+        return *_seeds_and_epochs(group), _quality(group)
 
-    methods = dict.fromkeys(group.method for group in groups if group.method != "static")
-    found = [max((group for group in groups if group.method == method), key=rank) for method in methods]
-    return [(group.method, group.setting) for group in found]
+    found = []
+    for method in dict.fromkeys(group.method for group in groups if group.method != "static"):
+        mine = [group for group in groups if group.method == method]
+        best = max(mine, key=rank)
+        cheaper = [group for group in mine if group.mean("total_macs") < costs.get(group.epochs, 0)]
+        rivals = [group for group in cheaper if _seeds_and_epochs(group) == _seeds_and_epochs(best)]
+        found += [best, *([max(rivals, key=rank)] if rivals else [])]
+    return list(dict.fromkeys((group.method, group.setting) for group in found))
 
 
 def _of(groups: Sequence[Group], method: str, setting: str) -> list[Group]:

@@ -27,9 +27,9 @@ Whole trainings on all samples of their data sets, on a CPU: how accurate each m
 this page is typed in: `python -m benchmarks.science page` writes it from [the results]({results}), a line for each run
 with all of its epochs.
 
-The first table of each task has every method in its setting with the most seeds (of several, the best), beside static
-FW-8/BW-8 training over as many epochs (*to static*), and beside static training over fewer epochs, which costs as much
-(*to static of its cost*).
+The first table of each task has every method in its setting with the most seeds; of several, the best and the best that
+costs less than static training. Beside it stand static FW-8/BW-8 training over as many epochs (*to static*), and static
+training over fewer epochs, which costs as much (*to static of its cost*).
 """
 _COLUMNS = """## How to read the tables
 
