@@ -1,7 +1,17 @@
 """FracTrain (NeurIPS 2020) for any PyTorch model, as passes over a recorded ``torch.fx`` graph."""
 
 from fractrain_fx.api import fractrainify, plan
-from fractrain_fx.config import CostTargets, FracConfig, GateConfig, Pin, Precision, PrecisionStages, Steps, Tokens
+from fractrain_fx.config import (
+    CostTargets,
+    FracConfig,
+    GateConfig,
+    Pin,
+    Precision,
+    PrecisionStages,
+    Steps,
+    Tokens,
+    tuned_config,
+)
 from fractrain_fx.engine import Engine
 from fractrain_fx.errors import FracTrainError, FracTrainWarning
 from fractrain_fx.memory import keep_freed_memory
@@ -26,4 +36,5 @@ __all__ = [
     "keep_freed_memory",
     "plan",
     "summarize",
+    "tuned_config",
 ]

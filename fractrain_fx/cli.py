@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
 
     from fractrain_fx.drawing.build import Level
-    from fractrain_fx.training.settings import RunSettings
 
 __all__ = ["main"]
 
@@ -120,27 +119,6 @@ def _new_parser(description: str) -> ArgumentParser:
     return ArgumentParser(prog="fractrain", description=description, formatter_class=argparse.HelpFormatter)
 
 
-def _settings(arguments: dict[str, Any]) -> RunSettings:
-    """Settings from ``--config`` or ``--recipe``, overridden by flags."""
-    from fractrain_fx.training.flags import given_flags
-    from fractrain_fx.training.settings import RunSettings
-    from fractrain_fx.zoo.recipes import load_recipe
-
-    given = given_flags(arguments)
-    if arguments.get("config") is not None:
-        if "recipe" in given:
-            raise ConfigError("--config and --recipe both say where the settings start from: leave one out")
-        start = RunSettings.from_yaml(Path(arguments["config"])).to_dict()
-    elif "recipe" in given:
-        start = load_recipe(given["recipe"]).settings.to_dict()
-    else:
-        return RunSettings.from_dict(given)
-    given["gate"] = start["gate"] | given.get("gate", {})
-    if "epochs" in given:
-        start["iterations"] = None  # which would override epochs
-    return RunSettings.from_dict(start | given)
-
-
 def _train(arguments: dict[str, Any]) -> int:
     from fractrain_fx.training.interrupt import raise_interrupt
     from fractrain_fx.training.processes import end_processes
@@ -153,7 +131,7 @@ def _train(arguments: dict[str, Any]) -> int:
 
 
 def _run(arguments: dict[str, Any]) -> int:
-    from fractrain_fx.training.flags import given_flags
+    from fractrain_fx.training.flags import given_flags, settings_of
     from fractrain_fx.training.interrupt import exit_code
     from fractrain_fx.training.log import new_console
     from fractrain_fx.training.log.records import keep_start
@@ -164,13 +142,15 @@ def _run(arguments: dict[str, Any]) -> int:
     out: Path | None = None
     try:
         if arguments["resume"] is not None:
-            also = [name for name in ("config", "out") if arguments[name] is not None] + list(given_flags(arguments))
+            also = [name for name in ("config", "tuned", "out") if arguments[name] is not None] + list(
+                given_flags(arguments)
+            )
             if also:
                 raise ConfigError(f"--resume goes on with the run's own settings: leave out {', '.join(also)}")
             out = Path(arguments["resume"])
             trainer = resume_run(out, console)
         else:
-            settings = _settings(arguments)
+            settings = settings_of(arguments)
             out = free_folder(settings) if arguments["out"] is None else Path(arguments["out"])
             trainer = new_run(settings, out, console)
         if trainer.is_main:
@@ -207,12 +187,13 @@ def _show(arguments: dict[str, Any], *, rewrite: bool) -> int:
 
     from fractrain_fx.api import fractrainify, plan
     from fractrain_fx.summary import summarize
+    from fractrain_fx.training.flags import settings_of
     from fractrain_fx.training.log import new_console
     from fractrain_fx.training.run import build
 
     if not rewrite and arguments["batch"] is not None and arguments["machine"] is None:
         raise ConfigError("--batch is the batch of a step on a machine: add --machine NAME, or leave it out")
-    settings = _settings(arguments)
+    settings = settings_of(arguments)
     built = build(settings, own_sizes=arguments["data"] is None and arguments["config"] is None)
     args, kwargs = built.examples()
     if rewrite:

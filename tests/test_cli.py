@@ -46,12 +46,24 @@ def test_a_runs_own_config_repeats_it_and_flags_win(tmp_path: Path) -> None:
     assert "epochs: 1\n" in config and "beta: 0.5" in config and "width: 1.0" in config and "pattern: block.3" in config
 
 
+def test_tuned_settings_override_a_file_and_flags_override_both(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("{method: fractrain, weight_bits: 8, targets: [1.5, 2.0], data: digits, gate: {beta: 0.5}}")
+    assert main(["plan", f"{TINY}:net", "--config", str(file), "--tuned", "--targets", "3.7", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["targets"] == [3.7] and found["options"][0] == "FW-3/BW-6"
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--model", "timm:resnet118"], "timm:resnet18"),
         (["--data", "digit"], "'digits'"),
         (["--method", "fractran"], "'fractrain'"),
+        (["--method", "static", "--tuned"], "pfq, dfq, fractrain have"),
+        (["--resume", "nowhere", "--tuned"], "leave out tuned"),
         (["--targets", "30"], "cannot be reached"),
         (["--pins", "blok.*=8/8"], "blok"),
         (["--pins", "block"], "PATTERN=PRECISION"),

@@ -39,6 +39,7 @@ from fractrain_fx.config.precision import (
 )
 from fractrain_fx.config.products import BLOCK_FORMATS, OperandRecipe, ProductRecipe, Recipe
 from fractrain_fx.config.recipes import RECIPES, SCALE_BITS, usual_recipe
+from fractrain_fx.config.tuned import tuned_config, tuned_values
 
 __all__ = [
     "AUTHORS_IMAGENET_OPTIONS",
@@ -81,5 +82,7 @@ __all__ = [
     "Steps",
     "Tokens",
     "Torchao",
+    "tuned_config",
+    "tuned_values",
     "usual_recipe",
 ]

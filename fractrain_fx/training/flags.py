@@ -6,12 +6,14 @@ import inspect
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
-from fractrain_fx.config import FracConfig, GateConfig, Pin
+from fractrain_fx.config import FracConfig, GateConfig, Pin, tuned_values
+from fractrain_fx.errors import ConfigError
 from fractrain_fx.training.settings import RunSettings, TrainSettings, flat_name
 
-__all__ = ["add_flags", "given_flags"]
+__all__ = ["add_flags", "given_flags", "settings_of"]
 
 # Fields that take several values, with the type of each. Other fields are read as the first type in their annotation;
 # the dataclasses check the values.
@@ -36,7 +38,7 @@ _TYPES: dict[str, type] = {"int": int, "float": float}
 
 
 def add_flags(parser: Any, *, loop: bool = True) -> None:
-    """Give a parser one flag for each setting of a run; a flag that is not given stays ``None``.
+    """Give a parser one flag for each setting of a run, and ``--tuned``; a flag that is not given stays ``None``.
 
     Args:
         parser: a parser of jsonargparse.
@@ -57,6 +59,9 @@ def add_flags(parser: Any, *, loop: bool = True) -> None:
         group = parser.add_argument_group(title)
         help_texts = dict(_attributes(cls))
         shown = defaults["gate"] if prefix else defaults
+        if cls is FracConfig:
+            text = "take the method's settings that trained best so far (docs/gates.md); other flags override them"
+            group.add_argument("--tuned", action="store_true", default=None, help=text)
         for field in fields(cls):
             name = flat_name(cls, field.name)
             if name in seen:
@@ -88,6 +93,30 @@ def given_flags(parsed: Mapping[str, Any]) -> dict[str, Any]:
     if "pins" in given:
         given["pins"] = [Pin.parse(text) for text in given["pins"]]
     return given
+
+
+def settings_of(arguments: Mapping[str, Any]) -> RunSettings:
+    """The settings of a command: from ``--config`` or ``--recipe``, then ``--tuned``; flags override both.
+
+    Raises:
+        ConfigError: a value does not fit, ``--config`` and ``--recipe`` are both given, or the method has no tuned
+            settings.
+    """
+    from fractrain_fx.zoo.recipes import load_recipe
+
+    given, start = given_flags(arguments), RunSettings()
+    if arguments["config"] is not None:
+        if "recipe" in given:
+            raise ConfigError("--config and --recipe both say where the settings start from: leave one out")
+        start = RunSettings.from_yaml(Path(arguments["config"]))
+    elif "recipe" in given:
+        start = load_recipe(given["recipe"]).settings
+    values = start.to_dict()
+    if "epochs" in given:
+        values["iterations"] = None  # which would override epochs
+    tuned = tuned_values(given.get("method", values["method"])) if arguments["tuned"] else {}
+    gate = values["gate"] | tuned.get("gate", {}) | given.get("gate", {})
+    return RunSettings.from_dict({**values, **tuned, **given, "gate": gate})
 
 
 def _attributes(cls: type) -> Iterator[tuple[str, str]]:

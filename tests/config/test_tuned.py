@@ -1,0 +1,37 @@
+"""Tuned settings: those of the best runs in docs/results.md."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.science.grid import Run
+from fractrain_fx import tuned_config
+from fractrain_fx.config import FracConfig, GateConfig, Precision
+from fractrain_fx.errors import ConfigError
+from fractrain_fx.training import RunSettings
+
+
+@pytest.mark.parametrize(
+    ("method", "setting"),
+    [
+        ("fractrain", "sign+no-skip+cp-2.9-to-3.8"),
+        ("dfq", "sign+no-skip+cp-3.8"),
+        ("pfq", "stages-from-5"),
+    ],
+)
+def test_they_are_the_settings_of_the_measured_runs(method: str, setting: str) -> None:
+    run = RunSettings.from_dict(Run("resnet20-16px", method, setting).values)
+    assert tuned_config(method, epochs=20, schedule="manual", rounding="compiled") == run.frac
+
+
+def test_changes_override_them() -> None:
+    config = tuned_config(epochs=8, weight_bits=6, targets=(3.0, 3.5), gate=GateConfig(gradient="fisher"))
+    assert config.method == "fractrain" and config.targets is not None and config.targets.per_cent == (3.0, 3.5)
+    assert config.weight_bits == 6 and config.gate.control == "multiplier" and config.gate.gradient == "fisher"
+    assert config.options[0] == Precision(3, 6) and config.options != FracConfig().options
+
+
+@pytest.mark.parametrize(("method", "message"), [("static", "pfq, dfq, fractrain have"), ("pfw", "'pfq'")])
+def test_other_methods_have_none(method: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        tuned_config(method)
