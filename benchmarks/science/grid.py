@@ -69,7 +69,7 @@ _RAMP = "cp-2.9-to-3.8"
 _FINE, _RISING, _HIGH = f"fine-options+{_RAMP}", "rising-options+cp-2.6-to-4.1", "cp-2-to-4.5"
 _SIGN = f"sign+{_FINE}"
 _NO_SKIP = f"no-skip+{_RAMP}"
-_FISHER = f"fisher+{_NO_SKIP}"
+_TUNED, _FISHER = f"sign+{_NO_SKIP}", f"fisher+{_NO_SKIP}"
 _DFQ = [f"{options}cp-3.8" for options in ("fine-options+", "rising-options+", "")]
 _PFQ = ["default", "stages-from-4", "stages-from-5"]
 _TEXTS = ["characters", "wikitext-characters"]
@@ -77,28 +77,27 @@ GRIDS: dict[str, list[Run]] = {
     "quick": runs_of(["digits"], ["static"], epochs=[4])
     + runs_of(["digits"], ["fractrain"], ["default", "sign"], epochs=[4]),
     "main": [
-        *runs_of([_MAIN], ["fractrain"], [_FISHER, f"sign+{_NO_SKIP}", "fisher+no-skip+cp-2.6-to-3.2"]),
+        *runs_of([_MAIN], ["fractrain"], [_TUNED, _FISHER, "fisher+no-skip+cp-2.6-to-3.2"]),
         *runs_of([_MAIN], ["fractrain"], [_FINE, _SIGN, _RISING, _HIGH]),
         *runs_of([_MAIN], ["static"]),
         *runs_of([_MAIN], ["pfq"], _PFQ),
-        *runs_of([_MAIN], ["dfq"], [*_DFQ, f"sign+{_DFQ[0]}"]),
+        *runs_of([_MAIN], ["dfq"], ["sign+no-skip+cp-3.8", *_DFQ, f"sign+{_DFQ[0]}"]),
         *runs_of([_MAIN], ["float"]),
     ],
     "cost": runs_of([_MAIN], ["static"], epochs=[12, 8, 4])
-    + runs_of([_MAIN], ["fractrain"], [_FISHER, _FINE, _SIGN, _HIGH], [12, 8, 4]),
+    + runs_of([_MAIN], ["fractrain"], [_TUNED, _FINE, _SIGN, _HIGH], [12, 8, 4]),
     "seeds": runs_of([_MAIN], ["static"], epochs=[20, 12], seeds=[1, 2])
-    + runs_of([_MAIN], ["fractrain"], [_FISHER, _FINE, _SIGN, _RISING, _HIGH], seeds=[1, 2])
+    + runs_of([_MAIN], ["fractrain"], [_TUNED, _FISHER, _FINE, _SIGN, _RISING, _HIGH], seeds=[1, 2])
     + runs_of([_MAIN], ["pfq"], _PFQ, seeds=[1, 2])
     + runs_of([_MAIN], ["dfq"], _DFQ, seeds=[1, 2]),
-    # The setting without skipping, and what each of its parts is worth.
+    # The tuned setting, and what each of its parts is worth.
     "ablation": runs_of(
         [_MAIN],
         ["fractrain"],
         [
-            *(_FISHER, _NO_SKIP, f"fisher+{_FINE}"),
-            *(f"{change}+{_NO_SKIP}" for change in ("sign", "sign+fisher", "proportional", "integral")),
-            *(f"{change}+{_FISHER}" for change in ("peak-rate", "linear-init", "zero-grid")),
-            *(f"{change}+{_NO_SKIP}" for change in ("sign+authors-strength", "sign+peak-rate+linear-init")),
+            _TUNED,
+            *(_NO_SKIP, f"proportional+{_NO_SKIP}", f"integral+{_NO_SKIP}", _FISHER, f"sign+fisher+{_NO_SKIP}"),
+            *(f"sign+{change}+{_NO_SKIP}" for change in ("authors-strength", "linear-init", "peak-rate", "zero-grid")),
             # The same with blocks that can be skipped.
             *(_FINE, _SIGN, f"peak-rate+{_FINE}", f"linear-init+{_FINE}", f"rising-options+{_RAMP}", _RAMP),
         ],
@@ -122,7 +121,7 @@ GRIDS: dict[str, list[Run]] = {
         *runs_of(_TEXTS, ["float", "static"], epochs=[4]),
         *runs_of(_TEXTS, ["static"], ["bw-16"], epochs=[4]),
         *runs_of(_TEXTS, ["pfq"], ["stages-to-16", "stages-from-4-to-16"], epochs=[4]),
-        *runs_of(_TEXTS, ["fractrain"], [_FINE, "cp-2-to-4.5"], epochs=[4]),
+        *runs_of(_TEXTS, ["fractrain"], [_TUNED, _FINE, "cp-2-to-4.5"], epochs=[4]),
         *runs_of(_TEXTS[:1], ["static"], ["bw-16+linear-only"], epochs=[4]),
         *runs_of(_TEXTS[:1], ["pfq"], ["stages-from-4-to-16+linear-only"], epochs=[4]),
         *runs_of(_TEXTS[:1], ["pfq"], ["default", "stages-to-16+linear-only"], epochs=[4]),
@@ -140,9 +139,9 @@ GRIDS: dict[str, list[Run]] = {
     ),
     "larger": [
         *runs_of(["mobilenetv2-16px"], ["static"], epochs=[12]),
-        *runs_of(["mobilenetv2-16px"], ["fractrain"], [_FINE], [12]),
+        *runs_of(["mobilenetv2-16px"], ["fractrain"], [_TUNED], [12]),
         *runs_of(["resnet38"], ["static"]),
-        *runs_of(["resnet38"], ["fractrain"], [_FINE]),
+        *runs_of(["resnet38"], ["fractrain"], [_TUNED]),
     ],
 }
 """In the order of their worth."""
