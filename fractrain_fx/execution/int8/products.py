@@ -116,7 +116,7 @@ def fixed_point(
     g: Float[Tensor, "rows outputs"], scale: Float[Tensor, " outputs"], runs: int
 ) -> tuple[Int16[Tensor, "rows outputs"], Float[Tensor, "runs 1"]]:
     """``g * scale`` as whole numbers times a unit, and the units, one for each of ``runs`` equal runs of rows."""
-    h = (g * scale).view(runs, -1)
+    h = (g * scale).reshape(runs, -1)
     unit = torch.maximum(h.amax(1, keepdim=True), -h.amin(1, keepdim=True)).div_(_LARGEST).clamp_(min=_SMALLEST_UNIT)
     return h.mul_(unit.reciprocal()).round_().to(torch.int16).view(g.shape), unit
 
@@ -158,7 +158,7 @@ def limbs_of(numbers: Int16[Tensor, "rows inner"]) -> Int8[Tensor, "rows inner 2
     """Numbers as ``256 * high + low + 128``, with signed bytes ``high`` and ``low``."""
     # Flips the top bit of the low byte, which read as signed is then 128 less.
     turned = numbers.contiguous().bitwise_xor(_LESS)
-    return turned.view(torch.int8).view(*turned.shape, 2)
+    return turned.view(-1).view(torch.int8).view(*turned.shape, 2)
 
 
 def int_mm(
@@ -176,10 +176,19 @@ def int_mm(
     if a.is_cuda if pad is None else pad:
         a = F.pad(a, (0, -a.shape[1] % 8, 0, max(0, 17 - rows))).contiguous()
         b = F.pad(b, (0, -columns % 8, 0, -b.shape[0] % 8)).contiguous()
+    a, b = _with_usual_strides(a), _with_usual_strides(b)
     found = torch._int_mm(a[:, :_LONGEST], b[:_LONGEST]).to(torch.float32)
     for start in range(_LONGEST, a.shape[1], _LONGEST):
         found += torch._int_mm(a[:, start : start + _LONGEST], b[start : start + _LONGEST]).to(torch.float32)
     return found[:rows, :columns]
+
+
+def _with_usual_strides(matrix: Tensor) -> Tensor:
+    """The matrix; one with a side of 1 gets the strides of a matrix in rows.
+
+    From strides of 1 and 1, as the transpose of a column has, ``torch._int_mm`` reads beyond the matrix on a CPU.
+    """
+    return matrix.contiguous().as_strided(matrix.shape, (matrix.shape[1], 1)) if 1 in matrix.shape else matrix
 
 
 def some_rows(matrix: Codes, rows: Int[Tensor, " some"] | None, *, narrow: bool = False) -> Codes:

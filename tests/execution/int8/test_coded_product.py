@@ -46,9 +46,10 @@ def _convolution(
     padding: tuple[int, ...] = (0, 0, 0),
     dilation: tuple[int, ...] = (1, 1, 1),
     channels: tuple[int, int] = (6, 10),
+    samples: int = 8,
 ) -> Case:
     static = tuple(each[: len(kernel)] for each in (stride, padding, dilation))
-    shapes = (8, channels[0], *sizes), (channels[1], channels[0], *kernel)
+    shapes = (samples, channels[0], *sizes), (channels[1], channels[0], *kernel)
     none = (0,) * len(kernel)
     return Convolution(kernel), (*static, none, 1), Convolved(kernel, *static), *shapes, 0, (channels[1],)
 
@@ -73,6 +74,9 @@ _CASES: dict[str, Case] = {
     "conv 3x2 with more around one side": _convolution((3, 2), (4, 5), padding=(2, 0)),
     "conv of 1 dimension": _convolution((5,), (9,), padding=(1,)),
     "conv of 3 dimensions": _convolution((2, 3, 1), (3, 4, 2), padding=(0, 1, 0)),
+    "a single image": _convolution((3, 3), (5, 4), padding=(1, 1), samples=1),
+    "a single channel": _convolution((3, 3), (5, 4), padding=(1, 1), channels=(1, 1)),
+    "a single feature": (Linear(), (), Features(), (32, 1), (1, 1), 0, (1,)),
     "many odd channels": _convolution((3, 3), (3, 3), padding=(1, 1), channels=(67, 71)),
 }
 

@@ -38,7 +38,7 @@ def _error(found: Tensor, wanted: Tensor) -> float:
 
 
 @pytest.mark.parametrize("pad", [False, True])
-@pytest.mark.parametrize("rows, inner, columns", [(1, 1, 1), (3, 5, 7), (16, 8, 8), (17, 24, 9), (40, 33, 16)])
+@pytest.mark.parametrize("rows, inner, columns", [(1, 1, 1), (4, 1, 3), (1, 6, 1), (40, 5, 1), (3, 5, 7), (16, 8, 8), (17, 24, 9), (40, 33, 16)])
 def test_padding_changes_nothing(rows: int, inner: int, columns: int, pad: bool) -> None:
     a, b = _bytes(rows, inner), _bytes(columns, inner).t()
     assert torch.equal(int_mm(a, b, pad=pad).double(), _whole(a, b))
@@ -70,8 +70,9 @@ def test_the_longest_sum_fits_into_32_bits() -> None:
 
 def test_two_bytes_hold_all_numbers_of_16_bits() -> None:
     numbers = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(256, 256)
-    limbs = limbs_of(numbers).float()
-    assert torch.equal(256 * limbs[..., HIGH] + limbs[..., LOW] + 128, numbers.float())
+    for each in (numbers, numbers[:, :1], numbers[:1].t()):
+        limbs = limbs_of(each).float()
+        assert torch.equal(256 * limbs[..., HIGH] + limbs[..., LOW] + 128, each.float())
 
 
 @pytest.mark.parametrize("compiled", FORMS)
