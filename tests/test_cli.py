@@ -33,17 +33,17 @@ def test_training_ends_with_a_table_and_a_run_folder(tmp_path: Path, capsys: pyt
 
 def test_a_runs_own_config_repeats_it_and_flags_win(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
-    quick = [*QUICK, "--method", "pfq", "--epochs", "2", "--schedule", "manual", "--gate.beta", "0.5"]
-    assert main(["train", *quick, "--pins", "block.3=FW-8/BW-16", "--out", str(first)]) == 0
+    quick = [*QUICK, "--method", "pfq", "--stages", "FW(4,8)/BW(6,8)", "--schedule", "manual", "--gate.beta", "0.5"]
+    assert main(["train", *quick, "--epochs", "2", "--pins", "block.3=FW-8/BW-16", "--out", str(first)]) == 0
     assert main(["train", "--config", str(first / "config.yaml"), "--out", str(second)]) == 0
     (last, again) = (json.loads((run / "result.json").read_text()) for run in (first, second))
     assert last | {"seconds": 0} == again | {"seconds": 0}
 
     third = tmp_path / "third"
-    flags = ["--config", str(first / "config.yaml"), "--epochs", "1", "--gate.width", "1", "--out", str(third)]
+    flags = ["--config", str(first / "config.yaml"), "--epochs", "3", "--gate.width", "1", "--out", str(third)]
     assert main(["train", *flags]) == 0
     config = (third / "config.yaml").read_text()
-    assert "epochs: 1\n" in config and "beta: 0.5" in config and "width: 1.0" in config and "pattern: block.3" in config
+    assert "epochs: 3\n" in config and "beta: 0.5" in config and "width: 1.0" in config and "pattern: block.3" in config
 
 
 def test_tuned_settings_override_a_file_and_flags_override_both(

@@ -80,6 +80,8 @@ class CostController:
             weight: the number by which the loop will divide the loss; ``accumulate`` by default.
         """
         weight = self.accumulate if weight is None else weight
+        if not samples:  # the mean cost of no samples is NaN
+            cp = cp.nan_to_num()
         error = self._error(self._mean(cp.detach().float(), samples), target / 100)
         strength = self._law.strength(error, self._integral)
         if self._law.remembers:
@@ -107,7 +109,7 @@ class CostController:
         """Cost over the batches of this optimizer step so far, in all processes."""
         seen = sum_over_ranks(torch.stack([cp * samples, torch.full_like(cp, samples)]))
         self._seen = seen if self._seen is None else self._seen + seen
-        return self._seen[0] / self._seen[1]
+        return self._seen[0] / self._seen[1].clamp(min=1)
 
     def _error(self, cp: Tensor, target: float) -> Tensor:
         """Relative error of cp from the nearer end of the dead band; at the target itself it is positive."""

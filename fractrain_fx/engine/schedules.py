@@ -100,8 +100,8 @@ def plan_stages(config: FracConfig, levels: tuple[Level, ...]) -> StagePlan:
     each at its turn; ``gradient-noise`` goes on when rounding drowns the gradient; ``constant`` holds the last.
 
     Raises:
-        ConfigError: a cyclic schedule has less than two epochs a cycle, the turns do not fit the stages, or the length
-            of the run is needed and not known.
+        ConfigError: a cyclic schedule has less than two epochs a cycle, a manual one less than one a stage, the turns
+            do not fit the stages, or the length of the run is needed and not known.
     """
     if config.schedule == "constant" or len(levels) == 1:
         return StagePlan(levels[-1:], EpochSchedule((0,)))
@@ -109,6 +109,12 @@ def plan_stages(config: FracConfig, levels: tuple[Level, ...]) -> StagePlan:
         return _cyclic(levels, config, _windows(config))
     if config.schedule == "manual":
         windows = _windows(config)
+        if windows < len(levels):
+            parts = "epochs" if config.every is None else "windows of 'every'"
+            raise ConfigError(
+                f"schedule='manual' gives {len(levels)} stages equal parts of the run, and {windows} {parts} are too "
+                "few for that: train longer, take fewer stages, or schedule='constant' for the last stage only"
+            )
         return StagePlan(levels, EpochSchedule(tuple(window * len(levels) // windows for window in range(windows))))
     if config.schedule == "gradient-noise":
         return StagePlan(levels, GradientNoiseSchedule(len(levels)))

@@ -7,7 +7,7 @@ from typing import Any
 
 from fractrain_fx.errors import ConfigError, RunError
 
-__all__ = ["IF_RARER", "gates_stay", "missed", "no_backward", "nothing_moves", "refuse_stage", "refuse_state"]
+__all__ = ["IF_RARER", "gates_stay", "missed", "no_backward", "nothing_moves", "refuse_stage", "refuse_state", "unread"]
 
 _SHOWN = 4  # names in a message
 
@@ -49,6 +49,15 @@ def nothing_moves(batches: int) -> str:
     return (
         f"no parameter of the model has changed in {batches} batches: call optimizer.step(), on an optimizer that was "
         "built from model.parameters() of this very model"
+    )
+
+
+def unread(runs: int) -> str:
+    """The message when the model ran several times before one loss."""
+    return (
+        f"the model ran {runs} times before engine.loss: only the samples of the last run are in the ledger, in cp and "
+        "in the cost term. Call engine.loss after each run, on its share of the loss, or run the model once on both "
+        "batches (torch.cat)"
     )
 
 

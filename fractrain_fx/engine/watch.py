@@ -70,6 +70,8 @@ class LoopWatch:
         self._handed = self._unpaid = self._paid = 0
         self._batches = self._epochs = self._looks = 0
         self._pulse = self._steps = 0
+        self._runs = getattr(model, "gradient_runs", 0)
+        self._told_unread = False
 
     def batch(self) -> None:
         """Call before each loss. Raises or warns once the loop is known to go wrong.
@@ -80,6 +82,7 @@ class LoopWatch:
         if not self._active or torch.compiler.is_compiling():
             return
         self._batches += 1
+        self._look_for_unread()
         if self._marks is None:
             self._line = source_line("torch", "fractrain_fx")
             self._marks = list(_marks(self._model))
@@ -88,6 +91,13 @@ class LoopWatch:
             self._count_step()
             if self._steps == _ENOUGH:
                 self._judge(final=False)
+
+    def _look_for_unread(self) -> None:
+        """Warn once if the model ran more than once since the last loss: only the last run's cost can be read."""
+        before, self._runs = self._runs, getattr(self._model, "gradient_runs", 0)
+        if self._runs - before > 1 and not self._told_unread:
+            self._told_unread = True
+            warnings.warn(told.unread(self._runs - before), stacklevel=4)
 
     def hand_out(self, part: Tensor, *, cost_term: bool, weight: float | None = None) -> None:
         """Follow a part of the loss that the loop gets: the cost term, or the task's loss.

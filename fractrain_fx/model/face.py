@@ -13,12 +13,13 @@ from fractrain_fx.capture import RecordedModule
 from fractrain_fx.config.checks import check_stage
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.config.targets import scheduled_precision
+from fractrain_fx.engine.steered import is_steered
 from fractrain_fx.errors import ConfigError, InputError, ModelError
 from fractrain_fx.model.frozen.packing import Packable, require_form, require_stage, unpack
 from fractrain_fx.model.groups import param_groups
 from fractrain_fx.model.loops import refuse_plain_trainer
 from fractrain_fx.model.state import ModelState
-from fractrain_fx.nn.bits import set_stage
+from fractrain_fx.nn.bits import set_stage, stage_of
 from fractrain_fx.passes.graph.edit import NAMESPACE
 from fractrain_fx.rewriting import OWN, Rewritten
 from fractrain_fx.tied.setting import belongs_to_original, require_no_part
@@ -105,7 +106,7 @@ class FracModel(Packable):
         """
         check_stage(self.frac_config, precision)
         require_stage(self._state, precision)
-        set_stage(self, precision)
+        self._set_stage(precision)
 
     def set_target(self, target: float) -> None:
         """Give the ops that no gate can choose for the precision of a stage with this target cp, in per cent.
@@ -113,7 +114,11 @@ class FracModel(Packable):
         ``Engine`` calls it at turning points. The graph does not change.
         """
         if self.frac_config.gated:
-            set_stage(self, scheduled_precision(self.frac_config, target))
+            self._set_stage(scheduled_precision(self.frac_config, target))
+
+    def _set_stage(self, precision: Precision) -> None:
+        self._state.engine_stage = None
+        set_stage(self, precision)
 
     def param_groups(
         self, *, gates: Mapping[str, Any] | None = None, decay_norms_and_biases: bool = True
@@ -213,7 +218,8 @@ class FracModel(Packable):
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
         """Load a checkpoint of a FracModel, or of the original, which has no ``frac.`` keys.
 
-        A sharded model takes its shards from whole tensors.
+        A sharded model takes its shards from whole tensors. The precision of the checkpoint's stage is loaded too; a
+        model that an engine steers trains on with the engine's.
 
         Raises:
             ModelError: the checkpoint has floats of weights that the model keeps as codes, or the other way round.
@@ -224,6 +230,8 @@ class FracModel(Packable):
             state_dict = {**state_dict, **own}
         if self._state.sharding is not None:
             state_dict = self._state.sharding.shards_of(self, state_dict)
+        if is_steered(self) and self._state.engine_stage is None:
+            self._state.engine_stage = stage_of(self)
         result = super().load_state_dict(state_dict, strict=strict, assign=assign)
         if assign:
             self._state.tied.structure.retie()

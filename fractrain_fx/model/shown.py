@@ -132,6 +132,11 @@ class Shown(nn.Module):
         return self._state.batch
 
     @property
+    def gradient_runs(self) -> int:
+        """Number of forwards with gradients so far, without those of compiled code."""
+        return self._state.runs
+
+    @property
     def tokens(self) -> int | None:
         """Number of tokens of the last forward, padding included; ``None`` if no input is a matrix of tokens."""
         return self._state.tokens

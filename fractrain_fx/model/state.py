@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fractrain_fx.capture import RecordedModule
+from fractrain_fx.config.precision import Precision
 from fractrain_fx.errors import CalibrationError
 from fractrain_fx.formats.scratch import forget_scratch
 from fractrain_fx.model.executed import Wrapping
@@ -19,6 +20,7 @@ from fractrain_fx.model.frozen.costs import Frozen
 from fractrain_fx.model.sharding import Sharding
 from fractrain_fx.model.variant import Variant
 from fractrain_fx.model.variants import Variants
+from fractrain_fx.nn.bits import set_stage
 from fractrain_fx.nn.cost import Cost
 from fractrain_fx.nn.ranges import RunningRange
 from fractrain_fx.passes.graph.edit import NAMESPACE
@@ -42,6 +44,8 @@ class ModelState:
         cost: of the last forward.
         batch: number of samples of the last forward.
         tokens: number of tokens of the last forward, if its inputs are tokens.
+        runs: forwards with gradients so far, without those of compiled code.
+        engine_stage: the precision to train on with, if a checkpoint of another was loaded while an engine steers.
         calibrated: whether every activation range was seen.
         passes: the chain of passes that rewrote the model, if not the default one.
         running: the copies that run in training (``True``) and evaluation.
@@ -65,6 +69,8 @@ class ModelState:
         self.cost: Cost | None = None
         self.batch: int | None = None
         self.tokens: int | None = None
+        self.runs = 0
+        self.engine_stage: Precision | None = None
         self.calibrated = calibrated
         self.checkpointing: Mapping[str, Any] | None = None
         self.compiler: Mapping[str, Any] | None = None
@@ -96,6 +102,10 @@ class ModelState:
         if not torch.compiler.is_compiling():
             self.tied.look()
             forget_scratch()
+            self.runs += torch.is_grad_enabled()
+            if training and self.engine_stage is not None:
+                set_stage(self.recording.train, self.engine_stage)
+                self.engine_stage = None
         if not (training or self.calibrated):
             raise CalibrationError(
                 "this model is evaluated before its activation ranges were seen: train it for a step, "

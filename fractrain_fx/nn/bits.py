@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from fractrain_fx.config.precision import Precision
 
-__all__ = ["StageBits", "WidthTable", "set_stage", "width_name"]
+__all__ = ["StageBits", "WidthTable", "set_stage", "stage_of", "width_name"]
 
 
 class StageBits(nn.Module):
@@ -25,6 +25,12 @@ class StageBits(nn.Module):
         """Change the precision in place (0-dim int32 buffers)."""
         self.fw.fill_(precision.fw)
         self.bw.fill_(precision.bw)
+
+
+def stage_of(model: nn.Module) -> Precision | None:
+    """The precision of a model's scheduled ops; ``None`` if it has none. Waits for the device."""
+    found = (module for module in model.modules() if isinstance(module, StageBits))
+    return next((Precision(int(bits.fw), int(bits.bw)) for bits in found), None)
 
 
 def set_stage(model: nn.Module, precision: Precision) -> None:

@@ -142,8 +142,9 @@ def test_state_continues_a_run_and_is_json() -> None:
 
 
 def test_a_state_of_more_stages_is_refused() -> None:
-    model = FakeModel(FracConfig(schedule="manual", epochs=2))
+    model = FakeModel(FracConfig(schedule="manual", epochs=4))
     engine = Engine(model)
+    epoch(engine, model)
     epoch(engine, model)
     with pytest.raises(RunError, match="stage 3"):
         Engine(FakeModel(FracConfig(targets=(1.5, 2)))).load_state_dict(engine.state_dict())

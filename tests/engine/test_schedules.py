@@ -99,6 +99,16 @@ def test_turns_that_do_not_fit_the_run_are_refused(settings: dict[str, object], 
 
 
 @pytest.mark.parametrize(
+    ("clock", "message"),
+    [({"epochs": 3}, "3 epochs"), ({"every": Steps(10), "length": Steps(30)}, "3 windows of 'every'")],
+)
+def test_a_manual_run_with_less_than_an_epoch_a_stage_is_refused(clock: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plan_stages(FracConfig(schedule="manual", **clock), TARGETS)
+    assert plan_stages(FracConfig(schedule="manual", **clock), TARGETS[:3]).levels == TARGETS[:3]
+
+
+@pytest.mark.parametrize(
     "settings", [{"schedule": "manual"}, {"schedule": "cyclic"}, {"schedule": "fixed", "turns": (0.3, 0.5, 0.9)}]
 )
 def test_a_schedule_that_divides_the_run_asks_for_its_length(settings: dict[str, Any]) -> None:

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fractrain_fx import Engine, FracModel, GateConfig
+from fractrain_fx import Engine, FracModel, GateConfig, Precision
 from fractrain_fx.errors import ConfigError, CostTermError
+from fractrain_fx.nn.bits import stage_of
 from tests.plain import rewritten
 from tests.training.tiny import Plain
 
@@ -215,3 +216,47 @@ def test_gates_that_square_gradients_refuse_a_scaled_loss() -> None:
     (2 * Engine(model).loss(F.cross_entropy(model(x), y) / 2, weight=1 / 2)).backward()
     model = rewritten()
     (1024 * Engine(model).loss(F.cross_entropy(model(x), y))).backward()
+
+
+def test_two_runs_before_one_loss_are_told_once() -> None:
+    model = rewritten()
+    engine = Engine(model)
+    x, y = next(batches(1))
+    with pytest.warns(UserWarning, match="ran 2 times before engine.loss") as told:
+        for _ in range(2):
+            engine.loss(F.cross_entropy(model(x), y) + F.cross_entropy(model(x), y)).backward()
+    assert len(told) == 1
+    with torch.no_grad():
+        model(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Engine(model).loss(F.cross_entropy(model(x), y)).backward()
+
+
+def test_an_empty_batch_leaves_the_steering_as_it_is() -> None:
+    model = rewritten()
+    engine = Engine(model)
+    x, y = next(batches(1))
+    engine.loss(model(x[:0]).sum()).backward()
+    engine.loss(F.cross_entropy(model(x), y)).backward()
+    assert engine.end_epoch() is None
+    assert engine.ledger.rows[-1].samples == len(x) and 0 <= engine.ledger.rows[-1].cp < 1
+
+
+def test_a_checkpoint_of_another_stage_does_not_move_the_engines() -> None:
+    last, model = rewritten("pfq"), rewritten("pfq")
+    x, y = next(batches(1))
+    last(x)
+    last.set_precision(Precision(8, 8))
+    engine = Engine(model)
+    model.load_state_dict(last.state_dict())
+    assert stage_of(model) == Precision(8, 8)
+    with torch.no_grad():
+        model.eval()(x)
+    assert stage_of(model) == Precision(8, 8)  # as the checkpoint was trained
+    engine.loss(F.cross_entropy(model.train()(x), y)).backward()
+    assert stage_of(model) == Precision(3, 6) == engine.level
+    model.load_state_dict(last.state_dict())
+    model.set_precision(Precision(6, 8))
+    model(x)
+    assert stage_of(model) == Precision(6, 8)

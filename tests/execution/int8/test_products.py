@@ -38,7 +38,10 @@ def _error(found: Tensor, wanted: Tensor) -> float:
 
 
 @pytest.mark.parametrize("pad", [False, True])
-@pytest.mark.parametrize("rows, inner, columns", [(1, 1, 1), (4, 1, 3), (1, 6, 1), (40, 5, 1), (3, 5, 7), (16, 8, 8), (17, 24, 9), (40, 33, 16)])
+@pytest.mark.parametrize(
+    "rows, inner, columns",
+    [(1, 1, 1), (4, 1, 3), (1, 6, 1), (40, 5, 1), (3, 5, 7), (16, 8, 8), (17, 24, 9), (40, 33, 16)],
+)
 def test_padding_changes_nothing(rows: int, inner: int, columns: int, pad: bool) -> None:
     a, b = _bytes(rows, inner), _bytes(columns, inner).t()
     assert torch.equal(int_mm(a, b, pad=pad).double(), _whole(a, b))
