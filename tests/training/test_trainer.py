@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 from torch._dynamo.utils import counters
 
-from fractrain_fx.config import FracConfig
+from fractrain_fx.config import CostTargets, FracConfig, PrecisionStages
 from fractrain_fx.errors import ConfigError, NonFiniteLossError, RunError
 from fractrain_fx.hardware.run_cost import StepPrices, run_cost
 from fractrain_fx.hardware.run_machines import PRICED, price_run
@@ -27,7 +28,12 @@ TINY = Path(__file__).with_name("tiny.py")
 
 
 def settings(method: str = "fractrain", function: str = "net", epochs: int = 2, **train: object) -> RunSettings:
-    frac = FracConfig(method=method, schedule="manual", epochs=epochs)  # type: ignore[arg-type]
+    stages = min(epochs, 4)
+    fewer: dict[str, Any] = {
+        "pfq": {"stages": PrecisionStages(PrecisionStages().stages[-stages:])},
+        "fractrain": {"targets": CostTargets((1.5, 2.0, 2.5, 3.0)[-stages:]), "saturate_targets": True},
+    }
+    frac = FracConfig(method=method, schedule="manual", epochs=epochs, **fewer.get(method, {}))  # type: ignore[arg-type]
     loop = TrainSettings(**{"epochs": epochs, "batch_size": 32, "lr": 0.05, "device": "cpu"} | train)  # type: ignore[arg-type]
     return RunSettings(f"{TINY}:{function}", image_size=8, subset=96, train=loop, frac=frac)
 
