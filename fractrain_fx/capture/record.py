@@ -146,8 +146,7 @@ def record(
         types=_types_of(model) if attempt.python.types else None,
     )
     for graph in recorded.graphs:
-        graph.__dict__["training"] = mode
-        graph.get_submodule("frac").train(mode)
+        graph.set_mode(mode)
     return recorded
 
 

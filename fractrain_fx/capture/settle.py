@@ -158,7 +158,7 @@ def _run(
     try:
         calls, outside = Calls(model, recorder, whole.modules), Outside(model, recorder)
         with snapshot.preserved(), recording(recorder, calls, whole.callees):
-            model.train(train)
+            snapshot.set_mode(train)
             with outside.observed():
                 output = model(*call.args, **call.kwargs)
         writer.create("output", "output", (argument(writer, output),))

@@ -59,6 +59,10 @@ class Snapshot:
         self._generators.put_back(self._drawn)
         self.restore_tensors()
 
+    def set_mode(self, train: bool) -> None:
+        """Switch the model to a mode, by its own ``train``, which may leave parts of it in eval mode."""
+        self.model.train(train)
+
     def restore_tensors(self) -> None:
         """Put back parameters and buffers, and leave attributes as they are now."""
         with torch.no_grad():
