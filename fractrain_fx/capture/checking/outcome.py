@@ -117,11 +117,11 @@ def read_run(
 
 def second_output(snapshot: Snapshot, run: nn.Module, train: bool, example: Example) -> Any:
     """The output of the second of two calls in a row, from one seed each."""
-    with snapshot.preserved(), plain_paths(), torch.no_grad():
+    with snapshot.preserved(), plain_paths(), torch.enable_grad():
         for _ in range(2):
             with seeded():
                 output = _call(snapshot, run, train, example.renewed())
-    return output
+    return pytree.tree_map_only(Tensor, Tensor.detach, output)
 
 
 def _call(snapshot: Snapshot, run: nn.Module, train: bool, example: Example) -> Any:

@@ -124,9 +124,7 @@ def _owners(snapshot: Snapshot, generators: Generators, example: Example, train:
     return found
 
 
-def _sites(
-    snapshot: Snapshot, generators: Generators, example: Example, train: bool, owners: set[str]
-) -> list[_Site]:
+def _sites(snapshot: Snapshot, generators: Generators, example: Example, train: bool, owners: set[str]) -> list[_Site]:
     """The lines of these modules that draw, found by comparing generators at each event of Python's profiler."""
     paths: dict[int, str] = {}
     for path, module in snapshot.model.named_modules():
