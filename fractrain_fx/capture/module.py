@@ -42,6 +42,11 @@ class RecordedModule(GraphModule):
         recorded.graph = graph
         return recorded
 
+    def set_mode(self, train: bool) -> None:
+        """Switch the graph and what was inserted to a mode. The modules of the original keep theirs."""
+        self.__dict__["training"] = train
+        self.get_submodule("frac").train(train)
+
     @contextlib.contextmanager
     def edited(self) -> Iterator[None]:
         """Generate code once for all changes inside; torch's pass manager would generate it after every pass."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import nn
 
 from fractrain_fx.capture.checking.check import Batching
 from fractrain_fx.capture.checking.guard_check import Guards
+from fractrain_fx.capture.circumstances import Seen
 from fractrain_fx.capture.inputs.caches import fill_caches
 from fractrain_fx.capture.inputs.call import CallSpec, describe_call
 from fractrain_fx.capture.inputs.data import has_data, without_data
@@ -22,6 +23,7 @@ from fractrain_fx.capture.sizes.guards import Guard
 from fractrain_fx.capture.sizes.input_values import InputValues
 from fractrain_fx.capture.source import in_words
 from fractrain_fx.capture.state import Snapshot
+from fractrain_fx.capture.surroundings import Surroundings
 from fractrain_fx.errors import CaptureError
 
 __all__ = ["Recording", "record"]
@@ -44,6 +46,7 @@ class Recording:
             and evaluation.
         python: attributes whose values decided what was recorded.
         types: the floating types of the model's parameters by name, if code read the type of a tensor; else ``None``.
+        seen: for each mode, the circumstances of a call that code read.
     """
 
     train: RecordedModule
@@ -57,6 +60,7 @@ class Recording:
     guards: Mapping[bool, Guards]
     python: PythonState
     types: Mapping[str, torch.dtype] | None = None
+    seen: Mapping[bool, tuple[Seen, ...]] = field(default_factory=lambda: {True: (), False: ()})
 
     @property
     def fixed_batch(self) -> bool:
@@ -95,6 +99,7 @@ def record(
     *,
     batch_axis: int = 0,
     check: bool = True,
+    surroundings: Surroundings | None = None,
 ) -> Recording:
     """Record one real run of ``model`` in each mode as a graph on the model's own modules and parameters.
 
@@ -110,6 +115,7 @@ def record(
         kwargs: keyword example inputs.
         batch_axis: dimension of the inputs that holds the samples, for the check at another batch size.
         check: compare the graph with the model (outputs, gradients, buffers).
+        surroundings: how the call is made; by default with gradients on, and all parts in the model's mode.
 
     Raises:
         CaptureError: the model computes something that a graph cannot hold; names the module, the cause and a way out.
@@ -128,8 +134,9 @@ def record(
         args, kwargs = without_data((tuple(args), kwargs or {}))
     example = describe_call(model, tuple(args), kwargs or {})
     with dropped_in_graph(model) as notes:
-        snapshot = fill_caches(model, example) if real else Snapshot(model)
-        with snapshot.preserved(), torch.enable_grad():
+        around = surroundings or Surroundings()
+        snapshot = fill_caches(model, example, around) if real else Snapshot(model, around)
+        with snapshot.preserved(), torch.enable_grad(), around.applied():
             settled = settle(Task(snapshot, example, batch_axis, check and real))
     attempt, mode = settled.attempt, model.training
     recorded = Recording(
@@ -144,10 +151,10 @@ def record(
         guards=attempt.guards,
         python=replace(attempt.python, notes=(*attempt.python.notes, *notes)),
         types=_types_of(model) if attempt.python.types else None,
+        seen=attempt.seen,
     )
     for graph in recorded.graphs:
-        graph.__dict__["training"] = mode
-        graph.get_submodule("frac").train(mode)
+        graph.set_mode(mode)
     return recorded
 
 

@@ -9,6 +9,7 @@ from torch.fx import Graph
 from fractrain_fx.capture.checking.check import Batching, Trial, trials_of
 from fractrain_fx.capture.checking.guard_check import Guards
 from fractrain_fx.capture.checking.verify import Attempt, Elsewhere, check_repeated, check_trial, tie_batch
+from fractrain_fx.capture.circumstances import Seen
 from fractrain_fx.capture.inputs.call import Example
 from fractrain_fx.capture.inputs.data import has_data, needs_data, rejection
 from fractrain_fx.capture.module import RecordedModule
@@ -26,6 +27,7 @@ from fractrain_fx.capture.recording.writer import UnrepresentableError
 from fractrain_fx.capture.sizes.input_values import size_inputs
 from fractrain_fx.capture.source import in_words
 from fractrain_fx.capture.state import Snapshot
+from fractrain_fx.capture.trees import tensors_in
 from fractrain_fx.errors import CaptureError
 
 __all__ = ["Settled", "Task", "settle"]
@@ -42,6 +44,7 @@ class _Pass:
     returns: list[Return]
     guards: Guards
     python: PythonState
+    seen: tuple[Seen, ...]
 
 
 @dataclass(frozen=True)
@@ -143,7 +146,8 @@ def _attempt(snapshot: Snapshot, example: Example, whole: Whole, tied: frozenset
     additions.drop_unused(used.union(*(each.constants for each in guards.values())))
     returns = {mode: passes[mode or one].returns for mode in (True, False)}
     python = PythonState.joined(each.python for each in passes.values())
-    return Attempt(train, evaluation, returns, guards, python)
+    seen = {mode: passes[mode].seen for mode in (True, False)}
+    return Attempt(train, evaluation, returns, guards, python, seen)
 
 
 def _run(
@@ -157,8 +161,10 @@ def _run(
         map_results(writer, value, writer.placeholder(name, name in tied), set(), set())
     try:
         calls, outside = Calls(model, recorder, whole.modules), Outside(model, recorder)
-        with snapshot.preserved(), recording(recorder, calls, whole.callees):
-            model.train(train)
+        recorder.ambient.inputs = tuple(tensors_in(call.tensors))
+        watched = snapshot.surroundings.watched(recorder.ambient)
+        with snapshot.preserved(), watched, recording(recorder, calls, whole.callees):
+            snapshot.set_mode(train)
             with outside.observed():
                 output = model(*call.args, **call.kwargs)
         writer.create("output", "output", (argument(writer, output),))
@@ -177,6 +183,8 @@ def _run(
         raise KeepWholeError(obstacles)
     guards = recorder.looks.guards(join_whole_lists(writer.graph))
     values = recorder.looks.values_of(call.tensors, tied)
-    found = _Pass(writer.graph, recorder.returns, Guards(guards, writer.graph, values), outside.state(writer.graph))
+    seen = recorder.ambient.seen(str(node.target) for node in writer.graph.find_nodes(op="call_module"))
+    state = outside.state(writer.graph)
+    found = _Pass(writer.graph, recorder.returns, Guards(guards, writer.graph, values), state, seen)
     writer.release()
     return found

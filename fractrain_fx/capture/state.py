@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from fractrain_fx.capture.generators import Generators
+from fractrain_fx.capture.surroundings import Surroundings
 
 __all__ = ["Snapshot", "preserved_random_state", "seeded"]
 
@@ -21,11 +22,12 @@ class Snapshot:
 
     It holds a copy of every parameter and buffer, because a forward may write to both (running averages of codebooks).
     Gradients are not kept, because no run here touches them. Without ``tensors`` only attributes are held, for runs on
-    the meta device, which write to no parameter.
+    the meta device, which write to no parameter. ``surroundings``: how the call is made that the model is recorded for.
     """
 
-    def __init__(self, model: nn.Module, *, tensors: bool = True) -> None:
+    def __init__(self, model: nn.Module, surroundings: Surroundings | None = None, *, tensors: bool = True) -> None:
         self.model = model
+        self.surroundings = surroundings or Surroundings()
         # Containers among the attributes are copied, because a forward may fill them (caches of tables).
         self._attributes = [
             (module, {name: (value, _contents(value)) for name, value in vars(module).items()})
@@ -58,6 +60,17 @@ class Snapshot:
                     value.extend(contents) if isinstance(value, list) else value.update(contents)
         self._generators.put_back(self._drawn)
         self.restore_tensors()
+
+    def set_mode(self, train: bool) -> None:
+        """Switch the model to a mode, by its own ``train``, which may leave parts of it in eval mode.
+
+        In the mode of the call that is recorded, each part has the mode that it had when this object was made.
+        """
+        self.model.train(train)
+        if train is self.surroundings.mode:
+            for module, saved in self._attributes:
+                if module is not self.model:
+                    module.training = saved["training"][0]
 
     def restore_tensors(self) -> None:
         """Put back parameters and buffers, and leave attributes as they are now."""

@@ -69,6 +69,8 @@ class FracModel(Packable):
         if mode != self.training:
             self.look_for_changes()
         super().train(mode)
+        # The original may leave parts of itself in eval mode: frozen stages, batch norms of a detector.
+        self._state.original.train(mode)
         for graph_module in self._state.graphs:
             graph_module.training = mode
         self._state.variants.train(mode)

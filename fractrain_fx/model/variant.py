@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from fractrain_fx.capture import RecordedModule, Recording, shapes_of
+from fractrain_fx.capture import Read, RecordedModule, Recording, Seen, shapes_of
 from fractrain_fx.errors import InputError
 from fractrain_fx.model.executed import Running
 from fractrain_fx.model.samples import SampleCount
@@ -32,6 +32,7 @@ class Variant:
         form: the number of the form of call that it was recorded with.
         count: counts the samples of a call.
         dimensions: the number of dimensions of each input.
+        reads: for each mode, the circumstances that its code read, each with a function that gives the present value.
     """
 
     recording: Recording
@@ -39,6 +40,14 @@ class Variant:
     form: int
     count: SampleCount
     dimensions: tuple[int, ...]
+    reads: Mapping[bool, tuple[tuple[Read, Seen], ...]]
+
+    def misfit(self, values: tuple[Any, ...], training: bool) -> Seen | None:
+        """The first circumstance of a call that its code would find changed; ``None`` if the graph fits the call."""
+        for read, seen in self.reads[training]:
+            if read(values) != seen.value:
+                return seen
+        return None
 
     def broken(self, values: tuple[Any, ...], model: nn.Module, training: bool) -> str | None:
         """A condition that a call does not meet, with the line that reads it; ``None`` if the graph fits the call."""

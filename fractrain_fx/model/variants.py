@@ -15,7 +15,7 @@ from torch import nn
 from torch.fx.passes.infra.pass_base import PassBase
 from torch.utils import _pytree as pytree
 
-from fractrain_fx.capture import Form, Recording, forms_of, record, shapes_of
+from fractrain_fx.capture import Form, Recording, Surroundings, forms_of, record, shapes_of
 from fractrain_fx.config import FracConfig
 from fractrain_fx.errors import FracTrainError, InputError
 from fractrain_fx.execution.int8.timing import Tuner
@@ -23,6 +23,7 @@ from fractrain_fx.model.executed import Running
 from fractrain_fx.model.failures import refused_again, told_differences
 from fractrain_fx.model.samples import SampleCount
 from fractrain_fx.model.variant import Variant, share_inserted
+from fractrain_fx.model.watched import Watched, reads_of
 from fractrain_fx.native.choice import uses_kernels
 from fractrain_fx.passes import default_passes
 from fractrain_fx.passes.analyse.sequence_first import sequence_first_parts
@@ -68,7 +69,8 @@ class Variants:
         self.closed: str | None = None
         self._fixed: dict[int, set[int]] = {}
         self._place_of = _run_by_compiler(self._place_for)
-        self._note_fixed(0, first)
+        self._watched = Watched(original)
+        self._note_conditions(0, first)
 
     def __iter__(self) -> Iterator[Variant]:
         yield self.first
@@ -88,7 +90,8 @@ class Variants:
         form, values, why = self._bound(args, kwargs)
         if torch.compiler.is_compiling():
             return self._compiled(form, values, training), values
-        key = (form, training, shapes_of(values), tuple(str(values[i].tolist()) for i in self._fixed.get(form, ())))
+        fixed = tuple(str(values[i].tolist()) for i in self._fixed.get(form, ()))
+        key = (form, training, shapes_of(values), fixed, self._watched.now(values))
         found = self._chosen.get(key)
         if found is None:
             found = self._find(form, values, (args, kwargs), training, why)
@@ -139,36 +142,46 @@ class Variants:
                 "torch.compile cannot compare the values of inputs, and this model was recorded for certain values "
                 "(model.guards lists them): run it in eager mode"
             )
-        if form == 0 and self._holds_always and tuple(map(len, shapes_of(values))) == self.first.dimensions:
+        all_sizes = self._holds_always and tuple(map(len, shapes_of(values))) == self.first.dimensions
+        if form == 0 and all_sizes and self.first.misfit(values, training) is None:
             return self.first  # its sizes may be symbols of the compiler
-        place = self._place_of(form, training, forms_of(values)) if form < len(self._forms) else -1
+        place = -1
+        if form < len(self._forms):
+            every = (self.first, *self._others)
+            fits = tuple([each.form == form and each.misfit(values, training) is None for each in every])
+            place = self._place_of(form, training, forms_of(values), fits)
         if place < 0:
             raise InputError(
-                "torch.compile meets arguments or sizes for which the model was not recorded: call it once in eager "
-                "mode on such a batch, which records it again if that is possible"
+                "torch.compile meets arguments, sizes or circumstances for which the model was not recorded: call it "
+                "once in eager mode on such a batch, which records it again if that is possible"
             )
         return self.first if place == 0 else self._others[place - 1]
 
-    def _place_for(self, form: int, training: bool, forms: Sequence[Form]) -> int:
-        """The number of the recording that fits a form of call with tensors of certain forms; -1 if none does."""
+    def _place_for(self, form: int, training: bool, forms: Sequence[Form], fits: Sequence[bool]) -> int:
+        """The number of the recording that fits a form of call with tensors of certain forms; -1 if none does.
+
+        ``fits``: for each recording, whether it has this form of call and fits the circumstances.
+        """
         made = iter([torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in forms])
         recording = next(variant.recording for variant in self if variant.form == form)
         example = recording.call.bind(recording.args, recording.kwargs)
         values = pytree.tree_map_only(torch.Tensor, lambda _: next(made), example)
         for place, variant in enumerate(self):
-            if variant.form == form and variant.broken(values, self._original, training) is None:
+            if fits[place] and variant.broken(values, self._original, training) is None:
                 return place
         return -1
 
     def _find(self, form: int, values: Values, call: Call, training: bool, why: str | None) -> Variant:
-        conditions = []
+        conditions, around = [], False
         for variant in self:
             if variant.form != form:
                 continue
-            condition = variant.broken(values, self._original, training)
+            seen = variant.misfit(values, training)
+            condition = str(seen) if seen else variant.broken(values, self._original, training)
             if condition is None:
                 return variant
             conditions.append(condition)
+            around = around or seen is not None
         refused, cause = self._refusal(), None
         if refused is None:
             told = (
@@ -182,7 +195,8 @@ class Variants:
         if why is not None:
             raise InputError(f"{why}. {refused}") from cause
         recording = next(variant.recording for variant in self if variant.form == form)
-        differences = told_differences(recording, values) or f"inputs of shape {_told(values)}, with other values"
+        other = "modes or settings around it" if around else f"inputs of shape {_told(values)}, with other values"
+        differences = told_differences(recording, values) or other
         if recording.fixed_batch and self._config.batch_axis == 0 and (parts := sequence_first_parts(self._original)):
             refused += f". {parts[0]} takes sequence-first inputs: if dimension 1 of yours holds the samples, set "
             refused += "FracConfig(batch_axis=1)"
@@ -191,8 +205,10 @@ class Variants:
             f"{conditions[0]}. {refused}"
         ) from cause
 
-    def _note_fixed(self, form: int, recording: Recording) -> None:
-        """Note the inputs whose values decide which recording fits."""
+    def _note_conditions(self, form: int, recording: Recording) -> None:
+        """Note the circumstances, and the inputs whose values, decide which recording fits."""
+        if self._watched.add(recording):
+            self._chosen.clear()
         found = {each.index for guards in recording.guards.values() for each in guards.values}
         if found - self._fixed.get(form, set()):
             self._fixed[form] = self._fixed.get(form, set()) | found
@@ -219,16 +235,19 @@ class Variants:
         config, original = self._config, self._original
         args, kwargs = call
         forget_notices(original)
+        around = Surroundings.present(training)
         with torch.inference_mode(False):
-            recording = record(original, args, kwargs, batch_axis=config.batch_axis)
+            recording = record(original, args, kwargs, batch_axis=config.batch_axis, surroundings=around)
             passes = default_passes(config) if self._passes is None else self._passes
             rewrite_graphs(original, recording, passes)
         share_inserted(self.first.recording, recording)
         variant = self._variant(recording, form, f"dispatched_{len(self._others) + 1}")
+        if seen := variant.misfit(recording.call.bind(args, kwargs), training):
+            raise InputError(f"a recording can only be made for {seen}: make the call so")
         self._others.append(variant)
         if form == len(self._forms):
             self._forms.append(recording.call)
-        self._note_fixed(form, recording)
+        self._note_conditions(form, recording)
         for graph in variant.graphs:
             graph.training = training
         self.train(training)
@@ -249,7 +268,9 @@ class Variants:
         ]
         count = SampleCount(recording, self._config.batch_axis)
         example = recording.call.bind(recording.args, recording.kwargs)
-        return Variant(recording, {True: made[0], False: made[-1]}, form, count, tuple(map(len, shapes_of(example))))
+        dimensions = tuple(map(len, shapes_of(example)))
+        reads = reads_of(recording, self._original)
+        return Variant(recording, {True: made[0], False: made[-1]}, form, count, dimensions, reads)
 
 
 def _run_by_compiler(function: Callable[..., T]) -> Callable[..., T]:

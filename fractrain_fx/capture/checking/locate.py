@@ -37,10 +37,11 @@ def locate(snapshot: Snapshot, recorded: RecordedModule, returns: Sequence[Retur
     trial, model = mismatch.trial, snapshot.model
     with plain_paths(value_free=True), torch.enable_grad():
         with snapshot.preserved(), seeded(), _outputs(model) as expected:
-            model.train(trial.train)
+            snapshot.set_mode(trial.train)
             model(*trial.example.args, **trial.example.kwargs)
         with snapshot.preserved(), seeded():
-            recorded.train(trial.train)
+            snapshot.set_mode(trial.train)
+            recorded.set_mode(trial.train)
             values = _Values(recorded, {node for returned in returns for node in returned.nodes if node is not None})
             failed = values.run_until_error(*trial.example.tensors.values())
     calls: dict[str, int] = defaultdict(int)

@@ -103,7 +103,7 @@ def read_run(
     # Listed before the run, because a model may put results into a dictionary among its inputs.
     inputs = list(tensors_in(example.tensors))
     with snapshot.preserved(), seeded(), plain_paths(value_free=value_free), torch.enable_grad():
-        output = _call(model, run, train, example)
+        output = _call(snapshot, run, train, example)
         if train:
             leaves = {**dict(model.named_parameters()), **{f"input {i}": x for i, x in enumerate(inputs)}}
             named = {name: x for name, x in leaves.items() if x.requires_grad and (wanted is None or name in wanted)}
@@ -117,17 +117,17 @@ def read_run(
 
 def second_output(snapshot: Snapshot, run: nn.Module, train: bool, example: Example) -> Any:
     """The output of the second of two calls in a row, from one seed each."""
-    with snapshot.preserved(), plain_paths(), torch.no_grad():
+    with snapshot.preserved(), plain_paths(), torch.enable_grad():
         for _ in range(2):
             with seeded():
-                output = _call(snapshot.model, run, train, example.renewed())
-    return output
+                output = _call(snapshot, run, train, example.renewed())
+    return pytree.tree_map_only(Tensor, Tensor.detach, output)
 
 
-def _call(model: nn.Module, run: nn.Module, train: bool, example: Example) -> Any:
-    model.train(train)
+def _call(snapshot: Snapshot, run: nn.Module, train: bool, example: Example) -> Any:
+    snapshot.set_mode(train)
     if isinstance(run, RecordedModule):
-        run.train(train)
+        run.set_mode(train)
         # Not through ``__call__``, which prints the generated code when a node fails.
         return run.forward(*example.tensors.values())
     return run(*example.args, **example.kwargs)

@@ -20,6 +20,7 @@ from fractrain_fx.capture.checking.check import (
 )
 from fractrain_fx.capture.checking.guard_check import Guards
 from fractrain_fx.capture.checking.locate import locate
+from fractrain_fx.capture.circumstances import Seen
 from fractrain_fx.capture.inputs.batch import batch_size
 from fractrain_fx.capture.inputs.call import Example
 from fractrain_fx.capture.inputs.other_sizes import Change, Length, dims_of, lengths, longer, shorter
@@ -46,6 +47,7 @@ class Attempt:
         returns: module calls of the recorded run in train (``True``) and eval mode.
         guards: conditions on sizes for the graph of each mode.
         python: attributes whose values decided what was recorded.
+        seen: for each mode, the circumstances that code read.
     """
 
     train: RecordedModule
@@ -53,6 +55,7 @@ class Attempt:
     returns: Mapping[bool, list[Return]]
     guards: Mapping[bool, Guards]
     python: PythonState
+    seen: Mapping[bool, tuple[Seen, ...]]
 
     def graph(self, train: bool) -> RecordedModule:
         """The graph of one mode."""

@@ -7,11 +7,12 @@ from torch import nn
 
 from fractrain_fx.capture.inputs.call import Example
 from fractrain_fx.capture.state import Snapshot
+from fractrain_fx.capture.surroundings import Surroundings
 
 __all__ = ["fill_caches"]
 
 
-def fill_caches(model: nn.Module, example: Example) -> Snapshot:
+def fill_caches(model: nn.Module, example: Example, surroundings: Surroundings) -> Snapshot:
     """Let ``model`` make such tables now (relative positions for an image size), and keep nothing else of the run.
 
     A graph only reads a buffer that the model would first replace by one of another shape, so this must happen before.
@@ -21,7 +22,7 @@ def fill_caches(model: nn.Module, example: Example) -> Snapshot:
         The state of the model after that.
     """
     found: list[tuple[nn.Module, str, torch.Tensor]] = []
-    snapshot = Snapshot(model)
+    snapshot = Snapshot(model, surroundings)
     shapes = {(module, name): x.shape for module in model.modules() for name, x in _caches(module)}
     call = example.renewed()
     try:
@@ -36,7 +37,7 @@ def fill_caches(model: nn.Module, example: Example) -> Snapshot:
     if not found:
         return snapshot
     del snapshot  # before the next one copies all parameters again
-    return Snapshot(model)
+    return Snapshot(model, surroundings)
 
 
 def _caches(module: nn.Module) -> list[tuple[str, torch.Tensor]]:

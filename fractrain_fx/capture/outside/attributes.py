@@ -147,6 +147,8 @@ class Attributes:
 
         def read(holder: Any, name: str) -> Any:
             value = real(holder, name)
+            if name == "training" and id(holder) in places:
+                recorder.ambient.read_mode(places[id(holder)][1], value, sys._getframe(1))
             if name not in _OF_TORCH and not recorder.paused and id(holder) in places:
                 access = self.accesses.get((id(holder), name))
                 if access is None and not _is_plain(holder, name, value):
@@ -163,6 +165,8 @@ class Attributes:
         places, recorder = self._places, self._recorder
 
         def write(holder: Any, name: str, value: Any) -> None:
+            if name == "training" and id(holder) in places:
+                recorder.ambient.set_mode(places[id(holder)][1])
             if name not in _OF_TORCH and not recorder.paused and id(holder) in places:
                 before = vars(holder).get(name, ABSENT)
                 access = self.accesses.get((id(holder), name)) or self._access(holder, name, before, carried=False)

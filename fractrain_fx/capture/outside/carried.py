@@ -62,7 +62,7 @@ def _twice(snapshot: Snapshot, example: Example, train: bool, changed: list[Acce
     outputs: list[Any] = []
     after: list[list[Any]] = []
     with snapshot.preserved(), plain_paths(), torch.no_grad():
-        model.train(train)
+        snapshot.set_mode(train)
         for _ in range(2):
             snapshot.restore_tensors()
             call = example.renewed()

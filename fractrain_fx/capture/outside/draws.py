@@ -52,10 +52,10 @@ def draws(snapshot: Snapshot, example: Example, train: bool, whole: Whole) -> li
     generators = Generators(snapshot.model)
     with snapshot.preserved(), seeded(), _quiet():
         held = generators.states()[2:]
-        owners = _owners(snapshot.model, generators, example, train)
+        owners = _owners(snapshot, generators, example, train)
         holds = generators.states()[2:] != held
     with snapshot.preserved(), seeded(), _quiet():
-        sites = _sites(snapshot.model, generators, example, train, owners)
+        sites = _sites(snapshot, generators, example, train, owners)
     # A module whose draws no line shows is kept whole too.
     sites += [_Site(path, "") for path in owners if path not in {site.module for site in sites}]
     left = [site for site in sites if not _stays_one_call(site, whole)]
@@ -85,12 +85,13 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _call(model: nn.Module, example: Example, train: bool) -> Any:
+def _call(snapshot: Snapshot, example: Example, train: bool) -> Any:
     call = example.renewed()
-    return model.train(train)(*call.args, **call.kwargs)
+    snapshot.set_mode(train)
+    return snapshot.model(*call.args, **call.kwargs)
 
 
-def _owners(model: nn.Module, generators: Generators, example: Example, train: bool) -> set[str]:
+def _owners(snapshot: Snapshot, generators: Generators, example: Example, train: bool) -> set[str]:
     """Paths of the modules whose own code, not that of a child, drew from a generator."""
     found: set[str] = set()
     running: list[str] = []
@@ -104,7 +105,7 @@ def _owners(model: nn.Module, generators: Generators, example: Example, train: b
             state = now
 
     handles = []
-    for path, module in model.named_modules():
+    for path, module in snapshot.model.named_modules():
 
         def enter(_: nn.Module, __: Any, path: str = path) -> None:
             look()
@@ -116,17 +117,17 @@ def _owners(model: nn.Module, generators: Generators, example: Example, train: b
 
         handles += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
     try:
-        _call(model, example, train)
+        _call(snapshot, example, train)
     finally:
         for handle in handles:
             handle.remove()
     return found
 
 
-def _sites(model: nn.Module, generators: Generators, example: Example, train: bool, owners: set[str]) -> list[_Site]:
+def _sites(snapshot: Snapshot, generators: Generators, example: Example, train: bool, owners: set[str]) -> list[_Site]:
     """The lines of these modules that draw, found by comparing generators at each event of Python's profiler."""
     paths: dict[int, str] = {}
-    for path, module in model.named_modules():
+    for path, module in snapshot.model.named_modules():
         paths.setdefault(id(module), path)
     found: dict[tuple[str, str], _Site] = {}
     state = generators.states()
@@ -148,7 +149,7 @@ def _sites(model: nn.Module, generators: Generators, example: Example, train: bo
 
     handles = []
     before: list[Any] = []
-    for path, module in model.named_modules():
+    for path, module in snapshot.model.named_modules():
         # Children that do not draw run unobserved; the generators are compared again when they return.
         watch = event if path in owners else None
 
@@ -162,7 +163,7 @@ def _sites(model: nn.Module, generators: Generators, example: Example, train: bo
         handles += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
     profile = sys.getprofile()
     try:
-        _call(model, example, train)
+        _call(snapshot, example, train)
     finally:
         sys.setprofile(profile)
         for handle in handles:
@@ -188,7 +189,7 @@ def _matters(snapshot: Snapshot, example: Example, train: bool) -> bool:
     first: Any = None
     for level in LEVELS:
         with snapshot.preserved(), seeded(), drawing(level), same_draws(), _quiet():
-            output = _call(snapshot.model, example, train)
+            output = _call(snapshot, example, train)
         if level is LEVELS[0]:
             first = output
         elif difference(first, output) is not None:

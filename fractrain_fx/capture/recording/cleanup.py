@@ -8,18 +8,18 @@ import torch
 from torch import nn
 from torch.fx import Graph, Node
 
+from fractrain_fx.capture.recording.regions import REGIONS
 from fractrain_fx.capture.targets import IN_PLACE_OPERATORS
 
-__all__ = ["AUTOCAST", "changes_operands", "has_effect", "join_whole_lists", "remove_dead"]
+__all__ = ["changes_operands", "has_effect", "join_whole_lists", "remove_dead"]
 
 _JOINS = (torch.cat, torch.concat, torch.stack)
 _UNBINDS = ("unbind", torch.unbind)
 _SPLITS = ("split", torch.split)
-AUTOCAST = (torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast)
 
 
 def remove_dead(graph: Graph) -> bool:
-    """Erase unused nodes without effects, last first, then autocast regions left empty.
+    """Erase unused nodes without effects, last first, then regions left empty.
 
     Returns:
         Whether anything was erased.
@@ -84,12 +84,12 @@ def changes_operands(node: Node) -> bool:
 
 
 def _remove_empty_regions(graph: Graph) -> None:
-    """Erase autocast regions without nodes. Regions nest, so an inner region goes before the one around it."""
+    """Erase regions without nodes. Regions nest, so an inner region goes before the one around it."""
     opened: list[Node] = []
     for node in list(graph.nodes):
-        if node.target is AUTOCAST[0]:
+        if node.target in REGIONS:
             opened.append(node)
-        elif node.target is AUTOCAST[1] and opened and node.args == (opened[-1],) and node.prev is opened.pop():
+        elif node.target in REGIONS.values() and opened and node.args == (opened[-1],) and node.prev is opened.pop():
             entry = node.prev
             graph.erase_node(node)
             graph.erase_node(entry)

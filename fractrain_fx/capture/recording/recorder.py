@@ -16,6 +16,7 @@ from torch.fx import Node
 from torch.overrides import TorchFunctionMode
 
 from fractrain_fx.capture import targets
+from fractrain_fx.capture.recording.ambient import GRADIENT_READS, Ambient
 from fractrain_fx.capture.recording.arguments import argument
 from fractrain_fx.capture.recording.callees import Callee
 from fractrain_fx.capture.recording.constants import Additions
@@ -66,6 +67,7 @@ class Recorder(TorchFunctionMode):
         paths: path of each module of the model, by identity.
         refused: functions and methods that cannot be kept as one call, although they should.
         hidden: the contractions inside a call that becomes one node.
+        ambient: the circumstances that Python code read.
     """
 
     def __init__(self, model: nn.Module, additions: Additions) -> None:
@@ -81,6 +83,7 @@ class Recorder(TorchFunctionMode):
             self.paths.setdefault(id(module), path)
         self.refused: set[Callee] = set()
         self.looks = Looks(self.writer, self.paths, lambda: self.paused)
+        self.ambient = Ambient(model, self.writer, lambda: self.paused)
         self.hidden = HiddenCalls()
         self._effects = Effects()
 
@@ -187,11 +190,13 @@ class Recorder(TorchFunctionMode):
     def enter_autocast(self, region: torch.autocast) -> Node:
         """Write the start of an autocast region."""
         writer = self.writer
+        self.ambient.autocasts += 1
         arguments = (writer.device_type(region.device), region.fast_dtype, region._enabled, region._cache_enabled)
         return writer.create("call_function", torch.amp.autocast_mode._enter_autocast, arguments, effect=True)
 
     def leave_autocast(self, entry: Node) -> None:
         """Write the end of the autocast region that ``entry`` began."""
+        self.ambient.autocasts -= 1
         if not entry._erased:
             self.writer.create("call_function", torch.amp.autocast_mode._exit_autocast, (entry,), effect=True)
 
@@ -231,6 +236,8 @@ class Recorder(TorchFunctionMode):
             return self.size("numel", args, {}) * args[0].element_size()
         watched = self.watch(args, {})
         result = func(*plain(args))
+        if name in GRADIENT_READS and not targets.is_setter(func):
+            self.ambient.read_gradient(args[0], name, sys._getframe(2))
         self.read_type |= name == "dtype" and result.is_floating_point
         if targets.is_setter(func):
             arguments = tuple(argument(self.writer, value) for value in (args[0], name, args[1]))

@@ -85,6 +85,11 @@ class Writer:
         """Path of the module whose forward runs."""
         return next(reversed(self.stack))
 
+    @property
+    def home_type(self) -> str | None:
+        """The type of the inputs' device."""
+        return None if self._home is None else self._home[1].type
+
     def block(self, cause: str, callees: tuple[Callee, ...] = (), line: str = "") -> None:
         """Note that the running module cannot be written as it is."""
         self.obstacles.append(Obstacle(self.path, cause, callees, line))

@@ -16,7 +16,7 @@ from torch import nn
 from torch.fx import Graph, Node
 
 from fractrain_fx.capture import RecordedModule, changes_operands
-from fractrain_fx.capture.recording.cleanup import AUTOCAST
+from fractrain_fx.capture.recording.regions import REGIONS
 from fractrain_fx.execution.blocks.maskless_relu import MasklessReLU
 from fractrain_fx.passes.graph.aliases import base, memory_of
 from fractrain_fx.passes.graph.edit import NAMESPACE, owner_module
@@ -166,7 +166,7 @@ class _Free:
         number = {node: place for place, node in enumerate(nodes)}
         for node in nodes:
             start = memory_of(base(node), graph_module) if _writes(node, graph_module) else None
-            if node.target is AUTOCAST[1]:
+            if node.target in REGIONS.values():
                 start = base(node)
             if start is not None and start.op != "get_attr":
                 first = number[start] + 1

@@ -9,7 +9,7 @@ from torch import nn
 from torch.fx import Graph, Node
 
 from fractrain_fx.capture import RecordedModule, changes_operands
-from fractrain_fx.capture.recording.cleanup import AUTOCAST
+from fractrain_fx.capture.recording.regions import REGIONS
 from fractrain_fx.capture.targets import ADDS
 from fractrain_fx.execution.blocks.dispatched_block import Adding, Given
 from fractrain_fx.nn.batch_axis import BatchAxis
@@ -130,7 +130,7 @@ class _Finder:
             raise _TogetherError(f"no contraction is needed for {self._end.name} alone")
         for node in region:
             self._refuse(node, region)
-        region |= self._autocast(region)
+        region |= self._settings(region)
         nodes = sorted(region)
         inputs = tuple(dict.fromkeys(x for node in nodes for x in node.all_input_nodes if x not in region))
         self._refuse_writers(nodes[0], region, inputs)
@@ -206,16 +206,20 @@ class _Finder:
         if record.flows or not function_name(node).startswith("new_"):
             raise _TogetherError(f"{node.name} mixes samples")
 
-    def _autocast(self, region: set[Node]) -> set[Node]:
-        """Starts and ends of autocast around nodes of the region."""
+    def _settings(self, region: set[Node]) -> set[Node]:
+        """Starts and ends of autocast and of gradients around nodes of the region."""
         found: set[Node] = set()
-        for start in self._graph.find_nodes(op="call_function", target=AUTOCAST[0]):
+        ends = tuple(REGIONS.values())
+        starts = [node for begin in REGIONS for node in self._graph.find_nodes(op="call_function", target=begin)]
+        for start in starts:
             stop = next(iter(start.users))
             between = list(_up_to(start.next, stop))
             if not any(node in region for node in between):
                 continue
-            if not all(node in region or node.op == "get_attr" or node.target in AUTOCAST for node in between):
-                raise _TogetherError(f"it shares an autocast setting ({start.name}) with other parts of the model")
+            if not all(node in region or node.op == "get_attr" or node.target in (*REGIONS, *ends) for node in between):
+                raise _TogetherError(
+                    f"it shares a setting of autocast or gradients ({start.name}) with other parts of the model"
+                )
             found |= {start, stop}
         return found
 

@@ -1,0 +1,170 @@
+"""Circumstances of a call that are not among its arguments, and that a model's code can read.
+
+Python sees the answer, so a recording holds for calls under the same circumstances.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from fractrain_fx.capture.sizes.guards import Place
+from fractrain_fx.capture.trees import tensors_in
+
+__all__ = [
+    "Autocast",
+    "Circumstance",
+    "GradMode",
+    "InferenceMode",
+    "IsLeaf",
+    "PartMode",
+    "Read",
+    "RequiresGrad",
+    "Seen",
+    "by_library",
+]
+
+Read = Callable[[Sequence[Any]], Any]
+"""Gives the present value of a circumstance, from the values for the inputs of a graph."""
+
+
+class Circumstance(Protocol):
+    """Something that a model's code can read, and that is not an argument of the call."""
+
+    def reader(self, model: nn.Module) -> Read:
+        """A function that gives the present value for a model."""
+
+    def told(self, value: Any) -> str:
+        """The circumstance with a value, in words."""
+
+
+@dataclass(frozen=True)
+class PartMode:
+    """Whether the part at ``path`` is in train mode."""
+
+    path: str
+
+    def reader(self, model: nn.Module) -> Read:
+        part = model.get_submodule(self.path)
+        return lambda _: part.training
+
+    def told(self, value: Any) -> str:
+        return f"{self.path!r} in {'train' if value else 'eval'} mode"
+
+
+@dataclass(frozen=True)
+class GradMode:
+    """Whether gradients are on around the call."""
+
+    def reader(self, model: nn.Module) -> Read:
+        return lambda _: torch.is_grad_enabled()
+
+    def told(self, value: Any) -> str:
+        return f"gradients switched {'on' if value else 'off'}"
+
+
+@dataclass(frozen=True)
+class InferenceMode:
+    """Whether the call is made in inference mode."""
+
+    def reader(self, model: nn.Module) -> Read:
+        return lambda _: torch.is_inference_mode_enabled()
+
+    def told(self, value: Any) -> str:
+        return f"inference mode switched {'on' if value else 'off'}"
+
+
+@dataclass(frozen=True)
+class Autocast:
+    """Whether autocast is on, or its type.
+
+    Attributes:
+        device: a type of device; ``""`` for that of the inputs.
+        read_type: whether the circumstance is the type.
+    """
+
+    device: str
+    read_type: bool = False
+
+    def reader(self, model: nn.Module) -> Read:
+        ask: Callable[[str], Any] = torch.get_autocast_dtype if self.read_type else torch.is_autocast_enabled
+        if self.device:
+            return lambda _: ask(self.device)
+        return lambda values: ask(next((x.device.type for x in tensors_in(values)), "cpu"))
+
+    def told(self, value: Any) -> str:
+        if self.read_type:
+            return f"autocast to {value}"
+        return f"autocast switched {'on' if value else 'off'}"
+
+
+@dataclass(frozen=True)
+class RequiresGrad:
+    """Whether any of these tensors requires a gradient.
+
+    Attributes:
+        names: parameters and buffers.
+        inputs: places among the tensors of the inputs.
+    """
+
+    names: tuple[str, ...] = ()
+    inputs: tuple[int, ...] = ()
+
+    def reader(self, model: nn.Module) -> Read:
+        parts = [(model.get_submodule(path), name) for path, _, name in (each.rpartition(".") for each in self.names)]
+
+        def read(values: Sequence[Any]) -> bool:
+            if any(getattr(getattr(part, name, None), "requires_grad", False) for part, name in parts):
+                return True
+            given = list(tensors_in(values)) if self.inputs else []
+            return any(x.requires_grad for place in self.inputs for x in given[place : place + 1])
+
+        return read
+
+    def told(self, value: Any) -> str:
+        named = [repr(name) for name in self.names] + [f"tensor {place + 1} of the inputs" for place in self.inputs]
+        words = named[0] if len(named) == 1 else f"any of {len(named)} tensors ({', '.join(named[:2])}, ...)"
+        return f"{words} {'requiring' if value else 'not requiring'} a gradient"
+
+
+@dataclass(frozen=True)
+class IsLeaf:
+    """Whether a tensor among the inputs has no history of gradients."""
+
+    place: int
+
+    def reader(self, model: nn.Module) -> Read:
+        return lambda values: all(x.is_leaf for x in list(tensors_in(values))[self.place : self.place + 1])
+
+    def told(self, value: Any) -> str:
+        return f"tensor {self.place + 1} of the inputs {'without' if value else 'with'} a history of gradients"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A circumstance that the model's code read while it was recorded.
+
+    Attributes:
+        circumstance: the circumstance.
+        value: the value that the code saw.
+        module: path of the module whose code read it.
+        place: the line that read it.
+    """
+
+    circumstance: Circumstance
+    value: Any
+    module: str
+    place: Place
+
+    def __str__(self) -> str:
+        return f"{self.circumstance.told(self.value)}, which {self.place} reads"
+
+
+def by_library(frame: FrameType) -> bool:
+    """Whether code is torch's or this package's own, whose ways a graph does not depend on."""
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in ("torch", __name__.partition(".")[0])

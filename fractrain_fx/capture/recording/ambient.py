@@ -1,0 +1,135 @@
+"""Note what a recorded run reads of its circumstances, and write regions in which it switches gradients on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from types import FrameType
+from typing import Any
+
+from torch import Tensor, nn
+from torch.fx import Node
+
+from fractrain_fx.capture.circumstances import (
+    Autocast,
+    Circumstance,
+    GradMode,
+    IsLeaf,
+    PartMode,
+    RequiresGrad,
+    Seen,
+    by_library,
+)
+from fractrain_fx.capture.recording.regions import enter_gradients, leave_gradients
+from fractrain_fx.capture.recording.writer import Writer
+from fractrain_fx.capture.sizes.guards import place_of
+
+__all__ = ["GRADIENT_READS", "Ambient"]
+
+GRADIENT_READS = frozenset({"requires_grad", "grad_fn", "is_leaf"})
+"""Properties of a tensor that depend on gradients."""
+
+
+class Ambient:
+    """Notes circumstances while a model is recorded.
+
+    Args:
+        model: the module that is recorded.
+        writer: the graph and its tensors.
+        paused: whether calls are made without being written.
+
+    Attributes:
+        inputs: the tensors among the inputs, in order.
+        autocasts: number of open autocast regions of the model.
+    """
+
+    def __init__(self, model: nn.Module, writer: Writer, paused: Callable[[], bool]) -> None:
+        self._model, self._writer, self._paused = model, writer, paused
+        self._names = {id(x): name for each in (model.named_parameters, model.named_buffers) for name, x in each()}
+        self._noted: dict[tuple[Circumstance, Any, str], Seen] = {}
+        self._set: set[str] = set()
+        self.inputs: tuple[Tensor, ...] = ()
+        self.autocasts = 0
+
+    def seen(self, called: Iterable[str]) -> tuple[Seen, ...]:
+        """The circumstances that code of the graph read. Modules that it calls read theirs again at every run."""
+        whole = tuple(f"{path}." for path in called)
+        shown = (each for each in self._noted.values() if not f"{each.module}.".startswith(whole))
+        return tuple({(each.circumstance, each.value): each for each in shown}.values())
+
+    def read(self, circumstance: Circumstance, value: Any, frame: FrameType) -> None:
+        """Note that code read a circumstance."""
+        if self._paused():
+            return
+        if isinstance(circumstance, Autocast):
+            if self.autocasts:
+                return
+            if circumstance.device == self._writer.home_type:
+                circumstance = Autocast("", circumstance.read_type)
+        key = circumstance, value, self._writer.path
+        if key not in self._noted:
+            self._noted[key] = Seen(circumstance, value, self._writer.path, place_of(frame))
+
+    def read_mode(self, path: str, value: bool, frame: FrameType) -> None:
+        """Note that code read the mode of a part, unless the forward itself set it before."""
+        if path and path not in self._set:
+            self.read(PartMode(path), value, frame)
+
+    def set_mode(self, path: str) -> None:
+        """Note that the forward sets the mode of a part."""
+        if not self._paused():
+            self._set.add(path)
+
+    def read_gradient(self, x: Tensor, name: str, frame: FrameType) -> None:
+        """Note that code read whether a tensor requires a gradient, or has a history."""
+        if self._paused() or by_library(frame):
+            return
+        place = next((place for place, each in enumerate(self.inputs) if each is x), None)
+        if id(x) in self._names:
+            if name == "requires_grad":
+                self.read(RequiresGrad((self._names[id(x)],)), x.requires_grad, frame)
+        elif place is not None:
+            self.read(RequiresGrad(inputs=(place,)), x.requires_grad, frame)
+            if name != "requires_grad":
+                self.read(IsLeaf(place), x.is_leaf, frame)
+        elif (node := self._writer.known(x)) is not None:
+            self._read_inner(node, x.requires_grad, frame)
+
+    def _read_inner(self, node: Node, value: bool, frame: FrameType) -> None:
+        """Note the circumstances that decide whether a tensor of the graph requires a gradient."""
+        sources = self._sources(node)
+        if value:
+            self.read(GradMode(), True, frame)
+        elif sources.reader(self._model)(self.inputs):
+            return  # the model cut it from them
+        if sources.names or sources.inputs:
+            self.read(sources, value, frame)
+
+    def _sources(self, node: Node) -> RequiresGrad:
+        """The parameters and inputs from which a node is computed."""
+        places = {self._writer.known(x): place for place, x in enumerate(self.inputs)}
+        names: dict[str, None] = {}
+        inputs, waiting, met = set(), [node], {node}
+        while waiting:
+            each = waiting.pop()
+            if each in places:
+                inputs.add(places[each])
+            elif each.op == "get_attr" and not str(each.target).startswith("frac."):
+                names[str(each.target)] = None
+            elif each.op == "call_module" and not str(each.target).startswith("frac."):
+                part = self._model.get_submodule(str(each.target))
+                names |= dict.fromkeys(f"{each.target}.{name}" for name, _ in part.named_parameters())
+            new = [x for x in each.all_input_nodes if x not in met]
+            met.update(new)
+            waiting += new
+        return RequiresGrad(tuple(names), tuple(sorted(inputs)))
+
+    def enter(self) -> Node | None:
+        """Write that gradients are on from here, whatever the mode around the call."""
+        if self._paused():
+            return None
+        return self._writer.create("call_function", enter_gradients, effect=True)
+
+    def leave(self, entry: Node | None) -> None:
+        """Write the end of the region that ``entry`` began."""
+        if entry is not None and not entry._erased:
+            self._writer.create("call_function", leave_gradients, (entry,), effect=True)

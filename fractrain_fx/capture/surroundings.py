@@ -1,0 +1,141 @@
+"""How a call is made that a model is recorded for: the modes of its parts, and the gradient mode around it."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, Protocol
+
+import torch
+
+from fractrain_fx.capture.circumstances import Autocast, Circumstance, GradMode, InferenceMode, by_library
+from fractrain_fx.capture.source import CAPTURE
+
+__all__ = ["Surroundings"]
+
+
+class _Watcher(Protocol):
+    """Is told what the model's code does with the gradient mode and autocast."""
+
+    def read(self, circumstance: Circumstance, value: Any, frame: FrameType) -> None:
+        """Code read a circumstance."""
+
+    def enter(self) -> Any:
+        """A region in which gradients are on begins."""
+
+    def leave(self, entry: Any) -> None:
+        """The region ends for which ``enter`` gave ``entry``."""
+
+
+@dataclass
+class Surroundings:
+    """How a call is made.
+
+    A model is recorded and compared with gradients on, because a graph must be right with gradients. Code that asks for
+    the gradient mode is told that of the call.
+
+    Attributes:
+        mode: the mode (training or not) in which each part keeps the mode that it has when recording begins; in the
+            other one, and in both if ``None``, all parts follow the model.
+        grad: whether gradients are on around the call.
+        inference: whether the call is made in inference mode.
+    """
+
+    mode: bool | None = None
+    grad: bool = True
+    inference: bool = False
+    _watcher: _Watcher | None = None
+    _regions: list[Any] = field(default_factory=list)
+
+    @classmethod
+    def present(cls, mode: bool) -> Surroundings:
+        """Those of a call that is made now in this mode."""
+        return cls(mode, torch.is_grad_enabled(), torch.is_inference_mode_enabled())
+
+    @contextlib.contextmanager
+    def watched(self, watcher: _Watcher) -> Iterator[None]:
+        """Tell a watcher what code does inside."""
+        self._watcher = watcher
+        try:
+            yield
+        finally:
+            self._watcher = None
+
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        """Answer the model's code inside as it would be answered in the call. Torch's own code gets torch's answers."""
+        places: list[tuple[Any, str, Any]] = [
+            (torch, "is_grad_enabled", self._grad_enabled(torch.is_grad_enabled)),
+            (torch, "is_inference_mode_enabled", self._inference_enabled(torch.is_inference_mode_enabled)),
+            (torch, "is_autocast_enabled", self._autocast(torch.is_autocast_enabled, read_type=False)),
+            (torch, "get_autocast_dtype", self._autocast(torch.get_autocast_dtype, read_type=True)),
+        ]
+        for kind in (torch.enable_grad, torch.set_grad_enabled):
+            places += [
+                (kind, "__enter__", self._entered(kind.__enter__)),
+                (kind, "__exit__", self._left(kind.__exit__)),
+            ]
+        with contextlib.ExitStack() as stack:
+            for owner, name, value in places:
+                stack.callback(setattr, owner, name, vars(owner)[name])
+                setattr(owner, name, value)
+            yield
+
+    def _told(self, circumstance: Circumstance, value: Any, frame: FrameType) -> None:
+        if self._watcher is not None:
+            self._watcher.read(circumstance, value, frame)
+
+    def _grad_enabled(self, real: Callable[[], bool]) -> Callable[[], bool]:
+        def ask() -> bool:
+            frame = sys._getframe(1)
+            # In a region in which the model itself switched gradients on or off, the call does not matter.
+            if by_library(frame) or not real() or any(entry is not None for entry in self._regions):
+                return real()
+            self._told(GradMode(), self.grad, frame)
+            return self.grad
+
+        return ask
+
+    def _inference_enabled(self, real: Callable[[], bool]) -> Callable[[], bool]:
+        def ask() -> bool:
+            frame = sys._getframe(1)
+            if by_library(frame) or real():
+                return real()
+            self._told(InferenceMode(), self.inference, frame)
+            return self.inference
+
+        return ask
+
+    def _autocast(self, real: Callable[..., Any], read_type: bool) -> Callable[..., Any]:
+        def ask(*device: str) -> Any:
+            frame, value = sys._getframe(1), real(*device)
+            if not by_library(frame):
+                self._told(Autocast(device[0] if device else "cuda", read_type), value, frame)
+            return value
+
+        return ask
+
+    def _entered(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def enter(region: Any) -> Any:
+            result = real(region)
+            counts = getattr(region, "mode", True) and not _is_own(sys._getframe(1))
+            self._regions.append((self._watcher.enter() if self._watcher else None, region) if counts else None)
+            return result
+
+        return enter
+
+    def _left(self, real: Callable[..., Any]) -> Callable[..., Any]:
+        def leave(region: Any, *error: Any) -> Any:
+            opened = self._regions.pop() if self._regions else None
+            if opened is not None and self._watcher is not None:
+                self._watcher.leave(opened[0])
+            return real(region, *error)
+
+        return leave
+
+
+def _is_own(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).startswith(f"{CAPTURE}.")
