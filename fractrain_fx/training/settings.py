@@ -13,6 +13,7 @@ from fractrain_fx.durable import write_text
 from fractrain_fx.errors import ConfigError, near
 from fractrain_fx.training.data.dataset import Augmentation
 from fractrain_fx.training.data.splits import Setting
+from fractrain_fx.training.override import from_recipe
 
 __all__ = ["RunSettings", "TrainSettings", "flat_name"]
 
@@ -214,11 +215,14 @@ class RunSettings:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RunSettings:
-        """Build from the result of ``to_dict``.
+        """Build from the result of ``to_dict``, or from some of its keys.
+
+        With ``recipe`` the other keys start from the settings of that recipe instead of the defaults.
 
         Raises:
             ConfigError: a name is unknown (the message has near names), or a value has no meaning.
         """
+        values = from_recipe(values)
         parts = (cls, TrainSettings, FracConfig)
         names = [{flat_name(part, f.name): f.name for f in fields(part)} for part in parts]
         for nested in ("train", "frac"):

@@ -1,5 +1,6 @@
 """Settings survive YAML, and refuse what means nothing."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from fractrain_fx.config import FracConfig, Pin, Precision, Steps
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.training.flags import add_flags, given_flags
 from fractrain_fx.training.settings import RunSettings, TrainSettings
+from fractrain_fx.zoo.recipe import load_recipe
 
 
 def test_the_clock_has_flags() -> None:
@@ -37,6 +39,17 @@ def test_the_recipe_of_a_format_is_not_that_of_the_paper() -> None:
     assert RunSettings.from_dict(settings.to_dict()) == settings
 
 
+def test_a_recipe_in_a_file_is_where_the_other_keys_start_from(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("recipe: table3-resnet38-cifar10-dfq\nepochs: 3\ngate: {beta: 0.5}\n", encoding="utf-8")
+    settings, recipe = RunSettings.from_yaml(path), load_recipe("table3-resnet38-cifar10-dfq").settings
+    assert (settings.model, settings.recipe, settings.frac.method) == ("zoo:resnet38", recipe.recipe, "dfq")
+    assert (settings.train.epochs, settings.train.iterations) == (3, None)
+    assert settings.frac.gate == replace(recipe.frac.gate, beta=0.5)
+    changed = replace(recipe, model="zoo:resnet74", data="cifar100")
+    assert RunSettings.from_dict(recipe.to_dict()) == recipe and RunSettings.from_dict(changed.to_dict()) == changed
+
+
 def test_the_method_knows_the_length_of_the_run() -> None:
     assert RunSettings(train=TrainSettings(epochs=9)).frac.epochs == 9
     assert RunSettings.from_dict({"schedule": "manual", "epochs": 5}).frac.epochs == 5
@@ -46,6 +59,8 @@ def test_the_method_knows_the_length_of_the_run() -> None:
     ("values", "message"),
     [
         ({"metod": "pfq"}, "'method'"),
+        ({"recipe": "table3-resnet38-cifar10-dfg"}, "'table3-resnet38-cifar10-dfq'"),
+        ({"recipe": 3}, "recipe 3 is unknown"),
         ({"shard": True, "compile": True}, "compiled graph"),
         ({"compile": True, "compile_segments": True}, "leave out one of the two"),
         ({"shard": True, "mixed_precision": "fp16"}, "bf16"),
