@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fractrain_fx.engine.schedules import StageSchedule
 from fractrain_fx.errors import ConfigError, RunError
 
-__all__ = ["IF_RARER", "gates_stay", "missed", "no_backward", "nothing_moves", "refuse_stage", "refuse_state"]
+__all__ = ["IF_RARER", "gates_stay", "load_schedule", "missed", "no_backward", "nothing_moves", "refuse_stage", "refuse_state"]
 
 _SHOWN = 4  # names in a message
 
@@ -71,3 +72,14 @@ def refuse_state(state: Mapping[str, Any] | None, stages: int) -> None:
             f"the saved run was in stage {int(state['stage']) + 1}, this configuration has {stages}: "
             "resume with the configuration that the run started with"
         )
+
+
+def load_schedule(schedule: StageSchedule, state: Mapping[str, Any]) -> None:
+    """Continue a schedule from the state of one; a ``RunError`` if it was another kind of schedule."""
+    try:
+        schedule.load_state_dict(state)
+    except (KeyError, TypeError) as error:
+        raise RunError(
+            f"the saved run had another schedule (its state has {', '.join(map(str, state)) or 'no entries'}): resume "
+            "with the configuration that the run started with"
+        ) from error
