@@ -8,7 +8,16 @@ from typing import Any
 from fractrain_fx.engine.schedules import StageSchedule
 from fractrain_fx.errors import ConfigError, RunError
 
-__all__ = ["IF_RARER", "gates_stay", "load_schedule", "missed", "no_backward", "nothing_moves", "refuse_stage", "refuse_state"]
+__all__ = [
+    "IF_RARER",
+    "gates_stay",
+    "load_schedule",
+    "missed",
+    "no_backward",
+    "nothing_moves",
+    "refuse_stage",
+    "refuse_state",
+]
 
 _SHOWN = 4  # names in a message
 

@@ -216,7 +216,8 @@ def _called(build: Any, name: str, data: DataSet | None, image_size: int | None)
     lacking = [each.name for each in parameters.values() if each.name not in offered and _needs_value(each)]
     if lacking:
         raise ModelError(
-            f"{name} needs {', '.join(lacking)}, which it is not given: write defaults. It is given {', '.join(offered)}"
+            f"{name} needs {', '.join(lacking)}, which it is not given: write defaults for all arguments but "
+            f"{' and '.join(offered)}"
         )
     model = build(**{key: value for key, value in offered.items() if key in parameters})
     if not isinstance(model, nn.Module):

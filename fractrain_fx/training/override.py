@@ -28,7 +28,7 @@ def overridden(start: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, 
     values = {**start, **given}
     if "epochs" in given and "iterations" not in given:
         values["iterations"] = None
-    gates = start.get("gate"), given.get("gate")
-    if all(isinstance(gate, Mapping) for gate in gates):
-        values["gate"] = {key: value for gate in gates for key, value in gate.items()}
+    before, changes = start.get("gate"), given.get("gate")
+    if isinstance(before, Mapping) and isinstance(changes, Mapping):
+        values["gate"] = {**before, **changes}
     return values

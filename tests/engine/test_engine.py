@@ -161,7 +161,7 @@ def test_a_state_of_more_stages_is_refused() -> None:
 def test_a_state_of_another_schedule_is_refused(saved: FracConfig, mine: FracConfig) -> None:
     engine = Engine(FakeModel(mine))
     before = engine.state_dict()
-    with pytest.raises(RunError, match="another schedule .* resume with the configuration that the run started with"):
+    with pytest.raises(RunError, match=r"another schedule .* resume with the configuration that the run started with"):
         engine.load_state_dict(Engine(FakeModel(saved)).state_dict())
     assert engine.state_dict() == before
 
@@ -232,14 +232,14 @@ def test_the_mean_loss_of_an_epoch_is_a_number(mean_loss: Any) -> None:
     engine = Engine(model)
     model(4)
     engine.loss(torch.tensor(1.0))
-    with pytest.raises(InputError, match="mean_loss=.*: pass the mean loss of the epoch"):
+    with pytest.raises(InputError, match=r"mean_loss=.*: pass the mean loss of the epoch"):
         engine.end_epoch(mean_loss)
     engine.end_epoch(torch.tensor(1.0))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("accumulate", [0, "3", None, 2.5, True])
 def test_an_optimizer_step_has_a_whole_number_of_batches(accumulate: Any) -> None:
-    with pytest.raises(ConfigError, match="accumulate=.* must be a whole number of batches"):
+    with pytest.raises(ConfigError, match=r"accumulate=.* must be a whole number of batches"):
         Engine(FakeModel(), accumulate=accumulate)
 
 

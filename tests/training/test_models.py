@@ -103,7 +103,10 @@ def test_a_model_of_the_other_task_is_refused(text: DataSet) -> None:
         ("1 / 0", r"net failed in line 1: ZeroDivisionError: division by zero"),
         ("def net(:", r"net failed: SyntaxError"),
         ("def net():\n    raise KeyError('a')", r"net failed in line 2: KeyError: 'a'"),
-        ("def net(width, num_classes, *rest): ...", r"net needs width, .* given image_size, num_classes"),
+        (
+            "def net(width, num_classes, *rest): ...",
+            r"net needs width, .* all arguments but image_size and num_classes",
+        ),
         ("net = 3", "has no function 'net'"),
     ],
 )
