@@ -11,7 +11,6 @@ from torch import Tensor
 
 from fractrain_fx.config.clock import Amount
 from fractrain_fx.engine import steered, told
-from fractrain_fx.engine.arguments import check_batch, require_batches, require_number
 from fractrain_fx.engine.clock import RunClock, StageChange
 from fractrain_fx.engine.controller import CostController
 from fractrain_fx.engine.distributed import mean_over_ranks
@@ -79,7 +78,7 @@ class Engine:
 
     @accumulate.setter
     def accumulate(self, batches: int) -> None:
-        self._controller.accumulate = require_batches(batches)
+        self._controller.accumulate = told.require_batches(batches)
 
     @property
     def steps(self) -> int:
@@ -125,7 +124,7 @@ class Engine:
         """
         if not isinstance(task_loss, Tensor):
             raise InputError(f"engine.loss takes the loss as a tensor of one number, not a {type(task_loss).__name__}")
-        check_batch(mean, weight, tokens)
+        told.check_batch(mean, weight, tokens)
         self._watch.batch()
         if task_loss.numel() != 1:
             raise InputError(
@@ -222,7 +221,7 @@ class Engine:
             raise ConfigError(
                 f"mean_loss changes nothing with every={str(self._clock.every)!r}: the schedule sees no epochs"
             )
-        given = None if mean_loss is None else require_number(mean_loss)
+        given = None if mean_loss is None else told.require_number(mean_loss)
         self.model.look_for_changes()
         self._watch.end_epoch()
         parts, sums, batches = self._epoch.close()
