@@ -21,14 +21,21 @@ if TYPE_CHECKING:
 
     from fractrain_fx.drawing.build import Level
 
-__all__ = ["main"]
+__all__ = ["exit_code", "main"]
 
 _BAD_INPUT = 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line ``argv``; returns the exit code: 0, 2 for bad input, 130 after Ctrl-C, 143 after SIGTERM."""
-    given = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _command(list(sys.argv[1:] if argv is None else argv))
+    except KeyboardInterrupt as interrupt:  # also while heavy modules are imported
+        print("interrupted", file=sys.stderr)
+        return exit_code(interrupt)
+
+
+def _command(given: list[str]) -> int:
     arguments = _parser().parse_args(given).as_dict()
     chosen: dict[str, Any] = arguments[arguments["command"]]
     chosen["given"] = given
@@ -41,6 +48,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"fractrain {arguments['command']}: {error}", file=sys.stderr)
         return _BAD_INPUT
+
+
+def exit_code(interrupt: KeyboardInterrupt) -> int:
+    """The exit code of shells for a program that a signal ended: 130 for Ctrl-C, 143 for SIGTERM."""
+    return 128 + int(interrupt.args[0] if interrupt.args else signal.SIGINT)
 
 
 def _parser() -> ArgumentParser:
@@ -132,7 +144,6 @@ def _train(arguments: dict[str, Any]) -> int:
 
 def _run(arguments: dict[str, Any]) -> int:
     from fractrain_fx.training.flags import given_flags, settings_of
-    from fractrain_fx.training.interrupt import exit_code
     from fractrain_fx.training.log import new_console
     from fractrain_fx.training.log.records import keep_start
     from fractrain_fx.training.log.results import results_table

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from fractrain_fx import cli
 from fractrain_fx.cli import main
 from fractrain_fx.errors import FracTrainError, ModelError
 from fractrain_fx.training import resume_run
@@ -68,7 +69,10 @@ def test_tuned_settings_override_a_file_and_flags_override_both(
         (["--pins", "blok.*=8/8"], "blok"),
         (["--pins", "block"], "PATTERN=PRECISION"),
         (["--precision", "8"], "FW-3/BW-6"),
-        (["--config", "nowhere.yaml"], "nowhere.yaml"),
+        (["--config", "nowhere.yaml"], "nowhere.yaml does not exist"),
+        (["--recipe", "table3-resnet38-cifar10-dfg"], "Did you mean 'table3-resnet38-cifar10-dfq'"),
+        (["--seed", "99999999999999999999999"], "below 4294967296"),
+        (["--epochs", "0"], "train: epochs=0 must be at least 1"),
         (["--resume", "nowhere"], "no run"),
         (["--model", f"{TINY}:diverging", "--method", "static", "--epochs", "2"], "NaN"),
     ],
@@ -82,6 +86,27 @@ def test_bad_input_gets_one_message_and_exit_code_2(
     assert message in errors and "Traceback" not in errors
     with pytest.raises(FracTrainError):
         main(["train", *quick, *flags, "--debug"])
+
+
+def test_a_run_resumes_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.py").write_text(TINY.read_text())
+    quick = ["--model", "my.py:net", *QUICK[2:], "--method", "static", "--epochs", "1", "--out", "run"]
+    assert main(["train", *quick]) == 0
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    assert main(["train", "--resume", "../run"]) == 0
+
+
+def test_an_interrupt_while_modules_are_imported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_parser", interrupted)
+    assert main(["train"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
 
 
 def test_resuming_refuses_other_settings(capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,7 +29,7 @@ ROOMS = (
         "tied",
     ),
     *("rewriting", "model", "distributed", "hardware", "summary", "drawing", "integrations", "api"),
-    *("zoo/models", "training"),
+    *("zoo/models", "zoo/recipes", "training"),
     *("report", "zoo", "cli", ""),
 )
 """An import goes to the same room or to one further left; the last is the package's own front."""

@@ -64,6 +64,27 @@ def test_fields_of_a_configuration(fields: dict[str, Any], message: str) -> None
         FracConfig(**fields)
 
 
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"options": None}, r"options=None must be a list: write options=\['FW-3/BW-6'"),
+        ({"options": "3/6"}, "options='3/6' must be a list"),
+        ({"turns": 0.5}, "turns=0.5 must be a list"),
+        ({"pins": 3}, "pins=3 must be a list"),
+        ({"pins": [3]}, r"write pins=\['layer4"),
+        ({"pins": [{"precision": "8/8"}]}, "not a rule with a pattern"),
+        ({"pins": [{"pattern": "a", "precison": "8/8"}]}, "Pin has no field 'precison'.* 'precision'"),
+        ({"gate": {"dims": ["a", "b"]}}, "must be whole numbers"),
+        ({"gate": {"dims": [1.7, 2.2]}}, "must be whole numbers"),
+        ({"gate": {3: 4}}, "GateConfig has no field 3"),
+        ({"recipe": {}, "format": "mx"}, "a recipe needs a format"),
+    ],
+)
+def test_values_of_a_file(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        FracConfig.from_dict(values)
+
+
 def test_whole_numbers_are_numbers_too() -> None:
     assert FracConfig(epsilon=1, alpha=0).epsilon == 1 and FracConfig(targets=[2]).targets is not None
 

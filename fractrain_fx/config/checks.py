@@ -46,8 +46,10 @@ def check_config(config: FracConfig) -> None:
     if not (2 <= config.weight_bits <= 16 or config.weight_bits == FLOAT_BITS):
         raise ConfigError(f"weight_bits={config.weight_bits} must be 2 to 16, or 32 for float")
     check_clock(config)
-    if (config.epochs is not None and config.epochs < 1) or config.cycles < 1:
-        raise ConfigError(f"epochs={config.epochs} and cycles={config.cycles} must be at least 1")
+    for name in ("epochs", "cycles"):
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"{name}={value} must be at least 1")
 
 
 def check_stage(config: FracConfig, precision: Precision) -> None:

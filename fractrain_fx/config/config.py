@@ -171,7 +171,7 @@ class FracConfig:
         if isinstance(self.recipe, Mapping):
             set_field(self, "recipe", recipe_of(self.recipe))
         set_field(self, "stages", PrecisionStages.parse(self.stages))
-        require_sequence("options", self.options, "('FW-3/BW-6', 'FW-6/BW-8')")
+        require_sequence("options", self.options, "['FW-3/BW-6', 'FW-6/BW-8']")
         set_field(self, "options", tuple(Precision.parse(option) for option in self.options))
         require_sequence("pins", self.pins, "(Pin('layer4.*', 'FW-8/BW-8'),)")
         set_field(self, "pins", tuple(self.pins))
@@ -181,7 +181,7 @@ class FracConfig:
         for name in ("every", "length"):
             if (amount := getattr(self, name)) is not None:
                 set_field(self, name, parse_amount(name, amount))
-        require_sequence("turns", self.turns, "(0.75,)")
+        require_sequence("turns", self.turns, "[0.75]")
         set_field(self, "turns", tuple(parse_turn(turn) for turn in self.turns))
         if self.targets is not None and not isinstance(self.targets, CostTargets):
             require_sequence("targets", self.targets, "[1.5, 2.0, 2.5, 3.0]")

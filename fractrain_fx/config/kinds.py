@@ -10,7 +10,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from fractrain_fx.errors import ConfigError
 
-__all__ = ["check_kinds", "require_sequence"]
+__all__ = ["check_kinds", "require_numbers", "require_sequence"]
 
 _WORDS: dict[type, str] = {int: "a whole number", float: "a number", bool: "True or False", str: "text"}
 
@@ -41,6 +41,14 @@ def require_sequence(name: str, value: Any, example: str) -> None:
     """Raise a ``ConfigError`` for text, a mapping or a single value where a list belongs."""
     if isinstance(value, (str, bytes, Mapping)) or not hasattr(value, "__iter__"):
         raise ConfigError(f"{name}={value!r} must be a list: write {name}={example}")
+
+
+def require_numbers(name: str, value: Any, example: str, *, whole: bool = False) -> None:
+    """Raise a ``ConfigError`` for anything but a list of numbers, or of whole numbers."""
+    require_sequence(name, value, example)
+    kind = Integral if whole else Real
+    if not all(isinstance(each, kind) and not isinstance(each, bool) for each in value):
+        raise ConfigError(f"{name}={value!r} must be {'whole ' if whole else ''}numbers: write {name}={example}")
 
 
 def _fields(settings: type) -> Iterator[tuple[str, type, bool]]:

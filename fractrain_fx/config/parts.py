@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from fractrain_fx.config.choices import BetaUnit, Control, GateGradient, GateInit
-from fractrain_fx.config.kinds import check_kinds, require_sequence
+from fractrain_fx.config.kinds import check_kinds, require_numbers
 from fractrain_fx.errors import ConfigError, near
 
 __all__ = ["GateConfig"]
@@ -59,14 +59,16 @@ class GateConfig:
 
     def __post_init__(self) -> None:
         check_kinds(self, "gate.")
-        require_sequence("gate.dims", self.dims, "(32, 16)")
+        require_numbers("gate.dims", self.dims, "[32, 16]", whole=True)
         object.__setattr__(self, "dims", tuple(int(dim) for dim in self.dims))
         if len(self.dims) != 2 or min(*self.dims, self.hidden) < 1:
             raise ConfigError(
                 f"gate sizes dims={self.dims}, hidden={self.hidden} must be two widths and one, all at least 1"
             )
-        if not (self.beta > 0 and self.width >= 0):
-            raise ConfigError(f"beta={self.beta} must be above 0 and width={self.width} at least 0")
+        if not 0 < self.beta < float("inf"):
+            raise ConfigError(f"gate.beta={self.beta} must be above 0 and finite")
+        if not 0 <= self.width < float("inf"):
+            raise ConfigError(f"gate.width={self.width} must be at least 0 and finite")
         for name, kind in (
             ("init", GateInit),
             ("gradient", GateGradient),

@@ -51,7 +51,7 @@ class Pin:
     recipe: str | Recipe | None = None
 
     def __post_init__(self) -> None:
-        if not self.pattern:
+        if not isinstance(self.pattern, str) or not self.pattern:
             raise ConfigError("a Pin needs a pattern, for example Pin('layer4.*', Precision(8, 8))")
         if isinstance(self.recipe, Mapping):
             object.__setattr__(self, "recipe", recipe_of(self.recipe))

@@ -7,6 +7,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fractrain_fx.config.kinds import require_sequence
 from fractrain_fx.config.parts import GateConfig
 from fractrain_fx.config.pins import Pin
 from fractrain_fx.errors import ConfigError, near
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from fractrain_fx.config import FracConfig
 
 __all__ = ["given_fields", "plain_values", "read_yaml", "write_yaml"]
+
+_PINS = "['layer4.*=FW-8/BW-8']"
 
 
 def plain_values(config: FracConfig) -> dict[str, Any]:
@@ -36,25 +39,30 @@ def given_fields(cls: type[FracConfig], values: Mapping[str, Any]) -> dict[str, 
     """The arguments that build ``cls`` from plain values.
 
     Raises:
-        ConfigError: a key is not a field; the message offers near names.
+        ConfigError: a key is not a field (the message offers near names), or a pin is not a rule.
     """
     _known_keys(cls, values)
     given = dict(values)
     if isinstance(given.get("gate"), Mapping):
         _known_keys(GateConfig, given["gate"])
         given["gate"] = GateConfig(**given["gate"])
-    if "pins" in given:
-        given["pins"] = tuple(map(_pin, given["pins"] or ()))
-    for name in ("options", "turns"):
-        if name in given:
-            given[name] = tuple(given[name])
+    if given.get("pins") is not None:
+        require_sequence("pins", given["pins"], _PINS)
+        given["pins"] = tuple(map(_pin, given["pins"]))
+    elif "pins" in given:
+        given["pins"] = ()
     return given
 
 
 def _pin(value: Any) -> Pin:
+    if isinstance(value, Pin):
+        return value
     if isinstance(value, str):
         return Pin.parse(value)
-    return value if isinstance(value, Pin) else Pin(**value)
+    if not isinstance(value, Mapping) or "pattern" not in value:
+        raise ConfigError(f"pins has {value!r}, which is not a rule with a pattern: write pins={_PINS}")
+    _known_keys(Pin, value)
+    return Pin(**value)
 
 
 def write_yaml(path: str | Path, values: dict[str, Any]) -> None:
@@ -68,13 +76,19 @@ def read_yaml(path: str | Path) -> Mapping[str, Any]:
     """Read the plain values of a file.
 
     Raises:
-        ConfigError: it cannot be read, is not YAML, or has no fields.
+        ConfigError: there is no such file, it cannot be read, is not YAML, or has no fields.
     """
     import yaml
 
     try:
         values = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path} does not exist: give a YAML file with lines like 'method: fractrain'") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not text in UTF-8: save it in that encoding") from error
+    except OSError as error:
+        raise ConfigError(f"{path} could not be read: {error.strerror}") from error
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date that does not exist
         raise ConfigError(f"{path} could not be read as YAML: {error}") from error
     if not isinstance(values, Mapping):
         raise ConfigError(f"{path} has no fields: write lines like 'method: fractrain'")
@@ -85,4 +99,4 @@ def _known_keys(cls: type, values: Mapping[str, Any]) -> None:
     known = [f.name for f in fields(cls)]
     for key in values:
         if key not in known:
-            raise ConfigError(f"{cls.__name__} has no field {key!r}; it has {', '.join(known)}.{near(key, known)}")
+            raise ConfigError(f"{cls.__name__} has no field {key!r}; it has {', '.join(known)}.{near(str(key), known)}")

@@ -78,9 +78,7 @@ class Engine:
 
     @accumulate.setter
     def accumulate(self, batches: int) -> None:
-        if batches < 1:
-            raise ConfigError(f"accumulate={batches} must be at least 1 batch for an optimizer step")
-        self._controller.accumulate = batches
+        self._controller.accumulate = told.require_batches(batches)
 
     @property
     def steps(self) -> int:
@@ -120,12 +118,13 @@ class Engine:
             tokens: tokens of the batch in this process; by default the size of the model's matrix of tokens.
 
         Raises:
-            InputError: the loss is not one number, or the model has not run yet.
+            InputError: the loss is not one number, another argument does not fit, or the model has not run yet.
             RunError: the configuration's ``every`` counts steps, and :meth:`end_step` was not called after the last.
             CostTermError: the first optimizer steps changed the model, but backward never reached the cost term.
         """
         if not isinstance(task_loss, Tensor):
             raise InputError(f"engine.loss takes the loss as a tensor of one number, not a {type(task_loss).__name__}")
+        told.check_batch(mean, weight, tokens)
         self._watch.batch()
         if task_loss.numel() != 1:
             raise InputError(
@@ -210,6 +209,7 @@ class Engine:
 
         Raises:
             RunError: there was no step since the last call.
+            InputError: ``mean_loss`` is not a number.
             ModelError: the model's modules or parameters are no longer those of its graph.
             CostTermError: the first epoch changed the model but not its gates, or never used the cost term.
             NonFiniteLossError: a task loss, or ``mean_loss``, was NaN or infinite. The epoch is in the ledger, the
@@ -221,6 +221,7 @@ class Engine:
             raise ConfigError(
                 f"mean_loss changes nothing with every={str(self._clock.every)!r}: the schedule sees no epochs"
             )
+        given = None if mean_loss is None else told.require_number(mean_loss)
         self.model.look_for_changes()
         self._watch.end_epoch()
         parts, sums, batches = self._epoch.close()
@@ -232,7 +233,7 @@ class Engine:
         loss = self._finite_loss(sums, row.epoch)
         if self._clock.every is not None:
             return None
-        seen = loss if mean_loss is None else mean_over_ranks(float(mean_loss), self.model.cost.cp.device)
+        seen = loss if given is None else mean_over_ranks(given, self.model.cost.cp.device)
         if not math.isfinite(seen):
             raise NonFiniteLossError(
                 f"the mean loss of epoch {row.epoch} is {seen}: the stage stays; lower the learning rate or look for "
@@ -258,10 +259,10 @@ class Engine:
         """Continue from what ``state_dict`` gave, and set the model's precision accordingly.
 
         Raises:
-            RunError: the state is no state of an engine, or belongs to a run with more stages.
+            RunError: the state is no state of an engine, or belongs to a run with more stages or another schedule.
         """
         told.refuse_state(state, len(self.levels))
-        self._plan.schedule.load_state_dict(state["schedule"])
+        told.load_schedule(self._plan.schedule, state["schedule"])
         self.ledger.load_dict(state["ledger"])
         self._controller.load_state_dict(state.get("controller", {}))
         if "clock" in state:

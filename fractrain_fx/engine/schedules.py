@@ -61,8 +61,8 @@ class AutoSchedule:
         return {"stage": self._stage, "plateau": self._plateau.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._stage = int(state["stage"])
         self._plateau.load_state_dict(state["plateau"])
+        self._stage = int(state["stage"])
 
 
 class EpochSchedule:

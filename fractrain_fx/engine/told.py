@@ -1,13 +1,31 @@
-"""Messages for a training loop, a schedule or a state that goes wrong: the fault, and the line to change."""
+"""Messages for arguments, a training loop, a schedule or a state that go wrong: the fault, and what to change."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
 from typing import Any
 
-from fractrain_fx.errors import ConfigError, RunError
+from torch import Tensor
 
-__all__ = ["IF_RARER", "gates_stay", "missed", "no_backward", "nothing_moves", "refuse_stage", "refuse_state", "unread"]
+from fractrain_fx.engine.schedules import StageSchedule
+from fractrain_fx.errors import ConfigError, InputError, RunError
+
+__all__ = [
+    "IF_RARER",
+    "check_batch",
+    "gates_stay",
+    "load_schedule",
+    "missed",
+    "no_backward",
+    "nothing_moves",
+    "refuse_stage",
+    "refuse_state",
+    "require_batches",
+    "require_number",
+    "unread",
+]
 
 _SHOWN = 4  # names in a message
 
@@ -80,3 +98,67 @@ def refuse_state(state: Mapping[str, Any] | None, stages: int) -> None:
             f"the saved run was in stage {int(state['stage']) + 1}, this configuration has {stages}: "
             "resume with the configuration that the run started with"
         )
+
+
+def load_schedule(schedule: StageSchedule, state: Mapping[str, Any]) -> None:
+    """Continue a schedule from the state of one; a ``RunError`` if it was another kind of schedule."""
+    try:
+        schedule.load_state_dict(state)
+    except (KeyError, TypeError) as error:
+        raise RunError(
+            f"the saved run had another schedule (its state has {', '.join(map(str, state)) or 'no entries'}): resume "
+            "with the configuration that the run started with"
+        ) from error
+
+
+def check_batch(mean: Any, weight: Any, tokens: Any) -> None:
+    """Check the optional arguments of ``Engine.loss``.
+
+    Raises:
+        InputError: ``mean`` is not a tensor of one number, ``weight`` not a finite number above 0, or ``tokens`` not a
+            whole number from 0 on.
+    """
+    if mean is not None and not (isinstance(mean, Tensor) and mean.numel() == 1):
+        raise InputError(
+            f"engine.loss got mean={_shown(mean)}: pass the mean task loss of the batch, as a tensor of one number"
+        )
+    if weight is not None and not (_is_a(Real, weight) and 0 < weight < math.inf):
+        raise InputError(
+            f"engine.loss got weight={_shown(weight)}: pass the number by which the loop divides the loss, above 0 and "
+            "finite, or leave it out"
+        )
+    if tokens is not None and not (_is_a(Integral, tokens) and tokens >= 0):
+        raise InputError(f"engine.loss got tokens={_shown(tokens)}: pass the number of tokens of the batch, as an int")
+
+
+def require_batches(accumulate: Any) -> int:
+    """The batches of an optimizer step.
+
+    Raises:
+        ConfigError: not a whole number from 1 on.
+    """
+    if not _is_a(Integral, accumulate) or accumulate < 1:
+        raise ConfigError(
+            f"accumulate={_shown(accumulate)} must be a whole number of batches for an optimizer step, at least 1"
+        )
+    return int(accumulate)
+
+
+def require_number(mean_loss: Any) -> float:
+    """The loss that ``Engine.end_epoch`` is given.
+
+    Raises:
+        InputError: neither a number nor a tensor of one.
+    """
+    fits = mean_loss.numel() == 1 if isinstance(mean_loss, Tensor) else _is_a(Real, mean_loss)
+    if not fits:
+        raise InputError(f"end_epoch got mean_loss={_shown(mean_loss)}: pass the mean loss of the epoch, as a number")
+    return float(mean_loss)
+
+
+def _is_a(kind: type, value: Any) -> bool:
+    return isinstance(value, kind) and not isinstance(value, bool)
+
+
+def _shown(value: Any) -> str:
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)

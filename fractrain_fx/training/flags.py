@@ -11,6 +11,7 @@ from typing import Any
 
 from fractrain_fx.config import FracConfig, GateConfig, Pin, tuned_values
 from fractrain_fx.errors import ConfigError
+from fractrain_fx.training.override import overridden
 from fractrain_fx.training.settings import RunSettings, TrainSettings, flat_name
 
 __all__ = ["add_flags", "given_flags", "settings_of"]
@@ -102,21 +103,16 @@ def settings_of(arguments: Mapping[str, Any]) -> RunSettings:
         ConfigError: a value does not fit, ``--config`` and ``--recipe`` are both given, or the method has no tuned
             settings.
     """
-    from fractrain_fx.zoo.recipes import load_recipe
-
-    given, start = given_flags(arguments), RunSettings()
-    if arguments["config"] is not None:
-        if "recipe" in given:
-            raise ConfigError("--config and --recipe both say where the settings start from: leave one out")
-        start = RunSettings.from_yaml(Path(arguments["config"]))
+    given = given_flags(arguments)
+    if arguments["config"] is None:
+        start = RunSettings.from_dict({"recipe": given.get("recipe")})
     elif "recipe" in given:
-        start = load_recipe(given["recipe"]).settings
+        raise ConfigError("--config and --recipe both say where the settings start from: leave one out")
+    else:
+        start = RunSettings.from_yaml(Path(arguments["config"]))
     values = start.to_dict()
-    if "epochs" in given:
-        values["iterations"] = None  # which would override epochs
     tuned = tuned_values(given.get("method", values["method"])) if arguments["tuned"] else {}
-    gate = values["gate"] | tuned.get("gate", {}) | given.get("gate", {})
-    return RunSettings.from_dict({**values, **tuned, **given, "gate": gate})
+    return RunSettings.from_dict(overridden(overridden(values, tuned), given))
 
 
 def _attributes(cls: type) -> Iterator[tuple[str, str]]:

@@ -7,17 +7,12 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
-__all__ = ["Interrupt", "exit_code", "raise_interrupt"]
+__all__ = ["Interrupt", "raise_interrupt"]
 
 
 def raise_interrupt(number: int, frame: FrameType | None) -> None:
     """A handler that ends a program by any signal as Ctrl-C does; the exception keeps the signal's number."""
     raise KeyboardInterrupt(number)
-
-
-def exit_code(interrupt: KeyboardInterrupt) -> int:
-    """The exit code of shells for a program that a signal ended: 130 for Ctrl-C, 143 for SIGTERM."""
-    return 128 + int(interrupt.args[0] if interrupt.args else signal.SIGINT)
 
 
 class Interrupt:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import re
 from collections.abc import Iterable
@@ -14,10 +13,10 @@ from torch import nn
 
 from fractrain_fx.errors import ModelError, near
 from fractrain_fx.training.data import DataSet, stand_in
+from fractrain_fx.training.model_file import MODEL_FORMS, function_of, own_code
 
 __all__ = ["BuiltModel", "build_model", "zoo_models"]
 
-_FORMS = "write timm:NAME, hf:TYPE, zoo:NAME or FILE.py:FUNCTION"
 _CLASSES = 10  # or tokens, if neither the data nor the model gives a number
 # A transformer small enough for a laptop, in field names that Hugging Face's configurations share.
 _SMALL = {
@@ -78,11 +77,14 @@ def build_model(name: str, data: DataSet | None = None, *, image_size: int | Non
             or there is no ``data``.
 
     Raises:
-        ModelError: the name is unknown, or the model does not fit the task; the message has near names.
+        ModelError: the name is unknown (the message has near names), the model does not fit the task, or the function
+            fails.
     """
     source, _, rest = name.rpartition(":")
     if source.endswith(".py"):
-        return _from_file(Path(source), rest, data, image_size)
+        path = Path(source)
+        with own_code(path, name):
+            return _called(function_of(path, rest), name, data, image_size)
     source, _, rest = name.partition(":")
     if source == "timm" and rest:
         return _from_timm(rest, data, image_size)
@@ -90,7 +92,7 @@ def build_model(name: str, data: DataSet | None = None, *, image_size: int | Non
         return _from_hugging_face(rest, data, image_size)
     if source == "zoo" and rest:
         return _from_zoo(rest, data, image_size)
-    raise ModelError(f"model {name!r} does not say where it comes from: {_FORMS}, for example timm:resnet18")
+    raise ModelError(f"model {name!r} does not say where it comes from: {MODEL_FORMS}, for example timm:resnet18")
 
 
 def _from_timm(name: str, data: DataSet | None, image_size: int | None) -> BuiltModel:
@@ -203,18 +205,6 @@ def _from_zoo(name: str, data: DataSet | None, image_size: int | None) -> BuiltM
     return _called(getattr(models, name), f"zoo:{name}", data, image_size)
 
 
-def _from_file(path: Path, function: str, data: DataSet | None, image_size: int | None) -> BuiltModel:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if not path.is_file() or spec is None or spec.loader is None:
-        raise ModelError(f"{path} is not a file: {_FORMS}")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    build = getattr(module, function, None)
-    if not callable(build):
-        raise ModelError(f"{path} has no function {function!r}.{near(function, vars(module))}")
-    return _called(build, f"{path}:{function}", data, image_size)
-
-
 def _called(build: Any, name: str, data: DataSet | None, image_size: int | None) -> BuiltModel:
     """Call a user's or the zoo's function with those offered arguments that it takes."""
     parameters = inspect.signature(build).parameters
@@ -223,12 +213,23 @@ def _called(build: Any, name: str, data: DataSet | None, image_size: int | None)
     side = image_size or data.side
     offered = {"image_size": side, "num_classes" if data.task == "classification" else "vocab_size": data.classes}
     _fits(parameters, name, data)
+    lacking = [each.name for each in parameters.values() if each.name not in offered and _needs_value(each)]
+    if lacking:
+        raise ModelError(
+            f"{name} needs {', '.join(lacking)}, which it is not given: write defaults for all arguments but "
+            f"{' and '.join(offered)}"
+        )
     model = build(**{key: value for key, value in offered.items() if key in parameters})
     if not isinstance(model, nn.Module):
         raise ModelError(f"{name} returned {type(model).__name__}, not a torch.nn.Module")
     if data.task == "classification":
         data = data.sized(3, side)
     return BuiltModel(model, data, getattr(model, "main_input_name", None))
+
+
+def _needs_value(parameter: inspect.Parameter) -> bool:
+    several = parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return parameter.default is inspect.Parameter.empty and not several
 
 
 def _fits(parameters: Iterable[str], name: str, data: DataSet) -> None:
@@ -247,4 +248,4 @@ def _needs(data: DataSet, task: str, name: str) -> None:
 
 def _unknown(source: str, name: str, known: Iterable[str]) -> ModelError:
     known = sorted({f"{source}:{each}" for each in known})
-    return ModelError(f"model '{source}:{name}' is unknown: {_FORMS}.{near(f'{source}:{name}', known)}")
+    return ModelError(f"model '{source}:{name}' is unknown: {MODEL_FORMS}.{near(f'{source}:{name}', known)}")

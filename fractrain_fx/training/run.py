@@ -118,17 +118,28 @@ def _pretrained(settings: RunSettings, out: Path | None, console: Console | None
 
 
 def new_run(settings: RunSettings, out: Path, console: Console | None = None) -> Trainer:
-    """A Trainer for a run that starts in ``out``.
+    """A Trainer for a run that starts in ``out``, and can be resumed from any folder.
 
     Raises:
         RunError: ``out`` already holds a run, or cannot be written to.
     """
+    settings = _anywhere(settings)
     require_folder(out)
     if any(latest_checkpoint(folder) is not None for folder in (out, out / _PRETRAINING)):
         raise RunError(f"{out} already holds a run: continue with --resume {out}, or write to another folder")
     trainer = build_trainer(settings, out=out, console=console)
     _keep_settings(trainer, settings, out)
     return trainer
+
+
+def _anywhere(settings: RunSettings) -> RunSettings:
+    """The settings with absolute paths of the model's file and of the data set's folder."""
+    source, colon, function = settings.model.rpartition(":")
+    model = f"{Path(source).absolute()}{colon}{function}" if source.endswith(".py") else settings.model
+    folder = settings.data_dir
+    return replace(
+        settings, model=model, data_dir=None if folder is None else str(Path(folder).expanduser().absolute())
+    )
 
 
 def resume_run(out: Path, console: Console | None = None) -> Trainer:

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from fractrain_fx.config import FracConfig
-from fractrain_fx.config.kinds import check_kinds
+from fractrain_fx.config.kinds import check_kinds, require_numbers
+from fractrain_fx.config.plain import read_yaml
 from fractrain_fx.durable import write_text
 from fractrain_fx.errors import ConfigError, near
 from fractrain_fx.training.data.dataset import Augmentation
 from fractrain_fx.training.data.splits import Setting
+from fractrain_fx.training.override import from_recipe
 
 __all__ = ["RunSettings", "TrainSettings", "flat_name"]
 
@@ -21,6 +23,8 @@ LrSchedule = Literal["cosine", "steps", "inverse-sqrt", "constant"]
 MixedPrecision = Literal["no", "fp16", "bf16"]
 Device = Literal["auto", "cpu", "cuda", "mps"]
 GateLr = Literal["peak", "model"]
+
+_SEEDS = 2**32  # NumPy takes no larger seed
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,8 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         check_kinds(self)
-        for name in ("milestones", "betas"):
+        for name, example in (("milestones", "[0.5, 0.75]"), ("betas", "[0.9, 0.999]")):
+            require_numbers(name, getattr(self, name), example)
             object.__setattr__(self, name, tuple(float(each) for each in getattr(self, name)))
         choices = {"device": Device, "mixed_precision": MixedPrecision, "optimizer": Optimizer}
         for name, known in (choices | {"lr_schedule": LrSchedule, "gate_lr": GateLr}).items():
@@ -109,15 +114,16 @@ class TrainSettings:
             )
         if self.workers < 0:
             raise ConfigError(f"workers={self.workers} must be at least 0")
+        _check_seed("seed", self.seed)
         self._check_rates()
 
     def _check_rates(self) -> None:
-        if (self.lr is not None and not self.lr > 0) or not self.weight_decay >= 0:
-            raise ConfigError(f"lr={self.lr} must be above 0 and weight_decay={self.weight_decay} at least 0")
-        if not 0 < self.gate_lr_factor < float("inf"):
-            raise ConfigError(f"gate_lr_factor={self.gate_lr_factor} must be above 0 and finite")
-        if not self.lr_decay > 0:
-            raise ConfigError(f"lr_decay={self.lr_decay} must be above 0: the paper's is 0.1")
+        for name in ("lr", "gate_lr_factor", "lr_decay", "eps"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise ConfigError(f"{name}={value} must be above 0 and finite")
+        if not 0 <= self.weight_decay < float("inf"):
+            raise ConfigError(f"weight_decay={self.weight_decay} must be at least 0 and finite")
         rising = all(a < b for a, b in zip((0.0, *self.milestones), (*self.milestones, 1.0), strict=True))
         if not rising:
             raise ConfigError(
@@ -128,8 +134,8 @@ class TrainSettings:
             raise ConfigError(f"warm_up={self.warm_up} must be a share of the run, from 0 to below 1")
         if self.lr_schedule == "inverse-sqrt" and not self.warm_up:
             raise ConfigError("lr_schedule='inverse-sqrt' falls from the end of the warm-up: give warm_up, e.g. 0.08")
-        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas) or not self.eps > 0:
-            raise ConfigError(f"betas={self.betas} must be two numbers from 0 to below 1, and eps={self.eps} above 0")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ConfigError(f"betas={self.betas} must be two numbers from 0 to below 1")
 
 
 @dataclass(frozen=True)
@@ -201,8 +207,7 @@ class RunSettings:
                 "gate.gradient='fisher' squares gradients, and mixed_precision='fp16' scales them: write "
                 "mixed_precision='bf16', or gate.gradient='straight-through'"
             )
-        if self.split_seed < 0 or self.train.seed < 0:
-            raise ConfigError(f"split_seed={self.split_seed} and seed={self.train.seed} must be at least 0")
+        _check_seed("split_seed", self.split_seed)
 
     def to_dict(self) -> dict[str, Any]:
         """One flat mapping with the names of the command-line flags."""
@@ -214,18 +219,21 @@ class RunSettings:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RunSettings:
-        """Build from the result of ``to_dict``.
+        """Build from the result of ``to_dict``, or from some of its keys.
+
+        With ``recipe`` the other keys start from the settings of that recipe instead of the defaults.
 
         Raises:
             ConfigError: a name is unknown (the message has near names), or a value has no meaning.
         """
+        values = from_recipe(values)
         parts = (cls, TrainSettings, FracConfig)
         names = [{flat_name(part, f.name): f.name for f in fields(part)} for part in parts]
         for nested in ("train", "frac"):
             del names[0][nested]
         for key in values:
             if key not in set().union(*names):
-                raise ConfigError(f"a run has no setting {key!r}.{near(key, sorted(set().union(*names)))}")
+                raise ConfigError(f"a run has no setting {key!r}.{near(str(key), sorted(set().union(*names)))}")
         own, train, frac = ({known[key]: value for key, value in values.items() if key in known} for known in names)
         config = FracConfig.from_dict(frac | {"epochs": train.get("epochs", TrainSettings.epochs)})
         return cls(**own, train=TrainSettings(**train), frac=config)
@@ -239,17 +247,14 @@ class RunSettings:
     @classmethod
     def from_yaml(cls, path: Path) -> RunSettings:
         """Read a file that ``to_yaml`` wrote."""
-        import yaml
-
-        try:
-            values = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, yaml.YAMLError) as error:
-            raise ConfigError(f"{path} could not be read as YAML: {error}") from error
-        if not isinstance(values, Mapping):
-            raise ConfigError(f"{path} has no settings: write lines like 'method: fractrain'")
-        return cls.from_dict(values)
+        return cls.from_dict(read_yaml(path))
 
 
 def flat_name(part: type, name: str) -> str:
     """The name of a field among all settings of a run, where ``recipe`` names the paper's run to start from."""
     return "format_recipe" if part is FracConfig and name == "recipe" else name
+
+
+def _check_seed(name: str, seed: int) -> None:
+    if not 0 <= seed < _SEEDS:
+        raise ConfigError(f"{name}={seed} must be at least 0 and below {_SEEDS} (2**32)")

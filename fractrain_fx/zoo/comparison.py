@@ -12,7 +12,7 @@ from typing import Any
 from fractrain_fx.errors import RunError
 from fractrain_fx.training.settings import RunSettings
 from fractrain_fx.zoo.expected import Expected, expected
-from fractrain_fx.zoo.recipes import Recipe, load_recipe, recipes_of
+from fractrain_fx.zoo.recipe import Recipe, load_recipe, recipes_of
 
 __all__ = ["Comparison", "Measured", "compare", "read_run"]
 

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from fractrain_fx.hardware.zc706 import ZC706
 from fractrain_fx.zoo.expected import expected
-from fractrain_fx.zoo.recipes import load_recipe
+from fractrain_fx.zoo.recipe import load_recipe
 
 __all__ = ["EDGE", "EdgeRow", "edge_markdown", "edge_rows", "edge_table"]
 

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fractrain_fx.zoo.comparison import Comparison
-from fractrain_fx.zoo.recipes import TABLES
+from fractrain_fx.zoo.recipe import TABLES
 
 __all__ = ["comparison_table", "markdown_table", "notes_of"]
 

@@ -3,12 +3,13 @@
 import json
 import math
 from dataclasses import FrozenInstanceError
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from fractrain_fx.config import FracConfig, GateConfig
+from fractrain_fx.config import FracConfig, GateConfig, Steps
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.engine import Engine, StageChange
 from fractrain_fx.errors import ConfigError, InputError, NonFiniteLossError, RunError
@@ -150,6 +151,22 @@ def test_a_state_of_more_stages_is_refused() -> None:
         Engine(FakeModel(FracConfig(targets=(1.5, 2)))).load_state_dict(engine.state_dict())
 
 
+@pytest.mark.parametrize(
+    ("saved", "mine"),
+    [
+        (FracConfig(), FracConfig(schedule="manual", epochs=4)),
+        (FracConfig(method="dfq"), FracConfig()),
+        (FracConfig(), FracConfig(schedule="gradient-noise", every=Steps(2))),
+    ],
+)
+def test_a_state_of_another_schedule_is_refused(saved: FracConfig, mine: FracConfig) -> None:
+    engine = Engine(FakeModel(mine))
+    before = engine.state_dict()
+    with pytest.raises(RunError, match=r"another schedule .* resume with the configuration that the run started with"):
+        engine.load_state_dict(Engine(FakeModel(saved)).state_dict())
+    assert engine.state_dict() == before
+
+
 def test_a_users_schedule_may_be_anything_that_maps_losses_to_stages() -> None:
     class Last:
         def update(self, loss: float) -> int:
@@ -191,6 +208,40 @@ def test_misuse_is_explained() -> None:
         engine.end_epoch()
     with pytest.raises(ConfigError, match="accumulate"):
         Engine(model, accumulate=0)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *({"weight": weight} for weight in (0, -1, math.nan, math.inf, "a", True)),
+        *({"mean": mean} for mean in (3.0, torch.ones(3))),
+        *({"tokens": tokens} for tokens in (-2, 2.5, "a")),
+    ],
+)
+def test_wrong_arguments_of_loss_say_what_to_pass(arguments: dict[str, Any]) -> None:
+    model = FakeModel()
+    engine = Engine(model)
+    model(4)
+    with pytest.raises(InputError, match=f"engine.loss got {next(iter(arguments))}=.*: pass the"):
+        engine.loss(torch.tensor(1.0), **arguments)
+    assert engine.steps == 0
+
+
+@pytest.mark.parametrize("mean_loss", ["a", torch.ones(2)])
+def test_the_mean_loss_of_an_epoch_is_a_number(mean_loss: Any) -> None:
+    model = FakeModel()
+    engine = Engine(model)
+    model(4)
+    engine.loss(torch.tensor(1.0))
+    with pytest.raises(InputError, match=r"mean_loss=.*: pass the mean loss of the epoch"):
+        engine.end_epoch(mean_loss)
+    engine.end_epoch(torch.tensor(1.0))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("accumulate", [0, "3", None, 2.5, True])
+def test_an_optimizer_step_has_a_whole_number_of_batches(accumulate: Any) -> None:
+    with pytest.raises(ConfigError, match=r"accumulate=.* must be a whole number of batches"):
+        Engine(FakeModel(), accumulate=accumulate)
 
 
 def test_a_state_taken_within_an_epoch_continues_it() -> None:

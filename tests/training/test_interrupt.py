@@ -7,7 +7,8 @@ import signal
 
 import pytest
 
-from fractrain_fx.training.interrupt import Interrupt, exit_code, raise_interrupt
+from fractrain_fx.cli import exit_code
+from fractrain_fx.training.interrupt import Interrupt, raise_interrupt
 
 
 def test_an_interrupt_raises_at_once_and_one_that_was_lost_raises_later() -> None:

@@ -74,6 +74,7 @@ def test_without_data_a_model_keeps_its_own_sizes() -> None:
         ("nowhere.py:net", "not a file"),
         (f"{TINY}:nett", "'net'"),
         (f"{TINY}:nothing", "NoneType"),
+        (f"{TINY}:", "which function"),
         ("hf:gpt2", "classification"),
     ],
 )
@@ -96,7 +97,22 @@ def test_a_model_of_the_other_task_is_refused(text: DataSet) -> None:
         build_model("timm:resnet10t", text)
 
 
-def test_a_file_that_fails_keeps_its_own_error(tmp_path: Path, digits: DataSet) -> None:
-    (tmp_path / "broken.py").write_text("1 / 0")
-    with pytest.raises(ZeroDivisionError):
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("1 / 0", r"net failed in line 1: ZeroDivisionError: division by zero"),
+        ("def net(:", r"net failed: SyntaxError"),
+        ("def net():\n    raise KeyError('a')", r"net failed in line 2: KeyError: 'a'"),
+        (
+            "def net(width, num_classes, *rest): ...",
+            r"net needs width, .* all arguments but image_size and num_classes",
+        ),
+        ("net = 3", "has no function 'net'"),
+    ],
+)
+def test_a_file_that_fails_says_so_in_one_line(code: str, message: str, tmp_path: Path, digits: DataSet) -> None:
+    (tmp_path / "broken.py").write_text(code)
+    with pytest.raises(ModelError, match=message) as refused:
         build_model(f"{tmp_path / 'broken.py'}:net", digits)
+    assert "\n" not in str(refused.value)
+    assert ("failed" in message) == (refused.value.__cause__ is not None)

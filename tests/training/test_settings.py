@@ -1,6 +1,9 @@
 """Settings survive YAML, and refuse what means nothing."""
 
+import math
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jsonargparse import ArgumentParser
@@ -9,6 +12,7 @@ from fractrain_fx.config import FracConfig, Pin, Precision, Steps
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.training.flags import add_flags, given_flags
 from fractrain_fx.training.settings import RunSettings, TrainSettings
+from fractrain_fx.zoo.recipe import load_recipe
 
 
 def test_the_clock_has_flags() -> None:
@@ -37,6 +41,17 @@ def test_the_recipe_of_a_format_is_not_that_of_the_paper() -> None:
     assert RunSettings.from_dict(settings.to_dict()) == settings
 
 
+def test_a_recipe_in_a_file_is_where_the_other_keys_start_from(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("recipe: table3-resnet38-cifar10-dfq\nepochs: 3\ngate: {beta: 0.5}\n", encoding="utf-8")
+    settings, recipe = RunSettings.from_yaml(path), load_recipe("table3-resnet38-cifar10-dfq").settings
+    assert (settings.model, settings.recipe, settings.frac.method) == ("zoo:resnet38", recipe.recipe, "dfq")
+    assert (settings.train.epochs, settings.train.iterations) == (3, None)
+    assert settings.frac.gate == replace(recipe.frac.gate, beta=0.5)
+    changed = replace(recipe, model="zoo:resnet74", data="cifar100")
+    assert RunSettings.from_dict(recipe.to_dict()) == recipe and RunSettings.from_dict(changed.to_dict()) == changed
+
+
 def test_the_method_knows_the_length_of_the_run() -> None:
     assert RunSettings(train=TrainSettings(epochs=9)).frac.epochs == 9
     assert RunSettings.from_dict({"schedule": "manual", "epochs": 5}).frac.epochs == 5
@@ -46,11 +61,13 @@ def test_the_method_knows_the_length_of_the_run() -> None:
     ("values", "message"),
     [
         ({"metod": "pfq"}, "'method'"),
+        ({"recipe": "table3-resnet38-cifar10-dfg"}, "'table3-resnet38-cifar10-dfq'"),
+        ({"recipe": 3}, "recipe 3 is unknown"),
         ({"shard": True, "compile": True}, "compiled graph"),
         ({"compile": True, "compile_segments": True}, "leave out one of the two"),
         ({"shard": True, "mixed_precision": "fp16"}, "bf16"),
         ({"method": "fractran"}, "'fractrain'"),
-        ({"epochs": 0}, "epochs=0"),
+        ({"epochs": 0}, "^epochs=0 must be at least 1"),
         ({"batch_size": -1}, "batch_size"),
         ({"lr": 0.0}, "lr"),
         ({"device": "tpu"}, "device"),
@@ -62,6 +79,14 @@ def test_the_method_knows_the_length_of_the_run() -> None:
         ({"lr_schedule": "inverse-sqrt"}, "warm_up"),
         ({"warm_up": 1.0}, "warm_up=1.0"),
         ({"betas": [0.9]}, "betas"),
+        ({"betas": ["a", "b"]}, r"must be numbers: write betas=\[0.9, 0.999\]"),
+        ({"milestones": 3}, "milestones=3 must be a list"),
+        ({"seed": 2**32}, r"seed=4294967296 must be at least 0 and below 4294967296"),
+        ({"split_seed": 2**32}, "split_seed=4294967296"),
+        ({"lr": math.inf}, "lr=inf must be above 0 and finite"),
+        ({"weight_decay": math.inf}, "weight_decay=inf must be"),
+        ({"gate": {"beta": math.inf}}, "gate.beta=inf must be"),
+        ({3: 4}, "no setting 3"),
         ({"eps": 0.0}, "eps"),
         ({"mixed_precision": "fp8"}, "bf16"),
         ({"subset": 1}, "subset"),
@@ -73,15 +98,24 @@ def test_the_method_knows_the_length_of_the_run() -> None:
         ({"gate_lr_factor": 0.5, "method": "static"}, "changes nothing for method 'static'"),
     ],
 )
-def test_settings_without_meaning_say_what_to_write(values: dict[str, object], message: str) -> None:
+def test_settings_without_meaning_say_what_to_write(values: dict[Any, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         RunSettings.from_dict(values)
 
 
-@pytest.mark.parametrize("text", [None, "- a\n- b\n", "a: ["])
-def test_a_bad_file_is_named(tmp_path: Path, text: str | None) -> None:
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "does not exist"),
+        (b"- a\n- b\n", "has no fields"),
+        (b"a: [", "could not be read as YAML"),
+        (b"model: \xe4", "UTF-8"),
+    ],
+)
+def test_a_bad_file_is_named(tmp_path: Path, content: bytes | None, message: str) -> None:
     path = tmp_path / "run.yaml"
-    if text is not None:
-        path.write_text(text)
-    with pytest.raises(ConfigError, match=r"run\.yaml"):
-        RunSettings.from_yaml(path)
+    if content is not None:
+        path.write_bytes(content)
+    for read in (RunSettings.from_yaml, FracConfig.from_yaml):
+        with pytest.raises(ConfigError, match=rf"run\.yaml.* {message}"):
+            read(path)

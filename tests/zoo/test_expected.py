@@ -11,7 +11,7 @@ from fractrain_fx.training.settings import RunSettings
 from fractrain_fx.zoo.comparison import compare
 from fractrain_fx.zoo.edge import edge_rows
 from fractrain_fx.zoo.expected import expected, mix_of, training_samples
-from fractrain_fx.zoo.recipes import load_recipe, load_recipes
+from fractrain_fx.zoo.recipe import load_recipe, load_recipes
 from tests.models import some_long
 
 # ALGORITHM 7, in millions a sample; a sample of text has 256 tokens.

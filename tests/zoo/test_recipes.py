@@ -6,7 +6,7 @@ import pytest
 
 from fractrain_fx.config.targets import Reach, resolve_targets
 from fractrain_fx.errors import ConfigError
-from fractrain_fx.zoo.recipes import TABLES, Recipe, load_recipe, load_recipes, recipes_of
+from fractrain_fx.zoo.recipe import TABLES, Recipe, load_recipe, load_recipes, recipes_of
 
 RECIPES = load_recipes()
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from importlib.resources import files
 from typing import Any
 
 from fractrain_fx.errors import ConfigError, near
 from fractrain_fx.training.settings import RunSettings
-from fractrain_fx.zoo.recipes.variants import split_name, varied
+from fractrain_fx.zoo.recipes import read_recipe, recipe_names
 
 __all__ = ["TABLES", "PaperNumbers", "Recipe", "load_recipe", "load_recipes", "recipes_of"]
 
@@ -92,7 +91,7 @@ class Recipe:
     @cached_property
     def settings(self) -> RunSettings:
         """All settings of the run, as ``fractrain train --recipe`` starts it."""
-        return RunSettings.from_dict(dict(self.values) | {"recipe": self.name})
+        return replace(RunSettings.from_dict(self.values), recipe=self.name)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, with every setting."""
@@ -114,29 +113,23 @@ def load_recipe(name: str) -> Recipe:
     Raises:
         ConfigError: the name is unknown (the message has near names), or the recipe has no such variant.
     """
-    import yaml
-
-    of_file, variant = split_name(name)
-    file = files(__package__) / f"{of_file}.yaml"
-    if not file.is_file():
-        raise ConfigError(f"recipe {name!r} is unknown.{near(name, _names())} 'fractrain zoo list' names them all")
-    values = yaml.safe_load(file.read_text(encoding="utf-8"))
+    entries = read_recipe(name)
     pairs = ("delta_range", "saving_range")
-    paper: dict[str, Any] = {key: tuple(value) if key in pairs else value for key, value in values["paper"].items()}
+    paper: dict[str, Any] = {key: tuple(value) if key in pairs else value for key, value in entries["paper"].items()}
     return Recipe(
         name=name,
-        tables=tuple(values["tables"]),
-        row=values["row"],
+        tables=tuple(entries["tables"]),
+        row=entries["row"],
         paper=PaperNumbers(**paper),
-        values=varied(of_file, values["settings"], variant) if variant else values["settings"],
-        baseline=values.get("baseline"),
-        note=values.get("note"),
+        values=entries["settings"],
+        baseline=entries.get("baseline"),
+        note=entries.get("note"),
     )
 
 
 def load_recipes() -> list[Recipe]:
     """All recipes, in order of their names."""
-    return [load_recipe(name) for name in _names()]
+    return [load_recipe(name) for name in recipe_names()]
 
 
 def recipes_of(table: str) -> list[Recipe]:
@@ -160,8 +153,3 @@ def _place(recipe: Recipe) -> tuple[str, str, int, str]:
         _ORDER.index(kind),
         str(schedules.index(recipe.values.get("schedule", "auto"))) + recipe.name,
     )
-
-
-def _names() -> list[str]:
-    found = (file.name for file in files(__package__).iterdir())
-    return sorted(name.removesuffix(".yaml") for name in found if name.endswith(".yaml"))
