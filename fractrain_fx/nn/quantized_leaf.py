@@ -18,8 +18,8 @@ __all__ = ["QuantizedLeaf"]
 class QuantizedLeaf(nn.Module):
     """Call a module with every matrix in it rounded, with one range for each entry of the matrix's first dimension.
 
-    Matrices of complex numbers stay as they are.
-    The module stays registered where the model has it; this one only refers to it, so no parameter gets a second name.
+    Matrices of complex numbers stay as they are. The module stays registered where the model has it; this one only
+    refers to it, so no parameter gets a second name.
 
     Args:
         leaf: the module.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -263,6 +265,59 @@ def test_expert_products_count_each_token_as_often_as_it_is_routed() -> None:
         assert ops[f"{layer}.gate"].macs == tokens * width * 4
         assert ops[f"{layer}.experts.gate_up_proj"].macs == routed * tokens * width * 2 * inner
         assert ops[f"{layer}.experts.down_proj"].macs == routed * tokens * inner * width
+
+
+@dataclass
+class Parts:
+    """An output class."""
+
+    first: Tensor
+    second: Tensor
+
+
+class Chain(nn.Module):
+    """Three layers, of which the third may read what no gradient passes."""
+
+    def __init__(self, third: Callable[[Tensor, nn.Module], Any]) -> None:
+        super().__init__()
+        self.third = third
+        self.a, self.b, self.c = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.third(self.b(self.a(x)), self.c)
+
+
+def without_gradient(x: Tensor, c: nn.Module) -> Any:
+    with torch.no_grad():
+        y = c(x)
+    return x + y
+
+
+def written(x: Tensor, c: nn.Module) -> Any:
+    buffer = torch.zeros_like(x)
+    buffer[:, :2] = c(x)[:, :2]
+    return buffer
+
+
+BACKWARD: dict[str, tuple[Callable[[Tensor, nn.Module], Any], tuple[str, str]]] = {
+    "detach": (lambda x, c: c(x.detach()), ("", "c")),
+    "relu in place, then detach": (lambda x, c: c(F.relu(x, inplace=True).detach()), ("", "c")),
+    "detach and a size": (lambda x, c: c(x.detach().view(x.shape[0], x.size(1))), ("", "c")),
+    "no_grad": (without_gradient, ("b", "ab")),
+    "an index": (lambda x, c: (x, c(x).argmax(1)), ("b", "ab")),
+    "written": (written, ("bc", "abc")),
+    "an output class": (lambda x, c: Parts(x.detach(), c(x)), ("bc", "abc")),
+    "a detached output": (lambda x, c: Parts(x, c(x).detach()), ("b", "ab")),
+}
+
+
+@pytest.mark.parametrize("name", BACKWARD)
+def test_backward_products_are_those_that_a_gradient_of_the_output_reaches(name: str) -> None:
+    call, (eb, gc) = BACKWARD[name]
+    ops = plan(Chain(call), config=FracConfig(method="float"), example_inputs=(torch.randn(2, 4),)).ops
+    assert {op.name: op.training_macs for op in ops} == {
+        layer: (16, 16 * (layer in eb), 16 * (layer in gc)) for layer in "abc"
+    }
 
 
 UNCOUNTED: dict[str, Callable[..., Tensor]] = {
