@@ -91,6 +91,8 @@ def recipe_of(value: Any) -> Recipe:
         known = [each.name for each in fields(Recipe)]
         if unknown := [key for key in value if key not in known]:
             raise ConfigError(f"a recipe has no field {unknown[0]!r}; it has {', '.join(known)}")
+        if "format" not in value:
+            raise ConfigError("a recipe needs its format: write Recipe('mx', ...)")
         return Recipe(**value)
     if not isinstance(value, str) or value not in RECIPES:
         raise ConfigError(
