@@ -76,6 +76,15 @@ def test_a_model_in_which_nothing_can_be_quantized_is_told_so() -> None:
         plan(Whole(), config=FracConfig(method="static"), example_inputs=(torch.randn(2, 4),))
 
 
+def test_the_parts_of_a_float_models_cost_are_over_the_same_ops_as_cp() -> None:
+    x = torch.randn(2, 4)
+    model = fractrainify(Whole(), config=FracConfig(method="float"), example_inputs=(x,), check=False)
+    model(x)
+    cost = model.cost
+    assert cost.cp == cost.cp_total == cost.fw == cost.gc == 1
+    assert cost.eb == 0  # the first layer needs no gradient of its input
+
+
 def test_precisions_are_decided_after_blocks() -> None:
     config = FracConfig(method="static")
     with pytest.raises(PassError, match="run the Blocks pass before"):
