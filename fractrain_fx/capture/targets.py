@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import operator
+import re
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,9 +19,11 @@ __all__ = [
     "IN_PLACE_OPERATORS",
     "VALUE_READS",
     "Target",
+    "call_name",
     "call_through",
     "function_node",
     "getter_name",
+    "is_product",
     "is_setter",
     "resolve",
 ]
@@ -36,6 +39,15 @@ CONTRACTIONS = frozenset(
     | {"multi_dot", "linalg_multi_dot"}
 )
 """Names of calls that multiply and add up along a shared dimension."""
+
+# torch's names of all calls that do, of lower-level operators too: ``_sparse_mm``, ``linalg_vecdot``, ``fft_rfft2``.
+_PRODUCT = re.compile(
+    r"(^|_)([a-z]*(mm|mv|dot|matmul)|conv(olution|_tbc|(_[a-z]+)?[123]d)|linear|inner|outer|addr|ger|kron|cov|corrcoef"
+    r"|[cp]dist|lstm|gru|rnn|(flex|flash|head)_attention|matrix_(power|exp)|i?[hr]?fft[2n]?|ihfft[2n]?|i?stft)(_|$)"
+)
+_NAMESPACES = re.compile("^(linalg|fft)_")
+_ALIASES: Mapping[str, str] = {"linalg_matmul": "matmul"}
+"""Calls that take the same arguments as another one."""
 
 ADDS = frozenset({"add", "iadd", "add_", "__add__", "__radd__", "__iadd__"})
 """Names of calls that add two tensors."""
@@ -91,6 +103,18 @@ def _methods() -> dict[int, str]:
 
 # Wrappers report odd names (``pow`` for ``__rpow__``), so methods are recognised by identity.
 _METHODS = _methods()
+
+
+def call_name(target: Any) -> str:
+    """The plain name of a function: ``mm`` for ``aten.mm.default``, ``matmul`` for ``torch.linalg.matmul``."""
+    name = str(getattr(target, "__name__", "")).removesuffix(".default")
+    return _ALIASES.get(name, name)
+
+
+def is_product(name: str) -> bool:
+    """Whether torch has a call of this name that multiplies and adds up along a shared dimension."""
+    operator_name = _NAMESPACES.sub("", name.partition(".")[0])
+    return name in CONTRACTIONS or _PRODUCT.search(operator_name) is not None
 
 
 def getter_name(func: Any) -> str | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypeVar, get_args
 
 from fractrain_fx.config.kinds import check_kinds
 from fractrain_fx.errors import ConfigError
@@ -13,6 +13,9 @@ __all__ = ["BLOCK_FORMATS", "BlockFormatName", "OperandRecipe", "ProductRecipe",
 
 BlockFormatName = Literal["mx", "nvfp4", "fp8", "int"]
 BLOCK_FORMATS: tuple[str, ...] = get_args(BlockFormatName)
+
+
+_R = TypeVar("_R", "OperandRecipe", "ProductRecipe")
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class ProductRecipe:
     def __post_init__(self) -> None:
         for name in ("first", "second"):
             if isinstance(value := getattr(self, name), Mapping):
-                object.__setattr__(self, name, OperandRecipe(**value))
+                object.__setattr__(self, name, _made(OperandRecipe, name, value))
         check_kinds(self)
         if self.hadamard is not None and self.hadamard not in (2, 4, 8, 16, 32, 64, 128):
             raise ConfigError(f"hadamard={self.hadamard} must be a power of two, 2 to 128, or None for no transform")
@@ -93,7 +96,7 @@ class Recipe:
             raise ConfigError(f"a recipe of format {self.format!r} is unknown: write one of {', '.join(BLOCK_FORMATS)}")
         for name in ("forward", "input_gradient", "weight_gradient"):
             if isinstance(value := getattr(self, name), Mapping):
-                object.__setattr__(self, name, ProductRecipe(**value))
+                object.__setattr__(self, name, _made(ProductRecipe, name, value))
         check_kinds(self)
         operands = [each for product in self.products for each in (product.first, product.second)]
         if self.forward.hadamard is not None or self.input_gradient.hadamard is not None:
@@ -123,3 +126,11 @@ class Recipe:
         """Fewest bits of the operands of each product; 0 where the stage alone decides."""
         forward, input_gradient, weight_gradient = (16 if product.bfloat16 else 0 for product in self.products)
         return forward, input_gradient, weight_gradient
+
+
+def _made(kind: type[_R], place: str, value: Mapping[str, Any]) -> _R:
+    """A part of a recipe from the mapping that a saved configuration holds."""
+    known = [each.name for each in fields(kind)]
+    if unknown := [key for key in value if key not in known]:
+        raise ConfigError(f"{place} of a recipe has no field {unknown[0]!r}; it has {', '.join(known)}")
+    return kind(**value)

@@ -15,6 +15,7 @@ from fractrain_fx.errors import InputError
 
 __all__ = [
     "as_bits",
+    "checked_bits",
     "dense",
     "highest_level",
     "is_rounded",
@@ -41,6 +42,24 @@ def as_bits(bits: int | Int[Tensor, "*bits"], x: Tensor) -> Int[Tensor, "*bits"]
     if not 0 <= bits <= FLOAT_BITS:
         raise InputError(f"bits={bits} must lie in 1..31, or be 0 or {FLOAT_BITS} to leave the tensor as it is")
     return torch.tensor(bits, device=x.device)
+
+
+def checked_bits(bits: int | Int[Tensor, "*bits"], x: Tensor) -> Int[Tensor, "*bits"]:
+    """``bits`` as a tensor, whose values are looked at unless that would wait for a device or break a compiled graph.
+
+    Raises:
+        InputError: ``bits`` that are not whole numbers from 0 to 32.
+    """
+    if isinstance(bits, Tensor):
+        whole = not bits.is_floating_point() and not bits.is_complex() and bits.dtype != torch.bool
+        if whole and readable(bits) and bits.numel() and not 0 <= int(bits.min()) <= int(bits.max()) <= FLOAT_BITS:
+            raise InputError(f"bits from {int(bits.min())} to {int(bits.max())} must lie in 0..{FLOAT_BITS}")
+    else:
+        whole = isinstance(bits, int) and not isinstance(bits, bool)
+    if not whole:
+        shown = f"a tensor of {bits.dtype}" if isinstance(bits, Tensor) else repr(bits)
+        raise InputError(f"bits must be whole numbers from 0 to {FLOAT_BITS}, not {shown}")
+    return as_bits(bits, x)
 
 
 def is_rounded(bits: Int[Tensor, "*bits"]) -> Bool[Tensor, "*bits"]:

@@ -21,7 +21,8 @@ class Cost(NamedTuple):
     """Shares (0..1) of the full-precision cost of training on a batch, averaged over its samples.
 
     Attributes:
-        cp: over the gated and scheduled ops; differentiable in the choices. The controller steers it.
+        cp: over the gated and scheduled ops, or over every counted one if none is; differentiable in the choices. The
+            controller steers it.
         cp_total: over every counted contraction.
         fw, eb, gc: shares of the forward pass, error back-propagation and gradient computation, over the ops of ``cp``.
         choice: for each gated block, the one-hot choice of every sample.
@@ -143,7 +144,10 @@ class CostMeter(FullPrecision):
                 spent = spent + self.by_product * self._shares((b, b), (g, g), (g, g))
         measured = self.full.sum() > 0
         everything = (spent + self.fixed).sum() / self.total.sum()
-        paths = torch.where(self.full > 0, spent / self.full.clamp(min=1), torch.zeros_like(spent))
+        # Without gated and scheduled ops, cp and its parts are over all counted ones.
+        over = torch.where(measured, self.full, self.total)
+        part = torch.where(measured, spent, spent + self.fixed)
+        paths = torch.where(over > 0, part / over.clamp(min=1), torch.zeros_like(part))
         cp = torch.where(measured, spent.sum() / self.full.sum().clamp(min=1), everything)
         return Cost(cp, everything, paths[0], paths[1], paths[2], dict(zip(self.blocks, choices, strict=True)))
 

@@ -18,7 +18,8 @@ __all__ = ["QuantizedLeaf"]
 class QuantizedLeaf(nn.Module):
     """Call a module with every matrix in it rounded, with one range for each entry of the matrix's first dimension.
 
-    The module stays registered where the model has it; this one only refers to it, so no parameter gets a second name.
+    Matrices of complex numbers stay as they are. The module stays registered where the model has it; this one only
+    refers to it, so no parameter gets a second name.
 
     Args:
         leaf: the module.
@@ -57,6 +58,6 @@ def _matrices(leaf: nn.Module) -> tuple[tuple[str, ...], ...]:
     places: dict[int, list[str]] = {}
     for path, module in leaf.named_modules():
         for name, parameter in module._parameters.items():
-            if parameter is not None and parameter.ndim >= 2:
+            if parameter is not None and parameter.ndim >= 2 and parameter.is_floating_point():
                 places.setdefault(id(parameter), []).append(f"{path}.{name}" if path else name)
     return tuple(map(tuple, places.values()))

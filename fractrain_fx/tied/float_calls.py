@@ -17,13 +17,11 @@ from typing import Any
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from fractrain_fx.capture.targets import CONTRACTIONS
+from fractrain_fx.capture.targets import call_name, is_product
 from fractrain_fx.capture.trees import tensors_in
 from fractrain_fx.tied.telling import users_frame, warn
 
 __all__ = ["FloatCalls", "Notice", "forget_notices", "told_of_generate"]
-
-_LAYERS = CONTRACTIONS | {"lstm", "gru", "rnn_tanh", "rnn_relu", "lstm_cell", "gru_cell", "rnn_tanh_cell"}
 
 
 class FloatCalls:
@@ -151,7 +149,7 @@ class _Layers(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        weighted = self._tell is not None and getattr(func, "__name__", "") in _LAYERS
+        weighted = self._tell is not None and is_product(call_name(func))
         if weighted and any(isinstance(x, nn.Parameter) for x in tensors_in((args, kwargs or {}))):
             tell, self._tell = self._tell, None
             if tell is not None:

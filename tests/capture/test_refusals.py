@@ -54,6 +54,11 @@ def returns_an_object(model: Base, x: Tensor) -> Any:
     return {"x": {x}}
 
 
+def nests(model: Base, x: Tensor) -> Any:
+    rows = torch.nested.nested_tensor(list(x.unbind()))
+    return torch.nested.to_padded_tensor(rows, 0.0)
+
+
 def rejects(model: Base, x: Tensor) -> Tensor:
     raise ValueError("no")  # refused
 
@@ -67,7 +72,7 @@ def line_of(function: Callable[..., Any]) -> int:
     return own[0] if own else Base.forward.__code__.co_firstlineno
 
 
-@pytest.mark.parametrize("compute", [reads_values, draws, counts, counts_globally, returns_an_object, rejects])
+@pytest.mark.parametrize("compute", [reads_values, draws, counts, counts_globally, returns_an_object, nests, rejects])
 def test_the_line_is_that_of_the_model(compute: Callable[..., Any]) -> None:
     error = InputError if compute is rejects else CaptureError
     with pytest.raises(error, match=rf"{re.escape(HERE)}:{line_of(compute)}\b"):

@@ -60,6 +60,7 @@ OPTIONS = ("0/0", "4/8", "8/8")
         ({"format": "mx", "saved": "rounded"}, "write saved='operands'"),
         ({"format": "mx", "recipe": "mxfp"}, "recipe='mxfp' is unknown: write one of mxfp8.* Did you mean"),
         ({"format": "mx", "recipe": {"formt": "mx"}}, "a recipe has no field 'formt'"),
+        ({"format": "mx", "recipe": {"forward": {}}}, "a recipe needs its format"),
         ({"format": "mx", "recipe": "nvfp4"}, "recipe='nvfp4' is one of format 'nvfp4'"),
         ({"format": "int", "method": "dfq", "options": OPTIONS, "recipe": "switchback"}, "does not go with the gates"),
         ({"format": "affine", "recipe": "mxfp4"}, "changes nothing with format='affine'"),
@@ -84,6 +85,8 @@ def test_what_does_not_fit_together(words: dict[str, Any], message: str) -> None
         (lambda: Recipe("int", forward=ProductRecipe(OperandRecipe(eight="e5m2"))), "eight changes nothing"),
         (lambda: OperandRecipe(square=True, per_row=True), "two kinds of blocks"),
         (lambda: ProductRecipe(hadamard=16, bfloat16=True), "bfloat16 leaves nothing to round"),
+        (lambda: ProductRecipe(first={"foo": 1}), "first of a recipe has no field 'foo'; it has stochastic, eight"),
+        (lambda: Recipe("mx", forward={"foo": 1}), "forward of a recipe has no field 'foo'; it has first, second"),
         (lambda: OperandRecipe(eight="e4m4"), "eight='e4m4' is not an element"),
     ],
 )

@@ -75,7 +75,8 @@ class Additions:
         if a == b or not (a.startswith("frac.constants.") and b.startswith("frac.constants.")):
             return a == b
         x, y = (self.root.get_buffer(path.partition(".")[2]) for path in (a, b))
-        return x.dtype == y.dtype and x.device == y.device and not x.is_meta and torch.equal(x, y)
+        comparable = not x.is_meta and not x.is_nested and not y.is_nested
+        return x.dtype == y.dtype and x.device == y.device and comparable and torch.equal(x, y)
 
     def drop_unused(self, targets: set[str]) -> None:
         """Forget constants that no ``get_attr`` among ``targets`` reads."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.fx import Node
 
-from fractrain_fx.capture.targets import CONTRACTIONS
+from fractrain_fx.capture.targets import CONTRACTIONS, call_name, is_product
 from fractrain_fx.capture.trees import tensors_in
 
 __all__ = ["HIDDEN", "HiddenCalls", "contractions_in_backward", "hidden_words"]
@@ -20,7 +20,6 @@ __all__ = ["HIDDEN", "HiddenCalls", "contractions_in_backward", "hidden_words"]
 HIDDEN = "hidden"
 """Key of ``node.meta``: the number of contractions inside the node's call, by name."""
 
-_WHOLE = frozenset({"multi_head_attention_forward", "lstm", "gru", "rnn_tanh", "rnn_relu"})
 _BACKWARD = " in backward"
 
 
@@ -47,8 +46,8 @@ class HiddenCalls:
 
     def seen(self, func: Any, result: Any) -> Any:
         """Note a torch call inside another call, and return its result."""
-        name = str(getattr(func, "__name__", "")) if self._counting else ""
-        if name in CONTRACTIONS or name in _WHOLE:
+        name = call_name(func) if self._counting else ""
+        if is_product(name):
             self._found[name] += 1 if not self._trained_only or any(x.requires_grad for x in tensors_in(result)) else 0
         return result
 

@@ -220,7 +220,7 @@ class Recorder(TorchFunctionMode):
             return self.size(name, args, kwargs)
         watched = self.watch(args, kwargs)
         result = self.looks.values(name, args, func(*plain(args), **plain(dict(kwargs))), sys._getframe(1))
-        if name in targets.CONTRACTIONS and any(x.requires_grad for x in tensors_in(result)):
+        if targets.call_name(func) in targets.CONTRACTIONS and any(x.requires_grad for x in tensors_in(result)):
             self.contractions += 1
         try:
             result = self.write(op, target, ordered, kwargs, result, watched, decided=self.looks.decided(name, args))

@@ -225,11 +225,15 @@ class Writer:
             self.graph.erase_node(last)
 
     def _require_shown(self, value: Tensor) -> None:
-        """Note an obstacle for an unknown tensor with a history, on the first module that returns or uses it."""
-        if value.grad_fn is not None and id(value) not in self._blamed:
+        """Note an obstacle for an unknown tensor that is no constant, on the first module that returns or uses it.
+
+        A tensor with a history is not constant, and a nested tensor is made of tensors without torch showing the call.
+        """
+        if (value.grad_fn is not None or value.is_nested) and id(value) not in self._blamed:
             self._alive.append(value)
             self._blamed.add(id(value))
-            self.block("it holds a tensor computed by calls that torch does not show (scripted or foreign code, vmap)")
+            how = "scripted or foreign code, vmap" if not value.is_nested else "torch.nested"
+            self.block(f"it holds a tensor computed by calls that torch does not show ({how})")
 
     def _attribute(self, name: str) -> Node:
         return self.once(("get_attr", name), lambda: self.create("get_attr", name))

@@ -16,7 +16,7 @@ from fractrain_fx.formats.affine.grid import modest
 from fractrain_fx.formats.affine.kernels import has_kernels, measure_compiled
 from fractrain_fx.formats.affine.rounding import round_affine, shifted_to_zero
 from fractrain_fx.formats.base import Bits, Format, SampleAxis, ValueRange, Values
-from fractrain_fx.formats.bits import as_bits, dense, once, readable, work_dtype
+from fractrain_fx.formats.bits import as_bits, checked_bits, dense, once, readable, work_dtype
 
 __all__ = ["AffineFormat", "fake_quantize", "measure", "range_between"]
 
@@ -115,8 +115,12 @@ def fake_quantize(
         The rounded values, in the type of ``x``.
 
     Raises:
-        InputError: ``bits`` outside 0..32, a ``dim`` that ``x`` lacks, or only one of ``lo`` and ``span``.
+        InputError: ``bits`` that are not whole numbers from 0 to 32, an ``x`` that is not floating-point, a ``dim``
+            that ``x`` lacks, or only one of ``lo`` and ``span``.
     """
+    if not x.is_floating_point():
+        raise InputError(f"fake_quantize rounds floating-point values, and this tensor holds {x.dtype}")
+    bits = checked_bits(bits, x)
     if (lo is None) != (span is None):
         raise InputError("half a range was given: pass both lo and span, or neither to have them measured")
     if x.numel() == 0:
@@ -126,7 +130,7 @@ def fake_quantize(
         lo, span, _ = measure(x, dim)
     shape, dtype = _range_shape(x, dim), work_dtype(x)
     lo, span = (torch.as_tensor(end, dtype=dtype, device=x.device).detach().reshape(shape) for end in (lo, span))
-    rounded: Tensor = _FakeQuantize.apply(x, as_bits(bits, x), lo, span, measured_here, stochastic)
+    rounded: Tensor = _FakeQuantize.apply(x, bits, lo, span, measured_here, stochastic)
     return rounded
 
 

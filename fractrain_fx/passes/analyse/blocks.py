@@ -12,7 +12,7 @@ from fractrain_fx.passes.graph.contractions import OPAQUE_KINDS, UNSPLIT_KINDS, 
 from fractrain_fx.passes.graph.edit import unique
 from fractrain_fx.passes.graph.facts import Block, Op, facts, ops_of
 
-__all__ = ["Blocks"]
+__all__ = ["Blocks", "can_choose"]
 
 # A module that issues more contractions than this outside residual blocks is a network, not a layer group.
 _LARGEST_GROUP = 6
@@ -34,7 +34,7 @@ class Blocks(PassBase):
         names: set[str] = set()
         for node in graph_module.graph.nodes:
             facts(node).blocks = ()
-        counted = [(node, op) for node, op in ops_of(graph_module.graph) if _can_choose(op)]
+        counted = [(node, op) for node, op in ops_of(graph_module.graph) if can_choose(op)]
         for residual in residuals(graph_module):
             inside = [(node, op) for node, op in counted if node in residual.region]
             if not inside:
@@ -49,11 +49,11 @@ class Blocks(PassBase):
 
     def ensures(self, graph_module: GraphModule) -> None:
         for _, op in ops_of(graph_module.graph):
-            if _can_choose(op) and op.block is None:
+            if can_choose(op) and op.block is None:
                 raise PassError(f"contraction {op.name!r} was left without a block")
 
 
-def _can_choose(op: Op) -> bool:
+def can_choose(op: Op) -> bool:
     """Whether both operands can be quantized: not in a module kept as one node, nor in a call of several factors."""
     return op.macs is not None and op.kind not in (*OPAQUE_KINDS, *UNSPLIT_KINDS)
 

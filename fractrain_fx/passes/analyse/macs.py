@@ -11,6 +11,7 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from fractrain_fx.capture.recording.hidden import HIDDEN
 from fractrain_fx.errors import ModelError, PassError
 from fractrain_fx.passes.analyse.products import product_of
+from fractrain_fx.passes.analyse.reached import reached_by_gradient
 from fractrain_fx.passes.analyse.trained import bits_of
 from fractrain_fx.passes.graph.contractions import (
     Contraction,
@@ -31,6 +32,7 @@ class Macs(PassBase):
     """Put an :class:`Op` into the record of each contraction.
 
     MACs are closed forms of the shapes, for one sample. An op whose output all samples share is counted once.
+    An op that no gradient of the model's output reaches has no backward products.
     An op family without a formula gets ``macs=None`` and is listed as uncounted.
 
     Requires: shapes. Ensures: every contraction that depends on the input has an op with a unique name.
@@ -41,7 +43,7 @@ class Macs(PassBase):
             raise PassError("the graph has no shapes yet: run the Shapes pass before Macs")
 
     def call(self, graph_module: GraphModule) -> PassResult:
-        moving = varying(graph_module.graph)
+        moving, reached = varying(graph_module.graph), reached_by_gradient(graph_module.graph)
         names: set[str] = set()
         modified = False
         for node in graph_module.graph.nodes:
@@ -50,6 +52,9 @@ class Macs(PassBase):
                 continue
             op = _op(graph_module, node, moving, names)
             if op is not None:
+                if node not in reached:
+                    op.input_gradient = op.weight_gradient = False
+                    facts(node).gradients_by = 0, 0
                 facts(node).op = op
                 names.add(op.name)
                 modified = True

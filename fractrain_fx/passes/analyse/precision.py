@@ -12,9 +12,17 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from fractrain_fx.capture.recording.hidden import HIDDEN, hidden_words
 from fractrain_fx.config import FracConfig, Pin
 from fractrain_fx.errors import ModelError, PassError, RuleError, near
+from fractrain_fx.passes.analyse.blocks import can_choose
 from fractrain_fx.passes.analyse.orders import sample_orders
 from fractrain_fx.passes.graph.arithmetic import arithmetic_of
-from fractrain_fx.passes.graph.contractions import OPAQUE_KINDS, UNSPLIT_KINDS, contraction, function_name, operand
+from fractrain_fx.passes.graph.contractions import (
+    OPAQUE_KINDS,
+    UNSPLIT_KINDS,
+    contraction,
+    function_name,
+    operand,
+    other_numbers,
+)
 from fractrain_fx.passes.graph.edit import unique, varying
 from fractrain_fx.passes.graph.facts import STAGE, TRAINED, Decision, Op, blocks_of, facts, ops_of
 
@@ -41,8 +49,8 @@ class DecidePrecision(PassBase):
         self.config = config
 
     def requires(self, graph_module: GraphModule) -> None:
-        if not blocks_of(graph_module.graph):
-            raise PassError("the graph has no blocks yet: run the Blocks pass before DecidePrecision")
+        if any(can_choose(op) and op.block is None for _, op in ops_of(graph_module.graph)):
+            raise PassError("the graph has contractions without a block: run the Blocks pass before DecidePrecision")
 
     def call(self, graph_module: GraphModule) -> PassResult:
         _name_as_in_training(graph_module)
@@ -96,8 +104,7 @@ class DecidePrecision(PassBase):
             matched = [
                 op.name
                 for op in ops
-                if op.macs is not None
-                and op.kind not in (*OPAQUE_KINDS, *UNSPLIT_KINDS)
+                if can_choose(op)
                 and (
                     pin.pattern == op.kind
                     or pin.pattern in labels.get(op.name, ())
@@ -130,6 +137,8 @@ class DecidePrecision(PassBase):
         if op.kind in UNSPLIT_KINDS:
             fused = op.kind == "scaled_dot_product_attention"
             return Decision("float", "attention='float'" if fused else "one call multiplies more than two tensors")
+        if (other := other_numbers(node)) is not None:
+            return Decision("float", other)
         name, recipe, per_product = self.config.format, self.config.product_recipe, self.config.per_product
         if pin is not None and pin.number_format is not None:
             name, recipe = pin.number_format, pin.product_recipe

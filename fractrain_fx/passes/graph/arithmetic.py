@@ -41,7 +41,7 @@ def _family(node: Node) -> Arithmetic | str:
     if family is None:
         return "is not a contraction"
     shapes = [facts(operand(node, place)).shape or () for place in family.operands]
-    if name.startswith("conv"):
+    if family.kind in ("conv", "conv_transpose"):
         return _convolution(node, name, shapes)
     if name == "linear":
         return Linear() if len(shapes[1]) == 2 else "multiplies by a vector"

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 from torch.fx import Node
 
+from fractrain_fx.capture.targets import call_name, is_product
 from fractrain_fx.passes.graph import formulas
 from fractrain_fx.passes.graph.facts import facts
 from fractrain_fx.passes.graph.formulas import Shape
@@ -20,6 +21,7 @@ __all__ = [
     "contraction",
     "function_name",
     "operand",
+    "other_numbers",
     "set_operand",
     "uncounted_kind",
     "unsplit",
@@ -96,23 +98,15 @@ _UNSPLIT: dict[str, Callable[[Sequence[Shape], Shape], int]] = {
 _MEASURED = frozenset({"einsum", "chain_matmul", "multi_dot", "linalg_multi_dot"})
 UNSPLIT_KINDS = (*_UNSPLIT, *(f"{name} of several" for name in sorted(_MEASURED)))
 
-# Products whose cost depends on more than shapes, is not a number of MACs, or is at a precision of its own: they are
-# listed as uncounted, never left out.
-_UNCOUNTED = frozenset(
-    {
-        *("cdist", "kron", "_scaled_mm", "scaled_mm", "_int_mm", "fft", "rfft", "stft"),
-        *("matrix_power", "matrix_exp", "flex_attention"),
-    }
-)
+# The code that torch's own calls come from: names of other functions, such as ``update_attention``, tell nothing.
+_TORCH = ("torch", "_operator", "fractrain_fx")
 
 
 def function_name(node: Node) -> str:
-    """The plain name of what a node calls, whether function or method."""
+    """The plain name of what a node calls, whether function or method; an operator's default overload has its name."""
     if node.op == "call_method":
         return str(node.target)
-    if node.op == "call_function":
-        return str(getattr(node.target, "__name__", ""))
-    return ""
+    return call_name(node.target) if node.op == "call_function" else ""
 
 
 def operand(node: Node, place: tuple[int, str]) -> Any:
@@ -163,6 +157,16 @@ def _own_index(term: str, other: str, output: str) -> int:
     return place if "..." not in term or place < term.find("...") else place - len(named)
 
 
+def other_numbers(node: Node) -> str | None:
+    """The kind of numbers that an operand has if they are not real ones, which no format rounds; ``None`` if real."""
+    family = contraction(node)
+    places = family.operands if family else ()
+    dtypes = [facts(operand(node, place)).dtype for place in places]
+    if any(dtype is not None and dtype.is_complex for dtype in dtypes):
+        return "complex"
+    return "integers" if any(dtype is not None and not dtype.is_floating_point for dtype in dtypes) else None
+
+
 def unsplit(node: Node) -> tuple[str, int] | None:
     """Kind and MACs of a call that is counted but has no two operands to quantize; ``None`` for other nodes."""
     name = function_name(node)
@@ -185,7 +189,8 @@ def uncounted_kind(node: Node, owner: nn.Module | None) -> str | None:
     """The kind of a node that multiplies tensors in a way no formula here counts, or ``None``.
 
     ``owner`` is the module of a ``call_module`` node. A module that multiplies by matrices of its own is ``opaque``,
-    or ``rnn`` for torch's recurrent layers.
+    or ``rnn`` for torch's recurrent layers. Calls are known by name. Their cost depends on more than shapes, is not a
+    number of MACs, or is at a precision of its own, or their arguments have no form here.
     """
     if owner is not None:
         if isinstance(owner, nn.Embedding | nn.EmbeddingBag):
@@ -197,9 +202,8 @@ def uncounted_kind(node: Node, owner: nn.Module | None) -> str | None:
     name = function_name(node)
     if name in _UNSPLIT or (name in _MEASURED and contraction(node) is None and len(node.all_input_nodes) > 1):
         return name
-    if name in _UNCOUNTED and facts(node).shape is not None:
-        return name
-    return None
+    by_torch = node.op == "call_method" or str(getattr(node.target, "__module__", "torch")).startswith(_TORCH)
+    return name if by_torch and is_product(name) and facts(node).tensors else None
 
 
 def _is_lookup_or_norm(owner: nn.Module) -> bool:

@@ -319,6 +319,14 @@ def test_wrong_arguments_are_named() -> None:
     x = torch.randn(2, 3)
     with pytest.raises(InputError, match="bits=33"):
         fake_quantize(x, 33)
+    for bits in (torch.tensor(40), torch.tensor([[-1], [4]])):
+        with pytest.raises(InputError, match=r"must lie in 0\.\.32"):
+            fake_quantize(x, bits)
+    for bits in (2.5, True, torch.tensor(4.0), torch.tensor(True)):
+        with pytest.raises(InputError, match="bits must be whole numbers from 0 to 32, not "):
+            fake_quantize(x, bits)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"floating-point values, and this tensor holds torch\.int64"):
+        fake_quantize(torch.arange(3), 4)
     with pytest.raises(InputError, match=r"dim=2.*shape"):
         fake_quantize(x, 4, dim=2)
     with pytest.raises(InputError, match="both lo and span"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -154,6 +156,14 @@ CALLS: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...], int]]
     "einsum without output": (lambda x, w: torch.einsum("bti,ij", x, w), ((4, 6),), T * W * 6),
     "einsum that sums first": (lambda x, w: torch.einsum("bti,jk->bk", x, w), ((4, 6),), 6),
     "einsum with dots": (lambda x, w: torch.einsum("...i,oi->...o", x, w), ((6, 4),), T * W * 6),
+    "linalg.matmul": (lambda x, w: torch.linalg.matmul(x, w), ((4, 6),), T * W * 6),
+    "aten.mm": (lambda x, w: torch.ops.aten.mm.default(x[:, 0], w), ((4, 6),), W * 6),
+    "aten.linear": (lambda x, w: torch.ops.aten.linear.default(x, w), ((6, 4),), T * W * 6),
+    "conv_tbc": (
+        lambda x, w: torch.conv_tbc(x.transpose(0, 1).contiguous(), w, w[0, 0]),
+        ((3, 4, 6),),
+        (T - 2) * 6 * 3 * W,
+    ),
     "weight first": (lambda x, w: w @ x.transpose(1, 2), ((6, 4),), T * W * 6),
     "bilinear": (lambda x, w: F.bilinear(x, x, w), ((7, 4, 4),), T * 7 * W * (W + 1)),
     "einsum of three": (lambda x, w, u: torch.einsum("bti,ij,jk->btk", x, w, u), ((4, 6), (6, 7)), T * (W * 6 + 6 * 7)),
@@ -255,6 +265,79 @@ def test_expert_products_count_each_token_as_often_as_it_is_routed() -> None:
         assert ops[f"{layer}.gate"].macs == tokens * width * 4
         assert ops[f"{layer}.experts.gate_up_proj"].macs == routed * tokens * width * 2 * inner
         assert ops[f"{layer}.experts.down_proj"].macs == routed * tokens * inner * width
+
+
+@dataclass
+class Parts:
+    """An output class."""
+
+    first: Tensor
+    second: Tensor
+
+
+class Chain(nn.Module):
+    """Three layers, of which the third may read what no gradient passes."""
+
+    def __init__(self, third: Callable[[Tensor, nn.Module], Any]) -> None:
+        super().__init__()
+        self.third = third
+        self.a, self.b, self.c = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.third(self.b(self.a(x)), self.c)
+
+
+def without_gradient(x: Tensor, c: nn.Module) -> Any:
+    with torch.no_grad():
+        y = c(x)
+    return x + y
+
+
+def written(x: Tensor, c: nn.Module) -> Any:
+    buffer = torch.zeros_like(x)
+    buffer[:, :2] = c(x)[:, :2]
+    return buffer
+
+
+BACKWARD: dict[str, tuple[Callable[[Tensor, nn.Module], Any], tuple[str, str]]] = {
+    "detach": (lambda x, c: c(x.detach()), ("", "c")),
+    "relu in place, then detach": (lambda x, c: c(F.relu(x, inplace=True).detach()), ("", "c")),
+    "detach and a size": (lambda x, c: c(x.detach().view(x.shape[0], x.size(1))), ("", "c")),
+    "no_grad": (without_gradient, ("b", "ab")),
+    "an index": (lambda x, c: (x, c(x).argmax(1)), ("b", "ab")),
+    "written": (written, ("bc", "abc")),
+    "an output class": (lambda x, c: Parts(x.detach(), c(x)), ("bc", "abc")),
+    "a detached output": (lambda x, c: Parts(x, c(x).detach()), ("b", "ab")),
+}
+
+
+@pytest.mark.parametrize("name", BACKWARD)
+def test_backward_products_are_those_that_a_gradient_of_the_output_reaches(name: str) -> None:
+    call, (eb, gc) = BACKWARD[name]
+    ops = plan(Chain(call), config=FracConfig(method="float"), example_inputs=(torch.randn(2, 4),)).ops
+    assert {op.name: op.training_macs for op in ops} == {
+        layer: (16, 16 * (layer in eb), 16 * (layer in gc)) for layer in "abc"
+    }
+
+
+UNCOUNTED: dict[str, Callable[..., Tensor]] = {
+    "linalg_vecdot": lambda x, w: torch.linalg.vecdot(x, w[0]),
+    "convolution": lambda x, w: torch.convolution(x, w[..., None], None, [1], [0], [1], False, [0], 1),
+    "mm": lambda x, w: torch.ops.aten.mm.default(self=x[:, 0], mat2=w),
+    "addmm_": lambda x, w: x[:, 0].clone().addmm_(x[:, 1], w),
+    "fft_rfft": lambda x, w: torch.fft.rfft(x).real,
+    "linalg_matrix_power": lambda x, w: torch.linalg.matrix_power(x[:, :W], 2),
+    "_sparse_mm": lambda x, w: torch.sparse.mm(torch.eye(W).to_sparse(), x[:, 0].t()),
+}
+
+
+@pytest.mark.parametrize("name", UNCOUNTED)
+def test_every_call_of_torch_that_multiplies_has_a_row(name: str) -> None:
+    case = Case(Calls(UNCOUNTED[name], (W, W)), (torch.randn(3, T if name != "convolution" else W, W),))
+    ops = plan(case.model, config=FracConfig(method="float"), example_inputs=case.args).ops
+    assert [(op.kind, op.macs, op.precision.mode) for op in ops if op.name not in ("stem", "middle", "head")] == [
+        (name, None, "uncounted")
+    ]
 
 
 class Distances(nn.Module):
