@@ -17,6 +17,7 @@ from fractrain_fx.capture.inputs.data import has_data, without_data
 from fractrain_fx.capture.layerdrop import dropped_in_graph
 from fractrain_fx.capture.module import RecordedModule
 from fractrain_fx.capture.outside.outside import PythonState
+from fractrain_fx.capture.recording.leaves import hooks_left_out
 from fractrain_fx.capture.settle import Task, settle
 from fractrain_fx.capture.sizes.guards import Guard
 from fractrain_fx.capture.sizes.input_values import InputValues
@@ -142,7 +143,7 @@ def record(
         batching=settled.batching,
         checked=settled.checked,
         guards=attempt.guards,
-        python=replace(attempt.python, notes=(*attempt.python.notes, *notes)),
+        python=replace(attempt.python, notes=(*attempt.python.notes, *notes, *hooks_left_out(model))),
         types=_types_of(model) if attempt.python.types else None,
     )
     for graph in recorded.graphs:
