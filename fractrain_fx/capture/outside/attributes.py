@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.utils import checkpoint
 
 from fractrain_fx.capture.outside.equality import copied, same
@@ -138,9 +138,12 @@ class Attributes:
         return [each for each in self.accesses.values() if each.carried and not same(each.value, present(each))]
 
     def left_behind(self) -> list[Access]:
-        """Attributes that the run set to a tensor with a gradient and never read: they serve code around the model."""
-        unread = [each for each in self.accesses.values() if each.set_at and not each.read_at]
-        return [each for each in unread if getattr(present(each), "grad_fn", None) is not None]
+        """Attributes that the run set to another value and never read: they serve code around the model.
+
+        A tensor, and a size of one, is another value in each call. An attribute that is read may be a table.
+        """
+        found = [each for each in self.accesses.values() if each.set_at and not each.read_at]
+        return [each for each in found if isinstance(present(each), Tensor) or not same(each.value, present(each))]
 
     def _getter(self, real: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
         places, recorder = self._places, self._recorder

@@ -73,6 +73,20 @@ class LeavesALoss(Body):
         return y
 
 
+class LeavesMore(Body):
+    """Leaves a detached tensor, a size and a flag for code around it; ``p`` is set to what it was."""
+
+    last: Tensor | None = None
+    length = 0
+    ran = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.p, self.length, self.ran = 0.5, x.shape[0], True
+        y = super().forward(x)
+        self.last = y.detach()
+        return y
+
+
 class Flips(Body):
     def forward(self, x: Tensor) -> Tensor:
         if random.random() < 0.5:
@@ -178,6 +192,14 @@ def test_a_table_made_at_the_first_call_is_no_obstacle() -> None:
 def test_a_tensor_left_in_an_attribute_for_the_training_loop_is_worth_a_note() -> None:
     (note,) = record(LeavesALoss(), (X,)).python.notes
     assert "balance" in note and "return them" in note
+
+
+def test_any_value_left_in_an_attribute_is_worth_a_note() -> None:
+    model = LeavesMore()
+    model(X)  # it holds the values of an earlier call
+    model.ran = False
+    (note,) = record(model, (X,)).python.notes
+    assert all(name in note for name in ("last", "length", "ran")) and "p (" not in note
 
 
 @pytest.mark.parametrize("kind", [Flips, Scales, OwnGenerator])
