@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sized
 from itertools import repeat
 from operator import is_, is_not
 from typing import Any, Self
@@ -70,6 +71,10 @@ class Tied:
             )
         self._note()
 
+    def reads(self, name: str) -> bool:
+        """Whether the recording read this attribute of the original, or found that it is missing."""
+        return self._attributes.reads(name)
+
     def require_structure(self, what: str, way_out: str = "") -> None:
         """Compare modules and parameters with those of the graph.
 
@@ -106,7 +111,9 @@ class Tied:
         parameters = [(owner, name) for owner in owners for name, x in owner.items() if x is not None]
         self._owners = [owner for owner, _ in parameters]
         self._parameters = [name for _, name in parameters]
-        self._counted = [*self._hooks.counted(), *self.structure.containers()]
+        self._lists = self._attributes.lists()
+        self._contents = list(map(list, self._lists))
+        self._counted: list[Sized] = [*self._hooks.counted(), *self.structure.containers()]
         self._counts = list(map(len, self._counted))
 
     def _as_noted(self) -> bool:
@@ -114,6 +121,7 @@ class Tied:
             all(map(is_, map(dict.get, self._dictionaries, self._names, repeat(ABSENT)), self._values))
             and all(map(is_not, map(dict.get, self._owners, self._parameters), repeat(None)))
             and list(map(len, self._counted)) == self._counts
+            and self._lists == self._contents
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections import namedtuple
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -155,6 +156,51 @@ def test_a_configuration_that_a_model_reads_is_known_by_its_fields() -> None:
     found = read(record(model, args, kwargs))
     assert "config.output_hidden_states" in found and "transformer.h.0.attn.attn_dropout.p" in found
     assert "config.pad_token_id" not in found
+
+
+class Settings:
+    """An ordinary class; ``scale`` is an attribute of the class."""
+
+    scale = 2.0
+
+    def __init__(self, **inner: Any) -> None:
+        self.unread = 1
+        self.__dict__.update(inner)
+
+
+class ReadsSettings(Body):
+    sizes = (1, 2)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cfg, self.space = Settings(sub=Settings(k=1.0)), SimpleNamespace(k=2.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = self.cfg.scale * self.cfg.sub.k * self.space.k * getattr(self, "gain", 1.0) * sum(self.sizes)
+        return self.down(self.up(x)) * scale * getattr(self.cfg, "more", 1.0)
+
+
+def test_attributes_of_objects_of_classes_and_missing_ones_are_known() -> None:
+    before = dict(vars(Settings))
+    found = read(record(Outer(ReadsSettings()), (X,)))
+    assert found >= {"part.cfg.scale", "part.cfg.sub.k", "part.cfg.more", "part.space.k", "part.gain", "part.sizes"}
+    assert not any("unread" in each for each in found)
+    assert dict(vars(Settings)) == before
+
+
+class CountsInSettings(Body):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cfg = Settings(n=0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.cfg.n += 1
+        return super().forward(x)
+
+
+def test_a_counter_in_an_object_is_only_worth_a_note() -> None:
+    recording = record(CountsInSettings(), (X,))
+    assert recording.leaves == {} and "cfg.n" in recording.python.notes[0]
 
 
 def test_modules_that_the_graph_calls_read_for_themselves() -> None:
