@@ -18,6 +18,7 @@ from fractrain_fx.capture.inputs.data import has_data, without_data
 from fractrain_fx.capture.layerdrop import dropped_in_graph
 from fractrain_fx.capture.module import RecordedModule
 from fractrain_fx.capture.outside.outside import PythonState
+from fractrain_fx.capture.recording.leaves import hooks_left_out
 from fractrain_fx.capture.settle import Task, settle
 from fractrain_fx.capture.sizes.guards import Guard
 from fractrain_fx.capture.sizes.input_values import InputValues
@@ -149,7 +150,7 @@ def record(
         batching=settled.batching,
         checked=settled.checked,
         guards=attempt.guards,
-        python=replace(attempt.python, notes=(*attempt.python.notes, *notes)),
+        python=replace(attempt.python, notes=(*attempt.python.notes, *notes, *hooks_left_out(model))),
         types=_types_of(model) if attempt.python.types else None,
         seen=attempt.seen,
     )

@@ -263,7 +263,7 @@ class FracModel(Packable):
             super().__setattr__(name, value)
             return
         require_no_part(self, name, value)
-        if belongs_to_original(self, state.original, name):
+        if belongs_to_original(self, state.original, name, state.tied.reads(name)):
             setattr(state.original, name, value)
             state.tied.look_closely()
         else:

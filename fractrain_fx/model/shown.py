@@ -5,9 +5,9 @@ from __future__ import annotations
 import textwrap
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 from torch.fx import Graph
 
 from fractrain_fx.capture import Guard, InputValues, RecordedModule
@@ -21,6 +21,8 @@ from fractrain_fx.passes.graph.edit import NAMESPACE
 from fractrain_fx.rewriting import OWN
 
 __all__ = ["Shown"]
+
+_T = TypeVar("_T")
 
 
 class Shown(nn.Module):
@@ -93,12 +95,12 @@ class Shown(nn.Module):
     def ops(self) -> list[Op]:
         """Every contraction of the model in order, with its MACs and the reason for its precision."""
         self._state.follow_frozen()
-        return [op for _, op in ops_of(self._state.recording.train.graph)]
+        return _unless_hidden(self, "ops", [op for _, op in ops_of(self._state.recording.train.graph)])
 
     @property
     def blocks(self) -> list[Block]:
-        """Every block, in order of its entry."""
-        return blocks_of(self._state.recording.train.graph)
+        """Every block, in order of its entry. ``get_submodule("blocks")`` is the model's own part of that name."""
+        return _unless_hidden(self, "blocks", blocks_of(self._state.recording.train.graph))
 
     @property
     def macs(self) -> int:
@@ -157,6 +159,25 @@ class Shown(nn.Module):
         """The gated ops as a share (0..1) of the cost that cp is over; the others are scheduled."""
         return 1.0 if self._state.reach is None else self._state.reach.gated_share
 
+    def get_submodule(self, target: str) -> nn.Module:
+        """A module of the original, also if its name is one of this class's, such as ``blocks``."""
+        first, _, rest = target.partition(".")
+        part = self._modules.get(first)
+        if part is None:
+            return super().get_submodule(target)
+        watched: nn.Module = self._state.float_calls.looked_up(first, part)
+        return watched.get_submodule(rest)
+
+    def get_parameter(self, target: str) -> nn.Parameter:
+        """A parameter of the original, also if its name is one of this class's."""
+        own = self._parameters.get(target)
+        return super().get_parameter(target) if own is None else own
+
+    def get_buffer(self, target: str) -> Tensor:
+        """A buffer of the original, also if its name is one of this class's."""
+        own = self._buffers.get(target)
+        return super().get_buffer(target) if own is None else own
+
     def extra_repr(self) -> str:
         """Method, ops, blocks and MACs in one line."""
         return f"method={self.frac_config.method}, ops={len(self.ops)}, blocks={len(self.blocks)}, macs={self.macs:,}"
@@ -168,6 +189,25 @@ class Shown(nn.Module):
             lines.append(f"({name}): {_inserted(child) if name == NAMESPACE and child else repr(child)}")
         body = textwrap.indent("\n".join(lines), "  ")
         return f"{type(self).__name__}(\n{body}\n)"
+
+
+class _Hiding(list[_T]):
+    """A list of the rewritten model that has the name of one of the original's parts."""
+
+    def __init__(self, items: list[_T], name: str) -> None:
+        super().__init__(items)
+        self.__dict__["hidden"] = name
+
+    def __getattr__(self, name: str) -> Any:
+        hidden = self.__dict__.get("hidden", "")
+        raise AttributeError(
+            f"model.{hidden} of a rewritten model is a list, which has no {name!r}: the model's own part of that name "
+            f'is model.get_submodule("{hidden}")'
+        )
+
+
+def _unless_hidden(model: nn.Module, name: str, items: list[_T]) -> list[_T]:
+    return _Hiding(items, name) if name in model._modules else items
 
 
 def _inserted(root: nn.Module) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from torch import nn
@@ -12,6 +13,9 @@ from fractrain_fx.capture.outside.attributes import ABSENT, Place
 from fractrain_fx.capture.outside.equality import copied, same
 
 __all__ = ["TiedAttributes"]
+
+_SMALL = 64
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 @dataclass
@@ -35,14 +39,28 @@ class TiedAttributes:
         self._ties: dict[Place, _Tie] = {}
         for place in read:
             holder: Any = original.get_submodule(place.module)
-            holder = getattr(holder, place.held) if place.held else holder
+            holder = attrgetter(place.held)(holder) if place.held else holder
             value = copied(getattr(holder, place.name, ABSENT))
             self._ties[place] = _Tie(holder, place, vars(holder).get(place.name, ABSENT), value)
 
     def own(self) -> Iterator[tuple[dict[str, Any], str, Any]]:
-        """For each attribute its holder's dictionary, its name there and its value (``ABSENT``: its class has it)."""
+        """For each attribute its holder's dictionary, its name there and its value (``ABSENT``: not in there).
+
+        The entries of an attribute that is a small dictionary follow.
+        """
         for tie in self._ties.values():
             yield vars(tie.holder), tie.place.name, tie.raw
+            if isinstance(tie.raw, dict) and not tie.told and len(tie.raw) <= _SMALL:
+                yield from ((tie.raw, key, value) for key, value in tie.raw.items())
+
+    def lists(self) -> list[list[Any]]:
+        """The attributes that are small lists of plain values."""
+        found = [tie.raw for tie in self._ties.values() if isinstance(tie.raw, list) and not tie.told]
+        return [each for each in found if len(each) <= _SMALL and all(isinstance(part, _PLAIN) for part in each)]
+
+    def reads(self, name: str) -> bool:
+        """Whether the recording read an attribute of the model itself."""
+        return Place("", "", name) in self._ties
 
     def changes(self) -> list[str]:
         """The attributes whose value has changed since recording, in words; each is reported once."""

@@ -12,10 +12,15 @@ from fractrain_fx.tied.structure import ADAPTERS_FIRST, is_adapter
 __all__ = ["belongs_to_original", "require_no_part"]
 
 
-def belongs_to_original(model: nn.Module, original: nn.Module, name: str) -> bool:
-    """Whether an attribute to be set is a plain attribute of the original, which the model reads from there."""
+def belongs_to_original(model: nn.Module, original: nn.Module, name: str, read: bool) -> bool:
+    """Whether an attribute to be set is a plain attribute of the original, which the model reads from there.
+
+    ``read``: the original's forward reads it, although the original may not have it yet.
+    """
     kept_by_torch = name in model._parameters or name in model._buffers or name in model._modules
-    return not (kept_by_torch or name in vars(model) or hasattr(type(model), name)) and hasattr(original, name)
+    return not (kept_by_torch or name in vars(model) or hasattr(type(model), name)) and (
+        read or hasattr(original, name)
+    )
 
 
 def require_no_part(model: nn.Module, name: str, value: Any) -> None:

@@ -49,6 +49,7 @@ class Structure:
         """Take the present parameters and buffers for those of the graph."""
         self._shapes = {name: _shape(x) for name, x in _tensors(self._modules)}
         self._ties = _ties(self._modules)
+        self._empty = list(self._without_tensor())
 
     @property
     def modules(self) -> dict[str, nn.Module]:
@@ -61,6 +62,18 @@ class Structure:
         yield from ((graph._modules, name, child) for name, child in graph._modules.items() if name != NAMESPACE)
         for module in self._modules.values():
             yield from ((module._modules, name, child) for name, child in module._modules.items())
+
+    def containers(self) -> Iterator[dict[str, Any]]:
+        """The dictionaries of children, of parameters and of buffers. Modules that the graph calls have own buffers."""
+        for path, module in self._modules.items():
+            yield from (module._modules, module._parameters)
+            if not _within(path, self._called):
+                yield module._buffers
+
+    def tensorless(self) -> Iterator[tuple[dict[str, Any], str, Any]]:
+        """For each parameter and buffer that is ``None``, as :meth:`children`."""
+        for _, tensors, name in self._without_tensor():
+            yield tensors, name, None
 
     def differences(self) -> list[str]:
         """The differences in words: first modules, then parameters of unchanged modules."""
@@ -104,6 +117,13 @@ class Structure:
                 for parameters, name in owners:
                     parameters[name] = first
 
+    def _without_tensor(self) -> Iterator[tuple[str, dict[str, Any], str]]:
+        """For each parameter and buffer that is ``None``: its full name, its module's dictionary, its name there."""
+        for path, module in self._modules.items():
+            if not _within(path, self._called):
+                for held in (module._parameters, module._buffers):
+                    yield from ((_joined(path, name), held, name) for name, x in held.items() if x is None)
+
     def _tensor_differences(self, others: set[str]) -> list[str]:
         tensors = dict(_tensors(self._modules))
         if any(getattr(x, "_fsdp_flattened", False) for x in tensors.values()):
@@ -116,11 +136,18 @@ class Structure:
                 found.append(f"{name!r} is gone; pruning and parametrizations replace a parameter by others")
             elif _shape(now[name]) != shape:
                 found.append(f"{name!r} had shape {shape} and has {_shape(now[name])}")
-        found += [f"{name!r} was added" for name in now if name not in self._shapes]
+        added = dict.fromkeys(name for name in now if name not in self._shapes)
+        filled = (name for name, held, key in self._empty if held.get(key) is not None)
+        added |= dict.fromkeys(name for name in filled if not _within(name, others))
+        found += [f"{name!r} was added" for name in added]
         if not found and (ties := _ties(self._modules)) != self._ties:
             named = sorted({name for group in ties ^ self._ties for name in group})
             found.append(f"the ties between {', '.join(map(repr, named))} have changed")
         return found
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}".lstrip(".")
 
 
 def is_adapter(module: Any) -> bool:
@@ -140,7 +167,7 @@ def _tensors(modules: dict[str, nn.Module]) -> Iterator[tuple[str, Tensor]]:
         saved = {n: x for n, x in module._buffers.items() if n not in module._non_persistent_buffers_set}
         for name, x in {**module._parameters, **saved}.items():
             if x is not None:
-                yield f"{path}.{name}".lstrip("."), x
+                yield _joined(path, name), x
 
 
 def _ties(modules: dict[str, nn.Module]) -> set[frozenset[str]]:
@@ -149,7 +176,7 @@ def _ties(modules: dict[str, nn.Module]) -> set[frozenset[str]]:
     for path, module in modules.items():
         for name, x in module._parameters.items():
             if x is not None:
-                groups[_place(x)].add(f"{path}.{name}".lstrip("."))
+                groups[_place(x)].add(_joined(path, name))
     return {frozenset(names) for names in groups.values() if len(names) > 1}
 
 

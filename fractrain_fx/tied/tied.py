@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sized
 from itertools import repeat
-from operator import contains, is_
+from operator import is_, is_not
 from typing import Any, Self
 
 from torch import nn
@@ -70,6 +71,10 @@ class Tied:
             )
         self._note()
 
+    def reads(self, name: str) -> bool:
+        """Whether the recording read this attribute of the original, or found that it is missing."""
+        return self._attributes.reads(name)
+
     def require_structure(self, what: str, way_out: str = "") -> None:
         """Compare modules and parameters with those of the graph.
 
@@ -98,21 +103,25 @@ class Tied:
         return duplicate
 
     def _note(self) -> None:
-        places = [*self._attributes.own(), *self.structure.children()]
+        places = [*self._attributes.own(), *self.structure.children(), *self.structure.tensorless()]
         self._dictionaries = [dictionary for dictionary, _, _ in places]
         self._names = [name for _, name, _ in places]
         self._values = [value for _, _, value in places]
-        modules = self.structure.modules.values()
-        self._owners = [module._parameters for module in modules for _ in module._parameters]
-        self._parameters = [name for module in modules for name in module._parameters]
-        self._hooked = self._hooks.counted()
-        self._counts = list(map(len, self._hooked))
+        owners = [module._parameters for module in self.structure.modules.values()]
+        parameters = [(owner, name) for owner in owners for name, x in owner.items() if x is not None]
+        self._owners = [owner for owner, _ in parameters]
+        self._parameters = [name for _, name in parameters]
+        self._lists = self._attributes.lists()
+        self._contents = list(map(list, self._lists))
+        self._counted: list[Sized] = [*self._hooks.counted(), *self.structure.containers()]
+        self._counts = list(map(len, self._counted))
 
     def _as_noted(self) -> bool:
         return (
             all(map(is_, map(dict.get, self._dictionaries, self._names, repeat(ABSENT)), self._values))
-            and all(map(contains, self._owners, self._parameters))
-            and list(map(len, self._hooked)) == self._counts
+            and all(map(is_not, map(dict.get, self._owners, self._parameters), repeat(None)))
+            and list(map(len, self._counted)) == self._counts
+            and self._lists == self._contents
         )
 
 

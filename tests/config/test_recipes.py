@@ -60,7 +60,7 @@ OPTIONS = ("0/0", "4/8", "8/8")
         ({"format": "mx", "saved": "rounded"}, "write saved='operands'"),
         ({"format": "mx", "recipe": "mxfp"}, "recipe='mxfp' is unknown: write one of mxfp8.* Did you mean"),
         ({"format": "mx", "recipe": {"formt": "mx"}}, "a recipe has no field 'formt'"),
-        ({"format": "mx", "recipe": {"forward": {}}}, "a recipe needs its format"),
+        ({"format": "mx", "recipe": {"forward": {}}}, "a recipe needs a format"),
         ({"format": "mx", "recipe": "nvfp4"}, "recipe='nvfp4' is one of format 'nvfp4'"),
         ({"format": "int", "method": "dfq", "options": OPTIONS, "recipe": "switchback"}, "does not go with the gates"),
         ({"format": "affine", "recipe": "mxfp4"}, "changes nothing with format='affine'"),

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
-from torch import nn
+from torch import Tensor, nn
 
 from fractrain_fx import Engine, fractrainify
 from fractrain_fx.errors import FracTrainWarning, ModelError
@@ -46,6 +50,61 @@ def test_one_set_behind_the_back_is_found_at_a_mode_switch_and_at_the_end_of_an_
     original_of(model).block.warm = False
     with pytest.warns(FracTrainWarning, match=r"block\.warm"):
         engine.end_epoch()
+
+
+class Settings:
+    scale = 2.0
+
+
+class Reads(nn.Module):
+    sizes: tuple[int, ...] = (1, 2)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.cfg, self.space = Settings(), SimpleNamespace(sub=SimpleNamespace(k=2.0))
+        self.options, self.factors, self.table = {"k": 1.0}, [1.0, 2.0], np.ones(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = self.cfg.scale * self.space.sub.k * getattr(self, "gain", 1.0) * sum(self.sizes)
+        return self.fc(x) * scale * self.options["k"] * sum(self.factors) * float(self.table.sum())
+
+
+SET: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "a field of an object": (lambda net: setattr(net.cfg, "scale", 3.0), r"cfg\.scale was 2\.0"),
+    "a field of a namespace": (lambda net: setattr(net.space.sub, "k", 3.0), r"space\.sub\.k was 2\.0"),
+    "a missing attribute": (lambda net: setattr(net, "gain", 3.0), r"gain was not there .* is 3\.0"),
+    "an attribute of the class": (lambda net: setattr(net, "sizes", (5, 5)), r"sizes was \(1, 2\)"),
+    "an entry": (lambda net: net.options.update(k=3.0), r"options was \{'k': 1\.0\}"),
+    "an item": (lambda net: net.factors.__setitem__(0, 3.0), r"factors was \[1\.0, 2\.0\]"),
+    "an item more": (lambda net: net.factors.append(3.0), r"factors was \[1\.0, 2\.0\]"),
+}
+
+
+@pytest.mark.parametrize(("change", "words"), SET.values(), ids=SET)
+def test_the_next_call_tells_once_of_what_forward_reads(change: Callable[[Any], Any], words: str) -> None:
+    model = fractrainify(Reads(), config=FLOAT, example_inputs=(ROWS,))
+    change(original_of(model))
+    with pytest.warns(FracTrainWarning, match=words):
+        model(ROWS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(ROWS)
+        model.eval()
+
+
+def test_a_mode_switch_tells_of_changed_arrays() -> None:
+    model = fractrainify(Reads(), config=FLOAT, example_inputs=(ROWS,))
+    original_of(model).table[0] = 3
+    with pytest.warns(FracTrainWarning, match="table was"):
+        model.eval()
+
+
+def test_a_missing_attribute_is_set_on_the_original() -> None:
+    model = fractrainify(Reads(), config=FLOAT, example_inputs=(ROWS,))
+    with pytest.warns(FracTrainWarning, match="gain was not there"):
+        model.gain = 3.0
+    assert original_of(model).gain == 3.0
 
 
 def test_config_is_the_models_own_and_a_changed_field_of_it_is_found() -> None:

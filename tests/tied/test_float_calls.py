@@ -13,7 +13,7 @@ import torch
 
 from fractrain_fx import FracConfig, FracModel, fractrainify
 from fractrain_fx.errors import FracTrainWarning
-from tests.tied.models import FLOAT, IMAGES, gpt2, original_of, resnet, text
+from tests.tied.models import FLOAT, IMAGES, ROWS, Net, gpt2, original_of, resnet, text
 
 PROMPT = text()["input_ids"][:1]
 SETTINGS: dict[str, Any] = {"max_new_tokens": 2, "do_sample": False}
@@ -134,6 +134,26 @@ def test_a_hook_from_before_keeps_its_module_whole_and_runs() -> None:
     fired.clear()
     model(IMAGES)
     assert fired == ["layer1"] and "hook" in model.leaves["layer1"]
+
+
+@pytest.mark.parametrize("kind", ["register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"])
+def test_a_hook_from_before_runs_although_it_is_from_the_package_of_its_module(kind: str) -> None:
+    plain = Net()
+    fired: list[str] = []
+    getattr(plain.block, kind)(lambda *_: fired.append("block"))
+    model = fractrainify(plain, config=FLOAT, example_inputs=(ROWS,))
+    fired.clear()
+    model(ROWS).sum().backward()
+    assert fired == ["block"] and "hook" in model.leaves["block"]
+
+
+@pytest.mark.parametrize("kind", ["forward", "full_backward"])
+def test_a_hook_from_before_on_the_model_itself_is_told_of(kind: str) -> None:
+    plain = Net()
+    getattr(plain, f"register_{kind}_hook")(lambda *_: None)
+    rows = ROWS.clone().requires_grad_()
+    with pytest.warns(FracTrainWarning, match=r"ward hook .*lambda.* of the model itself is not called any more"):
+        fractrainify(plain, config=FLOAT, example_inputs=(rows,))
 
 
 def test_activation_checkpointing_from_before_is_told_of() -> None:

@@ -12,7 +12,7 @@ import peft
 import pytest
 import torch
 import torch.nn.utils.prune
-from torch import nn
+from torch import Tensor, nn
 
 from fractrain_fx import Engine, FracConfig, FracModel, fractrainify
 from fractrain_fx.errors import ModelError
@@ -66,6 +66,45 @@ def test_a_change_of_structure_is_an_error_that_names_it_and_the_way_out(
             look()
         assert "fractrainify(model.restore(structure_changed=True), ...)" in str(told.value)
     assert model.training and not list(tmp_path.iterdir())
+
+
+class Optional(nn.Module):
+    """Scales by a parameter or buffer that may be ``None``, and runs a list of layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_parameter("gain", None)
+        self.register_buffer("mask", None, persistent=False)
+        self.layers = nn.ModuleList([nn.Linear(4, 4)])
+        self.last = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        for factor in (self.gain, self.mask):
+            x = x if factor is None else x * factor
+        return self.last(x)
+
+
+ADDED: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "a parameter that was None": (
+        lambda part: setattr(part, "gain", nn.Parameter(torch.ones(4))),
+        r"'0\.gain' was added",
+    ),
+    "a buffer that was None": (lambda part: setattr(part, "mask", torch.ones(4)), r"'0\.mask' was added"),
+    "a layer": (lambda part: part.layers.append(nn.Linear(4, 4)), r"'0\.layers\.1' was added"),
+    "a parameter": (lambda part: part.register_parameter("new", nn.Parameter(torch.ones(4))), r"'0\.new' was added"),
+    "no bias any more": (lambda part: setattr(part.last, "bias", None), r"'0\.last\.bias' is gone"),
+}
+
+
+@pytest.mark.parametrize(("change", "words"), ADDED.values(), ids=ADDED)
+def test_the_next_call_finds_what_was_added_or_taken_away(change: Callable[[Any], Any], words: str) -> None:
+    model = fractrainify(nn.Sequential(Optional()), config=FLOAT, example_inputs=(ROWS,))
+    model(ROWS)
+    change(original_of(model)[0])
+    with pytest.raises(ModelError, match=words):
+        model(ROWS)
 
 
 def test_methods_that_change_the_structure_raise_at_once() -> None:

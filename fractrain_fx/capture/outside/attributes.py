@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import sys
-from argparse import Namespace
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from types import CodeType
+from types import CodeType, SimpleNamespace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.utils import checkpoint
 
 from fractrain_fx.capture.outside.equality import copied, same
+from fractrain_fx.capture.outside.holders import holders, replaced_method
 from fractrain_fx.capture.recording import patch
 from fractrain_fx.capture.recording.recorder import Recorder
 
@@ -27,13 +26,14 @@ class ABSENT:
 
 # The attributes that torch itself keeps on a module, and its methods.
 _OF_TORCH = frozenset({*vars(nn.Module()), *dir(nn.Module), "__dict__"})
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), tuple, list, dict, set, frozenset)
 # Functions that torch.utils.checkpoint calls in different versions of torch.
 _CHECKPOINTS = (
     (checkpoint.CheckpointFunction, "apply"),
     (checkpoint, "_checkpoint_without_reentrant_generator"),
     (checkpoint, "_checkpoint_without_reentrant_generator_impl"),
 )
+_NOT_THEIRS = ("torch", __name__.partition(".")[0])
 _Line = tuple[CodeType, int]
 
 
@@ -43,7 +43,8 @@ class Place:
 
     Attributes:
         module: path of the module.
-        held: name of the module's object (a configuration) that has the attribute; ``""`` if the module has it.
+        held: name of the module's object (a configuration) that has the attribute, with dots for an object inside an
+            object; ``""`` if the module has it.
         name: name of the attribute.
     """
 
@@ -104,28 +105,19 @@ class Attributes:
 
     def __init__(self, model: nn.Module, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._places: dict[int, tuple[Any, str, str]] = {}
+        self._places = holders(model)
         self.accesses: dict[tuple[int, str], Access] = {}
         self.checkpointed: set[str] = set()
-        for path, module in model.named_modules():
-            self._places[id(module)] = module, path, ""
-            for name, value in vars(module).items():
-                if _is_settings(value):
-                    self._places.setdefault(id(value), (value, path, name))
 
     @contextlib.contextmanager
     def observed(self) -> Iterator[None]:
         """Watch inside."""
+        held = {type(holder) for holder, _, name in self._places.values() if name} - {SimpleNamespace}
         with contextlib.ExitStack() as stack:
-            stack.callback(setattr, nn.Module, "__setattr__", nn.Module.__setattr__)
-            nn.Module.__setattr__ = self._setter(nn.Module.__setattr__)  # type: ignore[method-assign, assignment]
-            held = {type(holder) for holder, _, name in self._places.values() if name}
-            for kind in {nn.Module, *map(_reader_of, held)}:
-                own = "__getattribute__" in vars(kind)
-                undo = (setattr, kind, "__getattribute__", kind.__getattribute__) if own else None
-                stack.callback(*(undo or (delattr, kind, "__getattribute__")))
-                real: Any = kind.__getattribute__
-                kind.__getattribute__ = self._getter(real)  # type: ignore[method-assign, assignment]
+            stack.enter_context(replaced_method(nn.Module, "__getattr__", self._missing))
+            for name, made in (("__getattribute__", self._getter), ("__setattr__", self._setter)):
+                for kind in {nn.Module, *(_owner_of(name, each) for each in held)}:
+                    stack.enter_context(replaced_method(kind, name, made))
             for owner, name in _CHECKPOINTS:
                 if name not in vars(owner):
                     continue
@@ -138,26 +130,41 @@ class Attributes:
         return [each for each in self.accesses.values() if each.carried and not same(each.value, present(each))]
 
     def left_behind(self) -> list[Access]:
-        """Attributes that the run set to a tensor with a gradient and never read: they serve code around the model."""
-        unread = [each for each in self.accesses.values() if each.set_at and not each.read_at]
-        return [each for each in unread if getattr(present(each), "grad_fn", None) is not None]
+        """Attributes that the run set to another value and never read: they serve code around the model.
+
+        A tensor, and a size of one, is another value in each call. An attribute that is read may be a table.
+        """
+        found = [each for each in self.accesses.values() if each.set_at and not each.read_at]
+        return [each for each in found if isinstance(present(each), Tensor) or not same(each.value, present(each))]
 
     def _getter(self, real: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
         places, recorder = self._places, self._recorder
 
         def read(holder: Any, name: str) -> Any:
-            value = real(holder, name)
+            try:
+                value = real(holder, name)
+            except AttributeError:
+                if not hasattr(type(holder), "__getattr__") and self._sees(holder, name):
+                    self._note_read(holder, name, ABSENT)
+                raise
             if name == "training" and id(holder) in places:
                 recorder.ambient.read_mode(places[id(holder)][1], value, sys._getframe(1))
-            if name not in _OF_TORCH and not recorder.paused and id(holder) in places:
-                access = self.accesses.get((id(holder), name))
-                if access is None and not _is_plain(holder, name, value):
-                    return value
-                frame = sys._getframe(1)
-                access = access or self._access(holder, name, value, carried=True)
-                access.readers.add(recorder.writer.path)
-                access.read_at.add((frame.f_code, frame.f_lineno))
+            if self._sees(holder, name) and ((id(holder), name) in self.accesses or _is_plain(holder, name, value)):
+                self._note_read(holder, name, value)
             return value
+
+        return read
+
+    def _missing(self, real: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+        """Note attributes that a module does not have, as ``getattr(self, "scale", 1.0)`` asks for them."""
+
+        def read(holder: Any, name: str) -> Any:
+            try:
+                return real(holder, name)
+            except AttributeError:
+                if type(holder).__getattr__ is read and self._sees(holder, name):
+                    self._note_read(holder, name, ABSENT)
+                raise
 
         return read
 
@@ -167,15 +174,31 @@ class Attributes:
         def write(holder: Any, name: str, value: Any) -> None:
             if name == "training" and id(holder) in places:
                 recorder.ambient.set_mode(places[id(holder)][1])
-            if name not in _OF_TORCH and not recorder.paused and id(holder) in places:
+            if self._sees(holder, name):
                 before = vars(holder).get(name, ABSENT)
                 access = self.accesses.get((id(holder), name)) or self._access(holder, name, before, carried=False)
                 frame = sys._getframe(1)
-                access.writers.add(recorder.writer.path)
+                access.writers.add(self._recorder.writer.path)
                 access.set_at.add((frame.f_code, frame.f_lineno))
             real(holder, name, value)
 
         return write
+
+    def _sees(self, holder: Any, name: str) -> bool:
+        if self._recorder.paused or name.startswith("__") or id(holder) not in self._places:
+            return False
+        return name not in _OF_TORCH or not issubclass(type(holder), nn.Module)
+
+    def _note_read(self, holder: Any, name: str, value: Any) -> None:
+        frame = sys._getframe(2)
+        if value is ABSENT and str(frame.f_globals.get("__name__", "")).partition(".")[0] in _NOT_THEIRS:
+            return
+        access = self.accesses.get((id(holder), name)) or self._access(holder, name, value, carried=True)
+        access.readers.add(self._recorder.writer.path)
+        access.read_at.add((frame.f_code, frame.f_lineno))
+        if isinstance(value, SimpleNamespace) and id(value) in self._places:  # Python does not tell of its own reads
+            for field_name, part in vars(value).items():
+                self._note_read(value, field_name, part)
 
     def _access(self, holder: Any, name: str, value: Any, carried: bool) -> Access:
         _, path, held = self._places[id(holder)]
@@ -206,14 +229,6 @@ def _is_plain(holder: Any, name: str, value: Any) -> bool:
     return isinstance(value, _PLAIN) and any(vars(kind).get(name, ABSENT) is value for kind in type(holder).__mro__)
 
 
-def _is_settings(value: Any) -> bool:
-    """Whether an object is a bag of settings: a dataclass, a Hugging Face configuration, parsed arguments."""
-    if isinstance(value, type | nn.Module) or not hasattr(value, "__dict__"):
-        return False
-    named = type(value).__name__.lower().endswith(("config", "args", "arguments"))
-    return dataclasses.is_dataclass(value) or isinstance(value, Namespace) or (named and not callable(value))
-
-
-def _reader_of(kind: type) -> type:
-    """The class whose ``__getattribute__`` instances of ``kind`` use, or ``kind`` if that is Python's own."""
-    return next((each for each in kind.__mro__[:-1] if "__getattribute__" in vars(each)), kind)
+def _owner_of(method: str, kind: type) -> type:
+    """The class whose special method instances of ``kind`` use, or ``kind`` if that is Python's own."""
+    return next((each for each in kind.__mro__[:-1] if method in vars(each)), kind)

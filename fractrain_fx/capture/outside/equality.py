@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,11 +12,13 @@ __all__ = ["copied", "same"]
 
 
 def copied(value: Any) -> Any:
-    """``value`` with its lists, dictionaries and sets copied, so that later additions to them are noticed."""
+    """``value`` with its lists, dictionaries, sets and arrays copied, so that later changes inside are noticed."""
     if type(value) is list:
         return [copied(part) for part in value]
     if type(value) is dict:
         return {key: copied(part) for key, part in value.items()}
+    if type(value) is np.ndarray:
+        return value.copy()
     return set(value) if type(value) is set else value
 
 
@@ -27,13 +30,15 @@ def same(before: Any, now: Any) -> bool:
         return _same_tensors(before, now)
     if type(before) is not type(now):
         return False
+    if isinstance(before, np.ndarray):
+        return (before.dtype, before.shape, before.tobytes()) == (now.dtype, now.shape, now.tobytes())
     if isinstance(before, list | tuple):
         return len(before) == len(now) and all(map(same, before, now))
     if isinstance(before, dict):
         return list(before) == list(now) and all(same(before[key], now[key]) for key in before)
     try:
         return bool(before == now)
-    except Exception:  # an object without a plain ==, such as an array, counts as different
+    except Exception:  # an object without a plain == counts as different
         return False
 
 

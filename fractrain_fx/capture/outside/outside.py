@@ -103,7 +103,7 @@ class Outside:
             )
         if left := [each for each in self._left if self._is_shown(each.writers, called)]:
             notes.append(
-                f"forward leaves tensors in {_some(f'{each.place} ({each.line})' for each in left)}, which the "
+                f"forward leaves values in {_some(f'{each.place} ({each.line})' for each in left)}, which the "
                 "rewritten model does not set: return them from forward if a loss or a log needs them"
             )
         return PythonState(tuple(read), tuple(notes), self._recorder.read_type)

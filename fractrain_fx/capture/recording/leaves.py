@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from enum import Enum
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +14,7 @@ from torch.nn.modules import activation, batchnorm, dropout, instancenorm, norma
 
 from fractrain_fx.capture.targets import ADDS
 
-__all__ = ["Depth", "adds_inputs", "depth_of", "opaque_reason"]
+__all__ = ["Depth", "adds_inputs", "depth_of", "hooks_left_out", "opaque_reason"]
 
 _NORMS = (batchnorm._NormBase, instancenorm._InstanceNorm)
 _NORM_MODULES = (normalization.__name__, batchnorm.__name__, instancenorm.__name__)
@@ -72,25 +74,53 @@ def opaque_reason(module: nn.Module) -> str | None:
     """The reason that a module's recorded calls would not be all that it does, or ``None``."""
     if isinstance(module, torch.jit.ScriptModule):
         return "it is a TorchScript module, whose calls are not seen; use the Python class to have its inside recorded"
+    for kind, name in _users_hooks(module):
+        return f"it has a {kind} hook ({name}), which only a call of the module runs"
+    return None
+
+
+def hooks_left_out(model: nn.Module) -> list[str]:
+    """Warnings about hooks on the model itself. The code around the graph belongs to the rewritten model."""
+    words = {
+        "forward": ", except that its torch operations are in the graph: register it on the rewritten model if it does "
+        "anything else",
+        "backward": ": register it on the rewritten model",
+    }
+    found = _users_hooks(model)
+    return [f"the {kind} hook {name} of the model itself is not called any more{words[kind]}" for kind, name in found]
+
+
+def _users_hooks(module: nn.Module) -> list[tuple[str, str]]:
+    """Kind and name of each hook that is not part of the module's computation."""
     hooks: Mapping[str, Mapping[int, object]] = {
         "forward": {**module._forward_hooks, **module._forward_pre_hooks},
         "backward": {**module._backward_hooks, **module._backward_pre_hooks},
     }
-    for kind, registered in hooks.items():
-        foreign = [hook for hook in registered.values() if not _belongs_to(module, hook)]
-        if foreign:
-            return f"it has a {kind} hook ({_name(foreign[0])}), which only a call of the module runs"
-    return None
+    return [
+        (kind, _name(hook))
+        for kind, registered in hooks.items()
+        for hook in registered.values()
+        if not _belongs_to(module, hook)
+    ]
 
 
 def _belongs_to(module: nn.Module, hook: object) -> bool:
-    """Whether a hook is part of the module's computation: from its own package, or from torch (such as weight norm).
+    """Whether a hook is part of the module's computation: torch's (such as weight norm), or from the same library.
 
-    The tensor operations of such hooks are recorded like any other call.
+    The tensor operations of such hooks are recorded like any other call. Code that is not installed is the user's,
+    whose hooks may do anything.
     """
     source = str(getattr(hook, "__module__", None) or type(hook).__module__)
     package = type(module).__module__.partition(".")[0]
-    return source.startswith("torch.nn.utils.") or (package != "torch" and source.partition(".")[0] == package)
+    if source.startswith("torch.nn.utils."):
+        return True
+    return package != "torch" and source.partition(".")[0] == package and _is_installed(source)
+
+
+def _is_installed(name: str) -> bool:
+    """Whether a Python module lies among installed packages."""
+    file = getattr(sys.modules.get(name), "__file__", None) or ""
+    return not {"site-packages", "dist-packages"}.isdisjoint(Path(file).parts)
 
 
 def _name(hook: object) -> str:

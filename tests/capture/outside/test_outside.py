@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections import namedtuple
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,20 @@ class LeavesALoss(Body):
     def forward(self, x: Tensor) -> Tensor:
         y = super().forward(x)
         self.balance = y.square().mean()
+        return y
+
+
+class LeavesMore(Body):
+    """Leaves a detached tensor, a size and a flag for code around it; ``p`` is set to what it was."""
+
+    last: Tensor | None = None
+    length = 0
+    ran = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.p, self.length, self.ran = 0.5, x.shape[0], True
+        y = super().forward(x)
+        self.last = y.detach()
         return y
 
 
@@ -143,6 +158,51 @@ def test_a_configuration_that_a_model_reads_is_known_by_its_fields() -> None:
     assert "config.pad_token_id" not in found
 
 
+class Settings:
+    """An ordinary class; ``scale`` is an attribute of the class."""
+
+    scale = 2.0
+
+    def __init__(self, **inner: Any) -> None:
+        self.unread = 1
+        self.__dict__.update(inner)
+
+
+class ReadsSettings(Body):
+    sizes = (1, 2)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cfg, self.space = Settings(sub=Settings(k=1.0)), SimpleNamespace(k=2.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = self.cfg.scale * self.cfg.sub.k * self.space.k * getattr(self, "gain", 1.0) * sum(self.sizes)
+        return self.down(self.up(x)) * scale * getattr(self.cfg, "more", 1.0)
+
+
+def test_attributes_of_objects_of_classes_and_missing_ones_are_known() -> None:
+    before = dict(vars(Settings))
+    found = read(record(Outer(ReadsSettings()), (X,)))
+    assert found >= {"part.cfg.scale", "part.cfg.sub.k", "part.cfg.more", "part.space.k", "part.gain", "part.sizes"}
+    assert not any("unread" in each for each in found)
+    assert dict(vars(Settings)) == before
+
+
+class CountsInSettings(Body):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cfg = Settings(n=0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.cfg.n += 1
+        return super().forward(x)
+
+
+def test_a_counter_in_an_object_is_only_worth_a_note() -> None:
+    recording = record(CountsInSettings(), (X,))
+    assert recording.leaves == {} and "cfg.n" in recording.python.notes[0]
+
+
 def test_modules_that_the_graph_calls_read_for_themselves() -> None:
     assert read(record(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 2)), (X,))) == set()
 
@@ -178,6 +238,14 @@ def test_a_table_made_at_the_first_call_is_no_obstacle() -> None:
 def test_a_tensor_left_in_an_attribute_for_the_training_loop_is_worth_a_note() -> None:
     (note,) = record(LeavesALoss(), (X,)).python.notes
     assert "balance" in note and "return them" in note
+
+
+def test_any_value_left_in_an_attribute_is_worth_a_note() -> None:
+    model = LeavesMore()
+    model(X)  # it holds the values of an earlier call
+    model.ran = False
+    (note,) = record(model, (X,)).python.notes
+    assert all(name in note for name in ("last", "length", "ran")) and "p (" not in note
 
 
 @pytest.mark.parametrize("kind", [Flips, Scales, OwnGenerator])
