@@ -22,6 +22,7 @@ from fractrain_fx.capture.sizes.guards import Guard
 from fractrain_fx.capture.sizes.input_values import InputValues
 from fractrain_fx.capture.source import in_words
 from fractrain_fx.capture.state import Snapshot
+from fractrain_fx.capture.trees import tensors_in
 from fractrain_fx.errors import CaptureError
 
 __all__ = ["Recording", "record"]
@@ -44,6 +45,7 @@ class Recording:
             and evaluation.
         python: attributes whose values decided what was recorded.
         types: the floating types of the model's parameters by name, if code read the type of a tensor; else ``None``.
+        input_types: for each input tensor its type, if code read it; else ``None``. Their kinds are part of ``call``.
     """
 
     train: RecordedModule
@@ -57,6 +59,7 @@ class Recording:
     guards: Mapping[bool, Guards]
     python: PythonState
     types: Mapping[str, torch.dtype] | None = None
+    input_types: tuple[torch.dtype | None, ...] = ()
 
     @property
     def fixed_batch(self) -> bool:
@@ -81,6 +84,11 @@ class Recording:
         if self.types is None or all(self.types.get(name, now) == now for name, now in _types_of(model).items()):
             return None
         return " and ".join(sorted(str(each).removeprefix("torch.") for each in set(self.types.values())))
+
+    def takes_types(self, values: Any) -> bool:
+        """Whether the tensors of a call have the types that the recorded code read."""
+        pairs = zip(tensors_in(values), self.input_types, strict=False)
+        return all(wanted is None or x.dtype == wanted for x, wanted in pairs)
 
     @property
     def graphs(self) -> tuple[RecordedModule, ...]:
@@ -144,6 +152,7 @@ def record(
         guards=attempt.guards,
         python=replace(attempt.python, notes=(*attempt.python.notes, *notes)),
         types=_types_of(model) if attempt.python.types else None,
+        input_types=tuple(x.dtype if i in attempt.typed else None for i, x in enumerate(tensors_in(example.tensors))),
     )
     for graph in recorded.graphs:
         graph.__dict__["training"] = mode

@@ -26,6 +26,7 @@ from fractrain_fx.capture.recording.writer import UnrepresentableError
 from fractrain_fx.capture.sizes.input_values import size_inputs
 from fractrain_fx.capture.source import in_words
 from fractrain_fx.capture.state import Snapshot
+from fractrain_fx.capture.trees import tensors_in
 from fractrain_fx.errors import CaptureError
 
 __all__ = ["Settled", "Task", "settle"]
@@ -42,6 +43,7 @@ class _Pass:
     returns: list[Return]
     guards: Guards
     python: PythonState
+    typed: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,8 @@ def _attempt(snapshot: Snapshot, example: Example, whole: Whole, tied: frozenset
     additions.drop_unused(used.union(*(each.constants for each in guards.values())))
     returns = {mode: passes[mode or one].returns for mode in (True, False)}
     python = PythonState.joined(each.python for each in passes.values())
-    return Attempt(train, evaluation, returns, guards, python)
+    typed = passes[True].typed | passes[False].typed
+    return Attempt(train, evaluation, returns, guards, python, typed)
 
 
 def _run(
@@ -155,6 +158,7 @@ def _run(
     call = example.renewed()
     for name, value in call.tensors.items():
         map_results(writer, value, writer.placeholder(name, name in tied), set(), set())
+    inputs = list(tensors_in(call.tensors))
     try:
         calls, outside = Calls(model, recorder, whole.modules), Outside(model, recorder)
         with snapshot.preserved(), recording(recorder, calls, whole.callees):
@@ -177,6 +181,7 @@ def _run(
         raise KeepWholeError(obstacles)
     guards = recorder.looks.guards(join_whole_lists(writer.graph))
     values = recorder.looks.values_of(call.tensors, tied)
-    found = _Pass(writer.graph, recorder.returns, Guards(guards, writer.graph, values), outside.state(writer.graph))
+    held = Guards(guards, writer.graph, values), outside.state(writer.graph), recorder.typed_inputs(inputs)
+    found = _Pass(writer.graph, recorder.returns, *held)
     writer.release()
     return found

@@ -16,6 +16,7 @@ from torch.fx.passes.infra.pass_base import PassBase
 from torch.utils import _pytree as pytree
 
 from fractrain_fx.capture import Form, Recording, forms_of, record, shapes_of
+from fractrain_fx.capture.trees import tensors_in
 from fractrain_fx.config import FracConfig
 from fractrain_fx.errors import FracTrainError, InputError
 from fractrain_fx.execution.int8.timing import Tuner
@@ -88,7 +89,8 @@ class Variants:
         form, values, why = self._bound(args, kwargs)
         if torch.compiler.is_compiling():
             return self._compiled(form, values, training), values
-        key = (form, training, shapes_of(values), tuple(str(values[i].tolist()) for i in self._fixed.get(form, ())))
+        types = tuple(x.dtype for x in tensors_in(values))
+        key = (form, training, shapes_of(values), types, tuple(str(values[i].tolist()) for i in self._fixed.get(form, ())))
         found = self._chosen.get(key)
         if found is None:
             found = self._find(form, values, (args, kwargs), training, why)
@@ -140,7 +142,8 @@ class Variants:
                 "(model.guards lists them): run it in eager mode"
             )
         if form == 0 and self._holds_always and tuple(map(len, shapes_of(values))) == self.first.dimensions:
-            return self.first  # its sizes may be symbols of the compiler
+            if self.first.recording.takes_types(values):
+                return self.first  # its sizes may be symbols of the compiler
         place = self._place_of(form, training, forms_of(values)) if form < len(self._forms) else -1
         if place < 0:
             raise InputError(

@@ -46,6 +46,7 @@ class Attempt:
         returns: module calls of the recorded run in train (``True``) and eval mode.
         guards: conditions on sizes for the graph of each mode.
         python: attributes whose values decided what was recorded.
+        typed: numbers of the input tensors whose exact type code read.
     """
 
     train: RecordedModule
@@ -53,6 +54,7 @@ class Attempt:
     returns: Mapping[bool, list[Return]]
     guards: Mapping[bool, Guards]
     python: PythonState
+    typed: frozenset[int]
 
     def graph(self, train: bool) -> RecordedModule:
         """The graph of one mode."""

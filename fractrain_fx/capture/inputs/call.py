@@ -10,21 +10,12 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from fractrain_fx.capture.inputs.kinds import kind_of
 from fractrain_fx.capture.source import forward_line
 from fractrain_fx.capture.trees import holds_tensor, map_tree
 from fractrain_fx.errors import InputError
 
 __all__ = ["CallSpec", "Example", "describe_call"]
-
-
-class _Tensor:
-    """Stands for a tensor in a template of nested arguments."""
-
-    def __repr__(self) -> str:
-        return "a tensor"
-
-
-_TENSOR = _Tensor()
 
 
 @dataclass(frozen=True)
@@ -34,7 +25,7 @@ class CallSpec:
     Attributes:
         placeholders: names of the graph's inputs: the arguments that hold tensors.
         positional: names of the arguments that may be passed by position, in order; those of ``*args`` are numbered.
-        templates: for each placeholder its recorded value, with tensors replaced by a mark.
+        templates: for each placeholder its recorded value, with tensors replaced by their kind.
         constants: name and value of the arguments that were passed and hold no tensor.
         defaults: name and value of the arguments that a call may leave out.
     """
@@ -99,8 +90,8 @@ def _require(name: str, value: Any, recorded: Any) -> None:
 
 def _template(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return _TENSOR
-    return map_tree(value, lambda part: _TENSOR if isinstance(part, Tensor) else part)
+        return kind_of(value.dtype)
+    return map_tree(value, lambda part: kind_of(part.dtype) if isinstance(part, Tensor) else part)
 
 
 @dataclass(frozen=True)
