@@ -12,7 +12,7 @@ from torch import nn
 from fractrain_fx.capture.checking.check import Batching
 from fractrain_fx.capture.checking.guard_check import Guards
 from fractrain_fx.capture.inputs.caches import fill_caches
-from fractrain_fx.capture.inputs.call import CallSpec, describe_call
+from fractrain_fx.capture.inputs.call import CallSpec, describe_call, own_containers
 from fractrain_fx.capture.inputs.data import has_data, without_data
 from fractrain_fx.capture.layerdrop import dropped_in_graph
 from fractrain_fx.capture.module import RecordedModule
@@ -37,8 +37,9 @@ class Recording:
         eval: the graph in eval mode: the same object if one graph serves both, else a graph that shares its children.
         call: the form of call that the graph takes.
         leaves: path and reason of each module that is kept as one node although it is not a leaf.
-        args: positional example inputs.
+        args: positional example inputs, in containers of their own.
         kwargs: keyword example inputs.
+        inputs: those of them that the graph takes.
         batching: how inputs grow with samples; ``FIXED``: the graph only holds for the example's batch size.
         checked: whether the graph was compared with the model; tensors without data (meta) cannot be.
         guards: conditions on sizes, and on values of inputs that hold sizes, for the graphs of training (``True``)
@@ -54,6 +55,7 @@ class Recording:
     leaves: Mapping[str, str]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+    inputs: tuple[Any, ...]
     batching: Batching
     checked: bool
     guards: Mapping[bool, Guards]
@@ -132,9 +134,10 @@ def record(
             f"{type(model).__name__} is a TorchScript module, whose calls are not seen: pass the Python module"
         )
     real = has_data(model)
+    args, kwargs = own_containers(tuple(args), dict(kwargs or {}))
     if not real:
-        args, kwargs = without_data((tuple(args), kwargs or {}))
-    example = describe_call(model, tuple(args), kwargs or {})
+        args, kwargs = without_data((args, kwargs))
+    example = describe_call(model, args, kwargs)
     with dropped_in_graph(model) as notes:
         snapshot = fill_caches(model, example) if real else Snapshot(model)
         with snapshot.preserved(), torch.enable_grad():
@@ -145,8 +148,9 @@ def record(
         eval=attempt.eval,
         call=example.spec,
         leaves=settled.whole.modules,
-        args=tuple(args),
-        kwargs=dict(kwargs or {}),
+        args=args,
+        kwargs=kwargs,
+        inputs=tuple(example.tensors.values()),
         batching=settled.batching,
         checked=settled.checked,
         guards=attempt.guards,

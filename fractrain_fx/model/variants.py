@@ -13,10 +13,9 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 from torch.fx.passes.infra.pass_base import PassBase
-from torch.utils import _pytree as pytree
 
 from fractrain_fx.capture import Form, Recording, forms_of, record, shapes_of
-from fractrain_fx.capture.trees import tensors_in
+from fractrain_fx.capture.trees import map_tensors, tensors_in
 from fractrain_fx.config import FracConfig
 from fractrain_fx.errors import FracTrainError, InputError
 from fractrain_fx.execution.int8.timing import Tuner
@@ -90,7 +89,8 @@ class Variants:
         if torch.compiler.is_compiling():
             return self._compiled(form, values, training), values
         types = tuple(x.dtype for x in tensors_in(values))
-        key = (form, training, shapes_of(values), types, tuple(str(values[i].tolist()) for i in self._fixed.get(form, ())))
+        fixed = tuple(str(values[i].tolist()) for i in self._fixed.get(form, ()))
+        key = (form, training, shapes_of(values), types, fixed)
         found = self._chosen.get(key)
         if found is None:
             found = self._find(form, values, (args, kwargs), training, why)
@@ -141,9 +141,10 @@ class Variants:
                 "torch.compile cannot compare the values of inputs, and this model was recorded for certain values "
                 "(model.guards lists them): run it in eager mode"
             )
-        if form == 0 and self._holds_always and tuple(map(len, shapes_of(values))) == self.first.dimensions:
-            if self.first.recording.takes_types(values):
-                return self.first  # its sizes may be symbols of the compiler
+        first = self.first
+        alike = form == 0 and tuple(map(len, shapes_of(values))) == first.dimensions
+        if alike and self._holds_always and first.recording.takes_types(values):
+            return first  # its sizes may be symbols of the compiler
         place = self._place_of(form, training, forms_of(values)) if form < len(self._forms) else -1
         if place < 0:
             raise InputError(
@@ -156,8 +157,7 @@ class Variants:
         """The number of the recording that fits a form of call with tensors of certain forms; -1 if none does."""
         made = iter([torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in forms])
         recording = next(variant.recording for variant in self if variant.form == form)
-        example = recording.call.bind(recording.args, recording.kwargs)
-        values = pytree.tree_map_only(torch.Tensor, lambda _: next(made), example)
+        values = map_tensors(list(recording.inputs), lambda _: next(made))
         for place, variant in enumerate(self):
             if variant.form == form and variant.broken(values, self._original, training) is None:
                 return place
@@ -251,8 +251,8 @@ class Variants:
             for shown, each in zip(recording.graphs, places, strict=False)
         ]
         count = SampleCount(recording, self._config.batch_axis)
-        example = recording.call.bind(recording.args, recording.kwargs)
-        return Variant(recording, {True: made[0], False: made[-1]}, form, count, tuple(map(len, shapes_of(example))))
+        dimensions = tuple(map(len, shapes_of(recording.inputs)))
+        return Variant(recording, {True: made[0], False: made[-1]}, form, count, dimensions)
 
 
 def _run_by_compiler(function: Callable[..., T]) -> Callable[..., T]:

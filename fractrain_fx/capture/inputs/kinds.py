@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 __all__ = ["Kind", "kind_of"]
 
