@@ -16,6 +16,7 @@ from fractrain_fx.capture.inputs.call import CallSpec, describe_call, own_contai
 from fractrain_fx.capture.inputs.data import has_data, without_data
 from fractrain_fx.capture.layerdrop import dropped_in_graph
 from fractrain_fx.capture.module import RecordedModule
+from fractrain_fx.capture.outside.arguments import Arguments
 from fractrain_fx.capture.outside.outside import PythonState
 from fractrain_fx.capture.settle import Task, settle
 from fractrain_fx.capture.sizes.guards import Guard
@@ -138,8 +139,10 @@ def record(
     if not real:
         args, kwargs = without_data((args, kwargs))
     example = describe_call(model, args, kwargs)
+    arguments = Arguments(example)
     with dropped_in_graph(model) as notes:
         snapshot = fill_caches(model, example) if real else Snapshot(model)
+        arguments.notes(model, None)  # a changed object would be another argument in the next run
         with snapshot.preserved(), torch.enable_grad():
             settled = settle(Task(snapshot, example, batch_axis, check and real))
     attempt, mode = settled.attempt, model.training

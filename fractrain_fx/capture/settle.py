@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch.fx import Graph
 
@@ -12,6 +12,7 @@ from fractrain_fx.capture.checking.verify import Attempt, Elsewhere, check_repea
 from fractrain_fx.capture.inputs.call import Example
 from fractrain_fx.capture.inputs.data import has_data, needs_data, rejection
 from fractrain_fx.capture.module import RecordedModule
+from fractrain_fx.capture.outside.arguments import Arguments
 from fractrain_fx.capture.outside.outside import Outside, PythonState
 from fractrain_fx.capture.recording.arguments import argument
 from fractrain_fx.capture.recording.cleanup import join_whole_lists, remove_dead
@@ -158,7 +159,7 @@ def _run(
     call = example.renewed()
     for name, value in call.tensors.items():
         map_results(writer, value, writer.placeholder(name, name in tied), set(), set())
-    inputs = list(tensors_in(call.tensors))
+    inputs, arguments = list(tensors_in(call.tensors)), Arguments(call)
     try:
         calls, outside = Calls(model, recorder, whole.modules), Outside(model, recorder)
         with snapshot.preserved(), recording(recorder, calls, whole.callees):
@@ -175,13 +176,16 @@ def _run(
         if has_data(model):
             raise rejection(type(model).__name__, error) from error
         raise needs_data(model, recorder.failed, error) from error
+    notes = arguments.notes(model, output)
     if recorder.refused:  # other obstacles may be its consequences
         raise KeepWholeError((), recorder.refused)
     if obstacles := [*writer.obstacles, *outside.obstacles(snapshot, example, train, whole)]:
         raise KeepWholeError(obstacles)
     guards = recorder.looks.guards(join_whole_lists(writer.graph))
     values = recorder.looks.values_of(call.tensors, tied)
-    held = Guards(guards, writer.graph, values), outside.state(writer.graph), recorder.typed_inputs(inputs)
+    python = outside.state(writer.graph)
+    python = replace(python, notes=(*python.notes, *notes))
+    held = Guards(guards, writer.graph, values), python, recorder.typed_inputs(inputs)
     found = _Pass(writer.graph, recorder.returns, *held)
     writer.release()
     return found
