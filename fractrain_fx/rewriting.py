@@ -170,9 +170,8 @@ def _told(recording: Recording) -> str:
 
 
 def _run(graph_module: RecordedModule, recording: Recording, passes: Sequence[PassBase]) -> None:
-    examples = recording.call.bind(recording.args, recording.kwargs)
     placeholders = graph_module.graph.find_nodes(op="placeholder")
-    for node, value in zip(placeholders, examples, strict=True):
+    for node, value in zip(placeholders, recording.inputs, strict=True):
         node.meta["example"] = value
     graph_module.meta[FIXED_BATCH] = recording.fixed_batch
     try:

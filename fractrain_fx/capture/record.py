@@ -13,10 +13,11 @@ from fractrain_fx.capture.checking.check import Batching
 from fractrain_fx.capture.checking.guard_check import Guards
 from fractrain_fx.capture.circumstances import Seen
 from fractrain_fx.capture.inputs.caches import fill_caches
-from fractrain_fx.capture.inputs.call import CallSpec, describe_call
+from fractrain_fx.capture.inputs.call import CallSpec, describe_call, own_containers
 from fractrain_fx.capture.inputs.data import has_data, without_data
 from fractrain_fx.capture.layerdrop import dropped_in_graph
 from fractrain_fx.capture.module import RecordedModule
+from fractrain_fx.capture.outside.arguments import Arguments
 from fractrain_fx.capture.outside.outside import PythonState
 from fractrain_fx.capture.recording.leaves import hooks_left_out
 from fractrain_fx.capture.settle import Task, settle
@@ -25,6 +26,7 @@ from fractrain_fx.capture.sizes.input_values import InputValues
 from fractrain_fx.capture.source import in_words
 from fractrain_fx.capture.state import Snapshot
 from fractrain_fx.capture.surroundings import Surroundings
+from fractrain_fx.capture.trees import tensors_in
 from fractrain_fx.errors import CaptureError
 
 __all__ = ["Recording", "record"]
@@ -39,8 +41,9 @@ class Recording:
         eval: the graph in eval mode: the same object if one graph serves both, else a graph that shares its children.
         call: the form of call that the graph takes.
         leaves: path and reason of each module that is kept as one node although it is not a leaf.
-        args: positional example inputs.
+        args: positional example inputs, in containers of their own.
         kwargs: keyword example inputs.
+        inputs: those of them that the graph takes.
         batching: how inputs grow with samples; ``FIXED``: the graph only holds for the example's batch size.
         checked: whether the graph was compared with the model; tensors without data (meta) cannot be.
         guards: conditions on sizes, and on values of inputs that hold sizes, for the graphs of training (``True``)
@@ -48,6 +51,7 @@ class Recording:
         python: attributes whose values decided what was recorded.
         types: the floating types of the model's parameters by name, if code read the type of a tensor; else ``None``.
         seen: for each mode, the circumstances of a call that code read.
+        input_types: for each input tensor its type, if code read it; else ``None``. Their kinds are part of ``call``.
     """
 
     train: RecordedModule
@@ -56,12 +60,14 @@ class Recording:
     leaves: Mapping[str, str]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+    inputs: tuple[Any, ...]
     batching: Batching
     checked: bool
     guards: Mapping[bool, Guards]
     python: PythonState
     types: Mapping[str, torch.dtype] | None = None
     seen: Mapping[bool, tuple[Seen, ...]] = field(default_factory=lambda: {True: (), False: ()})
+    input_types: tuple[torch.dtype | None, ...] = ()
 
     @property
     def fixed_batch(self) -> bool:
@@ -86,6 +92,11 @@ class Recording:
         if self.types is None or all(self.types.get(name, now) == now for name, now in _types_of(model).items()):
             return None
         return " and ".join(sorted(str(each).removeprefix("torch.") for each in set(self.types.values())))
+
+    def takes_types(self, values: Any) -> bool:
+        """Whether the tensors of a call have the types that the recorded code read."""
+        pairs = zip(tensors_in(values), self.input_types, strict=False)
+        return all(wanted is None or x.dtype == wanted for x, wanted in pairs)
 
     @property
     def graphs(self) -> tuple[RecordedModule, ...]:
@@ -131,12 +142,15 @@ def record(
             f"{type(model).__name__} is a TorchScript module, whose calls are not seen: pass the Python module"
         )
     real = has_data(model)
+    args, kwargs = own_containers(tuple(args), dict(kwargs or {}))
     if not real:
-        args, kwargs = without_data((tuple(args), kwargs or {}))
-    example = describe_call(model, tuple(args), kwargs or {})
+        args, kwargs = without_data((args, kwargs))
+    example = describe_call(model, args, kwargs)
+    arguments = Arguments(example)
     with dropped_in_graph(model) as notes:
         around = surroundings or Surroundings()
         snapshot = fill_caches(model, example, around) if real else Snapshot(model, around)
+        arguments.notes(model, None)  # a changed object would be another argument in the next run
         with snapshot.preserved(), torch.enable_grad(), around.applied():
             settled = settle(Task(snapshot, example, batch_axis, check and real))
     attempt, mode = settled.attempt, model.training
@@ -145,14 +159,16 @@ def record(
         eval=attempt.eval,
         call=example.spec,
         leaves=settled.whole.modules,
-        args=tuple(args),
-        kwargs=dict(kwargs or {}),
+        args=args,
+        kwargs=kwargs,
+        inputs=tuple(example.tensors.values()),
         batching=settled.batching,
         checked=settled.checked,
         guards=attempt.guards,
         python=replace(attempt.python, notes=(*attempt.python.notes, *notes, *hooks_left_out(model))),
         types=_types_of(model) if attempt.python.types else None,
         seen=attempt.seen,
+        input_types=tuple(x.dtype if i in attempt.typed else None for i, x in enumerate(tensors_in(example.tensors))),
     )
     for graph in recorded.graphs:
         graph.set_mode(mode)

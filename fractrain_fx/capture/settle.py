@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch.fx import Graph
 
@@ -13,6 +13,7 @@ from fractrain_fx.capture.circumstances import Seen
 from fractrain_fx.capture.inputs.call import Example
 from fractrain_fx.capture.inputs.data import has_data, needs_data, rejection
 from fractrain_fx.capture.module import RecordedModule
+from fractrain_fx.capture.outside.arguments import Arguments
 from fractrain_fx.capture.outside.outside import Outside, PythonState
 from fractrain_fx.capture.recording.arguments import argument
 from fractrain_fx.capture.recording.cleanup import join_whole_lists, remove_dead
@@ -45,6 +46,7 @@ class _Pass:
     guards: Guards
     python: PythonState
     seen: tuple[Seen, ...]
+    typed: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,8 @@ def _attempt(snapshot: Snapshot, example: Example, whole: Whole, tied: frozenset
     returns = {mode: passes[mode or one].returns for mode in (True, False)}
     python = PythonState.joined(each.python for each in passes.values())
     seen = {mode: passes[mode].seen for mode in (True, False)}
-    return Attempt(train, evaluation, returns, guards, python, seen)
+    typed = passes[True].typed | passes[False].typed
+    return Attempt(train, evaluation, returns, guards, python, seen, typed)
 
 
 def _run(
@@ -159,6 +162,7 @@ def _run(
     call = example.renewed()
     for name, value in call.tensors.items():
         map_results(writer, value, writer.placeholder(name, name in tied), set(), set())
+    inputs, arguments = list(tensors_in(call.tensors)), Arguments(call)
     try:
         calls, outside = Calls(model, recorder, whole.modules), Outside(model, recorder)
         recorder.ambient.inputs = tuple(tensors_in(call.tensors))
@@ -177,6 +181,7 @@ def _run(
         if has_data(model):
             raise rejection(type(model).__name__, error) from error
         raise needs_data(model, recorder.failed, error) from error
+    notes = arguments.notes(model, output)
     if recorder.refused:  # other obstacles may be its consequences
         raise KeepWholeError((), recorder.refused)
     if obstacles := [*writer.obstacles, *outside.obstacles(snapshot, example, train, whole)]:
@@ -184,7 +189,9 @@ def _run(
     guards = recorder.looks.guards(join_whole_lists(writer.graph))
     values = recorder.looks.values_of(call.tensors, tied)
     seen = recorder.ambient.seen(str(node.target) for node in writer.graph.find_nodes(op="call_module"))
-    state = outside.state(writer.graph)
-    found = _Pass(writer.graph, recorder.returns, Guards(guards, writer.graph, values), state, seen)
+    python = outside.state(writer.graph)
+    python = replace(python, notes=(*python.notes, *notes))
+    held = Guards(guards, writer.graph, values), python, seen, recorder.typed_inputs(inputs)
+    found = _Pass(writer.graph, recorder.returns, *held)
     writer.release()
     return found

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import copy
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -10,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from fractrain_fx.capture.values import ValueList
+from fractrain_fx.errors import InputError
 
-__all__ = ["fields_of", "has_mask", "hides_tensor", "holds_tensor", "map_tree", "tensors_in"]
+__all__ = ["fields_of", "has_mask", "hides_tensor", "holds_tensor", "map_tensors", "map_tree", "tensors_in"]
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
@@ -75,6 +77,42 @@ def map_tree(value: Any, change: Callable[[Any], Any]) -> Any:
     if type(value) is dict:
         return {key: map_tree(part, change) for key, part in value.items()}
     return change(value)
+
+
+def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
+    """A copy of ``value`` and the containers and dataclasses in it, with ``change`` applied to their tensors.
+
+    Raises:
+        InputError: a container of tensors cannot be copied.
+    """
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, ValueList):
+        return value
+    if type(value) in (list, tuple, dict, slice) or hasattr(value, "_fields"):
+        return map_tree(value, lambda part: map_tensors(part, change))
+    if type(value) is set:
+        return set(value)
+    if isinstance(value, Mapping):
+        parts = [(key, value[key]) for key in value]
+    else:
+        parts = list(enumerate(value)) if isinstance(value, (list, tuple)) else list(fields_of(value))
+    changed = [(key, new) for key, part in parts if (new := map_tensors(part, change)) is not part]
+    if not changed and not isinstance(value, MutableMapping):
+        return value
+    try:
+        copied = copy.copy(value)
+        for key, part in changed:
+            if isinstance(value, (Mapping, list, tuple)):
+                copied[key] = part
+            else:
+                object.__setattr__(copied, key, part)
+    except Exception as error:  # a class may refuse this in any way
+        raise InputError(
+            f"a {type(value).__name__} among the arguments cannot be copied with other tensors ({error}): pass its "
+            "tensors in a dictionary, a list, a tuple or a dataclass, or as arguments of their own"
+        ) from error
+    return copied
 
 
 def has_mask(index: Any) -> bool:

@@ -120,8 +120,7 @@ def _forward_code(graph_module: RecordedModule) -> Any:
 
 def _differences(recording: Recording, values: Sequence[Any]) -> Iterator[str]:
     """The tensors of a call whose shape or type differs from the recorded call."""
-    recorded = recording.call.bind(recording.args, recording.kwargs)
-    for name, before, now in zip(recording.call.placeholders, recorded, values, strict=True):
+    for name, before, now in zip(recording.call.placeholders, recording.inputs, values, strict=True):
         pairs = list(zip(tensors_in(before), tensors_in(now), strict=False))
         for index, (x, y) in enumerate(pairs):
             if (x.shape, x.dtype) != (y.shape, y.dtype):

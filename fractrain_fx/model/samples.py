@@ -34,7 +34,7 @@ class SampleCount:
 
     def __init__(self, recording: Recording, axis: int) -> None:
         self._axis = axis
-        values = recording.call.bind(recording.args, recording.kwargs)
+        values = recording.inputs
         size = batch_size(list(tensors_in(values)), axis, packed=recording.batching is Batching.PACKED)
         self._steps = _steps_to(values, axis, size)
 

@@ -56,6 +56,9 @@ class Variant:
         types = self.recording.other_types(model)
         if types is not None:
             return f"parameters of type {types}, which its code reads"
+        if not self.recording.takes_types(values):
+            wanted = dict.fromkeys(str(each).removeprefix("torch.") for each in self.recording.input_types if each)
+            return f"inputs of type {' and '.join(wanted)}, which its code reads"
         guard = self.recording.broken(values, model, training)
         if guard is None:
             return None

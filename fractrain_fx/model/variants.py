@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 from torch.fx.passes.infra.pass_base import PassBase
-from torch.utils import _pytree as pytree
 
 from fractrain_fx.capture import Form, Recording, Surroundings, forms_of, record, shapes_of
+from fractrain_fx.capture.trees import map_tensors, tensors_in
 from fractrain_fx.config import FracConfig
 from fractrain_fx.errors import FracTrainError, InputError
 from fractrain_fx.execution.int8.timing import Tuner
@@ -90,8 +90,9 @@ class Variants:
         form, values, why = self._bound(args, kwargs)
         if torch.compiler.is_compiling():
             return self._compiled(form, values, training), values
+        types = tuple(x.dtype for x in tensors_in(values))
         fixed = tuple(str(values[i].tolist()) for i in self._fixed.get(form, ()))
-        key = (form, training, shapes_of(values), fixed, self._watched.now(values))
+        key = (form, training, shapes_of(values), types, fixed, self._watched.now(values))
         found = self._chosen.get(key)
         if found is None:
             found = self._find(form, values, (args, kwargs), training, why)
@@ -142,12 +143,14 @@ class Variants:
                 "torch.compile cannot compare the values of inputs, and this model was recorded for certain values "
                 "(model.guards lists them): run it in eager mode"
             )
-        all_sizes = self._holds_always and tuple(map(len, shapes_of(values))) == self.first.dimensions
-        if form == 0 and all_sizes and self.first.misfit(values, training) is None:
-            return self.first  # its sizes may be symbols of the compiler
+        first = self.first
+        alike = form == 0 and tuple(map(len, shapes_of(values))) == first.dimensions
+        alike = alike and self._holds_always and first.recording.takes_types(values)
+        if alike and first.misfit(values, training) is None:
+            return first  # its sizes may be symbols of the compiler
         place = -1
         if form < len(self._forms):
-            every = (self.first, *self._others)
+            every = (first, *self._others)
             fits = tuple([each.form == form and each.misfit(values, training) is None for each in every])
             place = self._place_of(form, training, forms_of(values), fits)
         if place < 0:
@@ -164,8 +167,7 @@ class Variants:
         """
         made = iter([torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in forms])
         recording = next(variant.recording for variant in self if variant.form == form)
-        example = recording.call.bind(recording.args, recording.kwargs)
-        values = pytree.tree_map_only(torch.Tensor, lambda _: next(made), example)
+        values = map_tensors(list(recording.inputs), lambda _: next(made))
         for place, variant in enumerate(self):
             if fits[place] and variant.broken(values, self._original, training) is None:
                 return place
@@ -267,8 +269,7 @@ class Variants:
             for shown, each in zip(recording.graphs, places, strict=False)
         ]
         count = SampleCount(recording, self._config.batch_axis)
-        example = recording.call.bind(recording.args, recording.kwargs)
-        dimensions = tuple(map(len, shapes_of(example)))
+        dimensions = tuple(map(len, shapes_of(recording.inputs)))
         reads = reads_of(recording, self._original)
         return Variant(recording, {True: made[0], False: made[-1]}, form, count, dimensions, reads)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,12 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Graph, Interpreter, Node
 from torch.nn.modules import activation, batchnorm, dropout, normalization
-from torch.utils import _pytree as pytree
 
 from fractrain_fx.capture.sizes.guards import Guard, Size
 from fractrain_fx.capture.sizes.input_values import InputValues
 from fractrain_fx.capture.state import Snapshot
-from fractrain_fx.capture.trees import tensors_in
+from fractrain_fx.capture.trees import map_tensors, tensors_in
 
 __all__ = ["Form", "Guards", "Shapes", "forms_of", "shapes_of"]
 
@@ -126,12 +125,12 @@ class Guards:
             return values[self._placeholders.index(node)]
         if node.target is operator.getitem and isinstance(node.args[0], Node):
             whole = self._given(node.args[0], values)
-            if isinstance(whole, (dict, list, tuple)) and not isinstance(node.args[1], Node):
+            if isinstance(whole, (Mapping, list, tuple)) and not isinstance(node.args[1], Node):
                 return whole[node.args[1]]  # type: ignore[index]
         return None
 
     def _inner(self, wanted: set[Size], values: Sequence[Any], owner: nn.Module, model: nn.Module) -> dict[Size, int]:
-        shapes_only = pytree.tree_map_only(Tensor, _without_data, list(values))
+        shapes_only = map_tensors(list(values), _without_data)
         try:
             with Snapshot(model, tensors=False).preserved(), torch.no_grad():
                 return _SizesWithoutData(owner, self._graph, wanted).found(shapes_only)
@@ -141,7 +140,7 @@ class Guards:
         run = _Sizes(owner, self._graph, wanted)
         with Snapshot(model).preserved(), torch.no_grad():
             try:
-                return run.found(pytree.tree_map_only(Tensor, lambda x: x.detach().clone(), list(values)))
+                return run.found(map_tensors(list(values), lambda x: x.detach().clone()))
             except Exception:  # the graph does not run with such sizes: the sizes before the error count
                 return run.sizes
 

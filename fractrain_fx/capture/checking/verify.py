@@ -48,6 +48,7 @@ class Attempt:
         guards: conditions on sizes for the graph of each mode.
         python: attributes whose values decided what was recorded.
         seen: for each mode, the circumstances that code read.
+        typed: numbers of the input tensors whose exact type code read.
     """
 
     train: RecordedModule
@@ -56,6 +57,7 @@ class Attempt:
     guards: Mapping[bool, Guards]
     python: PythonState
     seen: Mapping[bool, tuple[Seen, ...]]
+    typed: frozenset[int]
 
     def graph(self, train: bool) -> RecordedModule:
         """The graph of one mode."""

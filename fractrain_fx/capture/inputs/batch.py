@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
+
+from fractrain_fx.capture.trees import map_tensors, tensors_in
 
 __all__ = ["batch_size", "resize_batch"]
 
@@ -23,7 +24,7 @@ def batch_size(inputs: Any, axis: int = 0, *, packed: bool = False) -> int | Non
     Returns:
         The number of samples, or ``None`` if no tensor has that dimension.
     """
-    sizes = [x.shape[axis] for x in pytree.tree_leaves(inputs) if isinstance(x, Tensor) and x.ndim > axis]
+    sizes = [x.shape[axis] for x in tensors_in(inputs) if x.ndim > axis]
     if packed:
         return min(sizes, default=None)
     return Counter(sizes).most_common(1)[0][0] if sizes else None
@@ -37,8 +38,8 @@ def resize_batch(inputs: Any, size: int, axis: int = 0, *, packed: bool = False)
     """
     batch = batch_size(inputs, axis, packed=packed)
 
-    def resize(x: Any) -> Any:
-        if not isinstance(x, Tensor) or x.ndim <= axis or not batch:
+    def resize(x: Tensor) -> Tensor:
+        if x.ndim <= axis or not batch:
             return x
         rows, rest = divmod(x.shape[axis], batch)
         if rest or not rows or (rows > 1 and not packed):
@@ -46,4 +47,4 @@ def resize_batch(inputs: Any, size: int, axis: int = 0, *, packed: bool = False)
         index = torch.arange(size * rows, device=x.device) % (batch * rows)
         return x.detach().index_select(axis, index).requires_grad_(x.requires_grad)
 
-    return pytree.tree_map(resize, inputs) if batch else inputs
+    return map_tensors(inputs, resize) if batch else inputs

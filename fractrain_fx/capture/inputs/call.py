@@ -7,24 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch import nn
 
+from fractrain_fx.capture.inputs.form import fits, form_of, require_tensors
 from fractrain_fx.capture.source import forward_line
-from fractrain_fx.capture.trees import holds_tensor, map_tree
+from fractrain_fx.capture.trees import holds_tensor, map_tensors
 from fractrain_fx.errors import InputError
 
-__all__ = ["CallSpec", "Example", "describe_call"]
-
-
-class _Tensor:
-    """Stands for a tensor in a template of nested arguments."""
-
-    def __repr__(self) -> str:
-        return "a tensor"
-
-
-_TENSOR = _Tensor()
+__all__ = ["CallSpec", "Example", "describe_call", "own_containers"]
 
 
 @dataclass(frozen=True)
@@ -34,22 +24,24 @@ class CallSpec:
     Attributes:
         placeholders: names of the graph's inputs: the arguments that hold tensors.
         positional: names of the arguments that may be passed by position, in order; those of ``*args`` are numbered.
-        templates: for each placeholder its recorded value, with tensors replaced by a mark.
-        constants: name and value of the arguments that were passed and hold no tensor.
-        defaults: name and value of the arguments that a call may leave out.
+        forms: for each placeholder its form.
+        constants: name and form of the arguments that were passed and hold no tensor.
+        defaults: name and form of the arguments that a call may leave out.
+        extra: names of the arguments of ``**kwargs``, in order: code can see the order of these.
     """
 
     placeholders: tuple[str, ...]
-    templates: tuple[Any, ...]
+    forms: tuple[Any, ...]
     positional: tuple[str, ...]
     constants: tuple[tuple[str, Any], ...]
     defaults: tuple[tuple[str, Any], ...]
+    extra: tuple[str, ...] = ()
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """Values for the placeholders, in order.
 
         Raises:
-            InputError: an argument is missing, was not in the recorded call, or has another constant value.
+            InputError: an argument is missing, was not in the recorded call, or has another form or constant value.
         """
         if len(args) > len(self.positional):
             raise InputError(
@@ -62,14 +54,14 @@ class CallSpec:
                 raise InputError(f"argument {name!r} is passed twice, by position and by name")
             given[name] = value
         values = []
-        for name, template in zip(self.placeholders, self.templates, strict=True):
+        for name, form in zip(self.placeholders, self.forms, strict=True):
             if given.get(name) is None:
                 raise InputError(
                     f"argument {name!r} is missing, and the graph was recorded with it: pass it, or record the model "
                     "without it in example_kwargs"
                 )
             value = given.pop(name)
-            _require(name, _template(value), template)
+            _require(name, value, form)
             values.append(value)
         for name, recorded in self.constants:
             if name not in given:
@@ -82,25 +74,21 @@ class CallSpec:
                 _require(name, given.pop(name), default)
         for name, value in given.items():
             _require(name, value, None)
+        order = [name for name in kwargs if name in self.extra]
+        if len(order) > 1 and order != list(self.extra):
+            raise InputError(
+                f"arguments come in the order {', '.join(order)}, but the graph was recorded with them in the order "
+                f"{', '.join(self.extra)}: forward takes them as **kwargs, so it may depend on that. Keep to one order"
+            )
         return tuple(values)
 
 
 def _require(name: str, value: Any, recorded: Any) -> None:
-    if not isinstance(value, (dict, list, tuple)) and value is recorded:  # which torch 2.11 cannot compile for these
-        return
-    if holds_tensor(value):
-        value = _template(value)
-    if type(value) is not type(recorded) or value != recorded:
+    if not fits(recorded, value):
         raise InputError(
-            f"argument {name!r} is {value!r}, but the graph was recorded with {recorded!r}: "
+            f"argument {name!r} is {form_of(value)!r}, but the graph was recorded with {recorded!r}: "
             f"record the model with {name!r} in the example inputs as you will pass it"
         )
-
-
-def _template(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return _TENSOR
-    return map_tree(value, lambda part: _TENSOR if isinstance(part, Tensor) else part)
 
 
 @dataclass(frozen=True)
@@ -127,8 +115,17 @@ class Example:
     def renewed(self) -> Example:
         """The same call on copies of its tensors: a model may write to its inputs."""
         values = (self.args, self.kwargs)
-        copies = pytree.tree_map_only(Tensor, lambda x: x.detach().clone().requires_grad_(x.requires_grad), values)
-        return self.on(*copies)
+        return self.on(*map_tensors(values, lambda x: x.detach().clone().requires_grad_(x.requires_grad)))
+
+
+def own_containers(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The same arguments in containers of their own: a caller may change theirs later.
+
+    Raises:
+        InputError: a container of tensors cannot be copied.
+    """
+    copied: tuple[tuple[Any, ...], dict[str, Any]] = map_tensors((args, kwargs), lambda x: x)
+    return copied
 
 
 def describe_call(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Example:
@@ -138,7 +135,7 @@ def describe_call(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
     and the call does not pass it.
 
     Raises:
-        InputError: the arguments do not fit the signature of ``forward``.
+        InputError: the arguments do not fit the signature of ``forward``, or hold arrays of numpy.
     """
     signature = inspect.signature(model.forward)
     kwargs = dict(kwargs)
@@ -155,6 +152,7 @@ def describe_call(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
     named: dict[str, Any] = {}
     positional: list[str] = []
     defaults: list[tuple[str, Any]] = []
+    in_order: list[str] = []
     for name, parameter in signature.parameters.items():
         if parameter.kind is parameter.VAR_POSITIONAL:
             extra = {f"{name}_{i}": value for i, value in enumerate(bound.arguments.get(name, ()))}
@@ -162,7 +160,8 @@ def describe_call(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
             named |= extra
         elif parameter.kind is parameter.VAR_KEYWORD:
             extra = bound.arguments.get(name, {})
-            named |= {key: value for key, value in extra.items() if key not in implied}
+            in_order = [key for key in extra if key not in implied]
+            named |= {key: extra[key] for key in in_order}
             defaults += [(key, value) for key, value in implied.items() if key in extra]
         else:
             if parameter.kind is not parameter.KEYWORD_ONLY:
@@ -171,13 +170,16 @@ def describe_call(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
                 named[name] = bound.arguments[name]
             else:
                 defaults.append((name, implied.get(name, parameter.default)))
+    for name, value in named.items():
+        require_tensors(name, value)
     tensors = {name: value for name, value in named.items() if holds_tensor(value)}
     spec = CallSpec(
         placeholders=tuple(tensors),
-        templates=tuple(map(_template, tensors.values())),
+        forms=tuple(map(form_of, tensors.values())),
         positional=tuple(positional),
-        constants=tuple((name, value) for name, value in named.items() if name not in tensors),
-        defaults=tuple(defaults),
+        constants=tuple((name, form_of(value)) for name, value in named.items() if name not in tensors),
+        defaults=tuple((name, form_of(value)) for name, value in defaults),
+        extra=tuple(in_order),
     )
     return Example(spec, tensors, tuple(args), kwargs | implied)
 

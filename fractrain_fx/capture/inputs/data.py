@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensor
-from torch.utils import _pytree as pytree
 
 from fractrain_fx.capture.source import error_line, in_words
+from fractrain_fx.capture.trees import map_tensors
 from fractrain_fx.errors import CaptureError, FracTrainError, InputError
 
 __all__ = ["has_data", "needs_data", "rejection", "without_data"]
@@ -43,7 +43,7 @@ def without_data(inputs: Any) -> Any:
     def strip(x: Tensor) -> Tensor:
         return torch.empty_like(x, device="meta", requires_grad=x.requires_grad)
 
-    return pytree.tree_map_only(Tensor, strip, inputs)
+    return map_tensors(inputs, strip)
 
 
 def needs_data(model: nn.Module, path: str, error: Exception) -> FracTrainError:

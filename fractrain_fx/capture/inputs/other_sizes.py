@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from fractrain_fx.capture.inputs.batch import resize_batch
+from fractrain_fx.capture.trees import map_tensors, tensors_in
 
 __all__ = ["Change", "Length", "dims_of", "lengths", "longer", "shorter"]
 
@@ -55,7 +55,7 @@ class Change:
             packed: whether a sample has several rows.
         """
         if self.length is not None:
-            inputs = pytree.tree_map_only(Tensor, lambda x: _resized(x, axis, self.length), inputs)
+            inputs = map_tensors(inputs, lambda x: _resized(x, axis, self.length))
         return inputs if self.batch is None else resize_batch(inputs, self.batch, axis, packed=packed)
 
 
@@ -65,17 +65,15 @@ def lengths(inputs: Any, axis: int) -> list[int]:
     A size that occurs more often comes first, and among equally frequent ones that of an earlier dimension.
     """
     counted: Counter[int] = Counter()
-    for x in pytree.tree_leaves(inputs):
-        if isinstance(x, Tensor):
-            counted.update(size for dim, size in enumerate(x.shape) if dim != axis and size > 1)
+    for x in tensors_in(inputs):
+        counted.update(size for dim, size in enumerate(x.shape) if dim != axis and size > 1)
     # Sorting is stable: equally frequent sizes keep the order in which they were found.
     return sorted(counted, key=lambda size: -counted[size])[:2]
 
 
 def dims_of(inputs: Any, axis: int, size: int) -> list[int]:
     """The dimensions in which any of the inputs has this size."""
-    tensors = (x for x in pytree.tree_leaves(inputs) if isinstance(x, Tensor))
-    return sorted({dim for x in tensors for dim, each in enumerate(x.shape) if dim != axis and each == size})
+    return sorted({dim for x in tensors_in(inputs) for dim, each in enumerate(x.shape) if dim != axis and each == size})
 
 
 def shorter(size: int) -> int:

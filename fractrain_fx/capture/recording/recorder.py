@@ -6,7 +6,7 @@ import contextlib
 import math
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.fx import Node
 from torch.overrides import TorchFunctionMode
 
 from fractrain_fx.capture import targets
+from fractrain_fx.capture.inputs.kinds import Kind, kind_of
 from fractrain_fx.capture.recording.ambient import GRADIENT_READS, Ambient
 from fractrain_fx.capture.recording.arguments import argument
 from fractrain_fx.capture.recording.callees import Callee
@@ -32,6 +33,8 @@ from fractrain_fx.capture.trees import holds_tensor, map_tree, tensors_in
 __all__ = ["Mark", "Recorder", "Return"]
 
 _SIZES = frozenset({"size", "numel", "nelement", "stride"})
+# Calls that tell Python code the exact type of a tensor. The kind of type is part of the form of a call.
+_TYPES = frozenset({"type", "element_size", "result_type", "promote_types", "can_cast"})
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class Mark:
     returns: int
     contractions: int
     guards: int
+    typed: int
 
 
 class Recorder(TorchFunctionMode):
@@ -62,6 +66,7 @@ class Recorder(TorchFunctionMode):
         returns: module calls in the order in which they ended.
         contractions: number of written contractions through which a gradient flows.
         read_type: whether code read the floating type of a tensor.
+        typed: nodes whose type code read, with the kind of this type.
         paused: whether calls run without being written.
         failed: path of the innermost module in whose forward an error was raised.
         paths: path of each module of the model, by identity.
@@ -76,6 +81,7 @@ class Recorder(TorchFunctionMode):
         self.returns: list[Return] = []
         self.contractions = 0
         self.read_type = False
+        self.typed: list[tuple[Node, Kind]] = []
         self.paused = False
         self.failed = ""
         self.paths: dict[int, str] = {}
@@ -114,15 +120,15 @@ class Recorder(TorchFunctionMode):
     def mark(self) -> Mark:
         """The present point of the recording."""
         writer = self.writer
-        return Mark(
-            writer.graph._root.prev, len(writer.obstacles), len(self.returns), self.contractions, len(self.looks)
-        )
+        counts = len(self.returns), self.contractions, len(self.looks), len(self.typed)
+        return Mark(writer.graph._root.prev, len(writer.obstacles), *counts)
 
     def fold(self, mark: Mark) -> None:
         """Remove everything that was written since ``mark``."""
         self.writer.erase_after(mark.last)
         del self.writer.obstacles[mark.obstacles :]
         del self.returns[mark.returns :]
+        del self.typed[mark.typed :]
         self.looks.forget_after(mark.guards)
 
     def writes(self, value: Any) -> bool:
@@ -219,6 +225,8 @@ class Recorder(TorchFunctionMode):
         if name in _SIZES:
             return self.size(name, args, kwargs)
         watched = self.watch(args, kwargs)
+        if name in _TYPES:
+            self._saw_type(tensors_in((args, kwargs)))
         result = self.looks.values(name, args, func(*plain(args), **plain(dict(kwargs))), sys._getframe(1))
         if targets.call_name(func) in targets.CONTRACTIONS and any(x.requires_grad for x in tensors_in(result)):
             self.contractions += 1
@@ -232,13 +240,14 @@ class Recorder(TorchFunctionMode):
     def _property(self, func: Any, name: str, args: tuple[Any, ...]) -> Any:
         if name == "shape":
             return self.looks.shape(args[0])
+        if name in ("nbytes", "itemsize", "dtype"):
+            self._saw_type(args)
         if name == "nbytes":
             return self.size("numel", args, {}) * args[0].element_size()
         watched = self.watch(args, {})
         result = func(*plain(args))
         if name in GRADIENT_READS and not targets.is_setter(func):
             self.ambient.read_gradient(args[0], name, sys._getframe(2))
-        self.read_type |= name == "dtype" and result.is_floating_point
         if targets.is_setter(func):
             arguments = tuple(argument(self.writer, value) for value in (args[0], name, args[1]))
             self.writer.create("call_function", setattr, arguments, effect=True)
@@ -246,6 +255,22 @@ class Recorder(TorchFunctionMode):
         if isinstance(result, Tensor):
             return self.write("call_function", getattr, (args[0], name), {}, result, watched)
         return result
+
+    def _saw_type(self, tensors: Iterable[Tensor]) -> None:
+        for x in tensors:
+            dtype, node = x.dtype, self.writer.known(x)
+            self.read_type |= dtype.is_floating_point
+            if node is not None:
+                self.typed.append((node, kind_of(dtype)))
+
+    def typed_inputs(self, tensors: Iterable[Tensor]) -> frozenset[int]:
+        """The numbers of the inputs whose exact type the recorded code may have read, itself or of what it computed.
+
+        A type can only come from inputs of the same kind: embeddings of 32-bit tokens have the type of the weight.
+        """
+        reached = {kind: _sources(node for node, each in self.typed if each is kind) for _, kind in self.typed}
+        found = ((i, self.writer.known(x), kind_of(x.dtype)) for i, x in enumerate(tensors))
+        return frozenset(i for i, node, kind in found if node in reached.get(kind, ()))
 
     def size(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The result of ``size``, ``stride``, ``numel`` or ``nelement``, symbolic if it may differ between calls."""
@@ -278,3 +303,15 @@ class Recorder(TorchFunctionMode):
 
         target = targets.function_node(call, name.strip("_") or "call")
         return self.write("call_function", target, tuple(given), {}, result, watched)
+
+
+def _sources(nodes: Iterable[Node]) -> set[Node]:
+    """Nodes that are still in the graph, with all nodes that they are computed from."""
+    found: set[Node] = set()
+    waiting = [node for node in nodes if not node._erased]
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting += node.all_input_nodes
+    return found

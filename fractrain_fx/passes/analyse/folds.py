@@ -11,6 +11,7 @@ from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from fractrain_fx.capture.state import seeded
+from fractrain_fx.capture.trees import map_tensors
 from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.passes.graph.contractions import function_name
 from fractrain_fx.passes.graph.facts import facts
@@ -193,8 +194,8 @@ def _perturb_first(
     ``change_numbers`` changes whole numbers. Moving them keeps the count of each number, say of an image's tokens.
     """
 
-    def change(value: Any) -> Any:
-        if not isinstance(value, Tensor) or value.ndim <= max(batch_axis, 1) or value.shape[batch_axis] % size:
+    def change(value: Tensor) -> Tensor:
+        if value.ndim <= max(batch_axis, 1) or value.shape[batch_axis] % size:
             return value
         rows = value.shape[batch_axis] // size
         # In a packed batch, whole numbers count the rows of each sample, so they stay.
@@ -206,7 +207,7 @@ def _perturb_first(
         sample.copy_(change_numbers(sample.clone(), 1, -1) if whole else sample.roll(1, dims=-1) * 0.9)
         return value
 
-    return list(tree_map(change, batch))
+    return list(map_tensors(batch, change))
 
 
 def _values(graph_module: GraphModule, inputs: list[Any], wanted: Collection[Node]) -> dict[Node, Tensor]:

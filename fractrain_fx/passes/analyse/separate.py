@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
-from torch.utils._pytree import tree_leaves
 
 from fractrain_fx.capture import RecordedModule, batch_size, resize_batch
 from fractrain_fx.capture.state import seeded
+from fractrain_fx.capture.trees import holds_tensor
 from fractrain_fx.errors import PassError
 from fractrain_fx.execution.blocks.dispatched_block import rows_of, share_of
 from fractrain_fx.nn.batch_axis import BatchAxis
@@ -121,7 +121,7 @@ class _Trial(Interpreter):
 
 def _plain(node: Node, value: Any) -> dict[Node, Any]:
     """The node with its value, if that holds no tensor."""
-    return {} if any(isinstance(leaf, Tensor) for leaf in tree_leaves(value)) else {node: value}
+    return {} if holds_tensor(value) else {node: value}
 
 
 def _grows(value: Any, grown: Any, size: int) -> bool | None:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
-from torch.utils._pytree import tree_leaves, tree_map
 
 from fractrain_fx.capture import batch_size, resize_batch
+from fractrain_fx.capture.trees import map_tensors, tensors_in
 from fractrain_fx.errors import PassError
 from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.passes.analyse.folds import Fold, folds_by_change, folds_by_origin
@@ -75,7 +75,7 @@ class Shapes(PassBase):
                 folded[node] = place
         if not folded:
             return False
-        if any(leaf.is_meta for leaf in tree_leaves(examples) if isinstance(leaf, Tensor)):
+        if any(x.is_meta for x in tensors_in(examples)):
             places = folds_by_origin(graph_module, batch, size, folded)
         else:
             places = folds_by_change(graph_module, batch, size, self.batch_axis, folded, packed=packed)
@@ -137,16 +137,14 @@ def _annotate(node: Node, value: Any) -> None:
         record.tensors, record.flows = True, value.requires_grad
         record.shape, record.dtype = tuple(value.shape), value.dtype
     else:
-        tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+        tensors = list(tensors_in(value))
         record.tensors, record.flows = bool(tensors), any(tensor.requires_grad for tensor in tensors)
 
 
 def _tracked(inputs: list[Any]) -> list[Any]:
     """Copies of the inputs that autograd follows and that in-place ops may change."""
 
-    def track(value: Any) -> Any:
-        if isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex()):
-            return value.detach().requires_grad_().clone()
-        return value
+    def track(x: Tensor) -> Tensor:
+        return x.detach().requires_grad_().clone() if x.is_floating_point() or x.is_complex() else x
 
-    return list(tree_map(track, inputs))
+    return list(map_tensors(inputs, track))

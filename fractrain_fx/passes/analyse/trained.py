@@ -6,10 +6,10 @@ present ``requires_grad`` of the parameters tells which ops need EB and GC witho
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import nn
 from torch.fx import GraphModule
-from torch.utils._pytree import tree_leaves
 
+from fractrain_fx.capture.trees import tensors_in
 from fractrain_fx.passes.graph.facts import facts, ops_of
 
 __all__ = ["Place", "bits_of", "find_trained", "follow_trained", "places_of", "trained_share"]
@@ -45,7 +45,7 @@ def find_trained(graph_module: GraphModule, example: str) -> None:
         record = facts(node)
         mask = 0
         if node.op == "placeholder":
-            mask = _ALWAYS * any(isinstance(x, Tensor) and x.requires_grad for x in tree_leaves(node.meta[example]))
+            mask = _ALWAYS * any(x.requires_grad for x in tensors_in(node.meta[example]))
         elif node.op == "get_attr":
             owner, _, name = str(node.target).rpartition(".")
             value = getattr(graph_module.get_submodule(owner), name)

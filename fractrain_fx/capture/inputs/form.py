@@ -1,0 +1,183 @@
+"""The form of an argument: all of it that decides which recording fits a call, which leaves out values of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fractrain_fx.capture.inputs.kinds import kind_of
+from fractrain_fx.capture.trees import fields_of
+from fractrain_fx.errors import InputError
+
+__all__ = ["attributes_of", "fits", "form_of", "items_of", "require_tensors"]
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+# Objects that are what they are: their attributes change for other reasons than a call, or not at all.
+_AS_THEY_ARE = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, nn.Module, torch.Generator)
+
+
+def form_of(value: Any) -> Any:
+    """The form of an argument: containers are copied, and each tensor in them is replaced by its kind.
+
+    An object that is neither a container nor a dataclass has itself in its form, and what its attributes hold now.
+    """
+    return _form(value, hidden=False, seen={})
+
+
+def _form(value: Any, *, hidden: bool, seen: dict[int, Any]) -> Any:
+    if isinstance(value, Tensor):
+        # A tensor in an object is a constant of the graph.
+        return _Held(value, _version(value)) if hidden else kind_of(value.dtype)
+    if isinstance(value, _PLAIN):
+        return value
+    if id(value) in seen:
+        return seen[id(value)]
+    if type(value) in (list, tuple) or hasattr(value, "_fields"):
+        parts = [_form(part, hidden=hidden, seen=seen) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if type(value) is dict:
+        return {key: _form(part, hidden=hidden, seen=seen) for key, part in value.items()}
+    if isinstance(value, slice):
+        return slice(*(_form(part, hidden=hidden, seen=seen) for part in (value.start, value.stop, value.step)))
+    if type(value) in (set, frozenset):
+        return type(value)(value)
+    items = items_of(value)
+    form = seen[id(value)] = _Object(value, [] if items is not None else None, {})
+    if items is not None and form.items is not None:
+        form.items.extend((key, _form(part, hidden=hidden, seen=seen)) for key, part in items)
+    form.attributes.update((name, _form(x, hidden=True, seen=seen)) for name, x in attributes_of(value))
+    return form
+
+
+@dataclass(frozen=True, eq=False)
+class _Held:
+    """A tensor in an object, as it was."""
+
+    tensor: Tensor
+    version: int
+
+    def __repr__(self) -> str:
+        return "a tensor"
+
+
+@dataclass(frozen=True, eq=False)
+class _Object:
+    """A mapping, a list of another class, a dataclass, or any other object, as it was.
+
+    Attributes:
+        holder: the object.
+        items: keys and forms of what it contains; ``None`` if it is not a container or dataclass.
+        attributes: forms of its other attributes, by name.
+    """
+
+    holder: Any
+    items: list[tuple[Any, Any]] | None
+    attributes: dict[str, Any]
+
+    def fits(self, value: Any, compared: set[tuple[int, int]]) -> bool:
+        """Whether another object, or the same one now, is as this one was."""
+        if type(value) is not type(self.holder):
+            return False
+        if (id(self), id(value)) in compared:  # objects may hold each other
+            return True
+        compared.add((id(self), id(value)))
+        items = items_of(value)
+        if items is None or self.items is None:
+            if value is not self.holder and not _equal(value, self.holder):
+                return False
+        else:
+            if [key for key, _ in items] != [key for key, _ in self.items]:
+                return False
+            pairs = zip(self.items, items, strict=True)
+            if not all(fits(form, part, compared) for (_, form), (_, part) in pairs):
+                return False
+        now = dict(attributes_of(value))
+        return now.keys() == self.attributes.keys() and all(
+            fits(x, now[name], compared) for name, x in self.attributes.items()
+        )
+
+    def __repr__(self) -> str:
+        if self.items is None:
+            return f"a {type(self.holder).__name__} object" if self.attributes else repr(self.holder)
+        return f"{type(self.holder).__name__}({', '.join(f'{key}={form!r}' for key, form in self.items)})"
+
+
+def fits(form: Any, value: Any, compared: set[tuple[int, int]] | None = None) -> bool:
+    """Whether a value has a form. The order of keys counts, because code may read values in order."""
+    if isinstance(value, Tensor):
+        if isinstance(form, _Held):
+            return value is form.tensor and _version(value) == form.version
+        return kind_of(value.dtype) is form
+    if type(value) is type(form):
+        if isinstance(value, (list, tuple)):
+            return len(form) == len(value) and all(fits(a, b, compared) for a, b in zip(form, value, strict=True))
+        if isinstance(value, dict):
+            return list(form) == list(value) and all(fits(form[key], value[key], compared) for key in form)
+        if isinstance(value, slice):
+            pairs = ((form.start, value.start), (form.stop, value.stop), (form.step, value.step))
+            return all(fits(a, b, compared) for a, b in pairs)
+        return _equal(form, value)
+    return isinstance(form, _Object) and form.fits(value, set() if compared is None else compared)
+
+
+def _version(x: Tensor) -> int:
+    return 0 if x.is_inference() else x._version
+
+
+def _equal(a: Any, b: Any) -> bool:
+    try:
+        return bool(a == b) or (a != a and b != b)
+    except Exception:  # an object without a plain ==
+        return False
+
+
+def items_of(value: Any) -> list[tuple[Any, Any]] | None:
+    """Keys and parts of a container or the fields of a dataclass; ``None`` for other objects."""
+    if isinstance(value, Mapping):
+        return [(key, value[key]) for key in value]
+    if isinstance(value, (list, tuple)):
+        return list(enumerate(value))
+    return list(fields_of(value)) or None
+
+
+def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
+    """Names and values of an object's attributes; only the public plain ones of a container or a dataclass.
+
+    Values that properties keep for later are left out.
+    """
+    if isinstance(value, _AS_THEY_ARE):
+        return
+    container = items_of(value) is not None
+    fields = {name for name, _ in fields_of(value)}
+    slots = (name for kind in type(value).__mro__ for name in _names(vars(kind).get("__slots__", ())))
+    held = {name: getattr(value, name) for name in slots if hasattr(value, name) and not name.startswith("__")}
+    for name, part in (held | getattr(value, "__dict__", {})).items():
+        plain = isinstance(part, _PLAIN) and not name.startswith("_") and name not in fields
+        if plain if container else not isinstance(getattr(type(value), name, None), cached_property):
+            yield name, part
+
+
+def _names(slots: Any) -> tuple[str, ...]:
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+def require_tensors(name: str, value: Any) -> None:
+    """Refuse arrays of numpy, which would be constants.
+
+    Raises:
+        InputError: ``value`` is an array, or a container of arrays.
+    """
+    if isinstance(value, np.ndarray):
+        raise InputError(
+            f"argument {name!r} holds an array of numpy, which a graph would keep as a constant: pass a tensor "
+            "(torch.from_numpy), and give the model one in your own code too"
+        )
+    for _, part in () if isinstance(value, (Tensor, *_PLAIN)) else items_of(value) or ():
+        require_tensors(name, part)
