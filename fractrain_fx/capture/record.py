@@ -19,7 +19,7 @@ from fractrain_fx.capture.layerdrop import dropped_in_graph
 from fractrain_fx.capture.module import RecordedModule
 from fractrain_fx.capture.outside.arguments import Arguments
 from fractrain_fx.capture.outside.outside import PythonState
-from fractrain_fx.capture.recording.leaves import hooks_left_out
+from fractrain_fx.capture.recording.kept.leaves import hooks_left_out
 from fractrain_fx.capture.settle import Task, settle
 from fractrain_fx.capture.sizes.guards import Guard
 from fractrain_fx.capture.sizes.input_values import InputValues

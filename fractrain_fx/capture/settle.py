@@ -18,12 +18,12 @@ from fractrain_fx.capture.outside.outside import Outside, PythonState
 from fractrain_fx.capture.recording.arguments import argument
 from fractrain_fx.capture.recording.cleanup import join_whole_lists, remove_dead
 from fractrain_fx.capture.recording.constants import Additions
-from fractrain_fx.capture.recording.leaves import opaque_reason
+from fractrain_fx.capture.recording.kept.leaves import opaque_reason
+from fractrain_fx.capture.recording.kept.whole import KeepWholeError, Whole
 from fractrain_fx.capture.recording.merge import merge_modes
 from fractrain_fx.capture.recording.patch import Calls, recording
 from fractrain_fx.capture.recording.recorder import Recorder, Return
 from fractrain_fx.capture.recording.results import map_results
-from fractrain_fx.capture.recording.whole import KeepWholeError, Whole
 from fractrain_fx.capture.recording.writer import UnrepresentableError
 from fractrain_fx.capture.sizes.input_values import size_inputs
 from fractrain_fx.capture.source import in_words
@@ -191,7 +191,7 @@ def _run(
     seen = recorder.ambient.seen(str(node.target) for node in writer.graph.find_nodes(op="call_module"))
     python = outside.state(writer.graph)
     python = replace(python, notes=(*python.notes, *notes))
-    held = Guards(guards, writer.graph, values), python, seen, recorder.typed_inputs(inputs)
+    held = Guards(guards, writer.graph, values), python, seen, recorder.types.inputs(inputs)
     found = _Pass(writer.graph, recorder.returns, *held)
     writer.release()
     return found

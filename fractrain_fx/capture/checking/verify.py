@@ -26,8 +26,8 @@ from fractrain_fx.capture.inputs.call import Example
 from fractrain_fx.capture.inputs.other_sizes import Change, Length, dims_of, lengths, longer, shorter
 from fractrain_fx.capture.module import RecordedModule
 from fractrain_fx.capture.outside.outside import PythonState
+from fractrain_fx.capture.recording.kept.whole import KeepWholeError
 from fractrain_fx.capture.recording.recorder import Return
-from fractrain_fx.capture.recording.whole import KeepWholeError
 from fractrain_fx.capture.recording.writer import Obstacle
 from fractrain_fx.capture.sizes.guards import Expression, Guard, Place, Size
 from fractrain_fx.capture.sizes.input_values import InputValues

@@ -15,10 +15,10 @@ from torch import nn
 from fractrain_fx.capture.compare import difference
 from fractrain_fx.capture.generators import LEVELS, Generators, drawing
 from fractrain_fx.capture.inputs.call import Example
-from fractrain_fx.capture.recording.callees import Callee, callees
-from fractrain_fx.capture.recording.foreign import is_foreign, same_draws
+from fractrain_fx.capture.recording.kept.callees import Callee, callees
+from fractrain_fx.capture.recording.kept.foreign import is_foreign, same_draws
+from fractrain_fx.capture.recording.kept.whole import Whole
 from fractrain_fx.capture.recording.patch import plain_paths
-from fractrain_fx.capture.recording.whole import Whole
 from fractrain_fx.capture.recording.writer import Obstacle
 from fractrain_fx.capture.state import Snapshot, seeded
 

@@ -15,8 +15,8 @@ from fractrain_fx.capture.outside.attributes import Access, Attributes, Place, p
 from fractrain_fx.capture.outside.carried import carried
 from fractrain_fx.capture.outside.draws import draws
 from fractrain_fx.capture.outside.equality import same
+from fractrain_fx.capture.recording.kept.whole import Whole
 from fractrain_fx.capture.recording.recorder import Recorder
-from fractrain_fx.capture.recording.whole import Whole
 from fractrain_fx.capture.recording.writer import Obstacle
 from fractrain_fx.capture.state import Snapshot
 
@@ -106,7 +106,7 @@ class Outside:
                 f"forward leaves values in {_some(f'{each.place} ({each.line})' for each in left)}, which the "
                 "rewritten model does not set: return them from forward if a loss or a log needs them"
             )
-        return PythonState(tuple(read), tuple(notes), self._recorder.read_type)
+        return PythonState(tuple(read), tuple(notes), self._recorder.types.floating)
 
     def _decided(self, access: Access, called: list[str]) -> bool:
         # An attribute that the forward changes is kept up to date by the forward itself.

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fractrain_fx.capture.recording.callees import Callee, Method
+from fractrain_fx.capture.recording.kept.callees import Callee, Method
 
 __all__ = ["Additions", "ModeSwitch"]
 

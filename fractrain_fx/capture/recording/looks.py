@@ -14,7 +14,7 @@ from torch.fx import Node
 
 from fractrain_fx.capture import targets
 from fractrain_fx.capture.recording.arguments import argument
-from fractrain_fx.capture.recording.callees import callees
+from fractrain_fx.capture.recording.kept.callees import callees
 from fractrain_fx.capture.recording.writer import Source, Writer
 from fractrain_fx.capture.sizes.branches import guards_an_error, tests_for_overflow
 from fractrain_fx.capture.sizes.data_sizes import decided_dims, deciding

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.utils import checkpoint
 
 from fractrain_fx.capture import targets
-from fractrain_fx.capture.recording.callees import Callee, only_constants, own_containers, placed
-from fractrain_fx.capture.recording.foreign import foreign_functions
-from fractrain_fx.capture.recording.hidden import contractions_in_backward
-from fractrain_fx.capture.recording.leaves import Depth, adds_inputs, depth_of
+from fractrain_fx.capture.recording.kept.callees import Callee, only_constants, own_containers, placed
+from fractrain_fx.capture.recording.kept.foreign import foreign_functions
+from fractrain_fx.capture.recording.kept.hidden import contractions_in_backward
+from fractrain_fx.capture.recording.kept.leaves import Depth, adds_inputs, depth_of
 from fractrain_fx.capture.recording.recorder import Recorder
 from fractrain_fx.capture.recording.writer import UnrepresentableError
 from fractrain_fx.capture.sizes.memos import memoized_functions

@@ -6,7 +6,7 @@ import contextlib
 import math
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,15 +16,15 @@ from torch.fx import Node
 from torch.overrides import TorchFunctionMode
 
 from fractrain_fx.capture import targets
-from fractrain_fx.capture.inputs.kinds import Kind, kind_of
 from fractrain_fx.capture.recording.ambient import GRADIENT_READS, Ambient
 from fractrain_fx.capture.recording.arguments import argument
-from fractrain_fx.capture.recording.callees import Callee
 from fractrain_fx.capture.recording.constants import Additions
 from fractrain_fx.capture.recording.effects import Effects, Watch
-from fractrain_fx.capture.recording.hidden import HiddenCalls
+from fractrain_fx.capture.recording.kept.callees import Callee
+from fractrain_fx.capture.recording.kept.hidden import HiddenCalls
 from fractrain_fx.capture.recording.looks import Looks
 from fractrain_fx.capture.recording.results import map_results
+from fractrain_fx.capture.recording.types import TYPE_READS, Types
 from fractrain_fx.capture.recording.writer import UnrepresentableError, Writer
 from fractrain_fx.capture.sizes.data_sizes import passed_on
 from fractrain_fx.capture.sizes.symbolic import plain
@@ -34,7 +34,6 @@ __all__ = ["Mark", "Recorder", "Return"]
 
 _SIZES = frozenset({"size", "numel", "nelement", "stride"})
 # Calls that tell Python code the exact type of a tensor. The kind of type is part of the form of a call.
-_TYPES = frozenset({"type", "element_size", "result_type", "promote_types", "can_cast"})
 
 
 @dataclass(frozen=True)
@@ -65,8 +64,7 @@ class Recorder(TorchFunctionMode):
         looks: the sizes and values that Python code read.
         returns: module calls in the order in which they ended.
         contractions: number of written contractions through which a gradient flows.
-        read_type: whether code read the floating type of a tensor.
-        typed: nodes whose type code read, with the kind of this type.
+        types: the types that code read.
         paused: whether calls run without being written.
         failed: path of the innermost module in whose forward an error was raised.
         paths: path of each module of the model, by identity.
@@ -80,8 +78,7 @@ class Recorder(TorchFunctionMode):
         self.writer = Writer(model, additions)
         self.returns: list[Return] = []
         self.contractions = 0
-        self.read_type = False
-        self.typed: list[tuple[Node, Kind]] = []
+        self.types = Types(self.writer)
         self.paused = False
         self.failed = ""
         self.paths: dict[int, str] = {}
@@ -120,7 +117,7 @@ class Recorder(TorchFunctionMode):
     def mark(self) -> Mark:
         """The present point of the recording."""
         writer = self.writer
-        counts = len(self.returns), self.contractions, len(self.looks), len(self.typed)
+        counts = len(self.returns), self.contractions, len(self.looks), len(self.types)
         return Mark(writer.graph._root.prev, len(writer.obstacles), *counts)
 
     def fold(self, mark: Mark) -> None:
@@ -128,7 +125,7 @@ class Recorder(TorchFunctionMode):
         self.writer.erase_after(mark.last)
         del self.writer.obstacles[mark.obstacles :]
         del self.returns[mark.returns :]
-        del self.typed[mark.typed :]
+        self.types.cut(mark.typed)
         self.looks.forget_after(mark.guards)
 
     def writes(self, value: Any) -> bool:
@@ -225,8 +222,8 @@ class Recorder(TorchFunctionMode):
         if name in _SIZES:
             return self.size(name, args, kwargs)
         watched = self.watch(args, kwargs)
-        if name in _TYPES:
-            self._saw_type(tensors_in((args, kwargs)))
+        if name in TYPE_READS:
+            self.types.read(tensors_in((args, kwargs)))
         result = self.looks.values(name, args, func(*plain(args), **plain(dict(kwargs))), sys._getframe(1))
         if targets.call_name(func) in targets.CONTRACTIONS and any(x.requires_grad for x in tensors_in(result)):
             self.contractions += 1
@@ -241,7 +238,7 @@ class Recorder(TorchFunctionMode):
         if name == "shape":
             return self.looks.shape(args[0])
         if name in ("nbytes", "itemsize", "dtype"):
-            self._saw_type(args)
+            self.types.read(args)
         if name == "nbytes":
             return self.size("numel", args, {}) * args[0].element_size()
         watched = self.watch(args, {})
@@ -255,22 +252,6 @@ class Recorder(TorchFunctionMode):
         if isinstance(result, Tensor):
             return self.write("call_function", getattr, (args[0], name), {}, result, watched)
         return result
-
-    def _saw_type(self, tensors: Iterable[Tensor]) -> None:
-        for x in tensors:
-            dtype, node = x.dtype, self.writer.known(x)
-            self.read_type |= dtype.is_floating_point
-            if node is not None:
-                self.typed.append((node, kind_of(dtype)))
-
-    def typed_inputs(self, tensors: Iterable[Tensor]) -> frozenset[int]:
-        """The numbers of the inputs whose exact type the recorded code may have read, itself or of what it computed.
-
-        A type can only come from inputs of the same kind: embeddings of 32-bit tokens have the type of the weight.
-        """
-        reached = {kind: _sources(node for node, each in self.typed if each is kind) for _, kind in self.typed}
-        found = ((i, self.writer.known(x), kind_of(x.dtype)) for i, x in enumerate(tensors))
-        return frozenset(i for i, node, kind in found if node in reached.get(kind, ()))
 
     def size(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The result of ``size``, ``stride``, ``numel`` or ``nelement``, symbolic if it may differ between calls."""
@@ -303,15 +284,3 @@ class Recorder(TorchFunctionMode):
 
         target = targets.function_node(call, name.strip("_") or "call")
         return self.write("call_function", target, tuple(given), {}, result, watched)
-
-
-def _sources(nodes: Iterable[Node]) -> set[Node]:
-    """Nodes that are still in the graph, with all nodes that they are computed from."""
-    found: set[Node] = set()
-    waiting = [node for node in nodes if not node._erased]
-    while waiting:
-        node = waiting.pop()
-        if node not in found:
-            found.add(node)
-            waiting += node.all_input_nodes
-    return found

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Graph, Node
 
-from fractrain_fx.capture.recording.callees import Callee
 from fractrain_fx.capture.recording.constants import Additions
+from fractrain_fx.capture.recording.kept.callees import Callee
 from fractrain_fx.capture.source import CAPTURE, source_line
 from fractrain_fx.capture.trees import tensors_in
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from fractrain_fx.capture.recording.hidden import HIDDEN
+from fractrain_fx.capture.recording.kept.hidden import HIDDEN
 from fractrain_fx.errors import ModelError, PassError
 from fractrain_fx.passes.analyse.products import product_of
 from fractrain_fx.passes.analyse.reached import reached_by_gradient

@@ -9,7 +9,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from fractrain_fx.capture.recording.hidden import HIDDEN, hidden_words
+from fractrain_fx.capture.recording.kept.hidden import HIDDEN, hidden_words
 from fractrain_fx.config import FracConfig, Pin
 from fractrain_fx.errors import ModelError, PassError, RuleError, near
 from fractrain_fx.passes.analyse.blocks import can_choose

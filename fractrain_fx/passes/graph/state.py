@@ -9,8 +9,8 @@ from torch import nn
 from torch.fx import Node
 
 from fractrain_fx.capture import RecordedModule
-from fractrain_fx.capture.recording.callees import Method
 from fractrain_fx.capture.recording.cleanup import has_effect
+from fractrain_fx.capture.recording.kept.callees import Method
 from fractrain_fx.execution.blocks.dispatched_block import DispatchedBlock
 from fractrain_fx.execution.blocks.skipped_norm import SkippedNorm
 from fractrain_fx.nn.quantized_leaf import QuantizedLeaf

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fractrain_fx import Engine, FracConfig, fractrainify, summarize
-from fractrain_fx.capture.recording.hidden import contractions_in_backward
+from fractrain_fx.capture.recording.kept.hidden import contractions_in_backward
 from fractrain_fx.errors import ModelError
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from fractrain_fx.capture.recording.callees import Callee
+from fractrain_fx.capture.recording.kept.callees import Callee
 from fractrain_fx.capture.recording.writer import Obstacle
 from fractrain_fx.capture.source import forward_line
 from fractrain_fx.errors import CaptureError
