@@ -78,7 +78,7 @@ def test_a_run_explains_its_words_and_logs_steps_and_bits(tmp_path: Path, monkey
     assert first.startswith("cp (cost percentage) 1.50 % means") and "FW-4/BW-6 means 4 bits in the" in first
     assert "cp_total" in first and "A stage is" in first
     assert re.match(r"ATTENTION: \d+\.\d % of the MACs stay float .*first contraction.*; gates cost", loud)
-    assert "4 stages: target cp " in second and " % / " in second
+    assert "2 stages: target cp " in second and " % / " in second
     assert how.startswith("rounds by ") and "(rounding='auto': FRACTRAIN_ROUNDING is " in how
     assert LINE.fullmatch(lines[1]) and "stage 1 (cp " in lines[3] and re.search(r"accuracy \d+\.\d\d %$", lines[3])
 
@@ -86,7 +86,7 @@ def test_a_run_explains_its_words_and_logs_steps_and_bits(tmp_path: Path, monkey
     assert [scalar.step for scalar in steps.Scalars("loss")] == [1, 2, 3, 4, 5, 6]
     assert {"cp_percent", "cp_total_percent", "lr", "samples_per_second", "bits/model"} <= set(steps.Tags()["scalars"])
     epochs = events(tmp_path / "tensorboard")
-    assert [scalar.value for scalar in epochs.Scalars("stage")] == [1, 3]
+    assert [scalar.value for scalar in epochs.Scalars("stage")] == [1, 2]
     assert 0 <= epochs.Scalars("bits/model")[-1].value <= 8
     assert 1 < epochs.Scalars("cp_percent")[-1].value < 10
 
