@@ -100,15 +100,15 @@ def _compared(task: Task, tied: frozenset[str] = frozenset()) -> Settled:
     batching = Batching.FIXED if tied else Batching.ROWS
     if task.check:
         trials, batching = trials_of(snapshot, example, axis, grow=not tied)
-    others = Elsewhere(snapshot, example, axis, batching) if trials else None
+    others = [Elsewhere(snapshot, example, axis, batching, train=train) for train in (False, True) if trials]
     while True:
         try:
             attempt = _attempt(snapshot, example, whole, tied)
             for trial in trials:
                 check_trial(snapshot, attempt, trial, batching)
                 check_repeated(snapshot, attempt, trial)
-            if others is not None:
-                others.check(attempt)
+            for elsewhere in others:
+                elsewhere.check(attempt)
             break
         except KeepWholeError as found:
             known = set(whole.callees), set(whole.refused)
@@ -123,7 +123,7 @@ def _compared(task: Task, tied: frozenset[str] = frozenset()) -> Settled:
                 # The model's own code counts its samples, so the graph only holds for the number in the example.
                 whole = Whole(dict(closed))
                 trials, batching = trials_of(snapshot, example, axis, grow=False)
-                others = Elsewhere(snapshot, example, axis, batching)
+                others = [Elsewhere(snapshot, example, axis, batching, train=train) for train in (False, True)]
     if batching is Batching.FIXED:
         tie_batch(snapshot.model, attempt, example, axis)
     return Settled(attempt, whole, batching, bool(trials))

@@ -114,7 +114,7 @@ def check_repeated(snapshot: Snapshot, attempt: Attempt, trial: Trial) -> None:
 
 
 class Elsewhere:
-    """Runs of the model in eval mode at other sizes than the example's, each made once, when first needed.
+    """Runs of the model in one mode at other sizes than the example's, each made once, when first needed.
 
     Sizes that the model itself refuses are left out.
 
@@ -123,15 +123,22 @@ class Elsewhere:
         example: the call that is recorded.
         axis: the dimension of the inputs that holds the samples.
         batching: how inputs grow with the number of samples.
+        train: the mode.
     """
 
-    def __init__(self, snapshot: Snapshot, example: Example, axis: int, batching: Batching) -> None:
+    def __init__(self, snapshot: Snapshot, example: Example, axis: int, batching: Batching, *, train: bool) -> None:
         self._snapshot, self._example, self._axis, self._batching = snapshot, example, axis, batching
+        self._train = train
         self._inputs = (example.args, example.kwargs)
         self._trials: dict[Change, Trial | None] = {}
 
     def check(self, attempt: Attempt) -> None:
-        """Compare the graph with the model at other sizes; if they differ, add guards for the recorded sizes."""
+        """Compare the graph with the model at other sizes; if they differ, add guards for the recorded sizes.
+
+        What differs in eval mode is taken to differ in train mode too. A graph that both modes share is compared once.
+        """
+        if self._train and attempt.train is attempt.eval:
+            return
         samples = batch_size(self._inputs, self._axis, packed=self._batching is Batching.PACKED) or 1
         one = 1 if samples > 1 and self._batching is not Batching.FIXED else None
         found = lengths(self._inputs, self._axis)
@@ -148,9 +155,9 @@ class Elsewhere:
     def _agrees(self, attempt: Attempt, change: Change) -> bool:
         """Whether graph and model agree for several changes at once."""
         trial = self._trial(change)
-        if trial is None or broken(self._snapshot, attempt, trial.example, train=False) is not None:
+        if trial is None or broken(self._snapshot, attempt, trial.example, self._train) is not None:
             return False
-        return find_mismatch(self._snapshot, attempt.eval, trial) is None
+        return find_mismatch(self._snapshot, attempt.graph(self._train), trial) is None
 
     def _settle_length(self, attempt: Attempt, length: Length | None) -> None:
         """Try one length; if the model refuses it, try it in each dimension of that size alone."""
@@ -165,11 +172,11 @@ class Elsewhere:
         trial = self._trial(change)
         if trial is None:
             return False
-        if broken(self._snapshot, attempt, trial.example, train=False) is None:
-            mismatch = find_mismatch(self._snapshot, attempt.eval, trial)
+        if broken(self._snapshot, attempt, trial.example, self._train) is None:
+            mismatch = find_mismatch(self._snapshot, attempt.graph(self._train), trial)
             if mismatch is not None:
                 place = _place(self._snapshot.model, _blamed(self._snapshot, attempt, mismatch))
-                for guards in attempt.guards.values():
+                for guards in [attempt.guards[True]] if self._train else attempt.guards.values():
                     guards.add(self._ties(guards, change, *place))
         return True
 
@@ -186,7 +193,7 @@ class Elsewhere:
             try:
                 changed = change.of(self._inputs, self._axis, packed=self._batching is Batching.PACKED)
                 call = self._example.on(*changed)
-                self._trials[change] = trial_of(self._snapshot, call, train=False)
+                self._trials[change] = trial_of(self._snapshot, call, self._train)
             except Exception:  # a model may raise anything for sizes that it does not take
                 self._trials[change] = None
         return self._trials[change]

@@ -520,3 +520,25 @@ def test_a_look_at_new_shapes_leaves_what_modules_keep_for_themselves() -> None:
 def test_a_table_looked_up_by_python_ties_the_model_to_its_length_and_is_found_by_comparing() -> None:
     _, rewritten = built(list_indexed_by_a_length)
     assert "x.size(1) == 5" in [str(guard) for guard in rewritten.guards]
+
+
+class Masked(nn.Module):
+    """Drops a share of its positions, in train mode only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        if self.training:
+            h = h[:, : int(0.75 * x.shape[1])]
+        return self.b(h)
+
+
+def test_a_share_of_the_length_that_only_train_mode_takes_follows_the_length() -> None:
+    model = Masked()
+    rewritten = fractrainify(model, config=FracConfig(method="float"), example_inputs=(torch.randn(2, 8, 8),))
+    x = torch.randn(2, 40, 8)
+    assert rewritten.train()(x).shape == (2, 30, 8) == model.train()(x).shape
+    assert torch.equal(rewritten.eval()(x), model.eval()(x))

@@ -44,8 +44,8 @@ def test_without_a_terminal_a_line_comes_every_30_seconds(monkeypatch: pytest.Mo
             if step % 10 == 1 or log.due:
                 log.look(look(step))
     assert text.getvalue().splitlines() == [
-        "epoch 1/2  step 15/50  stage 1/2  loss 0.5000  cp 1.54 %  4.0 samples/s  lr 0.1  left 0:02:50",
-        "epoch 1/2  step 30/50  stage 1/2  loss 0.5000  cp 1.54 %  4.0 samples/s  lr 0.1  left 0:02:20",
+        "epoch 1/2  step 15/50  stage 1/4  loss 0.5000  cp 1.54 %  4.0 samples/s  lr 0.1  left 0:02:50",
+        "epoch 1/2  step 30/50  stage 1/4  loss 0.5000  cp 1.54 %  4.0 samples/s  lr 0.1  left 0:02:20",
     ]
 
 
@@ -56,7 +56,7 @@ def test_a_terminal_has_a_bar_and_no_such_lines(monkeypatch: pytest.MonkeyPatch)
         assert not log.due
         log.step(8)
         log.look(look(1))
-    assert "epoch 1/2 stage 1/2 loss 0.500 cp 1.54 %" in text.getvalue() and "samples/s" not in text.getvalue()
+    assert "epoch 1/2 stage 1/4 loss 0.500 cp 1.54 %" in text.getvalue() and "samples/s" not in text.getvalue()
 
 
 def test_speed_leaves_out_evaluations_and_the_time_left_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
