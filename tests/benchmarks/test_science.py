@@ -141,20 +141,20 @@ def test_what_choosing_by_input_is_worth_is_said_with_its_sign() -> None:
 @pytest.mark.long
 def test_a_tiny_grid_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     places = [f"--runs={tmp_path}/runs", f"--results={tmp_path}/science.jsonl", f"--page={tmp_path}/results.md"]
-    grid = ["--task=digits-tiny", "--method", "fractrain", "static", "--epochs=2"]
+    grid = ["--task=digits-tiny", "--method", "fractrain", "static", "--epochs=4"]
     assert main(["run", *grid, *places, "--nice=0"]) == 0
     records = {each["method"]: each for each in read_records(tmp_path / "science.jsonl")}
     assert records.keys() == {"fractrain", "static"}
-    assert len(records["static"]["points"]) == 2 and records["static"]["points"][0]["mutual_information"] is None
+    assert len(records["static"]["points"]) == 4 and records["static"]["points"][0]["mutual_information"] is None
     assert records["fractrain"]["points"][1]["configurations"] >= 1
     assert str(tmp_path) not in (tmp_path / "science.jsonl").read_text()
-    assert "| fractrain | default | 2 | 1 |" in (tmp_path / "results.md").read_text()
+    assert "| fractrain | default | 4 | 1 |" in (tmp_path / "results.md").read_text()
 
     capsys.readouterr()
     assert main(["list", *grid, *places]) == 0
     assert capsys.readouterr().out.count("done") == 2
     # A run without its result goes on from its last checkpoint; the other one is not touched.
-    run, other = (tmp_path / "runs" / Run("digits-tiny", method, epochs=2).name for method in ("static", "fractrain"))
+    run, other = (tmp_path / "runs" / Run("digits-tiny", method, epochs=4).name for method in ("static", "fractrain"))
     before = json.loads((run / "result.json").read_text())
     (run / "result.json").unlink()
     times = (other / "result.json").stat().st_mtime_ns
