@@ -84,7 +84,7 @@ GRIDS: dict[str, list[Run]] = {
         *runs_of([_MAIN], ["dfq"], ["sign+no-skip+cp-3.8", *_DFQ, f"sign+{_DFQ[0]}"]),
         *runs_of([_MAIN], ["float"]),
     ],
-    "cost": runs_of([_MAIN], ["static"], epochs=[12, 8, 4])
+    "cost": runs_of([_MAIN], ["static"], epochs=[12, 8, 4, 2])
     + runs_of([_MAIN], ["fractrain"], [_TUNED, _FINE, _SIGN, _HIGH], [12, 8, 4]),
     "seeds": runs_of([_MAIN], ["static"], epochs=[20, 12], seeds=[1, 2])
     + runs_of([_MAIN], ["fractrain"], [_TUNED, _FISHER, _FINE, _SIGN, _RISING, _HIGH], seeds=[1, 2])
