@@ -87,7 +87,7 @@ def _by_input(groups: Sequence[Group]) -> Iterator[str]:
 def main_settings(groups: Sequence[Group], static: Sequence[Group]) -> list[tuple[str, str]]:
     """For each method but static, the setting with the most seeds.
 
-    Of several it is the best, and the best that costs less than static training, if that is another one.
+    Of several: the best, and the best of those that cost less than static training.
     """
     costs = {base.epochs: base.mean("total_macs") for base in static}
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -26,7 +25,6 @@ __all__ = [
     "Read",
     "RequiresGrad",
     "Seen",
-    "by_library",
 ]
 
 Read = Callable[[Sequence[Any]], Any]
@@ -163,8 +161,3 @@ class Seen:
 
     def __str__(self) -> str:
         return f"{self.circumstance.told(self.value)}, which {self.place} reads"
-
-
-def by_library(frame: FrameType) -> bool:
-    """Whether code is torch's or this package's own, whose ways a graph does not depend on."""
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in ("torch", __name__.partition(".")[0])

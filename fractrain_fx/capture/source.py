@@ -8,7 +8,7 @@ from types import CodeType, FrameType
 
 from torch import nn
 
-__all__ = ["CAPTURE", "error_line", "forward_code", "forward_line", "in_words", "source_line"]
+__all__ = ["CAPTURE", "by_library", "error_line", "forward_code", "forward_line", "in_words", "source_line"]
 
 CAPTURE = __name__.rpartition(".")[0]
 """The package of capture, by which its own functions and frames are recognised."""
@@ -51,3 +51,8 @@ def in_words(module: nn.Module) -> str:
     """A module's class, with the line of its forward."""
     line = forward_line(module)
     return f"{type(module).__name__} ({line})" if line else type(module).__name__
+
+
+def by_library(frame: FrameType) -> bool:
+    """Whether code is torch's or this package's own, whose ways a graph does not depend on."""
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in ("torch", __name__.partition(".")[0])

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 import torch
 
-from fractrain_fx.capture.circumstances import Autocast, Circumstance, GradMode, InferenceMode, by_library
-from fractrain_fx.capture.source import CAPTURE
+from fractrain_fx.capture.circumstances import Autocast, Circumstance, GradMode, InferenceMode
+from fractrain_fx.capture.source import CAPTURE, by_library
 
 __all__ = ["Surroundings"]
 

@@ -13,7 +13,10 @@ from torch import Tensor, nn
 from fractrain_fx.capture.values import ValueList
 from fractrain_fx.errors import InputError
 
-__all__ = ["fields_of", "has_mask", "hides_tensor", "holds_tensor", "map_tensors", "map_tree", "tensors_in"]
+__all__ = ["PLAIN", "fields_of", "has_mask", "hides_tensor", "holds_tensor", "map_tensors", "map_tree", "tensors_in"]
+
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
+"""Types of values that hold nothing and never change."""
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

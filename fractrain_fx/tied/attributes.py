@@ -11,11 +11,11 @@ from torch import nn
 
 from fractrain_fx.capture.outside.attributes import ABSENT, Place
 from fractrain_fx.capture.outside.equality import copied, same
+from fractrain_fx.capture.trees import PLAIN
 
 __all__ = ["TiedAttributes"]
 
 _SMALL = 64
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 @dataclass
@@ -56,7 +56,7 @@ class TiedAttributes:
     def lists(self) -> list[list[Any]]:
         """The attributes that are small lists of plain values."""
         found = [tie.raw for tie in self._ties.values() if isinstance(tie.raw, list) and not tie.told]
-        return [each for each in found if len(each) <= _SMALL and all(isinstance(part, _PLAIN) for part in each)]
+        return [each for each in found if len(each) <= _SMALL and all(isinstance(part, PLAIN) for part in each)]
 
     def reads(self, name: str) -> bool:
         """Whether the recording read an attribute of the model itself."""

@@ -6,11 +6,10 @@ import sys
 import warnings
 from types import FrameType
 
+from fractrain_fx.capture.source import by_library
 from fractrain_fx.errors import FracTrainWarning
 
 __all__ = ["users_frame", "warn"]
-
-_NOT_THEIRS = ("torch", __name__.partition(".")[0])
 
 
 def warn(words: str, at: FrameType | None = None, category: type[Warning] = FracTrainWarning) -> None:
@@ -25,6 +24,6 @@ def warn(words: str, at: FrameType | None = None, category: type[Warning] = Frac
 def users_frame() -> FrameType | None:
     """The innermost frame outside torch and this package."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] in _NOT_THEIRS:
+    while frame is not None and by_library(frame):
         frame = frame.f_back
     return frame

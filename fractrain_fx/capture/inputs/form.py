@@ -13,12 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from fractrain_fx.capture.inputs.kinds import kind_of
-from fractrain_fx.capture.trees import fields_of
+from fractrain_fx.capture.trees import PLAIN, fields_of
 from fractrain_fx.errors import InputError
 
 __all__ = ["attributes_of", "fits", "form_of", "items_of", "require_tensors"]
 
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
 # Objects that are what they are: their attributes change for other reasons than a call, or not at all.
 _AS_THEY_ARE = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, nn.Module, torch.Generator)
 
@@ -35,7 +34,7 @@ def _form(value: Any, *, hidden: bool, seen: dict[int, Any]) -> Any:
     if isinstance(value, Tensor):
         # A tensor in an object is a constant of the graph.
         return _Held(value, _version(value)) if hidden else kind_of(value.dtype)
-    if isinstance(value, _PLAIN):
+    if isinstance(value, PLAIN):
         return value
     if id(value) in seen:
         return seen[id(value)]
@@ -159,7 +158,7 @@ def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
     slots = (name for kind in type(value).__mro__ for name in _names(vars(kind).get("__slots__", ())))
     held = {name: getattr(value, name) for name in slots if hasattr(value, name) and not name.startswith("__")}
     for name, part in (held | getattr(value, "__dict__", {})).items():
-        plain = isinstance(part, _PLAIN) and not name.startswith("_") and name not in fields
+        plain = isinstance(part, PLAIN) and not name.startswith("_") and name not in fields
         if plain if container else not isinstance(getattr(type(value), name, None), cached_property):
             yield name, part
 
@@ -179,5 +178,5 @@ def require_tensors(name: str, value: Any) -> None:
             f"argument {name!r} holds an array of numpy, which a graph would keep as a constant: pass a tensor "
             "(torch.from_numpy), and give the model one in your own code too"
         )
-    for _, part in () if isinstance(value, (Tensor, *_PLAIN)) else items_of(value) or ():
+    for _, part in () if isinstance(value, (Tensor, *PLAIN)) else items_of(value) or ():
         require_tensors(name, part)

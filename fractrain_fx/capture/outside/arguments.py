@@ -10,11 +10,12 @@ from torch import Tensor, nn
 from fractrain_fx.capture.inputs.call import Example
 from fractrain_fx.capture.inputs.form import attributes_of, items_of
 from fractrain_fx.capture.source import in_words
+from fractrain_fx.capture.trees import PLAIN
 from fractrain_fx.errors import CaptureError
 
 __all__ = ["Arguments"]
 
-_IMMUTABLE = (Tensor, bool, int, float, complex, str, bytes, type(None))
+_IMMUTABLE = (Tensor, *PLAIN)
 _Parts = dict[Any, Any]
 
 
@@ -70,7 +71,7 @@ def _same(before: _Parts, now: _Parts, key: Any) -> bool:
     if key not in before or key not in now:
         return False
     a, b = before[key], now[key]
-    return a is b or (isinstance(a, _IMMUTABLE[1:]) and type(a) is type(b) and (a == b or a != a))
+    return a is b or (isinstance(a, PLAIN) and type(a) is type(b) and (a == b or a != a))
 
 
 def _inside(value: Any) -> Iterator[int]:

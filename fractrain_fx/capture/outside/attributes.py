@@ -16,6 +16,8 @@ from fractrain_fx.capture.outside.equality import copied, same
 from fractrain_fx.capture.outside.holders import holders, replaced_method
 from fractrain_fx.capture.recording import patch
 from fractrain_fx.capture.recording.recorder import Recorder
+from fractrain_fx.capture.source import by_library
+from fractrain_fx.capture.trees import PLAIN
 
 __all__ = ["ABSENT", "Access", "Attributes", "Place", "present"]
 
@@ -26,14 +28,13 @@ class ABSENT:
 
 # The attributes that torch itself keeps on a module, and its methods.
 _OF_TORCH = frozenset({*vars(nn.Module()), *dir(nn.Module), "__dict__"})
-_PLAIN = (bool, int, float, complex, str, bytes, type(None), tuple, list, dict, set, frozenset)
+_PLAIN = (*PLAIN, tuple, list, dict, set, frozenset)
 # Functions that torch.utils.checkpoint calls in different versions of torch.
 _CHECKPOINTS = (
     (checkpoint.CheckpointFunction, "apply"),
     (checkpoint, "_checkpoint_without_reentrant_generator"),
     (checkpoint, "_checkpoint_without_reentrant_generator_impl"),
 )
-_NOT_THEIRS = ("torch", __name__.partition(".")[0])
 _Line = tuple[CodeType, int]
 
 
@@ -178,7 +179,7 @@ class Attributes:
                 before = vars(holder).get(name, ABSENT)
                 access = self.accesses.get((id(holder), name)) or self._access(holder, name, before, carried=False)
                 frame = sys._getframe(1)
-                access.writers.add(self._recorder.writer.path)
+                access.writers.add(recorder.writer.path)
                 access.set_at.add((frame.f_code, frame.f_lineno))
             real(holder, name, value)
 
@@ -191,12 +192,12 @@ class Attributes:
 
     def _note_read(self, holder: Any, name: str, value: Any) -> None:
         frame = sys._getframe(2)
-        if value is ABSENT and str(frame.f_globals.get("__name__", "")).partition(".")[0] in _NOT_THEIRS:
+        if value is ABSENT and by_library(frame):
             return
         access = self.accesses.get((id(holder), name)) or self._access(holder, name, value, carried=True)
         access.readers.add(self._recorder.writer.path)
         access.read_at.add((frame.f_code, frame.f_lineno))
-        if isinstance(value, SimpleNamespace) and id(value) in self._places:  # Python does not tell of its own reads
+        if isinstance(value, SimpleNamespace) and id(value) in self._places:  # its reads cannot be watched
             for field_name, part in vars(value).items():
                 self._note_read(value, field_name, part)
 

@@ -17,11 +17,11 @@ from fractrain_fx.capture.circumstances import (
     PartMode,
     RequiresGrad,
     Seen,
-    by_library,
 )
 from fractrain_fx.capture.recording.regions import enter_gradients, leave_gradients
 from fractrain_fx.capture.recording.writer import Writer
 from fractrain_fx.capture.sizes.guards import place_of
+from fractrain_fx.capture.source import by_library
 
 __all__ = ["GRADIENT_READS", "Ambient"]
 

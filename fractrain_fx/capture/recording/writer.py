@@ -225,7 +225,7 @@ class Writer:
             self.graph.erase_node(last)
 
     def _require_shown(self, value: Tensor) -> None:
-        """Note an obstacle for an unknown tensor that is no constant, on the first module that returns or uses it.
+        """Note an obstacle for an unknown tensor that is not a constant, on the first module that returns or uses it.
 
         A tensor with a history is not constant, and a nested tensor is made of tensors without torch showing the call.
         """
