@@ -27,7 +27,7 @@ from fractrain_fx.execution.simulated.operand import Factor, Rounds
 from fractrain_fx.execution.simulated.strategy import FIRST, GRADIENT, SECOND, Call, Contracted, Plan
 from fractrain_fx.formats.affine import measure
 from fractrain_fx.formats.affine.kernels import coded_compiled, coded_gradient_compiled
-from fractrain_fx.formats.affine.rounding import code_ends, codes_affine
+from fractrain_fx.formats.affine.rounding import bits_in_use, code_ends, codes_affine
 from fractrain_fx.formats.bits import put_where
 from fractrain_fx.formats.scratch import scratch
 from fractrain_fx.nn.rounding import rounded_gradient
@@ -160,13 +160,15 @@ class Coded(CodedRows):
             out = scratch(g, GRADIENT, matrices=True)
             return rounded_gradient(plan.fmt, g, call.bits, plan.axis, call.seed, out), None
         bits = self.axis(plan, g).expand(call.bits, g.shape)
-        dtype = torch.int16 if max(coded) > CODE_BITS else torch.int8
+        wide = max(coded) > CODE_BITS
+        dtype = torch.int16 if wide else torch.int8
         values = values or any(in_float(fw, bw) for fw, bw in self.pairs())
         if self.multiplied:
             rounded = _memory(g) if values else None
             if (found := coded_gradient_compiled(g, bits, call.seed, dtype, rounded)) is not None:
                 return rounded, self._with_ends(self.layout.output_rows(found[0]), bits, g.shape, *found[1:])
-        at = Rounds(bits, measure(g, compiled=self.compiled))
+        within = measure(g, compiled=self.compiled)
+        at = Rounds(bits_in_use(bits, within.span) if wide else bits, within)
         how = {"stochastic": True, "seed": call.seed, "values": True, "out": _memory(g)}
         codes, rounded = self._codes(g, at, dtype, **how)
         assert rounded is not None

@@ -15,7 +15,7 @@ from fractrain_fx.formats.base import ValueRange
 from fractrain_fx.formats.bits import highest_level, is_rounded, once, readable, unrounded
 from fractrain_fx.formats.noise import dither
 
-__all__ = ["code_ends", "codes_affine", "round_affine", "shifted_to_zero", "values_affine"]
+__all__ = ["bits_in_use", "code_ends", "codes_affine", "round_affine", "shifted_to_zero", "values_affine"]
 
 # Samples of at least this many values are rounded one after the other: one width takes fewer passes than several.
 _LARGE_SAMPLE = 1 << 15
@@ -88,6 +88,22 @@ def shifted_to_zero(bits: Int[Tensor, "*bits"], within: ValueRange) -> ValueRang
     scale, lo = _scale(bits, within), within.lo
     shifted = torch.where(is_rounded(bits), (lo / scale).round() * scale, lo)
     return ValueRange(shifted, within.span.expand_as(shifted).contiguous())
+
+
+def bits_in_use(bits: Int[Tensor, "*bits"], span: Tensor) -> Int[Tensor, "*bits"]:
+    """The fewest bits, at most ``bits``, that round values of a range of this width to the same levels.
+
+    In a narrow range the scale is at its lower bound, and the upper levels lie outside the range. Codes of fewer bits
+    then lie around the values in use: the value of code 0 is not far from them, where float32 would hold it less
+    exactly than they are.
+
+    Args:
+        bits: widths.
+        span: width of the range that all values lie in, a number. Noise moves a value by at most one level.
+    """
+    enough = ((span.double() / SMALLEST_SCALE).floor() + 3).log2().ceil()
+    fewer = torch.fmin(bits.double(), enough).to(bits.dtype)  # a range that is not finite changes nothing
+    return torch.where(is_rounded(bits), fewer, bits)
 
 
 def codes_affine(

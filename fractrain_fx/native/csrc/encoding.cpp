@@ -5,6 +5,8 @@
 #include <ATen/ops/empty_like.h>
 #include <torch/library.h>
 
+#include <algorithm>
+#include <cmath>
 #include <tuple>
 
 #include "layouts.h"
@@ -152,11 +154,25 @@ Coded coded_operand(const Tensor& x, const Tensor& bits, const Tensor& lo, const
   return with_ends(x, bits, lo, span, {}, inside, false, at::kChar, {});
 }
 
+// The fewest bits, at most `bits`, that round values of a range of this width to the same levels, with noise too
+// (bits_in_use in formats/affine/rounding.py).
+Tensor bits_in_use(const Tensor& bits, const Tensor& span) {
+  const double levels = std::floor(static_cast<double>(*span.const_data_ptr<float>()) / kSmallestScale) + 3.0;
+  if (!(levels < 1LL << 16)) return bits;
+  const int64_t enough = static_cast<int64_t>(std::ceil(std::log2(levels)));
+  Tensor fewer = at::empty(bits.sizes(), bits.options().dtype(at::kLong));
+  const Widths widths = widths_of(bits);
+  std::transform(widths.begin(), widths.end(), fewer.mutable_data_ptr<int64_t>(),
+                 [=](int64_t each) { return is_rounded(each) ? std::min(each, enough) : each; });
+  return fewer;
+}
+
 // Encodes a gradient, rounded with noise in its own range, and writes the rounded values if `values` is there. Values
 // of 0 bits become 0.
 Coded coded_gradient(const Tensor& g, const Tensor& bits, int64_t seed, bool wide, const std::optional<Tensor>& values) {
   const auto [lo, span] = measure(g, {});
-  return with_ends(g, bits, lo, span, seed, true, true, wide ? at::kShort : at::kChar, values);
+  const Tensor used = wide ? bits_in_use(bits, span) : bits;
+  return with_ends(g, used, lo, span, seed, true, true, wide ? at::kShort : at::kChar, values);
 }
 
 }  // namespace

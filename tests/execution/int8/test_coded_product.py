@@ -114,11 +114,13 @@ def _results(
     half: torch.dtype | None = None,
     lowest: float = 0.0,
     last: bool = False,
+    slope: float = 1.0,
     **options: Any,
 ) -> list[Tensor]:
     """Output and gradients; with a choice each sample has the bits of its own option.
 
-    ``lowest`` bounds the activation, and ``last`` puts the channels of images last in memory.
+    ``lowest`` bounds the activation, ``last`` puts the channels of images last in memory, and ``slope`` is the size of
+    the output's gradients.
     """
     torch.manual_seed(0)
     fmt, axis = AffineFormat(compiled=compiled), BatchAxis()
@@ -138,7 +140,7 @@ def _results(
     added = None if case[6] is None else torch.randn(case[6]).requires_grad_()
     with torch.autocast("cpu", half, enabled=half is not None):
         out = op(controls, choice, (quantizers[0].range(a), None), torch.tensor(5), a, b, added)
-    upstream = torch.randn(out.shape) * torch.rand(len(out), *[1] * (out.ndim - 1)).exp()
+    upstream = slope * torch.randn(out.shape) * torch.rand(len(out), *[1] * (out.ndim - 1)).exp()
     out.backward(upstream.bfloat16().to(out.dtype))
     assert op.int8 is None or op.int8.kernel == "int8"
     found = [out, *(x if x is None else x.grad for x in (a, b, added, choice))]
@@ -216,6 +218,18 @@ def test_samples_with_options_of_their_own(name: str, options: Sequence[int], co
     _assert_equal(_results(case, bits, True, compiled, choice), _results(case, bits, False, compiled, choice))
 
 
+@pytest.mark.parametrize("slope", [1e-4, 1e-5, 1e-6, 1e-7])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("name", ["linear", "conv 3x3"])
+def test_gradients_so_small_that_not_all_levels_are_in_use(
+    name: str, gated: bool, slope: float, compiled: bool
+) -> None:
+    case, bits = _CASES[name], (6, 16, 6)
+    choice = torch.eye(len(_OPTIONS))[[i % 8 for i in range(case[3][0])]] if gated else None
+    found, wanted = (_results(case, bits, low, compiled, choice, slope=slope) for low in (True, False))
+    _assert_equal(found, wanted)
+
+
 def test_large_samples_are_rounded_alike(compiled: bool) -> None:
     """They are rounded one by one, on grids that differ at ties."""
     case = (Linear(), (), Features(), (8, 700, 48), (12, 48), 0, None)
@@ -245,11 +259,15 @@ def test_rounded_copies_can_be_saved(name: str, compiled: bool) -> None:
     _assert_equal(_results(case, bits, True, compiled, saved=saved), _results(case, bits, False, compiled, saved=saved))
 
 
+@pytest.mark.parametrize("slope", [1.0, 1e-4, 1e-6, 1e-8, 0.0])
 @pytest.mark.parametrize("bits", [[7], [9], [16], [0, 6, 12, 32, 16, 8, 3, 0]])
-def test_the_rounded_gradient_is_that_of_the_simulation_bit_for_bit(bits: list[int], compiled: bool) -> None:
+def test_the_rounded_gradient_is_that_of_the_simulation_bit_for_bit(
+    bits: list[int], slope: float, compiled: bool
+) -> None:
     fmt = AffineFormat(compiled=compiled)
     op = FusedOp(Linear(), (), ActivationQuantizer(fmt), WeightQuantizer(fmt, 0), GradientQuantizer(fmt))
-    g, seed, rounds = torch.randn(8, 5, 6), torch.tensor(3), Rounds(torch.tensor(0.0), ValueRange(*torch.zeros(2)))
+    g, seed = slope * torch.randn(8, 5, 6), torch.tensor(3)
+    rounds = Rounds(torch.tensor(0.0), ValueRange(*torch.zeros(2)))
     widths = torch.tensor(bits) if len(bits) > 1 else torch.tensor(bits[0])
     call = Call(None, None, None, rounds, rounds, widths, seed)
     found, _ = Coded(Features(), (8,), tuple(bits), compiled)._gradient(op.plan, call, g, values=True)
