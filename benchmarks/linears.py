@@ -87,9 +87,13 @@ def forms(
     calls = {"float": step(layer, x, g)}
     if bf16:
         calls["bf16"] = step(layer, x, g.bfloat16(), bf16=True)
-    for name, execution, texts in (("simulated", "simulate", simulated), ("int8", "auto", precisions)):
+    quantized: tuple[tuple[str, Execution, Sequence[str]], ...] = (
+        ("simulated", "simulate", simulated),
+        ("int8", "auto", precisions),
+    )
+    for name, execution, texts in quantized:
         for text in texts:
-            calls[f"{name} {text}"] = step(rewritten(layer, x, text, execution), x, g)  # type: ignore[arg-type]
+            calls[f"{name} {text}"] = step(rewritten(layer, x, text, execution), x, g)
     return calls
 
 

@@ -110,12 +110,14 @@ def count(name: str, batch: int = 2) -> Row:
     """Count one model in all three ways on the same inputs, with torch's own attention."""
     torch.manual_seed(0)
     model = MODELS[name]()
+    args: tuple[Tensor, ...]
+    kwargs: dict[str, Any]
     if isinstance(model, _Tagger):
         args, kwargs = (torch.randint(1000, (batch, 32)),), {}
     else:
         args, kwargs = example_inputs(model, batch=batch)
     if getattr(getattr(model, "config", None), "use_cache", False):
-        kwargs["use_cache"] = False
+        kwargs = {**kwargs, "use_cache": False}
     rewritten = fractrainify(model, config=FracConfig(method="float"), example_inputs=args, example_kwargs=kwargs)
     ours = training = 0.0
     for node, op in ops_of(rewritten.graph):

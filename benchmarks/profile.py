@@ -87,7 +87,8 @@ def by_family(roots: Iterable[Any]) -> Counter[str]:
 
 
 def _is_operator(node: Any) -> bool:
-    return node.name.startswith(("aten::", "mkldnn::", "torch::"))
+    name: str = node.name
+    return name.startswith(("aten::", "mkldnn::", "torch::"))
 
 
 def _operators_below(node: Any) -> Iterator[Any]:
@@ -123,8 +124,8 @@ def where(step: Step, repeats: int) -> tuple[float, dict[str, float]]:
     for _ in range(repeats):
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], with_stack=True) as profile:
             step.run()
-        results = profile.profiler.kineto_results  # type: ignore[union-attr]
-        traced.append(by_family(results.experimental_event_tree()))  # type: ignore[union-attr]
+        results = profile.profiler.kineto_results
+        traced.append(by_family(results.experimental_event_tree()))
     return 1e3 * wall, {name: statistics.median(spent[name] for spent in traced) / 1e6 for name in FAMILIES}
 
 

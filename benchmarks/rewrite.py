@@ -64,8 +64,12 @@ def without_data(layers: int, width: int = 4096) -> dict[str, float]:
     """Plan and rewrite a LLaMA of 7B's proportions on the meta device: seconds, nodes, this process's peak memory."""
     import transformers
 
-    sizes = {"hidden_size": width, "intermediate_size": width * 11008 // 4096, "num_attention_heads": width // 128}
-    config = transformers.LlamaConfig(num_hidden_layers=layers, **sizes)
+    config = transformers.LlamaConfig(
+        hidden_size=width,
+        intermediate_size=width * 11008 // 4096,
+        num_hidden_layers=layers,
+        num_attention_heads=width // 128,
+    )
     with torch.device("meta"):
         model = transformers.LlamaForCausalLM(config)
     made: list[FracModel] = []

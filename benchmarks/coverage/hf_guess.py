@@ -157,7 +157,8 @@ def _seen(model: nn.Module, widths: list[int]) -> list[Tensor]:
 
 
 def _future(model: nn.Module, widths: list[int]) -> list[Tensor]:
-    return [torch.randn(_BATCH, model.config.prediction_length)]  # type: ignore[union-attr]
+    config: Any = model.config
+    return [torch.randn(_BATCH, config.prediction_length)]
 
 
 def _future_features(model: nn.Module, widths: list[int]) -> list[Tensor]:

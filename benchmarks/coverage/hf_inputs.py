@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -31,8 +31,9 @@ def inputs_for(model: nn.Module, labels: bool) -> tuple[dict[str, Any], dict[str
         _run(model, _shorter(kwargs))
         kwargs = _shorter(kwargs)
     except Exception as error:  # fractrain_fx finds no inputs, or none that this model takes
-        if _image_token(model) is not None and "input_ids" in inspect.signature(model.forward).parameters:
-            kwargs = _with_images(model, labels)
+        image_token = _image_token(model)
+        if image_token is not None and "input_ids" in inspect.signature(model.forward).parameters:
+            kwargs = _with_images(model, image_token, labels)
         else:
             found = None if labels else guess(model)
             if found is None:
@@ -60,7 +61,7 @@ def _image_token(model: nn.Module) -> int | None:
     return getattr(config, "image_token_index", None) if found is None else found
 
 
-def _with_images(model: nn.Module, labels: bool) -> dict[str, Any]:
+def _with_images(model: nn.Module, image_token: int, labels: bool) -> dict[str, Any]:
     parameters = inspect.signature(model.forward).parameters
     makers: list[Callable[[nn.Module], tuple[dict[str, Tensor], int]]] = []
     if "image_grid_thw" in parameters:
@@ -70,13 +71,13 @@ def _with_images(model: nn.Module, labels: bool) -> dict[str, Any]:
     for make in makers:
         try:
             pictures, places = make(model)
-            kwargs = _text(model, places, labels) | pictures
+            kwargs = _text(model, image_token, places, labels) | pictures
             with torch.no_grad():
                 model(**kwargs)
             return kwargs
         except Exception:  # its images have a form that only its processor knows
             continue
-    return _text(model, 0, labels)
+    return _text(model, image_token, 0, labels)
 
 
 def _pictures(model: nn.Module) -> tuple[dict[str, Tensor], int]:
@@ -86,7 +87,7 @@ def _pictures(model: nn.Module) -> tuple[dict[str, Tensor], int]:
     height, width = side if isinstance(side, list | tuple) else (side, side)
     pixels = torch.randn(2, getattr(config, "num_channels", 3), height, width)
     with torch.no_grad():
-        features: Any = model.get_image_features(pixel_values=pixels)
+        features = cast(Callable[..., Any], model.get_image_features)(pixel_values=pixels)
     found = getattr(features, "pooler_output", features)
     rows = [x.reshape(-1, x.shape[-1]).shape[0] for x in (found if isinstance(found, list | tuple) else [found])]
     return {"pixel_values": pixels}, sum(rows) // 2
@@ -94,22 +95,21 @@ def _pictures(model: nn.Module) -> tuple[dict[str, Tensor], int]:
 
 def _patches(model: nn.Module) -> tuple[dict[str, Tensor], int]:
     """Images of 4 x 4 patches, in pieces as from the processors of the Qwen family."""
-    config: Any = model.config.vision_config
-    channels = getattr(config, "in_channels", None) or getattr(config, "num_channels", 3)
+    config = cast(Any, model.config).vision_config
+    channels = getattr(config, "in_channels", 0) or getattr(config, "num_channels", 3)
     width = channels * getattr(config, "temporal_patch_size", 1) * config.patch_size**2
     pixels = torch.randn(2 * _GRID**2, width)
     merged = getattr(config, "spatial_merge_size", 1) ** 2
     return {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, _GRID, _GRID]] * 2)}, _GRID**2 // merged
 
 
-def _text(model: nn.Module, places: int, labels: bool) -> dict[str, Any]:
+def _text(model: nn.Module, image_token: int, places: int, labels: bool) -> dict[str, Any]:
     """Two texts, the second one padded, each with places for an image in front."""
-    config: Any = model.config.get_text_config()
-    image = _image_token(model)
+    config = cast(Any, model.config).get_text_config()
     special = {v for c in (config, model.config) for k, v in vars(c).items() if k.endswith(("token_id", "token_index"))}
     plain = torch.tensor([i for i in range(min(config.vocab_size, 512)) if i not in special])
     ids = plain[torch.randint(len(plain), (2, places + _TEXT))]
-    ids[:, 1 : 1 + places] = image
+    ids[:, 1 : 1 + places] = image_token
     mask = torch.ones_like(ids)
     mask[1, -_PADDING:] = 0
     pad = getattr(config, "pad_token_id", None) or 0
@@ -118,7 +118,7 @@ def _text(model: nn.Module, places: int, labels: bool) -> dict[str, Any]:
     parameters = inspect.signature(model.forward).parameters
     for name in ("mm_token_type_ids", "token_type_ids"):
         if name in parameters:
-            kwargs[name] = (ids == image).long()
+            kwargs[name] = (ids == image_token).long()
     if labels:
-        kwargs["labels"] = ids.masked_fill((mask == 0) | (ids == image), _IGNORED)
+        kwargs["labels"] = ids.masked_fill((mask == 0) | (ids == image_token), _IGNORED)
     return kwargs

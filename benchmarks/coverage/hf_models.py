@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -71,7 +71,7 @@ def build(case: Case) -> Ready:
     raise NotBuiltError(_told(errors) or "no class")
 
 
-def _told(errors: Mapping[str, str]) -> str:
+def _told(errors: dict[str, str]) -> str:
     """Each error once. The last come first: with the fewest changes they are least likely to be due to the changes."""
     seen: dict[str, str] = {}
     for where, why in reversed(errors.items()):

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 __all__ = ["PLANS", "Plan", "shrink"]
 
@@ -132,7 +132,7 @@ class _Shrinker:
         return self._ids.setdefault(value, self._vocabulary - 1 - len(self._ids))
 
 
-def _is_int(value: Any) -> bool:
+def _is_int(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 

@@ -169,7 +169,7 @@ def _failures(suite: str, rows: Sequence[Row]) -> str:
 
 
 def _cause(row: Row) -> str:
-    cause = row.get("cause", "")
+    cause: str = row.get("cause", "")
     return cause if len(cause) <= 240 else cause[:237] + "..."
 
 

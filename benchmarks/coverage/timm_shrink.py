@@ -163,7 +163,7 @@ def _factor(options: Any, config: Any) -> int:
     stages = 1 if len(widths) > 1 else max(map(len, _lists((options, config), _DEPTHS)), default=1)
     wanted = max(1, max(widths) * 2 ** (stages - 1) // _WIDEST)
     if not heads:
-        return 2 ** int(math.log2(min(wanted, 8)))
+        return 1 << int(math.log2(min(wanted, 8)))
     common = math.gcd(*heads)
     return max(d for d in range(1, common + 1) if common % d == 0 and (max(heads) // d >= 2 or d == 1) and d <= wanted)
 

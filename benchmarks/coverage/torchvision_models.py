@@ -28,10 +28,11 @@ def cases(sample: bool) -> list[Case]:
     """All models of the three tasks and the backbones of detectors, or two of each module."""
     import torchvision.models as zoo
 
-    found, counts = [], {}
+    found: list[Case] = []
+    counts: dict[str, int] = {}
     for module in (zoo, zoo.segmentation, zoo.detection):
         for name in zoo.list_models(module=module):
-            group = inspect.getmodule(zoo.get_model_builder(name)).__name__.removeprefix("torchvision.models.")
+            group = zoo.get_model_builder(name).__module__.removeprefix("torchvision.models.")
             counts[group] = counts.get(group, 0) + 1
             if not sample or counts[group] <= 2:
                 parts = (name, name + _BACKBONE) if module is zoo.detection else (name,)

@@ -14,6 +14,15 @@ def four_layers(vocab_size: int) -> nn.Module:
     Args:
         vocab_size: number of different tokens.
     """
-    sizes = {"n_embd": 64, "n_inner": 256, "n_layer": 4, "n_head": 4, "n_positions": 256}
-    special = {"bos_token_id": None, "eos_token_id": None}
-    return GPT2LMHeadModel(GPT2Config(vocab_size=vocab_size, use_cache=False, **sizes, **special))
+    config = GPT2Config(
+        vocab_size=vocab_size,
+        n_positions=256,
+        n_embd=64,
+        n_layer=4,
+        n_head=4,
+        n_inner=256,
+        use_cache=False,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    return GPT2LMHeadModel(config)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import timm
 import torch
@@ -20,6 +20,7 @@ from benchmarks.linears import rewritten as quantized_linear
 from benchmarks.skipping import prepare
 from benchmarks.step.subjects import SUBJECTS, Subject
 from fractrain_fx import Engine, FracConfig, FracModel, Precision, fractrainify
+from fractrain_fx.config import Method
 from fractrain_fx.formats import affine, microscaling
 
 __all__ = ["HOW", "items"]
@@ -76,7 +77,7 @@ def _row(name: str, check: Check) -> Iterator[dict[str, Any]]:
     yield {"check": name, "holds": "yes" if holds else "no", "detail": detail}
 
 
-def _of_models(names: Mapping[str, Any], check: Callable[[Subject, Setting], str], setting: Setting) -> str:
+def _of_models(names: Iterable[str], check: Callable[[Subject, Setting], str], setting: Setting) -> str:
     return "; ".join(f"{name}: {check(_MODELS[name], setting)}" for name in names)
 
 
@@ -110,8 +111,12 @@ def _equals_shown(subject: Subject, setting: Setting) -> str:
     for name in ("pfq", "dfq"):
         runs = _made(subject, _CONFIGS[name], setting.device, model)
         shown = copy.deepcopy(runs)
+        calls: list[tuple[FracModel, Callable[[Tensor], Any]]] = [
+            (runs, runs),
+            (shown, lambda x: shown.graph_module(x)[0]),  # noqa: B023
+        ]
         results = []
-        for twin, call in ((runs, runs), (shown, lambda x: shown.graph_module(x)[0])):  # noqa: B023
+        for twin, call in calls:
             twin.train()
             torch.manual_seed(3)
             out = _tensor(call(x))
@@ -192,7 +197,7 @@ def _codes(setting: Setting) -> str:
         x, g = torch.randn(64, 128, device=setting.device), torch.randn(64, 96, device=setting.device)
         results: list[dict[str, Tensor]] = []
         for execution in ("simulate", "auto"):
-            model = quantized_linear(copy.deepcopy(layer), x, precision, execution)  # type: ignore[arg-type]
+            model = quantized_linear(copy.deepcopy(layer), x, precision, execution)
             leaf = x.clone().requires_grad_()
             torch.manual_seed(5)
             out = model(leaf)
@@ -200,7 +205,7 @@ def _codes(setting: Setting) -> str:
             if execution == "auto" and set(model.kernels().values()) != {"int8"}:
                 raise AssertionError(f"{precision} ran as {model.kernels()}")
             gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-            results.append({"out": out.detach(), "x": leaf.grad, **gradients})
+            results.append({"out": out.detach(), "x": cast(Tensor, leaf.grad), **gradients})
         farthest = max(farthest, *(_distance(results[1][name], value) for name, value in results[0].items()))
     return f"within {_below(farthest, 1e-3):.1e}"
 
@@ -224,13 +229,13 @@ def _dispatched(setting: Setting) -> str:
     return f"losses within {_below(apart, 1e-5):.1e}"
 
 
-def _compiled(method: str, setting: Setting) -> str:
+def _compiled(method: Method, setting: Setting) -> str:
     """No break, and no second compilation for another precision or epoch; evaluation as in eager mode."""
     subject = SUBJECTS["gpt2-tiny"]
-    config = FracConfig(method=method)  # type: ignore[arg-type]
+    config = FracConfig(method=method)
     model = _made(subject, config, setting.device, subject.build()).train()
     counter = CompileCounterWithBackend("aot_eager" if setting.small else "inductor")
-    compiled = torch.compile(model, fullgraph=True, backend=counter)
+    compiled = cast(FracModel, torch.compile(model, fullgraph=True, backend=counter))
     engine = Engine(compiled)
     x, y = (each.to(setting.device) for each in subject.data(4))
     for precision in (Precision(3, 6), Precision(8, 8)):

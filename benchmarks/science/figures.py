@@ -14,7 +14,7 @@ from fractrain_fx.report.theme import vega_config
 
 __all__ = ["write_figures"]
 
-_SIZE = {"width": 620, "height": 340}
+_WIDTH, _HEIGHT = 620, 340
 
 
 def write_figures(folder: Path, task: str, groups: Sequence[Group], prefix: str = "science") -> list[tuple[Path, str]]:
@@ -57,7 +57,7 @@ def _epochs(groups: Sequence[Group], metric: str) -> Any:
 
 
 def _base(points: list[dict[str, Any]], x: alt.X, metric: str) -> Any:
-    return alt.Chart(alt.Data(values=points), **_SIZE).encode(
+    return alt.Chart(alt.Data(values=points), width=_WIDTH, height=_HEIGHT).encode(
         x=x,
         y=alt.Y("value:Q", title=f"test {metric}", scale=alt.Scale(zero=False)),
         color=alt.Color("run:N", title=None, legend=alt.Legend(labelLimit=400, orient="bottom", columns=1)),

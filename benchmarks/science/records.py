@@ -80,7 +80,10 @@ def groups_of(records: Sequence[Record]) -> list[Group]:
     grouped: dict[tuple[Any, ...], list[Record]] = {}
     for record in sorted(records, key=key_of):
         grouped.setdefault(key_of(record)[:-1], []).append(record)
-    return [Group(*key, tuple(members)) for key, members in grouped.items()]
+    return [
+        Group(task, method, setting, epochs, tuple(members))
+        for (task, method, setting, epochs), members in grouped.items()
+    ]
 
 
 def cp_error(record: Record) -> float | None:
@@ -89,7 +92,7 @@ def cp_error(record: Record) -> float | None:
     level = None
     for point in record["points"]:
         if point["level"].startswith("cp ") and point["level"] == level:
-            target = float(level.split()[1])
+            target = float(point["level"].split()[1])
             errors.append(abs(100 * point["cp"] - target) / target)
         level = point["level"]
     return max(errors, default=None)

@@ -66,10 +66,11 @@ def _causal_loss(output: Any, targets: Tensor) -> Tensor:
     return next_token_loss(output.logits, targets)
 
 
-def _gpt2(length: int, **sizes: int) -> Callable[[], nn.Module]:
+def _gpt2(length: int, **sizes: Any) -> Callable[[], nn.Module]:
     def build() -> nn.Module:
-        dropouts = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-        config = transformers.GPT2Config(n_positions=length, use_cache=False, **dropouts, **sizes)
+        config = transformers.GPT2Config(
+            n_positions=length, use_cache=False, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **sizes
+        )
         model: nn.Module = transformers.GPT2LMHeadModel(config)
         return model
 

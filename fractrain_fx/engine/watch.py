@@ -110,7 +110,7 @@ class LoopWatch:
         self._unpaid += cost_term
         if cost_term or self._looks < _LOOKS:
             told_share = 1.0 if weight is None else min(1.0, weight)
-            part.register_hook(partial(self._reach_term, told_share) if cost_term else self._reach)  # type: ignore[no-untyped-call]
+            part.register_hook(partial(self._reach_term, told_share) if cost_term else self._reach)
 
     def take_unpaid(self) -> int:
         """The number of cost terms handed out since the last call that backward has not reached."""

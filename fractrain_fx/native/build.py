@@ -44,7 +44,7 @@ def kernels() -> Any:
     try:
         if not is_built():
             _build(file)
-        torch.ops.load_library(str(file))  # type: ignore[no-untyped-call]
+        torch.ops.load_library(str(file))
     except (RuntimeError, OSError, ImportError) as error:
         raise ConfigError(f"{needs}: {error}. Write rounding='eager'") from error
     return _Ops()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -24,7 +26,7 @@ class _Leaky(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList([nn.Linear(32, 64), nn.Linear(64, 64), nn.Linear(64, 10)])
-        self.neurons = nn.ModuleList([_snn.Leaky(beta=0.9) for _ in self.layers])
+        self.neurons: Any = nn.ModuleList([_snn.Leaky(beta=0.9) for _ in self.layers])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         states = [neuron.init_leaky() for neuron in self.neurons]

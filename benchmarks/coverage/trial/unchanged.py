@@ -83,7 +83,9 @@ def _is_rounding(trial: Trial, what: str, theirs: Any, mine: Any) -> bool:
 
 def eval_outputs(trial: Trial) -> None:
     """Evaluation at another batch size is equal bit for bit."""
-    batches = [{"args": trial.ready.args, "kwargs": kwargs} for kwargs in (trial.asked, trial.ready.kwargs)]
+    batches: list[dict[str, Any]] = [
+        {"args": trial.ready.args, "kwargs": kwargs} for kwargs in (trial.asked, trial.ready.kwargs)
+    ]
     if not trial.recording.fixed_batch:
         packed = trial.recording.batching is Batching.PACKED
         larger = (batch_size(batches, packed=packed) or 0) + 1

@@ -166,7 +166,7 @@ def _gradients_one_by_one(loss: Tensor | None, leaves: dict[str, Tensor], read: 
 
     if loss is None or not leaves:
         return
-    handles = [x.register_hook(reader(name)) for name, x in leaves.items()]  # type: ignore[no-untyped-call]
+    handles = [x.register_hook(reader(name)) for name, x in leaves.items()]
     try:
         torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
     finally:

@@ -79,7 +79,7 @@ class TorchaoLinear:
         else:
             rows = self._rows(flat, weight, bias)
         if rows.requires_grad and not torch.compiler.is_compiling():
-            rows.register_hook(_look_at_mode)  # type: ignore[no-untyped-call]
+            rows.register_hook(_look_at_mode)
         return rows.reshape(*x.shape[:-1], rows.shape[-1])
 
 
@@ -101,7 +101,7 @@ def _rows(kind: Torchao, module: nn.Module) -> _Linear:
         return out
 
     # One call for Dynamo, which cannot trace the configuration that torchao's int8 layer passes to its own Function.
-    allowed: _Linear = torch.compiler.allow_in_graph(run)  # type: ignore[no-untyped-call]
+    allowed: _Linear = torch.compiler.allow_in_graph(run)
     return allowed
 
 
