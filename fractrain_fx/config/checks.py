@@ -206,7 +206,7 @@ def _check_execution(config: FracConfig) -> None:
     if config.kernels == "int8" and not config.lowers:
         raise ConfigError(
             f"kernels='int8' changes nothing for method {config.method!r} with format {config.format!r} at these "
-            f"precisions: it goes with format 'affine' at {CODE_BITS} forward bits or fewer"
+            f"precisions: it goes with format 'affine' and ranges='tensor' at {CODE_BITS} forward bits or fewer"
         )
     if config.execution == "simulate":
         return
@@ -217,7 +217,7 @@ def _check_execution(config: FracConfig) -> None:
         raise ConfigError(
             f"execution='auto' changes nothing for method {config.method!r} with these options: it leaves out "
             "samples that skip a block (gated methods with the option FW-0/BW-0), and multiplies on int8 what format "
-            f"'affine' rounds to {CODE_BITS} bits or fewer. Write execution='simulate'"
+            f"'affine' with ranges='tensor' rounds to {CODE_BITS} bits or fewer. Write execution='simulate'"
         )
     if config.mixing == "outputs":
         raise ConfigError(

@@ -112,8 +112,8 @@ class FracConfig:
             ``None``: after each epoch. It then gets the mean loss since it was last asked.
         turns: where each stage after the first begins, for ``fixed``: shares of the run (``0.75``), or ``Steps`` or
             ``Tokens``, as ``every`` counts. A stage begins when the schedule is next asked.
-        length: length of the run in the unit of ``every``, for schedules that divide it. Hugging Face's and
-            Lightning's trainers know it, unless the unit is tokens.
+        length: length of the run in the unit of ``every``, for schedules that divide it. ``fractrain train`` sets it;
+            Hugging Face's and Lightning's trainers know it, unless the unit is tokens.
         indicator: the loss that moves the stages of ``auto`` and ``two-stage``. ``task``: the task loss. ``total``: the
             task loss plus the cost term, as in the authors' code (``fractrain``).
         epochs: length of the run where ``every`` is ``None``.

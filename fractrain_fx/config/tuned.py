@@ -37,7 +37,7 @@ def tuned_values(method: str) -> Mapping[str, Any]:
 def tuned_config(method: str = "fractrain", **changes: Any) -> FracConfig:
     """A configuration with the settings of ``method`` that trained best so far.
 
-    They cost more than the paper's. ``fractrain`` takes 60 per cent of what static FW-8/BW-8 training does, and no gate
+    They cost more than the paper's. ``fractrain`` takes 59 per cent of what static FW-8/BW-8 training does, and no gate
     skips a block; its stages, and those of ``pfq``, get the same time each, so they need the length of the run.
 
     Args:

@@ -186,8 +186,9 @@ class RunSettings:
                 f"length={str(self.frac.length)!r} is for loops of your own: epochs or iterations set it here"
             )
         for name in ("subset", "test_subset"):
-            if (getattr(self, name) or 2) < 2:
-                raise ConfigError(f"{name}={getattr(self, name)} leaves too few samples: write 2 or more")
+            number = getattr(self, name)
+            if number is not None and number < 2:
+                raise ConfigError(f"{name}={number} leaves too few samples: write 2 or more")
         for name, known in (("setting", get_args(Setting)), ("augment", (None, *get_args(Augmentation)))):
             if getattr(self, name) not in known:
                 raise ConfigError(

@@ -77,7 +77,7 @@ def test_torchao_follows_a_recipe_of_the_formats_that_it_has() -> None:
         ({"execution": "auto", "skipping": "drop"}, "skipping='drop' is unknown"),
         ({"execution": "auto", "method": "pfq", "kernels": "float"}, "changes nothing for method 'pfq'"),
         ({"execution": "auto", "method": "float"}, "Write execution='simulate'"),
-        ({"execution": "auto", "method": "pfq", "format": "dorefa"}, "what format 'affine' rounds to 8 bits"),
+        ({"execution": "auto", "method": "pfq", "format": "dorefa"}, "'affine' with ranges='tensor'"),
         (
             {"execution": "auto", "options": (Precision(3, 6), Precision(6, 8)), "weight_bits": 12},
             "option FW-0/BW-0",
@@ -105,6 +105,10 @@ def test_torchao_follows_a_recipe_of_the_formats_that_it_has() -> None:
         (
             {"ranges": "row", "method": "static", "execution": "auto", "kernels": "int8"},
             "kernels='int8' changes nothing",
+        ),
+        (
+            {"schedule": "gradient-noise", "every": "100 steps", "method": "pfq", "stages": "FW(4,8)/BW(32,32)"},
+            "no stage but the last rounds any",
         ),
         ({"saturate_targets": True}, "goes with targets that were set"),
         ({"saturate_targets": True, "targets": (1.5,), "method": "pfq"}, "changes nothing for method 'pfq'"),
