@@ -53,7 +53,8 @@ def fake_quantize(
         The rounded values, in the type of ``x``.
 
     Raises:
-        InputError: an unknown ``element`` or ``scale``, a ``block`` below 1, or an ``axis`` that ``x`` lacks.
+        InputError: an unknown ``element`` or ``scale``, a ``block`` below 1, an ``axis`` that ``x`` lacks, or an ``x``
+            that is not floating-point.
     """
     for name, word, known in (("element", element, tuple(ELEMENTS)), ("scale", scale, get_args(Scale))):
         if word not in known:
