@@ -25,7 +25,8 @@ class EpochRow:
         loss: mean task loss, or ``None`` if it was not finite.
         cp: over the gated (or scheduled) ops.
         cp_total: over every contraction of the model.
-        fw, eb, gc: forward, error-backward and gradient parts of the cost over the same ops as ``cp``.
+        fw, eb, gc: the cost of forward pass, error back-propagation and gradient computation, each as a share of its
+            own cost at full precision, over the same ops as ``cp``.
         samples: training samples seen in this epoch.
         options: for each block, the share of samples that chose each option.
         uncounted: number of contractions that no formula counts. No share includes them.

@@ -22,7 +22,7 @@ __all__ = ["AffineFormat", "fake_quantize", "measure", "range_between"]
 
 
 class AffineFormat(Format):
-    """One range for an activation, one for each output channel of a weight, and stochastic rounding of gradients.
+    """One range for an activation, one for each output channel of a weight; gradients are rounded stochastically (SBM).
 
     Args:
         compiled: on a CPU, use C++ kernels for rounding, for ranges and for the gate's gradient.

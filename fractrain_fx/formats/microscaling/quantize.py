@@ -40,7 +40,7 @@ def fake_quantize(
 
     Args:
         x: values of any shape, strides and floating-point type.
-        element: ``e2m1``, ``e2m3``, ``e3m2``, ``e4m3`` or ``e5m2``.
+        element: ``e2m1``, ``e2m3``, ``e3m2``, ``e4m3``, ``e5m2``, or a symmetric integer: ``int4``, ``int6``, ``int8``.
         axis: the dimension that blocks lie along. In a product it is the one that is summed.
         block: how many values share a scale; the last block may be shorter. ``"row"``: all values along ``axis``.
             ``None``: all values of the tensor.
