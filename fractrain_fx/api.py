@@ -52,13 +52,14 @@ def fractrainify(
         check: compare the recorded graph with the model, in training and evaluation.
 
     Raises:
-        ConfigError: ``config`` is not a ``FracConfig``.
+        ConfigError: ``config`` is not a ``FracConfig``, or the model was rewritten already.
         InputError: an argument has the wrong type, or no example inputs were given and none can be found, or the model
             rejects them.
         CaptureError: the model could not be recorded as a graph that equals it.
         ModelError: the model has nothing to quantize, or nothing to gate.
         RuleError: a pin matches no contraction.
         TargetError: the gates cannot reach a cost target.
+        PassError: the graph lacks something that one of ``passes`` requires.
     """
     config = _checked(model, config, example_inputs, example_kwargs)
     model = unwrapped(model)
@@ -88,7 +89,7 @@ def plan(
         config: method, precisions and gates.
         example_inputs: positional inputs of one small batch.
         example_kwargs: keyword inputs of that batch.
-        machine: a machine, or its name such as ``"h200"``, on which to compute what a training step takes.
+        machine: a machine, or its name such as ``"h200"``, on which to compute the time and energy of a training step.
         batch: samples of that step.
 
     Raises:

@@ -36,7 +36,7 @@ class FracTrainWarning(UserWarning):
 
 
 class ConfigError(FracTrainError, ValueError):
-    """A field of a configuration has a value without a meaning."""
+    """A setting or an option has a value without a meaning, or does not fit the others."""
 
 
 class TargetError(ConfigError):
@@ -52,7 +52,7 @@ class CaptureError(FracTrainError):
 
 
 class InputError(FracTrainError, TypeError):
-    """A call does not fit the recording, or no example inputs can be found."""
+    """An argument is of the wrong kind, a call does not fit the recording, or no example inputs can be found."""
 
 
 class PassError(FracTrainError):
@@ -60,7 +60,7 @@ class PassError(FracTrainError):
 
 
 class ModelError(FracTrainError, ValueError):
-    """A model's name is unknown, or the model has nothing to quantize."""
+    """A model is unknown, has nothing to quantize or to gate, or is no longer as it was rewritten."""
 
 
 class CalibrationError(FracTrainError, RuntimeError):
@@ -76,7 +76,7 @@ class DataError(FracTrainError, ValueError):
 
 
 class RunError(FracTrainError, RuntimeError):
-    """A run directory or checkpoint is missing, damaged or belongs to another configuration."""
+    """A run cannot go on: files missing or damaged, another configuration, calls in a wrong order, a lost process."""
 
 
 class NonFiniteLossError(FracTrainError, ArithmeticError):

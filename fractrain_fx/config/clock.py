@@ -33,13 +33,13 @@ class _Length:
 
 
 class Steps(_Length):
-    """A number of optimizer steps. Prints and parses as ``100 steps``."""
+    """A number of optimizer steps, at least 1. Prints and parses as ``100 steps``."""
 
     unit = "steps"
 
 
 class Tokens(_Length):
-    """A number of tokens, over all processes. Prints and parses as ``1000000 tokens``."""
+    """A number of tokens over all processes, at least 1. Prints and parses as ``1000000 tokens``."""
 
     unit = "tokens"
 

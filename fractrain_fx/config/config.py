@@ -1,4 +1,4 @@
-"""FracConfig: frozen, validated, with the defaults of ALGORITHM (paper, supplement 4 to 7)."""
+"""FracConfig: frozen, validated, with the paper's defaults (supplement 4 to 7)."""
 
 from __future__ import annotations
 
@@ -51,10 +51,11 @@ class FracConfig:
     """All settings of training a model with fractional precision.
 
     Attributes:
-        method: ``float``, ``static``, ``pfq``, ``dfq``, ``fractrain`` or ``slu``.
-        format: the number format: ``affine`` is SBM's (ALGORITHM 2); ``dorefa`` and ``wageubn``; ``mx``, ``nvfp4`` and
-            ``fp8`` are small floating-point numbers with shared scales, ``int`` integers with shared scales; the bits
-            select the elements.
+        method: ``float``: nothing is rounded; ``static``: one precision; ``pfq``: a precision for each stage; ``dfq``:
+            gates choose; ``fractrain``: gates choose, with a target for each stage; ``slu``: gates only skip blocks.
+        format: the number format: ``affine`` (SBM, as in the paper), ``dorefa``, ``wageubn``; ``mx``, ``nvfp4`` and
+            ``fp8``: small floating-point numbers with shared scales, whose elements follow from the bits; ``int``:
+            integers with shared scales.
         recipe: how ``mx``, ``nvfp4``, ``fp8`` or ``int`` rounds the operands of each product: ``mxfp8``, ``mxfp4``,
             ``nvfp4``, ``fp8``, ``jetfire``, ``switchback`` or a :class:`Recipe`. ``None``: the one named like the
             format; for ``mx`` it is ``mxfp4`` if gradients have fewer than 8 bits and no gates choose, else ``mxfp8``;
@@ -79,16 +80,15 @@ class FracConfig:
             ``compiled``: each in one pass, with C++ kernels for format ``affine`` and block formats, built at their
             first use (a minute, kept on disk; needs a C++ compiler and ninja). With ``execution="auto"`` they also
             multiply codes, on a CPU with AVX2 or AVX-512. In graphs that ``torch.compile`` made, they compute the
-            gradient of gates, the products of codes and, under block formats, the rounding; the compiler's own code
-            rounds ``affine``. ``auto``: ``compiled`` on
+            gradient of gates, the products of codes and, under block formats, the rounding. ``auto``: ``compiled`` on
             a CPU where the kernels were built before, else ``eager``; ``fractrain train`` builds them for a long run.
         execution: ``simulate``: every block runs for all samples, and its result is dropped for samples that skip it.
             ``auto``: samples that skip are left out if that saves time. Values stay the same, except that batch norm
             and ranges inside a block only see the samples that run, noise is drawn for these alone, and a sample that
             skips a block has no gradient through it (docs/execution.md). ``torchao-int8``, ``torchao-float8``,
             ``torchao-mxfp8``: torchao's 8-bit training computes linear layers (``static`` at FW-8/BW-8): under
-            ``affine`` in its own numbers, under ``fp8`` and ``mx`` by the recipes ``fp8`` and ``mxfp8``, where a GPU
-            has them.
+            ``affine`` in its own numbers, under ``fp8`` and ``mx`` by the recipes ``fp8`` and ``mxfp8``
+            (docs/torchao.md).
         skipping: ``dispatched``: ``execution="auto"`` leaves out samples that skip. ``masked``: it does not, for models
             whose batch norm must see all samples.
         skip_threshold: share (0..1) of a batch that must skip a block before they are left out; ``None``: a measured
@@ -119,7 +119,7 @@ class FracConfig:
         epochs: length of the run where ``every`` is ``None``.
         cycles: cosine cycles of the ``cyclic`` schedule.
         epsilon, alpha: threshold of the turning point and its decay (Algorithm 1).
-        keep: share of the old running range that a training step keeps.
+        keep: share (0..1) of the old running range that a training step keeps.
         batch_axis: dimension of the model's inputs that holds the samples.
         recordings: most recordings of one model; calls with other arguments, and sizes for which its code takes
             another path, need another one.

@@ -22,7 +22,7 @@ _GAINS: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True)
 class GateConfig:
-    """DFQ's gates and their steering (paper 3.2; ALGORITHM 3 and 5).
+    """DFQ's gates and their steering (paper 3.2).
 
     Attributes:
         dims: widths of the two linear layers that embed a block's entry.

@@ -43,6 +43,9 @@ class Pin:
             ``nvfp4``, ``fp8``, ``int``; or ``bfloat16`` or ``float``, without bits.
         recipe: how the operands of their products are rounded: ``mxfp8``, ``mxfp4``, ``nvfp4``, ``fp8``, ``jetfire``,
             ``switchback``, each with its usual bits if no others are given, or a :class:`Recipe`.
+
+    Raises:
+        ConfigError: there is no pattern, no bits, or bits that do not fit the format; or the format is unknown.
     """
 
     pattern: str

@@ -30,6 +30,9 @@ class Precision:
     """Bits of one precision option: ``fw`` for activations, ``bw`` for output gradients.
 
     Prints and parses as ``FW-3/BW-6``. ``FW-0/BW-0`` skips the block; 32 bits are float.
+
+    Raises:
+        ConfigError: bits other than 0, 2 to 16 and 32, or 0 bits in one direction only.
     """
 
     fw: int
@@ -62,10 +65,12 @@ class Precision:
     def shares(
         self, weight_bits: int, least: tuple[int, int, int] = (0, 0, 0), *, by_product: bool = False
     ) -> tuple[float, float, float]:
-        """The cost of FW, EB and GC as shares (0..1) of a 32 x 32 bit product: ``b w``, ``g w`` and ``b g`` over it.
+        """The cost of FW, EB and GC, each as a share (0..1) of a 32 x 32 bit product (paper 4.1).
+
+        With ``b`` forward, ``g`` backward and ``w`` weight bits it is ``b w``, ``g w`` and ``b g``, over 1,024.
 
         Args:
-            weight_bits: bits ``w`` of the weight.
+            weight_bits: bits of the weight.
             least: fewest bits of the operands of each product that is computed.
             by_product: whether both operands of a product have its bits: ``b b``, ``g g`` and ``g g``.
         """
@@ -80,7 +85,7 @@ class Precision:
         return fw, eb, gc
 
     def mean_share(self, weight_bits: int) -> float:
-        """Training cost of an op with weights, as a share (0..1) of full precision (ALGORITHM 4)."""
+        """Training cost of an op with weights, as a share (0..1) of full precision (paper 4.1)."""
         return sum(self.shares(weight_bits)) / 3
 
     @property
@@ -109,7 +114,11 @@ AUTHORS_IMAGENET_OPTIONS = tuple(Precision.parse(p) for p in ("3/6", "4/8", "6/1
 
 @dataclass(frozen=True)
 class PrecisionStages:
-    """PFQ's stages in order (paper 3.1). Prints and parses as ``FW(3,4,6,8)/BW(6,6,8,8)``."""
+    """PFQ's stages in order (paper 3.1). Prints and parses as ``FW(3,4,6,8)/BW(6,6,8,8)``.
+
+    Raises:
+        ConfigError: there is no stage, or one of 0 bits.
+    """
 
     stages: tuple[Precision, ...] = (Precision(3, 6), Precision(4, 6), Precision(6, 8), Precision(8, 8))
 
@@ -140,7 +149,11 @@ class PrecisionStages:
 
 @dataclass(frozen=True)
 class CostTargets:
-    """FracTrain's target cp of each stage, in per cent of the full-precision training cost (paper 3.3)."""
+    """FracTrain's target cp of each stage, in per cent of the full-precision training cost (paper 3.3).
+
+    Raises:
+        ConfigError: a target is not a number above 0 and at most 100.
+    """
 
     per_cent: tuple[float, ...] = (1.5, 2.0, 2.5, 3.0)
 
@@ -155,7 +168,11 @@ class CostTargets:
 
     @classmethod
     def from_total(cls, cp_total: float, stages: int = 4, step: float = 0.5) -> CostTargets:
-        """Targets whose mean is ``cp_total``, ``step`` apart (supplement 7, equation 1)."""
+        """Targets in per cent whose mean is ``cp_total``, ``step`` apart (supplement 7, equation 1).
+
+        Raises:
+            ConfigError: the first target would not be above 0.
+        """
         first = cp_total - step * (stages - 1) / 2
         if first <= 0:
             raise ConfigError(

@@ -23,11 +23,14 @@ class OperandRecipe:
     """How one operand of a product is rounded.
 
     Attributes:
-        stochastic: up or down by chance, so that the expected value is the value itself.
+        stochastic: round up or down by chance, so that the expected value is the value itself.
         eight: the element at 8 bits (``mx`` and ``fp8``).
-        square: blocks span as many values along the axis that the other product which reads the tensor sums over, so
-            that both products round the tensor alike (weights under ``mx`` and ``nvfp4``, everything under ``int``).
+        square: blocks are as long along the axis that the tensor's other product sums over, so that both products
+            round the tensor alike (weights under ``mx`` and ``nvfp4``, everything under ``int``).
         per_row: one scale for each row along the summed axis, not one for the tensor (``fp8`` and ``int``).
+
+    Raises:
+        ConfigError: ``eight`` is unknown, or ``square`` and ``per_row`` are both set.
     """
 
     stochastic: bool = False
@@ -45,14 +48,17 @@ class OperandRecipe:
 
 @dataclass(frozen=True)
 class ProductRecipe:
-    """How both operands of a product are rounded.
+    """How both operands of a product are rounded: ``x`` is an activation, ``w`` a weight, ``g`` an output gradient.
 
     Attributes:
         first: ``x`` of the forward product, ``g`` of both gradients.
         second: ``w`` of the forward product and of the input gradient, ``x`` of the weight gradient.
-        hadamard: a random Hadamard transform of so many values along the summed axis, on both operands before they are
-            rounded. It spreads outliers and does not change the product. ``None``: no transform.
+        hadamard: length, in values along the summed axis, of a random Hadamard transform of both operands before they
+            are rounded. It spreads outliers and does not change the product. ``None``: no transform.
         bfloat16: both operands keep 16 bits where the stage has fewer. Costs count them.
+
+    Raises:
+        ConfigError: ``hadamard`` is not a power of two from 2 to 128, or ``bfloat16`` has other settings beside it.
     """
 
     first: OperandRecipe = OperandRecipe()
@@ -83,6 +89,9 @@ class Recipe:
         by_product: both operands of the forward product have the forward bits, and both of each gradient product the
             backward bits, so that a stage may raise the forward product only, or the backward products only. Without
             it ``x`` and ``w`` have the forward bits in all three products, and ``g`` has the backward bits.
+
+    Raises:
+        ConfigError: the format is unknown, or a setting changes nothing under it or in that product.
     """
 
     format: BlockFormatName

@@ -1,4 +1,4 @@
-"""The cost term of DFQ's loss and the unit of its strength (paper, equation 2; ALGORITHM 5).
+"""The cost term of DFQ's loss and the unit of its strength (paper, equation 2).
 
 With ``c[n, b, k]`` the one-hot choice of sample ``n`` in block ``b``, ``s[k]`` the cost share of option ``k`` and
 ``m[b]`` a block's MACs, the cost of a step over ``N`` samples and ``B`` blocks is
@@ -38,7 +38,7 @@ __all__ = ["CostController", "option_share"]
 
 
 def option_share(option: Precision, weight_bits: int) -> float:
-    """Training cost of an op with weights under ``option``, as a share 0..1 of full precision (ALGORITHM 4)."""
+    """Training cost of an op with weights under ``option``, as a share (0..1) of full precision (paper 4.1)."""
     return option.mean_share(weight_bits)
 
 

@@ -19,9 +19,7 @@ from fractrain_fx.engine.ledger import EpochRow, Ledger
 from fractrain_fx.engine.meter import EpochSums, refuse_bad_step
 from fractrain_fx.engine.open_epoch import OpenEpoch
 from fractrain_fx.engine.schedules import Level, StagePlan, StageSchedule, plan_stages
-from fractrain_fx.engine.steered import (
-    SteeredModel,
-)
+from fractrain_fx.engine.steered import SteeredModel
 from fractrain_fx.engine.watch import LoopWatch
 from fractrain_fx.errors import ConfigError, CostTermError, InputError, NonFiniteLossError, RunError
 
@@ -29,7 +27,7 @@ __all__ = ["Engine", "StageChange"]
 
 
 class Engine:
-    """Trains a ``FracModel`` by its own configuration, inside any training loop.
+    """Trains a ``FracModel`` by its own configuration, inside any training loop (paper, Algorithms 1 and 2).
 
     Call :meth:`loss` after each forward of a training step, and :meth:`end_epoch` after each epoch; with the
     configuration's ``every``, also :meth:`end_step` after each optimizer step. PFQ changes the model's precision at
@@ -119,7 +117,7 @@ class Engine:
 
         Raises:
             InputError: the loss is not one number, another argument does not fit, or the model has not run yet.
-            RunError: the configuration's ``every`` counts steps, and :meth:`end_step` was not called after the last.
+            RunError: the configuration has ``every``, and :meth:`end_step` was not called after the last step.
             CostTermError: the first optimizer steps changed the model, but backward never reached the cost term.
         """
         if not isinstance(task_loss, Tensor):
@@ -157,14 +155,15 @@ class Engine:
     def end_step(self) -> StageChange | None:
         """Close an optimizer step; with a clock of steps or tokens, move to the next stage if the schedule says so.
 
-        It waits for the device at the end of a window; on several processes after each step if ``every`` counts tokens.
+        It waits for the device after each ``every``; on several processes after each step if ``every`` counts tokens.
 
         Returns:
             The stage change, or ``None``.
 
         Raises:
-            RunError: there was no batch since the last step.
-            NonFiniteLossError: a task loss of the window was NaN or infinite. The stage stays.
+            RunError: the configuration has ``every``, and there was no batch since the last step.
+            ConfigError: one optimizer step has more tokens than ``every``.
+            NonFiniteLossError: a task loss since the schedule was last asked was NaN or infinite. The stage stays.
         """
         self._controller.start_step()
         schedule, measured = self._plan.schedule, self._probe.read()
@@ -201,8 +200,8 @@ class Engine:
         """Close the epoch, and move to the next stage if the schedule says so and is asked at epochs.
 
         Args:
-            mean_loss: the loss for the indicator; by default the mean task loss over the epoch's steps, plus the cost
-                term if the configuration's ``indicator`` is ``total``. With ``every`` no epoch is shown to it.
+            mean_loss: the loss for the schedule; by default the mean task loss over the epoch's steps, plus the cost
+                term if the configuration's ``indicator`` is ``total``. Not with ``every``.
 
         Returns:
             The stage change, or ``None``.
@@ -210,6 +209,7 @@ class Engine:
         Raises:
             RunError: there was no step since the last call.
             InputError: ``mean_loss`` is not a number.
+            ConfigError: ``mean_loss`` is given, although ``every`` shows no epoch to the schedule.
             ModelError: the model's modules or parameters are no longer those of its graph.
             CostTermError: the first epoch changed the model but not its gates, or never used the cost term.
             NonFiniteLossError: a task loss, or ``mean_loss``, was NaN or infinite. The epoch is in the ledger, the
@@ -244,7 +244,7 @@ class Engine:
     def state_dict(self) -> dict[str, Any]:
         """Plain values (JSON) that continue this engine elsewhere, taken between optimizer steps.
 
-        Within an epoch or a window this is a collective.
+        Unless an epoch, and the stretch that ``every`` counts, have just ended, all processes must call this together.
         """
         state = {
             "stage": self._stage,

@@ -11,20 +11,23 @@ from fractrain_fx.errors import ConfigError
 
 __all__ = ["LossPlateau"]
 
-# ALGORITHM 6: the early epochs give the magnitude of the loss, so that one threshold fits different tasks.
+# The early epochs give the magnitude of the loss, so that one threshold fits different tasks.
 _SCALE_EPOCHS = 10
 
 
 class LossPlateau:
-    """Watches epoch losses and fires at a turning point (paper, Algorithm 1; ALGORITHM 6).
+    """Watches epoch losses and fires at a turning point (paper, Algorithm 1).
 
     It fires when every loss of a full window lies within ``epsilon`` of the newest one, measured in units of
     ``scale``; then ``epsilon`` shrinks by ``alpha`` and the window starts empty.
 
     Args:
-        epsilon: threshold on the normalised loss difference.
+        epsilon: threshold on the difference of two losses, in units of ``scale``.
         alpha: factor that ``epsilon`` takes at each firing.
         window: epoch losses compared, the newest included.
+
+    Raises:
+        ConfigError: ``epsilon`` is negative, ``alpha`` is outside 0..1, or the window holds fewer than 2 losses.
     """
 
     def __init__(self, epsilon: float = 0.05, alpha: float = 0.3, window: int = 5) -> None:

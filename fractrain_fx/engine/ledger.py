@@ -16,7 +16,7 @@ __all__ = ["EpochRow", "Ledger", "beside_shares", "pure_rows", "turning_rows"]
 
 @dataclass(frozen=True)
 class EpochRow:
-    """One epoch. Costs are shares 0..1 of full-precision training, means over samples (ALGORITHM 4).
+    """One epoch. Costs are shares 0..1 of full-precision training, means over samples (paper 4.1).
 
     Attributes:
         epoch: counted from 1.
@@ -25,7 +25,8 @@ class EpochRow:
         loss: mean task loss, or ``None`` if it was not finite.
         cp: over the gated (or scheduled) ops.
         cp_total: over every contraction of the model.
-        fw, eb, gc: forward, error-backward and gradient parts of the cost over the same ops as ``cp``.
+        fw, eb, gc: the cost of forward pass, error back-propagation and gradient computation, each as a share of its
+            own cost at full precision, over the same ops as ``cp``.
         samples: training samples seen in this epoch.
         options: for each block, the share of samples that chose each option.
         uncounted: number of contractions that no formula counts. No share includes them.
@@ -145,9 +146,10 @@ class Ledger:
 
     @property
     def total_macs(self) -> float:
-        """Training cost so far in full-precision MACs: ``3 * M * cp_total`` for each sample (ALGORITHM 7).
+        """Training cost so far in full-precision MACs: ``3 * M * cp_total`` for each sample.
 
-        ``cp_total`` is a share of the cost of the trained parts. Frozen parts lower ``3 * M``.
+        ``M`` are the model's forward MACs. ``cp_total`` is a share of the cost of the trained parts. Frozen parts lower
+        ``3 * M``.
         """
         return 3 * self.macs * sum(row.cp_total * row.samples * row.trained for row in pure_rows(self.rows))
 

@@ -1,4 +1,4 @@
-"""Schedules move a run from one stage to the next: one protocol, and the schedules of ALGORITHM 6.
+"""Schedules move a run from one stage to the next: one protocol, and the schedules of ``FracConfig``.
 
 The *level* of a stage is a ``Precision`` (PFQ) or a target cp in per cent (FracTrain). A schedule only gives positions
 in a tuple of levels. :func:`plan_stages` makes schedule and levels together, because some schedules also choose the

@@ -1,4 +1,4 @@
-"""The DoReFa-Net format: every tensor is brought into 0..1 and rounded there (arXiv 1606.06160; ALGORITHM 2)."""
+"""The DoReFa-Net format: every tensor is brought into 0..1 and rounded there (arXiv 1606.06160)."""
 
 from __future__ import annotations
 

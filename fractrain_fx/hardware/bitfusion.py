@@ -144,6 +144,9 @@ def convolution(
         w_bits: bits of the weight-like operand.
         im2col: fill the array with kernel positions and channels together, instead of channels alone.
 
+    Returns:
+        Cycles (at 500 MHz) and dynamic energy (in nJ) of the fastest tiling and loop order.
+
     Raises:
         ConfigError: a size or a number of bits is below 1, or no tile of the kernel fits the SRAMs.
     """

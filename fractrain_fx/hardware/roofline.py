@@ -83,7 +83,10 @@ class Roofline:
         watts: the board's power; energy is this times the time, an upper bound. ``None`` if no figure is public.
         computes: share (0..1) of ``peak`` that large products reach.
         streams: share (0..1) of ``bandwidth`` that passes over large tensors reach.
-        sources: of the figures.
+        sources: documents that the figures come from.
+
+    Raises:
+        ConfigError: ``peak`` has an unknown type, or lacks ``float32``.
     """
 
     name: str

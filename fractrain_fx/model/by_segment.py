@@ -106,5 +106,5 @@ class BySegment(Shown):
         self.gradient_checkpointing_disable()
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """The name in timm."""
+        """The name in timm for :meth:`gradient_checkpointing_enable`, and with ``False`` for its opposite."""
         self.gradient_checkpointing_enable() if enable else self.gradient_checkpointing_disable()

@@ -52,7 +52,8 @@ class FracModel(Packable):
         """Run the rewritten graph: same arguments and output as the original. ``cost`` keeps the cost of this call.
 
         Raises:
-            InputError: the arguments do not fit the recording.
+            InputError: the arguments fit no recording, and the model cannot be recorded for them.
+            ModelError: modules or parameters of the original were replaced.
             CalibrationError: the model is evaluated before its activation ranges were seen.
         """
         state: ModelState = self.__dict__[OWN]
@@ -90,6 +91,9 @@ class FracModel(Packable):
 
         Args:
             batches: each a tensor, a tuple whose first element is the input, or a mapping of keyword arguments.
+
+        Raises:
+            InputError: there is no batch.
         """
         mode = self.training
         super().train(False)
@@ -103,15 +107,15 @@ class FracModel(Packable):
         """Set the precision of all scheduled ops without changing the graph (``static`` and ``pfq``).
 
         Raises:
-            ConfigError: the method has no scheduled ops, or saved codes hold fewer bits, or frozen weights are codes
-                of other bits, or torchao computes some ops, always at 8 bits.
+            ConfigError: the method has no scheduled ops, the format has no elements of these bits, frozen weights are
+                codes of other bits, or torchao computes some ops, always at 8 bits.
         """
         check_stage(self.frac_config, precision)
         require_stage(self._state, precision)
         self._set_stage(precision)
 
     def set_target(self, target: float) -> None:
-        """Give the ops that no gate can choose for the precision of a stage with this target cp, in per cent.
+        """Set the precision of the ops that no gate can choose for to that of a stage with this target cp, in per cent.
 
         ``Engine`` calls it at turning points. The graph does not change.
         """
@@ -167,6 +171,10 @@ class FracModel(Packable):
             directory: made if it does not exist.
             push_to_hub: also upload with :meth:`push_to_hub`, to ``repo_id`` or the directory's name.
             hub: ``repo_id`` and other options of ``push_to_hub``.
+
+        Raises:
+            ConfigError: options of ``push_to_hub`` without it.
+            ModelError: modules or parameters of the original were replaced.
         """
         from fractrain_fx.model.saving import save
 

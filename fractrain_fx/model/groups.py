@@ -23,6 +23,9 @@ def param_groups(
             default. ``None`` leaves the gates with the weights.
         decay_norms_and_biases: ``False`` puts the model's vectors and scalars (norms, biases, scales) into a group
             without weight decay.
+
+    Returns:
+        Dictionaries with ``params`` and maybe ``weight_decay`` and the options of ``gates``; none is empty.
     """
     weights, vectors, inserted = [], [], []
     for name, parameter in model.named_parameters():

@@ -1,4 +1,4 @@
-"""The cost of training on the last forward's batch, from the choices made (ALGORITHM 4)."""
+"""The cost of training on the last forward's batch, from the choices made (paper 4.1)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class Cost(NamedTuple):
         cp: over the gated and scheduled ops, or over every counted one if none is; differentiable in the choices. The
             controller steers it.
         cp_total: over every counted contraction.
-        fw, eb, gc: shares of the forward pass, error back-propagation and gradient computation, over the ops of ``cp``.
+        fw, eb, gc: the cost of the forward pass, of error back-propagation and of gradient computation, each as a share
+            of its own cost at full precision, over the ops of ``cp``.
         choice: for each gated block, the one-hot choice of every sample.
     """
 

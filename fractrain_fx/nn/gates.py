@@ -20,7 +20,7 @@ State = tuple[Tensor, Tensor]
 
 
 class BlockEmbedding(nn.Module):
-    """Average a block's entry over its positions and embed the average: Linear, ReLU, Linear (ALGORITHM 3).
+    """Average a block's entry over its positions and embed the average: Linear, ReLU, Linear (paper 3.2).
 
     Args:
         features: size of the feature dimension.
@@ -126,7 +126,7 @@ class Skip(nn.Module):
 
 
 class Mix(nn.Module):
-    """Sum a block's outputs at several options, weighted by each sample's choice (ALGORITHM 3, "mixing outputs").
+    """Sum a block's outputs at several options, weighted by each sample's choice (``mixing="outputs"``).
 
     Args:
         batch: where the samples of the results lie.

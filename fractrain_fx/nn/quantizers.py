@@ -70,7 +70,7 @@ class ActivationQuantizer(nn.Module):
 
 
 class MixedActivationQuantizer(ActivationQuantizer):
-    """Rounds each sample of an activation to the bits of its own option, all in one range (ALGORITHM 3).
+    """Rounds each sample of an activation to the bits of its own option, all in one range (paper 3.2).
 
     The gradient of ``choice[i, k]`` is the sum over sample ``i`` of upstream * (Q_k(x) - x), for every option ``k``,
     taken or not; it is 0 if the option has 0 or 32 bits. With ``fisher`` it is that of the squares, times half the

@@ -18,7 +18,7 @@ __all__ = ["RunningRange"]
 class RunningRange(FullPrecision):
     """The range to quantize an activation in: the batch's in training, the running one in evaluation.
 
-    ``running = keep * running + (1 - keep) * batch`` for low end and width, from the first batch on (ALGORITHM 2). A
+    ``running = keep * running + (1 - keep) * batch`` for low end and width, from the first batch on. A
     batch whose range is not finite leaves the running range as it was.
 
     Attributes:

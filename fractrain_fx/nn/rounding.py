@@ -56,7 +56,7 @@ def gate_gradient(
 ) -> Float[Tensor, "batch options"]:
     """The gradient of each option of each sample, 0 for 0 and 32 bits.
 
-    ``straight-through`` is ``<g, Q_k(x) - x>`` (ALGORITHM 3): the first term of what rounding does to the loss. Over
+    ``straight-through`` is ``<g, Q_k(x) - x>``: the first term of what rounding does to the loss. Over
     samples it has nearly no mean, as rounding errors have none. ``fisher`` is the mean of the second term, ``n / 2``
     times the sum of ``(g * (Q_k(x) - x))**2`` for a loss that is the mean of n samples: the squares of a sample's own
     gradient, ``n * g``, stand for the curvature (the diagonal of the empirical Fisher information).

@@ -112,7 +112,7 @@ if not TYPE_CHECKING:
 
 
 def analysis_passes(config: FracConfig) -> list[PassBase]:
-    """The passes that only annotate: shapes, MACs, blocks, precisions, and blocks that can run for some samples."""
+    """The passes that look: they open fused attention, and note shapes, MACs, blocks, precisions, separable blocks."""
     attention: list[PassBase] = []
     if config.method != "float":
         attention = [OpenAttention() if config.attention == "quantized" else KeepAttention()]

@@ -181,7 +181,7 @@ def summarize(
         model: a rewritten model.
         ops: whether printing lists every op instead of every block.
         shapes: whether printing lists the shapes of every tensor that enters or leaves a block or op.
-        machine: a machine, or its name, on which to compute what a training step takes (docs/machines.md).
+        machine: a machine, or its name, on which to compute the time and energy of a training step (docs/machines.md).
         batch: samples of that step.
 
     Raises:

@@ -32,8 +32,8 @@ __all__ = ["Expected", "expected", "mix_of"]
 
 Mix = list[tuple[float, Precision]]
 
-# Task, outputs of the head and training samples of the paper's data sets. CIFAR-100 is counted with ten classes, like
-# M in ALGORITHM 7 (the other classes are 0.007 % of ResNet-38). A language model's head does not count.
+# Task, outputs of the head and training samples of the paper's data sets. CIFAR-100 is counted with ten
+# classes (the other classes are 0.007 % of ResNet-38). A language model's head does not count.
 _DATA: dict[str, tuple[Task, int, int | None]] = {
     "cifar10": ("classification", 10, 50_000),
     "cifar100": ("classification", 10, 50_000),
@@ -61,7 +61,7 @@ class Expected:
 
     @property
     def macs(self) -> float:
-        """Cost of the whole run in full-precision MACs: ``3 M cp`` a sample (ALGORITHM 7)."""
+        """Cost of the whole run in full-precision MACs: ``3 M cp`` a sample, with ``M`` the forward MACs."""
         return self.macs_of(self.samples)
 
     def macs_of(self, samples: float) -> float:

@@ -1,4 +1,4 @@
-"""The affine format (SBM; ALGORITHM 2): its formula, its levels, and its C++ kernels."""
+"""The affine format (SBM, arXiv 1805.11046): its formula, its levels, and its C++ kernels."""
 
 from fractrain_fx.formats.affine.format import AffineFormat, fake_quantize, measure
 from fractrain_fx.formats.affine.ranges import RangedAffineFormat

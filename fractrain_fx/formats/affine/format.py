@@ -1,4 +1,4 @@
-"""The affine format: 2^bits evenly spaced levels between the ends of a range (SBM; ALGORITHM 2)."""
+"""The affine format: 2^bits evenly spaced levels between the ends of a range (SBM, arXiv 1805.11046)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["AffineFormat", "fake_quantize", "measure", "range_between"]
 
 
 class AffineFormat(Format):
-    """One range for an activation, one for each output channel of a weight, and stochastic rounding of gradients.
+    """One range for an activation, one for each output channel of a weight; gradients are rounded stochastically (SBM).
 
     Args:
         compiled: on a CPU, use C++ kernels for rounding, for ranges and for the gate's gradient.
@@ -100,8 +100,8 @@ def fake_quantize(
     """Round ``x`` to its affine grid and back; the gradient passes straight through, without a mask.
 
     ``scale = max(span / (2^bits - 1), 1e-8)``, ``q = round(clamp((x - lo) / scale, 0, 2^bits - 1))`` with ties to even,
-    result ``q * scale + lo`` (ALGORITHM 2). Half types are computed in float32. A NaN or infinite value makes NaN of
-    all values in its measured range; in a given range only that value becomes NaN.
+    result ``q * scale + lo`` (SBM, arXiv 1805.11046). Half types are computed in float32. A NaN or infinite value makes
+    NaN of all values in its measured range; in a given range only that value becomes NaN.
 
     Args:
         x: values of any shape, strides and floating-point type.

@@ -1,4 +1,4 @@
-"""The affine rounding (ALGORITHM 2), in one form for a CPU and in another for other devices and compiled graphs."""
+"""The affine rounding, in one form for a CPU and in another for other devices and compiled graphs."""
 
 from __future__ import annotations
 

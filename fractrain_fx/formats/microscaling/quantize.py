@@ -40,7 +40,7 @@ def fake_quantize(
 
     Args:
         x: values of any shape, strides and floating-point type.
-        element: ``e2m1``, ``e2m3``, ``e3m2``, ``e4m3`` or ``e5m2``.
+        element: ``e2m1``, ``e2m3``, ``e3m2``, ``e4m3``, ``e5m2``, or a symmetric integer: ``int4``, ``int6``, ``int8``.
         axis: the dimension that blocks lie along. In a product it is the one that is summed.
         block: how many values share a scale; the last block may be shorter. ``"row"``: all values along ``axis``.
             ``None``: all values of the tensor.
@@ -53,7 +53,8 @@ def fake_quantize(
         The rounded values, in the type of ``x``.
 
     Raises:
-        InputError: an unknown ``element`` or ``scale``, a ``block`` below 1, or an ``axis`` that ``x`` lacks.
+        InputError: an unknown ``element`` or ``scale``, a ``block`` below 1, an ``axis`` that ``x`` lacks, or an ``x``
+            that is not floating-point.
     """
     for name, word, known in (("element", element, tuple(ELEMENTS)), ("scale", scale, get_args(Scale))):
         if word not in known:

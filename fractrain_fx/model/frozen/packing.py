@@ -37,11 +37,11 @@ class PackedWeights:
     """What :meth:`fractrain_fx.FracModel.pack_frozen` did with the parameters that are not trained.
 
     Attributes:
-        bits: of the codes of each packed weight, by the parameter's name.
+        bits: width of the codes of each packed weight, by the parameter's name.
         left: the parameters that stay as they are, with the reason.
-        packed_bytes: of codes and ranges.
-        left_bytes: of the parameters that stay.
-        float32_bytes: of all of these parameters, if they were float32.
+        packed_bytes: bytes of codes and ranges.
+        left_bytes: bytes of the parameters that stay.
+        float32_bytes: bytes that all of these parameters would have in float32.
     """
 
     bits: Mapping[str, int]
@@ -52,7 +52,7 @@ class PackedWeights:
 
     @property
     def share(self) -> float:
-        """Bytes of all frozen parameters as a share of those in float32."""
+        """Bytes of all frozen parameters as a share (0..1) of those in float32."""
         return (self.packed_bytes + self.left_bytes) / self.float32_bytes
 
     def __str__(self) -> str:

@@ -34,7 +34,7 @@ _MIXED = "its samples are in mixed order, so no gate can choose for each"
 class DecidePrecision(PassBase):
     """Put a :class:`Decision` into every op, and mark the blocks that get a gate.
 
-    Defaults (ALGORITHM 1): first and last contractions and depthwise convolutions are float; ``config.pins`` override
+    Defaults: first and last contractions and depthwise convolutions are float; ``config.pins`` override
     that. Every decision has a reason in words.
 
     Requires: ops and blocks. Ensures: no op is undecided.

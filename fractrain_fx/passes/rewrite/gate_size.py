@@ -22,9 +22,9 @@ class GateSize:
     """Size of one block's gate, or of the controller.
 
     Attributes:
-        parameters: its own. The controller's parameters, which all blocks share, are not counted for any block.
-        macs: multiply-accumulates for one sample; a block's include the controller's step for the block. Averaging
-            a block's entry takes none.
+        parameters: number of its parameters. Those of the controller, which all blocks share, count for no block.
+        macs: multiply-accumulates for one sample. A block's gate includes the controller's step for that block.
+            Averaging a block's entry takes none.
     """
 
     parameters: int

@@ -1,4 +1,4 @@
-"""Mix the outputs of a block instead of its inputs: run it once for each option (ALGORITHM 3), the slow reference."""
+"""Mix the outputs of a block instead of its inputs: run it once for each option. This is the slow reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quantize every op that is not float: activations in, weight, output gradient (ALGORITHM 2 and 3)."""
+"""Quantize every op that is not float: its activations, its weight and its output gradient."""
 
 from __future__ import annotations
 
