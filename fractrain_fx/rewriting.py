@@ -13,6 +13,7 @@ from torch.fx.passes.infra.pass_base import PassBase
 
 from fractrain_fx.capture import RecordedModule, Recording, record
 from fractrain_fx.capture.inputs.examples import example_inputs as find_examples
+from fractrain_fx.capture.trees import tensors_in
 from fractrain_fx.config import FracConfig
 from fractrain_fx.config.targets import Reach, resolve_targets, scheduled_precision
 from fractrain_fx.errors import ConfigError, FracTrainError, InputError, ModelError, PassError
@@ -65,7 +66,7 @@ def record_model(
     """Record a model that was not rewritten yet, on the given inputs or on inputs that can be found for it.
 
     Raises:
-        ConfigError: the model, or a part of it, was already rewritten.
+        ConfigError: the model, or a part of it, was already rewritten, or no input has the dimension ``batch_axis``.
         InputError: no example inputs were given and none can be found, or the model rejects them.
         CaptureError: the model could not be recorded as a graph that equals it.
     """
@@ -75,6 +76,10 @@ def record_model(
         args, kwargs = _found_examples(model)
     else:
         args, kwargs = tuple(example_inputs or ()), dict(example_kwargs or {})
+    if config.batch_axis and all(x.ndim <= config.batch_axis for x in tensors_in((args, kwargs))):
+        raise ConfigError(
+            f"batch_axis={config.batch_axis} names a dimension that no example input has: count dimensions from 0"
+        )
     recording = record(model, args, kwargs, batch_axis=config.batch_axis, check=check)
     for note in recording.python.notes:
         warn(f"{type(model).__name__}: {note}")

@@ -9,8 +9,20 @@ import pytest
 import torch
 from torch import nn
 
-from fractrain_fx import Engine, FracConfig, GateConfig, Pin, fractrainify, plan, summarize
+from fractrain_fx import (
+    CostTargets,
+    Engine,
+    FracConfig,
+    GateConfig,
+    Pin,
+    PrecisionStages,
+    fractrainify,
+    plan,
+    summarize,
+    tuned_config,
+)
 from fractrain_fx.errors import ConfigError, FracTrainError, InputError, ModelError, RunError
+from fractrain_fx.report import draw
 from fractrain_fx.training import RunSettings, TrainSettings
 from fractrain_fx.training.models import build_model
 from tests.residual import Residual
@@ -47,6 +59,7 @@ def test_functions(
         ({"targets": "3"}, "targets='3' must be a list"),
         ({"targets": ["3"]}, r"must be numbers"),
         ({"options": "FW-3/BW-6"}, "must be a list"),
+        ({"batch_axis": -1}, "batch_axis=-1 must be at least 0"),
         ({"epochs": "ten"}, "epochs='ten' must be a whole number, or None"),
         ({"weight_bits": 4.0}, "weight_bits=4.0 must be a whole number"),
         ({"weight_bits": True}, "weight_bits=True must be a whole number"),
@@ -95,6 +108,10 @@ def test_whole_numbers_are_numbers_too() -> None:
         (lambda: GateConfig(hidden="16"), "gate.hidden='16' must be a whole number"),  # type: ignore[arg-type]
         (lambda: GateConfig(dims=32), "gate.dims=32 must be a list"),  # type: ignore[arg-type]
         (lambda: TrainSettings(epochs="ten"), "epochs='ten' must be a whole number"),  # type: ignore[arg-type]
+        (lambda: CostTargets(3.0), r"per_cent=3\.0 must be a list"),  # type: ignore[arg-type]
+        (lambda: PrecisionStages(None), "stages=None must be a list"),  # type: ignore[arg-type]
+        (lambda: FracConfig().replace(epoch=3), "no field 'epoch'.*'epochs'"),
+        (lambda: tuned_config("dfq", target=3.0), "no field 'target'.*'targets'"),
         (lambda: RunSettings(image_size=0), "image_size=0 must be at least 1"),
         (lambda: RunSettings(train={"epochs": 3}), "must be a TrainSettings"),  # type: ignore[arg-type]
     ],
@@ -113,6 +130,24 @@ def test_the_engine_and_the_summary() -> None:
         engine.loss(0.5)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"summarize\(fractrainify\(model\)\)"):
         summarize(nn.Linear(2, 2))  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"draw\(fractrainify\(model\)\)"):
+        draw(nn.Linear(2, 2), "model.dot")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"schedule=3 has no method update\(\)"):
+        Engine(engine.model, schedule=3)  # type: ignore[arg-type]
+
+
+def test_precisions_of_a_rewritten_model() -> None:
+    model = fractrainify(Residual(), config=FracConfig(method="static"), example_inputs=(X,))
+    model.set_precision("4/6")
+    model(X)
+    assert model.cost.fw == pytest.approx(16 / 1024)
+    with pytest.raises(ConfigError, match="FW-0/BW-0 computes nothing"):
+        model.set_precision("0/0")
+
+
+def test_a_batch_axis_that_no_input_has() -> None:
+    with pytest.raises(ConfigError, match="batch_axis=2 names a dimension that no example input has"):
+        fractrainify(Residual(), config=FracConfig(batch_axis=2), example_inputs=(X,))
 
 
 @pytest.mark.parametrize(

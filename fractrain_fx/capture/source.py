@@ -8,21 +8,49 @@ from types import CodeType, FrameType
 
 from torch import nn
 
-__all__ = ["CAPTURE", "by_library", "error_line", "forward_code", "forward_line", "in_words", "source_line"]
+__all__ = [
+    "CAPTURE",
+    "by_library",
+    "error_line",
+    "forward_code",
+    "forward_line",
+    "in_words",
+    "model_line",
+    "source_line",
+]
 
 CAPTURE = __name__.rpartition(".")[0]
 """The package of capture, by which its own functions and frames are recognised."""
 
+_PACKAGE = __name__.partition(".")[0]
 
-def source_line(*apart: str) -> str | None:
-    """File and line of the innermost code outside of the packages ``apart``, as ``model.py:42``."""
+
+def source_line() -> str | None:
+    """File and line of the innermost code outside of torch and this package, as ``train.py:42``."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        name = str(frame.f_globals.get("__name__", ""))
-        if not f"{name}.".startswith(tuple(f"{package}." for package in apart)):
+        if not by_library(frame):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
     return None
+
+
+def model_line() -> str | None:
+    """File and line of the innermost code of the model that is being recorded; ``None`` if all of it is torch's."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        if _of_models(name):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        if name.startswith(f"{_PACKAGE}.") and not f"{name}.".startswith(f"{CAPTURE}."):
+            return None  # what called capture is not the model
+        frame = frame.f_back
+    return None
+
+
+def _of_models(name: str) -> bool:
+    """Whether code of this module is a model's: neither torch's nor this package's, but for the models of its zoo."""
+    return name.partition(".")[0] not in ("torch", _PACKAGE) or name.startswith(f"{_PACKAGE}.zoo.")
 
 
 def error_line(error: BaseException) -> str:
@@ -30,7 +58,7 @@ def error_line(error: BaseException) -> str:
     found, trace = "", error.__traceback__
     while trace is not None:
         name = str(trace.tb_frame.f_globals.get("__name__", ""))
-        if not f"{name}.".startswith(("torch.", f"{CAPTURE}.")):
+        if _of_models(name):
             found = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
         trace = trace.tb_next
     return found
@@ -55,4 +83,4 @@ def in_words(module: nn.Module) -> str:
 
 def by_library(frame: FrameType) -> bool:
     """Whether code is torch's or this package's own, whose ways a graph does not depend on."""
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in ("torch", __name__.partition(".")[0])
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in ("torch", _PACKAGE)

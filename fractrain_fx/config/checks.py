@@ -32,6 +32,8 @@ def check_config(config: FracConfig) -> None:
     _check_options(config)
     _check_rounding(config)
     _check_execution(config)
+    if config.batch_axis < 0:
+        raise ConfigError(f"batch_axis={config.batch_axis} must be at least 0: count dimensions from the first")
     if config.recordings < 1:
         raise ConfigError(f"recordings={config.recordings} must be at least 1: a model is recorded once")
     _check_gradient_grid(config)
@@ -59,6 +61,8 @@ def check_stage(config: FracConfig, precision: Precision) -> None:
         raise ConfigError(
             f"method {config.method!r} has no stage precision to set: 'static' and 'pfq' have one{way_out}"
         )
+    if precision.skips:
+        raise ConfigError(f"{precision} computes nothing, and only gates can skip: write 2 bits or more")
     if config.format in BLOCK_FORMATS and (lacks := widths_of(config.format, precision)) is not None:
         raise ConfigError(lacks)
     if config.torchao is not None and precision != TORCHAO_PRECISION:

@@ -29,7 +29,7 @@ from fractrain_fx.config.clock import Amount, parse_amount, parse_turn
 from fractrain_fx.config.kinds import check_kinds, require_sequence
 from fractrain_fx.config.parts import GateConfig
 from fractrain_fx.config.pins import Pin
-from fractrain_fx.config.plain import given_fields, plain_values, read_yaml, write_yaml
+from fractrain_fx.config.plain import given_fields, known_keys, plain_values, read_yaml, write_yaml
 from fractrain_fx.config.precision import (
     DFQ_OPTIONS,
     FLOAT_BITS,
@@ -277,7 +277,8 @@ class FracConfig:
         return (self.precision,) if self.method == "static" else self.stages.stages
 
     def replace(self, **changes: Any) -> FracConfig:
-        """A copy with some fields changed, validated again."""
+        """A copy with some fields changed, validated again; an unknown field is an error that offers near names."""
+        known_keys(type(self), changes)
         return replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:

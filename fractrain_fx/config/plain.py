@@ -15,7 +15,7 @@ from fractrain_fx.errors import ConfigError, near
 if TYPE_CHECKING:
     from fractrain_fx.config import FracConfig
 
-__all__ = ["given_fields", "plain_values", "read_yaml", "write_yaml"]
+__all__ = ["given_fields", "known_keys", "plain_values", "read_yaml", "write_yaml"]
 
 _PINS = "['layer4.*=FW-8/BW-8']"
 
@@ -41,10 +41,10 @@ def given_fields(cls: type[FracConfig], values: Mapping[str, Any]) -> dict[str, 
     Raises:
         ConfigError: a key is not a field (the message offers near names), or a pin is not a rule.
     """
-    _known_keys(cls, values)
+    known_keys(cls, values)
     given = dict(values)
     if isinstance(given.get("gate"), Mapping):
-        _known_keys(GateConfig, given["gate"])
+        known_keys(GateConfig, given["gate"])
         given["gate"] = GateConfig(**given["gate"])
     if given.get("pins") is not None:
         require_sequence("pins", given["pins"], _PINS)
@@ -61,7 +61,7 @@ def _pin(value: Any) -> Pin:
         return Pin.parse(value)
     if not isinstance(value, Mapping) or "pattern" not in value:
         raise ConfigError(f"pins has {value!r}, which is not a rule with a pattern: write pins={_PINS}")
-    _known_keys(Pin, value)
+    known_keys(Pin, value)
     return Pin(**value)
 
 
@@ -95,7 +95,8 @@ def read_yaml(path: str | Path) -> Mapping[str, Any]:
     return values
 
 
-def _known_keys(cls: type, values: Mapping[str, Any]) -> None:
+def known_keys(cls: type, values: Mapping[str, Any]) -> None:
+    """Raise a ``ConfigError`` for a key that is no field of ``cls``; it offers near names."""
     known = [f.name for f in fields(cls)]
     for key in values:
         if key not in known:

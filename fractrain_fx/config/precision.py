@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from numbers import Real
 
+from fractrain_fx.config.kinds import require_numbers, require_sequence
 from fractrain_fx.errors import ConfigError
 
 __all__ = [
@@ -123,6 +123,7 @@ class PrecisionStages:
     stages: tuple[Precision, ...] = (Precision(3, 6), Precision(4, 6), Precision(6, 8), Precision(8, 8))
 
     def __post_init__(self) -> None:
+        require_sequence("stages", self.stages, "(Precision(4, 6), Precision(8, 8))")
         object.__setattr__(self, "stages", tuple(Precision.parse(stage) for stage in self.stages))
         if not self.stages:
             raise ConfigError("PrecisionStages needs at least one stage, for example FW(3,4,6,8)/BW(6,6,8,8)")
@@ -158,8 +159,7 @@ class CostTargets:
     per_cent: tuple[float, ...] = (1.5, 2.0, 2.5, 3.0)
 
     def __post_init__(self) -> None:
-        if not all(isinstance(target, Real) for target in self.per_cent):
-            raise ConfigError(f"targets {self.per_cent} must be numbers, in per cent of full precision")
+        require_numbers("per_cent", self.per_cent, "(1.5, 2.0, 2.5, 3.0)")
         object.__setattr__(self, "per_cent", tuple(float(target) for target in self.per_cent))
         if not self.per_cent or not all(0 < target <= 100 for target in self.per_cent):
             raise ConfigError(

@@ -13,7 +13,7 @@ from fractrain_fx.drawing.dot import digraph
 from fractrain_fx.drawing.explorer import graph_collection, node_data
 from fractrain_fx.drawing.picture import Picture
 from fractrain_fx.durable import write_text
-from fractrain_fx.errors import ConfigError, RunError
+from fractrain_fx.errors import ConfigError, InputError, RunError
 from fractrain_fx.model import FracModel
 
 __all__ = ["FORMATS", "draw"]
@@ -38,8 +38,11 @@ def draw(model: FracModel, path: str | Path, *, level: Level = "blocks", shapes:
 
     Raises:
         ConfigError: the suffix or level is unknown.
+        InputError: the model was not rewritten.
         RunError: Graphviz is not installed or fails, or the file cannot be written.
     """
+    if not isinstance(model, FracModel):
+        raise InputError(f"draw takes a rewritten model, not a {type(model).__name__}: write draw(fractrainify(model))")
     target = Path(path)
     suffix = target.suffix.lower()
     if suffix not in FORMATS:

@@ -90,6 +90,14 @@ class StagePlan:
     levels: tuple[Level, ...]
     schedule: StageSchedule
 
+    def __post_init__(self) -> None:
+        for name in ("update", "state_dict", "load_state_dict"):
+            if not callable(getattr(self.schedule, name, None)):
+                raise ConfigError(
+                    f"schedule={self.schedule!r} has no method {name}(): give an object such as docs/own-schedule.md "
+                    "shows, or name a schedule in the configuration"
+                )
+
 
 def plan_stages(config: FracConfig, levels: tuple[Level, ...]) -> StagePlan:
     """The schedule that a configuration names, with the levels of its stages.

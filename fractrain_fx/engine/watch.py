@@ -84,7 +84,7 @@ class LoopWatch:
         self._batches += 1
         self._look_for_unread()
         if self._marks is None:
-            self._line = source_line("torch", "fractrain_fx")
+            self._line = source_line()
             self._marks = list(_marks(self._model))
             self._pulse = self._versions()
         elif self._steps < _ENOUGH and self._batches <= _FIRST:

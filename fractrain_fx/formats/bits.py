@@ -48,7 +48,7 @@ def checked_bits(bits: int | Int[Tensor, "*bits"], x: Tensor) -> Int[Tensor, "*b
     """``bits`` as a tensor, whose values are looked at unless that would wait for a device or break a compiled graph.
 
     Raises:
-        InputError: ``bits`` that are not whole numbers from 0 to 32.
+        InputError: ``bits`` that are not whole numbers from 0 to 32, or that do not broadcast against ``x``.
     """
     if isinstance(bits, Tensor):
         whole = not bits.is_floating_point() and not bits.is_complex() and bits.dtype != torch.bool
@@ -59,6 +59,10 @@ def checked_bits(bits: int | Int[Tensor, "*bits"], x: Tensor) -> Int[Tensor, "*b
     if not whole:
         shown = f"a tensor of {bits.dtype}" if isinstance(bits, Tensor) else repr(bits)
         raise InputError(f"bits must be whole numbers from 0 to {FLOAT_BITS}, not {shown}")
+    if isinstance(bits, Tensor):
+        sizes = zip(reversed(bits.shape), reversed(x.shape), strict=False)
+        if bits.ndim > x.ndim or any(own not in (1, size) for own, size in sizes):
+            raise InputError(f"bits of shape {tuple(bits.shape)} do not broadcast against {tuple(x.shape)}")
     return as_bits(bits, x)
 
 

@@ -103,13 +103,14 @@ class FracModel(Packable):
             raise InputError("calibrate() got no batch: give it a loader, or a list of inputs")
         self._state.look_for_ranges()
 
-    def set_precision(self, precision: Precision) -> None:
+    def set_precision(self, precision: Precision | str) -> None:
         """Set the precision of all scheduled ops without changing the graph (``static`` and ``pfq``).
 
         Raises:
-            ConfigError: the method has no scheduled ops, the format has no elements of these bits, frozen weights are
-                codes of other bits, or torchao computes some ops, always at 8 bits.
+            ConfigError: the method has no scheduled ops, there are 0 bits, the format has no elements of these bits,
+                frozen weights are codes of other bits, or torchao computes some ops, always at 8 bits.
         """
+        precision = Precision.parse(precision)
         check_stage(self.frac_config, precision)
         require_stage(self._state, precision)
         self._set_stage(precision)

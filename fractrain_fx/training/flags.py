@@ -117,7 +117,8 @@ def settings_of(arguments: Mapping[str, Any]) -> RunSettings:
 
 def _attributes(cls: type) -> Iterator[tuple[str, str]]:
     """Names and descriptions from the ``Attributes`` section of a docstring."""
-    _, _, section = (inspect.getdoc(cls) or "").partition("Attributes:\n")
+    _, _, rest = (inspect.getdoc(cls) or "").partition("Attributes:\n")
+    section, _, _ = rest.partition("\n\n")
     for entry in re.split(r"\n(?= {4}\w)", section.rstrip()):
         names, _, text = entry.partition(":")
         for name in names.split(","):

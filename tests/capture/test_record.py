@@ -12,8 +12,10 @@ import torchvision
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fractrain_fx import FracConfig, fractrainify
 from fractrain_fx.capture import Recording, record, resize_batch
 from fractrain_fx.errors import CaptureError, InputError
+from fractrain_fx.zoo.models import resnet20
 from tests.capture.conftest import Call, huggingface_call, images, timm_call, tokens
 
 TIMM: dict[str, tuple[int, dict[str, Any]]] = {
@@ -370,3 +372,12 @@ class UnusedBranch(nn.Module):
 def test_a_branch_without_use_is_in_the_one_graph_of_both_modes() -> None:
     recording = record(UnusedBranch(), (torch.randn(2, 4),))
     assert recording.graphs == (recording.train,)
+
+
+def test_a_node_names_the_line_of_a_model_and_none_for_models_of_torchs_modules_alone() -> None:
+    def lines(model: nn.Module, x: Tensor) -> set[str | None]:
+        nodes = fractrainify(model, config=FracConfig(method="pfq"), example_inputs=(x,)).graph.nodes
+        return {node.meta["source"] for node in nodes if "source" in node.meta and node.op != "placeholder"}
+
+    assert lines(nn.Sequential(*(nn.Linear(6, 6) for _ in range(3))), torch.randn(2, 6)) == {None}
+    assert any("zoo/models" in str(line) for line in lines(resnet20(), torch.randn(2, 3, 8, 8)))

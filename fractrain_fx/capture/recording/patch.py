@@ -22,7 +22,7 @@ from fractrain_fx.capture.recording.writer import UnrepresentableError
 from fractrain_fx.capture.sizes.memos import memoized_functions
 from fractrain_fx.capture.sizes.standins import standins
 from fractrain_fx.capture.sizes.symbolic import observed, plain
-from fractrain_fx.capture.source import CAPTURE, source_line
+from fractrain_fx.capture.source import model_line
 from fractrain_fx.capture.trees import hides_tensor, tensors_in
 
 __all__ = ["Calls", "plain_paths", "recording"]
@@ -118,7 +118,7 @@ class Calls:
             except UnrepresentableError as error:
                 lacks = f"is given a {error}"
             cause = f"its child {path!r} stays one node and {lacks}, which no graph holds"
-            recorder.writer.block(cause, line=source_line("torch", CAPTURE) or "")
+            recorder.writer.block(cause, line=model_line() or "")
             return result
 
     def _through(

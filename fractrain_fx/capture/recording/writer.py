@@ -14,7 +14,7 @@ from torch.fx import Graph, Node
 
 from fractrain_fx.capture.recording.constants import Additions
 from fractrain_fx.capture.recording.kept.callees import Callee
-from fractrain_fx.capture.source import CAPTURE, source_line
+from fractrain_fx.capture.source import model_line
 from fractrain_fx.capture.trees import tensors_in
 
 __all__ = ["Obstacle", "Source", "UnrepresentableError", "Writer"]
@@ -122,7 +122,7 @@ class Writer:
         """A node of the running module; it depends on the sources of its arguments."""
         node = self.graph.create_node(op, target, args, kwargs or {})
         node.meta["nn_module_stack"] = self.stack
-        node.meta["source"] = source_line("torch", CAPTURE)
+        node.meta["source"] = model_line()
         if effect:
             node.meta["effect"] = True
         for members in self._sources.values():

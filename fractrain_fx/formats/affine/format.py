@@ -115,8 +115,8 @@ def fake_quantize(
         The rounded values, in the type of ``x``.
 
     Raises:
-        InputError: ``bits`` that are not whole numbers from 0 to 32, an ``x`` that is not floating-point, a ``dim``
-            that ``x`` lacks, or only one of ``lo`` and ``span``.
+        InputError: ``bits`` that are not whole numbers from 0 to 32, or do not broadcast against ``x``; an ``x`` that
+            is not floating-point, a ``dim`` that ``x`` lacks, only one of ``lo`` and ``span``, or a negative ``span``.
     """
     if not x.is_floating_point():
         raise InputError(f"fake_quantize rounds floating-point values, and this tensor holds {x.dtype}")
@@ -130,6 +130,8 @@ def fake_quantize(
         lo, span, _ = measure(x, dim)
     shape, dtype = _range_shape(x, dim), work_dtype(x)
     lo, span = (torch.as_tensor(end, dtype=dtype, device=x.device).detach().reshape(shape) for end in (lo, span))
+    if not measured_here and readable(span) and bool((span < 0).any()):
+        raise InputError("span is the width of the range, and it is negative: pass lo=low end, span=high end - low end")
     rounded: Tensor = _FakeQuantize.apply(x, bits, lo, span, measured_here, stochastic)
     return rounded
 

@@ -56,9 +56,8 @@ class PackedWeights:
         return (self.packed_bytes + self.left_bytes) / self.float32_bytes
 
     def __str__(self) -> str:
-        kinds = ", ".join(
-            f"{count} weights of {bits} bits" for bits, count in sorted(Counter(self.bits.values()).items())
-        )
+        counts = sorted(Counter(self.bits.values()).items())
+        kinds = ", ".join(f"{count} {'weight' if count == 1 else 'weights'} of {bits} bits" for bits, count in counts)
         reasons = Counter(self.left.values())
         return "\n".join(
             [
