@@ -78,10 +78,9 @@ def _by_input(groups: Sequence[Group]) -> Iterator[str]:
         ]
         unit = "nats" if perplexity else "points"
         digits = 3 if perplexity else 2
-        yield (
-            f"Choosing by input is worth {min(gains):+.{digits}f} to {max(gains):+.{digits}f} {unit} beside the same "
-            f"trained model {words} ({len(gains)} runs)."
-        )
+        ends = f"{min(gains):+.{digits}f}" + (f" to {max(gains):+.{digits}f}" if len(gains) > 1 else "")
+        runs = "one run" if len(gains) == 1 else f"{len(gains)} runs"
+        yield f"Choosing by input is worth {ends} {unit} beside the same trained model {words} ({runs})."
 
 
 def main_settings(groups: Sequence[Group], static: Sequence[Group]) -> list[tuple[str, str]]:
