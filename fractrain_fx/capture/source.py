@@ -10,6 +10,7 @@ from torch import nn
 
 __all__ = [
     "CAPTURE",
+    "by_capture",
     "by_library",
     "error_line",
     "forward_code",
@@ -17,6 +18,7 @@ __all__ = [
     "in_words",
     "model_line",
     "source_line",
+    "users_frame",
 ]
 
 CAPTURE = __name__.rpartition(".")[0]
@@ -27,38 +29,49 @@ _PACKAGE = __name__.partition(".")[0]
 
 def source_line() -> str | None:
     """File and line of the innermost code outside of torch and this package, as ``train.py:42``."""
+    frame = users_frame()
+    return None if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def users_frame() -> FrameType | None:
+    """The innermost frame outside torch and this package."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if not by_library(frame):
-            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    while frame is not None and by_library(frame):
         frame = frame.f_back
-    return None
+    return frame
 
 
 def model_line() -> str | None:
     """File and line of the innermost code of the model that is being recorded; ``None`` if all of it is torch's."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        name = str(frame.f_globals.get("__name__", ""))
-        if _of_models(name):
+        if _of_models(frame):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        if name.startswith(f"{_PACKAGE}.") and not f"{name}.".startswith(f"{CAPTURE}."):
+        if _module_of(frame).startswith(f"{_PACKAGE}.") and not by_capture(frame):
             return None  # what called capture is not the model
         frame = frame.f_back
     return None
 
 
-def _of_models(name: str) -> bool:
-    """Whether code of this module is a model's: neither torch's nor this package's, but for the models of its zoo."""
-    return name.partition(".")[0] not in ("torch", _PACKAGE) or name.startswith(f"{_PACKAGE}.zoo.")
+def _module_of(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
+
+
+def by_capture(frame: FrameType) -> bool:
+    """Whether code is capture's own."""
+    return _module_of(frame).startswith(f"{CAPTURE}.")
+
+
+def _of_models(frame: FrameType) -> bool:
+    """Whether code is a model's: neither torch's nor this package's, but for the models of its zoo."""
+    return not by_library(frame) or _module_of(frame).startswith(f"{_PACKAGE}.zoo.")
 
 
 def error_line(error: BaseException) -> str:
     """File and line of the innermost code outside of torch and this package through which an error went; or empty."""
     found, trace = "", error.__traceback__
     while trace is not None:
-        name = str(trace.tb_frame.f_globals.get("__name__", ""))
-        if _of_models(name):
+        if _of_models(trace.tb_frame):
             found = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
         trace = trace.tb_next
     return found
@@ -83,4 +96,4 @@ def in_words(module: nn.Module) -> str:
 
 def by_library(frame: FrameType) -> bool:
     """Whether code is torch's or this package's own, whose ways a graph does not depend on."""
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in ("torch", _PACKAGE)
+    return _module_of(frame).partition(".")[0] in ("torch", _PACKAGE)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from fractrain_fx.capture.circumstances import Autocast, Circumstance, GradMode, InferenceMode
-from fractrain_fx.capture.source import CAPTURE, by_library
+from fractrain_fx.capture.source import by_capture, by_library
 
 __all__ = ["Surroundings"]
 
@@ -121,7 +121,7 @@ class Surroundings:
     def _entered(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def enter(region: Any) -> Any:
             result = real(region)
-            counts = getattr(region, "mode", True) and not _is_own(sys._getframe(1))
+            counts = getattr(region, "mode", True) and not by_capture(sys._getframe(1))
             self._regions.append((self._watcher.enter() if self._watcher else None, region) if counts else None)
             return result
 
@@ -135,7 +135,3 @@ class Surroundings:
             return real(region, *error)
 
         return leave
-
-
-def _is_own(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__", "")).startswith(f"{CAPTURE}.")

@@ -52,6 +52,9 @@ def checked_bits(bits: int | Int[Tensor, "*bits"], x: Tensor) -> Int[Tensor, "*b
     """
     if isinstance(bits, Tensor):
         whole = not bits.is_floating_point() and not bits.is_complex() and bits.dtype != torch.bool
+        sizes = zip(reversed(bits.shape), reversed(x.shape), strict=False)
+        if bits.ndim > x.ndim or any(own not in (1, size) for own, size in sizes):
+            raise InputError(f"bits of shape {tuple(bits.shape)} do not broadcast against {tuple(x.shape)}")
         if whole and readable(bits) and bits.numel() and not 0 <= int(bits.min()) <= int(bits.max()) <= FLOAT_BITS:
             raise InputError(f"bits from {int(bits.min())} to {int(bits.max())} must lie in 0..{FLOAT_BITS}")
     else:
@@ -59,10 +62,6 @@ def checked_bits(bits: int | Int[Tensor, "*bits"], x: Tensor) -> Int[Tensor, "*b
     if not whole:
         shown = f"a tensor of {bits.dtype}" if isinstance(bits, Tensor) else repr(bits)
         raise InputError(f"bits must be whole numbers from 0 to {FLOAT_BITS}, not {shown}")
-    if isinstance(bits, Tensor):
-        sizes = zip(reversed(bits.shape), reversed(x.shape), strict=False)
-        if bits.ndim > x.ndim or any(own not in (1, size) for own, size in sizes):
-            raise InputError(f"bits of shape {tuple(bits.shape)} do not broadcast against {tuple(x.shape)}")
     return as_bits(bits, x)
 
 

@@ -17,9 +17,10 @@ from typing import Any
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from fractrain_fx.capture.source import users_frame
 from fractrain_fx.capture.targets import call_name, is_product
 from fractrain_fx.capture.trees import tensors_in
-from fractrain_fx.tied.telling import users_frame, warn
+from fractrain_fx.tied.telling import warn
 
 __all__ = ["FloatCalls", "Notice", "forget_notices", "told_of_generate"]
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from types import FrameType
 
-from fractrain_fx.capture.source import by_library
+from fractrain_fx.capture.source import users_frame
 from fractrain_fx.errors import FracTrainWarning
 
-__all__ = ["users_frame", "warn"]
+__all__ = ["warn"]
 
 
 def warn(words: str, at: FrameType | None = None, category: type[Warning] = FracTrainWarning) -> None:
@@ -19,11 +18,3 @@ def warn(words: str, at: FrameType | None = None, category: type[Warning] = Frac
         warnings.warn(words, category, stacklevel=2)
     else:
         warnings.warn_explicit(words, category, at.f_code.co_filename, at.f_lineno)
-
-
-def users_frame() -> FrameType | None:
-    """The innermost frame outside torch and this package."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and by_library(frame):
-        frame = frame.f_back
-    return frame

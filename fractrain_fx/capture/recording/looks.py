@@ -22,7 +22,7 @@ from fractrain_fx.capture.sizes.guards import Expression, Guard, Place, Size, pl
 from fractrain_fx.capture.sizes.input_values import InputValues
 from fractrain_fx.capture.sizes.parts import part_count
 from fractrain_fx.capture.sizes.symbolic import READS, SymbolicFloat, SymbolicInt, plain, symbolic_shape
-from fractrain_fx.capture.source import CAPTURE
+from fractrain_fx.capture.source import by_capture
 from fractrain_fx.capture.trees import has_mask, tensors_in
 from fractrain_fx.capture.values import ValueList, is_sizes
 from fractrain_fx.errors import InputError
@@ -109,7 +109,7 @@ class Looks:
         expression = self._expression(op, operands)
         if not expression.sizes or (len(operands) > 1 and len(set(expression.operands)) == 1):
             return None
-        while str(frame.f_globals.get("__name__", "")).startswith(f"{CAPTURE}.") and frame.f_back:
+        while by_capture(frame) and frame.f_back:
             frame = frame.f_back
         if any(size.dim in self._writer.sized_by_data(size.node) for size in expression.sizes):
             if not (isinstance(value, bool) and guards_an_error(frame, value, compared=True)):
