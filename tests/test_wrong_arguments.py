@@ -70,6 +70,11 @@ def test_functions(
         ({"method": "static", "stages": "FW(3,4)/BW(6,6)"}, r"stages=FW\(3,4\)/BW\(6,6\) changes nothing"),
         ({"method": "pfq", "precision": "FW-4/BW-8"}, "precision=FW-4/BW-8 changes nothing .* for 'static'"),
         ({"method": "slu", "options": ("FW-3/BW-6",)}, "options=FW-3/BW-6 changes nothing for method 'slu'"),
+        ({"method": "slu", "weight_bits": 4}, "weight_bits=4 changes nothing for method 'slu': it is for 'dfq', 'frac"),
+        ({"method": "pfq", "gate": GateConfig(hidden=8)}, r"gate=GateConfig\(.* changes nothing for method 'pfq'"),
+        ({"schedule": "manual", "epsilon": 0.1}, "epsilon=0.1 changes nothing for schedule 'manual': it is for 'auto'"),
+        ({"schedule": "cyclic", "alpha": 0.5}, "alpha=0.5 changes nothing for schedule 'cyclic'"),
+        ({"cycles": 4}, "cycles=4 changes nothing for schedule 'auto': it is for 'cyclic'"),
     ],
 )
 def test_fields_of_a_configuration(fields: dict[str, Any], message: str) -> None:

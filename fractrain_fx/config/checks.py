@@ -72,26 +72,29 @@ def check_stage(config: FracConfig, precision: Precision) -> None:
         )
 
 
-# The methods that read a setting; any other value than the default would change nothing under the others.
+# The methods or schedules that read a setting; any other value than the default would change nothing under the others.
 _READERS = {
-    "precision": ("static",),
-    "stages": ("pfq",),
-    "options": ("dfq", "fractrain"),
-    "targets": ("dfq", "fractrain", "slu"),
+    "precision": ("method", ("static",)),
+    "stages": ("method", ("pfq",)),
+    "options": ("method", ("dfq", "fractrain")),
+    "weight_bits": ("method", ("dfq", "fractrain")),
+    "targets": ("method", ("dfq", "fractrain", "slu")),
+    "gate": ("method", ("dfq", "fractrain", "slu")),
+    "epsilon": ("schedule", ("auto", "two-stage")),
+    "alpha": ("schedule", ("auto", "two-stage")),
+    "cycles": ("schedule", ("cyclic",)),
 }
 
 
 def _check_used(config: FracConfig) -> None:
     defaults = {each.name: each for each in fields(config)}
-    for name, methods in _READERS.items():
-        if config.method in methods:
-            continue
-        value, field = getattr(config, name), defaults[name]
+    for name, (kind, readers) in _READERS.items():
+        chosen, value, field = getattr(config, kind), getattr(config, name), defaults[name]
         default = field.default if field.default_factory is MISSING else field.default_factory()
-        if value != default:
+        if chosen not in readers and value != default:
             raise ConfigError(
-                f"{name}={_shown(value)} changes nothing for method {config.method!r}: it is for "
-                f"{', '.join(map(repr, methods))}"
+                f"{name}={_shown(value)} changes nothing for {kind} {chosen!r}: it is for "
+                f"{', '.join(map(repr, readers))}"
             )
 
 

@@ -64,7 +64,8 @@ def test_constant_holds_the_last_level() -> None:
 
 @pytest.mark.parametrize("schedule", ["auto", "two-stage", "manual", "cyclic", "constant"])
 def test_every_schedule_continues_from_its_state(schedule: str) -> None:
-    config = FracConfig(schedule=schedule, epochs=20, cycles=2)  # type: ignore[arg-type]
+    cycles: Any = {"cycles": 2} if schedule == "cyclic" else {}
+    config = FracConfig(schedule=schedule, epochs=20, **cycles)  # type: ignore[arg-type]
     first, second = plan_stages(config, TARGETS).schedule, plan_stages(config, TARGETS).schedule
     assert isinstance(first, StageSchedule)
     for _ in range(8):

@@ -63,7 +63,8 @@ def test_codes_train_as_the_simulation_does(
     """By units for bytes, and by the C++ kernels of a CPU that has none."""
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: rounding == "eager")
     # The sign of the error is the same in both, where a multiplier would carry on the smallest difference of cp.
-    config = FracConfig(method=method, rounding=rounding, gate=GateConfig(control="sign", init="linear"))
+    gate = GateConfig(control="sign", init="linear") if method == "dfq" else GateConfig()
+    config = FracConfig(method=method, rounding=rounding, gate=gate)
     wanted, picked, _ = _trained(config)
     coded = config.replace(execution="auto", kernels="int8", skipping="masked")
     losses, choices, kernels = _trained(coded)
