@@ -13,6 +13,7 @@ from benchmarks.science.cells import mean_and_range, signed
 from benchmarks.science.figures import write_figures
 from benchmarks.science.findings import findings, main_settings
 from benchmarks.science.named import METHODS, SETTINGS, TASKS
+from benchmarks.science.overview import overview
 from benchmarks.science.records import Group, Record, cp_error, difference, groups_of, static_at, static_of
 
 __all__ = ["made_with", "write_page"]
@@ -26,7 +27,8 @@ _INTRO = """# Results
 Whole trainings on all samples of their data sets, on a CPU: how accurate each method is and what it costs. Nothing on
 this page is typed in: `python -m benchmarks.science page` writes it from [the results]({results}), a line for each run
 with all of its epochs.
-
+"""
+_TABLES = """
 The first table of each task has every method in its setting with the most seeds; of several, the best and the best that
 costs less than static training. Beside it stand static FW-8/BW-8 training over as many epochs (*to static*), and static
 training over fewer epochs, which costs as much (*to static of its cost*).
@@ -53,7 +55,7 @@ def write_page(page: Path, results: Path, records: Sequence[Record]) -> None:
     place = results.relative_to(page.parent) if results.is_relative_to(page.parent) else results
     groups = groups_of(records)
     metrics = sorted({record["metric"] for record in records})
-    parts = [_INTRO.format(results=place)]
+    parts = [_INTRO.format(results=place), overview(groups), _TABLES]
     for task in (name for name in TASKS if any(group.task == name for group in groups)):
         mine = sorted((group for group in groups if group.task == task), key=_order)
         cost, epoch = (

@@ -13,6 +13,7 @@ from benchmarks.science.__main__ import main
 from benchmarks.science.findings import findings
 from benchmarks.science.fixed import fixed_choice, fixed_options, given
 from benchmarks.science.grid import GRIDS, Run, runs_of
+from benchmarks.science.overview import overview
 from benchmarks.science.page import write_page
 from benchmarks.science.records import cp_error, groups_of, merge_records, read_records, static_at
 from fractrain_fx.errors import ConfigError
@@ -136,6 +137,16 @@ def test_what_choosing_by_input_is_worth_is_said_with_its_sign() -> None:
     assert "worth -0.25 to +0.50 points beside the same trained model with the options of another sample" in said
     assert "worth -1.00 to -1.00 points beside the same trained model with each block's most frequent option" in said
     assert findings(groups_of(runs)) == ""
+
+
+def test_the_overview_has_each_method_beside_static_training_where_it_costs_less() -> None:
+    runs = [record("static", 4, 70, 1e9), *(record("static", 8, 80, 2e9, seed) for seed in range(2))]
+    runs += [record("pfq", 8, 79.0, 1.5e9, 0, "cheap"), record("pfq", 8, 81.0, 3e9, 0, "dear")]
+    runs += [record("fractrain", 8, 78.5, 1e9), record("dfq", 4, 69.0, 1e9), record("slu", 8, 79.0, 1e9)]
+    said = overview(groups_of(runs))
+    assert said.endswith("| [digits](#digits) | 8 | 80.00 % |  | -1.00 points for 75 % |  | -1.50 points for 50 % |")
+    assert overview(groups_of([each for each in runs if each["method"] in ("static", "slu")])) == ""
+    assert overview(groups_of([each for each in runs if each["method"] != "static"])) == ""
 
 
 @pytest.mark.long
