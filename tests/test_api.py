@@ -235,6 +235,19 @@ def test_the_package_imports_no_compiler_and_no_library_of_models() -> None:
     assert result.stdout.strip() == "[]"
 
 
+def test_a_model_compiles_whole_where_recording_imported_the_compiler() -> None:
+    script = (
+        "import sys, torch\n"
+        "from fractrain_fx import fractrainify\n"
+        "from tests.training.tiny import Plain\n"
+        "x = torch.rand(2, 3, 8, 8)\n"
+        "assert 'torch._dynamo' not in sys.modules\n"
+        "model = fractrainify(Plain(), example_inputs=(x,), check=False).train()\n"
+        "torch.compile(model, fullgraph=True, backend='aot_eager')(x).sum().backward()\n"
+    )
+    subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+
 def test_what_goes_wrong_inside_a_pass_names_the_pass_and_keeps_the_cause() -> None:
     class Lost(PassBase):
         def call(self, graph_module: GraphModule) -> None:

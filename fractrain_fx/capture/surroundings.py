@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -67,6 +68,8 @@ class Surroundings:
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
         """Answer the model's code inside as it would be answered in the call. Torch's own code gets torch's answers."""
+        # The compiler knows torch's functions by what they are when it is imported, and comparing runs imports it.
+        importlib.import_module("torch._dynamo")
         places: list[tuple[Any, str, Any]] = [
             (torch, "is_grad_enabled", self._grad_enabled(torch.is_grad_enabled)),
             (torch, "is_inference_mode_enabled", self._inference_enabled(torch.is_inference_mode_enabled)),

@@ -123,14 +123,14 @@ class Engine:
         if not isinstance(task_loss, Tensor):
             raise InputError(f"engine.loss takes the loss as a tensor of one number, not a {type(task_loss).__name__}")
         told.check_batch(mean, weight, tokens)
-        self._watch.batch()
+        cost, samples = self.model.cost, self.model.batch
+        self._watch.batch(cost)
         if task_loss.numel() != 1:
             raise InputError(
                 f"engine.loss needs one number, got a tensor of shape {tuple(task_loss.shape)}: "
                 "take the mean of the losses of the batch first"
             )
         task_loss = task_loss.reshape(())
-        cost, samples = self.model.cost, self.model.batch
         self._clock.batch(self.model.tokens if tokens is None else tokens, self.accumulate)
         schedule = self._plan.schedule
         if isinstance(schedule, GradientSchedule) and schedule.wants_gradients and self._clock.first_step:

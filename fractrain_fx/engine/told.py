@@ -13,6 +13,7 @@ from fractrain_fx.engine.schedules import StageSchedule
 from fractrain_fx.errors import ConfigError, InputError, RunError
 
 __all__ = [
+    "AGAIN",
     "IF_RARER",
     "check_batch",
     "gates_stay",
@@ -29,6 +30,10 @@ __all__ = [
 
 _SHOWN = 4  # names in a message
 
+AGAIN = (
+    "engine.loss was called again for the same run of the model: its samples are in the ledger twice, and the cost "
+    "term of gates is in the gradients twice. Call it once for each run of the model, on the sum of the losses"
+)
 IF_RARER = ". If another optimizer moves them less often, there is nothing to do; end_epoch looks again"
 
 

@@ -71,10 +71,14 @@ class LoopWatch:
         self._batches = self._epochs = self._looks = 0
         self._pulse = self._steps = 0
         self._runs = getattr(model, "gradient_runs", 0)
-        self._told_unread = False
+        self._told_unread = self._told_again = False
+        self._cost: Any = None
 
-    def batch(self) -> None:
+    def batch(self, cost: Any) -> None:
         """Call before each loss. Raises or warns once the loop is known to go wrong.
+
+        Args:
+            cost: what the model's last run has as its cost; every run has one of its own.
 
         Raises:
             CostTermError: optimizer steps changed the model, and backward never reached a cost term.
@@ -83,6 +87,7 @@ class LoopWatch:
             return
         self._batches += 1
         self._look_for_unread()
+        self._look_for_counted(cost)
         if self._marks is None:
             self._line = source_line()
             self._marks = list(_marks(self._model))
@@ -98,6 +103,13 @@ class LoopWatch:
         if self._runs - before > 1 and not self._told_unread:
             self._told_unread = True
             warnings.warn(told.unread(self._runs - before), stacklevel=4)
+
+    def _look_for_counted(self, cost: Any) -> None:
+        """Warn once if there was a loss for this run already: its samples then count twice."""
+        if cost is self._cost and not self._told_again:
+            self._told_again = True
+            warnings.warn(told.AGAIN, stacklevel=4)
+        self._cost = cost
 
     def hand_out(self, part: Tensor, *, cost_term: bool, weight: float | None = None) -> None:
         """Follow a part of the loss that the loop gets: the cost term, or the task's loss.

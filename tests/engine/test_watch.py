@@ -233,6 +233,21 @@ def test_two_runs_before_one_loss_are_told_once() -> None:
         Engine(model).loss(F.cross_entropy(model(x), y)).backward()
 
 
+@pytest.mark.parametrize("method", ["dfq", "pfq"])
+def test_two_losses_of_one_run_are_told_once(method: str) -> None:
+    model = rewritten(method)
+    engine = Engine(model)
+    x, y = next(batches(1))
+    with pytest.warns(UserWarning, match="engine.loss was called again for the same run of the model") as told:
+        for _ in range(2):
+            outputs = model(x)
+            engine.loss(F.cross_entropy(outputs, y)).backward(retain_graph=True)
+            engine.loss(outputs.square().mean()).backward()
+    assert len(told) == 1
+    engine.end_epoch()
+    assert engine.ledger.rows[-1].samples == 4 * len(x)  # as the warning says
+
+
 def test_an_empty_batch_leaves_the_steering_as_it_is() -> None:
     model = rewritten()
     engine = Engine(model)

@@ -16,7 +16,9 @@ from fractrain_fx.capture.inputs.kinds import kind_of
 from fractrain_fx.capture.trees import PLAIN, fields_of
 from fractrain_fx.errors import InputError
 
-__all__ = ["attributes_of", "fits", "form_of", "items_of", "require_tensors"]
+__all__ = ["attributes_of", "fits", "form_of", "items_of", "require_tensors", "shown"]
+
+_SHOWN = 200  # characters of a form in a message
 
 # Objects that are what they are: their attributes change for other reasons than a call, or not at all.
 _AS_THEY_ARE = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, nn.Module, torch.Generator)
@@ -53,6 +55,12 @@ def _form(value: Any, *, hidden: bool, seen: dict[int, Any]) -> Any:
         form.items.extend((key, _form(part, hidden=hidden, seen=seen)) for key, part in items)
     form.attributes.update((name, _form(x, hidden=True, seen=seen)) for name, x in attributes_of(value))
     return form
+
+
+def shown(form: Any) -> str:
+    """A form on one line, its end left out if it is long."""
+    words = " ".join(repr(form).split())
+    return words if len(words) <= _SHOWN else f"{words[:_SHOWN]}..."
 
 
 @dataclass(frozen=True, eq=False)
