@@ -34,7 +34,7 @@ def test_training_ends_with_a_table_and_a_run_folder(tmp_path: Path, capsys: pyt
 
 def test_a_runs_own_config_repeats_it_and_flags_win(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
-    quick = [*QUICK, "--method", "pfq", "--stages", "FW(4,8)/BW(6,8)", "--schedule", "manual", "--gate.beta", "0.5"]
+    quick = [*QUICK, "--method", "dfq", "--targets", "3.5", "--schedule", "manual", "--gate.beta", "0.5"]
     assert main(["train", *quick, "--epochs", "2", "--pins", "block.3=FW-8/BW-16", "--out", str(first)]) == 0
     assert main(["train", "--config", str(first / "config.yaml"), "--out", str(second)]) == 0
     (last, again) = (json.loads((run / "result.json").read_text()) for run in (first, second))
