@@ -124,7 +124,7 @@ class Engine:
             raise InputError(f"engine.loss takes the loss as a tensor of one number, not a {type(task_loss).__name__}")
         told.check_batch(mean, weight, tokens)
         cost, samples = self.model.cost, self.model.batch
-        self._watch.batch(cost)
+        self._watch.batch(cost.cp)
         if task_loss.numel() != 1:
             raise InputError(
                 f"engine.loss needs one number, got a tensor of shape {tuple(task_loss.shape)}: "

@@ -8,6 +8,7 @@ raising versions (to ``.data``, or in kernels of their own): if a version stayed
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -72,13 +73,13 @@ class LoopWatch:
         self._pulse = self._steps = 0
         self._runs = getattr(model, "gradient_runs", 0)
         self._told_unread = self._told_again = False
-        self._cost: Any = None
+        self._counted: weakref.ref[Tensor] | None = None  # no tensor: copies of an engine could not copy it
 
-    def batch(self, cost: Any) -> None:
+    def batch(self, cp: Tensor) -> None:
         """Call before each loss. Raises or warns once the loop is known to go wrong.
 
         Args:
-            cost: what the model's last run has as its cost; every run has one of its own.
+            cp: of the model's last run; every run has a tensor of its own.
 
         Raises:
             CostTermError: optimizer steps changed the model, and backward never reached a cost term.
@@ -87,7 +88,7 @@ class LoopWatch:
             return
         self._batches += 1
         self._look_for_unread()
-        self._look_for_counted(cost)
+        self._look_for_counted(cp)
         if self._marks is None:
             self._line = source_line()
             self._marks = list(_marks(self._model))
@@ -104,12 +105,12 @@ class LoopWatch:
             self._told_unread = True
             warnings.warn(told.unread(self._runs - before), stacklevel=4)
 
-    def _look_for_counted(self, cost: Any) -> None:
+    def _look_for_counted(self, cp: Tensor) -> None:
         """Warn once if there was a loss for this run already: its samples then count twice."""
-        if cost is self._cost and not self._told_again:
+        if self._counted is not None and self._counted() is cp and not self._told_again:
             self._told_again = True
             warnings.warn(told.AGAIN, stacklevel=4)
-        self._cost = cost
+        self._counted = weakref.ref(cp)
 
     def hand_out(self, part: Tensor, *, cost_term: bool, weight: float | None = None) -> None:
         """Follow a part of the loss that the loop gets: the cost term, or the task's loss.

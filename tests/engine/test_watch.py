@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -246,6 +247,14 @@ def test_two_losses_of_one_run_are_told_once(method: str) -> None:
     assert len(told) == 1
     engine.end_epoch()
     assert engine.ledger.rows[-1].samples == 4 * len(x)  # as the warning says
+
+
+def test_an_engine_that_has_seen_a_batch_can_be_copied() -> None:
+    model = rewritten()
+    engine = Engine(model)
+    x, y = next(batches(1))
+    engine.loss(F.cross_entropy(model(x), y)).backward()
+    assert copy.deepcopy(engine).state_dict() == engine.state_dict()
 
 
 def test_an_empty_batch_leaves_the_steering_as_it_is() -> None:
