@@ -43,7 +43,7 @@ def rewritten(model: nn.Module, method: str, execution: str = "simulate") -> Fra
     stages: Any = {"schedule": "manual", "epochs": 4, "targets": CostTargets((1.5, 2.0))}
     changes = stages if method == "fractrain" else {}
     # A multiplier would carry on the smallest difference of cp between the kinds of data parallel training.
-    if method in ("dfq", "fractrain", "slu"):
+    if FracConfig(method=method).gated:  # type: ignore[arg-type]
         changes["gate"] = GateConfig(control="sign", init="linear")
     config = FracConfig(method=method, execution=execution, **changes)  # type: ignore[arg-type]
     return fractrainify(model, config=config, example_inputs=(words(0, 0),)).train()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-__all__ = ["mean_and_range", "signed"]
+from benchmarks.science.records import Group
+
+__all__ = ["cost_share", "mean_and_range", "signed"]
 
 
 def mean_and_range(values: Sequence[float], digits: int = 2) -> str:
@@ -14,6 +16,11 @@ def mean_and_range(values: Sequence[float], digits: int = 2) -> str:
         return ""
     mean = f"{statistics.mean(values):.{digits}f}"
     return mean if len(values) == 1 else f"{mean} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
+def cost_share(group: Group, base: Group) -> str:
+    """The cost of a group's whole training, in per cent of that of another."""
+    return f"{100 * group.mean('total_macs') / base.mean('total_macs'):.0f} %"
 
 
 def signed(value: float | None, metric: str) -> str:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 
 from benchmarks.page import markdown_table
-from benchmarks.science.cells import mean_and_range, signed
-from benchmarks.science.records import Group, difference, gap, static_at, static_of
+from benchmarks.science.cells import cost_share, mean_and_range, signed
+from benchmarks.science.records import Group, difference, gap, seeds_and_epochs, static_at, static_of
 
 __all__ = ["findings", "main_settings"]
 
@@ -28,19 +28,19 @@ def _at_equal_epochs(groups: Sequence[Group], static: Sequence[Group]) -> str:
     chosen = []
     for method, setting in main_settings(groups, static):
         mine = [group for group in _of(groups, method, setting) if group.epochs in bases]
-        surest = max(mine, key=_seeds_and_epochs, default=None)
+        surest = max(mine, key=seeds_and_epochs, default=None)
         chosen += [group for group in mine if surest and (group is surest or group.epochs > surest.epochs)]
     compared = [base for base in static if any(group.epochs == base.epochs for group in chosen)]
     rows = []
     for group in (*compared, *chosen):
-        base, macs = bases[group.epochs], group.mean("total_macs")
-        same = None if group is base else static_at(macs, static)
+        base = bases[group.epochs]
+        same = None if group is base else static_at(group.mean("total_macs"), static)
         rows.append(
             (
                 *(group.method, group.setting, str(group.epochs), str(len(group.records))),
                 mean_and_range(group.values("value")),
                 signed(difference(group, base), metric),
-                f"{100 * macs / base.mean('total_macs'):.0f} %",
+                cost_share(group, base),
                 "" if same is None else signed(gap(group, same), metric),
             )
         )
@@ -91,24 +91,20 @@ def main_settings(groups: Sequence[Group], static: Sequence[Group]) -> list[tupl
     costs = {base.epochs: base.mean("total_macs") for base in static}
 
     def rank(group: Group) -> tuple[int, int, float]:
-        return *_seeds_and_epochs(group), _quality(group)
+        return *seeds_and_epochs(group), _quality(group)
 
     found = []
     for method in dict.fromkeys(group.method for group in groups if group.method != "static"):
         mine = [group for group in groups if group.method == method]
         best = max(mine, key=rank)
         cheaper = [group for group in mine if group.mean("total_macs") < costs.get(group.epochs, 0)]
-        rivals = [group for group in cheaper if _seeds_and_epochs(group) == _seeds_and_epochs(best)]
+        rivals = [group for group in cheaper if seeds_and_epochs(group) == seeds_and_epochs(best)]
         found += [best, *([max(rivals, key=rank)] if rivals else [])]
     return list(dict.fromkeys((group.method, group.setting) for group in found))
 
 
 def _of(groups: Sequence[Group], method: str, setting: str) -> list[Group]:
     return [group for group in groups if (group.method, group.setting) == (method, setting)]
-
-
-def _seeds_and_epochs(group: Group) -> tuple[int, int]:
-    return len(group.records), group.epochs
 
 
 def _quality(group: Group) -> float:

@@ -14,17 +14,15 @@ Settings = Mapping[str, Any]
 
 # Model, data and loop. Learning rate 0.1 with a cosine after one epoch of warm-up: the default of `fractrain train`.
 _CIFAR = {"data": "cifar10", "batch_size": 128}
+_MOBILE: Settings = {"model": "zoo:mobilenetv2", "image_size": 16, "compile": True, **_CIFAR}
 _RAISE = {"epoch_steps": 150, "every": "25 steps", "compile": True}
 _TEXT_RAISE = {"model": "hf:gpt2", "batch_size": 16, "test_subset": 512, "lr": 2e-3, "warm_up": 0.05, **_RAISE}
 TASKS: dict[str, Settings] = {
     "resnet20-16px": {"model": "zoo:resnet20", "image_size": 16, **_CIFAR},
     "resnet38": {"model": "zoo:resnet38", "compile": True, **_CIFAR},
-    "mobilenetv2-16px": {"model": "zoo:mobilenetv2", "image_size": 16, "compile": True, **_CIFAR},
+    "mobilenetv2-16px": _MOBILE,
     # The same with the paper's rule: in float, depthwise convolutions are half of what static training costs.
-    "mobilenetv2-16px-depthwise": {
-        **{"model": "zoo:mobilenetv2", "image_size": 16, "compile": True, **_CIFAR},
-        **{"pins": ["depthwise=FW-8/BW-16"]},
-    },
+    "mobilenetv2-16px-depthwise": {**_MOBILE, "pins": ["depthwise=FW-8/BW-16"]},
     "digits": {"model": "zoo:resnet20", "data": "digits", "image_size": 16, "batch_size": 32},
     "digits-tiny": {"model": "zoo:resnet20", "data": "digits", "image_size": 8, "batch_size": 32, "subset": 96},
     # 4 epochs of tiny-shakespeare are 1,960 steps; the rate rises over the first 100.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks.page import markdown_table
-from benchmarks.science.cells import signed
+from benchmarks.science.cells import cost_share, signed
 from benchmarks.science.findings import main_settings
 from benchmarks.science.named import TASKS
-from benchmarks.science.records import Group, difference, static_of
+from benchmarks.science.records import Group, difference, seeds_and_epochs, static_of
 
 __all__ = ["overview"]
 
@@ -27,7 +27,7 @@ def overview(groups: Sequence[Group]) -> str:
 
 def _row(task: str, groups: Sequence[Group]) -> tuple[str, ...] | None:
     mine = [group for group in groups if group.task == task]
-    base = max(static_of(mine), key=lambda group: (len(group.records), group.epochs), default=None)
+    base = max(static_of(mine), key=seeds_and_epochs, default=None)
     if base is None:
         return None
     others = dict.fromkeys(_METHODS, "")
@@ -47,5 +47,4 @@ def _row(task: str, groups: Sequence[Group]) -> tuple[str, ...] | None:
 def _beside(group: Group, base: Group) -> str:
     metric = base.records[0]["metric"]
     unit = "nats" if metric == "perplexity" else "points"
-    share = 100 * group.mean("total_macs") / base.mean("total_macs")
-    return f"{signed(difference(group, base), metric)} {unit} for {share:.0f} %"
+    return f"{signed(difference(group, base), metric)} {unit} for {cost_share(group, base)}"

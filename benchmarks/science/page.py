@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.page import markdown_table
 from benchmarks.records import machine_words
-from benchmarks.science.cells import mean_and_range, signed
+from benchmarks.science.cells import cost_share, mean_and_range, signed
 from benchmarks.science.figures import write_figures
 from benchmarks.science.findings import findings, main_settings
 from benchmarks.science.named import METHODS, SETTINGS, TASKS
@@ -92,7 +92,7 @@ def _table(groups: Sequence[Group]) -> str:
     for group in groups:
         macs = group.mean("total_macs")
         base = static.get(group.epochs)
-        share = f"{100 * macs / base.mean('total_macs'):.0f} %" if base else ""
+        share = cost_share(group, base) if base else ""
         errors = [error for error in map(cp_error, group.records) if error is not None]
         rows.append(
             (
@@ -144,9 +144,9 @@ def _fixed(groups: Sequence[Group]) -> str:
         return ""
     head = ("method", "setting", "epochs", "by input", "shuffled", "fixed", "cp by input", "cp fixed")
     words = (
-        "What choosing by input is worth: the trained model as it is; with each sample's options given to another "
-        "sample, at exactly the same cost; and with the option that most samples chose in each block given "
-        "to all of them, where blocks get dearer options until that costs no less."
+        "This table shows what choosing by input is worth. It has the trained model as it is; with each sample's "
+        "options given to another sample, at exactly the same cost; and with the option that most samples chose in each "
+        "block given to all of them, where blocks get dearer options until that costs no less."
     )
     return f"{words}\n\n{markdown_table(head, rows, text_columns=2)}"
 
@@ -164,7 +164,7 @@ def _changed(groups: Sequence[Group]) -> str:
                         *(method, change or f"{setting}, unchanged", str(base.epochs), str(len(group.records))),
                         mean_and_range(group.values("value")),
                         signed(difference(group, base), group.records[0]["metric"]),
-                        f"{100 * group.mean('total_macs') / base.mean('total_macs'):.0f} %",
+                        cost_share(group, base),
                         mean_and_range(group.at_end("mutual_information")),
                     )
                 )

@@ -23,6 +23,7 @@ __all__ = [
     "key_of",
     "merge_records",
     "read_records",
+    "seeds_and_epochs",
     "static_at",
     "static_of",
 ]
@@ -96,6 +97,11 @@ def cp_error(record: Record) -> float | None:
             errors.append(abs(100 * point["cp"] - target) / target)
         level = point["level"]
     return max(errors, default=None)
+
+
+def seeds_and_epochs(group: Group) -> tuple[int, int]:
+    """How sure the values of a group are: its most seeds count first, then its length."""
+    return len(group.records), group.epochs
 
 
 def static_of(groups: Sequence[Group]) -> list[Group]:
