@@ -145,8 +145,8 @@ def _fixed(groups: Sequence[Group]) -> str:
     head = ("method", "setting", "epochs", "by input", "shuffled", "fixed", "cp by input", "cp fixed")
     words = (
         "This table shows what choosing by input is worth. It has the trained model as it is; with each sample's "
-        "options given to another sample, at exactly the same cost; and with the option that most samples chose in each "
-        "block given to all of them, where blocks get dearer options until that costs no less."
+        "options given to another sample, at exactly the same cost; and with the option that most samples chose in "
+        "each block given to all of them, where blocks get dearer options until that costs no less."
     )
     return f"{words}\n\n{markdown_table(head, rows, text_columns=2)}"
 
