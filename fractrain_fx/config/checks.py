@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, fields
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, get_args
 
 from fractrain_fx.config.choices import CHOICES, CODE_BITS, TORCHAO_FORMATS, TORCHAO_PRECISION
 from fractrain_fx.config.clock import check_clock
-from fractrain_fx.config.precision import FLOAT_BITS, SKIP, CostTargets, Precision
+from fractrain_fx.config.precision import FLOAT_BITS, SKIP, Precision
 from fractrain_fx.config.products import BLOCK_FORMATS
 from fractrain_fx.config.recipes import RECIPES, check_recipe, widths_of
+from fractrain_fx.config.used import check_used
 from fractrain_fx.errors import ConfigError, near
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def check_words(config: FracConfig) -> None:
 
 def check_config(config: FracConfig) -> None:
     """Raise a ``ConfigError`` for fields out of range or that do not fit together."""
-    _check_used(config)
+    check_used(config)
     _check_options(config)
     _check_rounding(config)
     _check_execution(config)
@@ -70,38 +70,6 @@ def check_stage(config: FracConfig, precision: Precision) -> None:
             f"execution={config.execution!r} computes at {TORCHAO_PRECISION}, not at {precision}: write "
             "execution='simulate'"
         )
-
-
-# The methods or schedules that read a setting; any other value than the default would change nothing under the others.
-_READERS = {
-    "precision": ("method", ("static",)),
-    "stages": ("method", ("pfq",)),
-    "options": ("method", ("dfq", "fractrain")),
-    "weight_bits": ("method", ("dfq", "fractrain")),
-    "targets": ("method", ("dfq", "fractrain", "slu")),
-    "gate": ("method", ("dfq", "fractrain", "slu")),
-    "epsilon": ("schedule", ("auto", "two-stage")),
-    "alpha": ("schedule", ("auto", "two-stage")),
-    "cycles": ("schedule", ("cyclic",)),
-}
-
-
-def _check_used(config: FracConfig) -> None:
-    defaults = {each.name: each for each in fields(config)}
-    for name, (kind, readers) in _READERS.items():
-        chosen, value, field = getattr(config, kind), getattr(config, name), defaults[name]
-        default = field.default if field.default_factory is MISSING else field.default_factory()
-        if chosen not in readers and value != default:
-            raise ConfigError(
-                f"{name}={_shown(value)} changes nothing for {kind} {chosen!r}: it is for "
-                f"{', '.join(map(repr, readers))}"
-            )
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, CostTargets):
-        return str(list(value.per_cent))
-    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _check_options(config: FracConfig) -> None:
