@@ -52,16 +52,17 @@ def fixed_choice(trainer: Trainer) -> FixedChoice | None:
     if meter is None:
         return None
     prices = meter.table.sum(-1) / meter.full.sum()
-    with _Choices(trainer.model) as seen:
-        value = trainer.evaluate().value
-    taken = seen.options(len(meter.blocks))
-    shares = F.one_hot(taken, prices.shape[1]).float().mean(1)
-    order = torch.randperm(taken.shape[1], generator=torch.Generator().manual_seed(0))
-    with given(trainer.model, taken[:, order.to(taken.device)]):
-        shuffled_value = trainer.evaluate().value
-    options = fixed_options(shares, prices)
-    with given(trainer.model, options.unsqueeze(1).expand_as(taken)):
-        fixed_value = trainer.evaluate().value
+    with torch.compiler.set_stance("force_eager"):  # compiled code does not call hooks
+        with _Choices(trainer.model) as seen:
+            value = trainer.evaluate().value
+        taken = seen.options(len(meter.blocks))
+        shares = F.one_hot(taken, prices.shape[1]).float().mean(1)
+        order = torch.randperm(taken.shape[1], generator=torch.Generator().manual_seed(0))
+        with given(trainer.model, taken[:, order.to(taken.device)]):
+            shuffled_value = trainer.evaluate().value
+        options = fixed_options(shares, prices)
+        with given(trainer.model, options.unsqueeze(1).expand_as(taken)):
+            fixed_value = trainer.evaluate().value
     return FixedChoice(
         value=value,
         cp=float((shares * prices).sum()),

@@ -236,6 +236,10 @@ def test_a_gated_run_is_tested_with_one_option_a_block(tmp_path: Path) -> None:
     assert trainer.evaluate().value == pytest.approx(found.value)
     static = new_run(RunSettings.from_dict(values | {"method": "static", "epochs": 1, "device": "cpu"}), tmp_path / "s")
     assert fixed_choice(static) is None
+    # A model that ran in compiled code, which calls no hook that comes later.
+    trainer._prepared.module = torch.compile(trainer.model, backend="eager")
+    trainer.evaluate()
+    assert fixed_choice(trainer) == found
 
 
 def test_one_thing_changed_is_told_beside_the_main_setting_of_the_same_length(tmp_path: Path) -> None:
