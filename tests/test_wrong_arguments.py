@@ -72,7 +72,6 @@ def test_functions(
         ({"method": "slu", "options": ("FW-3/BW-6",)}, "options=FW-3/BW-6 changes nothing for method 'slu'"),
         ({"method": "slu", "weight_bits": 4}, "weight_bits=4 changes nothing for method 'slu': it is for 'dfq', 'frac"),
         ({"method": "pfq", "gate": GateConfig(hidden=8)}, r"gate.hidden=8 changes nothing for method 'pfq'"),
-        ({"method": "dfq", "schedule": "manual"}, "schedule=manual changes nothing for method 'dfq'"),
         ({"schedule": "manual", "epsilon": 0.1}, "epsilon=0.1 changes nothing for schedule 'manual': it is for 'auto'"),
         ({"schedule": "cyclic", "alpha": 0.5}, "alpha=0.5 changes nothing for schedule 'cyclic'"),
         ({"cycles": 4}, "cycles=4 changes nothing for schedule 'auto': it is for 'cyclic'"),

@@ -16,7 +16,6 @@ __all__ = ["check_used"]
 
 # The methods or schedules that read a setting; any other value than the default would change nothing under the others.
 _READERS = {
-    "schedule": ("method", ("pfq", "fractrain")),
     "precision": ("method", ("static",)),
     "stages": ("method", ("pfq",)),
     "options": ("method", ("dfq", "fractrain")),

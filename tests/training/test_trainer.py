@@ -29,12 +29,11 @@ TINY = Path(__file__).with_name("tiny.py")
 
 def settings(method: str = "fractrain", function: str = "net", epochs: int = 2, **train: object) -> RunSettings:
     stages = min(epochs, 4)
-    staged: dict[str, Any] = {
+    fewer: dict[str, Any] = {
         "pfq": {"stages": PrecisionStages(PrecisionStages().stages[-stages:])},
         "fractrain": {"targets": CostTargets((1.5, 2.0, 2.5, 3.0)[-stages:]), "saturate_targets": True},
     }
-    steered = {"schedule": "manual"} | staged[method] if method in staged else {}
-    frac = FracConfig(method=method, epochs=epochs, **steered)  # type: ignore[arg-type]
+    frac = FracConfig(method=method, schedule="manual", epochs=epochs, **fewer.get(method, {}))  # type: ignore[arg-type]
     loop = TrainSettings(**{"epochs": epochs, "batch_size": 32, "lr": 0.05, "device": "cpu"} | train)  # type: ignore[arg-type]
     return RunSettings(f"{TINY}:{function}", image_size=8, subset=96, train=loop, frac=frac)
 
