@@ -7,8 +7,9 @@ the model's own choices cost.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -52,17 +53,16 @@ def fixed_choice(trainer: Trainer) -> FixedChoice | None:
     if meter is None:
         return None
     prices = meter.table.sum(-1) / meter.full.sum()
-    with torch.compiler.set_stance("force_eager"):  # compiled code does not call hooks
-        with _Choices(trainer.model) as seen:
-            value = trainer.evaluate().value
-        taken = seen.options(len(meter.blocks))
-        shares = F.one_hot(taken, prices.shape[1]).float().mean(1)
-        order = torch.randperm(taken.shape[1], generator=torch.Generator().manual_seed(0))
-        with given(trainer.model, taken[:, order.to(taken.device)]):
-            shuffled_value = trainer.evaluate().value
-        options = fixed_options(shares, prices)
-        with given(trainer.model, options.unsqueeze(1).expand_as(taken)):
-            fixed_value = trainer.evaluate().value
+    with _seen(trainer.model) as found:
+        value = trainer.evaluate().value
+    taken = _by_block(found, len(meter.blocks))
+    shares = F.one_hot(taken, prices.shape[1]).float().mean(1)
+    order = torch.randperm(taken.shape[1], generator=torch.Generator().manual_seed(0))
+    with given(trainer.model, taken[:, order.to(taken.device)]):
+        shuffled_value = trainer.evaluate().value
+    options = fixed_options(shares, prices)
+    with given(trainer.model, options.unsqueeze(1).expand_as(taken)):
+        fixed_value = trainer.evaluate().value
     return FixedChoice(
         value=value,
         cp=float((shares * prices).sum()),
@@ -105,32 +105,27 @@ def fixed_options(shares: Float[Tensor, "blocks options"], prices: Float[Tensor,
 
 def options_of(model: FracModel, batches: Iterable[Tensor]) -> Int[Tensor, "blocks samples"]:
     """The option of every block for every sample of some inputs, by number."""
-    with _Choices(model) as seen:
+    with _seen(model) as found:
         for inputs in batches:
             model(inputs)
-    return seen.options(len(model.cost.choice))
+    return _by_block(found, len(model.cost.choice))
 
 
-class _Choices:
-    """Notes the options of every block and sample over the forwards inside."""
+@contextlib.contextmanager
+def _seen(model: nn.Module) -> Iterator[list[Tensor]]:
+    """A list of the options of the samples, by number, that each choice in the forwards inside is added to."""
+    found: list[Tensor] = []
 
-    def __init__(self, model: nn.Module) -> None:
-        self._controller = _controller(model)
-        self._found: list[Tensor] = []
+    def note(module: nn.Module, args: object, output: tuple[Tensor, object]) -> None:
+        found.append(output[0].detach().argmax(1))
 
-    def __enter__(self) -> _Choices:
-        def note(module: nn.Module, args: object, output: tuple[Tensor, object]) -> None:
-            self._found.append(output[0].detach().argmax(1))
+    with _hooked(model, note):
+        yield found
 
-        self._hook = self._controller.register_forward_hook(note)
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self._hook.remove()
-
-    def options(self, blocks: int) -> Int[Tensor, "blocks samples"]:
-        """The options by number; the controller is called once for each block, in the order of the cost's table."""
-        return torch.stack([torch.cat(self._found[block::blocks]) for block in range(blocks)])
+def _by_block(found: list[Tensor], blocks: int) -> Int[Tensor, "blocks samples"]:
+    """The controller is called once for each block, in the order of the cost's table."""
+    return torch.stack([torch.cat(found[block::blocks]) for block in range(blocks)])
 
 
 @contextlib.contextmanager
@@ -147,12 +142,17 @@ def given(model: nn.Module, options: Int[Tensor, "blocks samples"]) -> Iterator[
             block, first = 0, first + len(own)
         return F.one_hot(numbers, own.shape[1]).to(own), state
 
-    hook = _controller(model).register_forward_hook(replace)
-    try:
+    with _hooked(model, replace):
         yield
+
+
+@contextlib.contextmanager
+def _hooked(model: nn.Module, hook: Callable[..., Any]) -> Iterator[None]:
+    """Call a hook after each choice, in eager mode: code that was compiled before calls no new hook."""
+    controller = next(module for module in model.modules() if isinstance(module, Controller))
+    handle = controller.register_forward_hook(hook)
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            yield
     finally:
-        hook.remove()
-
-
-def _controller(model: nn.Module) -> Controller:
-    return next(module for module in model.modules() if isinstance(module, Controller))
+        handle.remove()
