@@ -10,6 +10,7 @@ import contextlib
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -190,26 +191,20 @@ def spread_choices(model: nn.Module, batch: int) -> None:
     An untrained controller gives all samples of a block one option, and such a batch may run faster than one in
     training.
     """
-    for module in list(model.modules()):
+    for module in model.modules():
         if isinstance(module, Controller):
-            module.head = _Spread(module.head, batch).to(module.head.weight.device)  # type: ignore[assignment]
+            options = module.head.out_features
+            sample = torch.arange(batch, device=module.head.weight.device)
+            second = F.one_hot(1 + sample % (options - 1), options).float()
+            first = F.one_hot(sample % options, options).float()
+            module.register_forward_hook(partial(_spread, first, torch.where(first[:, :1] == 1, second, first)))
 
 
-class _Spread(nn.Module):
-    """The controller's head, with one option of each sample far above the others (another where it may not skip)."""
-
-    above: Tensor
-
-    def __init__(self, head: nn.Linear, batch: int) -> None:
-        super().__init__()
-        self.head = head
-        sample, options = torch.arange(batch), head.out_features
-        first, second = F.one_hot(sample % options, options), F.one_hot(1 + sample % (options - 1), options)
-        self.register_buffer("above", 100.0 * first + 50.0 * second, persistent=False)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        logits: Tensor = self.head(hidden)
-        return logits + self.above
+def _spread(skipping: Tensor, computing: Tensor, controller: nn.Module, args: tuple[Any, ...], found: Any) -> Any:
+    """Other choices of a controller, with the gradient of its own; where samples may not skip, none does."""
+    choice, state = found
+    *_, skippable = args
+    return choice + ((skipping if skippable else computing) - choice).detach(), state
 
 
 def _same(loss: Tensor) -> Tensor:

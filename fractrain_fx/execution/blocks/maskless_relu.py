@@ -14,7 +14,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fractrain_fx.execution.blocks.original import Original, is_hooked
+from fractrain_fx.execution.blocks.original import Original
+from fractrain_fx.nn.hooks import is_hooked
 
 __all__ = ["MasklessReLU", "relu"]
 

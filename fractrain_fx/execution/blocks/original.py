@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-__all__ = ["Original", "is_hooked"]
+__all__ = ["Original"]
 
 
 class Original:
@@ -32,9 +32,3 @@ class Original:
     def find(self) -> nn.Module:
         """The module that is there now."""
         return self._siblings[self._name]
-
-
-def is_hooked(module: nn.Module) -> bool:
-    """Whether a module has hooks on its calls or gradients."""
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return any(hooks)

@@ -8,9 +8,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from fractrain_fx.execution.blocks.original import Original, is_hooked
+from fractrain_fx.execution.blocks.original import Original
 from fractrain_fx.formats.bits import readable, work_dtype
 from fractrain_fx.nn.gates import Skip
+from fractrain_fx.nn.hooks import is_hooked
 from fractrain_fx.nn.rounding import refuse_create_graph
 
 __all__ = ["SkippedNorm", "is_plain_norm"]
