@@ -12,6 +12,8 @@
 #include <optional>
 #include <utility>
 
+#include "tasks.h"
+
 namespace fractrain_fx {
 
 using at::Tensor;
@@ -123,7 +125,7 @@ void for_tiles(const BlockLayout& layout, int64_t width, const float* x, float* 
   for (const Axis& axis : steps) tiles *= axis.size;
   int64_t values = std::min(width, layout.columns);
   for (const Axis& axis : layout.rows) values *= std::min(layout.piece, axis.size);
-  at::parallel_for(0, tiles, std::max<int64_t>(1, at::internal::GRAIN_SIZE / values), [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, tiles, std::max<int64_t>(1, kGrain / values), [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task) {
       Tile tile{x, out, {}, 0};
       int64_t rest = task, index[3] = {};

@@ -16,6 +16,7 @@
 
 #include "places.h"
 #include "rounding.h"
+#include "tasks.h"
 
 namespace fractrain_fx {
 
@@ -44,7 +45,7 @@ inline std::optional<Runs> runs_of(const Rounding& how, std::initializer_list<co
 template <class Take>
 void for_runs(const Runs& runs, Take&& take) {
   const int64_t count = static_cast<int64_t>(runs.grids.size());
-  at::parallel_for(0, count * runs.length, at::internal::GRAIN_SIZE, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, count * runs.length, kGrain, [&](int64_t begin, int64_t end) {
     while (begin < end) {
       const int64_t run = begin / runs.length, stop = std::min(end, (run + 1) * runs.length);
       take(begin, stop - begin, runs.grids[run]);
@@ -78,7 +79,7 @@ inline std::optional<Rows> rows_of(const Rounding& how, const Tensor& out) {
 // value's result, number of values, and grid.
 template <class Take>
 void for_rows(const Rows& rows, Take&& take) {
-  const int64_t length = rows.places.length, worth = std::max<int64_t>(1, at::internal::GRAIN_SIZE / length);
+  const int64_t length = rows.places.length, worth = std::max<int64_t>(1, kGrain / length);
   at::parallel_for(0, rows.places.count, worth, [&](int64_t begin, int64_t end) {
     for_places(rows.places, begin, end, [&](int64_t from, int64_t to, const auto& index) {
       take(from, to, length, rows.grids[rows.entries < 0 ? 0 : index[rows.entries]]);

@@ -100,7 +100,7 @@ int32_t largest_of(const Tensor& given) {
   const Tensor x = given.is_non_overlapping_and_dense() ? given : given.contiguous();
   const float* values = x.const_data_ptr<float>();
   return at::parallel_reduce(
-      0, x.numel(), at::internal::GRAIN_SIZE, 0,
+      0, x.numel(), kGrain, 0,
       [&](int64_t begin, int64_t end, int32_t most) { return std::max(most, largest_of(values + begin, end - begin)); },
       [](int32_t one, int32_t other) { return std::max(one, other); });
 }

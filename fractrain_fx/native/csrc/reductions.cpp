@@ -16,6 +16,7 @@
 #include "grid.h"
 #include "places.h"
 #include "ranges.h"
+#include "tasks.h"
 
 namespace fractrain_fx {
 
@@ -30,7 +31,7 @@ std::tuple<Tensor, Tensor> measure(const Tensor& given, at::IntArrayRef shape) {
   const int64_t blocks = (columns + kBlock - 1) / kBlock;
   const float* values = x.const_data_ptr<float>();
   std::vector<Ends> parts(rows * blocks);
-  at::parallel_for(0, rows * blocks, std::max<int64_t>(1, 4 * kBlock / std::min(columns, kBlock)),
+  at::parallel_for(0, rows * blocks, std::max<int64_t>(1, 2 * kGrain / std::min(columns, kBlock)),
                    [&](int64_t first, int64_t last) {
     for (int64_t task = first; task < last; ++task) {
       const int64_t begin = task % blocks * kBlock;
@@ -120,7 +121,9 @@ Tensor gains(const Tensor& given_x, const Tensor& given_g, at::IntArrayRef bits,
     computed.push_back({option, scale_of(wide, bits[option]), top_of(bits[option])});
   }
   const auto sum = squared ? gain_of<true>(inside, twice) : gain_of<false>(inside, twice);
-  at::parallel_for(0, samples * blocks, 1, [&](int64_t first, int64_t last) {
+  const int64_t values_at_once = std::min(kBlock, places.length) * together;
+  const int64_t work = values_at_once * std::max<int64_t>(1, static_cast<int64_t>(computed.size()));
+  at::parallel_for(0, samples * blocks, std::max<int64_t>(1, kGrain / work), [&](int64_t first, int64_t last) {
     for (int64_t task = first; task < last; ++task) {
       const int64_t sample = task / blocks, row = task % blocks / parts * together;
       const int64_t begin = task % parts * kBlock, count = std::min(kBlock, places.length - begin);

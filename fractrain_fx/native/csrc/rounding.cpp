@@ -115,7 +115,7 @@ std::tuple<Tensor, Tensor, int64_t> round_channels(const Tensor& w, const Tensor
   Tensor lows = at::empty(shape, w.options()), spans = at::empty(shape, w.options());
   const float* from = w.const_data_ptr<float>();
   float *to = out.mutable_data_ptr<float>(), *lo = lows.mutable_data_ptr<float>(), *span = spans.mutable_data_ptr<float>();
-  const int64_t worth = std::max<int64_t>(1, at::internal::GRAIN_SIZE / length);
+  const int64_t worth = std::max<int64_t>(1, kGrain / length);
   at::parallel_for(0, channels, worth, [&](int64_t begin, int64_t end) {
     for (int64_t channel = begin; channel < end; ++channel) {
       const float* values = from + channel * length;

@@ -10,6 +10,10 @@
 
 namespace fractrain_fx {
 
+// Values that take a thread long enough to round (20 to 40 us) that another one is worth to wake. If waiting threads
+// sleep, waking one takes 10 to 50 us. torch's own grain is a quarter of this.
+constexpr int64_t kGrain = 1 << 17;
+
 // Runs tasks 0 to tasks - 1, with at most one thread for every `worth` tasks: waking a thread for fewer does not pay.
 // Each thread takes the next task when it is done with its last, because some tasks take longer than others and a
 // thread may have to share its core.
