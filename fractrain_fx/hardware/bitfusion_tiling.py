@@ -116,24 +116,23 @@ def tilings(layer: Layer) -> Tilings:
 
 def dram_traffic(tiles: Tilings) -> Traffic:
     """The traffic of each loop order. A tensor stays in its SRAM for as many inner loops as it fits."""
-    moved = {tensor: [_moved(tiles, tensor, order) for order in _ORDERS] for tensor in _LOOPS_OF}
+    moved = {tensor: _moved(tiles, tensor) for tensor in _LOOPS_OF}
     return Traffic(
-        total={tensor: np.stack([total for total, _ in rows]) for tensor, rows in moved.items()},
-        fill={tensor: np.stack([fill for _, fill in rows]) for tensor, rows in moved.items()},
+        total={tensor: total for tensor, (total, _) in moved.items()},
+        fill={tensor: fill for tensor, (_, fill) in moved.items()},
     )
 
 
-def _moved(tiles: Tilings, tensor: str, inner_to_outer: tuple[str, ...]) -> tuple[Ints, Ints]:
-    """Bits of ``tensor`` moved in total, and moved until its SRAM is filled."""
-    total = fill = tiles.bits[tensor]
+def _moved(tiles: Tilings, tensor: str) -> tuple[Ints, Ints]:
+    """Bits of ``tensor`` moved in total, and moved until its SRAM is filled: ``[orders, tilings]``."""
+    total = fill = np.tile(tiles.bits[tensor], (len(_ORDERS), 1))
     resident = np.ones(total.shape, dtype=bool)
-    for loop in inner_to_outer:
-        if loop in _LOOPS_OF[tensor]:
-            total = total * tiles.number[loop]
-            resident = resident & (total <= _HALF_SRAM[tensor])
-            fill = np.where(resident, total, fill)
-        else:
-            total = np.where(resident, total, total * tiles.number[loop])
+    for loops in zip(*_ORDERS, strict=True):  # from the innermost of each order to the outermost
+        number = np.stack([tiles.number[loop] for loop in loops])
+        own = np.array([loop in _LOOPS_OF[tensor] for loop in loops])[:, None]
+        total = np.where(own | ~resident, total * number, total)
+        resident &= ~own | (total <= _HALF_SRAM[tensor])
+        fill = np.where(own & resident, total, fill)
     return total, fill
 
 
