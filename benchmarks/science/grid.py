@@ -142,6 +142,8 @@ GRIDS: dict[str, list[Run]] = {
         *runs_of(["mobilenetv2-16px"], ["fractrain"], [_TUNED], [12]),
         *runs_of(["mobilenetv2-16px-depthwise"], ["static"], epochs=[12]),
         *runs_of(["mobilenetv2-16px-depthwise"], ["fractrain"], [_TUNED, _FISHER], [12]),
+        *runs_of(["mobilenetv2-16px-stem"], ["static"], epochs=[12]),
+        *runs_of(["mobilenetv2-16px-stem"], ["fractrain"], [_TUNED, _FISHER], [12]),
         *runs_of(["resnet38"], ["static"]),
         *runs_of(["resnet38"], ["fractrain"], [_TUNED]),
     ],
