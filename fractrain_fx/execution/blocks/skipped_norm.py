@@ -85,7 +85,9 @@ class _SkippedNorm(torch.autograd.Function):
         kept = (mean, inverse) if batch else tuple(None if each is None else each.clone() for each in averages)
         ctx.save_for_backward(x, keep, weight, bias, *kept)
         ctx.batch, ctx.eps = batch, eps
-        return y.mul_(_along(keep, y))
+        # No sample skips where only those that compute a block are here.
+        ctx.skips = bool((keep != 1).any())
+        return y.mul_(_along(keep, y)) if ctx.skips else y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -102,9 +104,8 @@ class _SkippedNorm(torch.autograd.Function):
             of_keep = of_keep.to(keep.dtype)
         needs = [ctx.needs_input_grad[0], weight is not None, bias is not None]
         ends = (None, None, mean, width) if ctx.batch else (mean, width, None, None)
-        found = torch.ops.aten.native_batch_norm_backward(
-            g * _along(keep, g), x, weight, *ends, ctx.batch, ctx.eps, needs
-        )
+        kept = g * _along(keep, g) if ctx.skips else g
+        found = torch.ops.aten.native_batch_norm_backward(kept, x, weight, *ends, ctx.batch, ctx.eps, needs)
         return found[0], of_keep, found[1], found[2], *[None] * 4
 
 

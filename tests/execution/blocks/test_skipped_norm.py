@@ -40,9 +40,12 @@ def run(norm: nn.Module, x: Tensor, choice: Tensor, *, fused: bool) -> dict[str,
 @pytest.mark.parametrize("kind", SHAPES)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("options", [{}, {"affine": False}, {"track_running_stats": False}], ids=str)
-def test_gives_the_numbers_of_the_two_modules(kind: str, training: bool, options: dict[str, bool]) -> None:
+@pytest.mark.parametrize("chosen", [(0, 1, 2, 0, 1, 1), (1, 2, 2, 1, 1, 1)], ids=["some-skip", "none-skips"])
+def test_gives_the_numbers_of_the_two_modules(
+    kind: str, training: bool, options: dict[str, bool], chosen: tuple[int, ...]
+) -> None:
     norm, x = made(kind, **options).train(training), torch.randn(SHAPES[kind])
-    choice = nn.functional.one_hot(torch.tensor([0, 1, 2, 0, 1, 1]), 3).float()
+    choice = nn.functional.one_hot(torch.tensor(chosen), 3).float()
     shown, run_ = run(norm, x, choice, fused=False), run(norm, x, choice, fused=True)
     assert shown.keys() == run_.keys() and shown["choice"].any()
     for name in shown:
