@@ -6,12 +6,12 @@ than the product.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fractrain_fx.formats.affine.kernels import has_kernels
 from fractrain_fx.native import kernels
 from fractrain_fx.nn.hooks import is_hooked
 from fractrain_fx.nn.rounding import refuse_create_graph
@@ -33,9 +33,11 @@ def has_gate_kernels(x: Tensor, first: nn.Module, second: nn.Module) -> bool:
     """Whether the kernels compute what two layers do with rows of samples.
 
     They do in float32, if the layers are torch's own without hooks: somebody may have put others in their place.
+    Compiled graphs call them too.
     """
     plain = all(type(layer) in _LAYERS and not is_hooked(layer) for layer in (first, second))
-    return plain and has_kernels(x) and not torch.is_autocast_enabled("cpu")
+    fit = x.dtype == torch.float32 and x.is_cpu and x.numel() > 0 and not torch.is_autocast_enabled("cpu")
+    return plain and fit and (not torch.compiler.is_compiling() or _known_to_compiler())
 
 
 def embed(x: Tensor, hidden: nn.Linear, output: nn.Linear) -> Tensor:
@@ -69,14 +71,14 @@ class _Embedding(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *weights: Tensor) -> Tensor:
         found: Tensor
-        found, between = kernels().gate_embedding(x, *weights)
+        found, between = _ops().gate_embedding(x, *weights)
         ctx.save_for_backward(x, between, *weights)
         return found
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         refuse_create_graph()
-        found: tuple[Tensor, ...] = kernels().gate_embedding_errors(*grads, *ctx.saved_tensors)
+        found: tuple[Tensor, ...] = _ops().gate_embedding_errors(*grads, *ctx.saved_tensors)
         return found
 
 
@@ -86,7 +88,7 @@ class _Choice(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, h: Tensor | None, c: Tensor | None, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
         *weights, lowest = rest
-        choice, next_h, next_c, kept = kernels().gate_choice(x, h, c, *weights, lowest)
+        choice, next_h, next_c, kept = _ops().gate_choice(x, h, c, *weights, lowest)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(x, h, c, next_h, kept, *weights)
         return choice, next_h, next_c
@@ -95,5 +97,50 @@ class _Choice(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         refuse_create_graph()
         _, h, c, *_ = ctx.saved_tensors
-        of_x, of_h, of_c, *of_weights = kernels().gate_choice_errors(*grads, *ctx.saved_tensors)
+        of_x, of_h, of_c, *of_weights = _ops().gate_choice_errors(*grads, *ctx.saved_tensors)
         return of_x, None if h is None else of_h, None if c is None else of_c, *of_weights, None
+
+
+def _ops() -> Any:
+    return torch.ops.fractrain_fx if torch.compiler.is_compiling() else kernels()
+
+
+def _known_to_compiler() -> bool:
+    """Tell torch's compiler the shapes of the ops' results; the compiler runs this function and does not compile it."""
+    _register()
+    return True
+
+
+# `torch.compiler.assume_constant_result` sets this, but calling it would import the compiler with this package.
+_known_to_compiler._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@cache
+def _register() -> None:
+    kernels()
+    for name, like in (
+        ("gate_embedding", _embedding_like),
+        ("gate_embedding_errors", _embedding_errors_like),
+        ("gate_choice", _choice_like),
+        ("gate_choice_errors", _choice_errors_like),
+    ):
+        torch.library.register_fake(f"fractrain_fx::{name}", like)
+
+
+def _embedding_like(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> tuple[Tensor, Tensor]:
+    return x.new_empty((len(x), len(w2))), x.new_empty((len(x), len(w1)))
+
+
+def _embedding_errors_like(g: Tensor, x: Tensor, between: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+    return tuple(each.new_empty(each.shape) for each in (x, *weights))
+
+
+def _choice_like(x: Tensor, h: Tensor | None, c: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
+    _, of_h, _, _, of_head, *_ = rest
+    options, size = len(of_head), of_h.shape[1]
+    return tuple(x.new_empty((len(x), columns)) for columns in (options, size, size, 5 * size + options))
+
+
+def _choice_errors_like(*given: Any) -> list[Tensor]:
+    _, _, _, x, _, _, next_h, _, *weights = given
+    return [each.new_empty(each.shape) for each in (x, next_h, next_h, *weights)]

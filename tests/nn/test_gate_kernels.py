@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from fractrain_fx import FracConfig, GateConfig, fractrainify
 from fractrain_fx.errors import ConfigError
@@ -17,6 +18,7 @@ from fractrain_fx.nn.gates import BlockEmbedding, Controller
 from tests.residual import Residual
 
 SIZES = GateConfig().dims
+OPS = ("gate_embedding", "gate_embedding_errors", "gate_choice", "gate_choice_errors")
 
 
 class Gates(nn.Module):
@@ -118,6 +120,50 @@ def test_kernels_run_for_float32_on_a_cpu_and_for_few_weights(called: list[str])
     assert not called
     assert not BlockEmbedding(4096, 1, BatchAxis(), SIZES, "he", compiled=True).compiled
     assert not Controller(GateConfig(hidden=512), 5, compiled=True).compiled
+
+
+@pytest.mark.parametrize("features", [3, 64])
+def test_compiled_graphs_call_them(features: int) -> None:
+    _, gates = pair(features)
+    graphs = CompileCounterWithBackend("aot_eager")
+    torch._dynamo.reset()
+    found = []
+    for run in (gates, torch.compile(gates, fullgraph=True, backend=graphs)):
+        gates.zero_grad()
+        x = torch.arange(8.0 * features).view(8, features, 1).sin().requires_grad_()
+        out = run(x)
+        torch.autograd.backward(out[:3], [torch.arange(5.0).expand(8, 5)] * 3)
+        found.append([*out, x.grad, *(weight.grad for weight in gates.parameters())])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+    # The graph that the backend gets holds autograd's functions; the ops are in their bodies.
+    names = [
+        str(node.target)
+        for module in graphs.graphs[0].modules()
+        if isinstance(module, fx.GraphModule)
+        for node in module.graph.nodes
+    ]
+    called = {name: sum(f"fractrain_fx.{name}" == each.removesuffix(".default") for each in names) for name in OPS}
+    assert called == dict.fromkeys(OPS, 3)
+
+
+def test_the_compiler_is_told_the_shapes_of_their_results() -> None:
+    _, gates = pair(6)
+    gate_kernels._register()
+    x, h = torch.randn(4, SIZES[1]), torch.randn(4, GateConfig().hidden)
+    embedding = tuple(each.detach() for each in gates.embedding.parameters())
+    control = tuple(each.detach() for each in gates.controller.parameters())
+    ops = torch.ops.fractrain_fx
+    entry, between = torch.randn(4, 6), torch.randn(4, SIZES[0])
+    calls: list[tuple[Any, tuple[Any, ...]]] = [
+        (ops.gate_embedding, (entry, *embedding)),
+        (ops.gate_embedding_errors, (x, entry, between, *embedding)),
+    ]
+    for state in ((None, None), (h, h)):
+        calls.append((ops.gate_choice, (x, *state, *control, 1)))
+        kept = ops.gate_choice(*calls[-1][1])[3]
+        calls.append((ops.gate_choice_errors, (torch.randn(4, 5), h, None, x, *state, h, kept, *control)))
+    for op, args in calls:
+        torch.library.opcheck(op.default, args, test_utils=("test_schema", "test_faketensor"))
 
 
 def test_a_gradient_of_a_gradient_is_refused() -> None:
