@@ -23,6 +23,7 @@ class Snapshot:
     It holds a copy of every parameter and buffer, because a forward may write to both (running averages of codebooks).
     Gradients are not kept, because no run here touches them. Without ``tensors`` only attributes are held, for runs on
     the meta device, which write to no parameter. ``surroundings``: how the call is made that the model is recorded for.
+    ``on_gpu``: whether a part of the model is on another device than a CPU.
     """
 
     def __init__(self, model: nn.Module, surroundings: Surroundings | None = None, *, tensors: bool = True) -> None:
@@ -35,6 +36,7 @@ class Snapshot:
         ]
         held = [*model.parameters(), *model.buffers()] if tensors else []
         self._values = [(x, x.detach().clone()) for x in held if not x.is_meta]
+        self.on_gpu = any(x.device.type not in ("cpu", "meta") for x in (*model.parameters(), *model.buffers()))
         self._generators = Generators(model)
         self._drawn = self._generators.keep()
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
+import torch
 from torch import Tensor
 
 from fractrain_fx.capture.checking.outcome import Outcome, outcome_of, read_run, second_output
@@ -15,8 +16,9 @@ from fractrain_fx.capture.inputs.call import Example
 from fractrain_fx.capture.inputs.data import rejection
 from fractrain_fx.capture.module import RecordedModule
 from fractrain_fx.capture.state import Snapshot
+from fractrain_fx.errors import CaptureError
 
-__all__ = ["Batching", "Mismatch", "Trial", "find_mismatch", "repeated", "trial_of", "trials_of"]
+__all__ = ["Batching", "Mismatch", "Trial", "find_mismatch", "raise_if_lost", "repeated", "trial_of", "trials_of"]
 
 # A model told that values must not be read may take another path to the same result (an attention mask that masks
 # nothing instead of no mask). The graph equals that path bit for bit, and the usual path up to this relative rounding.
@@ -82,7 +84,8 @@ def trials_of(snapshot: Snapshot, example: Example, axis: int, grow: bool = True
         }
         try:
             runs = [trial_of(snapshot, call, train) for train, call in grown.items()]
-        except Exception:  # a model may raise anything for a batch size that it does not take
+        except Exception as error:  # a model may raise anything for a batch size that it does not take
+            raise_if_lost(error)
             continue
         return runs, batching
     try:
@@ -90,6 +93,20 @@ def trials_of(snapshot: Snapshot, example: Example, axis: int, grow: bool = True
     except Exception as error:  # a model may raise anything for inputs that it does not take
         raise rejection(type(snapshot.model).__name__, error) from error
     return runs, Batching.FIXED
+
+
+def raise_if_lost(error: Exception) -> None:
+    """Go no further if an error ended all work of a GPU.
+
+    Raises:
+        CaptureError: it did.
+    """
+    if isinstance(error, torch.AcceleratorError):
+        raise CaptureError(
+            "the GPU stopped while the model ran at another size than its example's, and this process can use it no "
+            "more: start anew, rewrite the model on the CPU and move it then (fractrainify(model).to('cuda')), or pass "
+            f"check=False ({error})"
+        ) from error
 
 
 def trial_of(snapshot: Snapshot, example: Example, train: bool) -> Trial:

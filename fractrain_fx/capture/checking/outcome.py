@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fractrain_fx.capture.checking.digest import Digest, digest
+from fractrain_fx.capture.checking.indices import CheckedIndices
 from fractrain_fx.capture.inputs.call import Example
 from fractrain_fx.capture.module import RecordedModule
 from fractrain_fx.capture.recording.patch import plain_paths
@@ -126,11 +128,12 @@ def second_output(snapshot: Snapshot, run: nn.Module, train: bool, example: Exam
 
 def _call(snapshot: Snapshot, run: nn.Module, train: bool, example: Example) -> Any:
     snapshot.set_mode(train)
-    if isinstance(run, RecordedModule):
-        run.set_mode(train)
-        # Not through ``__call__``, which prints the generated code when a node fails.
-        return run.forward(*example.tensors.values())
-    return run(*example.args, **example.kwargs)
+    with CheckedIndices() if snapshot.on_gpu else nullcontext():
+        if isinstance(run, RecordedModule):
+            run.set_mode(train)
+            # Not through ``__call__``, which prints the generated code when a node fails.
+            return run.forward(*example.tensors.values())
+        return run(*example.args, **example.kwargs)
 
 
 def _weighted_sum(output: Any) -> Tensor | None:

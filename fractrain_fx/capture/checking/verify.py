@@ -15,6 +15,7 @@ from fractrain_fx.capture.checking.check import (
     Mismatch,
     Trial,
     find_mismatch,
+    raise_if_lost,
     repeated,
     trial_of,
 )
@@ -194,7 +195,8 @@ class Elsewhere:
                 changed = change.of(self._inputs, self._axis, packed=self._batching is Batching.PACKED)
                 call = self._example.on(*changed)
                 self._trials[change] = trial_of(self._snapshot, call, self._train)
-            except Exception:  # a model may raise anything for sizes that it does not take
+            except Exception as error:  # a model may raise anything for sizes that it does not take
+                raise_if_lost(error)
                 self._trials[change] = None
         return self._trials[change]
 
