@@ -86,11 +86,13 @@ def _check_options(config: FracConfig) -> None:
 
 
 def _check_rounding(config: FracConfig) -> None:
-    lacking = config.method in ("float", "slu") or config.format not in ("affine", *BLOCK_FORMATS)
-    if config.rounding == "compiled" and lacking:
+    formats = {"compiled": ("affine", *BLOCK_FORMATS), "triton": ("affine",)}.get(config.rounding)
+    if formats is not None and (config.method in ("float", "slu") or config.format not in formats):
+        which = "formats" if len(formats) > 1 else "format"
         raise ConfigError(
-            f"rounding='compiled' changes nothing for method {config.method!r} with format {config.format!r}: it "
-            f"changes how the formats affine, {', '.join(BLOCK_FORMATS)} round. Write rounding='eager'"
+            f"rounding={config.rounding!r} changes nothing for method {config.method!r} with format {config.format!r}: "
+            f"it changes how the {which} {', '.join(formats)} round{'' if len(formats) > 1 else 's'}. Write "
+            "rounding='eager'"
         )
 
 
@@ -122,6 +124,7 @@ def _check_per_product(config: FracConfig) -> None:
         ("saved", "rounded", "operands"),
         ("mixing", "outputs", "inputs"),
         ("rounding", "compiled", "eager"),
+        ("rounding", "triton", "eager"),
     ):
         if getattr(config, name) == refused and (name != "rounding" or config.ranges != "tensor"):
             raise ConfigError(

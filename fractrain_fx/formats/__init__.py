@@ -28,6 +28,7 @@ def get_format(
     name: str,
     *,
     compiled: bool = False,
+    triton: bool = False,
     gradient_grid: GradientGrid = "range",
     recipe: Recipe | None = None,
     ranges: Ranges = "tensor",
@@ -36,7 +37,8 @@ def get_format(
 
     Args:
         name: the format's name.
-        compiled: round by C++ kernels, if the format has any.
+        compiled: on a CPU, round by C++ kernels, if the format has any.
+        triton: on a GPU, round by Triton kernels, if the format has any.
         gradient_grid: where the levels of gradients lie, for format ``affine``.
         recipe: how a block format (``mx``, ``nvfp4``, ``fp8``, ``int``) rounds the operands of each product; by default
             its usual one (``mxfp8`` for ``mx``).
@@ -45,7 +47,7 @@ def get_format(
     Raises:
         ConfigError: no format has this name; the message lists those that exist.
     """
-    affine: Format = AffineFormat(compiled=compiled, gradient_grid=gradient_grid)
+    affine: Format = AffineFormat(compiled=compiled, triton=triton, gradient_grid=gradient_grid)
     if ranges != "tensor":
         affine = RangedAffineFormat(ranges, gradient_grid)
     formats: dict[str, Format] = {fmt.name: fmt for fmt in (affine, DoReFaFormat(), WageubnFormat())}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fractrain_fx.formats.bits import once, readable
 
-__all__ = ["APART", "dither", "draw_seed", "hashed"]
+__all__ = ["APART", "dither", "draw_seed", "hashed", "noise_number"]
 
 # Noise values drawn in advance: 16 MiB, several times as many as large output gradients have.
 _POOL = 1 << 22
@@ -23,6 +23,11 @@ APART = 0x5851F42D4C957F2
 def draw_seed(device: torch.device | str = "cpu") -> Int[Tensor, ""]:
     """A fresh seed from torch's default generator of a device (0-dim int64)."""
     return torch.randint(1 << 62, (), device=device)
+
+
+def noise_number(stochastic: bool, seed: Int[Tensor, ""] | None) -> int | None:
+    """The seed of a kernel's noise, which the host knows; a fresh one where none is given; ``None`` without noise."""
+    return int(draw_seed() if seed is None else seed) if stochastic else None
 
 
 def dither(like: Tensor, seed: Int[Tensor, ""] | None = None) -> Tensor:
@@ -39,8 +44,9 @@ def dither(like: Tensor, seed: Int[Tensor, ""] | None = None) -> Tensor:
     if readable(seed) and 2 * count <= _POOL and like.is_cpu:
         start = _mixed(int(seed)) % (_POOL - count)
         return _pool(like.dtype, like.device)[start : start + count].view(like.shape)
-    # The seed is not read on the host, which would have to wait for the device.
-    places = (torch.arange(count, device=like.device) + seed.to(like.device)) % _POOL
+    # A seed is neither copied to the device nor read from it, which would have to wait.
+    first = int(seed) % _POOL if readable(seed) else seed % _POOL
+    places = (torch.arange(count, device=like.device) + first) % _POOL
     return _pool(like.dtype, like.device)[places].view(like.shape)
 
 

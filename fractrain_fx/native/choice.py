@@ -1,10 +1,12 @@
-"""What ``rounding="auto"`` stands for: C++ kernels, or plain torch operations."""
+"""What ``rounding="auto"`` stands for: C++ kernels on a CPU, Triton kernels on a GPU, or plain torch operations."""
 
 from __future__ import annotations
 
 import logging
 import os
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
 from typing import Literal
 
 import torch
@@ -17,20 +19,24 @@ __all__ = [
     "MEANING",
     "RoundingChoice",
     "choose_rounding",
+    "has_triton_package",
     "kernels_fit",
     "leave_telling",
     "tell_rounding",
     "uses_kernels",
+    "uses_triton",
 ]
 
 _LOG = logging.getLogger(__name__)
 
 MEANING = "FRACTRAIN_ROUNDING"
-"""The environment variable that fixes what ``auto`` stands for: ``eager`` or ``compiled``."""
+"""The environment variable that fixes what ``auto`` stands for: ``eager``, ``triton`` or ``compiled``."""
+
+_TRITON = "it comes with torch's builds for GPUs on Linux (elsewhere, pip install triton)"
 
 _TOLD: set[RoundingChoice] = set()
 
-Used = Literal["eager", "compiled"]
+Used = Literal["eager", "triton", "compiled"]
 
 
 @dataclass(frozen=True)
@@ -39,18 +45,22 @@ class RoundingChoice:
 
     Attributes:
         asked: the configuration's ``rounding``.
-        used: ``eager`` or ``compiled``.
+        used: ``eager``, ``triton`` or ``compiled``.
+        device: type of the device that the model is on.
         reason: words for ``asked="auto"``; empty otherwise, and where there is nothing to choose.
         hint: whether building the kernels would make this model quicker.
     """
 
     asked: Rounding
     used: Used
+    device: str
     reason: str = ""
     hint: bool = False
 
     def __str__(self) -> str:
-        how = "by C++ kernels" if self.used == "compiled" else "by plain torch operations"
+        kernels = {("compiled", "cpu"): "C++", ("compiled", "cuda"): "Triton", ("triton", "cuda"): "Triton"}
+        kind = kernels.get((self.used, self.device))
+        how = f"by {kind} kernels" if kind else "by plain torch operations"
         return f"rounds {how} (rounding={self.asked!r}: {self.reason})"
 
 
@@ -64,32 +74,62 @@ def choose_rounding(config: FracConfig, device: torch.device) -> RoundingChoice:
     """How a model on ``device`` rounds. Nothing is built for ``auto``.
 
     Raises:
-        ConfigError: the environment variable has another value than ``eager`` or ``compiled``.
+        ConfigError: the environment variable has another value than ``eager``, ``triton`` or ``compiled``, or Triton
+            is asked for and not installed.
     """
-    asked = config.rounding
+    asked, here = config.rounding, device.type
+    if asked == "triton" and not has_triton_package():
+        raise ConfigError(f"rounding='triton' needs Triton: {_TRITON}, or write rounding='eager'")
     if asked != "auto":
-        return RoundingChoice(asked, asked)
+        return RoundingChoice(asked, asked, here)
     if not kernels_fit(config):
-        return RoundingChoice(asked, "eager")
-    if device.type != "cpu":
-        return RoundingChoice(asked, "eager", f"the kernels are for CPUs, and this model is on {device.type!r}")
+        return RoundingChoice(asked, "eager", here)
     fixed = os.environ.get(MEANING)
-    known: dict[str, Used] = {"eager": "eager", "compiled": "compiled"}
+    known: dict[str, Used] = {"eager": "eager", "triton": "triton", "compiled": "compiled"}
     if fixed in known:
-        return RoundingChoice(asked, known[fixed], f"{MEANING} is {fixed!r}")
+        return RoundingChoice(asked, known[fixed], here, f"{MEANING} is {fixed!r}")
     if fixed:
-        raise ConfigError(f"the environment variable {MEANING}={fixed!r} is unknown: write eager or compiled")
+        raise ConfigError(f"the environment variable {MEANING}={fixed!r} is unknown: write eager, triton or compiled")
+    # Where a model is on a CPU now, it may move to a GPU later.
+    otherwise: Used = "triton" if _triton_fits(config) and has_triton_package() else "eager"
+    if here == "cuda":
+        return RoundingChoice(asked, otherwise, here, _on_gpu(config))
+    if here != "cpu":
+        return RoundingChoice(asked, "eager", here, f"there are no kernels for a model on {here!r}")
     if is_built():
-        return RoundingChoice(asked, "compiled", "they are built")
+        return RoundingChoice(asked, "compiled", here, "they are built")
     if lacking := lacking_programs():
-        return RoundingChoice(asked, "eager", f"there is no {' and no '.join(lacking)} here to build C++ kernels")
+        reason = f"there is no {' and no '.join(lacking)} here to build C++ kernels"
+        return RoundingChoice(asked, otherwise, here, reason)
     reason = "C++ kernels are quicker, and not built yet: run 'fractrain build' once, which takes about a minute"
-    return RoundingChoice(asked, "eager", reason, hint=True)
+    return RoundingChoice(asked, otherwise, here, reason, hint=True)
+
+
+def _triton_fits(config: FracConfig) -> bool:
+    """Whether Triton kernels round anything of a model: format ``affine`` with one range for a tensor."""
+    return config.format == "affine" and kernels_fit(config)
+
+
+def _on_gpu(config: FracConfig) -> str:
+    if not _triton_fits(config):
+        return f"on a GPU kernels round format 'affine' only, and this model has {config.format!r}"
+    return "it is installed" if has_triton_package() else f"Triton is not installed: {_TRITON}"
+
+
+@cache
+def has_triton_package() -> bool:
+    """Whether Triton can be imported."""
+    return find_spec("triton") is not None
 
 
 def uses_kernels(config: FracConfig) -> bool:
-    """Whether a model on a CPU rounds by kernels. On other devices they change nothing."""
+    """Whether a model on a CPU rounds by C++ kernels."""
     return choose_rounding(config, torch.device("cpu")).used == "compiled"
+
+
+def uses_triton(config: FracConfig) -> bool:
+    """Whether a model on a GPU rounds by Triton kernels."""
+    return choose_rounding(config, torch.device("cpu")).used != "eager" and has_triton_package()
 
 
 def tell_rounding(choice: RoundingChoice) -> None:

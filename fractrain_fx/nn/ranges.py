@@ -8,7 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fractrain_fx.formats import Format, ValueRange
+from fractrain_fx.formats import AffineFormat, Format, ValueRange
+from fractrain_fx.formats.affine.triton import has_triton, move_by_triton
 from fractrain_fx.formats.bits import readable
 from fractrain_fx.nn.full_precision import FullPrecision
 
@@ -59,6 +60,9 @@ class RunningRange(FullPrecision):
                 self.span.lerp_(span, weight)
                 if not seen:
                     self.seen.fill_(True)
+            return
+        if isinstance(self.fmt, AffineFormat) and self.fmt.triton and has_triton(span, lo):
+            move_by_triton((lo, span), (self.lo, self.span, self.seen), 1 - self.keep)
             return
         # Tensor arithmetic only, because a branch on `seen` would break a compiled graph; and little of it, because
         # every op here is compiled once for each quantized activation. The range is 0 before the first batch, whose

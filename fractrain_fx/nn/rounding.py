@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fractrain_fx.config import GateGradient
 from fractrain_fx.errors import ConfigError
-from fractrain_fx.formats import Format, ValueRange
+from fractrain_fx.formats import AffineFormat, Format, ValueRange
 from fractrain_fx.formats.bits import known_bits, put_where
 from fractrain_fx.nn.batch_axis import BatchAxis
 
@@ -97,6 +97,8 @@ def rounded_gradient(
     """
     axis = axis.at(g.shape, len(bits)) if bits.ndim else axis
     bits = axis.expand(bits, g.shape)
+    if isinstance(fmt, AffineFormat) and (erased := fmt.erased_gradient(g, bits, seed)) is not None:
+        return erased
     rounded = fmt.gradient(g, bits, axis=axis, seed=seed, out=out)
     if known_bits(bits) not in (None, 0):
         return rounded

@@ -9,6 +9,7 @@ from fractrain_fx.execution.int8.timing import lacks_products
 from fractrain_fx.execution.torchao.devices import refusal, slow
 from fractrain_fx.execution.torchao.linear import NUMERICS
 from fractrain_fx.model import FracModel
+from fractrain_fx.native.choice import uses_triton
 from fractrain_fx.passes import fixed_batch, not_on_int8, not_on_torchao, undispatched
 from fractrain_fx.passes.analyse.sequence_first import sequence_first_parts
 
@@ -28,9 +29,12 @@ def notes_of(model: FracModel) -> Iterator[str]:
     yield from _tied(model)
     device = next(model.parameters()).device.type
     rounding = model._state.rounding
-    if rounding.asked == "compiled" and device != "cpu":
-        yield f"rounding='compiled' changes nothing here: it is for CPUs, and this model is on {device!r}"
-    elif rounding.reason and device == "cpu":
+    by_triton = device == "cuda" and uses_triton(model.frac_config) and model.frac_config.format == "affine"
+    if rounding.asked in ("triton", "compiled") and device != "cpu" and not by_triton:
+        yield f"rounding={rounding.asked!r} changes nothing here: this model is on {device!r}"
+    elif rounding.asked == "triton" and device == "cpu":
+        yield "rounding='triton' changes nothing here: it is for GPUs, and this model is on 'cpu'"
+    elif rounding.reason and device == rounding.device:
         yield str(rounding)
     config = model.frac_config
     names = [config.format, *(pin.number_format for pin in config.pins if pin.precision.fw <= CODE_BITS)]

@@ -37,14 +37,15 @@ def prepare_rounding(settings: RunSettings, built: BuiltModel, console: Console)
         console: is told of a build, which takes a while.
 
     Returns:
-        That of ``settings``; with ``rounding="eager"`` instead of ``auto`` where the run is not on a CPU, or where
-        building failed.
+        That of ``settings``; with another ``rounding`` than ``auto`` where the run is not on a CPU, or where building
+        failed.
     """
     config = settings.frac
     if config.rounding != "auto":
         return config
     if settings.train.device != "cpu" and torch.accelerator.is_available():
-        return config.replace(rounding="eager")
+        device = torch.device(torch.accelerator.current_accelerator() or "cpu")
+        return config.replace(rounding=choose_rounding(config, device).used)
     choice = choose_rounding(config, torch.device("cpu"))
     if not choice.hint:
         return config

@@ -15,14 +15,15 @@ from fractrain_fx.native import build, choice
 from fractrain_fx.native.choice import MEANING, choose_rounding
 from fractrain_fx.passes import default_passes
 
-CPU = torch.device("cpu")
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Kernels that were built before, and nothing set."""
+    """C++ kernels that were built before, no Triton, and nothing set."""
     monkeypatch.delenv(MEANING)
     monkeypatch.setattr(choice, "is_built", lambda: True)
+    monkeypatch.setattr(choice, "has_triton_package", lambda: False)
     return monkeypatch
 
 
@@ -62,9 +63,40 @@ def test_where_kernels_round_nothing_there_is_nothing_to_choose(
     assert (chosen.used, chosen.reason) == ("eager", "")
 
 
-def test_another_device_has_no_kernels(built: pytest.MonkeyPatch) -> None:
-    chosen = choose_rounding(FracConfig(), torch.device("cuda"))
-    assert chosen.used == "eager" and "for CPUs" in chosen.reason and not chosen.hint
+def test_a_gpu_has_triton_kernels_where_triton_is_installed(built: pytest.MonkeyPatch) -> None:
+    without = choose_rounding(FracConfig(), GPU)
+    assert without.used == "eager" and "Triton is not installed" in str(without) and not without.hint
+    with pytest.raises(ConfigError, match="rounding='triton' needs Triton"):
+        choose_rounding(FracConfig(rounding="triton"), GPU)
+    built.setattr(choice, "has_triton_package", lambda: True)
+    chosen = choose_rounding(FracConfig(), GPU)
+    assert chosen.used == "triton" and str(chosen) == "rounds by Triton kernels (rounding='auto': it is installed)"
+    blocks = choose_rounding(FracConfig(method="static", format="mx"), GPU)
+    assert blocks.used == "eager" and "format 'affine' only" in blocks.reason
+    assert choose_rounding(FracConfig(), torch.device("mps")).used == "eager"
+
+
+def test_a_model_on_a_cpu_is_ready_for_a_gpu(built: pytest.MonkeyPatch) -> None:
+    built.setattr(choice, "has_triton_package", lambda: True)
+    for there, used, compiled in ((True, "compiled", True), (False, "triton", False)):
+        built.setattr(choice, "is_built", lambda there=there: there)
+        model = rewritten()
+        assert model.frac_config.rounding == used
+        formats = [module.fmt for module in model.modules() if hasattr(module, "fmt")]
+        assert formats and all((each.compiled, each.triton) == (compiled, True) for each in formats)
+    assert not any(module.fmt.triton for module in rewritten(rounding="eager").modules() if hasattr(module, "fmt"))
+
+
+@pytest.mark.parametrize("wrong", [{"method": "float"}, {"format": "mx"}, {"ranges": "row"}])
+def test_triton_where_it_rounds_nothing_is_an_error(wrong: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match="rounding='triton'"):
+        FracConfig(rounding="triton", **{"method": "static"} | wrong)  # type: ignore[arg-type]
+
+
+def test_a_plan_says_where_triton_changes_nothing(built: pytest.MonkeyPatch) -> None:
+    built.setattr(choice, "has_triton_package", lambda: True)
+    told = str(plan(net(), config=FracConfig(method="static", rounding="triton"), example_inputs=(torch.randn(4, 6),)))
+    assert "rounding='triton' changes nothing here: it is for GPUs, and this model is on 'cpu'" in told
 
 
 @pytest.mark.parametrize("asked", ["eager", "compiled"])
@@ -76,7 +108,7 @@ def test_a_word_in_the_configuration_is_that_and_the_environment_decides_for_aut
     assert choose_rounding(FracConfig(rounding=asked), CPU).used == asked  # type: ignore[arg-type]
     assert choose_rounding(FracConfig(), CPU).used == other
     built.setenv(MEANING, "fast")
-    with pytest.raises(ConfigError, match="FRACTRAIN_ROUNDING='fast' is unknown: write eager or compiled"):
+    with pytest.raises(ConfigError, match="FRACTRAIN_ROUNDING='fast' is unknown: write eager, triton or compiled"):
         choose_rounding(FracConfig(), CPU)
 
 

@@ -28,6 +28,7 @@ class Compiler:
         monkeypatch.delenv(MEANING)
         monkeypatch.setattr(choice, "is_built", lambda: self.builds > 0)
         monkeypatch.setattr(choice, "lacking_programs", lambda: [])
+        monkeypatch.setattr(choice, "has_triton_package", lambda: False)
         monkeypatch.setattr(building, "kernels", self.kernels)
 
     def kernels(self) -> None:

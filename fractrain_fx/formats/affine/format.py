@@ -15,8 +15,10 @@ from fractrain_fx.formats.affine.gate_gradient import affine_gains
 from fractrain_fx.formats.affine.grid import modest
 from fractrain_fx.formats.affine.kernels import has_kernels, measure_compiled
 from fractrain_fx.formats.affine.rounding import round_affine, shifted_to_zero
+from fractrain_fx.formats.affine.triton import has_triton, measure_by_triton, round_by_triton
 from fractrain_fx.formats.base import Bits, Format, SampleAxis, ValueRange, Values
 from fractrain_fx.formats.bits import as_bits, checked_bits, dense, once, readable, work_dtype
+from fractrain_fx.formats.noise import noise_number
 
 __all__ = ["AffineFormat", "fake_quantize", "measure", "range_between"]
 
@@ -26,22 +28,24 @@ class AffineFormat(Format):
 
     Args:
         compiled: on a CPU, use C++ kernels for rounding, for ranges and for the gate's gradient.
+        triton: on a GPU, use Triton kernels for these.
         gradient_grid: ``zero`` shifts the levels of gradients so that one of them is 0 (``FracConfig.gradient_grid``).
     """
 
     name = "affine"
 
-    def __init__(self, *, compiled: bool = False, gradient_grid: GradientGrid = "range") -> None:
+    def __init__(self, *, compiled: bool = False, triton: bool = False, gradient_grid: GradientGrid = "range") -> None:
         self.compiled = compiled
+        self.triton = triton
         self.gradient_grid = gradient_grid
 
     def activation_range(self, x: Values) -> ValueRange:
-        return measure(x, compiled=self.compiled)
+        return measure(x, compiled=self.compiled, triton=self.triton)
 
     def activation(self, x: Values, bits: Bits, within: ValueRange, *, out: Tensor | None = None) -> Values:
         if not x.numel():
             return x
-        return round_affine(x, as_bits(bits, x), within, quick=True, compiled=self.compiled, out=out)
+        return self._round(x, as_bits(bits, x), within, out=out)
 
     def activation_gains(
         self,
@@ -51,10 +55,10 @@ class AffineFormat(Format):
         within: ValueRange,
         squared: bool = False,
     ) -> Float[Tensor, "batch options"]:
-        return affine_gains(x, g, bits, within, squared=squared, compiled=self.compiled)
+        return affine_gains(x, g, bits, within, squared=squared, compiled=self.compiled, triton=self.triton)
 
     def weight_range(self, w: Values, *, dim: int | None) -> ValueRange:
-        return measure(w, dim, compiled=self.compiled)
+        return measure(w, dim, compiled=self.compiled, triton=self.triton)
 
     def weight(
         self, w: Values, bits: Bits, *, dim: int | None, within: ValueRange | None = None, out: Tensor | None = None
@@ -62,7 +66,7 @@ class AffineFormat(Format):
         if not w.numel():
             return w
         within = within or self.weight_range(w, dim=dim)
-        return round_affine(w, as_bits(bits, w), within, quick=True, compiled=self.compiled, out=out)
+        return self._round(w, as_bits(bits, w), within, out=out)
 
     def gradient(
         self,
@@ -79,13 +83,22 @@ class AffineFormat(Format):
         within = self.gradient_range(g, bits)
         # The largest noise may carry a zero to the next level, because float32 rounds its level number.
         zeros = g == 0 if self.gradient_grid == "zero" else None
-        rounded = round_affine(g, bits, within, stochastic=True, seed=seed, quick=True, compiled=self.compiled, out=out)
+        rounded = self._round(g, bits, within, stochastic=True, seed=seed, out=out)
         return rounded if zeros is None else rounded * ~zeros
+
+    def erased_gradient(self, g: Values, bits: Int[Tensor, "*bits"], seed: Int[Tensor, ""] | None) -> Values | None:
+        """On a GPU, what :meth:`gradient` gives, but zeros at 0 bits; ``None`` if no Triton kernel takes the values."""
+        if not self.triton or self.gradient_grid != "range" or not has_triton(g):
+            return None
+        return round_by_triton(g, bits, self.gradient_range(g, bits), noise=noise_number(True, seed), erase=True)
 
     def gradient_range(self, g: Values, bits: Int[Tensor, "*bits"]) -> ValueRange:
         """The range in which a gradient is rounded."""
-        found = measure(g, compiled=self.compiled)
+        found = measure(g, compiled=self.compiled, triton=self.triton)
         return found if self.gradient_grid == "range" else shifted_to_zero(bits, found)
+
+    def _round(self, x: Tensor, bits: Tensor, within: ValueRange, **how: Any) -> Tensor:
+        return round_affine(x, bits, within, quick=True, compiled=self.compiled, triton=self.triton, **how)
 
 
 def fake_quantize(
@@ -136,7 +149,7 @@ def fake_quantize(
     return rounded
 
 
-def measure(x: Values, dim: int | None = None, *, compiled: bool = False) -> ValueRange:
+def measure(x: Values, dim: int | None = None, *, compiled: bool = False, triton: bool = False) -> ValueRange:
     """The range of ``x``.
 
     Finite values have a finite width. If their type cannot hold it, it is the widest that the type can hold, and the
@@ -146,6 +159,7 @@ def measure(x: Values, dim: int | None = None, *, compiled: bool = False) -> Val
         x: values of any shape and floating-point type; half types are measured in float32.
         dim: one range for each index of this dimension (the others become 1); None: one for the tensor (0-dim).
         compiled: use the C++ kernel if it takes the values; the result is the same.
+        triton: use the Triton kernel if it takes them; likewise.
 
     Returns:
         The range, outside autograd, in float32 (float64 for float64).
@@ -161,6 +175,8 @@ def measure(x: Values, dim: int | None = None, *, compiled: bool = False) -> Val
         return ValueRange(nan, nan, True)
     if compiled and has_kernels(x) and (dim is None or dim % x.ndim == 0):
         return ValueRange(*measure_compiled(x, shape), True)
+    if triton and has_triton(x):
+        return ValueRange(*measure_by_triton(x, dim, shape), True)
     if dim is None:
         # The order of the values does not matter; torch would first copy them to make them contiguous.
         flat = readable(x) and not x.is_contiguous() and dense(x)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fractrain_fx.formats.affine.grid import SMALLEST_SCALE
 from fractrain_fx.formats.affine.kernels import gains_compiled, has_gains
+from fractrain_fx.formats.affine.triton import gains_by_triton, has_triton
 from fractrain_fx.formats.base import ValueRange
 from fractrain_fx.formats.bits import of_options, readable, sum_of_samples
 from fractrain_fx.formats.scratch import scratch
@@ -32,6 +33,7 @@ def affine_gains(
     *,
     squared: bool = False,
     compiled: bool = False,
+    triton: bool = False,
 ) -> Float[Tensor, "batch options"]:
     """For each option's bits, the sum over each sample of ``g * (Q(x) - x)``, on the affine grid of a range.
 
@@ -42,6 +44,7 @@ def affine_gains(
         within: the range, whose ends are 0-dim.
         squared: sum the squares instead.
         compiled: use the C++ kernel if it takes the values.
+        triton: use the Triton kernel if it takes them.
 
     Returns:
         Sums in the type of the range (float32 or wider).
@@ -51,6 +54,8 @@ def affine_gains(
         single, of_single = (each.float() if each.dtype == torch.bfloat16 else each for each in (x, g))
         if single.dtype == of_single.dtype and has_gains(single, lo):
             return gains_compiled(single, of_single, bits, within, squared=squared, twice=single is not x)
+    if triton and has_triton(x, lo, span):
+        return of_options(bits, lambda widths: gains_by_triton(x, g, widths, within, squared=squared))
     x, g = x.flatten(1), g.flatten(1)
 
     def gains(widths: Sequence[int]) -> Tensor:
@@ -87,7 +92,9 @@ def _error(x: Tensor, bits: int, within: ValueRange) -> Tensor:
     """``Q(x) - x``; for a half type, ``Q(x)`` is then rounded to that type."""
     lo, span, measured_here = within
     highest = 2**bits - 1
-    scale = (span / highest).clamp(min=SMALLEST_SCALE)
+    # Divided by a tensor, because a GPU multiplies by the inverse of a Python number: values midway between two levels
+    # would go to the other one than in the rounding.
+    scale = (span / span.new_full((), highest)).clamp(min=SMALLEST_SCALE)
     offset = x.to(lo.dtype) - lo
     steps = offset / scale
     rounded = (steps if measured_here else steps.clamp_(0, highest)).round_().mul_(scale)

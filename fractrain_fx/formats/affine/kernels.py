@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fractrain_fx.formats.base import ValueRange
-from fractrain_fx.formats.noise import draw_seed
+from fractrain_fx.formats.noise import noise_number
 from fractrain_fx.native import kernels
 
 __all__ = [
@@ -80,7 +80,7 @@ def round_compiled(
         overflow.
     """
     out = torch.empty_like(x) if out is None else out
-    number = _number(stochastic, seed)
+    number = noise_number(stochastic, seed)
     done = kernels().round_affine(x, bits, within.lo, within.span, number, within.measured_here, erase, out=out)
     return _result(done, x, out)
 
@@ -132,7 +132,7 @@ def encode_compiled(
         Whether it was done: ``False`` if the range is not finite or differences in it may overflow.
     """
     lo, span, measured_here = within
-    number = _number(stochastic, seed)
+    number = noise_number(stochastic, seed)
     done = kernels().encode_affine(x, bits, lo, span, number, measured_here, codes=codes, values=values)
     return bool(done != _REFUSED)
 
@@ -173,7 +173,7 @@ def coded_gradient_compiled(
         dtype: type of the codes, int8 or int16.
         values: memory for the rounded values, if they are wanted.
     """
-    done, *coded = kernels().coded_gradient(g, bits, _number(True, seed), dtype == torch.int16, values=values)
+    done, *coded = kernels().coded_gradient(g, bits, noise_number(True, seed), dtype == torch.int16, values=values)
     return None if done == _REFUSED else tuple(coded)
 
 
@@ -219,7 +219,3 @@ def measure_compiled(x: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
     """:func:`~fractrain_fx.formats.affine.measure` by the C++ kernel, for all values or entries of dimension 0."""
     lo, span = kernels().measure(x, shape)
     return lo, span
-
-
-def _number(stochastic: bool, seed: Tensor | None) -> int | None:
-    return int(draw_seed() if seed is None else seed) if stochastic else None

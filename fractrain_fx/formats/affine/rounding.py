@@ -11,9 +11,10 @@ from torch import Tensor
 from fractrain_fx.config.precision import FLOAT_BITS
 from fractrain_fx.formats.affine.grid import SMALLEST_SCALE, Grid
 from fractrain_fx.formats.affine.kernels import code_ends_compiled, encode_compiled, has_kernels, round_compiled
+from fractrain_fx.formats.affine.triton import has_triton, round_by_triton
 from fractrain_fx.formats.base import ValueRange
 from fractrain_fx.formats.bits import highest_level, is_rounded, once, readable, unrounded
-from fractrain_fx.formats.noise import dither
+from fractrain_fx.formats.noise import dither, noise_number
 
 __all__ = ["bits_in_use", "code_ends", "codes_affine", "round_affine", "shifted_to_zero", "values_affine"]
 
@@ -30,6 +31,7 @@ def round_affine(
     seed: Tensor | None = None,
     quick: bool = False,
     compiled: bool = False,
+    triton: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
     """Round to ``lo + scale * q``, ``q = round(clamp((x - lo) / scale, 0, 2^bits - 1))``, ties to even.
@@ -42,12 +44,18 @@ def round_affine(
         seed: the noise's seed.
         quick: take fewer passes; a value within a float32 rounding of a tie may then go to the other level.
         compiled: use the C++ kernel if it takes the values; it is quicker still and rounds as the formula says.
+        triton: use the Triton kernel if it takes them. It gives the numbers of plain operations on a GPU, but for the
+            noise, which is a hash, as in compiled graphs.
         out: memory for the result in the type of the range; used only if ``x`` has that type.
 
     Returns:
         The rounded values in the type of ``x``; ``x`` itself if nothing is rounded.
     """
     if not readable(x):
+        if triton and has_triton(x, *within[:2]):
+            rounded = round_by_triton(x, bits, within, noise=noise_number(stochastic, seed))
+            if rounded is not None:
+                return rounded
         return _anywhere(x, bits, within, stochastic, seed)
     dtype = within.lo.dtype
 

@@ -48,15 +48,20 @@ def scales(largest: Float[Tensor, "*blocks"], grid: Grid, kind: Scale) -> Scales
         exponent = (exponents(largest) - grid.top).clamp(_LOWEST, _HIGHEST)
         return Scales(_power(-exponent, largest), _power(exponent, largest) + poison)
     if kind == "float32":
-        up = (largest / grid.largest).clamp(min=_TINY)
+        up = _over(largest, grid.largest).clamp(min=_TINY)
         return Scales(1 / up, _capped(up, grid) + poison)
     e4m3 = ELEMENTS["e4m3"]
-    of_tensor = (largest.amax() / (e4m3.largest * grid.largest)).clamp(min=_TINY)
+    of_tensor = _over(largest.amax(), e4m3.largest * grid.largest).clamp(min=_TINY)
     least = (_TINY / of_tensor).clamp(min=e4m3.smallest)
-    relative = (largest / grid.largest / of_tensor).clamp(min=least).clamp(max=e4m3.largest)
+    relative = (_over(largest, grid.largest) / of_tensor).clamp(min=least).clamp(max=e4m3.largest)
     relative = round_to_grid(relative, e4m3.grid)
     # In this order, which is that of NVIDIA's kernels and of torchao.
     return Scales(1 / of_tensor / relative, _capped(of_tensor * relative, grid) + poison.amax())
+
+
+def _over(x: Tensor, number: float | Tensor) -> Tensor:
+    """The quotient as a CPU rounds it: a GPU multiplies by the inverse of a Python number."""
+    return x / (number if isinstance(number, Tensor) else x.new_full((), number))
 
 
 def _power(exponent: Tensor, like: Tensor) -> Tensor:

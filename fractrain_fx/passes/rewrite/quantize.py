@@ -13,7 +13,7 @@ from fractrain_fx.config import FracConfig, Recipe
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.errors import PassError
 from fractrain_fx.formats import Format, get_format
-from fractrain_fx.native.choice import uses_kernels
+from fractrain_fx.native.choice import uses_kernels, uses_triton
 from fractrain_fx.nn.bits import StageBits, WidthTable
 from fractrain_fx.nn.noise import NoiseSeed
 from fractrain_fx.nn.quantized_leaf import QuantizedLeaf
@@ -60,6 +60,7 @@ class Quantize(PassBase):
         self.fmt = fmt or get_format(
             config.format,
             compiled=uses_kernels(config),
+            triton=uses_triton(config),
             gradient_grid=config.gradient_grid,
             recipe=config.product_recipe,
             ranges=config.ranges,
@@ -135,7 +136,8 @@ class _Writer:
             return self._format
         if (name, recipe) not in self._formats:
             config = self._config
-            self._formats[name, recipe] = get_format(name, compiled=uses_kernels(config), recipe=recipe)
+            compiled, triton = uses_kernels(config), uses_triton(config)
+            self._formats[name, recipe] = get_format(name, compiled=compiled, triton=triton, recipe=recipe)
         return self._formats[name, recipe]
 
     def quantize_inside(self, node: Node, op: Op) -> None:

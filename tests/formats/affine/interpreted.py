@@ -1,0 +1,129 @@
+"""The Triton kernels on the CPU, by Triton's interpreter. test_triton.py runs this file in a process of its own.
+
+Triton has to be imported with ``TRITON_INTERPRET=1``. Its interpreter cuts float32 to bfloat16 instead of rounding, so
+half types are float16 here; ``make gpu`` looks at both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from fractrain_fx.formats import ValueRange
+from fractrain_fx.formats.affine import AffineFormat, measure
+from fractrain_fx.formats.affine.gate_gradient import affine_gains
+from fractrain_fx.formats.affine.rounding import _anywhere
+from fractrain_fx.formats.affine.triton import calls
+from fractrain_fx.formats.noise import hashed
+from fractrain_fx.nn.ranges import RunningRange
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "on_device", lambda x: contextlib.nullcontext())
+
+
+def layouts() -> Iterator[Tensor]:
+    for dtype in (torch.float32, torch.float16):
+        x = (3 * torch.randn(4, 6, 9, 13)).to(dtype)
+        yield from (x, x.contiguous(memory_format=torch.channels_last), x.transpose(1, 3), x[:, ::2])
+    yield torch.randn(3000)
+
+
+def ends(x: Tensor, dim: int | None) -> Iterator[ValueRange]:
+    """The range of the values, and one that some lie outside of."""
+    within = measure(x, dim)
+    yield from (within, ValueRange(within.lo / 2, within.span / 2))
+
+
+@pytest.mark.parametrize("dim", [None, 0, 1])
+def test_ranges_and_roundings_are_those_of_the_plain_operations(dim: int | None) -> None:
+    for x in layouts():
+        if dim is not None and dim >= x.ndim:
+            continue
+        within = measure(x, dim)
+        lo, span = calls.measure_by_triton(x, dim, within.lo.shape)
+        assert torch.equal(lo, within.lo) and torch.equal(span, within.span)
+        for bits, each in itertools.product((2, 8, 31, 0, 32), ends(x, dim)):
+            found = calls.round_by_triton(x, torch.tensor(bits), each)
+            assert found is not None and found.dtype == x.dtype
+            assert torch.equal(found, _anywhere(x, torch.tensor(bits), each, False, None)), (bits, x.stride())
+
+
+def test_each_sample_has_its_own_bits_and_is_erased_at_0() -> None:
+    for x in layouts():
+        bits = torch.tensor([0, 2, 8, 32])[torch.arange(len(x)) % 4].view(-1, *[1] * (x.ndim - 1))
+        within = measure(x)
+        expected = _anywhere(x, bits, within, False, None)
+        assert torch.equal(calls.round_by_triton(x, bits, within), expected)
+        assert torch.equal(calls.round_by_triton(x, bits, within, erase=True), torch.where(bits == 0, 0, expected))
+
+
+def test_bits_along_several_dimensions_are_left_to_the_plain_operations() -> None:
+    x = torch.randn(2, 3)
+    assert calls.round_by_triton(x, torch.full((2, 3), 4), measure(x)) is None
+
+
+def test_noise_is_that_of_compiled_graphs() -> None:
+    x, seed = torch.rand(5000), 987654321987654321
+    noise = hashed(5000, x, torch.tensor(seed)).view(-1)
+    levels = ValueRange(torch.tensor(0.0), torch.tensor(255.0), True)
+    found = calls.round_by_triton(x, torch.tensor(8), levels, noise=seed)
+    assert found is not None
+    assert torch.equal(found, (x + noise).clamp(0, 255).round()) and 0 < found.sum() < 5000
+
+
+@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+def test_a_bad_value_makes_nan_of_its_range_or_of_itself_in_a_range_that_is_given(bad: float) -> None:
+    x = torch.randn(10, 10)
+    x[3, 4] = bad
+    for dim in (None, 0):
+        within = measure(x, dim)
+        lo, span = calls.measure_by_triton(x, dim, within.lo.shape)
+        assert torch.equal(span.isfinite(), within.span.isfinite()) and torch.equal(lo.isnan(), within.lo.isnan())
+        for each in (ValueRange(lo, span, True), ValueRange(torch.tensor(-1.0), torch.tensor(2.0))):
+            found = calls.round_by_triton(x, torch.tensor(4), each)
+            expected = _anywhere(x, torch.tensor(4), each, False, None)
+            assert found is not None and torch.equal(found.nan_to_num(9), expected.nan_to_num(9))
+            assert found.isnan().any()
+
+
+def test_a_range_wider_than_float32_saturates_and_a_constant_has_a_grid() -> None:
+    for x in (torch.tensor([-3e38, 0.0, 3e38]), torch.full((5,), 0.3)):
+        within = measure(x)
+        lo, span = calls.measure_by_triton(x, None, [])
+        assert torch.equal(lo, within.lo) and torch.equal(span, within.span) and span.isfinite()
+        found = calls.round_by_triton(x, torch.tensor(4), within)
+        assert found is not None and torch.equal(found, _anywhere(x, torch.tensor(4), within, False, None))
+
+
+@pytest.mark.parametrize("squared", [False, True])
+def test_the_gradient_of_gates_is_that_of_the_plain_operations(squared: bool) -> None:
+    for x in (each for each in layouts() if each.ndim > 1):
+        g = torch.randn_like(x)
+        for within in ends(x, None):
+            expected = affine_gains(x, g, [2, 4, 8], within, squared=squared)
+            found = calls.gains_by_triton(x, g, [2, 4, 8], within, squared=squared)
+            torch.testing.assert_close(found, expected.float(), rtol=1e-3, atol=1e-5 * float(expected.abs().max()))
+    x, g = torch.randn(2, 10_000), torch.randn(2, 10_000)  # several blocks a sample
+    found = calls.gains_by_triton(x, g, [3], measure(x), squared=squared)
+    torch.testing.assert_close(found, affine_gains(x, g, [3], measure(x), squared=squared), rtol=1e-3, atol=1e-3)
+
+
+def test_a_running_range_moves_as_the_plain_operations_move_it() -> None:
+    plain = RunningRange(AffineFormat()).train()
+    lo, span, seen = torch.zeros(()), torch.zeros(()), torch.tensor(False)
+    for batch in ((1.0, 2.0), (3.0, 4.0), (NAN, 1.0), (0.5, INF), (-1.0, 0.5)):
+        ends = torch.tensor(batch[0]), torch.tensor(batch[1])
+        plain._update(*ends)
+        before = lo._version
+        calls.move_by_triton(ends, (lo, span, seen), 1 - plain.keep)
+        torch.testing.assert_close((lo, span), (plain.lo, plain.span))
+        assert bool(seen) and lo._version > before  # autograd sees the write

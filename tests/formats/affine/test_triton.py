@@ -1,0 +1,102 @@
+"""The Triton kernels: their numbers, by Triton's interpreter, and which tensors go to them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from fractrain_fx.formats.affine import AffineFormat, format, gate_gradient, measure, rounding
+from fractrain_fx.formats.affine.triton import calls, fit
+from fractrain_fx.nn import ranges
+from fractrain_fx.nn.batch_axis import BatchAxis
+from fractrain_fx.nn.rounding import rounded_gradient
+
+
+def test_the_kernels_give_the_numbers_of_the_plain_operations() -> None:
+    pytest.importorskip("triton", minversion="3.7")  # the interpreter of older ones fails with today's numpy
+    file = Path(__file__).with_name("interpreted.py")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-W", "ignore", "-p", "no:xdist", str(file)],
+        cwd=Path(__file__).parents[3],
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_only_values_of_a_gpu_go_to_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(2, 3)
+    assert not fit.has_triton(x)
+
+    class OnGpu(Tensor):
+        is_cuda = True
+
+    def on_gpu(x: Tensor) -> Tensor:
+        return x.as_subclass(OnGpu)
+
+    monkeypatch.setattr(fit, "has_triton_package", lambda: True)
+    assert fit.has_triton(on_gpu(x)) and fit.has_triton(on_gpu(x.half()), torch.zeros(()))
+    for other in (x.double(), x[:0]):
+        assert not fit.has_triton(on_gpu(other))
+    assert not fit.has_triton(on_gpu(x), torch.zeros((), dtype=torch.float64))
+    monkeypatch.setattr(fit, "has_triton_package", lambda: False)
+    assert not fit.has_triton(on_gpu(x))
+
+
+def test_a_format_asks_the_kernels_for_each_of_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def taken(name: str) -> None:
+        for module in (format, rounding, gate_gradient, ranges):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, lambda *_, **__: asked.append(name))
+
+    def on_meta(x: Tensor, *_: Tensor) -> bool:
+        return x.is_meta
+
+    x = torch.empty(4, 6, device="meta")
+    fmt = AffineFormat(triton=True)
+    within = measure(x)
+    for module in (format, rounding, gate_gradient, ranges):
+        monkeypatch.setattr(module, "has_triton", on_meta)
+    monkeypatch.setattr(format, "measure_by_triton", lambda *_: (asked.append("measure_by_triton"), *within[:2])[1:])
+    fmt.activation_range(x)
+    fmt.weight_range(x, dim=0)
+    assert asked == ["measure_by_triton"] * 2
+    asked.clear()
+    taken("round_by_triton")
+    fmt.activation(x, 4, within)
+    fmt.weight(x, 4, dim=0, within=within)
+    assert asked == ["round_by_triton"] * 2
+    monkeypatch.setattr(format, "round_by_triton", lambda g, bits, within, **how: (how["erase"], type(how["noise"])))
+    seed = torch.tensor(3)
+    assert rounded_gradient(fmt, x, torch.tensor(4), BatchAxis(), seed) == (True, int)  # type: ignore[comparison-overlap]
+    taken("move_by_triton")
+    ranges.RunningRange(fmt).to("meta").train()._update(within.lo, within.span)
+    assert asked[-1] == "move_by_triton"
+    monkeypatch.setattr(gate_gradient, "gains_by_triton", lambda x, g, widths, *_, **__: x.new_ones(4, len(widths)))
+    assert fmt.activation_gains(x, x, (0, 3, 8), within).shape == (4, 3)
+    plain = AffineFormat()
+    asked.clear()
+    plain.activation(x, 4, plain.activation_range(x))
+    assert not asked
+
+
+def test_values_with_gaps_are_copied_and_others_are_not() -> None:
+    x = torch.randn(4, 6, 5, 7)
+    for dense in (x, x.contiguous(memory_format=torch.channels_last), x.transpose(1, 3)):
+        assert fit.stored(dense) is dense
+    for gaps in (x[:, ::2], x[:1].expand(4, 6, 5, 7)):
+        assert fit.stored(gaps) is not gaps
+    turned = x.transpose(1, 3)
+    assert fit.place(torch.zeros(7, 1, 1), turned) == (turned.stride(1), 7)
+    assert fit.place(torch.zeros(()), x) == fit.place(torch.zeros(1, 1), x) == (1, 1)
+    assert fit.place(torch.zeros(4, 6, 1, 1), x) is None
+    assert calls._programs(1025) == 2
