@@ -123,7 +123,7 @@ def rewritten(layer: nn.Module, x: Tensor, precision: str, execution: Execution)
         method="static",
         precision=bits,
         pins=(Pin("0", bits),),  # otherwise the first layer of a model stays float
-        rounding="compiled" if x.device.type == "cpu" else "eager",
+        rounding="compiled",
         execution=execution,
         kernels="int8" if execution == "auto" else "auto",
     )

@@ -1,6 +1,7 @@
 """``python -m benchmarks.gpu``: all measurements that need an NVIDIA GPU, in under 9 minutes.
 
-Parts run in order of worth, each in its own process: an error or a lack of time in one does not end the others.
+Parts run in order of worth, each in its own process: an error or a lack of time in one does not end the others. After
+an error that leaves a process without its GPU, another one goes on.
 The results file and the page are written after every part, and the file after every row too.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 from benchmarks.steady import steady
 
 if __name__ == "__main__":
-    steady()
+    steady(bound=False)
 
 import argparse
 import contextlib
@@ -33,6 +34,8 @@ _DOCS = Path("docs")
 _PACKAGES = ("torchao", "triton", "timm", "transformers")
 # Seconds for writing the page at the end.
 _RESERVE = 5.0
+# The code with which a process ends when a kernel's error has spoiled its GPU for good.
+_LOST = 75
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -76,7 +79,9 @@ def _run_parts(results: Results, options: argparse.Namespace, argv: Sequence[str
         call = [sys.executable, "-W", "ignore", "-m", "benchmarks.gpu", *argv, "--run", part]
         results.parts[part] = Found(not_run={"all": ""})
         results.save()
-        reason = _ended(call, seconds)
+        lost = reason = f"its process ended with code {_LOST}"
+        while reason == lost:  # a process that lost the GPU has left items to another one
+            reason = _ended(call, began + seconds - time.monotonic())
         results.parts = Results.load(results.path).parts
         found = results.parts[part]
         found.seconds = time.monotonic() - began
@@ -98,12 +103,17 @@ def _ended(call: Sequence[str], seconds: float) -> str:
 
 
 def _run_items(part: str, setting: Setting, file: Path) -> None:
-    """Run the items of a part, and write the file after each row."""
+    """Run the items of a part that an earlier process has not, and write the file after each row."""
     results = Results.load(file)
     items = PARTS[part].items(setting)
-    found = results.parts[part] = Found(not_run=dict.fromkeys(items, ""))
+    found = results.parts[part]
+    failed = {name: reason for name, reason in found.not_run.items() if reason and name in items}
+    done = {*found.rows, *failed}
+    found.not_run = {name: failed.get(name, "") for name in items if name in failed or name not in done}
     results.save()
     for name, item in items.items():
+        if name in done:
+            continue
         began = time.monotonic()
         try:
             for row in item():
@@ -115,6 +125,8 @@ def _run_items(part: str, setting: Setting, file: Path) -> None:
             del found.not_run[name]
         results.save()
         print(f"  {name}: {time.monotonic() - began:.1f} s {found.not_run.get(name, '')}", flush=True)
+        if found.not_run.get(name, "").startswith(torch.AcceleratorError.__name__):
+            raise SystemExit(_LOST)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -18,8 +18,8 @@ most that a step allocates at a time, without what was allocated before. Ratios 
 """.strip()
 
 _METHODS = (
-    *("float", "float+bf16", "static", "static+int8", "static+int8+bf16", "pfq", "pfq-rounded", "dfq", "dfq+bf16"),
-    *("dfq+auto", "pfq+checkpointed", "dfq+checkpointed"),
+    *("float", "float+bf16", "static+kernels", "static+int8", "pfq+kernels", "pfq-rounded", "dfq+kernels"),
+    *("dfq+kernels+bf16", "dfq+kernels+auto", "pfq+kernels+checkpointed", "dfq+kernels+checkpointed"),
 )
 _COLUMNS = ("model", "method", "saved, MB", "saved, ratio", "peak, MB", "peak, ratio", "note")
 

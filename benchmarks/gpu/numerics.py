@@ -21,7 +21,7 @@ from benchmarks.skipping import prepare
 from benchmarks.step.subjects import SUBJECTS, Subject
 from fractrain_fx import Engine, FracConfig, FracModel, Precision, fractrainify
 from fractrain_fx.config import Method
-from fractrain_fx.formats import affine, microscaling
+from fractrain_fx.formats import ValueRange, affine, microscaling
 
 __all__ = ["HOW", "items"]
 
@@ -57,6 +57,7 @@ def items(setting: Setting) -> Mapping[str, Any]:
         "method float equals the model": partial(_of_models, names, _equals_original, setting),
         "rounding equals the CPU's, affine": partial(_affine_rounding, setting),
         "rounding equals the CPU's, MX, NVFP4 and FP8": partial(_block_rounding, setting),
+        "Triton kernels give the numbers of plain operations": partial(_kernels, setting),
         "stochastic rounding is right on average": partial(_stochastic_rounding, setting),
         "what runs equals the graph shown": partial(_of_models, names, _equals_shown, setting),
         "a step and an evaluation equal the CPU's": partial(_of_models, names, _equals_cpu, setting),
@@ -138,8 +139,9 @@ def _equals_cpu(subject: Subject, setting: Setting) -> str:
     x, y = subject.data(4)
     for name, config in _CONFIGS.items():
         losses = []
+        made = _made(subject, config, "cpu", model)  # once, because the weights of gates are drawn
         for device in ("cpu", setting.device):
-            trained = _made(subject, config, device, model).train()
+            trained = copy.deepcopy(made).to(device).train()
             engine = Engine(trained)
             loss = subject.loss(trained(x.to(device)), y.to(device))
             engine.loss(loss).backward()
@@ -179,6 +181,42 @@ def _block_rounding(setting: Setting) -> str:
             if not torch.equal(mine, microscaling.fake_quantize(x, element, **options)):
                 raise AssertionError(f"{element} with scales {scale} for {block} differs")
     return f"{len(microscaling.ELEMENTS)} elements, {len(blocks)} kinds of scales, bit for bit"
+
+
+def _kernels(setting: Setting) -> str:
+    """Ranges and roundings bit for bit, and the gradient of gates up to the order of sums; both are plain on a CPU."""
+    plain, quick = affine.AffineFormat(), affine.AffineFormat(triton=True)
+    farthest, count = 0.0, 0
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for x in _layouts(dtype, setting):
+            for bits in (2, 3, 8, 16, 0, 32, torch.tensor([0, 4, 8, 32], device=setting.device).view(4, 1, 1, 1)):
+                within = plain.activation_range(x)
+                _require_equal(quick.activation_range(x)[:2], within[:2])
+                for ends in (within, ValueRange(within.lo / 2, within.span / 2)):
+                    _require_equal((quick.activation(x, bits, ends),), (plain.activation(x, bits, ends),))
+                for dim in (None, 0, 1) if not isinstance(bits, Tensor) else ():
+                    _require_equal(quick.weight_range(x, dim=dim)[:2], plain.weight_range(x, dim=dim)[:2])
+                    _require_equal((quick.weight(x, bits, dim=dim),), (plain.weight(x, bits, dim=dim),))
+                count += 1
+            g = torch.randn_like(x)
+            for squared in (False, True):
+                sums = [each.activation_gains(x, g, (0, 3, 4, 8), within, squared) for each in (quick, plain)]
+                farthest = max(farthest, _distance(*sums))
+    return f"{count} cases bit for bit, gradients of gates within {_below(farthest, 1e-4):.1e}"
+
+
+def _layouts(dtype: torch.dtype, setting: Setting) -> Iterator[Tensor]:
+    x = torch.randn(4, 24, 17, 33, device=setting.device).to(dtype)
+    yield x
+    yield x.contiguous(memory_format=torch.channels_last)
+    yield x.transpose(1, 3)
+    yield x[:, ::2]
+
+
+def _require_equal(found: Iterable[Tensor], expected: Iterable[Tensor]) -> None:
+    for mine, theirs in zip(found, expected, strict=True):
+        if not torch.equal(mine, theirs):
+            raise AssertionError(f"{int((mine != theirs).sum())} of {mine.numel()} numbers differ")
 
 
 def _stochastic_rounding(setting: Setting) -> str:

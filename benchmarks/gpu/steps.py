@@ -16,20 +16,21 @@ from benchmarks.step.subjects import SUBJECTS
 
 __all__ = ["HOW", "items", "measured"]
 
-_MODELS = ("transformer-base", "resnet38", "vit_small", "gpt2", "resnet50")
+_MODELS = ("transformer-base", "resnet38", "gpt2", "resnet50", "vit_small")
 _TITLES = "; ".join(f"`{name}` is {SUBJECTS[name].title}" for name in _MODELS)
 
 HOW = f"""
 A step is forward, `engine.loss` and backward in training mode, without the optimizer. Ratios are to the eager float32
 step of the same round: median (quartiles). `to float alike` is the ratio to float in the same modes (TF32, bfloat16
-autocast, compiled). `+auto` is `execution="auto"`, `+int8` the same with all samples, `+torchao-...` is
+autocast, compiled). `+kernels` is `rounding="compiled"`, which takes Triton kernels, as `auto` does where Triton is
+installed; ours without it have `rounding="eager"`. `+auto` is `execution="auto"`, `+torchao-...` is
 `execution="torchao-..."`, `+compiled` is `torch.compile(model, fullgraph=True)`. The samples of a batch choose all
 options of DFQ equally often. `waits` are waits of the host for the GPU in one step. {_TITLES}.
 """.strip()
 
 _EAGER = (
-    *("float", "float+tf32", "float+bf16", "pfq", "pfq+bf16", "dfq", "dfq+bf16", "dfq+auto"),
-    *("static", "static+int8"),
+    *("float", "float+tf32", "float+bf16", "pfq+kernels", "pfq+kernels+bf16", "dfq+kernels", "dfq+kernels+auto"),
+    "pfq",
 )
 # Apart from the others, because torchao may tune its kernels for minutes; both models are linear layers.
 _TORCHAO = ("float", "float+bf16", "static+torchao-float8+bf16", "static+torchao-int8+bf16")
@@ -44,8 +45,8 @@ def items(setting: Setting) -> Mapping[str, Any]:
         return _eager(("gpt2-tiny",), ("float", "float+bf16", "pfq", "dfq+auto", "static+int8"), setting) | _compiled(
             ("gpt2-tiny",), ("float+compiled",), setting
         )
-    first, others = _MODELS[:2], _MODELS[2:]
-    found = _eager(first, _EAGER, setting) | _compiled(first, _COMPILED[:1], setting)
+    first, others = _MODELS[:3], _MODELS[3:]
+    found = _eager(first, _EAGER, setting) | _compiled(_MODELS[:1], _COMPILED[:1], setting)
     found |= _eager(others, _EAGER, setting) | _compiled(_MODELS, _COMPILED[:2], setting)
     torchao = {f"{name}, torchao": partial(_rows, name, _TORCHAO, setting) for name in _LINEAR}
     return found | torchao | _compiled(_LINEAR, _COMPILED[2:], setting)

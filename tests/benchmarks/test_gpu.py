@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import parts, steps
 from benchmarks.gpu.__main__ import failures, main
 from benchmarks.gpu.parts import PARTS, Part
@@ -80,6 +82,34 @@ def test_an_item_that_fails_is_named_and_the_others_run(tmp_path: Path, monkeypa
     assert "note" not in text  # a column without values is left out
 
 
+def test_after_an_error_that_loses_the_gpu_another_process_runs_the_other_items(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rows(name: str) -> Iterator[dict[str, Any]]:
+        yield {"model": name}
+        if name == "bad":
+            raise torch.AcceleratorError("device-side assert triggered")
+
+    items = {name: partial(rows, name) for name in ("good", "bad", "later")}
+    monkeypatch.setitem(parts.PARTS, "memory", Part("Memory", "How.", 1, lambda setting: items))
+    argv = ["--small", "--device", "cpu", "--out", str(tmp_path), "--parts", "memory"]
+    ended = []
+
+    def run(call: list[str], seconds: float) -> str:
+        try:
+            main([*argv, "--run", "memory"])
+            ended.append(0)
+        except SystemExit as end:
+            ended.append(end.code)
+        return f"its process ended with code {ended[-1]}"
+
+    monkeypatch.setattr(gpu, "_ended", run)
+    main(argv)
+    found = Results.load(result_in(tmp_path)).parts["memory"]
+    assert ended == [75, 0] and list(found.rows) == ["good", "bad", "later"]
+    assert found.not_run == {"bad": "AcceleratorError: device-side assert triggered"}
+
+
 def test_a_method_that_fails_has_a_note_and_the_others_have_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = Subject("small", Residual, {"cpu": 4}, lambda n: (torch.randn(n, 6), torch.randn(n, 3)), F.mse_loss)
     monkeypatch.setitem(SUBJECTS, "resnet38", tiny)
@@ -120,7 +150,8 @@ def test_the_project_s_page_has_the_tables_of_all_results(tmp_path: Path) -> Non
 def test_items_of_the_full_benchmark_have_names_in_order_of_worth() -> None:
     setting = Setting("cpu", small=False, rounds=10)
     names = list(PARTS["steps"].items(setting))
-    assert names[:3] == ["transformer-base, eager", "resnet38, eager", "transformer-base, pfq+compiled"]
+    first = [f"{name}, eager" for name in ("transformer-base", "resnet38", "gpt2")]
+    assert names[:4] == [*first, "transformer-base, pfq+compiled"]
     for model in ("resnet38", "resnet50", "vit_small", "transformer-base", "gpt2"):
         assert {f"{model}, eager", f"{model}, dfq+compiled"} <= set(names)
     widths = {name.removesuffix(", torchao").split()[1] for name in PARTS["linears"].items(setting)}
