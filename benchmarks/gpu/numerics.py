@@ -15,13 +15,14 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional as F
 
 from benchmarks.coverage.checks import cause, difference, evaluate, step
+from benchmarks.gpu import rounding
+from benchmarks.gpu.limits import below, distance
 from benchmarks.gpu.setting import Setting
 from benchmarks.linears import rewritten as quantized_linear
 from benchmarks.skipping import prepare
 from benchmarks.step.subjects import SUBJECTS, Subject
 from fractrain_fx import Engine, FracConfig, FracModel, Precision, fractrainify
 from fractrain_fx.config import Method
-from fractrain_fx.formats import ValueRange, affine, microscaling
 
 __all__ = ["HOW", "items"]
 
@@ -55,10 +56,10 @@ def items(setting: Setting) -> Mapping[str, Any]:
     names = ("gpt2",) if setting.small else _MODELS
     checks: dict[str, Check] = {
         "method float equals the model": partial(_of_models, names, _equals_original, setting),
-        "rounding equals the CPU's, affine": partial(_affine_rounding, setting),
-        "rounding equals the CPU's, MX, NVFP4 and FP8": partial(_block_rounding, setting),
-        "Triton kernels give the numbers of plain operations": partial(_kernels, setting),
-        "stochastic rounding is right on average": partial(_stochastic_rounding, setting),
+        "rounding equals the CPU's, affine": partial(rounding.of_affine, setting),
+        "rounding equals the CPU's, MX, NVFP4 and FP8": partial(rounding.of_blocks, setting),
+        "Triton kernels give the numbers of plain operations": partial(rounding.by_kernels, setting),
+        "stochastic rounding is right on average": partial(rounding.by_chance, setting),
         "what runs equals the graph shown": partial(_of_models, names, _equals_shown, setting),
         "a step and an evaluation equal the CPU's": partial(_of_models, names, _equals_cpu, setting),
         "products of codes equal the simulation": partial(_codes, setting),
@@ -129,8 +130,8 @@ def _equals_shown(subject: Subject, setting: Setting) -> str:
         missing = expected.keys() - gradients.keys()
         if missing:
             raise AssertionError(f"{name}: no gradient for {sorted(missing)[0]}")
-        farthest = max(farthest, *(_distance(gradients[n], expected[n]) for n in expected))
-    return f"gradients within {_below(farthest, 1e-3):.1e}"
+        farthest = max(farthest, *(distance(gradients[n], expected[n]) for n in expected))
+    return f"gradients within {below(farthest, 1e-3):.1e}"
 
 
 def _equals_cpu(subject: Subject, setting: Setting) -> str:
@@ -155,76 +156,7 @@ def _equals_cpu(subject: Subject, setting: Setting) -> str:
             if not evaluated.isfinite():
                 raise AssertionError(f"{name} on {device}: the loss of the evaluation is {float(evaluated)}")
         farthest = max(farthest, abs(losses[1] / losses[0] - 1))
-    return f"losses within {_below(farthest, 0.02):.1e}"
-
-
-def _affine_rounding(setting: Setting) -> str:
-    """Share of values that go to the neighbouring level: the CPU's code may round a tie the other way."""
-    x, differing, total = torch.randn(64, 4096), 0, 0
-    for bits in (2, 3, 4, 6, 8):
-        for dim in (None, 0):
-            mine = affine.fake_quantize(x.to(setting.device), bits, dim=dim).cpu()
-            error = (mine - affine.fake_quantize(x, bits, dim=dim)).abs()
-            level = (x.amax() - x.amin()) / (2**bits - 1)
-            _below(float(error.max() / level), 1.001)
-            differing, total = differing + int((error > 1e-5).sum()), total + x.numel()
-    return f"{_below(differing / total, 1e-3):.1e} of the values go to the next level"
-
-
-def _block_rounding(setting: Setting) -> str:
-    x = torch.randn(64, 4096) * torch.logspace(-6, 6, 64)[:, None]
-    blocks: tuple[tuple[str, Any], ...] = (("e8m0", 32), ("e4m3", 16), ("float32", None), ("float32", "row"))
-    for element in microscaling.ELEMENTS:
-        for scale, block in blocks:
-            options: dict[str, Any] = {"scale": scale, "block": block}
-            mine = microscaling.fake_quantize(x.to(setting.device), element, **options).cpu()
-            if not torch.equal(mine, microscaling.fake_quantize(x, element, **options)):
-                raise AssertionError(f"{element} with scales {scale} for {block} differs")
-    return f"{len(microscaling.ELEMENTS)} elements, {len(blocks)} kinds of scales, bit for bit"
-
-
-def _kernels(setting: Setting) -> str:
-    """Ranges and roundings bit for bit, and the gradient of gates up to the order of sums; both are plain on a CPU."""
-    plain, quick = affine.AffineFormat(), affine.AffineFormat(triton=True)
-    farthest, count = 0.0, 0
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        for x in _layouts(dtype, setting):
-            for bits in (2, 3, 8, 16, 0, 32, torch.tensor([0, 4, 8, 32], device=setting.device).view(4, 1, 1, 1)):
-                within = plain.activation_range(x)
-                _require_equal(quick.activation_range(x)[:2], within[:2])
-                for ends in (within, ValueRange(within.lo / 2, within.span / 2)):
-                    _require_equal((quick.activation(x, bits, ends),), (plain.activation(x, bits, ends),))
-                for dim in (None, 0, 1) if not isinstance(bits, Tensor) else ():
-                    _require_equal(quick.weight_range(x, dim=dim)[:2], plain.weight_range(x, dim=dim)[:2])
-                    _require_equal((quick.weight(x, bits, dim=dim),), (plain.weight(x, bits, dim=dim),))
-                count += 1
-            g = torch.randn_like(x)
-            for squared in (False, True):
-                sums = [each.activation_gains(x, g, (0, 3, 4, 8), within, squared) for each in (quick, plain)]
-                farthest = max(farthest, _distance(*sums))
-    return f"{count} cases bit for bit, gradients of gates within {_below(farthest, 1e-4):.1e}"
-
-
-def _layouts(dtype: torch.dtype, setting: Setting) -> Iterator[Tensor]:
-    x = torch.randn(4, 24, 17, 33, device=setting.device).to(dtype)
-    yield x
-    yield x.contiguous(memory_format=torch.channels_last)
-    yield x.transpose(1, 3)
-    yield x[:, ::2]
-
-
-def _require_equal(found: Iterable[Tensor], expected: Iterable[Tensor]) -> None:
-    for mine, theirs in zip(found, expected, strict=True):
-        if not torch.equal(mine, theirs):
-            raise AssertionError(f"{int((mine != theirs).sum())} of {mine.numel()} numbers differ")
-
-
-def _stochastic_rounding(setting: Setting) -> str:
-    """The mean of 400,000 roundings lies within five standard errors."""
-    x = torch.full((400_000,), 0.3, device=setting.device)
-    rounded = affine.fake_quantize(x, 2, lo=0.0, span=3.0, stochastic=True)
-    deviation = abs(float(rounded.mean()) - 0.3)
-    return f"off by {_below(deviation, 5 * (0.3 * 0.7 / x.numel()) ** 0.5):.1e}"
+    return f"losses within {below(farthest, 0.02):.1e}"
 
 
 def _codes(setting: Setting) -> str:
@@ -244,8 +176,8 @@ def _codes(setting: Setting) -> str:
                 raise AssertionError(f"{precision} ran as {model.kernels()}")
             gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
             results.append({"out": out.detach(), "x": cast(Tensor, leaf.grad), **gradients})
-        farthest = max(farthest, *(_distance(results[1][name], value) for name, value in results[0].items()))
-    return f"within {_below(farthest, 1e-3):.1e}"
+        farthest = max(farthest, *(distance(results[1][name], value) for name, value in results[0].items()))
+    return f"within {below(farthest, 1e-3):.1e}"
 
 
 def _dispatched(setting: Setting) -> str:
@@ -264,7 +196,7 @@ def _dispatched(setting: Setting) -> str:
             if not all(p.grad is not None and p.grad.isfinite().all() for p in made.parameters):
                 raise AssertionError(f"{form}, {share:.0%} skipped: a parameter has no finite gradient")
     apart = abs(losses["gathered", 0.0] / losses["masked", 0.0] - 1)
-    return f"losses within {_below(apart, 1e-5):.1e}"
+    return f"losses within {below(apart, 1e-5):.1e}"
 
 
 def _compiled(method: Method, setting: Setting) -> str:
@@ -284,20 +216,10 @@ def _compiled(method: Method, setting: Setting) -> str:
     if counter.frame_count != 1:
         raise AssertionError(f"{counter.frame_count} graphs were compiled")
     with torch.no_grad():
-        apart = _distance(_tensor(compiled.eval()(x)), _tensor(model.eval()(x)))
-    return f"evaluation within {_below(apart, 1e-2):.1e} of eager mode"
+        apart = distance(_tensor(compiled.eval()(x)), _tensor(model.eval()(x)))
+    return f"evaluation within {below(apart, 1e-2):.1e} of eager mode"
 
 
 def _tensor(output: Any) -> Tensor:
     found: Tensor = output if isinstance(output, Tensor) else output.logits
     return found
-
-
-def _distance(x: Tensor, y: Tensor) -> float:
-    return float((x - y).norm() / (y.norm() + 1e-12))
-
-
-def _below(value: float, limit: float) -> float:
-    if not value <= limit:
-        raise AssertionError(f"{value:.3g} is above {limit:.3g}")
-    return value

@@ -95,8 +95,9 @@ def _part(found: Found) -> list[str]:
         columns = [column for column in rows[0] if any(row[column] not in (None, "") for row in rows)]
         words = next((place for place, each in enumerate(columns) if not isinstance(rows[0][each], str)), len(columns))
         text.append(markdown_table(columns, ([_cell(row[each]) for each in columns] for row in rows), words))
-    if found.not_run:
-        text.append("Not run: " + "; ".join(f"{item} ({reason})" for item, reason in found.not_run.items()) + ".")
+    for reason in dict.fromkeys(found.not_run.values()):
+        items = "; ".join(item for item, each in found.not_run.items() if each == reason)
+        text.append(f"Not run ({reason}): {items}.")
     return text
 
 

@@ -112,7 +112,7 @@ def _row(method: Method, times: dict[str, list[float]], first: dict[str, float])
         method=key,
         ms=quartiles([1000 * each for each in times[key]]),
         ratio=ratios(times, key, "float"),
-        alike=ratios(times, key, alike).median if method.modes and alike != key and alike in times else None,
+        alike=ratios(times, key, alike).median if alike not in (key, "float") and alike in times else None,
         first=first[key],
     )
 

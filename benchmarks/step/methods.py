@@ -107,7 +107,7 @@ def parse(text: str) -> Method:
         words = ", ".join(f"{name}={word!r}" for name, word in _OPTIONS[mode].items())
         if base not in OWN[1:]:
             raise ValueError(f"method {text!r}: +{mode} is FracConfig({words}), for the rewritten ones")
-        # Compiled graphs call the kernels for codes, for the gradient of gates, and to round block formats.
+        # Compiled graphs call the kernels for codes, for gates and their gradient, and to round block formats.
         kernels_only = mode == "kernels" and "int8" not in modes and not base.startswith(("dfq", *BLOCKS))
         if "compiled" in modes and (mode == "auto" or kernels_only):
             raise ValueError(f"method {text!r}: +{mode} is FracConfig({words}), which changes no compiled step")

@@ -76,14 +76,12 @@ class FracConfig:
         attention: ``quantized``: fused attention (``scaled_dot_product_attention``) is opened into its two products,
             which get precisions like all others. ``float``: it stays one fused call in float; quicker, at a higher
             ``cp_total``. The paper's Transformer counts linear layers only, which needs ``float``.
-        rounding: what rounds, and finds ranges and the gradient of gates. ``eager``: plain torch operations.
-            ``triton``: on a GPU, for format ``affine``, Triton kernels, one launch each; elsewhere as ``eager``.
-            ``compiled``: on a GPU as ``triton``; on a CPU C++ kernels, for format ``affine`` and block formats, each in
-            one pass. They are built at their first use (a minute, kept on disk; needs a C++ compiler and ninja), and
-            compute gates too. With ``execution="auto"`` they also multiply codes, on a CPU with AVX2 or AVX-512. In
-            graphs that ``torch.compile`` made, they compute gates and their gradient, the products of codes and, under
-            block formats, the rounding. ``auto``: ``triton`` where Triton is installed, and ``compiled`` on a CPU where
-            the C++ kernels were built before, else ``eager``; ``fractrain train`` builds them for a long run.
+        rounding: what rounds, finds ranges, and computes gates and their gradient. ``eager``: plain torch operations.
+            ``triton``: on a GPU Triton kernels, for format ``affine``; elsewhere as ``eager``. ``compiled``: on a GPU
+            as ``triton``; on a CPU C++ kernels, for ``affine`` and block formats, built at their first use (a minute,
+            kept on disk; needs a C++ compiler and ninja). With ``execution="auto"`` they also multiply codes, on a CPU
+            with AVX2 or AVX-512. ``auto``: ``compiled`` on a CPU where they were built before, else ``triton`` where
+            Triton is installed, else ``eager``; ``fractrain train`` builds them for a long run (docs/execution.md).
         execution: ``simulate``: every block runs for all samples, and its result is dropped for samples that skip it.
             ``auto``: samples that skip are left out if that saves time. Values stay the same, except that batch norm
             and ranges inside a block only see the samples that run, noise is drawn for these alone, and a sample that

@@ -34,7 +34,7 @@ def prepare_rounding(settings: RunSettings, built: BuiltModel, console: Console)
     Args:
         settings: settings of the run.
         built: the model, on the CPU, and its data.
-        console: is told of a build, which takes a while.
+        console: is told of a build, which takes a while, and of the choice where the run is not on a CPU.
 
     Returns:
         That of ``settings``; with another ``rounding`` than ``auto`` where the run is not on a CPU, or where building
@@ -43,9 +43,12 @@ def prepare_rounding(settings: RunSettings, built: BuiltModel, console: Console)
     config = settings.frac
     if config.rounding != "auto":
         return config
+    main = os.environ.get("RANK", "0") == "0"  # the group of processes does not exist yet
     if settings.train.device != "cpu" and torch.accelerator.is_available():
-        device = torch.device(torch.accelerator.current_accelerator() or "cpu")
-        return config.replace(rounding=choose_rounding(config, device).used)
+        choice = choose_rounding(config, torch.device(torch.accelerator.current_accelerator() or "cpu"))
+        if main and choice.reason:
+            console.print(str(choice), highlight=False, markup=False, soft_wrap=True)
+        return config.replace(rounding=choice.used)
     choice = choose_rounding(config, torch.device("cpu"))
     if not choice.hint:
         return config
@@ -53,7 +56,6 @@ def prepare_rounding(settings: RunSettings, built: BuiltModel, console: Console)
     expected = float_seconds(settings, built)
     if expected < _WORTH_SECONDS:
         return config
-    main = os.environ.get("RANK", "0") == "0"  # the group of processes does not exist yet
     if main:
         words = (
             f"building C++ kernels, once, because this run would take roughly {expected / 60:.0f} minutes even in float"

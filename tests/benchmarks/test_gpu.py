@@ -60,7 +60,7 @@ def test_a_part_out_of_time_is_recorded_as_not_run_and_other_parts_are_kept(tmp_
     main(argv)
     assert Results.load(file).parts["memory"] == held.parts["memory"]
     page = (tmp_path / "gpu.md").read_text()
-    assert "| a | 1.5 |" in page and "Not run: all (the " in page
+    assert "| a | 1.5 |" in page and "Not run (the " in page and "): all." in page
 
 
 def test_an_item_that_fails_is_named_and_the_others_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +78,7 @@ def test_an_item_that_fails_is_named_and_the_others_run(tmp_path: Path, monkeypa
     assert found.rows.keys() == {"bad", "good"}
     assert found.not_run == {"bad": "RuntimeError: out of memory"}
     text = markdown(Results.load(result_in(tmp_path)))
-    assert text.count("| small | 2.00 (1.00-3.00) |") == 2 and "bad (RuntimeError: out of memory)" in text
+    assert text.count("| small | 2.00 (1.00-3.00) |") == 2 and "Not run (RuntimeError: out of memory): bad." in text
     assert "note" not in text  # a column without values is left out
 
 

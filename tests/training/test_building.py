@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 
 from fractrain_fx.config import FracConfig
@@ -14,7 +15,7 @@ from fractrain_fx.errors import ConfigError, RunError
 from fractrain_fx.native import choice
 from fractrain_fx.native.choice import MEANING
 from fractrain_fx.training import RunSettings, Trainer, TrainSettings, build_trainer, building, new_run, resume_run
-from fractrain_fx.training.building import float_seconds
+from fractrain_fx.training.building import float_seconds, prepare_rounding
 from fractrain_fx.training.run import build
 
 TINY = Path(__file__).with_name("tiny.py")
@@ -67,6 +68,20 @@ def test_kernels_are_built_for_a_long_run_and_not_for_a_short_one(
     assert trainer.model.frac_config.rounding == "compiled" and compiler.builds == 1
     assert "building C++ kernels, once, because this run would take roughly" in words
     assert told(settings())[0].model.frac_config.rounding == "compiled" and compiler.builds == 1
+
+
+def test_a_run_on_a_gpu_rounds_by_triton_where_it_is_installed_and_says_so(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = settings(device="auto", epochs=10_000_000)
+    built = build(run)
+    monkeypatch.setattr(building.torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(building.torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    for there, used, words in ((True, "triton", "rounds by Triton kernels"), (False, "eager", "by plain torch")):
+        monkeypatch.setattr(choice, "has_triton_package", lambda there=there: there)
+        stream = io.StringIO()
+        assert prepare_rounding(run, built, Console(file=stream, width=300)).rounding == used
+        assert words in stream.getvalue() and compiler.builds == 0
 
 
 def test_the_time_of_a_run_is_computed_from_its_macs(monkeypatch: pytest.MonkeyPatch) -> None:

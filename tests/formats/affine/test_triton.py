@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensorMode
 
 from fractrain_fx.formats.affine import AffineFormat, format, gate_gradient, measure, rounding
 from fractrain_fx.formats.affine.triton import calls, fit
@@ -42,6 +43,10 @@ def test_only_values_of_a_gpu_go_to_the_kernels(monkeypatch: pytest.MonkeyPatch)
         return x.as_subclass(OnGpu)
 
     monkeypatch.setattr(fit, "has_triton_package", lambda: True)
+    assert not fit.has_triton(on_gpu(x))  # a class of its own
+    with FakeTensorMode():
+        assert not fit.has_triton(torch.empty(3, device="cuda"))
+    monkeypatch.setattr(fit, "_CLASSES", (OnGpu,))
     assert fit.has_triton(on_gpu(x)) and fit.has_triton(on_gpu(x.half()), torch.zeros(()))
     for other in (x.double(), x[:0]):
         assert not fit.has_triton(on_gpu(other))

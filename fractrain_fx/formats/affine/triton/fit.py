@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fractrain_fx.formats.bits import dense
 from fractrain_fx.native.choice import has_triton_package
@@ -13,16 +13,19 @@ from fractrain_fx.native.choice import has_triton_package
 __all__ = ["has_triton", "on_device", "place", "stored"]
 
 _HERE = nullcontext()
+_CLASSES = (Tensor, nn.Parameter)
 _TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def has_triton(x: Tensor, *ranges: Tensor) -> bool:
     """Whether the kernels take values with these ends of ranges: in eager mode, on a GPU, in float32 or a half type.
 
-    Compiled graphs fuse the plain operations by themselves.
+    Compiled graphs fuse the plain operations by themselves. Tensors of other classes (fake ones, shards) may hold no
+    values.
     """
     here = x.is_cuda and not torch.compiler.is_compiling() and has_triton_package()
-    return here and x.dtype in _TYPES and x.numel() > 0 and all(each.dtype == torch.float32 for each in ranges)
+    fit = here and x.dtype in _TYPES and type(x) in _CLASSES and x.numel() > 0
+    return fit and all(each.dtype == torch.float32 for each in ranges)
 
 
 def stored(x: Tensor) -> Tensor:
