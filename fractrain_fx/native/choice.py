@@ -78,13 +78,13 @@ def choose_rounding(config: FracConfig, device: torch.device) -> RoundingChoice:
             is asked for and not installed.
     """
     asked, here = config.rounding, device.type
-    if asked == "triton" and not has_triton_package():
+    fixed = os.environ.get(MEANING) if asked == "auto" and kernels_fit(config) else None
+    if "triton" in (asked, fixed) and not has_triton_package():
         raise ConfigError(f"rounding='triton' needs Triton: {_TRITON}, or write rounding='eager'")
     if asked != "auto":
         return RoundingChoice(asked, asked, here)
     if not kernels_fit(config):
         return RoundingChoice(asked, "eager", here)
-    fixed = os.environ.get(MEANING)
     known: dict[str, Used] = {"eager": "eager", "triton": "triton", "compiled": "compiled"}
     if fixed in known:
         return RoundingChoice(asked, known[fixed], here, f"{MEANING} is {fixed!r}")

@@ -66,8 +66,11 @@ def test_where_kernels_round_nothing_there_is_nothing_to_choose(
 def test_a_gpu_has_triton_kernels_where_triton_is_installed(built: pytest.MonkeyPatch) -> None:
     without = choose_rounding(FracConfig(), GPU)
     assert without.used == "eager" and "Triton is not installed" in str(without) and not without.hint
-    with pytest.raises(ConfigError, match="rounding='triton' needs Triton"):
-        choose_rounding(FracConfig(rounding="triton"), GPU)
+    for word, meaning in (("triton", "eager"), ("auto", "triton")):
+        built.setenv(MEANING, meaning)
+        with pytest.raises(ConfigError, match="rounding='triton' needs Triton"):
+            choose_rounding(FracConfig(rounding=word), GPU)  # type: ignore[arg-type]
+    built.delenv(MEANING)
     built.setattr(choice, "has_triton_package", lambda: True)
     chosen = choose_rounding(FracConfig(), GPU)
     assert chosen.used == "triton" and str(chosen) == "rounds by Triton kernels (rounding='auto': it is installed)"
