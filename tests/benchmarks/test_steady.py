@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.steady import steady
+from benchmarks.steady import all_cores, steady
 
 _PROGRAMS = ("convolutions", "linears", "profile", "skipping", "step.__main__", "time_to_loss.__main__")
 
@@ -35,3 +35,18 @@ def test_what_is_set_already_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, "mine")
     steady()
     assert os.environ["OMP_PROC_BIND"] == os.environ["OMP_PLACES"] == os.environ["HF_HUB_OFFLINE"] == "mine"
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity") or os.cpu_count() == 1, reason="nothing to tie a thread to")
+def test_processes_of_a_first_step_may_use_all_cores() -> None:
+    """Those of torch's compiler once shared the core of the thread that started them, which took a third longer."""
+    count = "import os; print(len(os.sched_getaffinity(0)))"
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        with all_cores():
+            child = subprocess.run([sys.executable, "-c", count], capture_output=True, text=True, check=True)
+        assert os.sched_getaffinity(0) == {min(before)}
+    finally:
+        os.sched_setaffinity(0, before)
+    assert int(child.stdout) == len(before)
