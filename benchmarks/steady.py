@@ -8,6 +8,9 @@ from contextlib import contextmanager
 
 __all__ = ["all_cores", "steady"]
 
+# Those that this process may use, before torch is loaded and OpenMP ties this thread to one; Linux only.
+_CORES = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+
 
 def steady(*, bound: bool = True) -> None:
     """Keep memory that was freed, as training does, and tie each thread to a core. Nothing is downloaded.
@@ -23,8 +26,8 @@ def steady(*, bound: bool = True) -> None:
     if bound:
         os.environ.setdefault("OMP_PROC_BIND", "true")
         os.environ.setdefault("OMP_PLACES", "cores")
-    # torch's compiler starts as many processes as there are cores to its thread: one, once that is tied.
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(min(32, os.cpu_count() or 1)))
+        if _CORES is not None:  # torch's compiler would count the cores of the tied thread, and start one process
+            os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(min(32, len(_CORES))))
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("FRACTRAIN_FX_TIMINGS", "off")  # the choices are measured too
     from fractrain_fx import keep_freed_memory  # which imports torch
@@ -38,12 +41,12 @@ def all_cores() -> Iterator[None]:
 
     For first compiled steps: with all processes of torch's compiler on one core they take a third longer.
     """
-    if not hasattr(os, "sched_setaffinity"):  # only Linux lets a thread be tied to a core
+    if _CORES is None:
         yield
         return
-    own = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, range(os.cpu_count() or 1))  # the system leaves out those that this process may not use
+    tied = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, _CORES)
     try:
         yield
     finally:
-        os.sched_setaffinity(0, own)
+        os.sched_setaffinity(0, tied)
