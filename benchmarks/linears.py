@@ -26,7 +26,7 @@ from benchmarks.page import markdown_table, write_section
 from benchmarks.records import Quartiles, command, machine_words, quartiles, ratios, rich_table, spread
 from benchmarks.step.measure import interleaved
 from fractrain_fx import FracConfig, FracModel, Pin, Precision, fractrainify
-from fractrain_fx.config import Execution
+from fractrain_fx.config import Execution, Rounding
 
 _NAME = "benchmarks.linears"
 _PRECISIONS = ("3/6", "4/6", "6/8", "8/8", "8/16")
@@ -116,14 +116,16 @@ def crossovers(found: Mapping[tuple[int, int], Times], base: str) -> list[str]:
     return lines
 
 
-def rewritten(layer: nn.Module, x: Tensor, precision: str, execution: Execution) -> FracModel:
+def rewritten(
+    layer: nn.Module, x: Tensor, precision: str, execution: Execution, rounding: Rounding = "compiled"
+) -> FracModel:
     """The layer in a model that quantizes it; ``auto`` multiplies codes without timing them first."""
     bits = Precision.parse(precision)
     config = FracConfig(
         method="static",
         precision=bits,
         pins=(Pin("0", bits),),  # otherwise the first layer of a model stays float
-        rounding="compiled",
+        rounding=rounding,
         execution=execution,
         kernels="int8" if execution == "auto" else "auto",
     )

@@ -8,21 +8,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, cast
 
-import timm
 import torch
 from torch import Tensor, nn
-from torch._dynamo.testing import CompileCounterWithBackend
-from torch.nn import functional as F
 
 from benchmarks.coverage.checks import cause, difference, evaluate, step
-from benchmarks.gpu import rounding
+from benchmarks.gpu import compiled, rounding
 from benchmarks.gpu.limits import below, distance
 from benchmarks.gpu.setting import Setting
+from benchmarks.gpu.small import MODELS, made, tensor
 from benchmarks.linears import rewritten as quantized_linear
 from benchmarks.skipping import prepare
 from benchmarks.step.subjects import SUBJECTS, Subject
-from fractrain_fx import Engine, FracConfig, FracModel, Precision, fractrainify
-from fractrain_fx.config import Method
+from fractrain_fx import Engine, FracConfig, FracModel
 
 __all__ = ["HOW", "items"]
 
@@ -30,14 +27,6 @@ HOW = """
 Each line is a check on small models. Deterministic kernels are asked for, so that "the same" can mean bit for bit.
 """.strip()
 
-_VIT = Subject(
-    "test_vit",
-    lambda: timm.create_model("test_vit", num_classes=10, img_size=32),
-    {"cpu": 4, "cuda": 4},
-    lambda batch: (torch.randn(batch, 3, 32, 32), torch.randint(10, (batch,))),
-    F.cross_entropy,
-)
-_MODELS = {"resnet10t": SUBJECTS["resnet10t"], "vit": _VIT, "gpt2": SUBJECTS["gpt2-tiny"]}
 _CONFIGS = {
     "pfq": FracConfig(method="pfq"),
     "dfq": FracConfig(method="dfq"),
@@ -53,7 +42,7 @@ def items(setting: Setting) -> Mapping[str, Any]:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at the first product on the GPU
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.backends.cudnn.allow_tf32 = False
-    names = ("gpt2",) if setting.small else _MODELS
+    names = ("gpt2",) if setting.small else MODELS
     checks: dict[str, Check] = {
         "method float equals the model": partial(_of_models, names, _equals_original, setting),
         "rounding equals the CPU's, affine": partial(rounding.of_affine, setting),
@@ -64,8 +53,9 @@ def items(setting: Setting) -> Mapping[str, Any]:
         "a step and an evaluation equal the CPU's": partial(_of_models, names, _equals_cpu, setting),
         "products of codes equal the simulation": partial(_codes, setting),
         "dispatched blocks equal masked ones": partial(_dispatched, setting),
-        "one compiled graph serves all precisions": partial(_compiled, "pfq", setting),
-        "DFQ compiles whole": partial(_compiled, "dfq", setting),
+        "one compiled graph serves all precisions": partial(compiled.whole, "pfq", setting),
+        "DFQ compiles whole": partial(compiled.whole, "dfq", setting),
+        "CUDA graphs train like compiled code": partial(compiled.by_graphs, setting),
     }
     return {name: partial(_row, name, check) for name, check in checks.items()}
 
@@ -80,18 +70,13 @@ def _row(name: str, check: Check) -> Iterator[dict[str, Any]]:
 
 
 def _of_models(names: Iterable[str], check: Callable[[Subject, Setting], str], setting: Setting) -> str:
-    return "; ".join(f"{name}: {check(_MODELS[name], setting)}" for name in names)
-
-
-def _made(subject: Subject, config: FracConfig, device: str, model: nn.Module) -> FracModel:
-    x, _ = subject.data(2)
-    return fractrainify(copy.deepcopy(model), config=config, example_inputs=(x,), check=False).to(device)
+    return "; ".join(f"{name}: {check(MODELS[name], setting)}" for name in names)
 
 
 def _equals_original(subject: Subject, setting: Setting) -> str:
     """Outputs, gradients and buffers of a training step, and outputs of an evaluation, bit for bit."""
     model = subject.build()
-    mine, theirs = _made(subject, FracConfig(method="float"), setting.device, model), model.to(setting.device)
+    mine, theirs = made(subject, FracConfig(method="float"), setting.device, model), model.to(setting.device)
     x, _ = subject.data(4)
     args = (x.to(setting.device),)
     left, right = step(mine, args, {}, 7), step(theirs, args, {}, 7)
@@ -111,7 +96,7 @@ def _equals_shown(subject: Subject, setting: Setting) -> str:
     model, farthest = subject.build(), 0.0
     x = subject.data(4)[0].to(setting.device)
     for name in ("pfq", "dfq"):
-        runs = _made(subject, _CONFIGS[name], setting.device, model)
+        runs = made(subject, _CONFIGS[name], setting.device, model)
         shown = copy.deepcopy(runs)
         calls: list[tuple[FracModel, Callable[[Tensor], Any]]] = [
             (runs, runs),
@@ -121,7 +106,7 @@ def _equals_shown(subject: Subject, setting: Setting) -> str:
         for twin, call in calls:
             twin.train()
             torch.manual_seed(3)
-            out = _tensor(call(x))
+            out = tensor(call(x))
             out.square().mean().backward()
             results.append((out, {n: p.grad for n, p in twin.named_parameters() if p.grad is not None}))
         (mine, gradients), (theirs, expected) = results
@@ -140,9 +125,9 @@ def _equals_cpu(subject: Subject, setting: Setting) -> str:
     x, y = subject.data(4)
     for name, config in _CONFIGS.items():
         losses = []
-        made = _made(subject, config, "cpu", model)  # once, because the weights of gates are drawn
+        once = made(subject, config, "cpu", model)  # because the weights of gates are drawn
         for device in ("cpu", setting.device):
-            trained = copy.deepcopy(made).to(device).train()
+            trained = copy.deepcopy(once).to(device).train()
             engine = Engine(trained)
             loss = subject.loss(trained(x.to(device)), y.to(device))
             engine.loss(loss).backward()
@@ -160,14 +145,17 @@ def _equals_cpu(subject: Subject, setting: Setting) -> str:
 
 
 def _codes(setting: Setting) -> str:
-    """Outputs and gradients; the input's gradient is rounded to 16 bits once more."""
+    """Outputs and gradients; the input's gradient is rounded to 16 bits once more.
+
+    Plain operations round, because codes and Triton kernels draw different noise.
+    """
     layer = nn.Linear(128, 96).to(setting.device)
     farthest = 0.0
     for precision in ("3/6", "8/8", "8/16"):
         x, g = torch.randn(64, 128, device=setting.device), torch.randn(64, 96, device=setting.device)
         results: list[dict[str, Tensor]] = []
         for execution in ("simulate", "auto"):
-            model = quantized_linear(copy.deepcopy(layer), x, precision, execution)
+            model = quantized_linear(copy.deepcopy(layer), x, precision, execution, "eager")
             leaf = x.clone().requires_grad_()
             torch.manual_seed(5)
             out = model(leaf)
@@ -197,29 +185,3 @@ def _dispatched(setting: Setting) -> str:
                 raise AssertionError(f"{form}, {share:.0%} skipped: a parameter has no finite gradient")
     apart = abs(losses["gathered", 0.0] / losses["masked", 0.0] - 1)
     return f"losses within {below(apart, 1e-5):.1e}"
-
-
-def _compiled(method: Method, setting: Setting) -> str:
-    """No break, and no second compilation for another precision or epoch; evaluation as in eager mode."""
-    subject = SUBJECTS["gpt2-tiny"]
-    config = FracConfig(method=method)
-    model = _made(subject, config, setting.device, subject.build()).train()
-    counter = CompileCounterWithBackend("aot_eager" if setting.small else "inductor")
-    compiled = cast(FracModel, torch.compile(model, fullgraph=True, backend=counter))
-    engine = Engine(compiled)
-    x, y = (each.to(setting.device) for each in subject.data(4))
-    for precision in (Precision(3, 6), Precision(8, 8)):
-        if method == "pfq":
-            model.set_precision(precision)
-        engine.loss(subject.loss(compiled(x), y)).backward()
-        engine.end_epoch()
-    if counter.frame_count != 1:
-        raise AssertionError(f"{counter.frame_count} graphs were compiled")
-    with torch.no_grad():
-        apart = distance(_tensor(compiled.eval()(x)), _tensor(model.eval()(x)))
-    return f"evaluation within {below(apart, 1e-2):.1e} of eager mode"
-
-
-def _tensor(output: Any) -> Tensor:
-    found: Tensor = output if isinstance(output, Tensor) else output.logits
-    return found

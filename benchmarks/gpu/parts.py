@@ -34,7 +34,7 @@ class Part:
 
 
 PARTS = {
-    "numerics": Part("Invariants and numerics", numerics.HOW, 1.5, numerics.items),
+    "numerics": Part("Invariants and numerics", numerics.HOW, 2, numerics.items),
     "steps": Part("A training step", steps.HOW, 5, steps.items),
     "linears": Part("Linear layers on int8 and float8", linears.HOW, 0.8, linears.items),
     "skipping": Part("Skipping", skipping.HOW, 0.8, skipping.items),

@@ -14,7 +14,7 @@ from benchmarks.step.__main__ import measure
 from benchmarks.step.methods import parse
 from benchmarks.step.subjects import SUBJECTS
 
-__all__ = ["HOW", "items", "measured"]
+__all__ = ["HOW", "compiled_items", "items", "measured"]
 
 _MODELS = ("transformer-base", "resnet38", "gpt2", "resnet50", "vit_small")
 _TITLES = "; ".join(f"`{name}` is {SUBJECTS[name].title}" for name in _MODELS)
@@ -24,8 +24,10 @@ A step is forward, `engine.loss` and backward in training mode, without the opti
 step of the same round: median (quartiles). `to float alike` is the ratio to float in the same modes (TF32, bfloat16
 autocast, compiled). `+kernels` is `rounding="compiled"`, which takes Triton kernels, as `auto` does where Triton is
 installed; ours without it have `rounding="eager"`. `+auto` is `execution="auto"`, `+torchao-...` is
-`execution="torchao-..."`, `+compiled` is `torch.compile(model, fullgraph=True)`. The samples of a batch choose all
-options of DFQ equally often. `waits` are waits of the host for the GPU in one step. {_TITLES}.
+`execution="torchao-..."`, `+compiled` is `torch.compile(model, fullgraph=True)`, and `+graphs` the same with
+`mode="reduce-overhead"`, that is CUDA graphs. Several models were compiled at a time, beside the checks above, so a
+compiled method's first step is longer than alone. The samples of a batch choose all options of DFQ equally often.
+`waits` are waits of the host for the GPU in one step. {_TITLES}.
 """.strip()
 
 _EAGER = (
@@ -35,7 +37,10 @@ _EAGER = (
 # Apart from the others, because torchao may tune its kernels for minutes; both models are linear layers.
 _TORCHAO = ("float", "float+bf16", "static+torchao-float8+bf16", "static+torchao-int8+bf16")
 _LINEAR = ("transformer-base", "gpt2")
-_COMPILED = ("pfq+compiled", "dfq+compiled", "pfq+bf16+compiled", "static+torchao-float8+bf16+compiled")
+# Most models wait for the launches of their kernels, so CUDA graphs come first.
+_GRAPHS = ("pfq+graphs", "dfq+graphs")
+_COMPILED = ("pfq+compiled", "dfq+compiled")
+_BF16 = ("pfq+bf16+compiled", "static+torchao-float8+bf16+compiled")
 _COLUMNS = ("model", "method", "step, ms", "ratio", "to float alike", "waits", "first step, s", "note")
 
 
@@ -45,11 +50,14 @@ def items(setting: Setting) -> Mapping[str, Any]:
         return _eager(("gpt2-tiny",), ("float", "float+bf16", "pfq", "dfq+auto", "static+int8"), setting) | _compiled(
             ("gpt2-tiny",), ("float+compiled",), setting
         )
-    first, others = _MODELS[:3], _MODELS[3:]
-    found = _eager(first, _EAGER, setting) | _compiled(_MODELS[:1], _COMPILED[:1], setting)
-    found |= _eager(others, _EAGER, setting) | _compiled(_MODELS, _COMPILED[:2], setting)
+    found = _eager(_MODELS, _EAGER, setting) | _compiled(_MODELS, (*_GRAPHS, *_COMPILED), setting)
     torchao = {f"{name}, torchao": partial(_rows, name, _TORCHAO, setting) for name in _LINEAR}
-    return found | torchao | _compiled(_LINEAR, _COMPILED[2:], setting)
+    return found | torchao | _compiled(_LINEAR, _BF16, setting)
+
+
+def compiled_items(setting: Setting) -> list[str]:
+    """The items whose steps are compiled first, all at a time, in order of worth."""
+    return [name for name in items(setting) if name.endswith(("+compiled", "+graphs"))]
 
 
 def _eager(models: Sequence[str], methods: Sequence[str], setting: Setting) -> dict[str, Any]:
@@ -74,7 +82,8 @@ def measured(name: str, methods: Sequence[str], setting: Setting) -> Iterator[di
     batch = 2 if setting.small else None
     options = Namespace(device=setting.device, batch=batch, rounds=setting.rounds, clock="wall")
     chosen = [parse(each) for each in dict.fromkeys(methods)]
-    run = measure(name, chosen, options, "python -m benchmarks.gpu", Console(quiet=True), tolerated=Exception)
+    quiet = Console(quiet=True)
+    run = measure(name, chosen, options, "python -m benchmarks.gpu", quiet, Exception, prepared=setting.prepared)
     for row in run.rows:
         waiting = ", ".join(f"{count} {kind}" for kind, count in (row.waits or {}).items())
         yield {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,14 @@ __all__ = ["HOW", "items"]
 
 HOW = """
 timm's `resnet10t` on scikit-learn's 1,797 digits at 16 x 16 pixels, batch 64, one seed, by `fractrain`'s own loop with
-evaluation and checkpoints.
+evaluation and checkpoints. `CUDA graphs` is `--compile --compile-mode reduce-overhead`.
 """.strip()
 
 _CONFIGS = {
     "float": FracConfig(method="float"),
     "FracTrain": FracConfig(method="fractrain"),
     "static FW-8/BW-8": FracConfig(method="static"),
+    "FracTrain, CUDA graphs": FracConfig(method="fractrain"),
     "FracTrain, auto": FracConfig(method="fractrain", execution="auto"),
 }
 
@@ -39,6 +41,8 @@ def items(setting: Setting) -> Mapping[str, Any]:
 def _rows(name: str, setting: Setting) -> Iterator[dict[str, Any]]:
     device: Device = "cuda" if setting.device == "cuda" else "cpu"
     train = TrainSettings(epochs=30, iterations=2 if setting.small else None, batch_size=64, device=device)
+    if name.endswith("CUDA graphs"):
+        train = replace(train, compile=True, compile_mode="reduce-overhead")
     settings = RunSettings(model="timm:resnet10t", data="digits", image_size=16, train=train, frac=_CONFIGS[name])
     with tempfile.TemporaryDirectory() as folder:
         result = new_run(settings, Path(folder) / "run", Console(quiet=True)).fit()

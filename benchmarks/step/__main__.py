@@ -9,7 +9,7 @@ if __name__ == "__main__":
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,8 +62,12 @@ def measure(
     how: str,
     console: Console,
     tolerated: type[Exception] = NotAvailableError,
+    prepared: Callable[[], None] = lambda: None,
 ) -> Run:
-    """All methods on one model; a method that raises a ``tolerated`` error gets a note instead of numbers."""
+    """All methods on one model; a method that raises a ``tolerated`` error gets a note instead of numbers.
+
+    ``prepared`` is called after each method's first steps, before steps are timed.
+    """
     torch.manual_seed(0)
     torch._dynamo.reset()  # each model has its own compiled functions, and their number is limited
     subject, device = SUBJECTS[name], options.device
@@ -89,6 +93,9 @@ def measure(
                 notes[str(method)] = refusal(error)
             else:
                 steps[str(method)] = step
+    prepared()
+    for step in steps.values():  # it may have waited
+        step.run()
     with console.status(f"{name}: {options.rounds} rounds of {len(steps)} methods"):
         clock = processor_seconds if options.clock == "processor" else seconds
         times = interleaved({key: step.run for key, step in steps.items()}, options.rounds, device, clock=clock)

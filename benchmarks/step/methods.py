@@ -34,7 +34,7 @@ OWN = (
 )
 MODES = (
     *("kernels", "int8", "auto", "torchao-int8", "torchao-float8", "checkpointed", "segments"),
-    *("bf16", "tf32", "compiled"),
+    *("bf16", "tf32", "compiled", "graphs"),
 )
 # Options of FracConfig for modes of the rewritten methods. int8 does not leave out samples.
 _OPTIONS: dict[str, dict[str, Any]] = {
@@ -109,10 +109,12 @@ def parse(text: str) -> Method:
             raise ValueError(f"method {text!r}: +{mode} is FracConfig({words}), for the rewritten ones")
         # Compiled graphs call the kernels for codes, for gates and their gradient, and to round block formats.
         kernels_only = mode == "kernels" and "int8" not in modes and not base.startswith(("dfq", *BLOCKS))
-        if "compiled" in modes and (mode == "auto" or kernels_only):
+        if {"compiled", "graphs"} & set(modes) and (mode == "auto" or kernels_only):
             raise ValueError(f"method {text!r}: +{mode} is FracConfig({words}), which changes no compiled step")
-    if {"compiled", "segments"} <= set(modes):
-        raise ValueError(f"method {text!r}: +compiled compiles the whole model, +segments its parts")
+    if len({"compiled", "graphs", "segments"} & set(modes)) > 1:
+        raise ValueError(
+            f"method {text!r}: +compiled and +graphs (CUDA graphs) compile the whole model, +segments its parts"
+        )
     return Method(base, frozenset(modes))
 
 
@@ -146,7 +148,10 @@ def prepare(method: Method, model: nn.Module, x: Tensor, y: Tensor, loss: Callab
             trained.compile_segments(fullgraph=True)
         spread_choices(trained, len(x))
     trained.train()
-    called = torch.compile(trained, fullgraph=True) if "compiled" in method.modes else trained
+    called: Callable[[Tensor], Tensor] = trained
+    if {"compiled", "graphs"} & method.modes:
+        how = "reduce-overhead" if "graphs" in method.modes else None
+        called = torch.compile(trained, fullgraph=True, mode=how)
     if isinstance(trained, FracModel):
         finish = Engine(called).loss  # type: ignore[arg-type]
         if method.base.startswith("pfq"):
@@ -154,6 +159,8 @@ def prepare(method: Method, model: nn.Module, x: Tensor, y: Tensor, loss: Callab
     autocast = torch.autocast(x.device.type, torch.bfloat16, enabled="bf16" in method.modes)
 
     def forward() -> Tensor:
+        if "graphs" in method.modes:
+            torch.compiler.cudagraph_mark_step_begin()
         with autocast:
             task = loss(called(x), y)
         return finish(task)

@@ -73,7 +73,7 @@ class Prepared:
             self.optimizer = accelerator.prepare(optimizer)
         else:
             optimizer = make_optimizer(model, settings, data.task)
-            module = torch.compile(model) if settings.compile else model
+            module = torch.compile(model, mode=settings.compile_mode) if settings.compile else model
             self.module, self.optimizer = accelerator.prepare(module, optimizer)
         self.scheduler = make_scheduler(optimizer, settings, self.length.epoch_steps)
 

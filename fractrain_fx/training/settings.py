@@ -23,6 +23,7 @@ LrSchedule = Literal["cosine", "steps", "inverse-sqrt", "constant"]
 MixedPrecision = Literal["no", "fp16", "bf16"]
 Device = Literal["auto", "cpu", "cuda", "mps"]
 GateLr = Literal["peak", "model"]
+CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
 _SEEDS = 2**32  # NumPy takes no larger seed
 
@@ -56,6 +57,8 @@ class TrainSettings:
         device: ``auto`` (accelerate decides), ``cpu``, ``cuda`` or ``mps``.
         mixed_precision: ``no``, ``fp16`` or ``bf16``, for ops that are not quantized.
         compile: use ``torch.compile`` on the whole model.
+        compile_mode: its mode. ``reduce-overhead`` launches a step as CUDA graphs, which on a GPU is far quicker for
+            models of small layers; gradients of several batches cannot be added up in them.
         compile_segments: compile the parts of the model one by one, for a shorter first step; also with ``shard``.
         checkpointing: keep fewer activations: backward computes those of a part of the model again.
         shard: split parameters, gradients and optimizer state over the processes (FSDP2), by parts of the model.
@@ -82,6 +85,7 @@ class TrainSettings:
     device: Device = "auto"
     mixed_precision: MixedPrecision = "no"
     compile: bool = False
+    compile_mode: CompileMode = "default"
     compile_segments: bool = False
     checkpointing: bool = False
     shard: bool = False
@@ -93,7 +97,8 @@ class TrainSettings:
             require_numbers(name, getattr(self, name), example)
             object.__setattr__(self, name, tuple(float(each) for each in getattr(self, name)))
         choices = {"device": Device, "mixed_precision": MixedPrecision, "optimizer": Optimizer}
-        for name, known in (choices | {"lr_schedule": LrSchedule, "gate_lr": GateLr}).items():
+        choices |= {"lr_schedule": LrSchedule, "gate_lr": GateLr, "compile_mode": CompileMode}
+        for name, known in choices.items():
             value = getattr(self, name)
             if value not in get_args(known) and not (name == "optimizer" and value is None):
                 raise ConfigError(f"{name}={value!r} is unknown: write one of {', '.join(get_args(known))}")
@@ -111,6 +116,13 @@ class TrainSettings:
         if self.compile and self.compile_segments:
             raise ConfigError(
                 "compile compiles the whole model and compile_segments its parts: leave out one of the two"
+            )
+        if self.compile_mode != "default" and not self.compile:
+            raise ConfigError(f"compile_mode={self.compile_mode!r} changes nothing without compile")
+        if self.compile_mode in ("reduce-overhead", "max-autotune") and self.accumulate > 1:
+            raise ConfigError(
+                f"accumulate={self.accumulate} with compile_mode={self.compile_mode!r} is not possible: each run of a "
+                "CUDA graph overwrites the gradients of the one before. Leave out one of the two"
             )
         if self.workers < 0:
             raise ConfigError(f"workers={self.workers} must be at least 0")

@@ -20,6 +20,7 @@ from benchmarks.gpu.__main__ import failures, main
 from benchmarks.gpu.parts import PARTS, Part
 from benchmarks.gpu.results import Found, Results, markdown, slug, write_page
 from benchmarks.gpu.setting import Setting
+from benchmarks.gpu.standby import standing_by
 from benchmarks.records import Quartiles
 from benchmarks.step.__main__ import main as measure_steps
 from benchmarks.step.methods import Step
@@ -54,13 +55,13 @@ def test_a_part_out_of_time_is_recorded_as_not_run_and_other_parts_are_kept(tmp_
     main(argv)
     file = result_in(tmp_path)
     held = Results.load(file)
-    assert held.parts["training"].rows == {} and "were over" in held.parts["training"].not_run["all"]
+    assert held.parts["training"].rows == {} and "was over" in held.parts["training"].not_run["all"]
     held.parts["memory"] = Found(rows={"a": [{"model": "a", "saved, MB": 1.5}]})
     held.save()
     main(argv)
     assert Results.load(file).parts["memory"] == held.parts["memory"]
     page = (tmp_path / "gpu.md").read_text()
-    assert "| a | 1.5 |" in page and "Not run (the " in page and "): all." in page
+    assert "| a | 1.5 |" in page and "Not run (the time of this part was over): all." in page
 
 
 def test_an_item_that_fails_is_named_and_the_others_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +96,7 @@ def test_after_an_error_that_loses_the_gpu_another_process_runs_the_other_items(
     argv = ["--small", "--device", "cpu", "--out", str(tmp_path), "--parts", "memory"]
     ended = []
 
-    def run(call: list[str], seconds: float) -> str:
+    def run(call: list[str], until: float) -> str:
         try:
             main([*argv, "--run", "memory"])
             ended.append(0)
@@ -103,11 +104,89 @@ def test_after_an_error_that_loses_the_gpu_another_process_runs_the_other_items(
             ended.append(end.code)
         return f"its process ended with code {ended[-1]}"
 
+    monkeypatch.setattr(gpu, "_begun", list)
     monkeypatch.setattr(gpu, "_ended", run)
     main(argv)
     found = Results.load(result_in(tmp_path)).parts["memory"]
     assert ended == [75, 0] and list(found.rows) == ["good", "bad", "later"]
     assert found.not_run == {"bad": "AcceleratorError: device-side assert triggered"}
+
+
+def test_chosen_items_are_run_beside_the_results_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran = []
+
+    def rows(name: str) -> Iterator[dict[str, Any]]:
+        ran.append(name)
+        yield {"model": f"{name} {len(ran)}"}
+
+    items = {name: partial(rows, name) for name in ("one", "two", "three")}
+    monkeypatch.setitem(parts.PARTS, "memory", Part("Memory", "How.", 1, lambda setting: items))
+
+    def run(call: list[str], until: float) -> str:
+        main(call[call.index("--small") :])
+        return "its process ended with code 0"
+
+    monkeypatch.setattr(gpu, "_begun", list)
+    monkeypatch.setattr(gpu, "_ended", run)
+    argv = ["--small", "--device", "cpu", "--out", str(tmp_path), "--parts", "memory"]
+    main(argv)
+    whole = Results.load(result_in(tmp_path)).command
+    main([*argv, "--items", "three", "one"])
+    held = Results.load(result_in(tmp_path))
+    assert ran == ["one", "two", "three", "three", "one"] and held.command == whole
+    assert {name: row["model"] for name, (row,) in held.parts["memory"].rows.items()} == {
+        "two": "two 2",
+        "three": "three 4",
+        "one": "one 5",
+    }
+    with pytest.raises(SystemExit, match="2"):
+        main([*argv, "--items", "four"])
+    assert "no item is called 'four': 'one', 'three', 'two'" in capsys.readouterr().err
+
+
+def test_processes_prepare_at_a_time_and_measure_in_turn(tmp_path: Path) -> None:
+    program = """
+import pathlib, sys
+from benchmarks.gpu.standby import wait_to_be_told
+print("a line of its own", flush=True)
+if sys.argv[1] == "ends":
+    raise SystemExit(3)
+if sys.argv[1] == "hangs":
+    import time; time.sleep(600)
+wait_to_be_told()
+pathlib.Path(sys.argv[2]).write_text("measured")
+"""
+    files = {name: tmp_path / name for name in ("quick", "ends", "hangs")}
+    calls = {name: [sys.executable, "-c", program, name, str(file)] for name, file in files.items()}
+    with standing_by(calls) as standby:
+        assert standby.ready(8) == ["quick"]
+        assert not any(file.exists() for file in files.values())
+        assert standby.measure("quick", lambda child: str(child.wait())) == "0"
+    assert files["quick"].read_text() == "measured" and not files["hangs"].exists()
+
+
+def test_a_compiled_item_that_fails_is_named_when_its_turn_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rows(setting: Setting, fails: bool) -> Iterator[dict[str, Any]]:
+        if fails:
+            raise RuntimeError("does not compile")
+        setting.prepared()
+        yield {"model": "small"}
+
+    made = Part("Steps", "How.", 1, lambda setting: {n: partial(rows, setting, n == "bad") for n in ("bad", "good")})
+    monkeypatch.setitem(parts.PARTS, "steps", made)
+    told: list[str] = []
+    monkeypatch.setattr(gpu, "wait_to_be_told", lambda: told.append("turn"))
+    file = tmp_path / "results" / "gpu-x.json"
+    Results(file, {"processor": "x"}, "command", {"steps": Found(not_run={"all": ""})}).save()
+    for name in ("bad", "good"):
+        gpu._run_told("steps", Setting("cpu", small=True, rounds=1), [name], file)
+    found = Results.load(file).parts["steps"]
+    assert told == ["turn"] * 2 and found.rows == {"good": [{"model": "small"}]}
+    assert found.not_run == {"all": "", "bad": "RuntimeError: does not compile"}
 
 
 def test_a_method_that_fails_has_a_note_and_the_others_have_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,11 +228,15 @@ def test_the_project_s_page_has_the_tables_of_all_results(tmp_path: Path) -> Non
 
 def test_items_of_the_full_benchmark_have_names_in_order_of_worth() -> None:
     setting = Setting("cpu", small=False, rounds=10)
-    names = list(PARTS["steps"].items(setting))
-    first = [f"{name}, eager" for name in ("transformer-base", "resnet38", "gpt2")]
-    assert names[:4] == [*first, "transformer-base, pfq+compiled"]
-    for model in ("resnet38", "resnet50", "vit_small", "transformer-base", "gpt2"):
-        assert {f"{model}, eager", f"{model}, dfq+compiled"} <= set(names)
+    names, models = (
+        list(PARTS["steps"].items(setting)),
+        ("transformer-base", "resnet38", "gpt2", "resnet50", "vit_small"),
+    )
+    assert names[:6] == [*(f"{model}, eager" for model in models), "transformer-base, pfq+graphs"]
+    for model in models:
+        assert {f"{model}, eager", f"{model}, dfq+graphs", f"{model}, dfq+compiled"} <= set(names)
+    compiled = steps.compiled_items(setting)
+    assert set(compiled) == {name for name in names if "graphs" in name or "compiled" in name}
     widths = {name.removesuffix(", torchao").split()[1] for name in PARTS["linears"].items(setting)}
     assert widths == {"512", "1024", "2048", "4096", "8192"}
 

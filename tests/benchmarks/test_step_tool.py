@@ -83,9 +83,11 @@ def test_methods_are_named_by_base_and_modes() -> None:
         with pytest.raises(ValueError, match="for the rewritten ones"):
             parse(wrong)
     assert parse("dfq+segments").alike == Method("float")
-    with pytest.raises(ValueError, match="compiles the whole model"):
-        parse("dfq+segments+compiled")
-    for wrong in ("pfq+kernels+compiled", "dfq+kernels+auto+compiled"):
+    assert parse("pfq+graphs").alike == parse("float+graphs")
+    for wrong in ("dfq+segments+compiled", "dfq+segments+graphs", "dfq+compiled+graphs"):
+        with pytest.raises(ValueError, match="compile the whole model"):
+            parse(wrong)
+    for wrong in ("pfq+kernels+compiled", "pfq+kernels+graphs", "dfq+kernels+auto+compiled"):
         with pytest.raises(ValueError, match="changes no compiled step"):
             parse(wrong)
     for name in ("dfq+kernels+int8+compiled", "dfq+kernels+compiled", "mxfp4+kernels+compiled"):
