@@ -15,6 +15,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -95,11 +96,16 @@ def _vit(batch: int) -> tuple[nn.Module, torch.Tensor]:
     return timm.create_model("vit_tiny_patch16_224", img_size=64), torch.randn(batch, 3, 64, 64)
 
 
-def _resnet(batch: int) -> tuple[nn.Module, torch.Tensor]:
-    return timm.create_model("resnet18", num_classes=10), torch.randn(batch, 3, 64, 64)
+def _resnet(batch: int, side: int) -> tuple[nn.Module, torch.Tensor]:
+    return timm.create_model("resnet18", num_classes=10), torch.randn(batch, 3, side, side)
 
 
-_STEPS = {"4 layers of 512": _feed_forward, "ViT-Tiny, 64 pixels": _vit, "ResNet-18, 64 pixels": _resnet}
+_STEPS: dict[str, Callable[[int], tuple[nn.Module, torch.Tensor]]] = {
+    "4 layers of 512": _feed_forward,
+    "ViT-Tiny, 64 pixels": _vit,
+    "ResNet-18, 64 pixels": partial(_resnet, side=64),
+    "ResNet-18, 128 pixels": partial(_resnet, side=128),
+}
 
 
 def _step(model: nn.Module, x: torch.Tensor) -> Run:

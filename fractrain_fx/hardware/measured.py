@@ -1,4 +1,4 @@
-"""This machine's processor as a roofline: what products and a copy reach, measured as it is asked for."""
+"""This machine's processor as a roofline: what products, convolutions and a copy reach, measured as it is asked for."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from statistics import median
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fractrain_fx.execution.int8.timing import lacks_int8
 from fractrain_fx.hardware.roofline import TYPES, Roofline, Source
@@ -15,8 +16,10 @@ from fractrain_fx.hardware.roofline import TYPES, Roofline, Source
 __all__ = ["cpu_of", "probes", "this_cpu"]
 
 _ROWS, _WIDTH = 4096, 256  # of the products: rows of a batch, and channels in and out as models for a CPU have them
+_SAMPLES, _CHANNELS, _SIDE = 16, 128, 16  # of the convolutions, with kernels of 3 x 3
 _COPIED = 1 << 24  # float32 values: 64 MiB, more than the caches hold
 _ROUNDS = 5
+_CONVOLUTION = "convolution, "
 
 
 def this_cpu() -> Roofline:
@@ -32,15 +35,20 @@ def this_cpu() -> Roofline:
 
 
 def probes() -> dict[str, Callable[[], object]]:
-    """The calls to time: a product of each type that the processor has units for, and a ``copy``."""
+    """The calls to time: a product of each type that the processor has units for, convolutions, and a ``copy``.
+
+    Convolutions have a library of their own on a processor, which may reach half or twice of what products reach.
+    """
     values, weights = torch.randn(_ROWS, _WIDTH), torch.randn(_WIDTH, _WIDTH)
     source, target = torch.ones(_COPIED), torch.empty(_COPIED)
     calls: dict[str, Callable[[], object]] = {
         "float32": _product(values, weights),
         "copy": lambda: target.copy_(source),
+        f"{_CONVOLUTION}float32": _convolution(torch.float32),
     }
     if torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported():
         calls["bfloat16"] = _product(values.bfloat16(), weights.bfloat16())
+        calls[f"{_CONVOLUTION}bfloat16"] = _convolution(torch.bfloat16)
     if lacks_int8(torch.device("cpu")) is None:
         rows, columns = (torch.randint(-128, 128, tuple(each.shape), dtype=torch.int8) for each in (values, weights))
         calls["int8"] = lambda: torch._int_mm(rows, columns)
@@ -49,13 +57,25 @@ def probes() -> dict[str, Callable[[], object]]:
 
 def cpu_of(seconds: Mapping[str, float]) -> Roofline:
     """The roofline of a processor on which the ``probes`` took so many seconds."""
+    convolved = 3 * 2 * _SAMPLES * (3 * _CHANNELS * _SIDE) ** 2
+    known = {kind: seconds[name] for kind in TYPES if (name := f"{_CONVOLUTION}{kind}") in seconds}
+    sizes = f"products of {_ROWS} x {_WIDTH} x {_WIDTH}, convolutions of {_CHANNELS} channels"
     return Roofline(
         "cpu",
         f"this processor, {torch.get_num_threads()} threads",
         {kind: 2 * _ROWS * _WIDTH**2 / seconds[kind] for kind in TYPES if kind in seconds},
         2 * 4 * _COPIED / seconds["copy"],
-        sources=(Source("measured here", f"products of {_ROWS} x {_WIDTH} x {_WIDTH}, a copy of {_COPIED >> 18} MiB"),),
+        convolution={kind: convolved / each for kind, each in known.items()},
+        sources=(Source("measured here", f"{sizes}, a copy of {_COPIED >> 18} MiB"),),
     )
+
+
+def _convolution(dtype: torch.dtype) -> Callable[[], object]:
+    """A convolution with its gradients."""
+    x = torch.randn(_SAMPLES, _CHANNELS, _SIDE, _SIDE, dtype=dtype, requires_grad=True)
+    w = torch.randn(_CHANNELS, _CHANNELS, 3, 3, dtype=dtype, requires_grad=True)
+    g = torch.randn(_SAMPLES, _CHANNELS, _SIDE, _SIDE, dtype=dtype)
+    return lambda: torch.autograd.grad(F.conv2d(x, w, padding=1), (x, w), g)
 
 
 def _product(a: Tensor, b: Tensor) -> Callable[[], object]:

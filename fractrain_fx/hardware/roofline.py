@@ -84,9 +84,10 @@ class Roofline:
         computes: share (0..1) of ``peak`` that large products reach.
         streams: share (0..1) of ``bandwidth`` that passes over large tensors reach.
         sources: documents that the figures come from.
+        convolution: operations a second of convolutions by type, where these are not those of ``peak``.
 
     Raises:
-        ConfigError: ``peak`` has an unknown type, or lacks ``float32``.
+        ConfigError: ``peak`` or ``convolution`` has an unknown type, or ``peak`` lacks ``float32``.
     """
 
     name: str
@@ -97,9 +98,10 @@ class Roofline:
     computes: float = 1.0
     streams: float = 1.0
     sources: tuple[Source, ...] = field(default=(), repr=False)
+    convolution: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        unknown = set(self.peak) - set(TYPES)
+        unknown = {*self.peak, *self.convolution} - set(TYPES)
         if unknown:
             raise ConfigError(f"{self.name}: {', '.join(sorted(unknown))} are not number types: {', '.join(TYPES)}")
         if "float32" not in self.peak:
@@ -161,7 +163,8 @@ class Roofline:
                     ranged.add(operand)
             operands = sum(sizes[operand] for operand in _OPERANDS[path]) * _written(kind, choice.format)
             out = values.moved(path)[2] * TYPES["float32" if path == "GC" else result]
-            parts[path] = self._priced(2 * macs * batch / self.peak[kind], operands + out, rounding)
+            peak = self.convolution.get(kind, self.peak[kind]) if op.kind == "conv" else self.peak[kind]
+            parts[path] = self._priced(2 * macs * batch / peak, operands + out, rounding)
         return parts
 
     def _wider(self, bits: tuple[int, int], format: str, floats: str) -> str:

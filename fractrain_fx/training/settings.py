@@ -57,8 +57,8 @@ class TrainSettings:
         device: ``auto`` (accelerate decides), ``cpu``, ``cuda`` or ``mps``.
         mixed_precision: ``no``, ``fp16`` or ``bf16``, for ops that are not quantized.
         compile: use ``torch.compile`` on the whole model.
-        compile_mode: its mode. ``reduce-overhead`` launches a step as CUDA graphs, which on a GPU is far quicker for
-            models of small layers; gradients of several batches cannot be added up in them.
+        compile_mode: mode of ``torch.compile``. ``reduce-overhead`` launches a step as CUDA graphs, which on a GPU is
+            far quicker for small layers; the gradients of several batches cannot be added up there.
         compile_segments: compile the parts of the model one by one, for a shorter first step; also with ``shard``.
         checkpointing: keep fewer activations: backward computes those of a part of the model again.
         shard: split parameters, gradients and optimizer state over the processes (FSDP2), by parts of the model.

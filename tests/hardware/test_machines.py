@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import median
 
 import pytest
@@ -101,6 +102,18 @@ def test_what_a_machine_lacks_runs_at_the_next_wider_type(
     assert machine.supports(precision, format) is native
 
 
+def test_convolutions_have_a_peak_of_their_own_where_one_is_known() -> None:
+    machine = Roofline("mine", "", {"float32": 1.0, "int8": 4.0}, 1e12, convolution={"float32": 2.0})
+    for kind, times in (("linear", 1), ("conv", 2)):
+        op = replace(linear(), kind=kind)
+        assert priced(machine, op, Choice(FULL)) == pytest.approx(
+            {path: each / times for path, each in priced(machine, linear(), Choice(FULL)).items()}
+        )
+        assert priced(machine, op, Choice(EIGHT)) == pytest.approx(priced(machine, linear(), Choice(EIGHT)))
+    with pytest.raises(ConfigError, match="float64"):
+        Roofline("bad", "", {"float32": 1}, 1, convolution={"float64": 1})
+
+
 def test_samples_that_take_several_options_or_skip_are_priced_by_their_shares() -> None:
     mix = (Choice(SKIP, share=0.5), Choice(EIGHT, share=0.25), Choice(share=0.25))
     half = PLAIN.step([linear()], {"op": mix}, batch=4).seconds
@@ -191,7 +204,8 @@ def test_mistakes_are_named() -> None:
 
 
 def test_this_processor_is_what_its_probes_measured() -> None:
-    assert {"float32", "copy"} <= set(probes())
-    cpu = cpu_of({"float32": median([0.5, 0.1, 0.2]), "copy": 0.1})
+    assert {"float32", "convolution, float32", "copy"} <= set(probes())
+    cpu = cpu_of({"float32": median([0.5, 0.1, 0.2]), "convolution, float32": 0.1, "copy": 0.1})
     assert cpu.peak == pytest.approx({"float32": 2 * 4096 * 256**2 / 0.2})
+    assert cpu.convolution == pytest.approx({"float32": 3 * 2 * 16 * 16**2 * 9 * 128**2 / 0.1})
     assert cpu.bandwidth == pytest.approx(8 * (1 << 24) / 0.1) and cpu.watts is None

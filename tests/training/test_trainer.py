@@ -259,6 +259,19 @@ def test_the_seed_decides_the_run() -> None:
     assert any(not torch.equal(results[0][name], results[2][name]) for name in results[0])
 
 
+def test_a_run_compiles_in_the_mode_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    modes = []
+
+    def compile(model: nn.Module, mode: str) -> nn.Module:
+        modes.append(mode)
+        return model
+
+    monkeypatch.setattr(torch, "compile", compile)
+    for mode in ("default", "reduce-overhead"):
+        build_trainer(settings("pfq", epochs=1, compile=True, compile_mode=mode), console=quiet())
+    assert modes == ["default", "reduce-overhead"]
+
+
 @pytest.mark.long
 def test_a_run_compiles_segments() -> None:
     trainer = build_trainer(settings("pfq", epochs=1, compile_segments=True), console=quiet())
