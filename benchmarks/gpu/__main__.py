@@ -89,7 +89,7 @@ def _run_parts(results: Results, options: argparse.Namespace, setting: Setting, 
     wanted = [item for item in options.items or compiled if item in compiled]
     alone = {item: [*call, "--run", "steps", "--wait", "--items", item] for item in wanted}
     ready: list[str] | None = None
-    with standing_by(alone) as standby:
+    with standing_by(alone, partial(_has_room, options.device)) as standby:
         for place, part in enumerate(options.parts):
             remaining = max(end - time.monotonic(), 0)
             seconds = remaining * PARTS[part].worth / sum(PARTS[each].worth for each in options.parts[place:])
@@ -113,13 +113,23 @@ def _run_parts(results: Results, options: argparse.Namespace, setting: Setting, 
             write_page(options.out / "gpu.md", options.out / "results")
 
 
+def _has_room(device: str) -> bool:
+    """Whether half of the GPU's memory is free."""
+    if device == "cpu":
+        return True
+    free, total = torch.cuda.mem_get_info()
+    return free > total / 2
+
+
 def _measure(results: Results, standby: Standby, ready: Sequence[str], until: float) -> None:
     """Let the processes that have compiled their steps measure, one at a time."""
     for item in ready:
         standby.measure(item, partial(_ended, until=until))
     results.parts = Results.load(results.path).parts
     found = results.parts["steps"]
-    found.not_run |= {item: "not compiled in time" for item in standby.calls if item not in ready}
+    found.not_run |= {
+        item: "not compiled: no time or no memory was left" for item in standby.calls if item not in ready
+    }
     found.not_run |= {item: "its process ended" for item in ready if item not in {*found.rows, *found.not_run}}
     results.save()
 
@@ -184,6 +194,7 @@ def _run_told(part: str, setting: Setting, chosen: Sequence[str], file: Path) ->
 
     def wait() -> None:
         if not told:
+            torch.cuda.empty_cache()
             wait_to_be_told()
             told.append(time.monotonic())
 

@@ -28,9 +28,11 @@ class Standby:
 
     Attributes:
         calls: the command line of each item; it calls :func:`wait_to_be_told`.
+        has_room: whether there is memory for one more process; those that are ready keep theirs.
     """
 
     calls: Mapping[str, Sequence[str]]
+    has_room: Callable[[], bool]
     _children: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     _prepared: dict[str, Future[bool]] = field(default_factory=dict)
     _over: bool = False
@@ -40,8 +42,8 @@ class Standby:
         self._prepared = {item: self._pool.submit(self._prepare, item) for item in self.calls}
 
     def _prepare(self, item: str) -> bool:
-        """Start a process and wait until it is ready; False if it ended before."""
-        if self._over:
+        """Start a process and wait until it is ready; False if it ended before, or was not started."""
+        if self._over or not self.has_room():
             return False
         pipe, environment = subprocess.PIPE, {"TORCHINDUCTOR_COMPILE_THREADS": str(_CORES - 1)}
         self._children[item] = child = subprocess.Popen(
@@ -85,9 +87,9 @@ def kill(child: subprocess.Popen[bytes]) -> None:
 
 
 @contextlib.contextmanager
-def standing_by(calls: Mapping[str, Sequence[str]]) -> Iterator[Standby]:
-    """Prepare items in processes that end with the block."""
-    found = Standby(calls)
+def standing_by(calls: Mapping[str, Sequence[str]], has_room: Callable[[], bool]) -> Iterator[Standby]:
+    """Prepare items in processes that end with the block (:class:`Standby`)."""
+    found = Standby(calls, has_room)
     try:
         yield found
     finally:

@@ -160,11 +160,13 @@ pathlib.Path(sys.argv[2]).write_text("measured")
 """
     files = {name: tmp_path / name for name in ("quick", "ends", "hangs")}
     calls = {name: [sys.executable, "-c", program, name, str(file)] for name, file in files.items()}
-    with standing_by(calls) as standby:
+    with standing_by(calls, lambda: True) as standby:
         assert standby.ready(8) == ["quick"]
         assert not any(file.exists() for file in files.values())
         assert standby.measure("quick", lambda child: str(child.wait())) == "0"
     assert files["quick"].read_text() == "measured" and not files["hangs"].exists()
+    with standing_by(calls, lambda: False) as standby:
+        assert standby.ready(5) == []
 
 
 def test_a_compiled_item_that_fails_is_named_when_its_turn_comes(
