@@ -211,6 +211,9 @@ class _SizesWithoutData(_Sizes):
             return args[0]
         if name == "scaled_dot_product_attention" and len(args) > 2:
             return args[0].new_empty((*args[0].shape[:-1], args[2].shape[-1]))
+        # Before 2.15 torch refuses products of experts in float32 on the meta device, and computes them on a CPU.
+        if name in ("_grouped_mm", "grouped_mm") and [each.ndim for each in args[:2]] == [2, 3]:
+            return args[0].new_empty((len(args[0]), args[1].shape[2]))
         return super().call_function(target, args, kwargs)
 
 
