@@ -36,7 +36,7 @@ _DOCS = Path("docs")
 _PACKAGES = ("torchao", "triton", "timm", "transformers")
 # Seconds for writing the page at the end.
 _RESERVE = 5.0
-# Of the time for steps, the most that is spent on waiting for compiled ones.
+# The largest share of the time for steps that passes until they are compiled.
 _COMPILING = 0.55
 # Stands for the items of a part whose process has not begun.
 _ALL = "all"

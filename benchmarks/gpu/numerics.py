@@ -38,10 +38,7 @@ Check = Callable[[], str]
 
 
 def items(setting: Setting) -> Mapping[str, Any]:
-    """One item for each check."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at the first product on the GPU
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.backends.cudnn.allow_tf32 = False
+    """One item for each check. Only running one changes settings of torch: other parts' processes list them too."""
     names = ("gpt2",) if setting.small else MODELS
     checks: dict[str, Check] = {
         "method float equals the model": partial(_of_models, names, _equals_original, setting),
@@ -61,6 +58,9 @@ def items(setting: Setting) -> Mapping[str, Any]:
 
 
 def _row(name: str, check: Check) -> Iterator[dict[str, Any]]:
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read at the first product on the GPU
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cudnn.allow_tf32 = False
     torch.manual_seed(0)
     try:
         detail, holds = check(), True

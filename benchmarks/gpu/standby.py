@@ -81,7 +81,7 @@ class Standby:
 
 
 def kill(child: subprocess.Popen[bytes]) -> None:
-    """End a process that has a session of its own, and all processes that it started."""
+    """Kill a process that leads a session, and all processes of that session."""
     with contextlib.suppress(ProcessLookupError):  # nothing is left
         os.killpg(child.pid, signal.SIGKILL)
 

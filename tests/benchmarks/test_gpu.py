@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -230,10 +231,8 @@ def test_the_project_s_page_has_the_tables_of_all_results(tmp_path: Path) -> Non
 
 def test_items_of_the_full_benchmark_have_names_in_order_of_worth() -> None:
     setting = Setting("cpu", small=False, rounds=10)
-    names, models = (
-        list(PARTS["steps"].items(setting)),
-        ("transformer-base", "resnet38", "gpt2", "resnet50", "vit_small"),
-    )
+    models = ("transformer-base", "resnet38", "gpt2", "resnet50", "vit_small")
+    names = list(PARTS["steps"].items(setting))
     assert names[:6] == [*(f"{model}, eager" for model in models), "transformer-base, pfq+graphs"]
     for model in models:
         assert {f"{model}, eager", f"{model}, dfq+graphs", f"{model}, dfq+compiled"} <= set(names)
@@ -241,6 +240,13 @@ def test_items_of_the_full_benchmark_have_names_in_order_of_worth() -> None:
     assert set(compiled) == {name for name in names if "graphs" in name or "compiled" in name}
     widths = {name.removesuffix(", torchao").split()[1] for name in PARTS["linears"].items(setting)}
     assert widths == {"512", "1024", "2048", "4096", "8192"}
+
+
+def test_listing_the_items_of_a_part_changes_no_setting_of_torch() -> None:
+    before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.allow_tf32, dict(os.environ)
+    for part in PARTS.values():
+        part.items(Setting("cpu", small=True, rounds=1))
+    assert before == (torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.allow_tf32, dict(os.environ))
 
 
 @pytest.mark.long
