@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.torch_version import TorchVersion
 from torch.utils._pytree import tree_map_only
 
-__all__ = ["HOME_MADE", "HUGGING_FACE", "TIMM", "Case", "build", "marks", "some_long"]
+__all__ = ["COMPILES_EXPERTS", "HOME_MADE", "HUGGING_FACE", "TIMM", "Case", "build", "marks", "some_long"]
 
 
 @dataclass(frozen=True)
@@ -221,6 +222,10 @@ def build(name: str) -> Case:
     """The model of that name with one batch, from a fixed seed."""
     torch.manual_seed(0)
     return {**TIMM, **HUGGING_FACE, **HOME_MADE}[name]()
+
+
+# Before 2.15 torch compiles no product of experts in float32, with or without this package.
+COMPILES_EXPERTS = TorchVersion(torch.__version__) >= "2.15"
 
 
 def some_long(names: Iterable[str], *long: str, slow: Container[str] = ()) -> list[Any]:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from _pytest.mark import ParameterSet
 from torch import nn
 from torch._dynamo.exc import TorchRuntimeError
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch.torch_version import TorchVersion
 
 from fractrain_fx import Engine, FracConfig, GateConfig, Precision, fractrainify
-from tests.models import HOME_MADE, HUGGING_FACE, TIMM, build
+from tests.models import COMPILES_EXPERTS, HOME_MADE, HUGGING_FACE, TIMM, build
 from tests.test_invariants import objective, rewrite
 
 pytestmark = pytest.mark.long
@@ -28,11 +26,9 @@ def small(method: str, rounding: str = "eager") -> tuple[nn.Module, torch.Tensor
     return fractrainify(case.model, config=config, example_inputs=case.args, check=False), torch.randn(4, 5, 12)
 
 
-def _marked(name: str) -> ParameterSet:
-    """Before 2.15 torch compiles no product of experts in float32, with or without this package."""
-    refused = name == "mixtral" and TorchVersion(torch.__version__) < "2.15"
-    marks = [pytest.mark.xfail(strict=True, raises=TorchRuntimeError)] if refused else []
-    return pytest.param(name, marks=marks)
+def _marks(name: str) -> list[pytest.MarkDecorator]:
+    refused = name == "mixtral" and not COMPILES_EXPERTS
+    return [pytest.mark.xfail(strict=True, raises=TorchRuntimeError)] if refused else []
 
 
 def test_a_new_precision_recompiles_nothing_and_changes_the_result() -> None:
@@ -88,7 +84,7 @@ def test_a_compiled_graph_with_a_multiplier_and_a_grid_with_zero_compiles_once_f
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", map(_marked, (*HOME_MADE, *HUGGING_FACE, *TIMM)))
+@pytest.mark.parametrize("name", [pytest.param(n, marks=_marks(n)) for n in (*HOME_MADE, *HUGGING_FACE, *TIMM)])
 def test_every_model_compiles_whole_and_a_new_precision_recompiles_nothing(name: str) -> None:
     case = build(name)
     model = rewrite(case, "pfq")

@@ -10,13 +10,12 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
-from torch.torch_version import TorchVersion
 
 from fractrain_fx import FracConfig, FracModel, Precision, fractrainify
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.passes import fused_ops
 from fractrain_fx.passes.execute.shared_code import SharedCode
-from tests.models import build
+from tests.models import COMPILES_EXPERTS, build
 from tests.passes.execute.test_segments import IMAGES, ROWS, Residual, rewritten
 
 
@@ -153,8 +152,7 @@ def test_an_unknown_option_is_an_error() -> None:
         model.compile_segments(full_graph=True)
 
 
-# Before 2.15 torch compiles no product of experts in float32, with or without this package.
-_COMPILED = ["resnet18", "gpt2", *(["mixtral"] if TorchVersion(torch.__version__) >= "2.15" else [])]
+_COMPILED = ["resnet18", "gpt2", *(["mixtral"] if COMPILES_EXPERTS else [])]
 
 
 @pytest.mark.long
