@@ -33,8 +33,8 @@ OWN = (
     *BLOCKS,
 )
 MODES = (
-    *("kernels", "int8", "auto", "torchao-int8", "torchao-float8", "checkpointed", "segments"),
-    *("bf16", "tf32", "compiled", "graphs"),
+    *("kernels", "int8", "auto", "torchao-int8", "torchao-float8", "preserve", "checkpointed", "segments"),
+    *("bf16", "tf32", "channels-last", "compiled", "graphs"),
 )
 # Options of FracConfig for modes of the rewritten methods. int8 does not leave out samples.
 _OPTIONS: dict[str, dict[str, Any]] = {
@@ -43,6 +43,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "auto": {"execution": "auto"},
     "torchao-int8": {"execution": "torchao-int8"},
     "torchao-float8": {"execution": "torchao-float8"},
+    "preserve": {"memory_format": "preserve"},
     "checkpointed": {},
     "segments": {},
 }
@@ -134,6 +135,8 @@ def prepare(method: Method, model: nn.Module, x: Tensor, y: Tensor, loss: Callab
         NotAvailableError: a package or a feature that the method needs is missing, or it refuses the model.
     """
     trained = copy.deepcopy(model)
+    if "channels-last" in method.modes and x.ndim == 4:
+        trained, x = trained.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
     finish: Callable[[Tensor], Tensor] = _same
     if method.base in peers.PEERS:
         trained = peers.quantized(method.base, trained, x).to(x.device)

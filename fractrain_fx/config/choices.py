@@ -20,6 +20,7 @@ __all__ = [
     "GradientGrid",
     "Indicator",
     "Kernels",
+    "MemoryFormat",
     "Method",
     "Mixing",
     "Ranges",
@@ -39,6 +40,7 @@ Torchao = Literal["torchao-int8", "torchao-float8", "torchao-mxfp8"]
 Execution = Literal["simulate", "auto", Torchao]
 Skipping = Literal["dispatched", "masked"]
 Kernels = Literal["auto", "float", "int8"]
+MemoryFormat = Literal["auto", "preserve"]
 Rounding = Literal["auto", "eager", "triton", "compiled"]
 Indicator = Literal["task", "total"]
 GradientGrid = Literal["range", "zero"]
@@ -74,6 +76,7 @@ CHOICES: dict[str, Any] = {
     "execution": Execution,
     "skipping": Skipping,
     "kernels": Kernels,
+    "memory_format": MemoryFormat,
     "rounding": Rounding,
     "indicator": Indicator,
     "gradient_grid": GradientGrid,

@@ -16,6 +16,7 @@ from fractrain_fx.config.choices import (
     GradientGrid,
     Indicator,
     Kernels,
+    MemoryFormat,
     Method,
     Mixing,
     Ranges,
@@ -28,7 +29,7 @@ from fractrain_fx.config.choices import (
 from fractrain_fx.config.clock import Amount, parse_amount, parse_turn
 from fractrain_fx.config.kinds import check_kinds, require_sequence
 from fractrain_fx.config.parts import GateConfig
-from fractrain_fx.config.pins import Pin
+from fractrain_fx.config.pins import Pin, parse_pins
 from fractrain_fx.config.plain import given_fields, known_keys, plain_values, read_yaml, write_yaml
 from fractrain_fx.config.precision import (
     DFQ_OPTIONS,
@@ -41,7 +42,6 @@ from fractrain_fx.config.precision import (
 )
 from fractrain_fx.config.products import BLOCK_FORMATS, Recipe
 from fractrain_fx.config.recipes import recipe_of, usual_recipe
-from fractrain_fx.errors import ConfigError
 
 __all__ = ["FracConfig"]
 
@@ -96,6 +96,8 @@ class FracConfig:
         kernels: how ``execution="auto"`` multiplies values that format ``affine`` rounds to at most 8 bits; the results
             are the same. ``auto``: on int8 if a short timing finds that quicker than float. Each shape, and each width
             with C++ kernels, is timed as it first trains. ``int8``: wherever possible. ``float``: never on int8.
+        memory_format: ``auto``: on a CPU, convolutions of images and the layers between them compute in
+            ``torch.channels_last``, which is quicker. ``preserve``: in the order of inputs and weights.
         gradient_grid: the levels of rounded output gradients in format ``affine``. ``range``: from the lowest value on.
             ``zero``: shifted by less than a level, so that one level is 0 and zero gradients stay zero.
         ranges: what shares a range in format ``affine``. ``tensor``: an activation or gradient, and each output channel
@@ -142,6 +144,7 @@ class FracConfig:
     skipping: Skipping = "dispatched"
     skip_threshold: float | None = None
     kernels: Kernels = "auto"
+    memory_format: MemoryFormat = "auto"
     gradient_grid: GradientGrid = "range"
     ranges: Ranges = "tensor"
     pins: tuple[Pin, ...] = ()
@@ -173,11 +176,7 @@ class FracConfig:
         set_field(self, "stages", PrecisionStages.parse(self.stages))
         require_sequence("options", self.options, "['FW-3/BW-6', 'FW-6/BW-8']")
         set_field(self, "options", tuple(Precision.parse(option) for option in self.options))
-        require_sequence("pins", self.pins, "(Pin('layer4.*', 'FW-8/BW-8'),)")
-        set_field(self, "pins", tuple(self.pins))
-        for pin in self.pins:
-            if not isinstance(pin, Pin):
-                raise ConfigError(f"pins has {pin!r}, which is no Pin: write Pin('layer4.*', 'FW-8/BW-8')")
+        set_field(self, "pins", parse_pins(self.pins))
         for name in ("every", "length"):
             if (amount := getattr(self, name)) is not None:
                 set_field(self, name, parse_amount(name, amount))

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from fractrain_fx.config.kinds import require_sequence
 from fractrain_fx.config.precision import FLOAT_BITS, Precision
 from fractrain_fx.config.products import BLOCK_FORMATS, Recipe
 from fractrain_fx.config.recipes import RECIPES, recipe_of, usual_recipe, widths_of
 from fractrain_fx.errors import ConfigError, near
 
-__all__ = ["Pin"]
+__all__ = ["Pin", "parse_pins"]
 
 _OTHERS = ("affine", "dorefa", "wageubn")
 _HALF = Precision(16, 16)
@@ -134,3 +135,16 @@ class Pin:
         named = {"format": self.format, "recipe": self.recipe}
         given = ", ".join(f"{key}={value!r}" for key, value in named.items() if value is not None)
         return f"Pin({self.pattern!r}{', ' if given else ''}{given})"
+
+
+def parse_pins(pins: Any) -> tuple[Pin, ...]:
+    """The rules of a configuration as a tuple.
+
+    Raises:
+        ConfigError: it is no sequence, or holds something else.
+    """
+    require_sequence("pins", pins, "(Pin('layer4.*', 'FW-8/BW-8'),)")
+    for pin in pins:
+        if not isinstance(pin, Pin):
+            raise ConfigError(f"pins has {pin!r}, which is no Pin: write Pin('layer4.*', 'FW-8/BW-8')")
+    return tuple(pins)

@@ -58,8 +58,7 @@ class FusedOp(nn.Module):
         self.training = gradient.training
         # In a tuple, which torch does not register as children: their state must not get a second name.
         self._quantizers = (first, second, gradient)
-        matrices = arithmetic.matrices
-        first_factor, second_factor = (factor(each, matrices, saved) for each in (first, second))
+        first_factor, second_factor = (factor(each, arithmetic.order, saved) for each in (first, second))
         self.plan = Plan(arithmetic, static, first_factor, second_factor, gradient.fmt, gradient.axis)
         """Everything about the op except its tensors."""
         self.int8: Int8Choice | None = None

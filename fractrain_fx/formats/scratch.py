@@ -9,14 +9,19 @@ import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from fractrain_fx.formats.bits import dense, readable, work_dtype
 
-__all__ = ["Latest", "forget_scratch", "scratch", "scratch_holds", "scratch_of"]
+__all__ = ["Latest", "Order", "forget_scratch", "scratch", "scratch_holds", "scratch_of"]
+
+Order = Literal["kept", "plain", "matrices", "channels last"]
+"""How the values of a copy lie in memory: in the order of the original; contiguous; with the matrices of the last two
+dimensions one after the other, as a product reads them; or, for ``(batch, channels, height, width)``, with the channels
+innermost."""
 
 # Elements. Larger tensors get fresh memory, so that no process holds on to much.
 _LARGEST = 1 << 24
@@ -62,17 +67,19 @@ class _Piece:
         self.buffer = torch.empty(0)
         self.views: dict[tuple[Any, ...], Tensor | None] = {}
 
-    def view(self, like: Tensor, matrices: bool) -> Tensor | None:
+    def view(self, like: Tensor, order: Order) -> Tensor | None:
         size, contiguous = like.numel(), like.is_contiguous()
-        if not 0 < size <= _LARGEST or not (contiguous or matrices or dense(like)):
+        if not 0 < size <= _LARGEST or (order == "kept" and not contiguous and not dense(like)):
             return None
         if self.buffer.numel() < size:
             self.views.clear()
             self.buffer = torch.empty(size, dtype=work_dtype(like))
-        if contiguous or not matrices:
-            return self.buffer.as_strided(like.shape, like.stride())
-        upright = like.ndim < 2 or like.stride(-1) <= like.stride(-2)
         flat = self.buffer[:size]
+        if order == "channels last":
+            return flat.view(like.movedim(1, -1).shape).movedim(-1, 1)
+        if contiguous or order == "kept":
+            return self.buffer.as_strided(like.shape, like.stride())
+        upright = order == "plain" or like.ndim < 2 or like.stride(-1) <= like.stride(-2)
         return flat.view(like.shape) if upright else flat.view(like.mT.shape).mT
 
 
@@ -87,7 +94,7 @@ class _Kept(threading.local):
 _kept = _Kept()
 
 
-def scratch(like: Tensor, slot: int, *, matrices: bool = False) -> Tensor | None:
+def scratch(like: Tensor, slot: int, order: Order = "kept") -> Tensor | None:
     """Uninitialised memory of the shape of ``like``, in float32 or wider; ``None`` if there is none for it.
 
     Fresh memory costs a CPU more than all passes of a rounding over it. The content lasts until the next call with the
@@ -97,22 +104,21 @@ def scratch(like: Tensor, slot: int, *, matrices: bool = False) -> Tensor | None
     Args:
         like: the tensor to make room for.
         slot: which piece of the thread's memory.
-        matrices: store the matrices of the last two dimensions one after the other, as a product reads them; otherwise
-            the order of dimensions in memory is that of ``like``.
+        order: the order of dimensions in memory.
     """
-    return _lent(like, slot, matrices) if readable(like) else None
+    return _lent(like, slot, order) if readable(like) else None
 
 
 def scratch_of(shape: Sequence[int], near: Tensor, slot: int) -> Tensor | None:
     """Memory as :func:`scratch` gives it, for a contiguous tensor of the type and on the device of ``near``."""
-    return _lent(torch.empty(shape, dtype=near.dtype, device="meta"), slot, False) if readable(near) else None
+    return _lent(torch.empty(shape, dtype=near.dtype, device="meta"), slot, "kept") if readable(near) else None
 
 
-def _lent(like: Tensor, slot: int, matrices: bool) -> Tensor | None:
+def _lent(like: Tensor, slot: int, order: Order) -> Tensor | None:
     """A view of the thread's memory in the shape of ``like``."""
     _kept.holds[slot].drop()
     piece = _kept.pieces[slot, like.dtype == torch.float64]
-    shape = like.shape, like.stride(), matrices
+    shape = like.shape, like.stride(), order
     try:
         return piece.views[shape]
     except KeyError:
@@ -120,7 +126,7 @@ def _lent(like: Tensor, slot: int, matrices: bool) -> Tensor | None:
             piece.views.clear()
         # Outside inference mode even if the first call is in it: a tensor made there can be written nowhere else.
         with torch.inference_mode(False), torch.no_grad():
-            found = piece.views[shape] = piece.view(like, matrices)
+            found = piece.views[shape] = piece.view(like, order)
         return found
 
 

@@ -19,6 +19,7 @@ from fractrain_fx.passes.execute.dispatch import Dispatch, undispatched
 from fractrain_fx.passes.execute.fuse import Fuse, fused_ops, unfused
 from fractrain_fx.passes.execute.fuse_skips import FuseSkips
 from fractrain_fx.passes.execute.int8 import UseInt8, not_on_int8
+from fractrain_fx.passes.execute.memory_format import ChannelsLast
 from fractrain_fx.passes.execute.relu import ReplaceReLUs
 from fractrain_fx.passes.execute.remake import RemakeOperands
 from fractrain_fx.passes.execute.torchao import UseTorchao, not_on_torchao
@@ -48,6 +49,7 @@ __all__ = [
     "TRAINED",
     "Block",
     "Blocks",
+    "ChannelsLast",
     "DecidePrecision",
     "Decision",
     "Dispatch",
@@ -137,6 +139,8 @@ def execution_passes(config: FracConfig, tuner: Tuner | None = None, place: str 
         place: path under ``frac.`` for the skipped blocks of this graph.
     """
     passes: list[PassBase] = [Fuse(config.saved), ReplaceReLUs()]
+    if config.memory_format == "auto":
+        passes.append(ChannelsLast())
     if config.lowers:
         passes.append(UseInt8(config, tuner or Tuner(config.kernels, compiled=uses_kernels(config))))
     if config.torchao is not None:

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from fractrain_fx import Engine, FracConfig, fractrainify
 from fractrain_fx.config import Rounding
-from fractrain_fx.formats.scratch import forget_scratch, scratch, scratch_holds
+from fractrain_fx.formats.scratch import Order, forget_scratch, scratch, scratch_holds
 from tests.residual import Residual
 
 
-def _given(like: Tensor, slot: int = 7, *, matrices: bool = False) -> Tensor:
-    found = scratch(like, slot, matrices=matrices)
+def _given(like: Tensor, slot: int = 7, order: Order = "kept") -> Tensor:
+    found = scratch(like, slot, order)
     assert found is not None and found.shape == like.shape
     return found
 
@@ -34,13 +34,18 @@ def test_half_types_are_computed_in_float32(dtype: torch.dtype) -> None:
     assert _given(torch.empty(4, 6, dtype=dtype)).dtype == torch.float32
 
 
-def test_the_order_of_dimensions_is_that_of_the_values_or_one_matrix_behind_the_other() -> None:
+def test_the_order_of_dimensions_is_that_of_the_values_or_the_one_asked_for() -> None:
     heads = torch.empty(2, 5, 3, 4).transpose(1, 2)
     assert _given(heads).stride() == heads.stride()
-    assert _given(heads, matrices=True).is_contiguous()
-    assert _given(heads.mT, matrices=True).mT.is_contiguous()
+    assert _given(heads, order="matrices").is_contiguous()
+    assert _given(heads.mT, order="matrices").mT.is_contiguous()
     every_second = torch.empty(4, 6)[:, ::2]
-    assert scratch(every_second, 7) is None and _given(every_second, matrices=True).is_contiguous()
+    images = torch.empty(2, 3, 4, 5)
+    turned = images.contiguous(memory_format=torch.channels_last)
+    for each in (images, turned):
+        assert _given(each, order="channels last").is_contiguous(memory_format=torch.channels_last)
+        assert _given(each, order="plain").is_contiguous()
+    assert scratch(every_second, 7) is None and _given(every_second, order="matrices").is_contiguous()
 
 
 def test_none_is_kept_for_nothing_and_for_what_is_very_large() -> None:

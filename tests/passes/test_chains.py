@@ -16,6 +16,8 @@ from fractrain_fx.passes import Fuse, FuseSkips, MixOutputs, execution_passes, f
 from fractrain_fx.passes.graph.run import run_passes
 from tests.residual import Residual
 
+LAST = "RemakeOperands FuseSkips"
+
 
 def residual_net(**options: str) -> FracModel:
     config = FracConfig(**options)  # type: ignore[arg-type]
@@ -34,10 +36,11 @@ def copied(model: FracModel) -> RecordedModule:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"method": "float"}, "Fuse ReplaceReLUs RemakeOperands FuseSkips"),
-        ({"method": "fractrain", "execution": "simulate"}, "Fuse ReplaceReLUs RemakeOperands FuseSkips"),
-        ({"method": "fractrain", "execution": "auto"}, "Fuse ReplaceReLUs UseInt8 Dispatch RemakeOperands FuseSkips"),
-        ({"method": "static", "execution": "torchao-int8"}, "Fuse ReplaceReLUs UseTorchao RemakeOperands FuseSkips"),
+        ({"method": "float"}, "Fuse ReplaceReLUs ChannelsLast RemakeOperands FuseSkips"),
+        ({"method": "fractrain", "execution": "simulate"}, "Fuse ReplaceReLUs ChannelsLast RemakeOperands FuseSkips"),
+        ({"method": "fractrain", "execution": "auto"}, "Fuse ReplaceReLUs ChannelsLast UseInt8 Dispatch " + LAST),
+        ({"method": "static", "memory_format": "preserve"}, "Fuse ReplaceReLUs RemakeOperands FuseSkips"),
+        ({"method": "static", "execution": "torchao-int8"}, "Fuse ReplaceReLUs ChannelsLast UseTorchao " + LAST),
     ],
 )
 def test_a_configuration_says_what_makes_the_copy_that_runs(options: dict[str, str], expected: str) -> None:

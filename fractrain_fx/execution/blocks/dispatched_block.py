@@ -187,10 +187,15 @@ def _selected(x: Tensor, dim: int, index: Tensor) -> Tensor:
     """``index_select`` in the memory order of ``x``; torch's own result is contiguous."""
     if x.is_contiguous():
         return x.index_select(dim, index)
+    order, back = _orders(x)
+    return x.permute(order).index_select(order.index(dim), index).permute(back)
+
+
+def _orders(x: Tensor) -> tuple[list[int], list[int]]:
+    """The dimensions from the outermost in memory to the innermost, and the way back."""
     strides = x.stride()
     order = sorted(range(x.ndim), key=lambda each: (-strides[each], each))
-    back = sorted(range(x.ndim), key=order.__getitem__)
-    return x.permute(order).index_select(order.index(dim), index).permute(back)
+    return order, sorted(range(x.ndim), key=order.__getitem__)
 
 
 def share_of(count: int, running: int, samples: int) -> int:
@@ -225,7 +230,12 @@ class _Added(torch.autograd.Function):
     def forward(ctx: Any, base: Tensor, rows: Tensor, dim: int, index: Tensor) -> Tensor:
         ctx.save_for_backward(index)
         ctx.dim = dim
-        return base.index_add(dim, index, rows)
+        if base.is_contiguous():
+            return base.index_add(dim, index, rows)
+        order, _ = _orders(base)  # torch adds each value by itself unless those of a row lie next to each other
+        added = base.clone()
+        added.permute(order).index_add_(order.index(dim), index, rows.permute(order))
+        return added
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

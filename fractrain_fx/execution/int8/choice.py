@@ -22,6 +22,7 @@ from fractrain_fx.execution.simulated.arithmetic import Needs
 from fractrain_fx.execution.simulated.strategy import SIMULATED, Call, Plan, Strategy, autocast_dtype
 from fractrain_fx.formats import AffineFormat
 from fractrain_fx.formats.bits import readable
+from fractrain_fx.formats.scratch import Order
 from fractrain_fx.nn.batch_axis import BatchAxis
 
 __all__ = ["Int8Choice", "needs_of"]
@@ -38,6 +39,7 @@ class _Kind(NamedTuple):
         widths: bits of activation, weight and gradient, as far as the time depends on them. C++ kernels take less time
             for fewer bits; bits that samples choose are not told apart, because they may change in each step.
         needs: which gradients are asked for.
+        order: the order in memory of the rounded activation in float.
         dtype: type of the result.
         device: where it runs.
     """
@@ -49,6 +51,7 @@ class _Kind(NamedTuple):
     gated: bool
     widths: tuple[int, int, int]
     needs: Needs
+    order: Order
     dtype: torch.dtype
     device: str
 
@@ -93,7 +96,7 @@ class Int8Choice:
         if not training:
             return strategy if self.kernel == "int8" or self.tuner.kernels == "int8" else SIMULATED
         int8 = self.tuner.int8(
-            self._kind(call, coded, needs, dtype),
+            self._kind(call, coded, needs, plan.order(call.a, call.b), dtype),
             self.name,
             device,
             lambda each: _run(plan, call, strategy if each else SIMULATED, needs),
@@ -148,7 +151,7 @@ class Int8Choice:
         if self.tuner.has_kernels(device):
             yield self.layout, True
 
-    def _kind(self, call: Call, coded: Coded, needs: Needs, dtype: torch.dtype) -> _Kind:
+    def _kind(self, call: Call, coded: Coded, needs: Needs, order: Order, dtype: torch.dtype) -> _Kind:
         columns = self.layout.columns(call.b)
         outputs, inner = len(columns), columns[0].numel()
         gated = len(coded.fw) > 1 or len(coded.bw) > 1
@@ -163,6 +166,7 @@ class Int8Choice:
             gated,
             widths,
             needs,
+            order,
             dtype,
             str(call.a.device),
         )

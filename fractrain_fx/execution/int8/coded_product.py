@@ -125,7 +125,7 @@ class Coded(CodedRows):
         if saved is None and self.multiplied and (found := coded_compiled(w, *at)) is not None:
             return Codes(self.layout.columns(found[0]), *found[1:])
         if saved is None:
-            out = scratch(w, SECOND, matrices=True)
+            out = scratch(w, SECOND, "matrices")
             saved = self.layout.columns(self._codes(w, at, torch.int8, out=out)[0])
         scale, zero = self._ends(at)
         return Codes(saved, scale.flatten(), zero.flatten())
@@ -146,7 +146,7 @@ class Coded(CodedRows):
         """The codes of an activation, their scales and zeros."""
         if self.multiplied and (found := coded_compiled(x, *at)) is not None:
             return found
-        out = scratch(x, FIRST, matrices=True)
+        out = scratch(x, FIRST, "matrices")
         return self._codes(x, at, torch.int8, out=out)[0], *self._ends(at)
 
     def _gradient(self, plan: Plan, call: Call, g: Tensor, *, values: bool) -> tuple[Tensor | None, Codes | None]:
@@ -157,7 +157,7 @@ class Coded(CodedRows):
         assert call.bits is not None
         coded = [bits for bits in self.bw if 0 < bits <= GRADIENT_BITS]
         if not coded:
-            out = scratch(g, GRADIENT, matrices=True)
+            out = scratch(g, GRADIENT, "matrices")
             return rounded_gradient(plan.fmt, g, call.bits, plan.axis, call.seed, out), None
         bits = self.axis(plan, g).expand(call.bits, g.shape)
         wide = max(coded) > CODE_BITS
@@ -235,5 +235,5 @@ class Coded(CodedRows):
 
 def _memory(g: Tensor) -> Tensor:
     """Memory for a rounded gradient."""
-    memory = scratch(g, GRADIENT, matrices=True)
+    memory = scratch(g, GRADIENT, "matrices")
     return torch.empty_like(g) if memory is None else memory

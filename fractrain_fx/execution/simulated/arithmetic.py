@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fractrain_fx.formats.scratch import Order
+
 __all__ = ["AddMatMul", "Arithmetic", "Bound", "Convolution", "Einsum", "Linear", "MatMul", "summed_to"]
 
 Needs = tuple[bool, bool, bool]
@@ -32,10 +34,11 @@ class Arithmetic(Protocol):
     """One family of contractions.
 
     Attributes:
-        matrices: whether it multiplies matrices of the last two dimensions, which is quickest if each is contiguous.
+        order: the order in memory in which it reads its factors quickest: ``matrices`` if it multiplies those of the
+            last two dimensions.
     """
 
-    matrices: ClassVar[bool]
+    order: ClassVar[Order]
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Bound:
         """Sort the arguments of a call of the original function, whether positional or by keyword."""
@@ -59,7 +62,7 @@ class Convolution:
         transposed: whether it is a transposed convolution.
     """
 
-    matrices: ClassVar[bool] = False
+    order: ClassVar[Order] = "kept"
     kernel: tuple[int, ...]
     transposed: bool = False
 
@@ -100,7 +103,7 @@ class Convolution:
 class Linear:
     """``a @ b.T + added``."""
 
-    matrices: ClassVar[bool] = True
+    order: ClassVar[Order] = "matrices"
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Bound:
         given = dict(zip(("input", "weight", "bias"), args, strict=False)) | dict(kwargs)
@@ -125,7 +128,7 @@ class MatMul:
         swapped: whether the second argument is the first factor (``__rmatmul__``).
     """
 
-    matrices: ClassVar[bool] = True
+    order: ClassVar[Order] = "matrices"
     names: tuple[str, str] = ("input", "other")
     swapped: bool = False
 
@@ -149,7 +152,7 @@ class AddMatMul:
         names: keywords of the added term and of the two factors.
     """
 
-    matrices: ClassVar[bool] = True
+    order: ClassVar[Order] = "matrices"
     names: tuple[str, str, str]
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Bound:
@@ -180,7 +183,7 @@ class Einsum:
         equation: the equation, with an explicit result.
     """
 
-    matrices: ClassVar[bool] = False
+    order: ClassVar[Order] = "kept"
     equation: str
 
     def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Bound:

@@ -12,7 +12,7 @@ from torch import Tensor
 from fractrain_fx.config import GateGradient, Saved
 from fractrain_fx.formats import Format, ValueRange
 from fractrain_fx.formats.bits import readable
-from fractrain_fx.formats.scratch import scratch, scratch_holds, scratch_of
+from fractrain_fx.formats.scratch import Order, scratch, scratch_holds, scratch_of
 from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.nn.frozen_weight import FrozenWeight
 from fractrain_fx.nn.quantizers import ActivationQuantizer, WeightQuantizer
@@ -40,7 +40,7 @@ class Factor:
         fmt: the number format.
         widths: forward bits of each option, if samples choose among options.
         axis: where the samples lie.
-        matrices: whether its product is quickest if each matrix is contiguous.
+        order: the order in memory in which its product reads it quickest.
         saves: what autograd keeps of it between forward and backward.
         weight: whether it is a weight.
         channel: the dimension of a weight that holds the output channels.
@@ -51,7 +51,7 @@ class Factor:
     fmt: Format
     widths: tuple[int, ...]
     axis: BatchAxis
-    matrices: bool
+    order: Order
     saves: Saved
     weight: bool = False
     channel: int | None = None
@@ -63,22 +63,25 @@ class Factor:
         """A weight's codes, which then come instead of the weight and are read anew for each product."""
         return None if self.quantizer is None else self.quantizer.frozen
 
-    def take(self, x: Tensor, rounds: Rounds, slot: int) -> tuple[Tensor, Tensor | None]:
+    def take(self, x: Tensor, rounds: Rounds, slot: int, order: Order | None = None) -> tuple[Tensor, Tensor | None]:
         """The rounded factor, and the tensor to save besides the operand, if any.
 
-        A rounded factor that is not saved lives for one product only.
+        A rounded factor that is not saved lives for one product only, in memory of its own ``order`` or of the one
+        that is given.
         """
         if not x.numel() or not self.saves_more(x):
-            return self._round_for_now(x, rounds, slot), None
+            return self._round_for_now(x, rounds, slot, order), None
         rounded = self._round(x, rounds, None)
         return rounded, None if rounded is x else rounded
 
-    def again(self, x: Tensor | None, saved: Tensor | None, rounds: Rounds, slot: int) -> Tensor:
+    def again(
+        self, x: Tensor | None, saved: Tensor | None, rounds: Rounds, slot: int, order: Order | None = None
+    ) -> Tensor:
         """The rounded factor in backward."""
         if saved is not None:
             return saved
         assert x is not None
-        return self._round_for_now(x, rounds, slot)
+        return self._round_for_now(x, rounds, slot, order)
 
     def needed(self, saved: Tensor | None, choice: bool) -> bool:
         """Whether backward gets the operand itself. It always gets a weight, which the model holds anyway."""
@@ -101,25 +104,31 @@ class Factor:
         """Whether autograd keeps more of it than the operand."""
         return self.frozen is None and (self.saves == "rounded" or (self.weight and x.numel() <= _SMALL))
 
-    def _round_for_now(self, x: Tensor, rounds: Rounds, slot: int) -> Tensor:
+    def _round_for_now(self, x: Tensor, rounds: Rounds, slot: int, order: Order | None = None) -> Tensor:
         """The factor, rounded into memory that other ops reuse; or the copy that lies there from the same tensor."""
         if self.frozen is not None:
             return self.frozen.values(x, rounds, scratch_of(self.frozen.shape, rounds.within.lo, slot))
         if self.weight or not readable(x):
-            return self._round(x, rounds, scratch(x, slot, matrices=self.matrices))
-        rounded = self.once(x, rounds, slot, lambda out: self._round(x, rounds, out))
+            return self._round(x, rounds, scratch(x, slot, self.order))
+        rounded = self.once(x, rounds, slot, lambda out: self._round(x, rounds, out), order)
         assert rounded is not None
         return rounded
 
     def once(
-        self, x: Tensor, rounds: Rounds, slot: int, rounded: Callable[[Tensor | None], Tensor | None]
+        self,
+        x: Tensor,
+        rounds: Rounds,
+        slot: int,
+        rounded: Callable[[Tensor | None], Tensor | None],
+        order: Order | None = None,
     ) -> Tensor | None:
         """The rounded activation in scratch memory; if it is not there, ``rounded`` makes it, for the next op too."""
         bits, (lo, span, measured_here) = rounds
-        how = self.fmt, self.axis, self.matrices, bits.tolist(), float(lo), float(span), measured_here
+        order = order or self.order
+        how = self.fmt, self.axis, order, bits.tolist(), float(lo), float(span), measured_here
         found: Tensor | None = scratch_holds(slot).of(x, how)
         if found is None:
-            out = scratch(x, slot, matrices=self.matrices)
+            out = scratch(x, slot, order)
             found = rounded(out)
             if out is not None and found is out:
                 scratch_holds(slot).keep(x, how, out)
@@ -132,8 +141,8 @@ class Factor:
         return self.fmt.activation(x, self.axis.expand(bits, x.shape), within, out=out)
 
 
-def factor(quantizer: ActivationQuantizer | WeightQuantizer, matrices: bool, saved: Saved) -> Factor:
+def factor(quantizer: ActivationQuantizer | WeightQuantizer, order: Order, saved: Saved) -> Factor:
     """The factor that a quantizer rounds."""
     if isinstance(quantizer, WeightQuantizer):
-        return Factor(quantizer.fmt, (), BatchAxis(), matrices, saved, True, quantizer.dim, quantizer)
-    return Factor(quantizer.fmt, quantizer.widths, quantizer.axis, matrices, saved, estimate=quantizer.estimate)
+        return Factor(quantizer.fmt, (), BatchAxis(), order, saved, True, quantizer.dim, quantizer)
+    return Factor(quantizer.fmt, quantizer.widths, quantizer.axis, order, saved, estimate=quantizer.estimate)

@@ -16,7 +16,7 @@ from fractrain_fx.formats.affine.kernels import (
     round_channels_compiled,
     round_compiled,
 )
-from fractrain_fx.formats.scratch import scratch, scratch_holds
+from fractrain_fx.formats.scratch import Order, scratch, scratch_holds
 from fractrain_fx.nn.batch_axis import BatchAxis
 
 __all__ = ["has_all_kernels", "round_factor", "round_gradient", "weight_range"]
@@ -36,7 +36,7 @@ def weight_range(factor: Factor, w: Tensor, bits: Tensor, slot: int) -> ValueRan
     """
     if not has_kernels(w) or factor.channel != 0 or not w.is_contiguous():
         return None
-    out = scratch(w, slot, matrices=factor.matrices)
+    out = scratch(w, slot, factor.order)
     if out is None:
         return None
     within, rounded = round_channels_compiled(w.detach(), bits, out)
@@ -45,7 +45,7 @@ def weight_range(factor: Factor, w: Tensor, bits: Tensor, slot: int) -> ValueRan
     return within
 
 
-def round_factor(factor: Factor, x: Tensor, rounds: Rounds, slot: int) -> Tensor | None:
+def round_factor(factor: Factor, x: Tensor, rounds: Rounds, slot: int, order: Order | None = None) -> Tensor | None:
     """A rounded factor in scratch memory, where it may lie already; ``None`` if the kernels do not take it."""
     bits, within = rounds
     if not has_kernels(x, within.lo):
@@ -55,24 +55,24 @@ def round_factor(factor: Factor, x: Tensor, rounds: Rounds, slot: int) -> Tensor
         def rounded(out: Tensor | None) -> Tensor | None:
             return round_compiled(x, factor.axis.expand(bits, x.shape), within, out=out)
 
-        return factor.once(x, rounds, slot, rounded)
+        return factor.once(x, rounds, slot, rounded, order)
     ready: Tensor | None = scratch_holds(slot).of(x, _ready(factor, bits))
     if ready is not None:
         return ready
     # Not recorded for the next op: a weight that an optimizer changes through `data` shows no sign of the change.
-    return round_compiled(x, bits, within, out=scratch(x, slot, matrices=factor.matrices))
+    return round_compiled(x, bits, within, out=scratch(x, slot, factor.order))
 
 
 def round_gradient(
-    fmt: Format, g: Tensor, bits: Tensor, axis: BatchAxis, seed: Tensor | None, slot: int, *, matrices: bool
+    fmt: Format, g: Tensor, bits: Tensor, axis: BatchAxis, seed: Tensor | None, slot: int, order: Order
 ) -> Tensor | None:
     """An output gradient, rounded like :func:`~fractrain_fx.nn.rounding.rounded_gradient`; ``None`` if not possible."""
     if not has_kernels(g) or not isinstance(fmt, AffineFormat):
         return None
-    out = scratch(g, slot, matrices=matrices)
+    out = scratch(g, slot, order)
     bits = axis.expand(bits, g.shape)
     return round_compiled(g, bits, fmt.gradient_range(g, bits), stochastic=True, seed=seed, erase=True, out=out)
 
 
 def _ready(factor: Factor, bits: Tensor) -> tuple[object, ...]:
-    return "weight", factor.fmt, factor.matrices, int(bits)
+    return "weight", factor.fmt, factor.order, int(bits)

@@ -15,7 +15,7 @@ from fractrain_fx.execution.simulated.arithmetic import Arithmetic, Bound, Gradi
 from fractrain_fx.execution.simulated.operand import Factor, Rounds
 from fractrain_fx.execution.simulated.short_path import has_all_kernels, round_factor, round_gradient
 from fractrain_fx.formats import Format, ValueRange
-from fractrain_fx.formats.scratch import scratch
+from fractrain_fx.formats.scratch import Order, scratch
 from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.nn.rounding import rounded_gradient
 
@@ -33,6 +33,8 @@ __all__ = [
     "autocast_dtype",
     "autocasting",
     "contract",
+    "convolves_channels_last",
+    "with_channels_last",
 ]
 
 # Slots of scratch memory in which the rounded operands of the current op lie.
@@ -49,6 +51,8 @@ class Plan:
         first, second: how its factors are rounded.
         fmt: the format of the output's gradient.
         axis: where the samples lie in the output.
+        channels_last: whether it is a convolution that may compute with the channels innermost in memory; ``None``
+            before the pass ``ChannelsLast`` has looked.
     """
 
     arithmetic: Arithmetic
@@ -57,6 +61,19 @@ class Plan:
     second: Factor
     fmt: Format
     axis: BatchAxis
+    channels_last: bool | None = None
+
+    def order(self, a: Tensor, b: Tensor) -> Order:
+        """The order in memory of the rounded activation and gradient; ``a`` is the activation, ``b`` the weight.
+
+        torch's convolutions transpose an activation that lies otherwise, and so do the layers behind them. A weight
+        that is larger than the activation decides instead: its gradient comes in the activation's order, and
+        is transposed into the weight's.
+        """
+        if not self.channels_last or torch.compiler.is_compiling() or not convolves_channels_last(a):
+            return self.arithmetic.order
+        weight = self.second.frozen is None and b.is_contiguous() and b.numel() > a.numel()
+        return "plain" if weight else "channels last"
 
     @cached_property
     def by_kernels(self) -> bool:
@@ -127,24 +144,26 @@ class Simulated:
     def forward(self, plan: Plan, call: Call) -> Contracted:
         if (factors := _factors_by_kernels(plan, call)) is not None:
             return plan.arithmetic.forward(Bound(*factors, call.added, plan.static)), None, None
-        first, of_first = plan.first.take(call.a, call.of_a, FIRST)
+        first, of_first = plan.first.take(call.a, call.of_a, FIRST, plan.order(call.a, call.b))
         second, of_second = plan.second.take(call.b, call.of_b, SECOND)
         return contract(plan, call, first, second), of_first, of_second
 
     def backward(
         self, plan: Plan, call: Call, g: Tensor, saved: tuple[Tensor | None, Tensor | None], needs: Needs
     ) -> Gradients:
-        matrices = plan.arithmetic.matrices
+        a = call.a if call.a is not None else saved[0]
+        assert a is not None
+        order = plan.order(a, call.b)
         anew = saved[0] is None and saved[1] is None
         if call.bits is not None and anew and (factors := _factors_by_kernels(plan, call)) is not None:
-            rounded = round_gradient(plan.fmt, g, call.bits, plan.axis, call.seed, GRADIENT, matrices=matrices)
+            rounded = round_gradient(plan.fmt, g, call.bits, plan.axis, call.seed, GRADIENT, order)
             if rounded is not None:
                 return plan.arithmetic.backward(rounded, Bound(*factors, call.added, plan.static), needs)
         if call.bits is not None:
-            out = scratch(g, GRADIENT, matrices=matrices)
+            out = scratch(g, GRADIENT, order)
             g = rounded_gradient(plan.fmt, g, call.bits, plan.axis, call.seed, out)
         # Under autocast the product was computed in a half type, and so are its gradients.
-        first = plan.first.again(call.a, saved[0], call.of_a, FIRST).to(g.dtype)
+        first = plan.first.again(call.a, saved[0], call.of_a, FIRST, order).to(g.dtype)
         second = plan.second.again(call.b, saved[1], call.of_b, SECOND).to(g.dtype)
         return plan.arithmetic.backward(g, Bound(first, second, call.added, plan.static), needs)
 
@@ -156,11 +175,28 @@ def _factors_by_kernels(plan: Plan, call: Call) -> tuple[Tensor, Tensor] | None:
     """Both rounded factors; ``None`` if C++ kernels cannot round both."""
     if torch.compiler.is_compiling() or not plan.by_kernels or torch.is_autocast_enabled("cpu"):
         return None
-    first = round_factor(plan.first, call.a, call.of_a, FIRST)
+    first = round_factor(plan.first, call.a, call.of_a, FIRST, plan.order(call.a, call.b))
     if first is None:
         return None
     second = round_factor(plan.second, call.b, call.of_b, SECOND)
     return None if second is None else (first, second)
+
+
+def convolves_channels_last(x: Tensor) -> bool:
+    """Whether a convolution of images is quicker with the channels innermost in memory.
+
+    oneDNN then transposes nothing. One place or one channel has no order.
+    """
+    if not x.is_cpu or not torch.backends.mkldnn.enabled or not torch.backends.mkldnn.is_available():
+        return False
+    return x.ndim == 4 and x.shape[1] > 1 and x.shape[2] * x.shape[3] > 1
+
+
+def with_channels_last(x: Tensor) -> Tensor:
+    """``x`` with the channels innermost in memory, if a convolution is quicker so."""
+    if torch.compiler.is_compiling() or not convolves_channels_last(x):
+        return x
+    return x.contiguous(memory_format=torch.channels_last)
 
 
 def contract(plan: Plan, call: Call, first: Tensor, second: Tensor) -> Tensor:

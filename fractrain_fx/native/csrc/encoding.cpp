@@ -30,14 +30,13 @@ void encode_run(const float* x, Code* codes, float* out, int64_t count, const Gr
     return;
   }
   const float lo = grid.lo, scale = grid.scale, top = grid.top, middle = (top + 1.0f) * 0.5f;
-  in_parts(count, [=](int64_t first, int32_t part) {
+  in_noisy_parts<noisy>(x, count, noise, [=](int64_t first, int32_t part, uint32_t position, uint32_t step) {
     const float* from = x + first;
     Code* code = codes + first;
     float* to = values ? out + first : nullptr;
-    const uint32_t position = static_cast<uint32_t>(from - noise.first);
 #pragma omp simd
     for (int32_t i = 0; i < part; ++i) {
-      const float q = level<noisy>(from[i], lo, scale, top, position + static_cast<uint32_t>(i), noise);
+      const float q = level<noisy>(from[i], lo, scale, top, position + static_cast<uint32_t>(i) * step, noise);
       code[i] = static_cast<Code>(static_cast<int32_t>(q - middle));
       if constexpr (values) to[i] = value_of<inside>(q, from[i], lo, scale);
     }

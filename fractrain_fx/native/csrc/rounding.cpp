@@ -30,13 +30,12 @@ void round_run(const float* x, float* out, int64_t count, const Grid& grid, cons
     return;
   }
   const float lo = grid.lo, scale = grid.scale, top = grid.top;
-  in_parts(count, [=](int64_t first, int32_t part) {
+  in_noisy_parts<noisy>(x, count, noise, [=](int64_t first, int32_t part, uint32_t position, uint32_t step) {
     const float* from = x + first;
     float* to = out + first;
-    const uint32_t position = static_cast<uint32_t>(from - noise.first);
 #pragma omp simd
     for (int32_t i = 0; i < part; ++i) {
-      to[i] = rounded<noisy, inside>(from[i], lo, scale, top, position + static_cast<uint32_t>(i), noise);
+      to[i] = rounded<noisy, inside>(from[i], lo, scale, top, position + static_cast<uint32_t>(i) * step, noise);
     }
   });
 }
@@ -55,10 +54,10 @@ void round_plane(char** data, const int64_t* strides, int64_t columns, int64_t r
     float* out = at(kOut, 0);
     const float *x = at(kX, 0), *lo = at(kLo, 0), *scale = at(kScale, 0);
     const float top = *at(kTop, 0);
-    const uint32_t position = static_cast<uint32_t>(x - noise.first);
+    const uint32_t position = noise.position(x - noise.first);
     if (dense && (same_grid || top <= 0.0f)) {
       round_run<noisy, inside>(x, out, columns, {*lo, *scale, top}, noise);
-    } else if (dense && each_grid) {
+    } else if (dense && each_grid && !noise.channels) {
 #pragma omp simd
       for (int64_t i = 0; i < columns; ++i) {
         out[i] = rounded<noisy, inside>(x[i], lo[i], scale[i], top, position + static_cast<uint32_t>(i), noise);
@@ -67,7 +66,7 @@ void round_plane(char** data, const int64_t* strides, int64_t columns, int64_t r
       for (int64_t i = 0; i < columns; ++i) {
         float* target = at(kOut, i);
         const float value = *at(kX, i), highest = *at(kTop, i);
-        const uint32_t place = static_cast<uint32_t>(at(kX, i) - noise.first);
+        const uint32_t place = noise.position(at(kX, i) - noise.first);
         *target = highest == kStay     ? value
                   : highest == kErased ? 0.0f
                                        : rounded<noisy, inside>(value, *at(kLo, i), *at(kScale, i), highest, place, noise);

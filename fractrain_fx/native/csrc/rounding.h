@@ -28,9 +28,18 @@ inline float noise_at(uint32_t position, uint32_t low, uint32_t high) {
   return static_cast<float>(static_cast<int32_t>(h) >> 8) * 0x1p-24f;
 }
 
+// The noise of a tensor. A value's position is its place in memory; where channels are innermost there, it is the place
+// that the value would have in the usual order, so that both orders draw the same noise.
 struct Noise {
   const float* first;  // the value at position 0
   uint32_t low, high;
+  int64_t channels = 0, places = 1;  // of a sample, if channels are innermost; else 0 and 1
+
+  uint32_t position(int64_t place) const {
+    if (!channels) return static_cast<uint32_t>(place);
+    const int64_t channel = place % channels, row = place / channels;
+    return static_cast<uint32_t>((row / places * channels + channel) * places + row % places);
+  }
 };
 
 // The number of the level that x is rounded to. noisy: noise is added before rounding.
@@ -92,8 +101,12 @@ inline Rounding rounding_of(const Tensor& given, const Tensor& bits, const Tenso
   // Noise is hashed from positions in memory, which values of a tensor that is not dense may share.
   const Tensor x = !seed || given.is_non_overlapping_and_dense() ? given : given.contiguous();
   const uint64_t drawn = static_cast<uint64_t>(seed.value_or(0));
-  const Noise noise{x.const_data_ptr<float>(), static_cast<uint32_t>(drawn & 0x7FFFFFFF),
-                    static_cast<uint32_t>((drawn >> 31) & 0x7FFFFFFF)};
+  Noise noise{x.const_data_ptr<float>(), static_cast<uint32_t>(drawn & 0x7FFFFFFF),
+              static_cast<uint32_t>((drawn >> 31) & 0x7FFFFFFF)};
+  if (seed && !x.is_contiguous() && x.is_contiguous(at::MemoryFormat::ChannelsLast)) {
+    noise.channels = x.size(1);
+    noise.places = x.size(2) * x.size(3);
+  }
   return {kRounded, widths, bits, lo, span, x, noise, erase ? kErased : kStay};
 }
 
@@ -130,6 +143,22 @@ void in_parts(int64_t count, Take&& take) {
   constexpr int64_t kMost = int64_t{1} << 30;
   for (int64_t first = 0; first < count; first += kMost) {
     take(first, static_cast<int32_t>(std::min(kMost, count - first)));
+  }
+}
+
+// Calls take(first, count, position, step) for parts of some values in memory, as in_parts does; the noise of value i of
+// a part has the position `position + i * step`.
+template <bool noisy, class Take>
+void in_noisy_parts(const float* x, int64_t count, const Noise& noise, Take&& take) {
+  const int64_t place = noisy ? x - noise.first : 0;
+  if (!noisy || !noise.channels) {
+    return in_parts(count, [=](int64_t first, int32_t part) {
+      take(first, part, static_cast<uint32_t>(place + first), uint32_t{1});
+    });
+  }
+  for (int64_t first = 0, part; first < count; first += part) {
+    part = std::min(count - first, noise.channels - (place + first) % noise.channels);
+    take(first, static_cast<int32_t>(part), noise.position(place + first), static_cast<uint32_t>(noise.places));
   }
 }
 

@@ -77,10 +77,10 @@ def test_a_gradient_is_that_of_every_format(bits: tuple[int, ...], fmt: AffineFo
     torch.manual_seed(0)
     g, seed = torch.randn(5, 40, 8), torch.tensor(11)
     widths = torch.tensor(bits[0] if len(bits) == 1 else bits)
-    found = round_gradient(fmt, g, widths, BatchAxis(), seed, SLOT, matrices=True)
+    found = round_gradient(fmt, g, widths, BatchAxis(), seed, SLOT, "matrices")
     assert found is not None and torch.equal(found, rounded_gradient(fmt, g, widths, BatchAxis(), seed))
     g[1, 2, 3] = torch.nan
-    assert round_gradient(fmt, g, widths, BatchAxis(), seed, SLOT, matrices=True) is None
+    assert round_gradient(fmt, g, widths, BatchAxis(), seed, SLOT, "matrices") is None
 
 
 def test_an_activation_that_lies_there_already_is_not_rounded_again(monkeypatch: pytest.MonkeyPatch) -> None:

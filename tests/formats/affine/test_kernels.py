@@ -121,8 +121,8 @@ def test_the_noise_is_that_of_compiled_graphs(layout: str) -> None:
         found = round_compiled(g, torch.tensor(6), ValueRange(lo, span, True), stochastic=True, seed=number, out=out)
         scale = span / 63
         noise = hashed(g.numel(), g.new_empty(g.numel()), number)
-        # One for each place in memory, so that it does not depend on who rounds; of values with gaps by dimensions.
-        noise = noise.view(g.shape) if layout == "strided" else noise.as_strided(g.shape, g.stride())
+        # The usual order's, whether channels are innermost or values have gaps; else one for each place in memory.
+        noise = noise.as_strided(g.shape, g.stride()) if layout == "transposed" else noise.view(g.shape)
         levels = ((g - lo) / scale + noise).clamp(0, 63).round()
         assert torch.equal(found, levels * scale + lo)
 

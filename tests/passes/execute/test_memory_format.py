@@ -1,0 +1,143 @@
+"""Convolutions compute with the channels innermost in memory; nobody outside sees another order or other numbers."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fractrain_fx import FracConfig, FracModel, fractrainify
+from fractrain_fx.config import MemoryFormat, Rounding
+from fractrain_fx.execution.fused_op import FusedOp
+from fractrain_fx.execution.simulated.strategy import convolves_channels_last
+from fractrain_fx.passes import fused_ops
+
+LAST = torch.channels_last
+oneDNN = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="channels last pays with oneDNN only")
+
+
+class Net(nn.Module):
+    """Convolutions with what stands between them, then a reader that needs the usual order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16)
+        self.grouped, self.down = nn.Conv2d(16, 16, 3, padding=1, groups=4), nn.Conv2d(16, 16, 1, stride=2)
+        self.tokens, self.head = nn.LayerNorm(16), nn.Linear(16, 5)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = torch.relu(self.norm(self.stem(x)))
+        x = self.down(x + self.grouped(x))
+        halves = x.view(len(x), 2, 8, *x.shape[2:]).flip(1)  # fails in any other order
+        mixed = halves.reshape(x.shape).permute(0, 2, 3, 1)
+        return self.head(self.tokens(mixed)).mean((1, 2)), x
+
+
+def _net(*middle: nn.Module) -> nn.Sequential:
+    """Layers between two convolutions that stay float, as the first and the last contraction do."""
+    return nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), *middle, nn.Conv2d(64, 4, 1))
+
+
+class Written(nn.Module):
+    """Writes into a view of a convolution's output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.middle(self.first(x))
+        x.flatten(1).mul_(2)
+        return self.last(x)
+
+
+def _model(net: nn.Module, memory_format: MemoryFormat, rounding: Rounding = "compiled", **options: Any) -> FracModel:
+    config = FracConfig("static", rounding=rounding, memory_format=memory_format, **options)
+    torch.manual_seed(1)
+    x = torch.randn(4, 3, 12, 12)
+    return fractrainify(copy.deepcopy(net), config=config, example_inputs=(x,), check=False).train()
+
+
+def _orders(model: FracModel, x: Tensor) -> tuple[Any, dict[str, bool]]:
+    """The output, and of each fused convolution whether its output has the channels innermost."""
+    seen: dict[str, bool] = {}
+    ops = fused_ops(model._state.running[True].current())
+    for name, op in ops.items():
+        op.register_forward_hook(lambda _, __, y, name=name: seen.update({name: y.is_contiguous(memory_format=LAST)}))
+    torch.manual_seed(2)
+    return model(x), dict(seen)
+
+
+@oneDNN
+@pytest.mark.parametrize("rounding", ["eager", "compiled"])
+def test_numbers_and_orders_outside_stay(rounding: Rounding) -> None:
+    torch.manual_seed(0)
+    net, x = Net(), torch.randn(8, 3, 12, 12)
+    found = []
+    for memory_format in ("auto", "preserve"):
+        model = _model(net, memory_format, rounding)
+        (logits, images), seen = _orders(model, x)
+        assert images.is_contiguous()
+        assert seen == dict.fromkeys(("grouped", "down"), memory_format == "auto")
+        (logits.square().sum() + images.square().mean()).backward()
+        assert all(p.grad is not None and p.grad.is_contiguous() for p in model.parameters())
+        found.append([logits, images, *(p.grad for p in model.parameters())])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+@oneDNN
+def test_a_weight_larger_than_its_image_decides() -> None:
+    model = _model(_net(nn.Conv2d(64, 64, 3, padding=1)), "auto")
+    _, small = _orders(model, torch.randn(1, 3, 8, 8))
+    _, large = _orders(model, torch.randn(64, 3, 8, 8))
+    assert (small["1"], large["1"]) == (False, True)
+
+
+def test_strided_convolutions_that_onednn_gets_wrong_are_left_out() -> None:
+    net = _net(nn.Conv2d(64, 8, 3), nn.Conv2d(8, 8, 1, stride=2), nn.Conv2d(8, 64, 1), nn.Conv2d(64, 64, 1, stride=2))
+    ops = fused_ops(_model(net, "auto")._state.running[True].current())
+    assert [bool(op.plan.channels_last) for op in ops.values()] == [True, False, True, True]
+
+
+def test_a_write_into_a_view_leaves_the_whole_graph_as_it_is() -> None:
+    model = _model(Written(), "auto")
+    ops = fused_ops(model._state.running[True].current())
+    assert [op.plan.channels_last for op in ops.values()] == [False]
+    x = torch.randn(2, 3, 12, 12)
+    other = _model(Written(), "preserve")
+    other.load_state_dict(model.state_dict())
+    torch.manual_seed(2)
+    y = model(x)
+    torch.manual_seed(2)
+    torch.testing.assert_close(y, other(x))
+
+
+def test_a_user_who_turned_the_weights_gets_that_order() -> None:
+    net = _net(nn.Conv2d(64, 64, 3)).to(memory_format=LAST)
+    model = _model(net, "auto")
+    assert model(torch.randn(2, 3, 12, 12).contiguous(memory_format=LAST)).is_contiguous(memory_format=LAST)
+
+
+@pytest.mark.parametrize("x", [torch.empty(2, 1, 3, 3), torch.empty(2, 3, 1, 1), torch.empty(2, 3, 4)])
+def test_one_channel_and_one_place_have_no_order(x: Tensor) -> None:
+    assert not convolves_channels_last(x)
+
+
+def test_dropout_draws_in_the_usual_order() -> None:
+    net = _net(nn.Conv2d(64, 64, 3), nn.Dropout(0.5))
+    outputs = []
+    for memory_format in ("auto", "preserve"):
+        model = _model(net, memory_format)
+        torch.manual_seed(3)
+        outputs.append(model(torch.ones(2, 3, 12, 12)))
+    torch.testing.assert_close(*outputs)
+
+
+def test_other_convolutions_are_not_images() -> None:
+    net = nn.Sequential(nn.Flatten(2), nn.Conv1d(3, 8, 3), nn.Conv1d(8, 8, 3), nn.Conv1d(8, 8, 3))
+    ops = fused_ops(_model(net, "auto")._state.running[True].current())
+    assert ops and all(isinstance(op, FusedOp) and not op.plan.channels_last for op in ops.values())
