@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from torch.nn.modules import activation, batchnorm, instancenorm, normalization, padding, pooling, upsampling
-from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
 
 from fractrain_fx.capture import changes_operands
@@ -70,7 +69,8 @@ _TORCH = frozenset(
 )
 # These draw numbers in the order of memory, or view their input as other shapes.
 _ORDERED = (nn.RReLU, nn.MultiheadAttention, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
-_PASSING: tuple[Role, ...] = ("skip", "input", "weight", "gradient")
+# Roles of inserted nodes whose values are no images.
+_SMALL: tuple[Role, ...] = ("gate", "choice", "bits", "seed", "samples", "range", "cost")
 
 
 class ChannelsLast(PassBase):
@@ -167,6 +167,8 @@ def _readers(graph_module: GraphModule, fused: set[Node]) -> tuple[list[Node], d
             loose.add(node)
         elif sources and reading == "plain":
             found[node] = sources
+        if reading == "plain" and any(facts(source).shape is None for source in sources):
+            return starts, None  # several tensors in one value
         if sources and reading != "any" and node.op != "output" and _is_written(graph_module, node):
             return starts, None
     return starts, found
@@ -178,7 +180,7 @@ def _reading(graph_module: GraphModule, node: Node) -> Reading:
     if node.op not in ("call_function", "call_method"):
         return "plain"
     name, role = function_name(node), facts(node).role
-    if role is not None and role not in _PASSING:
+    if role in _SMALL:
         return "ends"
     if name == "getattr":
         return "ends" if node.args[1] in _FACTS_OF_A_TENSOR else "plain"
@@ -191,9 +193,10 @@ def _reading(graph_module: GraphModule, node: Node) -> Reading:
 
 
 def _reading_of(module: nn.Module | None, role: Role | None) -> Reading:
+    if isinstance(module, FusedOp):
+        return "any" if isinstance(module.plan.arithmetic, Convolution) else "ends"
     if role is not None:
-        fused = module.plan.arithmetic if isinstance(module, FusedOp) else None
-        return "any" if isinstance(fused, Convolution) or role in _PASSING else "ends"
+        return "ends" if role in _SMALL else "any"
     if isinstance(module, MasklessReLU | nn.Identity):
         return "any"
     if isinstance(module, nn.Flatten):
@@ -201,7 +204,7 @@ def _reading_of(module: nn.Module | None, role: Role | None) -> Reading:
     if isinstance(module, _DropoutNd):
         return "plain" if module.p and type(module) in (nn.Dropout, nn.AlphaDropout) else "any"
     known = type(module).__module__ in _TORCH and not isinstance(module, _ORDERED)
-    return "any" if known or type(module).__name__ in _LAYERS or isinstance(module, _ConvNd) else "plain"
+    return "any" if known or type(module).__name__ in _LAYERS else "plain"
 
 
 def _is_written(graph_module: GraphModule, view: Node) -> bool:

@@ -116,6 +116,43 @@ def test_a_write_into_a_view_leaves_the_whole_graph_as_it_is() -> None:
     torch.testing.assert_close(y, other(x))
 
 
+class Halves(nn.Module):
+    """Returns several tensors that one call made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = _net(nn.Conv2d(64, 64, 3))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        halves: tuple[Tensor, ...] = self.layers(x).chunk(2, 1)
+        return halves
+
+
+def test_a_value_of_several_tensors_leaves_the_whole_graph_as_it_is() -> None:
+    assert len(_model(Halves(), "auto")(torch.randn(2, 3, 12, 12))) == 2
+
+
+class Block(nn.Module):
+    """A block whose result is read by ``view``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.body, self.head = nn.Conv2d(3, 64, 3), nn.Conv2d(64, 64, 3, padding=1), nn.Linear(6400, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        return self.head((x + self.body(x).relu()).view(len(x), -1))
+
+
+@pytest.mark.parametrize("options", [{"mixing": "outputs"}, {}, {"execution": "auto"}, {"rounding": "eager"}])
+def test_gated_blocks(options: dict[str, Any]) -> None:
+    config = FracConfig("dfq", rounding="compiled").replace(options=("FW-0/BW-0", "FW-6/BW-8"), **options)
+    x = torch.randn(4, 3, 12, 12)
+    model = fractrainify(Block(), config=config, example_inputs=(x,), check=False).train()
+    model(x).sum().backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
 def test_a_user_who_turned_the_weights_gets_that_order() -> None:
     net = _net(nn.Conv2d(64, 64, 3)).to(memory_format=LAST)
     model = _model(net, "auto")
