@@ -76,13 +76,12 @@ _SMALL: tuple[Role, ...] = ("gate", "choice", "bits", "seed", "samples", "range"
 class ChannelsLast(PassBase):
     """Let convolutions of images on a CPU compute with the channels innermost, fused ones as ``Plan.order`` says.
 
-    Layers that take any order then compute in that order too, and the memory in it goes from layer to layer. Before
-    each other node, and before the model's output, values are put in the usual order again. Nothing changes in a model
-    whose own weights lie so already, nor in a graph where that copy would hide a later write into the memory, nor then
-    in the graph of the model's other mode, which calls the same ops.
+    Layers that take any order keep that one. Before each other node, and before the model's output, values are put in
+    the usual order again. Nothing changes in a model whose own weights have the channels innermost, nor in a graph
+    where such a copy would hide a write from other readers, nor then in the graph of the model's other mode, which
+    calls the same ops.
 
-    Requires: a graph after ``Fuse``. Ensures: values stay the same up to the order of sums in convolutions; noise that
-    is hashed from places in memory is other noise.
+    Requires: a graph after ``Fuse``. Ensures: values stay the same up to the order of sums in convolutions.
     """
 
     def requires(self, graph_module: GraphModule) -> None:
@@ -167,8 +166,9 @@ def _readers(graph_module: GraphModule, fused: set[Node]) -> tuple[list[Node], d
             loose.add(node)
         elif sources and reading == "plain":
             found[node] = sources
-        if reading == "plain" and any(facts(source).shape is None for source in sources):
-            return starts, None  # several tensors in one value
+        several = any(facts(source).shape is None for source in sources)  # several tensors in one value
+        if sources and reading == "plain" and (several or changes_operands(node)):
+            return starts, None
         if sources and reading != "any" and node.op != "output" and _is_written(graph_module, node):
             return starts, None
     return starts, found

@@ -42,16 +42,21 @@ def _net(*middle: nn.Module) -> nn.Sequential:
 
 
 class Written(nn.Module):
-    """Writes into a view of a convolution's output."""
+    """Writes into a convolution's output, or into a view of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, by: str) -> None:
         super().__init__()
+        self.by = by
         self.first, self.middle, self.last = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.middle(self.first(x))
-        x.flatten(1).mul_(2)
-        return self.last(x)
+        if self.by == "view":
+            x.flatten(1).mul_(2)
+        else:
+            x[:, 0] = 0.5
+        out: Tensor = self.last(x)
+        return out
 
 
 def _model(net: nn.Module, memory_format: MemoryFormat, rounding: Rounding = "compiled", **options: Any) -> FracModel:
@@ -103,12 +108,13 @@ def test_strided_convolutions_that_onednn_gets_wrong_are_left_out() -> None:
     assert [bool(op.plan.channels_last) for op in ops.values()] == [True, False, True, True]
 
 
-def test_a_write_into_a_view_leaves_the_whole_graph_as_it_is() -> None:
-    model = _model(Written(), "auto")
+@pytest.mark.parametrize("by", ["view", "index"])
+def test_a_write_leaves_the_whole_graph_as_it_is(by: str) -> None:
+    model = _model(Written(by), "auto")
     ops = fused_ops(model._state.running[True].current())
     assert [op.plan.channels_last for op in ops.values()] == [False]
     x = torch.randn(2, 3, 12, 12)
-    other = _model(Written(), "preserve")
+    other = _model(Written(by), "preserve")
     other.load_state_dict(model.state_dict())
     torch.manual_seed(2)
     y = model(x)
@@ -141,7 +147,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x)
-        return self.head((x + self.body(x).relu()).view(len(x), -1))
+        out: Tensor = self.head((x + self.body(x).relu()).view(len(x), -1))
+        return out
 
 
 @pytest.mark.parametrize("options", [{"mixing": "outputs"}, {}, {"execution": "auto"}, {"rounding": "eager"}])
