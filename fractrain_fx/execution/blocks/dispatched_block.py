@@ -187,15 +187,15 @@ def _selected(x: Tensor, dim: int, index: Tensor) -> Tensor:
     """``index_select`` in the memory order of ``x``; torch's own result is contiguous."""
     if x.is_contiguous():
         return x.index_select(dim, index)
-    order, back = _orders(x)
+    order = _order(x)
+    back = sorted(range(x.ndim), key=order.__getitem__)
     return x.permute(order).index_select(order.index(dim), index).permute(back)
 
 
-def _orders(x: Tensor) -> tuple[list[int], list[int]]:
-    """The dimensions from the outermost in memory to the innermost, and the way back."""
+def _order(x: Tensor) -> list[int]:
+    """The dimensions from the outermost in memory to the innermost."""
     strides = x.stride()
-    order = sorted(range(x.ndim), key=lambda each: (-strides[each], each))
-    return order, sorted(range(x.ndim), key=order.__getitem__)
+    return sorted(range(x.ndim), key=lambda each: (-strides[each], each))
 
 
 def share_of(count: int, running: int, samples: int) -> int:
@@ -232,7 +232,7 @@ class _Added(torch.autograd.Function):
         ctx.dim = dim
         if base.is_contiguous():
             return base.index_add(dim, index, rows)
-        order, _ = _orders(base)  # torch adds each value by itself unless those of a row lie next to each other
+        order = _order(base)  # torch adds each value by itself unless those of a row lie next to each other
         added = base.clone()
         added.permute(order).index_add_(order.index(dim), index, rows.permute(order))
         return added

@@ -70,7 +70,7 @@ class Plan:
         that is larger than the activation decides instead: its gradient comes in the activation's order, and
         is transposed into the weight's.
         """
-        if not self.channels_last or torch.compiler.is_compiling() or not convolves_channels_last(a):
+        if not self.channels_last or not convolves_channels_last(a):
             return self.arithmetic.order
         weight = self.second.frozen is None and b.is_contiguous() and b.numel() > a.numel()
         return "plain" if weight else "channels last"
@@ -142,9 +142,10 @@ class Simulated:
     """Multiplies rounded values in float."""
 
     def forward(self, plan: Plan, call: Call) -> Contracted:
-        if (factors := _factors_by_kernels(plan, call)) is not None:
+        order = plan.order(call.a, call.b)
+        if (factors := _factors_by_kernels(plan, call, order)) is not None:
             return plan.arithmetic.forward(Bound(*factors, call.added, plan.static)), None, None
-        first, of_first = plan.first.take(call.a, call.of_a, FIRST, plan.order(call.a, call.b))
+        first, of_first = plan.first.take(call.a, call.of_a, FIRST, order)
         second, of_second = plan.second.take(call.b, call.of_b, SECOND)
         return contract(plan, call, first, second), of_first, of_second
 
@@ -155,7 +156,7 @@ class Simulated:
         assert a is not None
         order = plan.order(a, call.b)
         anew = saved[0] is None and saved[1] is None
-        if call.bits is not None and anew and (factors := _factors_by_kernels(plan, call)) is not None:
+        if call.bits is not None and anew and (factors := _factors_by_kernels(plan, call, order)) is not None:
             rounded = round_gradient(plan.fmt, g, call.bits, plan.axis, call.seed, GRADIENT, order)
             if rounded is not None:
                 return plan.arithmetic.backward(rounded, Bound(*factors, call.added, plan.static), needs)
@@ -171,11 +172,11 @@ class Simulated:
 SIMULATED = Simulated()
 
 
-def _factors_by_kernels(plan: Plan, call: Call) -> tuple[Tensor, Tensor] | None:
+def _factors_by_kernels(plan: Plan, call: Call, order: Order) -> tuple[Tensor, Tensor] | None:
     """Both rounded factors; ``None`` if C++ kernels cannot round both."""
     if torch.compiler.is_compiling() or not plan.by_kernels or torch.is_autocast_enabled("cpu"):
         return None
-    first = round_factor(plan.first, call.a, call.of_a, FIRST, plan.order(call.a, call.b))
+    first = round_factor(plan.first, call.a, call.of_a, FIRST, order)
     if first is None:
         return None
     second = round_factor(plan.second, call.b, call.of_b, SECOND)
@@ -185,18 +186,19 @@ def _factors_by_kernels(plan: Plan, call: Call) -> tuple[Tensor, Tensor] | None:
 def convolves_channels_last(x: Tensor) -> bool:
     """Whether a convolution of images is quicker with the channels innermost in memory.
 
-    oneDNN then transposes nothing. One place or one channel has no order.
+    oneDNN then transposes nothing. One place or one channel has no order. In graphs that ``torch.compile`` makes, the
+    compiler chooses.
     """
-    if not x.is_cpu or not torch.backends.mkldnn.enabled or not torch.backends.mkldnn.is_available():
+    if torch.compiler.is_compiling() or not x.is_cpu:
+        return False
+    if not torch.backends.mkldnn.enabled or not torch.backends.mkldnn.is_available():
         return False
     return x.ndim == 4 and x.shape[1] > 1 and x.shape[2] * x.shape[3] > 1
 
 
 def with_channels_last(x: Tensor) -> Tensor:
     """``x`` with the channels innermost in memory, if a convolution is quicker so."""
-    if torch.compiler.is_compiling() or not convolves_channels_last(x):
-        return x
-    return x.contiguous(memory_format=torch.channels_last)
+    return x.contiguous(memory_format=torch.channels_last) if convolves_channels_last(x) else x
 
 
 def contract(plan: Plan, call: Call, first: Tensor, second: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -69,7 +69,7 @@ _TORCH = frozenset(
 )
 # These draw numbers in the order of memory, or view their input as other shapes.
 _ORDERED = (nn.RReLU, nn.MultiheadAttention, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
-# Roles of inserted nodes whose values are no images.
+# The roles of inserted nodes that give a few numbers, such as bits and ranges.
 _SMALL: tuple[Role, ...] = ("gate", "choice", "bits", "seed", "samples", "range", "cost")
 
 
@@ -97,19 +97,11 @@ class ChannelsLast(PassBase):
             fused.plan = replace(fused.plan, channels_last=not refused)
         if not found or readers is None or refused:
             return PassResult(graph_module, False)
-        for convolution in starts:
-            image = convolution.args[0]
-            assert isinstance(image, Node)
-            with graph_module.graph.inserting_before(convolution):
-                turned = graph_module.graph.call_function(with_channels_last, (image,))
-            turned.meta["frac"] = replace(facts(image), op=None, blocks=(), role=None, owner=None)
-            convolution.update_arg(0, turned)
+        for convolution, image in starts.items():
+            _insert(convolution, image, "call_function", with_channels_last)
         for reader, sources in readers.items():
             for source in sources:
-                with graph_module.graph.inserting_before(reader):
-                    usual = graph_module.graph.call_method("contiguous", (source,))
-                usual.meta["frac"] = replace(facts(source), op=None, blocks=(), role=None, owner=None)
-                reader.replace_input_with(source, usual)
+                _insert(reader, source, "call_method", "contiguous")
         graph_module.graph.lint()
         graph_module.recompile()
         return PassResult(graph_module, True)
@@ -119,6 +111,14 @@ class ChannelsLast(PassBase):
             fused = owner_module(graph_module, node)
             if isinstance(fused, FusedOp) and fused.plan.channels_last and not _image_convolution(graph_module, node):
                 raise PassError(f"{node.name!r} is no convolution of images but is to compute with channels innermost")
+
+
+def _insert(reader: Node, source: Node, op: str, target: Callable[[Tensor], Tensor] | str) -> None:
+    """Let a node read the result of a call on one of its operands instead of the operand."""
+    with reader.graph.inserting_before(reader):
+        made = reader.graph.create_node(op, target, (source,))
+    made.meta["frac"] = replace(facts(source), op=None, blocks=(), role=None, owner=None)
+    reader.replace_input_with(source, made)
 
 
 def _image_convolution(graph_module: GraphModule, node: Node) -> FusedOp | None:
@@ -148,27 +148,27 @@ def _writes_past(kernel: Any, stride: Any, weight: tuple[int, ...] | None) -> bo
     return set(kernel) == {1} and set(strides) != {1} and (weight is None or weight[1] < _VECTOR)
 
 
-def _readers(graph_module: GraphModule, fused: set[Node]) -> tuple[list[Node], dict[Node, list[Node]] | None]:
+def _readers(graph_module: GraphModule, fused: set[Node]) -> tuple[dict[Node, Node], dict[Node, list[Node]] | None]:
     """The convolutions in float whose image comes in the usual order, and what must be put in that order again.
 
-    The latter are nodes, each with those of its operands that it reads so; ``None`` if that cannot be done.
+    The first with their image, the latter with those of their operands; ``None`` if that cannot be done.
     """
     loose: set[Node] = set()
-    starts: list[Node] = []
+    starts: dict[Node, Node] = {}
     found: dict[Node, list[Node]] = {}
     for node in graph_module.graph.nodes:
         sources = [source for source in node.all_input_nodes if source in loose]
         reading = "any" if node in fused else _reading(graph_module, node)
-        if not sources and reading == "any" and function_name(node) == "conv2d" and isinstance(node.args[0], Node):
-            starts.append(node)
+        if not sources and reading == "any" and function_name(node) == "conv2d":
+            starts[node] = operand(node, (0, "input"))
             loose.add(node)
         elif node in fused or (sources and reading == "any"):
             loose.add(node)
         elif sources and reading == "plain":
+            several = any(facts(source).shape is None for source in sources)  # several tensors in one value
+            if several or changes_operands(node):
+                return starts, None
             found[node] = sources
-        several = any(facts(source).shape is None for source in sources)  # several tensors in one value
-        if sources and reading == "plain" and (several or changes_operands(node)):
-            return starts, None
         if sources and reading != "any" and node.op != "output" and _is_written(graph_module, node):
             return starts, None
     return starts, found

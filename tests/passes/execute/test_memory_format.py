@@ -185,3 +185,21 @@ def test_other_convolutions_are_not_images() -> None:
     net = nn.Sequential(nn.Flatten(2), nn.Conv1d(3, 8, 3), nn.Conv1d(8, 8, 3), nn.Conv1d(8, 8, 3))
     ops = fused_ops(_model(net, "auto")._state.running[True].current())
     assert ops and all(isinstance(op, FusedOp) and not op.plan.channels_last for op in ops.values())
+
+
+class ByKeyword(nn.Module):
+    """Calls its first convolution, which stays float, by keywords."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.rest = nn.Parameter(torch.randn(64, 3, 3, 3)), _net(nn.Conv2d(64, 64, 3))[1:]
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.rest(nn.functional.conv2d(input=x, weight=self.weight))
+        return y
+
+
+@oneDNN
+def test_an_image_by_keyword_is_turned_too() -> None:
+    y, seen = _orders(_model(ByKeyword(), "auto"), torch.randn(16, 3, 12, 12))
+    assert y.is_contiguous() and seen == {"rest.1": True}
