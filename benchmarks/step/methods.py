@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.step import peers
+from benchmarks.step.peers import NotAvailableError
 from fractrain_fx import Engine, FracConfig, FracModel, Precision, fractrainify
 from fractrain_fx.config import DFQ_OPTIONS, RECIPES, Attention, Mixing, Saved
 from fractrain_fx.nn.gates import Controller
@@ -110,7 +111,7 @@ def parse(text: str) -> Method:
             raise ValueError(f"method {text!r}: +{mode} is FracConfig({words}), for the rewritten ones")
         # Compiled graphs call the kernels for codes, for gates and their gradient, and to round block formats.
         kernels_only = mode == "kernels" and "int8" not in modes and not base.startswith(("dfq", *BLOCKS))
-        if {"compiled", "graphs"} & set(modes) and (mode == "auto" or kernels_only):
+        if {"compiled", "graphs"} & set(modes) and (mode in ("auto", "preserve") or kernels_only):
             raise ValueError(f"method {text!r}: +{mode} is FracConfig({words}), which changes no compiled step")
     if len({"compiled", "graphs", "segments"} & set(modes)) > 1:
         raise ValueError(
@@ -135,7 +136,9 @@ def prepare(method: Method, model: nn.Module, x: Tensor, y: Tensor, loss: Callab
         NotAvailableError: a package or a feature that the method needs is missing, or it refuses the model.
     """
     trained = copy.deepcopy(model)
-    if "channels-last" in method.modes and x.ndim == 4:
+    if "channels-last" in method.modes:
+        if x.ndim != 4:
+            raise NotAvailableError(f"{method}: channels last is an order of images")
         trained, x = trained.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
     finish: Callable[[Tensor], Tensor] = _same
     if method.base in peers.PEERS:
