@@ -92,19 +92,24 @@ def _feed_forward(batch: int) -> tuple[nn.Module, torch.Tensor]:
     return nn.Sequential(*layers), torch.randn(128 * batch, 512)
 
 
-def _vit(batch: int) -> tuple[nn.Module, torch.Tensor]:
-    return timm.create_model("vit_tiny_patch16_224", img_size=64), torch.randn(batch, 3, 64, 64)
+def _vit(batch: int, name: str, side: int) -> tuple[nn.Module, torch.Tensor]:
+    return timm.create_model(f"{name}_patch16_224", img_size=side), torch.randn(batch, 3, side, side)
 
 
-def _resnet(batch: int, side: int) -> tuple[nn.Module, torch.Tensor]:
-    return timm.create_model("resnet18", num_classes=10), torch.randn(batch, 3, side, side)
+def _images(batch: int, name: str, side: int) -> tuple[nn.Module, torch.Tensor]:
+    return timm.create_model(name, num_classes=10), torch.randn(batch, 3, side, side)
 
 
 _STEPS: dict[str, Callable[[int], tuple[nn.Module, torch.Tensor]]] = {
     "4 layers of 512": _feed_forward,
-    "ViT-Tiny, 64 pixels": _vit,
-    "ResNet-18, 64 pixels": partial(_resnet, side=64),
-    "ResNet-18, 128 pixels": partial(_resnet, side=128),
+    "ViT-Tiny, 64 pixels": partial(_vit, name="vit_tiny", side=64),
+    "ResNet-18, 64 pixels": partial(_images, name="resnet18", side=64),
+    "ResNet-18, 128 pixels": partial(_images, name="resnet18", side=128),
+    # Models that nothing in the roofline was chosen by:
+    "ViT-Small, 112 pixels": partial(_vit, name="vit_small", side=112),
+    "ResNet-34, 96 pixels": partial(_images, name="resnet34", side=96),
+    "ResNet-50, 96 pixels": partial(_images, name="resnet50", side=96),
+    "MobileNetV2, 96 pixels": partial(_images, name="mobilenetv2_100", side=96),
 }
 
 

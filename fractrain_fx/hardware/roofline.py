@@ -1,7 +1,8 @@
 """A machine as two numbers for each type: how much it computes and how much it moves in a second (a roofline).
 
-A product takes the longer of its arithmetic and its traffic; each operand is read once, and the result written once.
-Rounding comes on top as traffic of its own, because a range must be known before the first value is rounded:
+A product takes the longer of its arithmetic and its traffic, or their sum on a processor, whose cores do both; each
+operand is read once, and the result written once. Rounding comes on top as traffic of its own, because a range must be
+known before the first value is rounded:
 
 - ``affine``, ``dorefa``, ``wageubn``, ``fp8``: a value is read for the range, read again, and written as a code.
 - ``mx``, ``nvfp4``: read once, since a range is that of a block, and written with the scales of the blocks.
@@ -85,6 +86,9 @@ class Roofline:
         streams: share (0..1) of ``bandwidth`` that passes over large tensors reach.
         sources: documents that the figures come from.
         convolution: operations a second of convolutions by type, where these are not those of ``peak``.
+        overlaps: whether a product's traffic goes on beside its arithmetic; if not, their times add up.
+        convolution_passes: how often convolutions of the types in ``convolution`` move each operand and the result: 3
+            if their library reads and writes it once more, in an order of its own.
 
     Raises:
         ConfigError: ``peak`` or ``convolution`` has an unknown type, or ``peak`` lacks ``float32``.
@@ -99,6 +103,8 @@ class Roofline:
     streams: float = 1.0
     sources: tuple[Source, ...] = field(default=(), repr=False)
     convolution: Mapping[str, float] = field(default_factory=dict)
+    overlaps: bool = True
+    convolution_passes: int = 1
 
     def __post_init__(self) -> None:
         unknown = {*self.peak, *self.convolution} - set(TYPES)
@@ -163,8 +169,10 @@ class Roofline:
                     ranged.add(operand)
             operands = sum(sizes[operand] for operand in _OPERANDS[path]) * _written(kind, choice.format)
             out = values.moved(path)[2] * TYPES["float32" if path == "GC" else result]
-            peak = self.convolution.get(kind, self.peak[kind]) if op.kind == "conv" else self.peak[kind]
-            parts[path] = self._priced(2 * macs * batch / peak, operands + out, rounding)
+            convolves = op.kind == "conv" and kind in self.convolution
+            peak = self.convolution[kind] if convolves else self.peak[kind]
+            moved = (operands + out) * (self.convolution_passes if convolves else 1)
+            parts[path] = self._priced(2 * macs * batch / peak, moved, rounding)
         return parts
 
     def _wider(self, bits: tuple[int, int], format: str, floats: str) -> str:
@@ -174,7 +182,7 @@ class Roofline:
     def _priced(self, compute: float, moved: float, rounding: float) -> Price:
         speed = self.bandwidth * self.streams
         product, rounded = (compute / self.computes, moved / speed), rounding / speed
-        seconds = max(product) + rounded
+        seconds = (max(product) if self.overlaps else sum(product)) + rounded
         bound: Bound = "rounding" if rounded > max(product) else "compute" if product[0] >= product[1] else "memory"
         return Price(seconds, None if self.watts is None else self.watts * seconds, bound)
 

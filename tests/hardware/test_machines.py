@@ -114,6 +114,18 @@ def test_convolutions_have_a_peak_of_their_own_where_one_is_known() -> None:
         Roofline("bad", "", {"float32": 1}, 1, convolution={"float64": 1})
 
 
+def test_traffic_adds_up_where_it_is_not_hidden_and_convolutions_move_more_than_once() -> None:
+    hides, adds = PLAIN, replace(PLAIN, overlaps=False, convolution={"float32": 1e6}, convolution_passes=3)
+    wide = linear(40, 100, 100)
+    macs, moved = 40 * 100 * 100, 4 * (100 * 40 + 40 * 100 + 100 * 100)
+    assert priced(hides, wide, Choice()) == pytest.approx(dict.fromkeys(("FW", "EB", "GC"), max(macs, moved)))
+    assert priced(adds, wide, Choice()) == pytest.approx(dict.fromkeys(("FW", "EB", "GC"), macs + moved))
+    convolution = replace(wide, kind="conv")
+    assert priced(adds, convolution, Choice())["FW"] == pytest.approx(2 * macs + 3 * moved)
+    # codes have no convolutions of their own here: they run as products
+    assert priced(adds, convolution, Choice(EIGHT)) == pytest.approx(priced(adds, wide, Choice(EIGHT)))
+
+
 def test_samples_that_take_several_options_or_skip_are_priced_by_their_shares() -> None:
     mix = (Choice(SKIP, share=0.5), Choice(EIGHT, share=0.25), Choice(share=0.25))
     half = PLAIN.step([linear()], {"op": mix}, batch=4).seconds
@@ -209,3 +221,4 @@ def test_this_processor_is_what_its_probes_measured() -> None:
     assert cpu.peak == pytest.approx({"float32": 2 * 4096 * 256**2 / 0.2})
     assert cpu.convolution == pytest.approx({"float32": 3 * 2 * 16 * 16**2 * 9 * 128**2 / 0.1})
     assert cpu.bandwidth == pytest.approx(8 * (1 << 24) / 0.1) and cpu.watts is None
+    assert not cpu.overlaps and cpu.convolution_passes == 3
