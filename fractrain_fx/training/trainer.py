@@ -96,6 +96,7 @@ class Trainer:
         self._accelerator, self._length = self._prepared.accelerator, self._prepared.length
         length = self._prepared.length_in(model.frac_config.every)
         self.engine = Engine(model, accumulate=self.settings.accumulate, epochs=self.epochs, length=length)
+        self._meter = self.objective.meter().to(self._accelerator.device)
         self._progress = Progress()
         self._resumed = False
         self._interrupt = Interrupt()
@@ -156,7 +157,7 @@ class Trainer:
         share_buffers(self.model)
         inner = self._prepared.alone  # without DDP: other processes may have a batch more or less
         inner.eval()
-        meter = self.objective.meter().to(self._accelerator.device)
+        self._meter.reset()
         choices, extremes = ChoiceMeter(), Extremes(self.model)
         loss = torch.zeros((), device=self._accelerator.device)
         with torch.no_grad():
@@ -165,11 +166,11 @@ class Trainer:
                 if not counts:
                     continue
                 loss += self.objective.loss(logits, targets) * len(targets)
-                meter.update(logits, targets)
+                self._meter.update(logits, targets)
                 choices.add(self.model.cost.choice)
                 extremes.add(inputs, self.model.cost.choice)
         mean = float(sum_over_ranks(loss)) / len(self.data.test)
-        return Evaluation(mean, self.objective.read(meter), choices.read(), extremes.read())
+        return Evaluation(mean, self.objective.read(self._meter), choices.read(), extremes.read())
 
     @property
     def epochs(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -129,27 +128,15 @@ class Int8Choice:
             return "its output has other samples than its input"
         samples: list[BatchAxis] = [plan.first.axis] * (len(fw) > 1) + [plan.axis] * (len(bw) > 1)
         compiled = isinstance(plan.fmt, AffineFormat) and plan.fmt.compiled
-        reason = None
-        for layout, multiplied in self._layouts(device):
-            if isinstance(layout, str):
-                reason = layout
-                continue
-            reason = layout.misfit(call.a.shape, call.b.shape, samples) or _unpadded(layout, call)
-            if reason is None:
-                form = CodedConvolution if isinstance(layout, Convolved) else Coded
-                return form(layout, fw, bw, compiled, multiplied)
-        assert reason is not None
-        return reason
-
-    def _layouts(self, device: torch.device) -> Iterator[tuple[Layout | str, bool]]:
-        """Layouts to try, in order, each with whether C++ kernels multiply; or why torch cannot multiply."""
         multiplied = self.tuner.multiplies(device)
-        if multiplied or not isinstance(self.layout, Convolved):
-            yield self.layout, multiplied
-            return
-        yield self.layout.matrices, False
-        if self.tuner.has_kernels(device):
-            yield self.layout, True
+        layout = self.layout.matrices if isinstance(self.layout, Convolved) and not multiplied else self.layout
+        if isinstance(layout, str):
+            return layout
+        reason = layout.misfit(call.a.shape, call.b.shape, samples) or _unpadded(layout, call)
+        if reason is not None:
+            return reason
+        form = CodedConvolution if isinstance(layout, Convolved) else Coded
+        return form(layout, fw, bw, compiled, multiplied)
 
     def _kind(self, call: Call, coded: Coded, needs: Needs, order: Order, dtype: torch.dtype) -> _Kind:
         columns = self.layout.columns(call.b)

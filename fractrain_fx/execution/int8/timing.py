@@ -64,11 +64,7 @@ class Tuner:
         return reason
 
     def multiplies(self, device: torch.device) -> bool:
-        """Whether C++ kernels multiply codes on a device: on a CPU without matrix units (AMX), which torch uses."""
-        return self.has_kernels(device) and not torch.cpu._is_amx_tile_supported()
-
-    def has_kernels(self, device: torch.device) -> bool:
-        """Whether there are C++ kernels for a device, for what torch cannot multiply."""
+        """Whether C++ kernels multiply codes on a device, instead of torch."""
         return self._compiled and device.type == "cpu" and _has_products()
 
     def int8(self, kind: Hashable, name: str, device: torch.device, forms: Callable[[bool], object]) -> bool | None:

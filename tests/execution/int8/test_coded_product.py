@@ -179,16 +179,6 @@ def test_kernels_convolve_codes_of_any_range_stride_and_dilation(
 
 
 @needs_kernels
-@pytest.mark.parametrize("name", ["strides", "conv 3x3"])
-def test_beside_units_for_matrices_kernels_convolve_what_those_cannot(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
-    case, bits = (_CASES | _ONLY_KERNELS)[name], (6, 8, 4)
-    _assert_equal(_results(case, bits, True, True, lowest=-0.7), _results(case, bits, False, True, lowest=-0.7))
-
-
-@needs_kernels
 @pytest.mark.parametrize("name", ["strides", "dilated", "many odd channels"])
 @pytest.mark.parametrize("options", [range(8), (1, 2, 3, 4, 3, 2, 1, 2), (0, 5, 0, 5, 5, 7, 7, 2)])
 def test_kernels_convolve_samples_with_options_of_their_own(name: str, options: Sequence[int]) -> None:

@@ -59,11 +59,10 @@ def test_a_device_without_the_kernel_is_said_once(
 
 @pytest.mark.parametrize("vnni", [False, True])
 @pytest.mark.parametrize("avx2", [False, True])
-def test_kernels_multiply_where_they_can_and_no_units_for_matrices_do(
+def test_kernels_multiply_where_they_can(
     monkeypatch: pytest.MonkeyPatch, vnni: bool, avx2: bool
 ) -> None:
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: vnni)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     monkeypatch.setattr(tuning, "_has_products", lambda: avx2)
     tuner = Tuner("auto", compiled=True)
     assert tuner.multiplies(_CPU) == avx2
@@ -71,5 +70,3 @@ def test_kernels_multiply_where_they_can_and_no_units_for_matrices_do(
     assert not tuner.multiplies(torch.device("cuda")) and not Tuner("auto").multiplies(_CPU)
     if not avx2 and not vnni:
         assert str(lacks_products(_CPU, compiled=True)).endswith("(VNNI), nor AVX2")
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
-    assert not tuner.multiplies(_CPU) and tuner.has_kernels(_CPU) == avx2

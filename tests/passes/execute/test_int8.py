@@ -183,7 +183,6 @@ def test_with_compiled_rounding_kernels_multiply_without_units_for_bytes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)  # torch would multiply with them
     monkeypatch.setattr(torch, "_int_mm", None)
     model = _made(method="pfq", execution="auto", rounding="compiled")
     assert "but not here" not in str(summarize(model))
@@ -212,7 +211,6 @@ def test_the_form_is_timed_in_the_first_training_step_only(monkeypatch: pytest.M
 def test_kernels_are_timed_anew_for_other_widths(monkeypatch: pytest.MonkeyPatch) -> None:
     """They take less time for fewer bits; units for bytes do not."""
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: True)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     roundings: tuple[tuple[Rounding, int], ...] = (("compiled", 4), ("eager", 2))
     for rounding, kinds in roundings:
         model = _made(method="pfq", execution="auto", rounding=rounding)
