@@ -130,4 +130,6 @@ def _flags() -> list[str]:
     flags += _INSTRUCTIONS.get(capability, [])
     if capability == "AVX512" and torch.cpu._is_vnni_supported():
         flags.append("-mavx512vnni")
+        if torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx():
+            flags += ["-mamx-tile", "-mamx-int8"]
     return flags if sys.platform == "darwin" else [*flags, "-fopenmp"]

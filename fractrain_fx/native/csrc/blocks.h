@@ -20,7 +20,7 @@
 namespace fractrain_fx {
 
 // Tiles of one task: their operands fit into a cache of 512 KiB.
-constexpr int64_t kTaskRows = 16, kTaskColumns = 256 / kTileColumns;
+constexpr int64_t kTaskRows = kUnits ? 4 : 16, kTaskColumns = 256 / kPanelColumns;
 
 // Steps of several blocks for which the operands of a task's tiles fit into that cache too.
 constexpr int64_t kChunk = 512;
@@ -50,14 +50,14 @@ struct Finish {
 // Writes the sums of a tile, times factor, to rows of a result (first), or adds them to those.
 template <bool first, class Sum>
 void put(const Sum* sums, float factor, int64_t rows, int64_t columns, int64_t next, float* out) {
-  for (int64_t i = 0; i < rows; ++i, sums += kTileColumns, out += next) {
+  for (int64_t i = 0; i < rows; ++i, sums += kPanelColumns, out += next) {
     const auto one = [&](int64_t j) {
       const float sum = factor * static_cast<float>(sums[j]);
       out[j] = first ? sum : out[j] + sum;
     };
-    if (columns == kTileColumns) {
+    if (columns == kPanelColumns) {
 #pragma omp simd
-      for (int64_t j = 0; j < kTileColumns; ++j) one(j);
+      for (int64_t j = 0; j < kPanelColumns; ++j) one(j);
     } else {
       for (int64_t j = 0; j < columns; ++j) one(j);
     }
@@ -73,25 +73,52 @@ inline int64_t chunk_of(const std::vector<Block>& blocks, int64_t from, int64_t 
   return k;
 }
 
+// Codes of a are packed minus the shift: each column's sum, times the shift, adds it back.
+inline void start(int32_t shift, const int32_t* each, int32_t* sums) {
+  for (int i = 0; i < kPanelRows; ++i) {
+#pragma omp simd
+    for (int j = 0; j < kPanelColumns; ++j) sums[i * kPanelColumns + j] = shift * each[j];
+  }
+}
+
+#ifdef FRACTRAIN_FX_UNITS
+
+// The product of codes of one tile in one block.
+inline void multiply_tile(const Left& a, const Right& b, int64_t k, int64_t m, int64_t n, int32_t* sums) {
+  const Block& block = a.blocks[k];
+  const int64_t steps = Left::steps(block), count = steps / kUnitSteps;
+  const int32_t *first = a.at(k, m), *second = b.at(k, n);
+  if (Left::planes(block) == 1) {
+    start(block.way.pace.shift, b.sums_at(k, n), sums);
+    unit_unsigned(first, second, count, sums);
+    return;
+  }
+  std::fill_n(sums, kPanelRows * kPanelColumns, 0);
+  unit_signed(first, second, count, sums);
+#pragma omp simd
+  for (int i = 0; i < kPanelRows * kPanelColumns; ++i) sums[i] = static_cast<int32_t>(static_cast<uint32_t>(sums[i]) << 8);
+  unit_unsigned(first + steps * kPanelRows, second, count, sums);
+}
+
+#else
+
 // A line of steps of packed matrices: the same step of all rows lies side by side.
-inline Walk packed_walk() { return {1, 1, 4 * kTileRows, 4 * kTileColumns, 0, 0, {0, 4, 8, 12, 16, 20}}; }
+inline Walk packed_walk() { return {1, 1, 4 * kPanelRows, 4 * kPanelColumns, 0, 0, {0, 4, 8, 12, 16, 20}}; }
 
 // The product of codes of one tile in one block.
 inline void multiply_tile(const Left& a, const Right& b, int64_t k, int64_t m, int64_t n, int32_t* sums) {
   const auto [tile, shift, longest] = a.pace(k, m);
-  const int64_t steps = parts_of(a.blocks[k].length, a.blocks[k].way.per);
-  const int32_t *first = a.at(k, m), *second = b.at(k, n), *each = b.sums_at(k, n);
-  // Codes of a are packed minus the shift: each column's sum, times the shift, adds it back.
-  for (int i = 0; i < kTileRows; ++i) {
-#pragma omp simd
-    for (int j = 0; j < kTileColumns; ++j) sums[i * kTileColumns + j] = shift * each[j];
-  }
+  const int64_t steps = Left::steps(a.blocks[k]);
+  const int32_t *first = a.at(k, m), *second = b.at(k, n);
+  start(shift, b.sums_at(k, n), sums);
   Walk walk = packed_walk();
   for (int64_t done = 0; done < steps; done += longest) {
     walk.steps = std::min(longest, steps - done);
-    tile(first + done * kTileRows, second + done * kTileColumns, walk, sums);
+    tile(first + done * kPanelRows, second + done * kPanelColumns, walk, sums);
   }
 }
+
+#endif
 
 // Products of codes of some tiles, summed over some blocks.
 inline void multiply(const Left& a, const Right& b, int64_t top, int64_t bottom, int64_t left,
@@ -100,24 +127,24 @@ inline void multiply(const Left& a, const Right& b, int64_t top, int64_t bottom,
     stop = chunk_of(a.blocks, start, to);
     for (int64_t n = left; n < right; ++n) {
       for (int64_t m = top; m < bottom; ++m) {
-        const int64_t row = m * kTileRows, column = n * kTileColumns;
+        const int64_t row = m * kPanelRows, column = n * kPanelColumns;
         const auto put_out = [&](const auto* sums, float factor) {
           using Sum = std::remove_const_t<std::remove_pointer_t<decltype(sums)>>;
           const auto run = start == from ? put<true, Sum> : put<false, Sum>;
-          run(sums, factor, std::min<int64_t>(kTileRows, a.count - row),
-              std::min<int64_t>(kTileColumns, b.count - column), b.count, out + row * b.count + column);
+          run(sums, factor, std::min<int64_t>(kPanelRows, a.count - row),
+              std::min<int64_t>(kPanelColumns, b.count - column), b.count, out + row * b.count + column);
         };
-        alignas(64) int32_t sums[kTileRows * kTileColumns];
+        alignas(64) int32_t sums[kPanelRows * kPanelColumns];
         multiply_tile(a, b, start, m, n, sums);
         if (stop == start + 1) {
           put_out(sums, a.blocks[start].factor);
           continue;
         }
-        alignas(64) float total[kTileRows * kTileColumns];
-        put<true>(sums, a.blocks[start].factor, kTileRows, kTileColumns, kTileColumns, total);
+        alignas(64) float total[kPanelRows * kPanelColumns];
+        put<true>(sums, a.blocks[start].factor, kPanelRows, kPanelColumns, kPanelColumns, total);
         for (int64_t k = start + 1; k < stop; ++k) {
           multiply_tile(a, b, k, m, n, sums);
-          put<false>(sums, a.blocks[k].factor, kTileRows, kTileColumns, kTileColumns, total);
+          put<false>(sums, a.blocks[k].factor, kPanelRows, kPanelColumns, kPanelColumns, total);
         }
         put_out(total, 1.0f);
       }
@@ -159,17 +186,18 @@ Tensor product_of(const Factor<A>& first, const Factor<int8_t>& second, const st
   const int64_t threads = at::get_num_threads(), count = a.tasks();
   const int64_t parts = std::clamp<int64_t>(2 * threads / (down * across), 1, count);
   std::vector<float> partial(parts > 1 ? parts * M * N : 0);
-  const int64_t work = std::min(M, kTaskRows * kTileRows) * std::min(N, kTaskColumns * kTileColumns) * first.length;
+  const int64_t work = std::min(M, kTaskRows * kPanelRows) * std::min(N, kTaskColumns * kPanelColumns) * first.length;
   const int64_t worth = std::max<int64_t>(1, kWork * parts / work);
   share(down * across * parts, worth, [&](int64_t task) {
     const int64_t part = task % parts, tile = task / parts;
     const int64_t top = tile % down * kTaskRows, left = tile / down * kTaskColumns;
     const int64_t bottom = std::min(a.panels, top + kTaskRows), right = std::min(b.panels, left + kTaskColumns);
     float* target = parts > 1 ? partial.data() + part * M * N : found;
+    const Units units;
     multiply(a, b, top, bottom, left, right, count * part / parts, count * (part + 1) / parts, target);
     if (parts > 1) return;
-    finish(with, top * kTileRows, std::min(M, bottom * kTileRows), left * kTileColumns,
-           std::min(N, right * kTileColumns), N, found);
+    finish(with, top * kPanelRows, std::min(M, bottom * kPanelRows), left * kPanelColumns,
+           std::min(N, right * kPanelColumns), N, found);
   });
   if (parts > 1) {
     at::parallel_for(0, M, std::max<int64_t>(1, 16384 / (N * parts)), [&](int64_t begin, int64_t end) {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "packing.h"
+#include "packing_amx.h"
 #include "tiles.h"
 
 #ifdef FRACTRAIN_FX_TILES
@@ -19,6 +20,15 @@
 namespace fractrain_fx {
 
 using at::Tensor;
+
+// Rows and columns of a tile of two packed matrices. With units for matrices, a step is four bytes in any case.
+#ifdef FRACTRAIN_FX_UNITS
+constexpr bool kUnits = true;
+constexpr int kPanelRows = kUnitRows, kPanelColumns = kUnitColumns;
+#else
+constexpr bool kUnits = false;
+constexpr int kPanelRows = kTileRows, kPanelColumns = kTileColumns;
+#endif
 
 // Steps for which the operands of one tile fit into the innermost cache.
 constexpr int64_t kSteps = 256;
@@ -110,16 +120,16 @@ struct Packed {
   const std::vector<Block>& blocks;
   int64_t count, panels, space;
   Tensor fresh;  // the memory, if it is too large to be kept
-  int32_t *steps, *sums;
+  int32_t *codes, *sums;
   std::vector<Pace> paces;  // of each block and panel of a
 
   Packed(int64_t rows, const std::vector<Block>& of)
       : blocks(of), count(rows), panels(parts_of(rows, height)), space(0), paces(shifted ? panels * tasks() : 0) {
-    for (const Block& block : blocks) space = std::max(space, parts_of(block.length, block.way.per) * height);
+    for (const Block& block : blocks) space = std::max(space, planes(block) * steps(block) * height);
     // An odd number of cache lines, so that panels do not all fall into the same few sets of the cache.
     space = (parts_of(space, kLine) | 1) * kLine;
-    steps = memory(panels * tasks() * (space + height));
-    sums = steps + panels * tasks() * space;
+    codes = memory(panels * tasks() * (space + height));
+    sums = codes + panels * tasks() * space;
   }
   // A thread keeps memory of up to kKept numbers for its next product.
   int32_t* memory(int64_t size) {
@@ -128,8 +138,17 @@ struct Packed {
     if (!used.defined() || used.numel() < size) used = at::empty({size}, at::kInt);
     return used.mutable_data_ptr<int32_t>();
   }
+  // Steps of a row in a block, and how often they lie in memory: numbers of 16 bits as two planes of bytes.
+  static int64_t steps(const Block& block) {
+#ifdef FRACTRAIN_FX_UNITS
+    return parts_of(block.length, kUnitBytes) * kUnitSteps;
+#else
+    return parts_of(block.length, block.way.per);
+#endif
+  }
+  static int64_t planes(const Block& block) { return kUnits && shifted && block.way.per == 2 ? 2 : 1; }
   int64_t tasks() const { return static_cast<int64_t>(blocks.size()); }
-  int32_t* at(int64_t b, int64_t panel) const { return steps + (b * panels + panel) * space; }
+  int32_t* at(int64_t b, int64_t panel) const { return codes + (b * panels + panel) * space; }
   int32_t* sums_at(int64_t b, int64_t panel) const { return sums + (b * panels + panel) * height; }
   const Pace& pace(int64_t b, int64_t panel) const { return paces[b * panels + panel]; }
 
@@ -140,10 +159,19 @@ struct Packed {
     const Way& way = blocks[b].way;
     const int64_t start = blocks[b].start, length = blocks[b].length;
     uint32_t* packed = reinterpret_cast<uint32_t*>(at(b, panel));
+#ifdef FRACTRAIN_FX_UNITS
+    if constexpr (shifted) {
+      const auto run = way.per == 2 ? pack_rows<true, Code> : pack_rows<false, Code>;
+      const int64_t plane = steps(blocks[b]) * height * 4;
+      run(factor, row, start, length, way.pace.shift, reinterpret_cast<uint8_t*>(packed), plane, sums_at(b, panel));
+      return 1;
+    }
+#endif
+    const int per = kUnits ? 4 : way.per;
     int64_t filled = 0;
     int32_t shift = shifted ? way.pace.shift : 0;
     if (factor.next_row == 1) {
-      const auto run = way.per == 2 ? pack_side_by_side<2, height, Code> : pack_side_by_side<4, height, Code>;
+      const auto run = per == 2 ? pack_side_by_side<2, height, Code> : pack_side_by_side<4, height, Code>;
       filled = run(factor, row, std::min(most, panels - panel), start, length, shift, packed, space);
     }
     if constexpr (shifted) std::fill_n(&paces[task], std::max<int64_t>(1, filled), way.pace);
@@ -156,14 +184,14 @@ struct Packed {
           shift = paces[task].shift;
         }
       }
-      const auto run = way.per == 2 ? pack<2, height, Code> : pack<4, height, Code>;
+      const auto run = per == 2 ? pack<2, height, Code> : pack<4, height, Code>;
       run(factor, row, start, length, shift, packed);
       filled = 1;
     }
-    const auto sum = way.per == 2 ? sum_packed<2, height> : sum_packed<4, height>;
+    const auto sum = per == 2 ? sum_packed<2, height> : sum_packed<4, height>;
     for (int64_t i = 0; i < filled; ++i) {
       int32_t* sums_of = sums_at(b, panel + i);
-      sum(packed + i * space, parts_of(length, way.per), !shifted, sums_of);
+      sum(packed + i * space, parts_of(length, per), !shifted, sums_of);
       for (int h = 0; h < height; ++h) sums_of[h] += static_cast<int32_t>(length * shift);
     }
     return filled;
@@ -171,8 +199,8 @@ struct Packed {
   int32_t sum(int64_t b, int64_t row) const { return sums_at(b, row / height)[row % height]; }
 };
 
-using Left = Packed<kTileRows, true>;
-using Right = Packed<kTileColumns, false>;
+using Left = Packed<kPanelRows, true>;
+using Right = Packed<kPanelColumns, false>;
 
 }  // namespace fractrain_fx
 
