@@ -73,31 +73,20 @@ inline int64_t chunk_of(const std::vector<Block>& blocks, int64_t from, int64_t 
   return k;
 }
 
-// Codes of a are packed minus the shift: each column's sum, times the shift, adds it back.
-inline void start(int32_t shift, const int32_t* each, int32_t* sums) {
-  for (int i = 0; i < kPanelRows; ++i) {
-#pragma omp simd
-    for (int j = 0; j < kPanelColumns; ++j) sums[i * kPanelColumns + j] = shift * each[j];
-  }
-}
-
 #ifdef FRACTRAIN_FX_UNITS
 
 // The product of codes of one tile in one block.
 inline void multiply_tile(const Left& a, const Right& b, int64_t k, int64_t m, int64_t n, int32_t* sums) {
-  const Block& block = a.blocks[k];
-  const int64_t steps = Left::steps(block), count = steps / kUnitSteps;
+  const int64_t steps = Left::steps(a.blocks[k]), count = steps / kUnitSteps;
   const int32_t *first = a.at(k, m), *second = b.at(k, n);
-  if (Left::planes(block) == 1) {
-    start(block.way.pace.shift, b.sums_at(k, n), sums);
-    unit_unsigned(first, second, count, sums);
-    return;
-  }
-  std::fill_n(sums, kPanelRows * kPanelColumns, 0);
   unit_signed(first, second, count, sums);
+  if (Left::planes(a.blocks[k]) == 1) return;
+  alignas(64) int32_t low[kPanelRows * kPanelColumns];
+  unit_unsigned(first + steps * kPanelRows, second, count, low);
 #pragma omp simd
-  for (int i = 0; i < kPanelRows * kPanelColumns; ++i) sums[i] = static_cast<int32_t>(static_cast<uint32_t>(sums[i]) << 8);
-  unit_unsigned(first + steps * kPanelRows, second, count, sums);
+  for (int i = 0; i < kPanelRows * kPanelColumns; ++i) {
+    sums[i] = static_cast<int32_t>((static_cast<uint32_t>(sums[i]) << 8) + static_cast<uint32_t>(low[i]));
+  }
 }
 
 #else
@@ -109,8 +98,12 @@ inline Walk packed_walk() { return {1, 1, 4 * kPanelRows, 4 * kPanelColumns, 0, 
 inline void multiply_tile(const Left& a, const Right& b, int64_t k, int64_t m, int64_t n, int32_t* sums) {
   const auto [tile, shift, longest] = a.pace(k, m);
   const int64_t steps = Left::steps(a.blocks[k]);
-  const int32_t *first = a.at(k, m), *second = b.at(k, n);
-  start(shift, b.sums_at(k, n), sums);
+  const int32_t *first = a.at(k, m), *second = b.at(k, n), *each = b.sums_at(k, n);
+  // Codes of a are packed minus the shift: each column's sum, times the shift, adds it back.
+  for (int i = 0; i < kPanelRows; ++i) {
+#pragma omp simd
+    for (int j = 0; j < kPanelColumns; ++j) sums[i * kPanelColumns + j] = shift * each[j];
+  }
   Walk walk = packed_walk();
   for (int64_t done = 0; done < steps; done += longest) {
     walk.steps = std::min(longest, steps - done);

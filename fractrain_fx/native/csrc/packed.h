@@ -77,7 +77,8 @@ inline Way way_of(CodeEnds a, CodeEnds b) {
   const auto largest = [](CodeEnds ends) { return std::max<int64_t>({1, std::abs(ends.first), std::abs(ends.second)}); };
   const int64_t largest_b = largest(b);
   const bool wide = kPairsIn16Bits && pair_of(a, largest_b) > kMost16;
-  if (wide || a.second - a.first > 255 || std::abs(a.first) > 128) {
+  const bool bytes = kUnits ? a.first >= -128 && a.second <= 127 : a.second - a.first <= 255 && std::abs(a.first) <= 128;
+  if (wide || !bytes) {
     const int64_t steps = std::min(kSteps, kMost32 / (2 * largest(a) * largest_b));
     return {2, steps, largest_b, {tile_shorts, 0, steps}};
   }
@@ -163,7 +164,7 @@ struct Packed {
     if constexpr (shifted) {
       const auto run = way.per == 2 ? pack_rows<true, Code> : pack_rows<false, Code>;
       const int64_t plane = steps(blocks[b]) * height * 4;
-      run(factor, row, start, length, way.pace.shift, reinterpret_cast<uint8_t*>(packed), plane, sums_at(b, panel));
+      run(factor, row, start, length, reinterpret_cast<uint8_t*>(packed), plane, sums_at(b, panel));
       return 1;
     }
 #endif

@@ -13,17 +13,17 @@
 
 namespace fractrain_fx {
 
-// Packs some codes of a row, at most as many as one instruction multiplies, and returns their sum. Codes of one byte are
-// packed minus shift, and others (wide) as two bytes: the low one goes to `low`.
+// Packs some codes of a row, at most as many as one instruction multiplies, and returns their sum. wide: codes that a
+// byte does not hold are packed as two; the low one goes to `low`.
 template <bool wide, class Code>
-int32_t pack_line(const Code* first, int64_t count, int32_t shift, uint8_t* out, uint8_t* low) {
+int32_t pack_line(const Code* first, int64_t count, uint8_t* out, uint8_t* low) {
   int32_t sum = 0;
   const auto pack_all = [&](int64_t all) {
 #pragma omp simd reduction(+ : sum)
     for (int64_t i = 0; i < all; ++i) {
       const int32_t code = first[i];
       sum += code;
-      out[i] = static_cast<uint8_t>(wide ? code >> 8 : code - shift);
+      out[i] = static_cast<uint8_t>(wide ? code >> 8 : code);
       if constexpr (wide) low[i] = static_cast<uint8_t>(code);
     }
   };
@@ -40,13 +40,13 @@ int32_t pack_line(const Code* first, int64_t count, int32_t shift, uint8_t* out,
 // Packs codes [start, start + length) of the rows from `row` on, with the sum of each row. `plane`: bytes from the high
 // bytes of wide codes to the low ones. Rows that the factor lacks are 0.
 template <bool wide, class Code>
-void pack_rows(const Factor<Code>& factor, int64_t row, int64_t start, int64_t length, int32_t shift, uint8_t* out,
-               int64_t plane, int32_t* sums) {
+void pack_rows(const Factor<Code>& factor, int64_t row, int64_t start, int64_t length, uint8_t* out, int64_t plane,
+               int32_t* sums) {
   const int64_t rows = std::min<int64_t>(kUnitRows, factor.count - row);
   std::fill_n(sums, kUnitRows, 0);
   const auto line = [&](int64_t h, int64_t done, const Code* first) {
     uint8_t* to = out + (done / kUnitBytes * kUnitRows + h) * kUnitBytes;
-    sums[h] += pack_line<wide>(first, std::min(kUnitBytes, length - done), shift, to, to + plane);
+    sums[h] += pack_line<wide>(first, std::min(kUnitBytes, length - done), to, to + plane);
   };
   if (rows < kUnitRows) std::fill_n(out, wide ? 2 * plane : plane, uint8_t{0});
   if (factor.next_in_row == 1) {

@@ -37,14 +37,14 @@ class Units {
   ~Units() { asm volatile("tilerelease"); }
 };
 
-// Adds the products of `count` times 16 steps, at least once, to out: 32 rows of 32 sums.
+// The sums of the products of `count` times 16 steps, at least once: 32 rows of 32.
 #define FX_UNIT(name, multiply)                                                                              \
   inline void name(const void* a, const void* b, int64_t count, int32_t* out) {                              \
     asm volatile(                                                                                            \
-        "tileloadd (%[out], %[wide]), %%tmm0\n\t"                                                            \
-        "tileloadd 64(%[out], %[wide]), %%tmm1\n\t"                                                          \
-        "tileloadd 2048(%[out], %[wide]), %%tmm2\n\t"                                                        \
-        "tileloadd 2112(%[out], %[wide]), %%tmm3\n\t"                                                        \
+        "tilezero %%tmm0\n\t"                                                                                \
+        "tilezero %%tmm1\n\t"                                                                                \
+        "tilezero %%tmm2\n\t"                                                                                \
+        "tilezero %%tmm3\n\t"                                                                                \
         "1:\n\t"                                                                                             \
         "tileloadd (%[a], %[narrow]), %%tmm4\n\t"                                                            \
         "tileloadd (%[b], %[wide]), %%tmm6\n\t"                                                              \
@@ -65,9 +65,9 @@ class Units {
         : "memory", "cc");                                                                                   \
   }
 
-// Bytes of a without sign and with it; those of b have one.
-FX_UNIT(unit_unsigned, "tdpbusd")
+// Bytes of a with a sign and without; those of b have one.
 FX_UNIT(unit_signed, "tdpbssd")
+FX_UNIT(unit_unsigned, "tdpbusd")
 
 #undef FX_UNIT
 
