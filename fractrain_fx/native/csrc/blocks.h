@@ -79,14 +79,16 @@ inline int64_t chunk_of(const std::vector<Block>& blocks, int64_t from, int64_t 
 inline void multiply_tile(const Left& a, const Right& b, int64_t k, int64_t m, int64_t n, int32_t* sums) {
   const int64_t steps = Left::steps(a.blocks[k]), count = steps / kUnitSteps;
   const int32_t *first = a.at(k, m), *second = b.at(k, n);
-  unit_signed(first, second, count, sums);
+  const UnitWalk walk{kUnitBytes, kUnitRows * kUnitBytes, 4 * kUnitColumns, 4 * kUnitColumns * kUnitSteps};
+  units_zero();
+  units_add_signed(first, second, walk, count);
+  units_store(sums);
   if (Left::planes(a.blocks[k]) == 1) return;
   alignas(64) int32_t low[kPanelRows * kPanelColumns];
-  unit_unsigned(first + steps * kPanelRows, second, count, low);
-#pragma omp simd
-  for (int i = 0; i < kPanelRows * kPanelColumns; ++i) {
-    sums[i] = static_cast<int32_t>((static_cast<uint32_t>(sums[i]) << 8) + static_cast<uint32_t>(low[i]));
-  }
+  units_zero();
+  units_add_unsigned(first + steps * kPanelRows, second, walk, count);
+  units_store(low);
+  units_join(sums, low);
 }
 
 #else

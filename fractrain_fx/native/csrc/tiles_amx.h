@@ -1,8 +1,8 @@
-// The innermost loop of products of packed matrices for units that multiply whole tiles of bytes (AMX): 32 rows and 32
-// columns, as four sums of 16 by 16.
+// The innermost loop of products for units that multiply whole tiles of bytes (AMX): 32 rows and 32 columns, as four sums
+// of 16 by 16, which stay in registers from units_zero to units_store.
 //
-// A step is four bytes, as in tiles.h. The steps of b lie as there: the same step of all columns side by side. Those of a
-// lie tile by tile, 16 steps of each of 32 rows. Numbers of 16 bits are two planes of such tiles, 256 * high + low.
+// A step is four bytes, as in tiles.h. The steps of a row of a lie one after the other, and so does the same step of all
+// columns of b. Numbers of 16 bits are two planes of bytes, 256 * high + low.
 
 #pragma once
 
@@ -37,39 +37,60 @@ class Units {
   ~Units() { asm volatile("tilerelease"); }
 };
 
-// The sums of the products of `count` times 16 steps, at least once: 32 rows of 32.
-#define FX_UNIT(name, multiply)                                                                              \
-  inline void name(const void* a, const void* b, int64_t count, int32_t* out) {                              \
+// Where the steps lie that are multiplied, in bytes: from a row of a (a step of b) to the next, and from 16 steps to the
+// next 16.
+struct UnitWalk {
+  int64_t a_row, a_next, b_step, b_next;
+};
+
+inline void units_zero() { asm volatile("tilezero %tmm0\n\ttilezero %tmm1\n\ttilezero %tmm2\n\ttilezero %tmm3"); }
+
+#define FX_UNITS(name, multiply)                                                                             \
+  inline void name(const void* a, const void* b, const UnitWalk& walk, int64_t count) {                      \
+    const void* below = static_cast<const char*>(a) + 16 * walk.a_row;                                       \
     asm volatile(                                                                                            \
-        "tilezero %%tmm0\n\t"                                                                                \
-        "tilezero %%tmm1\n\t"                                                                                \
-        "tilezero %%tmm2\n\t"                                                                                \
-        "tilezero %%tmm3\n\t"                                                                                \
         "1:\n\t"                                                                                             \
-        "tileloadd (%[a], %[narrow]), %%tmm4\n\t"                                                            \
-        "tileloadd (%[b], %[wide]), %%tmm6\n\t"                                                              \
-        "tileloadd 64(%[b], %[wide]), %%tmm7\n\t" multiply " %%tmm6, %%tmm4, %%tmm0\n\t" multiply            \
+        "tileloadd (%[a], %[row]), %%tmm4\n\t"                                                               \
+        "tileloadd (%[b], %[step]), %%tmm6\n\t"                                                              \
+        "tileloadd 64(%[b], %[step]), %%tmm7\n\t" multiply " %%tmm6, %%tmm4, %%tmm0\n\t" multiply            \
         " %%tmm7, %%tmm4, %%tmm1\n\t"                                                                        \
-        "tileloadd 1024(%[a], %[narrow]), %%tmm5\n\t" multiply " %%tmm6, %%tmm5, %%tmm2\n\t" multiply        \
+        "tileloadd (%[below], %[row]), %%tmm5\n\t" multiply " %%tmm6, %%tmm5, %%tmm2\n\t" multiply           \
         " %%tmm7, %%tmm5, %%tmm3\n\t"                                                                        \
-        "add $2048, %[a]\n\t"                                                                                \
-        "add $2048, %[b]\n\t"                                                                                \
+        "add %[a_next], %[a]\n\t"                                                                            \
+        "add %[a_next], %[below]\n\t"                                                                        \
+        "add %[b_next], %[b]\n\t"                                                                            \
         "dec %[count]\n\t"                                                                                   \
-        "jnz 1b\n\t"                                                                                         \
-        "tilestored %%tmm0, (%[out], %[wide])\n\t"                                                           \
-        "tilestored %%tmm1, 64(%[out], %[wide])\n\t"                                                         \
-        "tilestored %%tmm2, 2048(%[out], %[wide])\n\t"                                                       \
-        "tilestored %%tmm3, 2112(%[out], %[wide])\n\t"                                                       \
-        : [a] "+r"(a), [b] "+r"(b), [count] "+r"(count)                                                      \
-        : [out] "r"(out), [narrow] "r"(int64_t{64}), [wide] "r"(int64_t{128})                                \
+        "jnz 1b"                                                                                             \
+        : [a] "+r"(a), [below] "+r"(below), [b] "+r"(b), [count] "+r"(count)                                 \
+        : [row] "r"(walk.a_row), [step] "r"(walk.b_step), [a_next] "r"(walk.a_next), [b_next] "r"(walk.b_next) \
         : "memory", "cc");                                                                                   \
   }
 
-// Bytes of a with a sign and without; those of b have one.
-FX_UNIT(unit_signed, "tdpbssd")
-FX_UNIT(unit_unsigned, "tdpbusd")
+// Adds the products of `count` times 16 steps, at least once. Bytes of a have a sign or none; those of b have one.
+FX_UNITS(units_add_signed, "tdpbssd")
+FX_UNITS(units_add_unsigned, "tdpbusd")
 
-#undef FX_UNIT
+#undef FX_UNITS
+
+// Writes the sums: 32 rows of 32.
+inline void units_store(int32_t* out) {
+  asm volatile(
+      "tilestored %%tmm0, (%[out], %[row])\n\t"
+      "tilestored %%tmm1, 64(%[out], %[row])\n\t"
+      "tilestored %%tmm2, 2048(%[out], %[row])\n\t"
+      "tilestored %%tmm3, 2112(%[out], %[row])"
+      :: [out] "r"(out), [row] "r"(int64_t{4 * kUnitColumns})
+      : "memory");
+}
+
+// Sums of high bytes become those of numbers of 16 bits. They are taken without sign: 256 * high alone may need a bit
+// more than the number.
+inline void units_join(int32_t* high, const int32_t* low) {
+#pragma omp simd
+  for (int i = 0; i < kUnitRows * kUnitColumns; ++i) {
+    high[i] = static_cast<int32_t>((static_cast<uint32_t>(high[i]) << 8) + static_cast<uint32_t>(low[i]));
+  }
+}
 
 }  // namespace fractrain_fx
 
