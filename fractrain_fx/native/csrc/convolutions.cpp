@@ -80,15 +80,15 @@ Tensor code_convolution(const Tensor& x, const Tensor& x_scale, const Tensor& x_
     apart.push_back(number_of({tap[0] * of.dilation[0], tap[1] * of.dilation[1], tap[2] * of.dilation[2]}, of.padded));
   });
   const Frame frame{of.samples, of.sizes, of.padding, of.padded};
-  const Tensor images = way.per == 4 ? framed<uint8_t>(first, frame, C, way.pace.shift)
+  const Tensor images = way.per == 4 ? framed<uint8_t>(first, frame, C, kUnits ? 0 : way.pace.shift)
                                      : framed<int16_t>(first, frame, C, 0);
   const std::vector<int32_t> sums = sums_at(channel_sums(first, frame, C), of.samples, from, apart);
 
   std::vector<Factor<int8_t>> factors;
   for (int64_t tap = 0; tap < taps; ++tap) factors.push_back({second + tap * C, O, C, taps * C, 1});
-  const PackedTaps packed = packed_taps(factors, O, C, way.per);
+  const PackedTaps packed = packed_taps(factors, O, C, way);
   const int64_t most = way.per == 4 ? kMostBytes : way.block;
-  const std::vector<Piece> pieces = pieces_of(times(apart, C * size), parts_of(C, way.per), way.pace.longest, most);
+  const std::vector<Piece> pieces = pieces_of(apart, C, way, most);
 
   // The codes of the weight summed over the taps inside the image, for each class of places, times the scale.
   const Classes classes(of);
@@ -117,7 +117,7 @@ Tensor code_convolution(const Tensor& x, const Tensor& x_scale, const Tensor& x_
   SweptRows rows{times(from, C * size), {}, of.samples, product_of_sizes(of.padded) * C * size, places * O,
                  innermost ? 1 : places};
   for (int64_t i = 0; i < places; ++i) rows.to.push_back(innermost ? i * O : i);
-  sweep(images, rows, packed, pieces, way.pace, out.mutable_data_ptr<float>(),
+  sweep(images, rows, packed, pieces, way, out.mutable_data_ptr<float>(),
         [&](int64_t n, int64_t place, int64_t column, int64_t count, const auto* products, float* y) {
           const int64_t k = classes.of_place[place];
           const float step = scale[n], lowest = zero[n];
@@ -174,6 +174,8 @@ Tensor code_convolution_errors(const Tensor& g, const std::optional<Tensor>& g_s
   const int64_t largest = std::max<int64_t>({1, std::abs(reach.first), std::abs(reach.second)});
   const int64_t sum = std::max<int64_t>(1, std::min(kSteps, kMost32 / (2 * kMost16 * largest)));
 
+  const Way way{2, sum, largest, {tile_shorts, 0, sum}};
+
   std::array<std::vector<Phase>, 3> phases;
   Frame frame{of.samples, of.places, {}, of.places};
   for (int d = 0; d < 3; ++d) {
@@ -221,9 +223,9 @@ Tensor code_convolution_errors(const Tensor& g, const std::optional<Tensor>& g_s
     });
     rows.from = times(from, 2 * O);
     const std::vector<float> offset = sums_at(offsets, of.samples, from, apart);
-    const std::vector<Piece> pieces = pieces_of(times(apart, 2 * O), parts_of(O, 2), sum, sum);
+    const std::vector<Piece> pieces = pieces_of(apart, O, way, sum);
     const int64_t each = product_of_sizes(places_of_phase);
-    sweep(images, rows, packed_taps(factors, C, O, 2), pieces, {tile_shorts, 0, sum}, out.mutable_data_ptr<float>(),
+    sweep(images, rows, packed_taps(factors, C, O, way), pieces, way, out.mutable_data_ptr<float>(),
           [&](int64_t n, int64_t place, int64_t, int64_t count, const auto* products, float* y) {
             const float unit = units[n], more = offset[n * each + place];
 #pragma omp simd
