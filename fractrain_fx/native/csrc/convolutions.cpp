@@ -80,8 +80,8 @@ Tensor code_convolution(const Tensor& x, const Tensor& x_scale, const Tensor& x_
     apart.push_back(number_of({tap[0] * of.dilation[0], tap[1] * of.dilation[1], tap[2] * of.dilation[2]}, of.padded));
   });
   const Frame frame{of.samples, of.sizes, of.padding, of.padded};
-  const Tensor images = way.per == 4 ? framed<uint8_t>(first, frame, C, kUnits ? 0 : way.pace.shift)
-                                     : framed<int16_t>(first, frame, C, 0);
+  const Tensor images = way.per == 4 ? framed<uint8_t, int8_t>(codes, frame, C, kUnits ? 0 : way.pace.shift)
+                                     : framed<int16_t, int8_t>(codes, frame, C, 0);
   const std::vector<int32_t> sums = sums_at(channel_sums(first, frame, C), of.samples, from, apart);
 
   std::vector<Factor<int8_t>> factors;
@@ -189,7 +189,7 @@ Tensor code_convolution_errors(const Tensor& g, const std::optional<Tensor>& g_s
     }
     frame.framed[d] += frame.before[d] + after;
   }
-  const Tensor images = framed<int16_t>(h.codes.const_data_ptr<int16_t>(), frame, O, 0);
+  const Tensor images = framed<int16_t, int16_t>(h.codes, frame, O, 0);
   const std::vector<float> offsets = framed_numbers(h.offsets.const_data_ptr<float>(), frame);
   const float* units = h.units.const_data_ptr<float>();
 

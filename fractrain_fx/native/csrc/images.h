@@ -39,23 +39,29 @@ inline void check_images(const Tensor& images, at::ScalarType type) {
               "expected images (samples, channels, and 1 to 3 sizes), not ", images.toString(), images.sizes());
 }
 
-// Codes minus shift; the frame holds code 0 minus shift.
+// Codes minus shift, in images whose frames hold code 0 minus shift. The codes themselves if they need no frame, have that
+// type and fill whole steps.
 template <class T, class Code>
-Tensor framed(const Code* codes, const Frame& frame, int64_t channels, int32_t shift) {
+Tensor framed(const Tensor& given, const Frame& frame, int64_t channels, int32_t shift) {
+  const bool same = sizeof(T) == sizeof(Code) && shift == 0;
+  if (same && frame.framed == frame.sizes && channels % 4 == 0) return given;
+  const Code* codes = given.const_data_ptr<Code>();
   const int64_t image = product_of_sizes(frame.framed) * channels, line = frame.sizes[2] * channels;
   const int64_t size = frame.samples * image * static_cast<int64_t>(sizeof(T));
-  const T less = static_cast<T>(shift);
   Tensor found = at::empty({size + kBehind}, at::kChar);
   T* out = reinterpret_cast<T*>(found.mutable_data_ptr<int8_t>());
   std::fill_n(found.mutable_data_ptr<int8_t>() + size, kBehind, int8_t{0});
   at::parallel_for(0, frame.samples, std::max<int64_t>(1, 65536 / image), [&](int64_t begin, int64_t end) {
+    // Copies, because bytes that are written could change what a reference refers to, as far as a compiler knows.
+    const int64_t count = line;
+    const T less = static_cast<T>(shift);
     for (int64_t n = begin; n < end; ++n) {
       if (frame.framed != frame.sizes) std::fill_n(out + n * image, image, static_cast<T>(-less));
-      frame.for_lines(n, [&](int64_t from, int64_t to) {
-        const Code* x = codes + from * line;
+      frame.for_lines(n, [=](int64_t from, int64_t to) {
+        const Code* x = codes + from * count;
         T* y = out + to * channels;
 #pragma omp simd
-        for (int64_t i = 0; i < line; ++i) y[i] = static_cast<T>(static_cast<T>(x[i]) - less);
+        for (int64_t i = 0; i < count; ++i) y[i] = static_cast<T>(static_cast<T>(x[i]) - less);
       });
     }
   });

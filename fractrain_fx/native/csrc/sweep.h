@@ -94,7 +94,7 @@ void sweep(const Tensor& images, const SweptRows& rows, const PackedTaps& w, con
            const Way& way, float* out, Apply&& apply) {
   constexpr int64_t kWidth = kSweepColumns * kPanelColumns;
   constexpr int64_t kNext = kWidth + 16;  // rows do not all fall into the same few sets of the cache
-  const char* codes = reinterpret_cast<const char*>(images.const_data_ptr<int8_t>());
+  const char* codes = static_cast<const char*>(images.const_data_ptr());
   const int64_t tall = SweptTiles::rows(way, w.steps);
   const int64_t M = rows.count(), N = w.columns, down = parts_of(M, tall), across = parts_of(N, kWidth);
   const int64_t places = static_cast<int64_t>(rows.from.size());
