@@ -39,17 +39,22 @@ Sums sums_of(const Code* g, const std::vector<Kind>& kinds, const Convolution& o
   std::vector<int64_t> sizes(classes.count());
   for (const int64_t k : classes.of_place) ++sizes[k];
   for (const Kind& kind : kinds) {
-    std::vector<double> sums(classes.count() * O);
-    std::vector<int32_t> some(classes.count() * O);
-    for (const int64_t n : kind.samples) {
-      std::fill(some.begin(), some.end(), 0);
-      for (int64_t place = 0; place < places; ++place) {
-        const Code* values = g + (n * places + place) * O;
-        int32_t* to = some.data() + classes.of_place[place] * O;
+    // Whole numbers of each sample, whose sum has no order.
+    const int64_t samples = static_cast<int64_t>(kind.samples.size()), size = classes.count() * O;
+    std::vector<int32_t> some(samples * size);
+    at::parallel_for(0, samples, std::max<int64_t>(1, 65536 / (places * O)), [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        for (int64_t place = 0; place < places; ++place) {
+          const Code* values = g + (kind.samples[i] * places + place) * O;
+          int32_t* to = some.data() + i * size + classes.of_place[place] * O;
 #pragma omp simd
-        for (int64_t o = 0; o < O; ++o) to[o] += values[o];
+          for (int64_t o = 0; o < O; ++o) to[o] += values[o];
+        }
       }
-      for (size_t i = 0; i < some.size(); ++i) sums[i] += some[i];
+    });
+    std::vector<double> sums(size);
+    for (int64_t i = 0; i < samples; ++i) {
+      for (int64_t j = 0; j < size; ++j) sums[j] += some[i * size + j];
     }
     for (int64_t k = 0; k < classes.count(); ++k) {
       const double count = static_cast<double>(sizes[k]) * kind.samples.size();
@@ -113,9 +118,11 @@ std::vector<Chunk> chunks_of(const Convolution& of, const std::vector<Group>& gr
   return chunks;
 }
 
-// The product with one panel of columns: those of `count` codes from `column` on, `at` steps from a place's first.
+// The product of some panels of rows, `top` to `bottom` - 1, with one panel of columns, whose codes lie `at` steps from a
+// place's first. The last panel of rows is always among them, because it holds the row of ones.
 void multiply_panel(const Convolution& of, const uint32_t* g, const uint32_t* x, const std::vector<Chunk>& chunks,
-                    const std::vector<Kind>& kinds, const Way& way, int64_t at, float* total, double* added) {
+                    const std::vector<Kind>& kinds, const Way& way, int64_t at, int64_t top, int64_t bottom, float* total,
+                    double* added) {
   const int64_t O = of.outputs, A = O + 1, panels = parts_of(A, kTileRows);
   const int64_t g_image = product_of_sizes(of.places) * A, x_image = product_of_sizes(of.padded) * of.inputs;
   Walk walk{0, 0, 4 * A, 4 * of.stride[2] * of.inputs, 0, 0, {0, 4, 8, 12, 16, 20}};
@@ -124,7 +131,7 @@ void multiply_panel(const Convolution& of, const uint32_t* g, const uint32_t* x,
   for (const Chunk& chunk : chunks) {
     const Kind& kind = kinds[chunk.kind];
     const float factor = kind.g_scale * kind.x_scale;
-    for (int64_t panel = panels - 1; panel >= 0; --panel) {
+    for (int64_t panel = panels - 1; panel >= top; panel = std::min(panel, bottom) - 1) {
       const bool last = panel == panels - 1;
       for (int i = 0; i < kTileRows; ++i) {
 #pragma omp simd
@@ -175,16 +182,21 @@ Tensor product_of_images(const Convolution& of, const Code* g, const int8_t* x, 
   const int64_t run = of.dilation[2] == 1 ? of.kernel[2] : 1, each = parts_of(run * C, kTileColumns);
   Tensor found = at::empty({O, taps * C}, at::kFloat);
   float* out = found.mutable_data_ptr<float>();
-  share(taps / run * each, 1, [&](int64_t task) {
+  // If there are few columns, several threads take the rows of each.
+  const int64_t panels = parts_of(O + 1, kTileRows), columns = taps / run * each;
+  const int64_t parts = std::clamp<int64_t>(4 * at::get_num_threads() / columns, 1, std::max<int64_t>(1, panels / 8));
+  share(columns * parts, 1, [&](int64_t index) {
+    const int64_t task = index / parts, part = index % parts;
+    const int64_t top = panels * part / parts, bottom = panels * (part + 1) / parts;
     const int64_t tap = task / each * run, from = task % each * kTileColumns;
     const int64_t count = std::min<int64_t>(kTileColumns, run * C - from);
     const Sizes place{tap / (of.kernel[1] * of.kernel[2]) * of.dilation[0],
                       tap / of.kernel[2] % of.kernel[1] * of.dilation[1], tap % of.kernel[2] * of.dilation[2]};
-    std::vector<float> total(parts_of(O + 1, kTileRows) * kTileRows * kTileColumns);
+    std::vector<float> total(panels * kTileRows * kTileColumns);
     double added[kTileColumns] = {};
-    multiply_panel(of, codes(first), codes(second), chunks, kinds, way, number_of(place, of.padded) * C + from,
-                   total.data(), added);
-    for (int64_t o = 0; o < O; ++o) {
+    multiply_panel(of, codes(first), codes(second), chunks, kinds, way, number_of(place, of.padded) * C + from, top,
+                   bottom, total.data(), added);
+    for (int64_t o = top * kTileRows; o < std::min(O, bottom * kTileRows); ++o) {
       float* to = out + (o * taps + tap) * C + from;
       for (int64_t j = 0, end; j < count; j = end) {  // columns of one tap
         const int64_t number = (from + j) / C;

@@ -22,15 +22,17 @@ struct Frame {
   int64_t samples;
   Sizes sizes, before, framed;
 
-  // Calls take(line, place) for each line of places along the last dimension: its number in the images, and the place
-  // of its first value in the frames.
+  // Lines of places along the last dimension, in an image.
+  int64_t lines() const { return sizes[0] * sizes[1]; }
+  // The place of the first value of a line in an image's frame.
+  int64_t place_of(int64_t line) const {
+    return number_of({line / sizes[1] + before[0], line % sizes[1] + before[1], before[2]}, framed);
+  }
+  // Calls take(line, place) for each line: its number in the images, and the place of its first value in the frames.
   template <class Take>
   void for_lines(int64_t sample, Take&& take) const {
-    int64_t line = sample * sizes[0] * sizes[1];
     const int64_t start = sample * product_of_sizes(framed);
-    for_each_index({sizes[0], sizes[1], 1}, [&](const Sizes& at, int64_t) {
-      take(line++, start + number_of({at[0] + before[0], at[1] + before[1], before[2]}, framed));
-    });
+    for (int64_t line = 0; line < lines(); ++line) take(sample * lines() + line, start + place_of(line));
   }
 };
 

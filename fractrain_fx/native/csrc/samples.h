@@ -5,6 +5,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <array>
@@ -66,27 +67,27 @@ template <int per, class Code>
 Tensor grouped(const Code* codes, const std::vector<Group>& groups, const Frame& frame, int64_t channels, int64_t more,
                int32_t shift) {
   const int64_t image = product_of_sizes(frame.framed) * (channels + more), count = static_cast<int64_t>(groups.size());
-  Tensor found = at::empty({count * image + kBehind}, at::kInt);
+  const std::vector<int64_t> size{count * image + kBehind};
+  Tensor found = frame.framed == frame.sizes ? at::empty(size, at::kInt) : at::zeros(size, at::kInt);
   uint32_t* memory = reinterpret_cast<uint32_t*>(found.mutable_data_ptr<int32_t>());
   std::fill_n(memory + count * image, kBehind, 0u);
   const std::vector<Code> nothing(channels, Code{0});
-  at::parallel_for(0, count, std::max<int64_t>(1, 16384 / image), [&](int64_t begin, int64_t end) {
-    for (int64_t each = begin; each < end; ++each) {
-      uint32_t* out = memory + each * image;
-      if (frame.framed != frame.sizes) std::fill_n(out, image, 0u);
-      frame.for_lines(0, [&](int64_t line, int64_t to) {
-        for (int64_t i = 0; i < frame.sizes[2]; ++i) {
-          std::array<const Code*, per> from;
-          for (int n = 0; n < per; ++n) {
-            const int64_t sample = groups[each].samples[n], place = line * frame.sizes[2] + i;
-            from[n] = sample < 0 ? nothing.data()
-                                 : codes + (sample * product_of_sizes(frame.sizes) + place) * channels;
-          }
-          uint32_t* at = out + (to + i) * (channels + more);
-          interleave<per>(from, channels, shift, at);
-          std::fill_n(at + channels, more, per == 2 ? 0x00010001u : 0x01010101u);
+  const int64_t lines = frame.lines(), width = frame.sizes[2], step = channels + more;
+  const int64_t worth = std::max<int64_t>(1, 16384 / (width * step));
+  at::parallel_for(0, count * lines, worth, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const Group& group = groups[i / lines];
+      const int64_t line = i % lines;
+      uint32_t* out = memory + i / lines * image + frame.place_of(line) * step;
+      for (int64_t j = 0; j < width; ++j, out += step) {
+        std::array<const Code*, per> from;
+        for (int n = 0; n < per; ++n) {
+          const int64_t sample = group.samples[n], place = (sample * lines + line) * width + j;
+          from[n] = sample < 0 ? nothing.data() : codes + place * channels;
         }
-      });
+        interleave<per>(from, channels, shift, out);
+        std::fill_n(out + channels, more, per == 2 ? 0x00010001u : 0x01010101u);
+      }
     }
   });
   return found;
