@@ -72,6 +72,21 @@ def test_a_build_that_failed_counts_as_none(builds: list[str], monkeypatch: pyte
     assert not build.is_built()
 
 
+@pytest.mark.parametrize("has", [False, True])
+@pytest.mark.parametrize("lent", [False, True])
+def test_units_for_matrices_are_used_where_the_system_lends_them(
+    builds: list[str], monkeypatch: pytest.MonkeyPatch, has: bool, lent: bool
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: True)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    without = build.library()
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has)
+    monkeypatch.setattr(torch.cpu, "_init_amx", lambda: lent)
+    assert ("-mamx-int8" in build._flags()) == (has and lent)
+    assert (build.library() == without) != (has and lent)
+
+
 def test_programs_are_looked_for_on_the_path_and_beside_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Ninja lies beside Python after a `pip install`, whether the environment is active or not."""
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "builds"))

@@ -77,6 +77,7 @@ _CASES: dict[str, Case] = {
     "a single image": _convolution((3, 3), (5, 4), padding=(1, 1), samples=1),
     "a single channel": _convolution((3, 3), (5, 4), padding=(1, 1), channels=(1, 1)),
     "a single feature": (Linear(), (), Features(), (32, 1), (1, 1), 0, (1,)),
+    "conv 1x1 to many channels": _convolution((1, 1), (4, 5), channels=(12, 200)),
     "many odd channels": _convolution((3, 3), (3, 3), padding=(1, 1), channels=(67, 71)),
 }
 

@@ -59,9 +59,7 @@ def test_a_device_without_the_kernel_is_said_once(
 
 @pytest.mark.parametrize("vnni", [False, True])
 @pytest.mark.parametrize("avx2", [False, True])
-def test_kernels_multiply_where_they_can(
-    monkeypatch: pytest.MonkeyPatch, vnni: bool, avx2: bool
-) -> None:
+def test_kernels_multiply_where_they_can(monkeypatch: pytest.MonkeyPatch, vnni: bool, avx2: bool) -> None:
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: vnni)
     monkeypatch.setattr(tuning, "_has_products", lambda: avx2)
     tuner = Tuner("auto", compiled=True)
