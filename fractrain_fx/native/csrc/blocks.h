@@ -80,15 +80,8 @@ inline void multiply_tile(const Left& a, const Right& b, int64_t k, int64_t m, i
   const int64_t steps = Left::steps(a.blocks[k]), count = steps / kUnitSteps;
   const int32_t *first = a.at(k, m), *second = b.at(k, n);
   const UnitWalk walk{kUnitBytes, kUnitRows * kUnitBytes, 4 * kUnitColumns, 4 * kUnitColumns * kUnitSteps};
-  units_zero();
-  units_add_signed(first, second, walk, count);
-  units_store(sums);
-  if (Left::planes(a.blocks[k]) == 1) return;
-  alignas(64) int32_t low[kPanelRows * kPanelColumns];
-  units_zero();
-  units_add_unsigned(first + steps * kPanelRows, second, walk, count);
-  units_store(low);
-  units_join(sums, low);
+  const int32_t* low = Left::planes(a.blocks[k]) == 2 ? first + steps * kPanelRows : nullptr;
+  multiply_units(first, low, second, walk, count, sums);
 }
 
 #else

@@ -141,16 +141,7 @@ class SweptTiles {
     for (int64_t done = 0; done < blocks_; done += longest_) {
       const int64_t count = std::min(longest_, blocks_ - done), at = row * next_ + done * kUnitBytes;
       const int32_t* columns = panel + done * kUnitSteps * kUnitColumns;
-      units_zero();
-      units_add_signed(high_ + at, columns, walk, count);
-      units_store(sums.whole);
-      if (wide_) {
-        alignas(64) int32_t low[kPanelRows * kPanelColumns];
-        units_zero();
-        units_add_unsigned(low_ + at, columns, walk, count);
-        units_store(low);
-        units_join(sums.whole, low);
-      }
+      multiply_units(high_ + at, wide_ ? low_ + at : nullptr, columns, walk, count, sums.whole);
       if (sums.parts || count < blocks_) sums.flush();
     }
   }

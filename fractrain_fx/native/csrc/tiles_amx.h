@@ -1,5 +1,5 @@
 // The innermost loop of products for units that multiply whole tiles of bytes (AMX): 32 rows and 32 columns, as four sums
-// of 16 by 16, which stay in registers from units_zero to units_store.
+// of 16 by 16, which stay in registers.
 //
 // A step is four bytes, as in tiles.h. The steps of a row of a lie one after the other, and so does the same step of all
 // columns of b. Numbers of 16 bits are two planes of bytes, 256 * high + low.
@@ -43,11 +43,10 @@ struct UnitWalk {
   int64_t a_row, a_next, b_step, b_next;
 };
 
-inline void units_zero() { asm volatile("tilezero %tmm0\n\ttilezero %tmm1\n\ttilezero %tmm2\n\ttilezero %tmm3"); }
-
 #define FX_UNITS(name, multiply)                                                                             \
-  inline void name(const void* a, const void* b, const UnitWalk& walk, int64_t count) {                      \
+  inline void name(const void* a, const void* b, const UnitWalk& walk, int64_t count, int32_t* out) {        \
     const void* below = static_cast<const char*>(a) + 16 * walk.a_row;                                       \
+    asm volatile("tilezero %tmm0\n\ttilezero %tmm1\n\ttilezero %tmm2\n\ttilezero %tmm3");                      \
     asm volatile(                                                                                            \
         "1:\n\t"                                                                                             \
         "tileloadd (%[a], %[row]), %%tmm4\n\t"                                                               \
@@ -64,31 +63,33 @@ inline void units_zero() { asm volatile("tilezero %tmm0\n\ttilezero %tmm1\n\ttil
         : [a] "+r"(a), [below] "+r"(below), [b] "+r"(b), [count] "+r"(count)                                 \
         : [row] "r"(walk.a_row), [step] "r"(walk.b_step), [a_next] "r"(walk.a_next), [b_next] "r"(walk.b_next) \
         : "memory", "cc");                                                                                   \
+    asm volatile(                                                                                            \
+        "tilestored %%tmm0, (%[out], %[row])\n\t"                                                            \
+        "tilestored %%tmm1, 64(%[out], %[row])\n\t"                                                          \
+        "tilestored %%tmm2, 2048(%[out], %[row])\n\t"                                                        \
+        "tilestored %%tmm3, 2112(%[out], %[row])"                                                            \
+        ::[out] "r"(out), [row] "r"(int64_t{4 * kUnitColumns})                                               \
+        : "memory");                                                                                         \
   }
 
-// Adds the products of `count` times 16 steps, at least once. Bytes of a have a sign or none; those of b have one.
-FX_UNITS(units_add_signed, "tdpbssd")
-FX_UNITS(units_add_unsigned, "tdpbusd")
+// The products of `count` times 16 steps, at least one: 32 rows of 32 sums. Bytes of a have a sign or none; those of b have
+// one.
+FX_UNITS(multiply_signed, "tdpbssd")
+FX_UNITS(multiply_unsigned, "tdpbusd")
 
 #undef FX_UNITS
 
-// Writes the sums: 32 rows of 32.
-inline void units_store(int32_t* out) {
-  asm volatile(
-      "tilestored %%tmm0, (%[out], %[row])\n\t"
-      "tilestored %%tmm1, 64(%[out], %[row])\n\t"
-      "tilestored %%tmm2, 2048(%[out], %[row])\n\t"
-      "tilestored %%tmm3, 2112(%[out], %[row])"
-      :: [out] "r"(out), [row] "r"(int64_t{4 * kUnitColumns})
-      : "memory");
-}
-
-// Sums of high bytes become those of numbers of 16 bits. They are taken without sign: 256 * high alone may need a bit
-// more than the number.
-inline void units_join(int32_t* high, const int32_t* low) {
+// The sums of the products of bytes (low is null) or of numbers of 16 bits. 256 * high alone may need a bit more than the
+// number, so both parts are added without sign.
+inline void multiply_units(const void* high, const void* low, const void* b, const UnitWalk& walk, int64_t count,
+                           int32_t* sums) {
+  multiply_signed(high, b, walk, count, sums);
+  if (low == nullptr) return;
+  alignas(64) int32_t more[kUnitRows * kUnitColumns];
+  multiply_unsigned(low, b, walk, count, more);
 #pragma omp simd
   for (int i = 0; i < kUnitRows * kUnitColumns; ++i) {
-    high[i] = static_cast<int32_t>((static_cast<uint32_t>(high[i]) << 8) + static_cast<uint32_t>(low[i]));
+    sums[i] = static_cast<int32_t>((static_cast<uint32_t>(sums[i]) << 8) + static_cast<uint32_t>(more[i]));
   }
 }
 
