@@ -12,6 +12,7 @@ from torch import nn
 from torch.fx.passes.infra.pass_base import PassBase
 
 from fractrain_fx.capture import RecordedModule, Recording, record
+from fractrain_fx.capture.generators import Generators
 from fractrain_fx.capture.inputs.examples import example_inputs as find_examples
 from fractrain_fx.capture.trees import tensors_in
 from fractrain_fx.config import FracConfig
@@ -119,6 +120,8 @@ def rewrite_graphs(model: nn.Module, recording: Recording, passes: Sequence[Pass
         ModelError: the model has nothing to quantize or to gate.
         FracTrainError: a pass raised it.
     """
+    generators = Generators(model)
+    states = generators.keep()  # passes run the graph, which may draw from them
     try:
         for graph_module in recording.graphs:
             if graph_module is not recording.train:
@@ -130,6 +133,8 @@ def rewrite_graphs(model: nn.Module, recording: Recording, passes: Sequence[Pass
             raise
         told = f"{error}. Modules kept as one node each, inside which no op can be chosen: {_told(recording)}"
         raise ModelError(told) from None
+    finally:
+        generators.put_back(states)
     place = next((p.device for p in model.parameters()), None)
     inserted = recording.train._modules.get(NAMESPACE)
     if inserted is not None and place is not None and place.type != "meta":

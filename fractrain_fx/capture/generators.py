@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 
 __all__ = ["LEVELS", "Generators", "drawing"]
@@ -21,23 +22,26 @@ class Generators:
 
     def __init__(self, model: nn.Module) -> None:
         kinds = (random.Random, np.random.Generator, np.random.RandomState)
-        values = (value for module in model.modules() for value in vars(module).values())
+        values = [value for module in model.modules() for value in vars(module).values()]
         self.held: tuple[Any, ...] = tuple({id(each): each for each in values if isinstance(each, kinds)}.values())
+        self._of_torch = tuple({id(each): each for each in values if isinstance(each, torch.Generator)}.values())
 
     def states(self) -> list[Any]:
         """The states of all generators, to compare."""
         key = np.random.get_state(legacy=False)
         own = (key["state"]["key"].tobytes(), key["state"]["pos"], key["has_gauss"], key["gauss"])
-        return [random.getstate(), own, *(repr(state) for state in self.keep())]
+        return [random.getstate(), own, *(repr(_state(each)) for each in self.held)]
 
     def keep(self) -> list[Any]:
-        """The states of the generators that the model holds, to put back."""
-        return [_state(each) for each in self.held]
+        """The states of the generators that the model holds, torch's too, to put back."""
+        return [*map(_state, self.held), *(each.get_state() for each in self._of_torch)]
 
     def put_back(self, states: list[Any]) -> None:
         """Set the generators that the model holds to the states from :meth:`keep`."""
-        for each, state in zip(self.held, states, strict=True):
-            if isinstance(each, random.Random):
+        for each, state in zip((*self.held, *self._of_torch), states, strict=True):
+            if isinstance(each, torch.Generator):
+                each.set_state(state)
+            elif isinstance(each, random.Random):
                 each.setstate(state)
             elif isinstance(each, np.random.RandomState):
                 each.set_state(state)

@@ -36,6 +36,7 @@ class Snapshot:
         ]
         held = [*model.parameters(), *model.buffers()] if tensors else []
         self._values = [(x, x.detach().clone()) for x in held if not x.is_meta]
+        self._hooks = [(p, set(p._backward_hooks or ())) for p in model.parameters()]
         self.on_gpu = any(x.device.type not in ("cpu", "meta") for x in (*model.parameters(), *model.buffers()))
         self._generators = Generators(model)
         self._drawn = self._generators.keep()
@@ -60,6 +61,9 @@ class Snapshot:
                 if contents is not None and (value or contents) and not _same_items(value, contents):
                     value.clear()
                     value.extend(contents) if isinstance(value, list) else value.update(contents)
+        for parameter, before in self._hooks:
+            for key in (parameter._backward_hooks or {}).keys() - before:
+                del parameter._backward_hooks[key]
         self._generators.put_back(self._drawn)
         self.restore_tensors()
 
@@ -96,8 +100,8 @@ def preserved_random_state() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def seeded(seed: int = 0) -> Iterator[None]:
-    """Start all generators from ``seed`` inside."""
+def seeded(seed: int = 3_141_592_653) -> Iterator[None]:
+    """Start all generators from ``seed`` inside; by default one that a model's own code hardly sets."""
     with preserved_random_state():
         random.seed(seed)
         np.random.seed(seed)

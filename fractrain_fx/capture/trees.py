@@ -74,6 +74,8 @@ def map_tree(value: Any, change: Callable[[Any], Any]) -> Any:
     """Apply ``change`` to everything in ``value`` that is not a list, tuple, slice or plain dictionary."""
     if isinstance(value, (tuple, list)) and not isinstance(value, ValueList):
         parts = [map_tree(part, change) for part in value]
+        if isinstance(value, torch.Size) and not all(isinstance(part, int) for part in parts):
+            return tuple(parts)
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     if isinstance(value, slice):
         return slice(*(map_tree(part, change) for part in (value.start, value.stop, value.step)))

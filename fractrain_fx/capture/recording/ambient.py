@@ -123,11 +123,11 @@ class Ambient:
             waiting += new
         return RequiresGrad(tuple(names), tuple(sorted(inputs)))
 
-    def enter(self) -> Node | None:
-        """Write that gradients are on from here, whatever the mode around the call."""
+    def enter(self, mode: bool = True) -> Node | None:
+        """Write that gradients are on (or off) from here, whatever the mode around the call."""
         if self._paused():
             return None
-        return self._writer.create("call_function", enter_gradients, effect=True)
+        return self._writer.create("call_function", enter_gradients, (mode,), effect=True)
 
     def leave(self, entry: Node | None) -> None:
         """Write the end of the region that ``entry`` began."""

@@ -30,14 +30,15 @@ def argument(writer: Writer, value: Any, cut: bool = False) -> Any:
     Args:
         writer: knows the nodes of tensors, and gets new nodes that build the rest.
         value: the value that the call was given.
-        cut: whether gradients are off, so that tensors enter detached.
+        cut: whether the model has switched gradients off, so that tensors enter detached. Whether one needs a gradient
+            now does not matter: in a later call it may.
 
     Raises:
         UnrepresentableError: a part of ``value`` has no form in generated code.
     """
     if isinstance(value, Tensor):
         node = writer.node_of(value)
-        return writer.detached(node) if cut and value.requires_grad else node
+        return writer.detached(node) if cut and (value.is_floating_point() or value.is_complex()) else node
     if isinstance(value, (SymbolicInt, SymbolicFloat)):
         return _size(writer, value)
     if isinstance(value, ValueList):

@@ -1,14 +1,23 @@
-"""Side effects of a call: the tensors that it changed, and whether it drew random numbers."""
+"""Side effects of a call: the tensors that it changed, and whether it drew random numbers or set a generator."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import random
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-__all__ = ["Effects", "Watch"]
+from fractrain_fx.capture.sizes.standins import stand_in
+from fractrain_fx.capture.source import model_line
+
+if TYPE_CHECKING:
+    from fractrain_fx.capture.recording.recorder import Recorder
+
+__all__ = ["Effects", "Watch", "seed_places"]
 
 
 @dataclass(frozen=True)
@@ -25,30 +34,74 @@ class Watch:
 
 
 class Effects:
-    """Watches version counters of tensors and the state of the random generators."""
+    """Watches version counters of tensors and the state of torch's random generators.
 
-    def __init__(self) -> None:
-        self._random = _random_state()
+    Args:
+        model: may hold generators of its own.
+        moved: is called when code between two calls has set a generator.
+    """
+
+    def __init__(self, model: nn.Module, moved: Callable[[], None]) -> None:
+        held = (value for module in model.modules() for value in vars(module).values())
+        self._held = [each for each in held if isinstance(each, torch.Generator)]
+        self._moved = moved
+        self._random = self._states()
         self._draws = 0
 
     def watch(self, tensors: Iterable[Tensor]) -> Watch:
         """Note versions and draws before a call."""
+        states = self._states()
+        if not all(map(torch.equal, self._random, states)):
+            self._random = states
+            self._moved()
         return Watch(tuple((x, _version(x)) for x in tensors), self._draws)
 
     def since(self, watch: Watch) -> tuple[list[Tensor], bool]:
         """Tensors written since the watch began, and whether random numbers were drawn."""
-        before, self._random = self._random, _random_state()
+        before = self._random
+        self.accept()
         self._draws += not all(map(torch.equal, before, self._random))
         return [x for x, version in watch.versions if _version(x) != version], self._draws > watch.draws
+
+    def accept(self) -> None:
+        """Take the present states of the generators as known."""
+        self._random = self._states()
+
+    def _states(self) -> list[Tensor]:
+        # There are no CUDA generators before CUDA is initialised.
+        generators = (torch.default_generator, *torch.cuda.default_generators, *self._held)
+        return [generator.get_state() for generator in generators]
+
+
+def seed_places(recorder: Recorder) -> list[tuple[Any, str, Any]]:
+    """Owner, name and replacement of the functions that set a generator: torch's own one by nodes of the graph."""
+    real_seed, real_get, real_set = torch.random.manual_seed, torch.random.get_rng_state, torch.random.set_rng_state
+
+    def written(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return real(*args, **kwargs) if recorder.paused else recorder.write_seed(real, args, kwargs)
+
+        return call
+
+    def refused(real: Callable[..., Any], what: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not recorder.paused:
+                recorder.writer.block(f"it {what}, which a graph would not do again", line=model_line() or "")
+            return real(*args, **kwargs)
+
+        return call
+
+    generator = stand_in(torch.Generator, refused(torch.Generator, "makes a generator of random numbers"))
+    places: list[tuple[Any, str, Any]] = [(torch, "Generator", generator)]
+    for owner in (torch, torch.random):
+        for name, real in (("manual_seed", real_seed), ("get_rng_state", real_get), ("set_rng_state", real_set)):
+            places.append((owner, name, written(real)))
+        places.append((owner, "seed", refused(torch.random.seed, "seeds torch by chance")))
+    for owner in (random, np.random):
+        places.append((owner, "seed", refused(owner.seed, f"seeds {owner.__name__}")))
+    return places
 
 
 def _version(x: Tensor) -> int:
     # An inference tensor has no version, and cannot be changed outside inference mode.
     return 0 if x.is_inference() else x._version
-
-
-def _random_state() -> list[Tensor]:
-    states = [torch.default_generator.get_state()]
-    # There are no CUDA generators before CUDA is initialised.
-    states += [generator.get_state() for generator in torch.cuda.default_generators]
-    return states

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.utils import checkpoint
 
 from fractrain_fx.capture import targets
+from fractrain_fx.capture.recording.effects import seed_places
+from fractrain_fx.capture.recording.hooks import hook_places
 from fractrain_fx.capture.recording.kept.callees import Callee, only_constants, own_containers, placed
 from fractrain_fx.capture.recording.kept.foreign import foreign_functions
 from fractrain_fx.capture.recording.kept.hidden import contractions_in_backward
@@ -202,7 +204,8 @@ def recording(recorder: Recorder, calls: Calls, callees: Iterable[Callee]) -> It
         observed(recorder.looks.saw),
         recorder,
     ):
-        for place in (*foreign_functions(recorder), *standins(calls.root), *memoized_functions(calls.root)):
+        places = (*foreign_functions(recorder), *standins(calls.root), *memoized_functions(calls.root))
+        for place in (*places, *hook_places(recorder), *seed_places(recorder)):
             stack.enter_context(_replaced(*place))
         for callee in callees:
             stack.enter_context(_replaced(*calls.as_one_call(callee)))

@@ -20,6 +20,7 @@ from fractrain_fx.capture.recording.ambient import GRADIENT_READS, Ambient
 from fractrain_fx.capture.recording.arguments import argument
 from fractrain_fx.capture.recording.constants import Additions
 from fractrain_fx.capture.recording.effects import Effects, Watch
+from fractrain_fx.capture.recording.hooks import HOOKS, History, write_hook
 from fractrain_fx.capture.recording.kept.callees import Callee
 from fractrain_fx.capture.recording.kept.hidden import HiddenCalls
 from fractrain_fx.capture.recording.looks import Looks
@@ -27,7 +28,8 @@ from fractrain_fx.capture.recording.results import map_results
 from fractrain_fx.capture.recording.types import TYPE_READS, Types
 from fractrain_fx.capture.recording.writer import UnrepresentableError, Writer
 from fractrain_fx.capture.sizes.data_sizes import passed_on
-from fractrain_fx.capture.sizes.symbolic import plain
+from fractrain_fx.capture.sizes.symbolic import SymbolicFloat, SymbolicInt, plain
+from fractrain_fx.capture.source import by_library, model_line
 from fractrain_fx.capture.trees import holds_tensor, map_tree, tensors_in
 
 __all__ = ["Mark", "Recorder", "Return"]
@@ -71,6 +73,7 @@ class Recorder(TorchFunctionMode):
         refused: functions and methods that cannot be kept as one call, although they should.
         hidden: the contractions inside a call that becomes one node.
         ambient: the circumstances that Python code read.
+        handles: the handles of hooks on tensors, each with its node, by identity.
     """
 
     def __init__(self, model: nn.Module, additions: Additions) -> None:
@@ -88,7 +91,8 @@ class Recorder(TorchFunctionMode):
         self.looks = Looks(self.writer, self.paths, lambda: self.paused)
         self.ambient = Ambient(model, self.writer, lambda: self.paused)
         self.hidden = HiddenCalls()
-        self._effects = Effects()
+        self.handles: dict[int, tuple[Any, Node]] = {}
+        self._effects = Effects(model, self._set_unseen)
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
@@ -167,7 +171,13 @@ class Recorder(TorchFunctionMode):
             self.hidden.forget()
             return result
         writer = self.writer
-        cut = not torch.is_grad_enabled()
+        taken, in_place = {id(x) for x in watched.tensors}, {id(x) for x in changed}
+        off = not torch.is_grad_enabled()
+        # A result that requires a gradient all the same is a new leaf; one that is an argument keeps its history.
+        same = off and any(id(x) in taken - in_place for x in tensors_in(result))
+        cut = off and not same and not any(x.requires_grad for x in tensors_in(result))
+        cut = cut or (off and bool(in_place) and str(target) != "requires_grad_")
+        region = self.ambient.enter(False) if same else None
         node = writer.create(
             op,
             target,
@@ -175,20 +185,38 @@ class Recorder(TorchFunctionMode):
             argument(writer, dict(kwargs), cut),
             effect=bool(changed) or drawn,
         )
+        self.ambient.leave(region)
         self.hidden.note_on(node)
         if drawn:
             writer.mark_random(node)
         for x in changed:
-            if not (cut and x.requires_grad):
-                writer.touched(x, node, result)
-        taken, in_place = {id(x) for x in watched.tensors}, {id(x) for x in changed}
+            writer.touched(x, node, result, cut)
         forms = [(x, writer.sized_by_data(writer.known(x))) for x in watched.tensors]
-        mapped = map_results(writer, result, node, taken, in_place, cut=cut and op == "call_module")
+        if cut and op != "call_module":
+            writer.mark_cut(node)
+        mapped = map_results(writer, result, node, taken, in_place, cut=cut)
         if decided or any(dims for _, dims in forms):
             for x in tensors_in(mapped):
                 dims = decided or passed_on(str(getattr(target, "__name__", target)), x, forms)
                 writer.mark_sized(x, frozenset(dims))
         return mapped
+
+    def write_seed(self, real: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Write a call that reads or sets the state of torch's generator."""
+        self.watch(args, kwargs)
+        with self.pause():
+            result = real(*plain(args), **plain(dict(kwargs)))
+        self._effects.accept()
+        arguments = tuple(argument(self.writer, value) for value in (*args, *kwargs.values()))
+        node = self.writer.create("call_function", targets.function_node(real, real.__name__), arguments, effect=True)
+        if isinstance(result, Tensor):
+            self.writer.bind(result, node)
+            self.writer.mark_random(node)
+        return result
+
+    def _set_unseen(self) -> None:
+        cause = "it sets a generator of random numbers in a way that torch does not show"
+        self.writer.block(cause, line=model_line() or "")
 
     def enter_autocast(self, region: torch.autocast) -> Node:
         """Write the start of an autocast region."""
@@ -225,6 +253,8 @@ class Recorder(TorchFunctionMode):
         if name in TYPE_READS:
             self.types.read(tensors_in((args, kwargs)))
         result = self.looks.values(name, args, func(*plain(args), **plain(dict(kwargs))), sys._getframe(1))
+        if name in HOOKS:
+            return write_hook(self, name, (*args, *kwargs.values()), result)
         if targets.call_name(func) in targets.CONTRACTIONS and any(x.requires_grad for x in tensors_in(result)):
             self.contractions += 1
         try:
@@ -245,6 +275,8 @@ class Recorder(TorchFunctionMode):
         result = func(*plain(args))
         if name in GRADIENT_READS and not targets.is_setter(func):
             self.ambient.read_gradient(args[0], name, sys._getframe(2))
+            if name == "grad_fn" and result is not None and not by_library(sys._getframe(2)):
+                return History(result, self)
         if targets.is_setter(func):
             arguments = tuple(argument(self.writer, value) for value in (args[0], name, args[1]))
             self.writer.create("call_function", setattr, arguments, effect=True)
@@ -270,17 +302,29 @@ class Recorder(TorchFunctionMode):
         result: Any,
         watched: Watch,
     ) -> Any:
-        """Write a call with an argument that has no form in generated code: a closure keeps all but the tensors."""
-        given = watched.tensors
-        if not given:
-            return result
-        slots = {id(x): i for i, x in enumerate(given)}
+        """Write a call with an argument that has no form in code: a closure keeps all but tensors and sizes."""
+        given: list[Any] = []
 
-        def call(*tensors: Tensor) -> Any:
+        def slot(value: Any) -> Any:
+            if not isinstance(value, (Tensor, SymbolicInt, SymbolicFloat)):
+                return value
+            given.append(value)
+            return _Slot(len(given) - 1)
+
+        kept_args, kept_kwargs = map_tree(args, slot), map_tree(dict(kwargs), slot)
+
+        def call(*values: Any) -> Any:
             def fill(value: Any) -> Any:
-                return tensors[slots[id(value)]] if isinstance(value, Tensor) else value
+                return values[value.place] if isinstance(value, _Slot) else value
 
-            return func(*map_tree(plain(args), fill), **map_tree(plain(dict(kwargs)), fill))
+            return func(*map_tree(kept_args, fill), **map_tree(kept_kwargs, fill))
 
         target = targets.function_node(call, name.strip("_") or "call")
         return self.write("call_function", target, tuple(given), {}, result, watched)
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """The place of a tensor or a size among the arguments of a node."""
+
+    place: int

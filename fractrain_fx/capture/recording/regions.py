@@ -1,4 +1,4 @@
-"""Regions of a graph that a pair of calls begins and ends: autocast, and gradients switched on."""
+"""Regions of a graph that a pair of calls begins and ends: autocast, and gradients switched on or off."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["AUTOCAST", "REGIONS", "enter_gradients", "leave_gradients"]
 AUTOCAST = (torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast)
 
 
-def enter_gradients() -> bool:
-    """Switch gradients on; returns whether they were on."""
+def enter_gradients(mode: bool) -> bool:
+    """Switch gradients on or off; returns whether they were on."""
     before = torch.is_grad_enabled()
-    torch._C._set_grad_enabled(True)
+    torch._C._set_grad_enabled(mode)
     return before
 
 

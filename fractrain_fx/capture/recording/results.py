@@ -25,7 +25,7 @@ def map_results(writer: Writer, result: Any, node: Node, taken: set[int], in_pla
         node: the call's node.
         taken: identities of the call's arguments.
         in_place: identities of the arguments that the call changed.
-        cut: whether the results were computed without gradients although the node would have some.
+        cut: whether the results were computed with gradients switched off.
 
     Returns:
         ``result``, with a new tensor object for each argument that was returned unchanged. Two nodes must not share
@@ -35,14 +35,18 @@ def map_results(writer: Writer, result: Any, node: Node, taken: set[int], in_pla
     def part_of(part: Any, follow: Callable[..., Any], key: Any) -> Any:
         if not holds_tensor(part):
             return part
-        return map_results(writer, part, writer.create("call_function", follow, (node, key)), taken, in_place, cut)
+        picked = writer.create("call_function", follow, (node, key))
+        if writer.is_cut(node):
+            writer.mark_cut(picked)
+        return map_results(writer, part, picked, taken, in_place, cut)
 
     if isinstance(result, Tensor):
         if id(result) in in_place or (node.op == "call_method" and str(node.target).endswith("_")):
             return result
         if id(result) in taken or writer.known(result) is not None or writer.owned(result):
             result = torch.ops.aten.alias.default(result)
-        writer.bind(result, writer.detached(node) if cut and result.is_floating_point() else node)
+        has_history = cut and (result.is_floating_point() or result.is_complex())
+        writer.bind(result, writer.detached(node) if has_history else node)
         return result
     if isinstance(result, (tuple, list)):
         parts = [part_of(part, operator.getitem, i) for i, part in enumerate(result)]

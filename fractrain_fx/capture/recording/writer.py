@@ -75,6 +75,7 @@ class Writer:
         self._sources: dict[Source, set[Node]] = {source: set() for source in Source}
         self._blamed: set[int] = set()
         self._sized: dict[Node, frozenset[int]] = {}
+        self._cut: set[Node] = set()
         self._names: dict[int, list[str]] = {}
         for named in (model.named_parameters, model.named_buffers):
             for name, tensor in named(remove_duplicate=False):
@@ -180,10 +181,13 @@ class Writer:
         """Note that the node draws random numbers."""
         self._mark(node, (Source.DATA, Source.RANDOM))
 
-    def touched(self, x: Tensor, node: Node, result: Any) -> None:
-        """Note that a call changed ``x``: later uses read it from the call, if the call returns it."""
+    def touched(self, x: Tensor, node: Node, result: Any, cut: bool = False) -> None:
+        """Note that a call changed ``x``: later uses read it from the call, if the call returns it.
+
+        A tensor that was changed with gradients switched off keeps the history that it has, so it keeps its node too.
+        """
         before = self.known(x)
-        if result is x:
+        if result is x and not (cut and before not in self._cut):
             self.bind(x, node)
         elif before is not None:
             for members in self._sources.values():
@@ -200,8 +204,20 @@ class Writer:
         return self._sized.get(node, frozenset()) if node is not None else frozenset()
 
     def detached(self, node: Node) -> Node:
-        """The node's value, cut from autograd."""
-        return self.once(("detach", node), lambda: self.create("call_method", "detach", (node,)))
+        """The node's value, cut from autograd; the node itself if it is cut already."""
+        if node in self._cut:
+            return node
+        made = self.once(("detach", node), lambda: self.create("call_method", "detach", (node,)))
+        self._cut.add(made)
+        return made
+
+    def mark_cut(self, node: Node) -> None:
+        """Note that a node has no history of gradients in any call: all that it was computed from is cut."""
+        self._cut.add(node)
+
+    def is_cut(self, node: Node) -> bool:
+        """Whether a node has no history of gradients in any call."""
+        return node in self._cut
 
     def device(self, device: torch.device) -> Any:
         """A device; the inputs' device becomes a node that follows the inputs."""

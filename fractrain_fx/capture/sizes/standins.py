@@ -13,7 +13,7 @@ from torch import nn
 
 from fractrain_fx.capture.sizes.symbolic import SymbolicFloat, SymbolicInt, number_of, observe, plain, symbols_in
 
-__all__ = ["standins"]
+__all__ = ["stand_in", "standins"]
 
 Place = tuple[Any, str, Any]
 """Owner, name, and replacement while a model is recorded."""
@@ -47,7 +47,8 @@ class _StandsFor(type):
         return hash(cls.real)
 
 
-def _stand_in(real: type[Any], make: Callable[..., Any]) -> type[Any]:
+def stand_in(real: type[Any], make: Callable[..., Any]) -> type[Any]:
+    """A class that stands for ``real``, whose instances ``make`` makes."""
     return _StandsFor(real.__name__, (), {"real": real, "make": staticmethod(make)})
 
 
@@ -121,7 +122,7 @@ _MATH: Mapping[Any, Callable[..., Any]] = {
     for name, real in vars(math).items()
     if callable(real) and not name.startswith("_") and name not in _OPERATORS
 }
-_NAMES = {"int": _stand_in(int, _conversion(int)), "float": _stand_in(float, _conversion(float))}
+_NAMES = {"int": stand_in(int, _conversion(int)), "float": stand_in(float, _conversion(float))}
 
 
 def standins(model: nn.Module) -> Iterator[Place]:
@@ -130,10 +131,10 @@ def standins(model: nn.Module) -> Iterator[Place]:
     ``int`` and ``float`` are only replaced in the files of the model's own classes, because Python itself and libraries
     compare types with them. In these files functions of ``math`` that were imported by name are replaced too.
     """
-    yield builtins, "range", _stand_in(range, _range)
+    yield builtins, "range", stand_in(range, _range)
     yield np, "prod", _product
-    for real, stand_in in _MATH.items():
-        yield math, real.__name__, stand_in
+    for real, symbolic in _MATH.items():
+        yield math, real.__name__, symbolic
     for file in _files(model):
         for name, value in list(vars(file).items()):
             if type(value) is type(math.sqrt) and value in _MATH:

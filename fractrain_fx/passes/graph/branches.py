@@ -9,6 +9,7 @@ from torch import nn
 from torch.fx import Graph, Node
 
 from fractrain_fx.capture import RecordedModule, changes_operands
+from fractrain_fx.capture.recording.hooks import HOOKS
 from fractrain_fx.capture.recording.regions import REGIONS
 from fractrain_fx.capture.targets import ADDS
 from fractrain_fx.execution.blocks.dispatched_block import Adding, Given
@@ -196,6 +197,8 @@ class _Finder:
         record = facts(node)
         if isinstance(owner_module(self._graph_module, node), nn.SyncBatchNorm):
             raise _TogetherError(f"{node.target} waits for other processes, which may skip it")
+        if function_name(node) in HOOKS:
+            raise _TogetherError(f"{node.name} sees the gradient of all samples")
         if changes_operands(node) and memory_of(base(node), self._graph_module) not in region:
             raise _TogetherError(f"{node.name} changes a value in place that is needed elsewhere")
         apart = record.batch is not None or record.shape is None or record.role in ("weight", "bits")
