@@ -11,6 +11,7 @@ from torch import nn
 from torch.fx.passes.infra.pass_base import PassBase
 
 from fractrain_fx.capture.inputs.wrappers import unwrapped
+from fractrain_fx.capture.source import warn
 from fractrain_fx.config import FracConfig
 from fractrain_fx.errors import ConfigError, InputError
 from fractrain_fx.hardware.catalogue import find_machine
@@ -22,7 +23,6 @@ from fractrain_fx.passes import analysis_passes
 from fractrain_fx.passes.analyse.sequence_first import samples_in_sequence, sequence_first_words
 from fractrain_fx.rewriting import record_model, rewrite
 from fractrain_fx.summary import Summary, summarize
-from fractrain_fx.tied.telling import warn
 
 __all__ = ["fractrainify", "plan"]
 

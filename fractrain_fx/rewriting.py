@@ -12,8 +12,10 @@ from torch import nn
 from torch.fx.passes.infra.pass_base import PassBase
 
 from fractrain_fx.capture import RecordedModule, Recording, record
+from fractrain_fx.capture.circumstances.notices import forget_notices
 from fractrain_fx.capture.generators import Generators
 from fractrain_fx.capture.inputs.examples import example_inputs as find_examples
+from fractrain_fx.capture.source import warn
 from fractrain_fx.capture.trees import tensors_in
 from fractrain_fx.config import FracConfig
 from fractrain_fx.config.targets import Reach, resolve_targets, scheduled_precision
@@ -24,8 +26,6 @@ from fractrain_fx.nn.frozen_weight import FrozenWeight
 from fractrain_fx.passes import FIXED_BATCH, TRAINED, default_passes, reach_of
 from fractrain_fx.passes.graph import NAMESPACE
 from fractrain_fx.passes.graph.run import run_passes
-from fractrain_fx.tied import forget_notices
-from fractrain_fx.tied.telling import warn
 
 __all__ = ["OWN", "Rewritten", "record_model", "rewrite", "rewrite_graphs"]
 

@@ -11,21 +11,21 @@ from torch import nn
 
 from fractrain_fx.capture.checking.check import Batching
 from fractrain_fx.capture.checking.guard_check import Guards
-from fractrain_fx.capture.circumstances import Seen
+from fractrain_fx.capture.circumstances.arguments import Arguments
+from fractrain_fx.capture.circumstances.asked import Seen
+from fractrain_fx.capture.circumstances.outside import PythonState
+from fractrain_fx.capture.circumstances.surroundings import Surroundings
 from fractrain_fx.capture.inputs.caches import fill_caches
 from fractrain_fx.capture.inputs.call import CallSpec, describe_call, own_containers
 from fractrain_fx.capture.inputs.data import has_data, without_data
 from fractrain_fx.capture.layerdrop import dropped_in_graph
 from fractrain_fx.capture.module import RecordedModule
-from fractrain_fx.capture.outside.arguments import Arguments
-from fractrain_fx.capture.outside.outside import PythonState
 from fractrain_fx.capture.recording.kept.leaves import hooks_left_out
 from fractrain_fx.capture.settle import Task, settle
 from fractrain_fx.capture.sizes.guards import Guard
 from fractrain_fx.capture.sizes.input_values import InputValues
 from fractrain_fx.capture.source import in_words
 from fractrain_fx.capture.state import Snapshot
-from fractrain_fx.capture.surroundings import Surroundings
 from fractrain_fx.capture.trees import tensors_in
 from fractrain_fx.errors import CaptureError
 
@@ -151,7 +151,7 @@ def record(
         around = surroundings or Surroundings()
         snapshot = fill_caches(model, example, around) if real else Snapshot(model, around)
         arguments.notes(model, None)  # a changed object would be another argument in the next run
-        with snapshot.preserved(), torch.enable_grad(), around.applied():
+        with snapshot.preserved(), torch.enable_grad(), around.applied(model):
             settled = settle(Task(snapshot, example, batch_axis, check and real))
     attempt, mode = settled.attempt, model.training
     recorded = Recording(

@@ -9,12 +9,12 @@ from torch.fx import Graph
 from fractrain_fx.capture.checking.check import Batching, Trial, trials_of
 from fractrain_fx.capture.checking.guard_check import Guards
 from fractrain_fx.capture.checking.verify import Attempt, Elsewhere, check_repeated, check_trial, tie_batch
-from fractrain_fx.capture.circumstances import Seen
+from fractrain_fx.capture.circumstances.arguments import Arguments
+from fractrain_fx.capture.circumstances.asked import Seen
+from fractrain_fx.capture.circumstances.outside import Outside, PythonState
 from fractrain_fx.capture.inputs.call import Example
 from fractrain_fx.capture.inputs.data import has_data, needs_data, rejection
 from fractrain_fx.capture.module import RecordedModule
-from fractrain_fx.capture.outside.arguments import Arguments
-from fractrain_fx.capture.outside.outside import Outside, PythonState
 from fractrain_fx.capture.recording.arguments import argument
 from fractrain_fx.capture.recording.cleanup import join_whole_lists, remove_dead
 from fractrain_fx.capture.recording.constants import Additions
@@ -190,6 +190,8 @@ def _run(
     values = recorder.looks.values_of(call.tensors, tied)
     seen = recorder.ambient.seen(str(node.target) for node in writer.graph.find_nodes(op="call_module"))
     python = outside.state(writer.graph)
+    if line := snapshot.surroundings.left_off:
+        notes.append(f"forward leaves gradients switched off for the code after it ({line}), which a graph does not do")
     python = replace(python, notes=(*python.notes, *notes))
     held = Guards(guards, writer.graph, values), python, seen, recorder.types.inputs(inputs)
     found = _Pass(writer.graph, recorder.returns, *held)

@@ -1,12 +1,15 @@
-"""Lines of a user's code: where a call comes from, where an error was raised, where a forward begins."""
+"""Lines of a user's code: where a call comes from, where an error was raised; and warnings that name them."""
 
 from __future__ import annotations
 
 import inspect
 import sys
+import warnings
 from types import CodeType, FrameType
 
 from torch import nn
+
+from fractrain_fx.errors import FracTrainWarning
 
 __all__ = [
     "CAPTURE",
@@ -19,6 +22,7 @@ __all__ = [
     "model_line",
     "source_line",
     "users_frame",
+    "warn",
 ]
 
 CAPTURE = __name__.rpartition(".")[0]
@@ -97,3 +101,12 @@ def in_words(module: nn.Module) -> str:
 def by_library(frame: FrameType) -> bool:
     """Whether code is torch's or this package's own, whose ways a graph does not depend on."""
     return _module_of(frame).partition(".")[0] in ("torch", _PACKAGE)
+
+
+def warn(words: str, at: FrameType | None = None, category: type[Warning] = FracTrainWarning) -> None:
+    """Warn at a frame, by default the innermost one outside torch and this package."""
+    at = at or users_frame()
+    if at is None:
+        warnings.warn(words, category, stacklevel=2)
+    else:
+        warnings.warn_explicit(words, category, at.f_code.co_filename, at.f_lineno)

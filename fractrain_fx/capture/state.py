@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from fractrain_fx.capture.circumstances.surroundings import Surroundings
 from fractrain_fx.capture.generators import Generators
-from fractrain_fx.capture.surroundings import Surroundings
 
 __all__ = ["Snapshot", "preserved_random_state", "seeded"]
 
@@ -62,8 +62,9 @@ class Snapshot:
                     value.clear()
                     value.extend(contents) if isinstance(value, list) else value.update(contents)
         for parameter, before in self._hooks:
-            for key in (parameter._backward_hooks or {}).keys() - before:
-                del parameter._backward_hooks[key]
+            hooks = parameter._backward_hooks or {}
+            for key in hooks.keys() - before:
+                del hooks[key]
         self._generators.put_back(self._drawn)
         self.restore_tensors()
 

@@ -15,6 +15,7 @@ from fractrain_fx.config.precision import Precision
 from fractrain_fx.config.targets import scheduled_precision
 from fractrain_fx.engine.steered import is_steered
 from fractrain_fx.errors import ConfigError, InputError, ModelError
+from fractrain_fx.model.float_calls import belongs_to_original, require_no_part
 from fractrain_fx.model.frozen.packing import Packable, require_form, require_stage, unpack
 from fractrain_fx.model.groups import param_groups
 from fractrain_fx.model.loops import refuse_plain_trainer
@@ -22,7 +23,6 @@ from fractrain_fx.model.state import ModelState
 from fractrain_fx.nn.bits import set_stage, stage_of
 from fractrain_fx.passes.graph.edit import NAMESPACE
 from fractrain_fx.rewriting import OWN, Rewritten
-from fractrain_fx.tied.setting import belongs_to_original, require_no_part
 
 __all__ = ["FracModel"]
 
@@ -141,7 +141,7 @@ class FracModel(Packable):
         Raises:
             ModelError: modules or parameters of the original were replaced, added, removed, tied or untied.
         """
-        self._state.tied.look_closely()
+        self._state.as_recorded.check_closely()
 
     def restore(self, *, structure_changed: bool = False) -> nn.Module:
         """The original module: its own class and names, the present weights (shared, not copied).
@@ -245,7 +245,7 @@ class FracModel(Packable):
             self._state.engine_stage = stage_of(self)
         result = super().load_state_dict(state_dict, strict=strict, assign=assign)
         if assign:
-            self._state.tied.structure.retie()
+            self._state.as_recorded.structure.retie()
         self._state.calibrated = False
         self._state.look_for_ranges()
         self._state.follow_frozen(anew=True)  # because the cost tables were loaded too
@@ -272,9 +272,9 @@ class FracModel(Packable):
             super().__setattr__(name, value)
             return
         require_no_part(self, name, value)
-        if belongs_to_original(self, state.original, name, state.tied.reads(name)):
+        if belongs_to_original(self, state.original, name, state.as_recorded.reads(name)):
             setattr(state.original, name, value)
-            state.tied.look_closely()
+            state.as_recorded.check_closely()
         else:
             super().__setattr__(name, value)
 

@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.fx import Node
 
 from fractrain_fx.capture import RecordedModule, Recording
+from fractrain_fx.capture.circumstances.structure import SHARDED_ELSEWHERE
 from fractrain_fx.capture.source import error_line
 from fractrain_fx.capture.trees import tensors_in
 from fractrain_fx.engine.distributed import LOST, is_lost_process
 from fractrain_fx.errors import FracTrainError, InputError, ModelError, RunError
 from fractrain_fx.passes import facts
-from fractrain_fx.tied.structure import SHARDED_ELSEWHERE
 
 __all__ = ["refused_again", "run_graph", "told_differences"]
 

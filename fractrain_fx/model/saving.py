@@ -41,7 +41,7 @@ def save(model: nn.Module, state: ModelState, directory: Path) -> None:
     Raises:
         ModelError: modules or parameters of the original were replaced.
     """
-    state.tied.require_structure("save_pretrained would write a recipe and weights that do not fit together")
+    state.as_recorded.require_structure("save_pretrained would write a recipe and weights that do not fit together")
     whole = model.state_dict() if state.sharding is None else state.sharding.whole(model)
     if whole is not None:
         _write(whole, state, directory)

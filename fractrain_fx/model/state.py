@@ -10,23 +10,25 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fractrain_fx.capture import RecordedModule
+from fractrain_fx.capture import RecordedModule, Recording
+from fractrain_fx.capture.circumstances.original import Original
+from fractrain_fx.capture.source import warn
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.errors import CalibrationError
 from fractrain_fx.formats.scratch import forget_scratch
 from fractrain_fx.model.executed import Wrapping
 from fractrain_fx.model.failures import run_graph
+from fractrain_fx.model.float_calls import FloatCalls
 from fractrain_fx.model.frozen.costs import Frozen
 from fractrain_fx.model.sharding import Sharding
 from fractrain_fx.model.variant import Variant
 from fractrain_fx.model.variants import Variants
 from fractrain_fx.nn.bits import set_stage
 from fractrain_fx.nn.cost import Cost
+from fractrain_fx.nn.quantized_leaf import QuantizedLeaf
 from fractrain_fx.nn.ranges import RunningRange
 from fractrain_fx.passes.graph.edit import NAMESPACE
 from fractrain_fx.rewriting import Rewritten
-from fractrain_fx.tied import FloatCalls, Tied
-from fractrain_fx.tied.telling import warn
 
 __all__ = ["ModelState"]
 
@@ -50,14 +52,14 @@ class ModelState:
         passes: the chain of passes that rewrote the model, if not the default one.
         running: the copies that run in training (``True``) and evaluation.
         variants: the recording and those made for other sizes and other arguments.
-        tied: compares the original with what the graphs were made for.
+        as_recorded: compares the original with what the graphs were made for.
         float_calls: watches which attributes are looked up on the original.
         checkpointing: options of ``torch.utils.checkpoint.checkpoint`` if training computes activations again.
         compiler: options of ``torch.compile`` if segments are compiled one by one.
         sharding: the groups of parameters, if :func:`fractrain_fx.distributed.fully_shard` made them.
     """
 
-    def __init__(self, rewritten: Rewritten, tied: Tied | None = None, *, calibrated: bool = False) -> None:
+    def __init__(self, rewritten: Rewritten, as_recorded: Original | None = None, *, calibrated: bool = False) -> None:
         original, recording, config = rewritten.original, rewritten.recording, rewritten.config
         self.original = original
         self.recording = recording
@@ -78,8 +80,9 @@ class ModelState:
         self.variants = Variants(original, recording, config, rewritten.chain)
         self.running = self.variants.first.running
         self._frozen = Frozen(recording.graphs, config, self.variants.forget)
-        self.tied = tied or Tied(original, recording)
-        self.float_calls = FloatCalls(original, self.tied.uncalled, self.tied.look_closely)
+        called = _called_by(original, recording)
+        self.as_recorded = as_recorded or Original(original, recording.train, recording.python.read, called)
+        self.float_calls = FloatCalls(original, self.as_recorded.uncalled, self.as_recorded.check_closely)
 
     @property
     def chain(self) -> tuple[str, ...] | None:
@@ -100,7 +103,7 @@ class ModelState:
             ModelError: modules or parameters of the original were replaced.
         """
         if not torch.compiler.is_compiling():
-            self.tied.look()
+            self.as_recorded.check()
             forget_scratch()
             self.runs += torch.is_grad_enabled()
             if training and self.engine_stage is not None:
@@ -158,9 +161,9 @@ class ModelState:
     def handed_out(self, structure_changed: bool) -> nn.Module:
         """The original, for :meth:`fractrain_fx.FracModel.restore`."""
         if structure_changed:
-            self.tied.structure.adopt()
+            self.as_recorded.structure.adopt()
         else:
-            self.tied.require_structure(
+            self.as_recorded.require_structure(
                 "restore() would hand out parts that were never trained",
                 ", in which new parts start from their present weights",
             )
@@ -178,7 +181,7 @@ class ModelState:
         recording = replace(self.recording, train=train, eval=evaluate)
         how = (self.config, self.rounding, self.passes)
         rewritten = Rewritten(original, recording, *how, self.targets, self.reach)
-        copied = ModelState(rewritten, copy.deepcopy(self.tied, memo), calibrated=self.calibrated)
+        copied = ModelState(rewritten, copy.deepcopy(self.as_recorded, memo), calibrated=self.calibrated)
         copied.checkpointing, copied.compiler = self.checkpointing, self.compiler
         if self.sharding is None:
             copied.variants.close(self.variants.closed)
@@ -207,6 +210,18 @@ class ModelState:
     def _ranges(self) -> list[RunningRange]:
         inserted = self.recording.train._modules.get(NAMESPACE)
         return [module for module in inserted.modules() if isinstance(module, RunningRange)] if inserted else []
+
+
+def _called_by(original: nn.Module, recording: Recording) -> set[str]:
+    """Paths of the modules that the graphs call, also of those that are called with rounded weights."""
+    paths = {id(module): path for path, module in original.named_modules()}
+    called = set()
+    for graph in recording.graphs:
+        for node in graph.graph.find_nodes(op="call_module"):
+            module = graph.get_submodule(str(node.target))
+            leaf = module.leaf if isinstance(module, QuantizedLeaf) else module
+            called.add(paths.get(id(leaf), str(node.target)))
+    return called
 
 
 def _tokens(values: Iterable[Any]) -> int | None:

@@ -15,6 +15,7 @@ from torch import nn
 from torch.fx.passes.infra.pass_base import PassBase
 
 from fractrain_fx.capture import Form, Recording, Surroundings, forms_of, record, shapes_of
+from fractrain_fx.capture.circumstances.notices import forget_notices
 from fractrain_fx.capture.trees import map_tensors, tensors_in
 from fractrain_fx.config import FracConfig
 from fractrain_fx.errors import FracTrainError, InputError
@@ -29,7 +30,6 @@ from fractrain_fx.passes import default_passes
 from fractrain_fx.passes.analyse.sequence_first import sequence_first_parts
 from fractrain_fx.passes.graph.edit import NAMESPACE
 from fractrain_fx.rewriting import rewrite_graphs
-from fractrain_fx.tied.float_calls import forget_notices
 
 __all__ = ["Variant", "Variants"]
 

@@ -54,7 +54,8 @@ class Guards:
         self.guards = tuple(replace(guard, expression=guard.expression.on(moved)) for guard in found)
         self._placeholders: list[Node] = [node for node in self._graph.nodes if node.op == "placeholder"]
         self._added: tuple[Guard, ...] = ()
-        self._known: dict[Shapes, tuple[Guard, ...]] = {}
+        self._known: dict[tuple[Any, ...], tuple[Guard, ...]] = {}
+        self._reads_strides = any(size.read == "stride" for guard in found for size in guard.expression.sizes)
 
     @property
     def constants(self) -> set[str]:
@@ -86,10 +87,12 @@ class Guards:
                 return each
         if not self.guards:
             return None
-        shapes = shapes_of(values)
-        if shapes not in self._known:
-            self._known[shapes] = self._look(values, owner, model)
-        return next(iter(self._known[shapes]), None)
+        form: tuple[Any, ...] = shapes_of(values)
+        if self._reads_strides:
+            form += tuple(x.stride() for x in tensors_in(values))
+        if form not in self._known:
+            self._known[form] = self._look(values, owner, model)
+        return next(iter(self._known[form]), None)
 
     @property
     def all(self) -> tuple[Guard | InputValues, ...]:

@@ -21,12 +21,12 @@ from fractrain_fx.capture.checking.check import (
 )
 from fractrain_fx.capture.checking.guard_check import Guards
 from fractrain_fx.capture.checking.locate import locate
-from fractrain_fx.capture.circumstances import Seen
+from fractrain_fx.capture.circumstances.asked import Seen
+from fractrain_fx.capture.circumstances.outside import PythonState
 from fractrain_fx.capture.inputs.batch import batch_size
 from fractrain_fx.capture.inputs.call import Example
 from fractrain_fx.capture.inputs.other_sizes import Change, Length, dims_of, lengths, longer, shorter
 from fractrain_fx.capture.module import RecordedModule
-from fractrain_fx.capture.outside.outside import PythonState
 from fractrain_fx.capture.recording.kept.whole import KeepWholeError
 from fractrain_fx.capture.recording.recorder import Return
 from fractrain_fx.capture.recording.writer import Obstacle

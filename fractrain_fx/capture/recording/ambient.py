@@ -9,11 +9,13 @@ from typing import Any
 from torch import Tensor, nn
 from torch.fx import Node
 
-from fractrain_fx.capture.circumstances import (
+from fractrain_fx.capture.circumstances.asked import (
     Autocast,
+    BufferShape,
     Circumstance,
     GradMode,
-    IsLeaf,
+    InferenceMode,
+    InputFact,
     PartMode,
     RequiresGrad,
     Seen,
@@ -45,6 +47,7 @@ class Ambient:
     def __init__(self, model: nn.Module, writer: Writer, paused: Callable[[], bool]) -> None:
         self._model, self._writer, self._paused = model, writer, paused
         self._names = {id(x): name for each in (model.named_parameters, model.named_buffers) for name, x in each()}
+        self._buffers = {id(x): name for name, x in model.named_buffers()}
         self._noted: dict[tuple[Circumstance, Any, str], Seen] = {}
         self._set: set[str] = set()
         self.inputs: tuple[Tensor, ...] = ()
@@ -83,16 +86,35 @@ class Ambient:
         """Note that code read whether a tensor requires a gradient, or has a history."""
         if self._paused() or by_library(frame):
             return
-        place = next((place for place, each in enumerate(self.inputs) if each is x), None)
+        place = self._place(x)
         if id(x) in self._names:
             if name == "requires_grad":
                 self.read(RequiresGrad((self._names[id(x)],)), x.requires_grad, frame)
         elif place is not None:
             self.read(RequiresGrad(inputs=(place,)), x.requires_grad, frame)
             if name != "requires_grad":
-                self.read(IsLeaf(place), x.is_leaf, frame)
+                self.read(InputFact(place, "is_leaf"), x.is_leaf, frame)
         elif (node := self._writer.known(x)) is not None:
             self._read_inner(node, x.requires_grad, frame)
+
+    def read_inference(self, x: Tensor, value: bool, frame: FrameType) -> None:
+        """Note that code asked whether a tensor was made in inference mode."""
+        if by_library(frame):
+            return
+        place = self._place(x)
+        if place is not None:
+            self.read(InputFact(place, "is_inference"), value, frame)
+        else:
+            self.read(InferenceMode(), value, frame)
+
+    def read_shape(self, x: Tensor, frame: FrameType) -> None:
+        """Note that code read the shape of a buffer."""
+        name = self._buffers.get(id(x))
+        if name is not None and not self._paused() and not by_library(frame):
+            self.read(BufferShape(name), tuple(x.shape), frame)
+
+    def _place(self, x: Tensor) -> int | None:
+        return next((place for place, each in enumerate(self.inputs) if each is x), None)
 
     def _read_inner(self, node: Node, value: bool, frame: FrameType) -> None:
         """Note the circumstances that decide whether a tensor of the graph requires a gradient."""

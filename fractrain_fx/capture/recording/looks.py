@@ -39,6 +39,19 @@ def _require_as_recorded(value: bool, recorded: bool, message: str) -> None:
         )
 
 
+def _contiguous_in(memory_format: torch.memory_format) -> Callable[..., bool]:
+    def is_contiguous(*numbers: int) -> bool:
+        size, stride = numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]
+        return torch.empty_strided(size, stride, device="meta").is_contiguous(memory_format=memory_format)
+
+    return is_contiguous
+
+
+_CONTIGUOUS = {
+    each: _contiguous_in(each) for each in (torch.contiguous_format, torch.channels_last, torch.channels_last_3d)
+}
+
+
 class Looks:
     """Notes which sizes and values Python code reads while a model is recorded.
 
@@ -86,6 +99,13 @@ class Looks:
         if self._writer.known(x) is not None and self._writer.depends(x, Source.INPUT):
             return symbolic_shape(x, read)
         return x.shape if read is torch.Tensor.size else torch.Size(x.stride())
+
+    def contiguous(self, x: Tensor, value: bool, memory_format: torch.memory_format | None) -> bool:
+        """Note that Python code asked whether a tensor is contiguous, which its sizes and strides decide."""
+        if not self._paused() and self._writer.known(x) is not None and self._writer.depends(x, Source.INPUT):
+            numbers = (*self.shape(x), *self.shape(x, torch.Tensor.stride))
+            self._note(_CONTIGUOUS[memory_format or torch.contiguous_format], numbers, value, sys._getframe(1))
+        return value
 
     def saw(self, op: Callable[..., Any], operands: tuple[Any, ...], value: Any) -> None:
         """Note that Python code saw the result of an operation on sizes."""

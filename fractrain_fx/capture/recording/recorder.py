@@ -8,6 +8,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ from fractrain_fx.capture.recording.types import TYPE_READS, Types
 from fractrain_fx.capture.recording.writer import UnrepresentableError, Writer
 from fractrain_fx.capture.sizes.data_sizes import passed_on
 from fractrain_fx.capture.sizes.symbolic import SymbolicFloat, SymbolicInt, plain
-from fractrain_fx.capture.source import by_library, model_line
+from fractrain_fx.capture.source import by_capture, by_library, model_line
 from fractrain_fx.capture.trees import holds_tensor, map_tree, tensors_in
 
 __all__ = ["Mark", "Recorder", "Return"]
@@ -74,6 +75,7 @@ class Recorder(TorchFunctionMode):
         hidden: the contractions inside a call that becomes one node.
         ambient: the circumstances that Python code read.
         handles: the handles of hooks on tensors, each with its node, by identity.
+        codes: the model's own code that made calls, with its global variables.
     """
 
     def __init__(self, model: nn.Module, additions: Additions) -> None:
@@ -92,6 +94,7 @@ class Recorder(TorchFunctionMode):
         self.ambient = Ambient(model, self.writer, lambda: self.paused)
         self.hidden = HiddenCalls()
         self.handles: dict[int, tuple[Any, Node]] = {}
+        self.codes: dict[CodeType, dict[str, Any]] = {}
         self._effects = Effects(model, self._set_unseen)
 
     @contextlib.contextmanager
@@ -238,6 +241,7 @@ class Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         if self.paused:
             return self.hidden.seen(func, func(*args, **kwargs))
+        self._note_code(sys._getframe(1))
         through = targets.call_through(func)
         if through is not None:
             with self:
@@ -249,6 +253,10 @@ class Recorder(TorchFunctionMode):
         name = str(target if op == "call_method" else getattr(func, "__name__", "call"))
         if name in _SIZES:
             return self.size(name, args, kwargs)
+        if name == "is_contiguous":
+            return self.looks.contiguous(args[0], func(*args, **kwargs), kwargs.get("memory_format", (*args, None)[1]))
+        if name == "is_inference":
+            self.ambient.read_inference(args[0], func(*args), sys._getframe(1))
         watched = self.watch(args, kwargs)
         if name in TYPE_READS:
             self.types.read(tensors_in((args, kwargs)))
@@ -264,11 +272,20 @@ class Recorder(TorchFunctionMode):
         self.looks.cut(name, args, kwargs, result)
         return result
 
+    def _note_code(self, frame: FrameType | None) -> None:
+        while frame is not None and frame.f_code not in self.codes and not by_capture(frame):
+            if not by_library(frame):
+                self.codes[frame.f_code] = frame.f_globals
+            frame = frame.f_back
+
     def _property(self, func: Any, name: str, args: tuple[Any, ...]) -> Any:
         if name == "shape":
+            self.ambient.read_shape(args[0], sys._getframe(2))
             return self.looks.shape(args[0])
         if name in ("nbytes", "itemsize", "dtype"):
             self.types.read(args)
+        if name == "_version" and not by_library(sys._getframe(2)):
+            self.writer.block("it reads the version counter of a tensor", line=model_line() or "")
         if name == "nbytes":
             return self.size("numel", args, {}) * args[0].element_size()
         watched = self.watch(args, {})
@@ -287,6 +304,11 @@ class Recorder(TorchFunctionMode):
 
     def size(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The result of ``size``, ``stride``, ``numel`` or ``nelement``, symbolic if it may differ between calls."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and by_capture(frame):
+            frame = frame.f_back
+        if frame is not None:
+            self.ambient.read_shape(args[0], frame)
         shape = self.looks.shape(args[0], torch.Tensor.stride if name == "stride" else torch.Tensor.size)
         if name in ("numel", "nelement"):
             return math.prod(shape)

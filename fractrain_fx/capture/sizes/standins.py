@@ -13,7 +13,7 @@ from torch import nn
 
 from fractrain_fx.capture.sizes.symbolic import SymbolicFloat, SymbolicInt, number_of, observe, plain, symbols_in
 
-__all__ = ["stand_in", "standins"]
+__all__ = ["files_of", "stand_in", "standins"]
 
 Place = tuple[Any, str, Any]
 """Owner, name, and replacement while a model is recorded."""
@@ -135,7 +135,7 @@ def standins(model: nn.Module) -> Iterator[Place]:
     yield np, "prod", _product
     for real, symbolic in _MATH.items():
         yield math, real.__name__, symbolic
-    for file in _files(model):
+    for file in files_of(model):
         for name, value in list(vars(file).items()):
             if type(value) is type(math.sqrt) and value in _MATH:
                 yield file, name, _MATH[value]
@@ -144,7 +144,8 @@ def standins(model: nn.Module) -> Iterator[Place]:
                 yield file, name, made
 
 
-def _files(model: nn.Module) -> Iterable[Any]:
+def files_of(model: nn.Module) -> Iterable[Any]:
+    """The Python modules that define the classes of a model's modules, without torch's."""
     names = {base.__module__ for module in model.modules() for base in type(module).__mro__}
     own = (
         name for name in names if not name.startswith(("torch.", "fractrain_fx.")) and name not in ("torch", "builtins")

@@ -249,5 +249,5 @@ def _changed(state: ModelState) -> None:
     for variant in state.variants:
         for running in variant.running.values():
             running.current()
-    state.tied.structure.adopt_tensors()
-    state.tied.look_closely()
+    state.as_recorded.structure.adopt_tensors()
+    state.as_recorded.check_closely()

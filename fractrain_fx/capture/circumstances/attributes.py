@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from types import CodeType, SimpleNamespace
+from types import CellType, CodeType, SimpleNamespace
 from typing import Any
 
 from torch import Tensor, nn
 from torch.utils import checkpoint
 
-from fractrain_fx.capture.outside.equality import copied, same
-from fractrain_fx.capture.outside.holders import holders, replaced_method
+from fractrain_fx.capture.circumstances.equality import copied, same
+from fractrain_fx.capture.circumstances.holders import holders, replaced_method
 from fractrain_fx.capture.recording import patch
 from fractrain_fx.capture.recording.recorder import Recorder
-from fractrain_fx.capture.source import by_library
+from fractrain_fx.capture.source import by_capture, by_library
 from fractrain_fx.capture.trees import PLAIN
 
-__all__ = ["ABSENT", "Access", "Attributes", "Place", "present"]
+__all__ = ["ABSENT", "Access", "Attributes", "Place"]
 
 
 class ABSENT:
@@ -92,6 +93,10 @@ class Access:
         code, line = sorted(self.set_at or self.read_at, key=lambda at: at[1])[0]
         return f"{code.co_filename}:{line}"
 
+    def present(self) -> Any:
+        """The present value of the attribute."""
+        return getattr(self.holder, self.place.name, ABSENT)
+
 
 class Attributes:
     """Notes each read and each setting of a plain attribute while a recorder writes.
@@ -128,7 +133,22 @@ class Attributes:
 
     def carried(self) -> list[Access]:
         """Attributes that the run read before it gave them another value."""
-        return [each for each in self.accesses.values() if each.carried and not same(each.value, present(each))]
+        return [each for each in self.accesses.values() if each.carried and not same(each.value, each.present())]
+
+    def variables(self) -> Iterator[Access]:
+        """Global variables with plain values that the code of the run names, and those of the closures of forwards."""
+        for code, names in self._recorder.codes.items():
+            holder = sys.modules.get(str(names.get("__name__")))
+            if holder is not None and vars(holder) is names:
+                for name in code.co_names:
+                    if isinstance(names.get(name, ABSENT), _PLAIN):
+                        yield Access(holder, Place(holder.__name__, "", name), copied(names[name]), carried=True)
+        for kind in {type(holder) for holder, _, held in self._places.values() if not held}:
+            forward: Any = inspect.unwrap(kind.forward)
+            cells = forward.__closure__ or () if hasattr(forward, "__code__") else ()
+            for name, cell in zip(forward.__code__.co_freevars, cells, strict=True) if cells else ():
+                if cell != CellType() and isinstance(cell.cell_contents, _PLAIN):
+                    yield Access(cell, Place(kind.__name__, name, "cell_contents"), copied(cell.cell_contents), True)
 
     def left_behind(self) -> list[Access]:
         """Attributes that the run set to another value and never read: they serve code around the model.
@@ -136,7 +156,7 @@ class Attributes:
         A tensor, and a size of one, is another value in each call. An attribute that is read may be a table.
         """
         found = [each for each in self.accesses.values() if each.set_at and not each.read_at]
-        return [each for each in found if isinstance(present(each), Tensor) or not same(each.value, present(each))]
+        return [each for each in found if isinstance(each.present(), Tensor) or not same(each.value, each.present())]
 
     def _getter(self, real: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
         places, recorder = self._places, self._recorder
@@ -150,6 +170,8 @@ class Attributes:
                 raise
             if name == "training" and id(holder) in places:
                 recorder.ambient.read_mode(places[id(holder)][1], value, sys._getframe(1))
+            if name == "__dict__" and id(holder) in places and not recorder.paused and not by_library(sys._getframe(1)):
+                self._note_all(holder, value)
             if self._sees(holder, name) and ((id(holder), name) in self.accesses or _is_plain(holder, name, value)):
                 self._note_read(holder, name, value)
             return value
@@ -192,6 +214,8 @@ class Attributes:
 
     def _note_read(self, holder: Any, name: str, value: Any) -> None:
         frame = sys._getframe(2)
+        while by_capture(frame) and frame.f_back:
+            frame = frame.f_back
         if value is ABSENT and by_library(frame):
             return
         access = self.accesses.get((id(holder), name)) or self._access(holder, name, value, carried=True)
@@ -200,6 +224,12 @@ class Attributes:
         if isinstance(value, SimpleNamespace) and id(value) in self._places:  # its reads cannot be watched
             for field_name, part in vars(value).items():
                 self._note_read(value, field_name, part)
+
+    def _note_all(self, holder: Any, attributes: dict[str, Any]) -> None:
+        """Note that code reads the dictionary of a holder, and so any of its attributes."""
+        for name, value in list(attributes.items()):
+            if self._sees(holder, name) and _is_plain(holder, name, value):
+                self._note_read(holder, name, value)
 
     def _access(self, holder: Any, name: str, value: Any, carried: bool) -> Access:
         _, path, held = self._places[id(holder)]
@@ -214,11 +244,6 @@ class Attributes:
             return real(*args, **kwargs)
 
         return call
-
-
-def present(access: Access) -> Any:
-    """The present value of the attribute."""
-    return getattr(access.holder, access.place.name, ABSENT)
 
 
 def _is_plain(holder: Any, name: str, value: Any) -> bool:

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
+from fractrain_fx.capture.circumstances.attributes import Access
+from fractrain_fx.capture.circumstances.equality import copied, same
 from fractrain_fx.capture.compare import difference
 from fractrain_fx.capture.inputs.call import Example
 from fractrain_fx.capture.inputs.data import has_data
-from fractrain_fx.capture.outside.attributes import Access, present
-from fractrain_fx.capture.outside.equality import copied, same
 from fractrain_fx.capture.recording.patch import plain_paths
 from fractrain_fx.capture.recording.writer import Obstacle
 from fractrain_fx.capture.state import Snapshot, seeded
@@ -68,7 +68,7 @@ def _twice(snapshot: Snapshot, example: Example, train: bool, changed: list[Acce
             call = example.renewed()
             with seeded():
                 outputs.append(model(*call.args, **call.kwargs))
-            after.append([copied(present(each)) for each in changed])
+            after.append([copied(each.present()) for each in changed])
     moving = [each for each, *values in zip(changed, *after, strict=True) if _moves(*values)]
     return moving, has_data(model) and difference(*outputs) is not None
 

@@ -11,9 +11,11 @@ from types import FrameType
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 
-from fractrain_fx.capture.circumstances import Autocast, Circumstance, GradMode, InferenceMode
-from fractrain_fx.capture.source import by_capture, by_library
+from fractrain_fx.capture.circumstances.asked import Autocast, Circumstance, GradMode, InferenceMode
+from fractrain_fx.capture.sizes.standins import files_of
+from fractrain_fx.capture.source import by_capture, by_library, model_line
 
 __all__ = ["Surroundings"]
 
@@ -43,11 +45,13 @@ class Surroundings:
             other one, and in both if ``None``, all parts follow the model.
         grad: whether gradients are on around the call.
         inference: whether the call is made in inference mode.
+        left_off: file and line of code that leaves gradients switched off at the end of forward; empty if none does.
     """
 
     mode: bool | None = None
     grad: bool = True
     inference: bool = False
+    left_off: str = ""
     _watcher: _Watcher | None = None
     _regions: list[Any] = field(default_factory=list)
 
@@ -62,19 +66,35 @@ class Surroundings:
         self._watcher = watcher
         try:
             yield
+            if not torch.is_grad_enabled():
+                self.left_off = self.left_off or model_line() or "forward"
         finally:
             self._watcher = None
+            torch._C._set_grad_enabled(True)
 
     @contextlib.contextmanager
-    def applied(self) -> Iterator[None]:
-        """Answer the model's code inside as it would be answered in the call. Torch's own code gets torch's answers."""
+    def applied(self, model: nn.Module) -> Iterator[None]:
+        """Answer the model's code inside as it would be answered in the call. Torch's own code gets torch's answers.
+
+        The functions are replaced in torch, in its C module, and where files of the model imported them by name.
+        """
         # The compiler knows torch's functions by what they are when it is imported, and comparing runs imports it.
         importlib.import_module("torch._dynamo")
-        places: list[tuple[Any, str, Any]] = [
-            (torch, "is_grad_enabled", self._grad_enabled(torch.is_grad_enabled)),
-            (torch, "is_inference_mode_enabled", self._inference_enabled(torch.is_inference_mode_enabled)),
-            (torch, "is_autocast_enabled", self._autocast(torch.is_autocast_enabled, read_type=False)),
-            (torch, "get_autocast_dtype", self._autocast(torch.get_autocast_dtype, read_type=True)),
+        answers = {
+            "is_grad_enabled": self._grad_enabled(torch.is_grad_enabled),
+            "is_inference_mode_enabled": self._inference_enabled(torch.is_inference_mode_enabled),
+            "is_autocast_enabled": self._autocast(torch.is_autocast_enabled, None, read_type=False),
+            "get_autocast_dtype": self._autocast(torch.get_autocast_dtype, None, read_type=True),
+            "is_autocast_cpu_enabled": self._autocast(torch.is_autocast_cpu_enabled, "cpu", read_type=False),
+            "get_autocast_cpu_dtype": self._autocast(torch.get_autocast_cpu_dtype, "cpu", read_type=True),
+            "get_autocast_gpu_dtype": self._autocast(torch.get_autocast_gpu_dtype, "cuda", read_type=True),
+        }
+        real = {id(getattr(torch, name)): name for name in answers}
+        places = [
+            (owner, name, answers[real[id(value)]])
+            for owner in (torch, torch._C, *files_of(model))
+            for name, value in list(vars(owner).items())
+            if id(value) in real
         ]
         for kind in (torch.enable_grad, torch.set_grad_enabled):
             places += [
@@ -112,11 +132,11 @@ class Surroundings:
 
         return ask
 
-    def _autocast(self, real: Callable[..., Any], read_type: bool) -> Callable[..., Any]:
-        def ask(*device: str) -> Any:
-            frame, value = sys._getframe(1), real(*device)
+    def _autocast(self, real: Callable[..., Any], device: str | None, read_type: bool) -> Callable[..., Any]:
+        def ask(*devices: str) -> Any:
+            frame, value = sys._getframe(1), real(*devices)
             if not by_library(frame):
-                self._told(Autocast(device[0] if device else "cuda", read_type), value, frame)
+                self._told(Autocast(device or (devices[0] if devices else "cuda"), read_type), value, frame)
             return value
 
         return ask

@@ -1,4 +1,4 @@
-"""Circumstances of a call that are not among its arguments, and that a model's code can read.
+"""Circumstances of a call that a model's code asked for while it was recorded.
 
 Python sees the answer, so a recording holds for calls under the same circumstances.
 """
@@ -17,18 +17,39 @@ from fractrain_fx.capture.trees import tensors_in
 
 __all__ = [
     "Autocast",
+    "BufferShape",
     "Circumstance",
     "GradMode",
     "InferenceMode",
-    "IsLeaf",
+    "InputFact",
     "PartMode",
     "Read",
     "RequiresGrad",
     "Seen",
+    "settings_now",
 ]
 
 Read = Callable[[Sequence[Any]], Any]
 """Gives the present value of a circumstance, from the values for the inputs of a graph."""
+
+# In C, because every call reads all of them. Names that a version of torch lacks are left out.
+_IN_C = (
+    *("is_grad_enabled", "is_inference_mode_enabled", "get_default_dtype", "get_num_threads"),
+    *("_get_deterministic_algorithms", "_get_float32_matmul_precision", "_get_cublas_allow_tf32"),
+    *("_get_cudnn_allow_tf32", "_get_cudnn_benchmark", "_get_cudnn_deterministic"),
+    *("_get_flash_sdp_enabled", "_get_mem_efficient_sdp_enabled", "_get_math_sdp_enabled", "_get_cudnn_sdp_enabled"),
+    "is_autocast_cache_enabled",
+)
+_SETTINGS = tuple(
+    read for name in _IN_C if (read := getattr(torch._C, name, None) or getattr(torch, name, None)) is not None
+)
+
+
+def settings_now() -> tuple[Any, ...]:
+    """Torch's global settings that code can read: gradient mode, inference mode, autocast, precision, kernels."""
+    on_cpu, on_gpu = torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
+    types = torch.get_autocast_dtype("cpu") if on_cpu else None, torch.get_autocast_dtype("cuda") if on_gpu else None
+    return (*[read() for read in _SETTINGS], *types)
 
 
 class Circumstance(Protocol):
@@ -131,16 +152,37 @@ class RequiresGrad:
 
 
 @dataclass(frozen=True)
-class IsLeaf:
-    """Whether a tensor among the inputs has no history of gradients."""
+class InputFact:
+    """A fact of a tensor among the inputs: ``is_leaf``, or the answer of ``is_inference()``."""
 
     place: int
+    name: str
 
     def reader(self, model: nn.Module) -> Read:
-        return lambda values: all(x.is_leaf for x in list(tensors_in(values))[self.place : self.place + 1])
+        def read(values: Sequence[Any]) -> Any:
+            given = next((x for place, x in enumerate(tensors_in(values)) if place == self.place), None)
+            fact = getattr(given, self.name, None)
+            return fact() if callable(fact) else fact
+
+        return read
 
     def told(self, value: Any) -> str:
-        return f"tensor {self.place + 1} of the inputs {'without' if value else 'with'} a history of gradients"
+        return f"tensor {self.place + 1} of the inputs with {self.name} {value}"
+
+
+@dataclass(frozen=True)
+class BufferShape:
+    """The shape of a buffer, which may be replaced by one of another size."""
+
+    name: str
+
+    def reader(self, model: nn.Module) -> Read:
+        path, _, name = self.name.rpartition(".")
+        part = model.get_submodule(path)
+        return lambda _: None if getattr(part, name, None) is None else tuple(getattr(part, name).shape)
+
+    def told(self, value: Any) -> str:
+        return f"buffer {self.name!r} of shape {value}"
 
 
 @dataclass(frozen=True)

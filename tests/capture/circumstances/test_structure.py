@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fractrain_fx import Engine, FracConfig, FracModel, fractrainify
 from fractrain_fx.errors import ModelError
-from tests.tied.models import FLOAT, IMAGES, ROWS, gpt2, net, original_of, resnet, text
+from tests.capture.circumstances.models import FLOAT, IMAGES, ROWS, gpt2, net, original_of, resnet, text
 
 
 def adapters(original: Any) -> None:

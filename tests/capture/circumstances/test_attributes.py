@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fractrain_fx import Engine, fractrainify
 from fractrain_fx.errors import FracTrainWarning, ModelError
-from tests.tied.models import FLOAT, ROWS, gpt2, net, original_of
+from tests.capture.circumstances.models import FLOAT, ROWS, gpt2, net, original_of
 
 
 def test_setting_one_that_was_read_warns_once_and_reaches_the_original() -> None:

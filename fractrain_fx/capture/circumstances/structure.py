@@ -9,7 +9,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from fractrain_fx.capture.compare import same_tensor
-from fractrain_fx.passes.graph.edit import NAMESPACE
 
 __all__ = ["ADAPTERS_FIRST", "SHARDED_ELSEWHERE", "Structure", "is_adapter"]
 
@@ -24,6 +23,9 @@ SHARDED_ELSEWHERE = (
     "rewritten graph does not call layers. Shard the rewritten model with fractrain_fx.distributed.fully_shard(model) "
     "instead, before accelerator.prepare or Trainer"
 )
+
+
+_INSERTED = "frac"  # the name under which a recording puts its own modules
 
 
 class Structure:
@@ -59,7 +61,7 @@ class Structure:
     def children(self) -> Iterator[tuple[dict[str, Any], str, Any]]:
         """For each child its parent's dictionary, its name there, and the child (or ``None``)."""
         graph = self._views[1]
-        yield from ((graph._modules, name, child) for name, child in graph._modules.items() if name != NAMESPACE)
+        yield from ((graph._modules, name, child) for name, child in graph._modules.items() if name != _INSERTED)
         for module in self._modules.values():
             yield from ((module._modules, name, child) for name, child in module._modules.items())
 
@@ -86,7 +88,7 @@ class Structure:
                     if _same_tensors(path, module, now.get(path)) and _within(path, self._called):
                         stand_ins.add(path)
                     else:
-                        found[path] = _told(path, module, now.get(path))
+                        found[path] = _in_words(path, module, now.get(path))
             for path, module in now.items():
                 if path not in self._modules and not _within(path, {*found, *stand_ins}):
                     found[path] = f"{path!r} was added: {_short(module)}"
@@ -103,7 +105,7 @@ class Structure:
         """Give the original the children that were only set in the graph's dictionary, as Trainer's model does."""
         original, graph = self._views
         for name, child in graph._modules.items():
-            if name != NAMESPACE and child is not self._held.get(name) and name in self._held:
+            if name != _INSERTED and child is not self._held.get(name) and name in self._held:
                 original._modules[name] = child
 
     def retie(self) -> None:
@@ -156,7 +158,7 @@ def is_adapter(module: Any) -> bool:
 
 
 def _modules(model: nn.Module) -> dict[str, nn.Module]:
-    inserted = f"{NAMESPACE}."
+    inserted = f"{_INSERTED}."
     found = model.named_modules(remove_duplicate=False)
     return {path: module for path, module in found if not f"{path}.".startswith(inserted)}
 
@@ -207,7 +209,7 @@ def _within(path: str, others: Collection[str]) -> bool:
     return any(f"{path}.".startswith(f"{other}.") for other in others)
 
 
-def _told(path: str, module: nn.Module, now: nn.Module | None) -> str:
+def _in_words(path: str, module: nn.Module, now: nn.Module | None) -> str:
     if now is None:
         return f"{path!r} ({_short(module)}) is gone"
     return f"{path!r} was {_short(module)} and is {_short(now)}"

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from torch import nn
 from torch.fx import Graph
 
+from fractrain_fx.capture.circumstances.attributes import Access, Attributes
+from fractrain_fx.capture.circumstances.carried import carried
+from fractrain_fx.capture.circumstances.draws import draws
+from fractrain_fx.capture.circumstances.equality import same
 from fractrain_fx.capture.generators import Generators
 from fractrain_fx.capture.inputs.call import Example
-from fractrain_fx.capture.outside.attributes import Access, Attributes, Place, present
-from fractrain_fx.capture.outside.carried import carried
-from fractrain_fx.capture.outside.draws import draws
-from fractrain_fx.capture.outside.equality import same
 from fractrain_fx.capture.recording.kept.whole import Whole
 from fractrain_fx.capture.recording.recorder import Recorder
 from fractrain_fx.capture.recording.writer import Obstacle
@@ -33,20 +33,20 @@ class PythonState:
         types: whether code read the floating type of a tensor, so that the graph may have this type as a constant.
     """
 
-    read: tuple[Place, ...] = ()
+    read: tuple[Access, ...] = ()
     notes: tuple[str, ...] = ()
     types: bool = False
 
     @classmethod
     def joined(cls, parts: Iterable[PythonState]) -> PythonState:
         """The state of several recorded runs together, each entry once."""
-        read: dict[Place, None] = {}
+        read: dict[tuple[int, str], Access] = {}
         notes: dict[str, None] = {}
         parts = tuple(parts)
         for part in parts:
-            read |= dict.fromkeys(part.read)
+            read |= {(id(each.holder), each.place.name): each for each in reversed(part.read)}
             notes |= dict.fromkeys(part.notes)
-        return cls(tuple(read), tuple(notes), any(part.types for part in parts))
+        return cls(tuple(read.values()), tuple(notes), any(part.types for part in parts))
 
 
 class Outside:
@@ -86,14 +86,15 @@ class Outside:
             outside = [path for path in access.writers if self._is_shown([path], called)]
             if not outside or self._is_shown([access.place.module], called):
                 continue
-            if len(outside) < len(access.writers) or not same(access.value, present(access)):
+            if len(outside) < len(access.writers) or not same(access.value, access.present()):
                 cause = f"it sets {access.place} of a part that stays one call, which a graph does not do"
                 yield Obstacle(outside[0], cause, line=access.line)
 
     def state(self, graph: Graph) -> PythonState:
         """The Python state that ``graph`` has fixed. Modules that it calls read their attributes again."""
         called = [str(node.target) for node in graph.nodes if node.op == "call_module"]
-        read = [each.place for each in self._attributes.accesses.values() if self._decided(each, called)]
+        read = [each for each in self._attributes.accesses.values() if self._decided(each, called)]
+        read += self._attributes.variables()
         notes = list(self._notes)
         if asked := sorted(self._attributes.checkpointed):
             notes.append(

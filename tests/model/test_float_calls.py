@@ -13,7 +13,7 @@ import torch
 
 from fractrain_fx import FracConfig, FracModel, fractrainify
 from fractrain_fx.errors import FracTrainWarning
-from tests.tied.models import FLOAT, IMAGES, ROWS, Net, gpt2, original_of, resnet, text
+from tests.capture.circumstances.models import FLOAT, IMAGES, ROWS, Net, gpt2, original_of, resnet, text
 
 PROMPT = text()["input_ids"][:1]
 SETTINGS: dict[str, Any] = {"max_new_tokens": 2, "do_sample": False}

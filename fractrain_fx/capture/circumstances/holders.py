@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 import sys
 from argparse import Namespace
+from collections import deque
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from functools import partial
+from types import CellType, FunctionType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,13 +19,16 @@ from torch import Tensor, nn
 __all__ = ["holders", "replaced_method"]
 
 _DEPTH = 3
+_ENTRIES = 1000  # of a container; a longer one is data
+_OF_TORCH = frozenset(vars(nn.Module()))  # the dictionaries that torch itself keeps on a module
 _IMMUTABLE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: Python refuses to set an attribute of such a class
 
 
 def holders(model: nn.Module) -> dict[int, tuple[Any, str, str]]:
     """Modules, and objects that they hold, to a depth of three: by identity the object, its module's path, its name.
 
-    The name is ``""`` for a module, and may have dots for an object inside an object.
+    Objects may lie in containers, and in the closures of functions. The name is ``""`` for a module, and may have dots
+    and indices for an object inside another one.
     """
     found: dict[int, tuple[Any, str, str]] = {}
     for path, module in model.named_modules():
@@ -31,7 +37,7 @@ def holders(model: nn.Module) -> dict[int, tuple[Any, str, str]]:
     for _ in range(_DEPTH):
         below = []
         for holder, path, held in level:
-            for name, value in vars(holder).items():
+            for name, value in _held_by(holder):
                 if id(value) not in found and _is_watched(value):
                     found[id(value)] = value, path, f"{held}.{name}".lstrip(".")
                     below.append(found[id(value)])
@@ -51,6 +57,32 @@ def replaced_method(kind: type, name: str, made: Callable[[Any], Any]) -> Iterat
             setattr(kind, name, real)
         else:
             delattr(kind, name)
+
+
+def _held_by(holder: Any) -> Iterator[tuple[str, Any]]:
+    """Names and values of all that an object holds in its attributes, and in the closure of its class's forward."""
+    for name, value in list(vars(holder).items()):
+        if not (isinstance(holder, nn.Module) and name in _OF_TORCH):
+            yield from _inside(name, value, _DEPTH)
+    if isinstance(holder, nn.Module):
+        yield from _inside("forward", inspect.unwrap(type(holder).forward), 1)
+
+
+def _inside(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
+    """A value, and what lies in it if it is a container, a partial or a function."""
+    yield name, value
+    parts: list[tuple[Any, Any]] = []
+    if isinstance(value, dict):
+        parts = list(value.items())
+    elif isinstance(value, (list, tuple, set, frozenset, deque)):
+        parts = list(enumerate(value))
+    elif isinstance(value, partial):
+        parts = [*enumerate((value.func, *value.args)), *value.keywords.items()]
+    elif isinstance(value, FunctionType):
+        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+        parts = [(key, cell.cell_contents) for key, cell in cells if cell != CellType()]
+    for key, part in parts[:_ENTRIES] if depth else ():
+        yield from _inside(f"{name}[{key!r}]", part, depth - 1)
 
 
 def _is_watched(value: Any) -> bool:

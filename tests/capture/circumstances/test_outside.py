@@ -136,7 +136,7 @@ class Outer(nn.Module):
 
 
 def read(recording: Recording) -> set[str]:
-    return {str(place) for place in recording.python.read}
+    return {str(each.place) for each in recording.python.read if each.place.module != __name__}
 
 
 def test_attributes_that_forward_reads_are_known() -> None:

@@ -1,4 +1,4 @@
-"""Warn when methods or submodules of the original, reached through the rewritten model, run float layers.
+"""Use of the original through a rewritten model: warn when it runs float layers, and decide what setting does.
 
 A rewritten model looks attributes up on the original. Only this look-up installs a watch, so a training step costs
 nothing more. A method is wrapped so that it warns when it runs a layer. In a submodule, modules that the graph never
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 from collections.abc import Callable, Mapping
 from types import FrameType, MethodType
 from typing import Any
@@ -17,12 +16,14 @@ from typing import Any
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from fractrain_fx.capture.source import users_frame
+from fractrain_fx.capture.circumstances.notices import Notice
+from fractrain_fx.capture.circumstances.structure import ADAPTERS_FIRST, is_adapter
+from fractrain_fx.capture.source import users_frame, warn
 from fractrain_fx.capture.targets import call_name, is_product
 from fractrain_fx.capture.trees import tensors_in
-from fractrain_fx.tied.telling import warn
+from fractrain_fx.errors import ModelError
 
-__all__ = ["FloatCalls", "Notice", "forget_notices", "told_of_generate"]
+__all__ = ["FloatCalls", "belongs_to_original", "require_no_part", "told_of_generate"]
 
 
 class FloatCalls:
@@ -77,7 +78,7 @@ class FloatCalls:
             )
         warn(words, at)
 
-    def hears(self) -> bool:
+    def is_user_call(self) -> bool:
         """Whether calls of submodules are the user's own, and not made by a watched method."""
         return not (self._running or self._silent)
 
@@ -111,35 +112,6 @@ class FloatCalls:
         self._armed[name] = [each.register_forward_pre_hook(notice) for each in heard]
 
 
-class Notice:
-    """A hook on modules that were looked up: warns of the first call, unless it comes from the original's forward."""
-
-    def __init__(self, calls: FloatCalls, name: str) -> None:
-        self._calls: FloatCalls | None = calls
-        self._name = name
-
-    def __call__(self, module: nn.Module, args: Any) -> None:
-        """Warn."""
-        if self._calls is None or not self._calls.hears():
-            return
-        at: FrameType | None = sys._getframe(1)
-        while at is not None:
-            if at.f_code.co_name == "forward" and at.f_locals.get("self") is self._calls.original:
-                return
-            at = at.f_back
-        self._calls.tell(self._name, users_frame())
-
-    def __reduce__(self) -> Any:
-        """A copy of the original gets a hook that never warns."""
-        return _deaf, ()
-
-
-def _deaf() -> Notice:
-    notice = Notice.__new__(Notice)
-    notice._calls, notice._name = None, ""
-    return notice
-
-
 class _Layers(TorchFunctionMode):
     """Calls ``tell`` at the first product with a parameter."""
 
@@ -158,14 +130,6 @@ class _Layers(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def forget_notices(model: nn.Module) -> None:
-    """Remove the hooks of earlier look-ups from a model that is recorded again."""
-    for module in model.modules():
-        for key, hook in list(module._forward_pre_hooks.items()):
-            if isinstance(hook, Notice):
-                del module._forward_pre_hooks[key]
-
-
 def told_of_generate(kind: str) -> str:
     """The warning about generating with a rewritten model."""
     return (
@@ -180,3 +144,43 @@ def _can_be_told_of(module: nn.Module) -> bool:
     """Whether a module has parameters, and no hook of an earlier look-up."""
     waits = any(isinstance(hook, Notice) for hook in module._forward_pre_hooks.values())
     return not waits and next(module.parameters(), None) is not None
+
+
+def belongs_to_original(model: nn.Module, original: nn.Module, name: str, read: bool) -> bool:
+    """Whether an attribute to be set is a plain attribute of the original, which the model reads from there.
+
+    ``read``: the original's forward reads it, although the original may not have it yet.
+    """
+    kept_by_torch = name in model._parameters or name in model._buffers or name in model._modules
+    return not (kept_by_torch or name in vars(model) or hasattr(type(model), name)) and (
+        read or hasattr(original, name)
+    )
+
+
+def require_no_part(model: nn.Module, name: str, value: Any) -> None:
+    """Check that setting an attribute adds or replaces no module or parameter that the graph would not use.
+
+    A parameter may replace one of the same shape, as assigning a checkpoint does.
+
+    Raises:
+        ModelError: it would.
+    """
+    before = model._modules.get(name, model._parameters.get(name))
+    if value is before or (before is None and not isinstance(value, nn.Module | nn.Parameter)):
+        return
+    if isinstance(value, nn.Parameter) and isinstance(before, nn.Parameter) and value.shape == before.shape:
+        return
+    if is_adapter(value):
+        raise ModelError(
+            f"PEFT would replace {name}, a {type(before).__name__} that the rewritten graph was made for: "
+            f"{ADAPTERS_FIRST}; take a new model, because this one may hold some of its adapters already"
+        )
+    if before is None:
+        raise ModelError(
+            f"{name} = {type(value).__name__}(...) would add a part to a rewritten model, whose graph does not run it: "
+            "add it to the model before fractrainify, or hold it beside the rewritten model"
+        )
+    raise ModelError(
+        f"{name} = {type(value).__name__}(...) would replace a {type(before).__name__} that the rewritten graph was "
+        f"made for: set it on the original (plain = model.restore(); plain.{name} = ...) and call fractrainify(plain)"
+    )

@@ -1,0 +1,225 @@
+"""Check that a model is what was recorded: its structure, and attributes and hooks that its graph cannot follow.
+
+Every call compares by identity, in C; mode switches, and calls that found a difference, compare closely.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sized
+from dataclasses import replace
+from itertools import repeat
+from operator import is_, is_not
+from types import CellType, ModuleType
+from typing import Any, Self
+
+from torch import Tensor, nn
+
+from fractrain_fx.capture.circumstances.attributes import ABSENT, Access
+from fractrain_fx.capture.circumstances.equality import copied, same
+from fractrain_fx.capture.circumstances.notices import Notice
+from fractrain_fx.capture.circumstances.structure import ADAPTERS_FIRST, SHARDED_ELSEWHERE, Structure
+from fractrain_fx.capture.source import warn
+from fractrain_fx.errors import ModelError
+
+__all__ = ["Original"]
+
+_REWRITE = "call fractrainify(model.restore()) again for it to count"
+_SMALL = 64  # entries of a container that every call compares
+_HOOKS = {
+    "_forward_hooks": "forward hook",
+    "_forward_pre_hooks": "forward pre-hook",
+    "_backward_hooks": "backward hook",
+    "_backward_pre_hooks": "backward pre-hook",
+}
+
+
+class _Attribute:
+    """An attribute that the recording read.
+
+    Attributes:
+        access: the attribute.
+        names: the dictionary in which it lies; empty for a variable of a closure.
+        raw: its value there at the last comparison.
+        value: a copy of its value when it was recorded.
+        reported: whether a change was reported.
+    """
+
+    def __init__(self, access: Access) -> None:
+        self.access = access
+        self.names: dict[str, Any] = getattr(access.holder, "__dict__", {})
+        self.raw = self.names.get(access.place.name, ABSENT)
+        self.value = copied(access.present())
+        self.reported = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Attribute:
+        """The attribute of a copy of the model. Variables of Python's modules and closures belong to every copy."""
+        holder = self.access.holder
+        if not isinstance(holder, (ModuleType, CellType)):
+            holder = copy.deepcopy(holder, memo)
+        duplicate = _Attribute(replace(self.access, holder=holder))
+        duplicate.value, duplicate.reported = self.value, self.reported
+        return duplicate
+
+
+class Original:
+    """The structure, attributes and hooks of a model that its graphs were recorded from.
+
+    Args:
+        model: the model that was passed to ``fractrainify``.
+        graph_module: its graph.
+        read: the attributes whose values decided what was recorded.
+        called: paths of the modules that the graphs call, whose inside is not theirs.
+    """
+
+    def __init__(
+        self, model: nn.Module, graph_module: nn.Module, read: Iterable[Access], called: Collection[str]
+    ) -> None:
+        self.structure = Structure(model, graph_module, frozenset(called))
+        modules = self.structure.modules
+        self.uncalled = {path: module for path, module in modules.items() if not _is_within(path, called)}
+        self._attributes = list(map(_Attribute, read))
+        self._hooks = {path: set(_hooks_of(module)) for path, module in self.uncalled.items()}
+        self._note()
+
+    def check(self) -> None:
+        """Compare by identity, at every call; compare closely if anything differs.
+
+        Raises:
+            ModelError: modules or parameters are not those of the graph.
+        """
+        if not self._as_noted():
+            self.check_closely()
+
+    def check_closely(self) -> None:
+        """Compare modules, parameters, attributes and hooks; warn of changes without effect.
+
+        Raises:
+            ModelError: modules or parameters are not those of the graph, or layers are sharded that it does not call.
+        """
+        self.require_structure("the rewritten model still runs the graph of the old structure")
+        if any(hasattr(module, "set_requires_gradient_sync") for path, module in self.uncalled.items() if path):
+            raise ModelError(SHARDED_ELSEWHERE)
+        if changes := list(self._changed_attributes()):
+            warn(f"without effect on the rewritten model: {_listed(changes)}; {_REWRITE}")
+        if hooks := list(self._new_hooks()):
+            warn(
+                f"never run: {_listed(hooks)}. The rewritten graph does the work of these modules without calling "
+                "them: put the hook on the rewritten model itself, or on the module before fractrainify, which then "
+                "keeps it whole"
+            )
+        self._note()
+
+    def reads(self, name: str) -> bool:
+        """Whether the recording read this attribute of the model itself, or found that it is missing."""
+        return any(str(each.access.place) == name for each in self._attributes)
+
+    def require_structure(self, what: str, way_out: str = "") -> None:
+        """Compare modules and parameters with those of the graph.
+
+        Args:
+            what: the consequence of a difference, for the message.
+            way_out: another remedy, for the message.
+
+        Raises:
+            ModelError: they differ.
+        """
+        if differences := self.structure.differences():
+            if self.structure.has_new_adapters:
+                way_out += f"; or, after peft_model.unload(), {ADAPTERS_FIRST}"
+            raise ModelError(
+                f"the model's structure has changed since fractrainify: {_listed(differences)}. {what[0].upper()}"
+                f"{what[1:]}: undo the change, or rewrite the model as it is now with "
+                f"fractrainify(model.restore(structure_changed=True), ...){way_out}"
+            )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """The same for a copy of the model, whose modules are in ``memo``."""
+        duplicate = type(self).__new__(type(self))
+        for name in ("structure", "uncalled", "_attributes", "_hooks"):
+            setattr(duplicate, name, copy.deepcopy(getattr(self, name), memo))
+        duplicate._note()
+        return duplicate
+
+    def _changed_attributes(self) -> Iterator[str]:
+        """The attributes whose value has changed since recording, in words; each is reported once."""
+        for each in self._attributes:
+            now, place = each.access.present(), each.access.place
+            if not (each.reported or same(each.value, now)):
+                yield f"{place} was {_in_words(each.value)} when the model was recorded and is {_in_words(now)}"
+                each.reported = True
+            each.raw = each.names.get(place.name, ABSENT)
+
+    def _new_hooks(self) -> Iterator[str]:
+        """Hooks that were added since the last comparison, in words."""
+        for path, module in self.uncalled.items():
+            hooks = _hooks_of(module)
+            new = (words for key, words in hooks.items() if key not in self._hooks[path])
+            yield from (f"{words} of {path!r}" if path else f"{words} of the original itself" for words in new)
+            self._hooks[path] = set(hooks)
+
+    def _note(self) -> None:
+        places = [(each.names, each.access.place.name, each.raw) for each in self._attributes]
+        places += [*self.structure.children(), *self.structure.tensorless()]
+        self._dictionaries = [dictionary for dictionary, _, _ in places]
+        self._names = [name for _, name, _ in places]
+        self._values = [value for _, _, value in places]
+        owners = [module._parameters for module in self.structure.modules.values()]
+        parameters = [(owner, name) for owner in owners for name, x in owner.items() if x is not None]
+        self._owners = [owner for owner, _ in parameters]
+        self._parameters = [name for _, name in parameters]
+        held = (each.raw for each in self._attributes if not each.reported)
+        self._contents = [(part, tuple(part)) for raw in held for part in _containers(raw)]
+        hooks = (vars(module)[kind] for module in self.uncalled.values() for kind in _HOOKS)
+        self._counted: list[Sized] = [*hooks, *self.structure.containers()]
+        self._counts = list(map(len, self._counted))
+
+    def _as_noted(self) -> bool:
+        return (
+            all(map(is_, map(dict.get, self._dictionaries, self._names, repeat(ABSENT)), self._values))
+            and all(map(is_not, map(dict.get, self._owners, self._parameters), repeat(None)))
+            and list(map(len, self._counted)) == self._counts
+            and all(len(part) == len(items) and all(map(is_, part, items)) for part, items in self._contents)
+        )
+
+
+def _containers(value: Any, depth: int = 2) -> Iterator[Collection[Any]]:
+    """The small containers in an attribute, each as something whose items can be compared by identity."""
+    parts: list[Collection[Any]] = []
+    if isinstance(value, Mapping) and len(value) <= _SMALL:
+        parts = [value.keys(), value.values()]
+    elif isinstance(value, (list, set, deque)) and len(value) <= _SMALL:
+        parts = [value]
+    yield from parts
+    for part in parts[-1:] if depth else ():
+        for each in part:
+            yield from () if isinstance(each, Tensor) else _containers(each, depth - 1)
+
+
+def _hooks_of(module: nn.Module) -> dict[Any, str]:
+    found: dict[Any, str] = {}
+    for kind, words in _HOOKS.items():
+        for key, hook in vars(module)[kind].items():
+            if not isinstance(hook, Notice):
+                found[kind, key] = f"the {words} {getattr(hook, '__qualname__', type(hook).__qualname__)}"
+    if "forward" in vars(module):
+        found["forward", id(vars(module)["forward"])] = "the forward that was set on the instance"
+    return found
+
+
+def _in_words(value: Any) -> str:
+    if value is ABSENT:
+        return "not there"
+    words = repr(value)
+    return words if len(words) < 60 and "\n" not in words else f"another {type(value).__name__}"
+
+
+def _is_within(path: str, others: Collection[str]) -> bool:
+    """Whether a path is one of the others, or below one."""
+    parts = path.split(".")
+    return any(".".join(parts[: i + 1]) in others for i in range(len(parts)))
+
+
+def _listed(found: list[str]) -> str:
+    return "; ".join(found[:4]) + (f"; and {len(found) - 4} more" if len(found) > 4 else "")

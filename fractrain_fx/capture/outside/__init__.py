@@ -1,1 +1,0 @@
-"""Effects of a run outside torch: attributes that it reads and changes, random numbers of other libraries."""
