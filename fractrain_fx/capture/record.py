@@ -10,13 +10,14 @@ import torch
 from torch import nn
 
 from fractrain_fx.capture.checking.check import Batching
+from fractrain_fx.capture.checking.first_call import FloatGraph, first_difference
 from fractrain_fx.capture.checking.guard_check import Guards
 from fractrain_fx.capture.circumstances.arguments import Arguments
 from fractrain_fx.capture.circumstances.asked import Seen
 from fractrain_fx.capture.circumstances.outside import PythonState
 from fractrain_fx.capture.circumstances.surroundings import Surroundings
 from fractrain_fx.capture.inputs.caches import fill_caches
-from fractrain_fx.capture.inputs.call import CallSpec, describe_call, own_containers
+from fractrain_fx.capture.inputs.call import CallSpec, Example, describe_call, own_containers
 from fractrain_fx.capture.inputs.data import has_data, without_data
 from fractrain_fx.capture.layerdrop import dropped_in_graph
 from fractrain_fx.capture.module import RecordedModule
@@ -52,6 +53,7 @@ class Recording:
         types: the floating types of the model's parameters by name, if code read the type of a tensor; else ``None``.
         seen: for each mode, the circumstances of a call that code read.
         input_types: for each input tensor its type, if code read it; else ``None``. Their kinds are part of ``call``.
+        plain: for each mode the graph before passes change it, to compare with the model on later calls.
     """
 
     train: RecordedModule
@@ -68,6 +70,7 @@ class Recording:
     types: Mapping[str, torch.dtype] | None = None
     seen: Mapping[bool, tuple[Seen, ...]] = field(default_factory=lambda: {True: (), False: ()})
     input_types: tuple[torch.dtype | None, ...] = ()
+    plain: Mapping[bool, FloatGraph] = field(default_factory=dict)
 
     @property
     def fixed_batch(self) -> bool:
@@ -83,6 +86,19 @@ class Recording:
             training: the mode.
         """
         return self.guards[training].broken(values, self.train if training else self.eval, model)
+
+    def difference(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], training: bool
+    ) -> str | None:
+        """The difference between the model and its graph on a call, in words; ``None`` if they agree.
+
+        The model keeps its buffers, attributes, hooks and random generators.
+        """
+        values = self.call.bind(args, kwargs)
+        tensors = dict(zip(self.call.placeholders, values, strict=True))
+        implied = {name: value for name, value in self.call.implied if name not in kwargs}
+        example = Example(self.call, tensors, args, {**kwargs, **implied})
+        return first_difference(model, self.train if training else self.eval, self.plain[training], example, training)
 
     def other_types(self, model: nn.Module) -> str | None:
         """The recorded types of parameters, in words, if the model has others now and the graph depends on them.
@@ -154,6 +170,11 @@ def record(
         with snapshot.preserved(), torch.enable_grad(), around.applied(model):
             settled = settle(Task(snapshot, example, batch_axis, check and real))
     attempt, mode = settled.attempt, model.training
+    shared = attempt.train is attempt.eval
+    plain = {
+        each: FloatGraph.of(attempt.graph(each).graph, attempt.returns[each], attempt.seen[each])
+        for each in ((True,) if shared else (True, False))
+    }
     recorded = Recording(
         train=attempt.train,
         eval=attempt.eval,
@@ -168,6 +189,7 @@ def record(
         python=replace(attempt.python, notes=(*attempt.python.notes, *notes, *hooks_left_out(model))),
         types=_types_of(model) if attempt.python.types else None,
         seen=attempt.seen,
+        plain={True: plain[True], False: plain[True] if shared else plain[False]},
         input_types=tuple(x.dtype if i in attempt.typed else None for i, x in enumerate(tensors_in(example.tensors))),
     )
     for graph in recorded.graphs:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fractrain_fx.capture.circumstances.surroundings import Surroundings
 from fractrain_fx.capture.generators import Generators
@@ -21,12 +21,14 @@ class Snapshot:
     """The state of ``model`` at one moment, to return to after each run.
 
     It holds a copy of every parameter and buffer, because a forward may write to both (running averages of codebooks).
-    Gradients are not kept, because no run here touches them. Without ``tensors`` only attributes are held, for runs on
-    the meta device, which write to no parameter. ``surroundings``: how the call is made that the model is recorded for.
-    ``on_gpu``: whether a part of the model is on another device than a CPU.
+    Gradients are not kept, because no run here touches them. With ``held`` only these tensors are copied, for runs that
+    are known to write to no others. ``surroundings``: how the call is made that the model is recorded for. ``on_gpu``:
+    whether a part of the model is on another device than a CPU.
     """
 
-    def __init__(self, model: nn.Module, surroundings: Surroundings | None = None, *, tensors: bool = True) -> None:
+    def __init__(
+        self, model: nn.Module, surroundings: Surroundings | None = None, *, held: Iterable[Tensor] | None = None
+    ) -> None:
         self.model = model
         self.surroundings = surroundings or Surroundings()
         # Containers among the attributes are copied, because a forward may fill them (caches of tables).
@@ -34,7 +36,7 @@ class Snapshot:
             (module, {name: (value, _contents(value)) for name, value in vars(module).items()})
             for module in model.modules()
         ]
-        held = [*model.parameters(), *model.buffers()] if tensors else []
+        held = [*model.parameters(), *model.buffers()] if held is None else held
         self._values = [(x, x.detach().clone()) for x in held if not x.is_meta]
         self._hooks = [(p, set(p._backward_hooks or ())) for p in model.parameters()]
         self.on_gpu = any(x.device.type not in ("cpu", "meta") for x in (*model.parameters(), *model.buffers()))

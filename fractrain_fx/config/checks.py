@@ -34,6 +34,8 @@ def check_config(config: FracConfig) -> None:
     _check_execution(config)
     if config.batch_axis < 0:
         raise ConfigError(f"batch_axis={config.batch_axis} must be at least 0: count dimensions from the first")
+    if config.compared_calls < 0:
+        raise ConfigError(f"compared_calls={config.compared_calls} must be at least 0, which compares no call")
     if config.recordings < 1:
         raise ConfigError(f"recordings={config.recordings} must be at least 1: a model is recorded once")
     _check_gradient_grid(config)

@@ -123,6 +123,9 @@ class FracConfig:
         epsilon, alpha: threshold of the turning point and its decay (Algorithm 1).
         keep: share (0..1) of the old running range that a training step keeps.
         batch_axis: dimension of the model's inputs that holds the samples.
+        compared_calls: of each recording, the number of first calls with other sizes that are compared with the model
+            itself, because code may read a size in a way that recording does not see. The first call with another type,
+            layout or setting of torch is always compared; 0 compares no call.
         recordings: most recordings of one model; calls with other arguments, and sizes for which its code takes
             another path, need another one.
     """
@@ -161,6 +164,7 @@ class FracConfig:
     keep: float = 0.9
     batch_axis: int = 0
     recordings: int = 8
+    compared_calls: int = 16
 
     def __post_init__(self) -> None:
         check_words(self)

@@ -15,6 +15,7 @@ from torch import nn
 from torch.fx.passes.infra.pass_base import PassBase
 
 from fractrain_fx.capture import Form, Recording, Surroundings, forms_of, record, shapes_of
+from fractrain_fx.capture.circumstances.asked import settings_now
 from fractrain_fx.capture.circumstances.notices import forget_notices
 from fractrain_fx.capture.trees import map_tensors, tensors_in
 from fractrain_fx.config import FracConfig
@@ -22,6 +23,7 @@ from fractrain_fx.errors import FracTrainError, InputError
 from fractrain_fx.execution.int8.timing import Tuner
 from fractrain_fx.model.executed import Running
 from fractrain_fx.model.failures import refused_again, told_differences
+from fractrain_fx.model.first_calls import FirstCalls
 from fractrain_fx.model.samples import SampleCount
 from fractrain_fx.model.variant import Variant, share_inserted
 from fractrain_fx.model.watched import Watched, reads_of
@@ -70,6 +72,7 @@ class Variants:
         self._fixed: dict[int, set[int]] = {}
         self._place_of = _run_by_compiler(self._place_for)
         self._watched = Watched(original)
+        self._first_calls = FirstCalls(original, config.compared_calls)
         self._note_conditions(0, first)
 
     def __iter__(self) -> Iterator[Variant]:
@@ -90,12 +93,16 @@ class Variants:
         form, values, why = self._bound(args, kwargs)
         if torch.compiler.is_compiling():
             return self._compiled(form, values, training), values
-        types = tuple(x.dtype for x in tensors_in(values))
-        fixed = tuple(str(values[i].tolist()) for i in self._fixed.get(form, ()))
-        key = (form, training, shapes_of(values), types, fixed, self._watched.now(values))
+        sizes, layouts = [], []
+        for x in tensors_in(values):
+            sizes.append(x.shape)
+            layouts.append((x.dtype, len(x.shape), x.is_contiguous()))
+        fixed = tuple([str(values[i].tolist()) for i in self._fixed.get(form, ())])
+        kind = (form, training, tuple(layouts), fixed, self._watched.now(values), settings_now())
+        key = kind, tuple(sizes)
         found = self._chosen.get(key)
         if found is None:
-            found = self._find(form, values, (args, kwargs), training, why)
+            found = self._find(form, values, (args, kwargs), training, why, kind)
             values = values if why is None else found.recording.call.bind(args, kwargs)
             self._chosen[key] = found
         return found, values
@@ -173,13 +180,17 @@ class Variants:
                 return place
         return -1
 
-    def _find(self, form: int, values: Values, call: Call, training: bool, why: str | None) -> Variant:
-        conditions, around = [], False
+    def _find(self, form: int, values: Values, call: Call, training: bool, why: str | None, kind: Any) -> Variant:
+        conditions: list[str] = []
+        around, unseen = False, None
         for variant in self:
             if variant.form != form:
                 continue
             seen = variant.misfit(values, training)
             condition = str(seen) if seen else variant.broken(values, self._original, training)
+            if condition is None and self.closed is None:
+                unseen = self._first_calls.difference(variant, call, training, kind)
+                condition = None if unseen is None else f"calls on which it equals its graph; here {unseen}"
             if condition is None:
                 return variant
             conditions.append(condition)
@@ -190,7 +201,12 @@ class Variants:
                 f"does not meet: {conditions[0]}" if why is None else f"has other arguments: {why.partition(': ')[0]}"
             )
             try:
-                return _not_compiled(self._record)(form, call, training, told)
+                made = _not_compiled(self._record)(form, call, training, told)
+                again = None if unseen is None else self._first_calls.difference(made, call, training, kind)
+                if again is None:
+                    return made
+                self._others.remove(made)
+                raise InputError(f"the new recording differs from the model too: {again}")
             except FracTrainError as error:
                 refused = f"It cannot be recorded again for this call: {error}" if why else refused_again(error)
                 cause = error.with_traceback(None)

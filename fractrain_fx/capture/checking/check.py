@@ -18,11 +18,21 @@ from fractrain_fx.capture.module import RecordedModule
 from fractrain_fx.capture.state import Snapshot
 from fractrain_fx.errors import CaptureError
 
-__all__ = ["Batching", "Mismatch", "Trial", "find_mismatch", "raise_if_lost", "repeated", "trial_of", "trials_of"]
+__all__ = [
+    "ROUNDING",
+    "Batching",
+    "Mismatch",
+    "Trial",
+    "find_mismatch",
+    "raise_if_lost",
+    "repeated",
+    "trial_of",
+    "trials_of",
+]
 
 # A model told that values must not be read may take another path to the same result (an attention mask that masks
 # nothing instead of no mask). The graph equals that path bit for bit, and the usual path up to this relative rounding.
-_ROUNDING = 1e-4
+ROUNDING = 1e-4
 
 # Rounding error of a gradient that is 0, relative to the largest gradient of all.
 _NOTHING = 1e-6
@@ -129,7 +139,7 @@ def find_mismatch(snapshot: Snapshot, recorded: RecordedModule, trial: Trial) ->
         other_path = outcome_of(snapshot, model, train, example, value_free=True)
         if _differ(trial, other_path, actual) is not None:
             return found
-    words = difference(expected.output, actual.output, tolerance=_ROUNDING)
+    words = difference(expected.output, actual.output, tolerance=ROUNDING)
     if words:
         return Mismatch(trial, words)
     wrong = (name for group in _groups(expected, actual) for name in _beyond_rounding(snapshot, recorded, trial, group))
@@ -148,7 +158,7 @@ def repeated(snapshot: Snapshot, recorded: RecordedModule, trial: Trial) -> str 
         except Exception as error:
             return f"the graph fails: {type(error).__name__}: {error}" if run is recorded else None
     theirs, mine = outputs
-    return difference(theirs, mine, tolerance=_ROUNDING)
+    return difference(theirs, mine, tolerance=ROUNDING)
 
 
 def _differ(trial: Trial, expected: Outcome, actual: Outcome) -> Mismatch | None:
@@ -191,7 +201,7 @@ def _beyond_rounding(snapshot: Snapshot, recorded: RecordedModule, trial: Trial,
         kept[name] = x.clone()
 
     def compare(name: str, x: Tensor) -> None:
-        if same_tensor(kept.pop(name, None), x, _ROUNDING, 0.0 if name in trial.expected.buffers else floor):
+        if same_tensor(kept.pop(name, None), x, ROUNDING, 0.0 if name in trial.expected.buffers else floor):
             near.add(name)
 
     read_run(snapshot, snapshot.model, trial.train, trial.example, keep, wanted=names)

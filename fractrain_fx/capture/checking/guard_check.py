@@ -135,7 +135,7 @@ class Guards:
     def _inner(self, wanted: set[Size], values: Sequence[Any], owner: nn.Module, model: nn.Module) -> dict[Size, int]:
         shapes_only = map_tensors(list(values), _without_data)
         try:
-            with Snapshot(model, tensors=False).preserved(), torch.no_grad():
+            with Snapshot(model, held=()).preserved(), torch.no_grad():
                 return _SizesWithoutData(owner, self._graph, wanted).found(shapes_only)
         except Exception:  # values decide sizes, or foreign code reads them: this needs a run with data
             if any(x.is_meta for x in tensors_in(values)):

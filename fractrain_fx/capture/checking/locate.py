@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import Interpreter, Node
+from torch.fx import Graph, Interpreter, Node
 
 from fractrain_fx.capture.checking.check import Mismatch
 from fractrain_fx.capture.compare import same_tensor
@@ -22,8 +22,14 @@ from fractrain_fx.capture.trees import tensors_in
 __all__ = ["locate"]
 
 
-def locate(snapshot: Snapshot, recorded: RecordedModule, returns: Sequence[Return], mismatch: Mismatch) -> str:
-    """Path of the module to blame; the root's is the empty string.
+def locate(
+    snapshot: Snapshot,
+    recorded: RecordedModule,
+    returns: Sequence[Return],
+    mismatch: Mismatch,
+    graph: Graph | None = None,
+) -> str:
+    """Path of the module to blame; the root's is the empty string. ``graph``: instead of that of ``recorded``.
 
     Modules end innermost first, so the first module call whose outputs differ has no differing call inside. If no
     output differs, the last module in the run that owns one of the wrong gradients or buffers is blamed, because
@@ -42,7 +48,8 @@ def locate(snapshot: Snapshot, recorded: RecordedModule, returns: Sequence[Retur
         with snapshot.preserved(), seeded():
             snapshot.set_mode(trial.train)
             recorded.set_mode(trial.train)
-            values = _Values(recorded, {node for returned in returns for node in returned.nodes if node is not None})
+            wanted = {node for returned in returns for node in returned.nodes if node is not None}
+            values = _Values(recorded, graph or recorded.graph, wanted)
             failed = values.run_until_error(*trial.example.tensors.values())
     calls: dict[str, int] = defaultdict(int)
     for returned in returns:
@@ -77,8 +84,8 @@ def _outputs(model: nn.Module) -> Iterator[dict[str, list[list[Tensor]]]]:
 class _Values(Interpreter):
     """Runs a graph node by node and keeps copies of some values."""
 
-    def __init__(self, recorded: RecordedModule, wanted: set[Node]) -> None:
-        super().__init__(recorded)
+    def __init__(self, recorded: RecordedModule, graph: Graph, wanted: set[Node]) -> None:
+        super().__init__(recorded, graph=graph)
         self._wanted = wanted
         self._now: Node | None = None
         self.copies: dict[Node, Tensor] = {}

@@ -28,6 +28,7 @@ class CallSpec:
         constants: name and form of the arguments that were passed and hold no tensor.
         defaults: name and form of the arguments that a call may leave out.
         extra: names of the arguments of ``**kwargs``, in order: code can see the order of these.
+        implied: arguments that the recorded call got although the example had not passed them.
     """
 
     placeholders: tuple[str, ...]
@@ -36,6 +37,7 @@ class CallSpec:
     constants: tuple[tuple[str, Any], ...]
     defaults: tuple[tuple[str, Any], ...]
     extra: tuple[str, ...] = ()
+    implied: tuple[tuple[str, Any], ...] = ()
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """Values for the placeholders, in order.
@@ -180,6 +182,7 @@ def describe_call(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, 
         constants=tuple((name, form_of(value)) for name, value in named.items() if name not in tensors),
         defaults=tuple((name, form_of(value)) for name, value in defaults),
         extra=tuple(in_order),
+        implied=tuple(implied.items()),
     )
     return Example(spec, tensors, tuple(args), kwargs | implied)
 

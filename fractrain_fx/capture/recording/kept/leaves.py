@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +16,7 @@ from torch.nn.modules import activation, batchnorm, dropout, instancenorm, norma
 
 from fractrain_fx.capture.targets import ADDS
 
-__all__ = ["Depth", "adds_inputs", "depth_of", "hooks_left_out", "opaque_reason"]
+__all__ = ["Depth", "adds_inputs", "depth_of", "hooks_left_out", "opaque_reason", "without_users_hooks"]
 
 _NORMS = (batchnorm._NormBase, instancenorm._InstanceNorm)
 _NORM_MODULES = (normalization.__name__, batchnorm.__name__, instancenorm.__name__)
@@ -102,6 +104,24 @@ def _users_hooks(module: nn.Module) -> list[tuple[str, str]]:
         for hook in registered.values()
         if not _belongs_to(module, hook)
     ]
+
+
+@contextlib.contextmanager
+def without_users_hooks(model: nn.Module) -> Iterator[None]:
+    """Hide hooks that are not part of the modules' computation, inside."""
+    hidden: list[tuple[dict[int, Any], dict[int, Any]]] = []
+    for module in model.modules():
+        for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks):
+            if any(not _belongs_to(module, hook) for hook in hooks.values()):
+                hidden.append((hooks, dict(hooks)))
+                for key in [key for key, hook in hooks.items() if not _belongs_to(module, hook)]:
+                    del hooks[key]
+    try:
+        yield
+    finally:
+        for hooks, before in hidden:
+            hooks.clear()
+            hooks.update(before)
 
 
 def _belongs_to(module: nn.Module, hook: object) -> bool:

@@ -1,0 +1,151 @@
+"""Compare a recorded graph with its model on one call, and leave no trace: the first call of its sizes and settings.
+
+Guards and circumstances follow from what recording sees a model read. This finds what it does not see: sizes that are
+read as text or by C code, settings that are asked for in a way that nobody thought of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Graph, Interpreter, Node
+from torch.utils import _pytree as pytree
+
+from fractrain_fx.capture.checking.check import ROUNDING, Mismatch, Trial
+from fractrain_fx.capture.checking.locate import locate
+from fractrain_fx.capture.checking.outcome import Outcome
+from fractrain_fx.capture.circumstances.asked import GradMode, InputFact, RequiresGrad, Seen
+from fractrain_fx.capture.circumstances.surroundings import Surroundings
+from fractrain_fx.capture.compare import difference
+from fractrain_fx.capture.inputs.call import Example
+from fractrain_fx.capture.layerdrop import dropped_in_graph
+from fractrain_fx.capture.module import RecordedModule
+from fractrain_fx.capture.recording.hooks import HOOKS
+from fractrain_fx.capture.recording.kept.leaves import without_users_hooks
+from fractrain_fx.capture.recording.patch import plain_paths
+from fractrain_fx.capture.recording.recorder import Return
+from fractrain_fx.capture.source import in_words
+from fractrain_fx.capture.state import Snapshot, seeded
+
+__all__ = ["FloatGraph", "first_difference"]
+
+_Result = tuple[Any, dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class FloatGraph:
+    """A recorded graph as it was before passes changed it.
+
+    Attributes:
+        graph: a copy of the graph; its nodes name modules and parameters of the recorded module.
+        returns: module calls of the recorded run, with nodes of the copy.
+        asks_for_gradients: whether what the graph computes depends on gradients.
+    """
+
+    graph: Graph
+    returns: tuple[Return, ...]
+    asks_for_gradients: bool
+
+    @classmethod
+    def of(cls, graph: Graph, returns: Sequence[Return], seen: Sequence[Seen]) -> FloatGraph:
+        """A copy of a graph."""
+        nodes: dict[Node, Node] = {}
+        copied = Graph()
+        copied.output(copied.graph_copy(graph, nodes))
+        moved = tuple(
+            Return(each.path, tuple(nodes.get(node) if node is not None else None for node in each.nodes))
+            for each in returns
+        )
+        asked = any(isinstance(each.circumstance, (GradMode, RequiresGrad, InputFact)) for each in seen)
+        hooks = any(getattr(node.target, "__name__", "") in HOOKS for node in graph.nodes)
+        return cls(copied, moved, asked or hooks)
+
+    def written(self, recorded: RecordedModule) -> Iterator[Tensor]:
+        """The parameters that the graph writes to."""
+        parameters = dict(recorded.named_parameters())
+        for node in self.graph.nodes:
+            for operand in node.all_input_nodes if node.meta.get("effect") else ():
+                source = operand.all_input_nodes[0] if operand.target == "detach" else operand
+                if source.op == "get_attr" and str(source.target) in parameters:
+                    yield parameters[str(source.target)]
+
+
+def first_difference(
+    model: nn.Module, recorded: RecordedModule, plain: FloatGraph, call: Example, training: bool
+) -> str | None:
+    """The difference between model and graph on a call, with the module that it comes from; ``None`` if they agree.
+
+    Both run once, from one seed and without gradients, unless what they compute depends on gradients. Outputs are
+    compared, and in training buffers.
+
+    Args:
+        model: the model, in the modes of the call.
+        recorded: has the modules and parameters that the graph names.
+        plain: the graph.
+        call: the call.
+        training: its mode.
+    """
+    around = Surroundings.present(training)
+    snapshot = Snapshot(model, around, held=[*model.buffers(), *plain.written(recorded)])
+    with _apart(model, around, plain.asks_for_gradients):
+        try:
+            expected = _run(snapshot, call, training, model)
+        except Exception as error:  # a model may raise anything for a call that it does not take
+            return f"the model fails: {type(error).__name__}: {error}"
+        try:
+            actual = _run(snapshot, call, training, Interpreter(recorded, graph=plain.graph))
+        except Exception as error:
+            return f"the graph fails: {type(error).__name__}: {error}"
+        words = _differ(expected, actual)
+        # A model that is told that values must not be read may take another path to the same result.
+        if words and _differ(expected, actual, ROUNDING) is None:
+            words = _differ(_run(snapshot, call, training, model, value_free=True), actual)
+        if words is None:
+            return None
+        mismatch = Mismatch(Trial(training, call, Outcome(expected[0], {}, {})), words)
+        path = locate(snapshot, recorded, plain.returns, mismatch, plain.graph)
+    return f"{words}, first in {path or 'the model'} ({in_words(model.get_submodule(path))})"
+
+
+def _differ(expected: _Result, actual: _Result, tolerance: float = 0.0) -> str | None:
+    words = difference(expected[0], actual[0], tolerance=tolerance)
+    return words or difference(expected[1], actual[1], "buffers", tolerance=tolerance)
+
+
+@contextlib.contextmanager
+def _apart(model: nn.Module, around: Surroundings, gradients: bool) -> Iterator[None]:
+    """Run model and graph inside as in the call, without users' hooks, and without results that autocast would keep."""
+    cached = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        with (
+            torch.inference_mode(False),
+            torch.set_grad_enabled(gradients),
+            without_users_hooks(model),
+            dropped_in_graph(model),
+            around.applied(model),
+        ):
+            yield
+    finally:
+        torch.set_autocast_cache_enabled(cached)
+
+
+def _run(
+    snapshot: Snapshot, call: Example, training: bool, run: nn.Module | Interpreter, *, value_free: bool = False
+) -> _Result:
+    """The output of the model or of a graph, and the buffers after a call in training."""
+    call, model = call.renewed(), snapshot.model
+    with snapshot.preserved(), plain_paths(value_free=value_free), seeded():
+        model.training = training
+        if isinstance(run, Interpreter):
+            run.extra_traceback = False
+            output = run.run(*call.tensors.values())
+        else:
+            output = run(*call.args, **call.kwargs)
+        after = {name: x.clone() for name, x in model.named_buffers()} if training else {}
+    return pytree.tree_map_only(Tensor, Tensor.detach, output), after

@@ -1,0 +1,81 @@
+"""Compare recordings with the model on the first call of each kind: of its sizes, types, layouts and settings."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections import Counter
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from torch import nn
+
+from fractrain_fx.model.variant import Variant
+
+__all__ = ["FirstCalls"]
+
+_LOG = logging.getLogger(__name__)
+
+
+class FirstCalls:
+    """Says for a call of a kind that was not met before how a recording differs from the model on it.
+
+    Calls that are new in more than their sizes (in a type, a layout, a setting of torch, the mode) are few, and are
+    always compared. Of those that are new in their sizes alone, the first ``limit`` of each recording are. A model that
+    once differed reads sizes in a way that recording does not see: for it there is no limit.
+
+    Args:
+        model: the model that was recorded.
+        limit: the number of such calls; 0 compares no call at all.
+    """
+
+    def __init__(self, model: nn.Module, limit: int) -> None:
+        self._model, self._limit = model, limit
+        self._kinds: set[Hashable] = set()
+        self._counts: Counter[int] = Counter()
+        self._differed = False
+
+    def difference(self, variant: Variant, call: Any, training: bool, kind: Hashable) -> str | None:
+        """The difference on a call, in words; ``None`` if there is none, or if the call is not compared.
+
+        Args:
+            variant: the recording.
+            call: positional and keyword arguments.
+            training: the mode.
+            kind: all that decides what code computes, without sizes.
+        """
+        if not self._compares(variant):
+            return None
+        new = (id(variant), kind) not in self._kinds
+        if not new and not self._differed and self._counts[id(variant)] >= self._limit:
+            if self._counts[id(variant)] == self._limit:
+                self._counts[id(variant)] += 1
+                _LOG.warning(
+                    "%s computed what its graph computes on %d calls of new sizes; calls of other sizes are no longer "
+                    "compared (FracConfig.compared_calls)",
+                    type(self._model).__name__,
+                    self._limit,
+                )
+            return None
+        self._kinds.add((id(variant), kind))
+        self._counts[id(variant)] += not new
+        difference: str | None = _outside_the_compiler(variant.recording.difference)(self._model, *call, training)
+        self._differed |= difference is not None and not new
+        return difference
+
+    def _compares(self, variant: Variant) -> bool:
+        if not self._limit or not variant.recording.checked or torch._C._get_tracing_state() is not None:
+            return False
+        if torch._C._functorch.maybe_current_level() is not None:
+            return False
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            return False
+        waits = torch.distributed.is_available() and torch.distributed.is_initialized()
+        return not (waits and any(isinstance(each, nn.SyncBatchNorm) for each in self._model.modules()))
+
+
+def _outside_the_compiler(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which the compiler (if it runs) is to call and not to look into."""
+    dynamo = sys.modules.get("torch._dynamo")
+    return function if dynamo is None else dynamo.disable(function)
