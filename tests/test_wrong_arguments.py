@@ -21,8 +21,8 @@ from fractrain_fx import (
     summarize,
     tuned_config,
 )
+from fractrain_fx.drawing import draw
 from fractrain_fx.errors import ConfigError, FracTrainError, InputError, ModelError, RunError
-from fractrain_fx.report import draw
 from fractrain_fx.training import RunSettings, TrainSettings
 from fractrain_fx.training.models import build_model
 from tests.residual import Residual

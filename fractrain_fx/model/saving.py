@@ -16,7 +16,6 @@ from fractrain_fx.config import FracConfig
 from fractrain_fx.errors import InputError, RunError
 from fractrain_fx.model.frozen.packing import CODES, Packable, pack
 from fractrain_fx.model.state import ModelState
-from fractrain_fx.passes import RENAMED
 from fractrain_fx.rewriting import Rewritten, record_model, rewrite
 
 __all__ = ["FILES", "Weights", "load", "load_weights", "read_weights", "save"]
@@ -102,10 +101,8 @@ def load(directory: Path, model: nn.Module, passes: Sequence[PassBase] | None = 
     config = FracConfig.from_dict(recipe["config"])
     chain = None if passes is None else [type(each).__name__ for each in passes]
     wrote = recipe.get("passes")
-    if (None if wrote is None else [RENAMED.get(each, each) for each in wrote]) != chain:
-        made = (
-            "the default passes" if recipe.get("passes") is None else f"another chain ({', '.join(recipe['passes'])})"
-        )
+    if wrote != chain:
+        made = "the default passes" if wrote is None else f"another chain ({', '.join(wrote)})"
         raise RunError(f"the model in {directory} was rewritten by {made}: give from_pretrained the same passes=")
     return rewrite(model, record_model(model, config, call["args"], call["kwargs"]), config, passes)
 

@@ -151,11 +151,7 @@ class ModelState:
             self.reach = self._frozen.follow(self.reach, self.targets, anew=anew)
 
     def attribute(self, name: str) -> Any:
-        """An attribute of the original. One without a ``config`` still gives ours there, with a warning."""
-        if name == "config" and not hasattr(self.original, name):
-            words = "model.config is only a model's own configuration from the next version on: read model.frac_config"
-            warn(words, category=DeprecationWarning)
-            return self.config
+        """An attribute of the original."""
         return getattr(self.original, name)
 
     def handed_out(self, structure_changed: bool) -> nn.Module:

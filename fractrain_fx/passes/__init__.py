@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-from typing import TYPE_CHECKING
-
 from torch.fx.passes.infra.pass_base import PassBase
 
 from fractrain_fx.config import FracConfig
@@ -45,7 +42,6 @@ from fractrain_fx.passes.rewrite.quantize import Quantize
 
 __all__ = [
     "FIXED_BATCH",
-    "RENAMED",
     "TRAINED",
     "Block",
     "Blocks",
@@ -90,27 +86,6 @@ __all__ = [
     "undispatched",
     "unfused",
 ]
-
-
-RENAMED = {
-    "Lower": "UseInt8",
-    "Separate": "FindSeparableBlocks",
-    "Swap": "UseTorchao",
-    "Unmask": "ReplaceReLUs",
-    "unlowered": "not_on_int8",
-    "unswapped": "not_on_torchao",
-}
-"""The old names of passes and of what tells about them, which work until version 0.2, and the names of today."""
-
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> object:
-        if name not in RENAMED:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        warnings.warn(
-            f"{name} is called {RENAMED[name]} now; the old name goes in 0.2", DeprecationWarning, stacklevel=2
-        )
-        return globals()[RENAMED[name]]
 
 
 def analysis_passes(config: FracConfig) -> list[PassBase]:

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 from fractrain_fx import FracConfig, FracModel, Pin, Precision, fractrainify
 from fractrain_fx.cli import main
+from fractrain_fx.drawing import draw
 from fractrain_fx.drawing.build import Level, picture
 from fractrain_fx.drawing.columns import in_columns
 from fractrain_fx.drawing.picture import Arrow, Picture
 from fractrain_fx.errors import ConfigError, RunError
-from fractrain_fx.report import draw
 from tests.models import build
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -115,13 +115,6 @@ def test_config_is_the_models_own_and_a_changed_field_of_it_is_found() -> None:
         model.eval()
 
 
-def test_for_a_model_without_a_config_frac_config_has_its_old_name_for_one_more_version() -> None:
-    model = net()
-    with pytest.warns(DeprecationWarning, match=r"model\.frac_config") as told:
-        assert model.config is model.frac_config
-    assert told[0].filename == __file__
-
-
 def test_what_nothing_read_may_be_set() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
