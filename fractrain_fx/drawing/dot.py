@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from html import escape
 from typing import TYPE_CHECKING
 
-from fractrain_fx.drawing.columns import in_columns
 from fractrain_fx.drawing.labels import bits_text
 from fractrain_fx.drawing.picture import Arrow, Picture, Shape
 
@@ -29,7 +28,6 @@ COLOURS = {
     "cost": "#c3ebc9",
     "step": "#ffffff",
     "add": "#ffffff",
-    "connector": "#d5dbe1",
     "input": "#333f4d",
     "output": "#333f4d",
 }
@@ -48,7 +46,6 @@ _LEGEND = {
     "stage": "stage: bits of all scheduled ops",
     "skip": "acts on what a block gives",
     "cost": "cost of the step",
-    "connector": "goes on at the same letter",
 }
 _ARROWS = {
     "data": {"color": "#333f4d", "weight": "8"},
@@ -61,7 +58,7 @@ _ARROWS = {
 
 
 def digraph(picture: Picture) -> Digraph:
-    """The picture with colours, frames and a legend, in several columns if it is very tall."""
+    """The picture with colours, frames and a legend."""
     from graphviz import Digraph
 
     graph = Digraph(
@@ -88,11 +85,9 @@ def digraph(picture: Picture) -> Digraph:
         },
         edge_attr={"fontname": "Helvetica", "fontsize": "9"},
     )
-    picture, column = in_columns(picture)
-    _shapes(graph, picture, column)
+    _shapes(graph, picture)
     for arrow in _drawn(picture):
         graph.edge(_id(arrow.source), _id(arrow.target), **_ARROWS[arrow.kind])
-    _tops(graph, picture, column)
     _legend(graph, picture)
     return graph
 
@@ -105,18 +100,14 @@ def _label(text: str) -> str:
     return f"<{escape(text)}>"
 
 
-def _shapes(graph: Digraph, picture: Picture, column: dict[str, int]) -> None:
+def _shapes(graph: Digraph, picture: Picture) -> None:
     """Draw shapes, and those of a block inside its frame if blocks are frames."""
     framed: dict[str, list[Shape]] = {name: [] for name in picture.blocks}
     for shape in picture.shapes.values():
         if shape.block in framed:
             framed[shape.block].append(shape)
         else:
-            _shape(
-                graph,
-                shape,
-                group="" if picture.blocks else f"{'gates' if shape.kind == 'gate' else 'blocks'} {column[shape.id]}",
-            )
+            _shape(graph, shape, group="" if picture.blocks else "gates" if shape.kind == "gate" else "blocks")
     for name, shapes in framed.items():
         block = picture.blocks[name]
         with graph.subgraph(name=f"cluster_{_id(name)}") as frame:
@@ -145,11 +136,7 @@ def _shapes(graph: Digraph, picture: Picture, column: dict[str, int]) -> None:
 def _shape(graph: Digraph, shape: Shape, group: str = "") -> None:
     fill = COLOURS[shape.mode or shape.kind]
     text = {"fontcolor": "white"} if shape.kind in ("input", "output") else {}
-    form = (
-        {"shape": "circle", "width": "0.3", "fixedsize": "true", "fontsize": "14"}
-        if shape.kind in ("add", "connector")
-        else {}
-    )
+    form = {"shape": "circle", "width": "0.3", "fixedsize": "true", "fontsize": "14"} if shape.kind == "add" else {}
     graph.node(_id(shape.id), _text(shape), fillcolor=fill, tooltip=_tip(shape), group=group, **text, **form)
 
 
@@ -197,23 +184,6 @@ def _drawn(picture: Picture) -> Iterator[Arrow]:
                 continue
             told.add(arrow.source)
         yield arrow
-
-
-def _tops(graph: Digraph, picture: Picture, column: dict[str, int]) -> None:
-    """Add an invisible row above the columns, which keeps them in order and at the same height."""
-    count = max(column.values()) + 1
-    if count == 1:
-        return
-    with graph.subgraph() as row:
-        row.attr(rank="min")
-        for place in range(count):
-            row.node(f"top {place}", "", style="invis", width="0", height="0", fixedsize="true")
-        for place in range(1, count):
-            row.edge(f"top {place - 1}", f"top {place}", style="invis")
-    placing = {arrow.target for arrow in picture.arrows if "constraint" not in _ARROWS[arrow.kind]}
-    for shape in column:
-        if shape not in placing:
-            graph.edge(f"top {column[shape]}", _id(shape), style="invis", weight="10")
 
 
 def _legend(graph: Digraph, picture: Picture) -> None:

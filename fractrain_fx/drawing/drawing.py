@@ -1,8 +1,7 @@
-"""Draw a rewritten model: for people (SVG, PNG, PDF) and for other programs (DOT, GraphML, Model Explorer)."""
+"""Draw a rewritten model: for people (SVG, PNG, PDF) and for other programs (DOT, GraphML)."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import get_args
 
@@ -10,7 +9,6 @@ import networkx as nx
 
 from fractrain_fx.drawing.build import Level, picture
 from fractrain_fx.drawing.dot import digraph
-from fractrain_fx.drawing.explorer import graph_collection, node_data
 from fractrain_fx.drawing.picture import Picture
 from fractrain_fx.durable import write_text
 from fractrain_fx.errors import ConfigError, InputError, RunError
@@ -19,8 +17,8 @@ from fractrain_fx.model import FracModel
 __all__ = ["FORMATS", "draw"]
 
 _RENDERED = (".svg", ".png", ".pdf")
-FORMATS = (*_RENDERED, ".dot", ".graphml", ".json")
-"""Suffixes that ``draw`` writes; ``.json`` is for Model Explorer."""
+FORMATS = (*_RENDERED, ".dot", ".graphml")
+"""Suffixes that ``draw`` writes."""
 
 
 def draw(model: FracModel, path: str | Path, *, level: Level = "blocks", shapes: bool = False) -> list[Path]:
@@ -29,7 +27,7 @@ def draw(model: FracModel, path: str | Path, *, level: Level = "blocks", shapes:
     Args:
         model: a rewritten model; the graph of its present mode is drawn.
         path: the file to write; its suffix, one of ``FORMATS``, is the format. SVG, PNG and PDF need Graphviz's
-            program ``dot``, the others need nothing. ``.json`` also writes ``NAME.macs.json`` and ``NAME.bits.json``.
+            program ``dot``, the others need nothing.
         level: ``blocks``, or ``ops``: every contraction, in a frame for each block.
         shapes: whether blocks and ops name the shapes of the tensors that enter and leave them.
 
@@ -56,8 +54,6 @@ def draw(model: FracModel, path: str | Path, *, level: Level = "blocks", shapes:
 
 
 def _write(drawn: Picture, target: Path, suffix: str) -> list[Path]:
-    if suffix == ".json":
-        return _write_explorer(drawn, target)
     if suffix == ".graphml":
         nx.write_graphml(_network(drawn), target)
     elif suffix == ".dot":
@@ -81,14 +77,6 @@ def _rendered(drawn: Picture, form: str, target: Path) -> bytes:
     except CalledProcessError as error:
         raise RunError(f"Graphviz could not draw {target.name}: {error}; a .dot file has its input") from error
     return image
-
-
-def _write_explorer(drawn: Picture, target: Path) -> list[Path]:
-    files = {target: graph_collection(drawn)}
-    files |= {target.with_suffix(f".{name}.json"): data for name, data in node_data(drawn).items()}
-    for file, content in files.items():
-        write_text(file, json.dumps(content, indent=1))
-    return list(files)
 
 
 def _network(drawn: Picture) -> nx.MultiDiGraph:

@@ -8,9 +8,7 @@ from typing import Literal
 
 __all__ = ["Arrow", "ArrowKind", "Picture", "Shape", "ShapeKind"]
 
-ShapeKind = Literal[
-    "input", "output", "block", "op", "step", "add", "skip", "gate", "controller", "stage", "cost", "connector"
-]
+ShapeKind = Literal["input", "output", "block", "op", "step", "add", "skip", "gate", "controller", "stage", "cost"]
 ArrowKind = Literal["data", "skip", "reads", "choice", "state", "cost"]
 
 
@@ -21,8 +19,7 @@ class Shape:
     Attributes:
         id: unique in its picture: kind and name.
         kind: a contraction is an ``op``; ``step`` stands for one or several calls in a row that multiply nothing;
-            ``add`` is the end of a residual block, ``skip`` the select that drops its branch. ``connector`` has a
-            letter at which arrows continue in another column.
+            ``add`` is the end of a residual block, ``skip`` the select that drops its branch.
         title: name of the block or op, or of the calls.
         lines: short lines below the title.
         module: path of its module; "" for the model itself.

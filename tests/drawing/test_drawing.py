@@ -22,7 +22,6 @@ from fractrain_fx import FracConfig, FracModel, Pin, Precision, fractrainify
 from fractrain_fx.cli import main
 from fractrain_fx.drawing import draw
 from fractrain_fx.drawing.build import Level, picture
-from fractrain_fx.drawing.columns import in_columns
 from fractrain_fx.drawing.picture import Arrow, Picture
 from fractrain_fx.errors import ConfigError, RunError
 from tests.models import build
@@ -120,17 +119,6 @@ def test_masks_are_inputs_of_blocks_and_shapes_are_drawn_on_request() -> None:
     assert not any("->" in line for shape in picture(small(), "ops").shapes.values() for line in shape.lines)
 
 
-def test_columns_are_joined_by_letters_and_nothing_is_lost() -> None:
-    drawn = picture(rewritten("vit_tiny_patch16_224"), "ops")
-    broken, column = in_columns(drawn)
-    assert max(column.values()) > 0 and set(drawn.shapes) <= set(broken.shapes)
-    assert all(column[arrow.source] == column[arrow.target] for arrow in broken.arrows)
-    out = {s.id.split()[1] for s in broken.shapes.values() if s.kind == "connector" and s.id.endswith("out")}
-    into = {s.id.split()[1] for s in broken.shapes.values() if s.kind == "connector" and " in " in s.id}
-    assert out and out == into
-    assert in_columns(picture(small(), "ops"))[0].shapes.keys() == picture(small(), "ops").shapes.keys()
-
-
 @pytest.mark.parametrize("level", ["blocks", "ops"])
 def test_the_dot_file_of_a_small_model_is_the_golden_one(
     level: Level, tmp_path: Path, request: pytest.FixtureRequest
@@ -210,39 +198,6 @@ def test_graphml_is_read_back_with_what_is_known(tmp_path: Path) -> None:
     assert ops["op 1.one"]["mode"] == "scheduled" and ops["op 1.one"]["forward_bits_high"] == 8
     assert ops["op 0"]["reason"] == "first contraction"
     assert "stage" in read and {facts["kind"] for *_, facts in read.edges(data=True)} == {"data", "skip", "cost"}
-
-
-@pytest.mark.parametrize("level", ["blocks", "ops"])
-def test_model_explorer_files_have_its_schema(level: Level, tmp_path: Path) -> None:
-    model = rewritten("vit_tiny_patch16_224")
-    files = draw(model, tmp_path / "vit.json", level=level)
-    assert [file.name for file in files] == ["vit.json", "vit.macs.json", "vit.bits.json"]
-    collection, macs, bits = (json.loads(file.read_text(encoding="utf-8")) for file in files)
-    assert collection.keys() == {"label", "graphs"}
-    (graph,) = collection["graphs"]
-    ids = [node["id"] for node in graph["nodes"]]
-    assert len(set(ids)) == len(ids)
-    for node in graph["nodes"]:
-        assert node.keys() == {"id", "label", "namespace", "attrs", "incomingEdges", "style"}
-        assert all(edge["sourceNodeId"] in ids for edge in node["incomingEdges"])
-        assert all(isinstance(attr["value"], str) for attr in node["attrs"])
-    spaces = {node["id"]: node["namespace"] for node in graph["nodes"]}
-    if level == "ops":
-        assert spaces["op blocks.3.attn.qkv"] == "blocks/3" and spaces["gate blocks.3_1"] == "blocks/3_1"
-        assert graph["groupNodeAttributes"]["blocks/3"]["mode"] == "gated"
-    else:
-        assert spaces["block blocks.3"] == "blocks"
-    assert macs.keys() == bits.keys() == {graph["id"]}
-    assert sum(each["value"] for each in macs[graph["id"]]["results"].values()) == model.macs
-    assert {each["value"] for each in bits[graph["id"]]["results"].values()} == {6, 32}
-    assert set(bits[graph["id"]]["results"]) <= set(ids)
-
-
-def test_mixed_outputs_show_every_copy_and_the_mix() -> None:
-    drawn = picture(small(mixing="outputs"), "ops")
-    (mix,) = [shape for shape in drawn.shapes.values() if shape.title == "mix" and shape.block == "1"]
-    assert sum(arrow.target == mix.id and arrow.kind == "data" for arrow in drawn.arrows) == 6  # options but 0/0
-    assert Arrow("gate 1", mix.id, "choice") in drawn.arrows and Arrow(mix.id, "add 1", "data") in drawn.arrows
 
 
 @pytest.mark.parametrize("method", ["float", "static", "slu"])
