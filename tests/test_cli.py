@@ -41,10 +41,15 @@ def test_a_runs_own_config_repeats_it_and_flags_win(tmp_path: Path) -> None:
     assert last | {"seconds": 0} == again | {"seconds": 0}
 
     third = tmp_path / "third"
-    flags = ["--config", str(first / "config.yaml"), "--epochs", "3", "--gate.width", "1", "--out", str(third)]
+    flags = ["--config", str(first / "config.yaml"), "--epochs", "3", "--gate.dead_band", "1", "--out", str(third)]
     assert main(["train", *flags]) == 0
     config = (third / "config.yaml").read_text()
-    assert "epochs: 3\n" in config and "beta: 0.5" in config and "width: 1.0" in config and "pattern: block.3" in config
+    assert (
+        "epochs: 3\n" in config
+        and "beta: 0.5" in config
+        and "dead_band: 1.0" in config
+        and "pattern: block.3" in config
+    )
 
 
 def test_tuned_settings_override_a_file_and_flags_override_both(

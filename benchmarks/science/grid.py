@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from benchmarks.science.named import METHODS, SETTINGS, TASKS, Settings
+from benchmarks.science.named import AUTHORS_BETA, METHODS, RETIRED, SETTINGS, TASKS, Settings
+from fractrain_fx.engine.controller import authors_beta
 from fractrain_fx.errors import ConfigError, near
 from fractrain_fx.training import RunSettings
 from fractrain_fx.zoo.formats import FORMAT_RECIPES
@@ -46,7 +47,12 @@ class Run:
         """
         values = dict(_named(TASKS, self.task)) | dict(_named(METHODS, self.method))
         for name in self.setting.split("+"):
+            if name in RETIRED:
+                raise ConfigError(f"setting {name!r} runs at commit 88ad369 only: git worktree add ../older 88ad369")
             values = _merged(values, _named(SETTINGS, name))
+        if (gate := values.get("gate", {})).get("beta") == AUTHORS_BETA:
+            frac = RunSettings.from_dict(values | {"gate": {}}).frac
+            values["gate"] = gate | {"beta": authors_beta(frac.gate_options, frac.gate_weight_bits)}
         values |= {"epochs": self.epochs, "seed": self.seed, "device": "cpu"}
         RunSettings.from_dict(values)
         return values
@@ -96,7 +102,7 @@ GRIDS: dict[str, list[Run]] = {
         ["fractrain"],
         [
             _TUNED,
-            *(_NO_SKIP, f"proportional+{_NO_SKIP}", f"integral+{_NO_SKIP}", _FISHER, f"sign+fisher+{_NO_SKIP}"),
+            *(_NO_SKIP, _FISHER, f"sign+fisher+{_NO_SKIP}"),
             *(f"sign+{change}+{_NO_SKIP}" for change in ("authors-strength", "linear-init", "peak-rate", "zero-grid")),
             # The same with blocks that can be skipped.
             *(_FINE, _SIGN, f"peak-rate+{_FINE}", f"linear-init+{_FINE}", f"rising-options+{_RAMP}", _RAMP),

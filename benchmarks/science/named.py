@@ -8,7 +8,7 @@ from typing import Any
 from fractrain_fx.config import AUTHORS_OPTIONS, DFQ_OPTIONS, FINE_OPTIONS
 from fractrain_fx.zoo.formats import FORMAT_RECIPES
 
-__all__ = ["METHODS", "SETTINGS", "TASKS", "Settings"]
+__all__ = ["AUTHORS_BETA", "METHODS", "RETIRED", "SETTINGS", "TASKS", "Settings"]
 
 Settings = Mapping[str, Any]
 
@@ -98,16 +98,17 @@ METHODS: dict[str, Settings] = {
     "mxfp4-auto-100-mxfp8": {**_AUTO, "every": "100 steps"},
 }
 
+AUTHORS_BETA = "authors_beta(options, weight_bits)"
+"""Stands for the number, which depends on other settings."""
+
 # Each setting changes one thing. Several are joined by "+".
 SETTINGS: dict[str, Settings] = {
     "default": {},
     "peak-rate": {"gate_lr": "peak"},
     "linear-init": {"gate": {"init": "linear"}},
     "sign": {"gate": {"control": "sign"}},
-    "proportional": {"gate": {"control": "proportional"}},
-    "integral": {"gate": {"control": "integral"}},
     "fisher": {"gate": {"gradient": "fisher"}},
-    "authors-strength": {"gate": {"beta": 1e-3, "beta_unit": "full-precision"}},
+    "authors-strength": {"gate": {"beta": AUTHORS_BETA}},
     "authors-options": {"options": [str(each) for each in AUTHORS_OPTIONS], "saturate_targets": True},
     "wide-options": {"options": [*map(str, DFQ_OPTIONS), "FW-8/BW-8", "FW-8/BW-12"]},
     # Every option has more forward bits than the one before: a gate's gradient shows what those are worth, and nothing
@@ -141,4 +142,10 @@ SETTINGS: dict[str, Settings] = {
     "cp-3.8": {"targets": [3.8]},
     # Nearly FW-8/BW-8 throughout: what is lost beside static is the price of 4-bit weights.
     "cp-4.1": {"targets": [4.1]},
+}
+
+# Settings of the package at commit 88ad369, where their command runs.
+RETIRED: dict[str, Settings] = {
+    "proportional": {"gate": {"control": "proportional"}},
+    "integral": {"gate": {"control": "integral"}},
 }

@@ -12,12 +12,13 @@ from benchmarks.records import machine_words
 from benchmarks.science.cells import cost_share, mean_and_range, signed
 from benchmarks.science.figures import write_figures
 from benchmarks.science.findings import findings, main_settings
-from benchmarks.science.named import METHODS, SETTINGS, TASKS
+from benchmarks.science.named import METHODS, RETIRED, SETTINGS, TASKS
 from benchmarks.science.overview import overview
 from benchmarks.science.records import Group, Record, cp_error, difference, groups_of, static_at, static_of
 
 __all__ = ["made_with", "write_page"]
 
+_KNOWN = SETTINGS | RETIRED
 _HEAD = (
     *("method", "setting", "epochs", "seeds", "last", "best", "to static", "MACs", "of static's", "cp off target"),
     *("MI", "configurations"),
@@ -185,14 +186,17 @@ def _change(setting: str, other: str) -> str | None:
         return f"with {added[0]}"
     if not added:
         return f"without {left_out[0]}"
-    same_fields = _flat(SETTINGS[added[0]]).keys() == _flat(SETTINGS[left_out[0]]).keys()
+    same_fields = _flat(_KNOWN[added[0]]).keys() == _flat(_KNOWN[left_out[0]]).keys()
     return f"{added[0]} for {left_out[0]}" if same_fields else None
 
 
 def _settings_words(groups: Sequence[Group]) -> str:
     names = sorted({name for group in groups for name in group.setting.split("+")})
-    rows = [(name, _fields(SETTINGS[name]) or "nothing") for name in names if name in SETTINGS]
-    return f"## Settings\n\n{markdown_table(('name', 'what it changes'), rows, text_columns=2)}"
+    rows = [(name, _fields(_KNOWN[name]) or "nothing") for name in names if name in _KNOWN]
+    table = markdown_table(("name", "what it changes"), rows, text_columns=2)
+    gone = [name for name in names if name in RETIRED]
+    words = f"\n\nCommit 88ad369 was the last with {' and '.join(gone)}; their command runs there." if gone else ""
+    return f"## Settings\n\n{table}{words}"
 
 
 def _fields(setting: Mapping[str, Any]) -> str:

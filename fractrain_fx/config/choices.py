@@ -13,7 +13,6 @@ __all__ = [
     "TORCHAO_FORMATS",
     "TORCHAO_PRECISION",
     "Attention",
-    "BetaUnit",
     "Control",
     "Execution",
     "GateInit",
@@ -45,8 +44,7 @@ Rounding = Literal["auto", "eager", "triton", "compiled"]
 Indicator = Literal["task", "total"]
 GradientGrid = Literal["range", "zero"]
 Ranges = Literal["tensor", "head", "row"]
-Control = Literal["sign", "proportional", "integral", "multiplier"]
-BetaUnit = Literal["mean-option", "full-precision"]
+Control = Literal["sign", "multiplier"]
 GateInit = Literal["linear", "he"]
 GateGradient = Literal["straight-through", "fisher"]
 

@@ -5,19 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import get_args
 
-from fractrain_fx.config.choices import BetaUnit, Control, GateGradient, GateInit
+from fractrain_fx.config.choices import Control, GateGradient, GateInit
 from fractrain_fx.config.kinds import check_kinds, require_numbers
 from fractrain_fx.errors import ConfigError, near
 
 __all__ = ["GateConfig"]
 
-# Default proportional and integral gain of each control.
-_GAINS: dict[str, tuple[float, float]] = {
-    "sign": (0.0, 0.0),
-    "proportional": (10.0, 0.0),
-    "integral": (4.0, 0.02),
-    "multiplier": (4.0, 0.02),
-}
+# Proportional and integral gain of a multiplier, unless they are given.
+_GAINS = (4.0, 0.02)
 
 
 @dataclass(frozen=True)
@@ -33,17 +28,14 @@ class GateConfig:
             this batch do to the loss in first order, as in the paper; from sample to sample that is mostly noise.
             ``fisher``: what errors of that size do to it on average, in second order, where the squared gradients of a
             sample stand for the curvature. Skipping a block has the paper's gradient under both.
-        beta: strength of the cost term for one sample's choice in one block of mean size.
-        beta_unit: the choice that costs ``beta``. ``mean-option``: the mean option that computes, so that the push is
-            the same for all options and weight bits. ``full-precision``: FW, EB and GC at 32 bits each, as in the
-            authors' code, where ``beta`` is 1e-3.
-        width: dead band above the target, in per cent of cost, in which the error of cp counts as 0.
+        beta: strength of the cost term: what the mean option that computes adds to the loss, for one sample in one
+            block of mean size.
+        dead_band: width of the band above the target, in per cent of cost, in which the error of cp counts as 0.
         control: how the strength follows ``e``, the relative error of cp. ``multiplier``: a Lagrange multiplier, moved
-            by ``beta * integral_gain * e`` in each step, plus ``beta * gain * e``; it has no bound. ``integral``: the
-            same, at most ``beta``. ``proportional``: ``beta * gain * e``, at most ``beta``. ``sign``: ``beta`` times
-            the sign of ``e``, as in the paper.
-        gain: proportional gain; each control has a default. ``sign`` has none.
-        integral_gain: integral gain of a step, for ``integral`` and ``multiplier``; each has a default.
+            by ``beta * integral_gain * e`` in each step, plus ``beta * gain * e``; it has no bound. ``sign``: ``beta``
+            times the sign of ``e``, as in the paper.
+        gain: proportional gain of a multiplier; ``None``: 4.
+        integral_gain: its integral gain of a step; ``None``: 0.02.
     """
 
     dims: tuple[int, int] = (32, 16)
@@ -51,8 +43,7 @@ class GateConfig:
     init: GateInit = "he"
     gradient: GateGradient = "straight-through"
     beta: float = 1e-3
-    beta_unit: BetaUnit = "mean-option"
-    width: float = 0.0
+    dead_band: float = 0.0
     control: Control = "multiplier"
     gain: float | None = None
     integral_gain: float | None = None
@@ -67,14 +58,9 @@ class GateConfig:
             )
         if not 0 < self.beta < float("inf"):
             raise ConfigError(f"gate.beta={self.beta} must be above 0 and finite")
-        if not 0 <= self.width < float("inf"):
-            raise ConfigError(f"gate.width={self.width} must be at least 0 and finite")
-        for name, kind in (
-            ("init", GateInit),
-            ("gradient", GateGradient),
-            ("beta_unit", BetaUnit),
-            ("control", Control),
-        ):
+        if not 0 <= self.dead_band < float("inf"):
+            raise ConfigError(f"gate.dead_band={self.dead_band} must be at least 0 and finite")
+        for name, kind in (("init", GateInit), ("gradient", GateGradient), ("control", Control)):
             value, known = getattr(self, name), get_args(kind)
             if value not in known:
                 offer = near(str(value), known)
@@ -82,12 +68,11 @@ class GateConfig:
         self._check_gains()
 
     def _check_gains(self) -> None:
-        used = {"gain": self.control != "sign", "integral_gain": self.control in ("integral", "multiplier")}
-        for name, has_effect in used.items():
+        for name in ("gain", "integral_gain"):
             value = getattr(self, name)
             if value is None:
                 continue
-            if not has_effect:
+            if self.control == "sign":
                 raise ConfigError(
                     f"gate.{name}={value} changes nothing with control={self.control!r}: leave it out, or write "
                     "control='multiplier'"
@@ -97,7 +82,9 @@ class GateConfig:
 
     @property
     def gains(self) -> tuple[float, float]:
-        """Proportional and integral gain of the control; 0 for a gain that it does not have."""
-        usual = _GAINS[self.control]
-        gain = usual[0] if self.gain is None else self.gain
-        return gain, usual[1] if self.integral_gain is None else self.integral_gain
+        """Proportional and integral gain of the control; 0 for ``sign``."""
+        if self.control == "sign":
+            return 0.0, 0.0
+        given = (self.gain, self.integral_gain)
+        gain, integral_gain = (usual if own is None else own for own, usual in zip(given, _GAINS, strict=True))
+        return gain, integral_gain

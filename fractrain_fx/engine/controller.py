@@ -12,9 +12,12 @@ Its gradient for one choice falls with both ``N`` and ``B``. The term that is ad
 so that choosing the mean option instead of none, for one sample in one block of mean size, changes the loss by
 ``beta``, whatever the batch, the depth and the options. ``s_ref`` is the mean share of the options that do not skip.
 The authors' code adds ``beta * sum_n sum_b (FW + EB + GC)``, each a share of its own 32 x 32 product, and their sum is
-``3 * cp``: there ``s_ref`` is a third, and the same ``beta`` pushes less (``GateConfig.beta_unit``).
+``3 * cp``: there ``s_ref`` is a third, and the same ``beta`` pushes less (:func:`authors_beta`).
 
-The control multiplies the term by its strength (:mod:`fractrain_fx.engine.control`).
+The control multiplies the term by its strength, which follows the error of cp. The gates integrate every push, so
+``sign`` never settles: cp swings about its target, and all samples swing with it. ``multiplier`` is dual ascent on the
+constraint that mean cost equals the target, with a proportional part (Stooke et al., arXiv 2007.03964). It may be
+negative.
 
 ``N`` counts the samples of an *optimizer step*. Accumulating gradients over ``A`` batches divides each loss by ``A``,
 and DDP averages gradients over ``W`` processes; the term of one batch is therefore multiplied by ``A * W``, and the
@@ -31,15 +34,25 @@ from torch import Tensor
 
 from fractrain_fx.config import GateConfig
 from fractrain_fx.config.precision import Precision
-from fractrain_fx.engine.control import ControlLaw
 from fractrain_fx.engine.distributed import sum_over_ranks, world_size
 
-__all__ = ["CostController", "option_share"]
+__all__ = ["CostController", "authors_beta", "option_share"]
 
 
 def option_share(option: Precision, weight_bits: int) -> float:
     """Training cost of an op with weights under ``option``, as a share (0..1) of full precision (paper 4.1)."""
     return option.mean_share(weight_bits)
+
+
+def authors_beta(options: Sequence[Precision], weight_bits: int) -> float:
+    """The ``GateConfig.beta`` that pushes as the authors' code does with its 1e-3.
+
+    Args:
+        options: the options of the gates.
+        weight_bits: bits of gated weights.
+    """
+    shares = [option_share(option, weight_bits) for option in options if not option.skips]
+    return 3e-3 * sum(shares) / len(shares)
 
 
 class CostController:
@@ -54,9 +67,9 @@ class CostController:
 
     def __init__(self, gate: GateConfig, options: Sequence[Precision], weight_bits: int, accumulate: int = 1) -> None:
         shares = [option_share(option, weight_bits) for option in options if not option.skips]
-        self._beta = gate.beta * len(shares) / sum(shares) if gate.beta_unit == "mean-option" else 3 * gate.beta
-        self._width = gate.width / 100
-        self._law = ControlLaw.of(gate)
+        self._beta = gate.beta * len(shares) / sum(shares)
+        self._dead_band = gate.dead_band / 100
+        self._control, (self._gain, self._integral_gain) = gate.control, gate.gains
         self._integral: Tensor | float = 0.0
         self._next_integral: Tensor | float = 0.0
         self.accumulate = accumulate
@@ -83,9 +96,10 @@ class CostController:
         if not samples:  # the mean cost of no samples is NaN
             cp = cp.nan_to_num()
         error = self._error(self._mean(cp.detach().float(), samples), target / 100)
-        strength = self._law.strength(error, self._integral)
-        if self._law.remembers:
-            self._next_integral = self._law.integrate(self._integral, error)
+        strength = error.sign()
+        if self._control == "multiplier":
+            strength = self._gain * error + self._integral
+            self._next_integral = self._integral + self._integral_gain * error
         self._batches += 1
         if self._batches >= self.accumulate:
             self.start_step()
@@ -98,8 +112,8 @@ class CostController:
         self._integral = self._next_integral
 
     def state_dict(self) -> dict[str, float]:
-        """The integral that the control keeps between optimizer steps; the same on every process."""
-        return {"integral": float(self._next_integral)} if self._law.remembers else {}
+        """The integral that a multiplier keeps between optimizer steps; the same on every process."""
+        return {"integral": float(self._next_integral)} if self._control == "multiplier" else {}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
         """Continue from what ``state_dict`` gave."""
@@ -113,6 +127,6 @@ class CostController:
 
     def _error(self, cp: Tensor, target: float) -> Tensor:
         """Relative error of cp from the nearer end of the dead band; at the target itself it is positive."""
-        below, above = (cp < target).to(cp.dtype), (cp >= target + self._width).to(cp.dtype)
-        far = below * (cp - target) + above * (cp - target - self._width)
+        below, above = (cp < target).to(cp.dtype), (cp >= target + self._dead_band).to(cp.dtype)
+        far = below * (cp - target) + above * (cp - target - self._dead_band)
         return (far + above * torch.finfo(cp.dtype).tiny) / target

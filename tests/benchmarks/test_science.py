@@ -39,7 +39,8 @@ def test_settings_are_joined_and_those_of_the_gates_merged() -> None:
     ("run", "message"),
     [
         (Run("digit", "fractrain"), "'digit' is unknown.*'digits'"),
-        (Run("digits", "fractrain", "linear-init+integrl"), "'integral'"),
+        (Run("digits", "fractrain", "linear-init+fischer"), "'fisher'"),
+        (Run("digits", "fractrain", "integral"), "runs at commit 88ad369 only"),
         (Run("digits", "static", "cp-3.8"), "changes nothing for method 'static'"),
     ],
 )

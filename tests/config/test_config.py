@@ -128,13 +128,12 @@ def test_what_changes_nothing_or_cannot_be_is_an_error(options: dict[str, Any], 
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"control": "signs"}, "gate.control='signs' is unknown: write one of sign, proportional.* 'sign'"),
-        ({"beta_unit": "share"}, "gate.beta_unit='share' is unknown"),
+        ({"control": "signs"}, "gate.control='signs' is unknown: write one of sign, multiplier.* 'sign'"),
         ({"init": "xavier"}, "gate.init='xavier' is unknown: write one of linear, he"),
         ({"gradient": "fischer"}, "gate.gradient='fischer' is unknown.*'fisher'"),
         ({"control": "sign", "gain": 2.0}, "gate.gain=2.0 changes nothing with control='sign'"),
-        ({"control": "proportional", "integral_gain": 0.1}, "integral_gain=0.1 changes nothing with control='prop"),
-        ({"control": "integral", "gain": 0.0}, "gate.gain=0.0 must be above 0"),
+        ({"control": "sign", "integral_gain": 0.1}, "integral_gain=0.1 changes nothing with control='sign'"),
+        ({"gain": 0.0}, "gate.gain=0.0 must be above 0"),
         ({"control": "multiplier", "integral_gain": float("inf")}, "must be above 0 and finite"),
     ],
 )
@@ -145,7 +144,6 @@ def test_a_control_takes_the_gains_that_it_has(options: dict[str, Any], message:
 
 def test_gains_are_those_of_the_control_unless_given() -> None:
     assert GateConfig(control="sign").gains == (0, 0)
-    assert GateConfig(control="proportional").gains[0] > 0 == GateConfig(control="proportional").gains[1]
     multiplier = GateConfig(control="multiplier", gain=3.0)
     assert multiplier.gains == (3.0, GateConfig(control="multiplier").gains[1]) and multiplier.gains[1] > 0
     config = FracConfig(gate=multiplier, targets=(1.0, 9.0), saturate_targets=True, indicator="total")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fractrain_fx.config.targets import Reach, resolve_targets
+from fractrain_fx.engine.controller import authors_beta
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.zoo.recipe import TABLES, Recipe, load_recipe, load_recipes, recipes_of
 
@@ -97,10 +98,9 @@ GATED = [recipe.name for recipe in RECIPES if recipe.values["method"] in ("dfq",
 def test_a_gated_run_is_there_as_the_paper_and_as_the_code_have_it(name: str) -> None:
     plain, paper, code = (load_recipe(name + variant).settings for variant in ("", "-as-the-paper", "-as-the-code"))
     assert paper.frac.gate.control == code.frac.gate.control == "sign" and paper.recipe == f"{name}-as-the-paper"
-    assert paper.frac.options == plain.frac.options and paper.frac.gate.beta_unit == "mean-option"
-    assert code.frac.gate.beta_unit == "full-precision" and {each.train.gate_lr for each in (plain, paper, code)} == {
-        "model"
-    }
+    assert paper.frac.options == plain.frac.options and paper.frac.gate.beta == 1e-3
+    assert code.frac.gate.beta == authors_beta(code.frac.gate_options, code.frac.gate_weight_bits)
+    assert {each.train.gate_lr for each in (plain, paper, code)} == {"model"}
     assert code.frac.targets == plain.frac.targets
     if plain.data == "imagenet":
         assert [str(each) for each in code.frac.options or ()][-1] == "FW-8/BW-16"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fractrain_fx.config import AUTHORS_OPTIONS
+from fractrain_fx.config import AUTHORS_OPTIONS, FracConfig
+from fractrain_fx.engine.controller import authors_beta
 from fractrain_fx.errors import ConfigError
 
 __all__ = ["AS_THE_CODE", "AS_THE_PAPER", "split_name", "varied"]
@@ -47,7 +48,6 @@ def varied(name: str, values: Mapping[str, Any], variant: str) -> dict[str, Any]
     if variant == AS_THE_PAPER:
         return dict(values) | {"gate": gate}
     changed: dict[str, Any] = {
-        "gate": gate | {"beta": 1e-3, "beta_unit": "full-precision"},
         "saturate_targets": True,
     }
     if values["method"] == "fractrain":
@@ -58,4 +58,7 @@ def varied(name: str, values: Mapping[str, Any], variant: str) -> dict[str, Any]
         changed["pins"] = [*values.get("pins", []), _PROJECTIONS]
     elif values["method"] != "slu":
         changed["mixing"] = "outputs"
-    return dict(values) | changed
+    changed = dict(values) | changed
+    steering = ("method", "options", "weight_bits")
+    gates = FracConfig.from_dict({name: changed[name] for name in steering if name in changed})
+    return changed | {"gate": gate | {"beta": authors_beta(gates.gate_options, gates.gate_weight_bits)}}
