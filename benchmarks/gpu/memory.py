@@ -14,11 +14,11 @@ __all__ = ["HOW", "items"]
 HOW = """
 `saved` is what autograd keeps from forward to backward (each storage once and whole, without parameters); `peak` is the
 most that a step allocates at a time, without what was allocated before. Ratios are to eager float32.
-`+checkpointed` is `gradient_checkpointing_enable()`, `-rounded` is `saved="rounded"`.
+`+checkpointed` is `gradient_checkpointing_enable()`.
 """.strip()
 
 _METHODS = (
-    *("float", "float+bf16", "static+kernels", "static+int8", "pfq+kernels", "pfq-rounded", "dfq+kernels"),
+    *("float", "float+bf16", "static+kernels", "static+int8", "pfq+kernels", "dfq+kernels"),
     *("dfq+kernels+bf16", "dfq+kernels+auto", "pfq+kernels+checkpointed", "dfq+kernels+checkpointed"),
 )
 _COLUMNS = ("model", "method", "saved, MB", "saved, ratio", "peak, MB", "peak, ratio", "note")

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from benchmarks.step import peers
 from benchmarks.step.peers import NotAvailableError
 from fractrain_fx import Engine, FracConfig, FracModel, Precision, fractrainify
-from fractrain_fx.config import DFQ_OPTIONS, RECIPES, Attention, Mixing, Saved
+from fractrain_fx.config import DFQ_OPTIONS, RECIPES, Attention
 from fractrain_fx.nn.gates import Controller
 
 __all__ = ["OWN", "Method", "Step", "default_methods", "parse", "prepare", "tf32"]
@@ -29,8 +29,8 @@ FIVE_OPTIONS = tuple(Precision.parse(option) for option in ("FW-0/BW-0", "FW-3/B
 # Recipes of the block formats, with the bits of both passes.
 BLOCKS = {"mxfp8": 8, "mxfp4": 4, "nvfp4": 4, "fp8": 8}
 OWN = (
-    *("float", "static", "static-linears", "pfq", "pfq-rounded", "pfq-linears", "pfq-linears-rounded"),
-    *("dfq", "dfq-rounded", "dfq5", "dfq5-rounded", "dfq5-linears", "dfq5-linears-rounded", "dfq-outputs"),
+    *("float", "static", "static-linears", "pfq", "pfq-linears"),
+    *("dfq", "dfq5", "dfq5-linears"),
     *BLOCKS,
 )
 MODES = (
@@ -181,21 +181,17 @@ def prepare(method: Method, model: nn.Module, x: Tensor, y: Tensor, loss: Callab
 def config_of(base: str) -> FracConfig:
     """The configuration of one of the package's methods."""
     name, *kinds = base.split("-")
-    saved: Saved = "rounded" if "rounded" in kinds else "operands"
     attention: Attention = "float" if "linears" in kinds else "quantized"
     if name in BLOCKS:
         precision = Precision(BLOCKS[name], BLOCKS[name])
         recipe = RECIPES[name]
         return FracConfig(method="static", precision=precision, format=recipe.format, recipe=recipe, rounding="eager")
     if name == "static":
-        return FracConfig(
-            method="static", precision=Precision(8, 8), rounding="eager", saved=saved, attention=attention
-        )
+        return FracConfig(method="static", precision=Precision(8, 8), rounding="eager", attention=attention)
     if name == "pfq":
-        return FracConfig(method="pfq", rounding="eager", saved=saved, attention=attention)
-    mixing: Mixing = "outputs" if "outputs" in kinds else "inputs"
+        return FracConfig(method="pfq", rounding="eager", attention=attention)
     options = FIVE_OPTIONS if name == "dfq5" else DFQ_OPTIONS
-    return FracConfig(method="dfq", options=options, rounding="eager", mixing=mixing, saved=saved, attention=attention)
+    return FracConfig(method="dfq", options=options, rounding="eager", attention=attention)
 
 
 def spread_choices(model: nn.Module, batch: int) -> None:

@@ -122,17 +122,11 @@ def _check_per_product(config: FracConfig) -> None:
             f"{cause} changes nothing for method {config.method!r} with format {config.format!r}: it gives format "
             "'affine' finer ranges. Write ranges='tensor'"
         )
-    for name, refused, usual in (
-        ("saved", "rounded", "operands"),
-        ("mixing", "outputs", "inputs"),
-        ("rounding", "compiled", "eager"),
-        ("rounding", "triton", "eager"),
-    ):
-        if getattr(config, name) == refused and (name != "rounding" or config.ranges != "tensor"):
-            raise ConfigError(
-                f"{name}={getattr(config, name)!r} does not go with {cause}, which rounds operands anew for each "
-                f"product: write {name}={usual!r}"
-            )
+    if config.rounding in ("compiled", "triton") and config.ranges != "tensor":
+        raise ConfigError(
+            f"rounding={config.rounding!r} does not go with {cause}, which rounds operands anew for each product: "
+            "write rounding='eager'"
+        )
 
 
 def _check_steering(config: FracConfig) -> None:
@@ -155,11 +149,6 @@ def _check_gate_gradient(config: FracConfig) -> None:
         raise ConfigError(
             f"gate.gradient={config.gate.gradient!r} changes nothing for method 'slu', whose options round nothing: "
             "write gate.gradient='straight-through'"
-        )
-    if config.mixing == "outputs":
-        raise ConfigError(
-            f"gate.gradient={config.gate.gradient!r} goes with mixing='inputs': with mixing='outputs' gates get the "
-            "gradient of the mixed outputs"
         )
     if config.dispatches:
         raise ConfigError(
@@ -199,11 +188,6 @@ def _check_execution(config: FracConfig) -> None:
             "samples that skip a block (gated methods with the option FW-0/BW-0), and multiplies on int8 what format "
             f"'affine' with ranges='tensor' rounds to {CODE_BITS} bits or fewer. Write execution='simulate'"
         )
-    if config.mixing == "outputs":
-        raise ConfigError(
-            "execution='auto' goes with mixing='inputs': mixing='outputs' is a reference that runs each block at every "
-            "option for all samples"
-        )
 
 
 def _check_torchao(config: FracConfig) -> None:
@@ -232,9 +216,4 @@ def _check_torchao(config: FracConfig) -> None:
         raise ConfigError(
             f"execution={config.execution!r} has torchao's own ranges, not ranges={config.ranges!r}: write "
             "ranges='tensor', or execution='simulate'"
-        )
-    if config.mixing == "outputs":
-        raise ConfigError(
-            f"execution={config.execution!r} goes with mixing='inputs': mixing='outputs' runs the options of gates, "
-            "and method 'static' has none"
         )

@@ -21,10 +21,8 @@ __all__ = [
     "Kernels",
     "MemoryFormat",
     "Method",
-    "Mixing",
     "Ranges",
     "Rounding",
-    "Saved",
     "Schedule",
     "Skipping",
     "Torchao",
@@ -32,8 +30,6 @@ __all__ = [
 
 Method = Literal["float", "static", "pfq", "dfq", "fractrain", "slu"]
 Schedule = Literal["auto", "two-stage", "manual", "cyclic", "fixed", "gradient-noise", "constant"]
-Mixing = Literal["inputs", "outputs"]
-Saved = Literal["operands", "rounded"]
 Attention = Literal["quantized", "float"]
 Torchao = Literal["torchao-int8", "torchao-float8", "torchao-mxfp8"]
 Execution = Literal["simulate", "auto", Torchao]
@@ -68,8 +64,6 @@ TORCHAO_FORMATS: dict[str, dict[str, str | None]] = {
 CHOICES: dict[str, Any] = {
     "method": Method,
     "schedule": Schedule,
-    "mixing": Mixing,
-    "saved": Saved,
     "attention": Attention,
     "execution": Execution,
     "skipping": Skipping,

@@ -18,10 +18,8 @@ from fractrain_fx.config.choices import (
     Kernels,
     MemoryFormat,
     Method,
-    Mixing,
     Ranges,
     Rounding,
-    Saved,
     Schedule,
     Skipping,
     Torchao,
@@ -69,10 +67,6 @@ class FracConfig:
             defaults, they are moved into reach.
         saturate_targets: whether a target out of reach is replaced by the nearest cp that the gates can choose, as in
             the authors' code. Without it such a target is an error.
-        mixing: ``inputs``: each op runs once, with every sample's operands rounded at its own option. ``outputs``: each
-            gated block runs once for every option and the results are mixed, as in the original code: a slow reference.
-        saved: what quantized ops save of activations for backward. ``operands``: the float activation, which is rounded
-            again. ``rounded``: the rounded copy; quicker under ``rounding="eager"``, more memory.
         attention: ``quantized``: fused attention (``scaled_dot_product_attention``) is opened into its two products,
             which get precisions like all others. ``float``: it stays one fused call in float; quicker, at a higher
             ``cp_total``. The paper's Transformer counts linear layers only, which needs ``float``.
@@ -139,8 +133,6 @@ class FracConfig:
     weight_bits: int = 6
     targets: CostTargets | None = None
     saturate_targets: bool = False
-    mixing: Mixing = "inputs"
-    saved: Saved = "operands"
     attention: Attention = "quantized"
     rounding: Rounding = "auto"
     execution: Execution = "simulate"

@@ -1,7 +1,8 @@
 """Quantize, contract, quantize the gradient: one op of the graph as one autograd Function.
 
-By default it saves the unrounded operands, which the model holds anyway, and rounds them again in backward; the rounded
-copies live only while they are multiplied. Some operands are not even saved, but made again (``execution/remade.py``).
+It saves the unrounded operands, which the model holds anyway, and rounds them again in backward. Rounded copies live
+only while they are multiplied, but for a small weight's, which is saved. Some operands are not even saved, but made
+again (``execution/remade.py``).
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from fractrain_fx.config import Saved
 from fractrain_fx.execution.compiled_call import CalledStrategy, number_of
 from fractrain_fx.execution.int8.choice import Int8Choice, needs_of
 from fractrain_fx.execution.remade import Made, Maker
@@ -42,7 +42,6 @@ class FusedOp(nn.Module):
         first: quantizer of the first factor.
         second: quantizer of the second factor, which is a weight or an activation.
         gradient: quantizer of the output's gradient.
-        saved: what autograd keeps of activations between forward and backward.
     """
 
     def __init__(
@@ -52,13 +51,12 @@ class FusedOp(nn.Module):
         first: Quantizer,
         second: Quantizer,
         gradient: GradientQuantizer,
-        saved: Saved = "operands",
     ) -> None:
         super().__init__()
         self.training = gradient.training
         # In a tuple, which torch does not register as children: their state must not get a second name.
         self._quantizers = (first, second, gradient)
-        first_factor, second_factor = (factor(each, arithmetic.order, saved) for each in (first, second))
+        first_factor, second_factor = (factor(each, arithmetic.order) for each in (first, second))
         self.plan = Plan(arithmetic, static, first_factor, second_factor, gradient.fmt, gradient.axis)
         """Everything about the op except its tensors."""
         self.int8: Int8Choice | None = None
@@ -210,14 +208,9 @@ class _Fused(torch.autograd.Function):
         ctx.choices = tuple(None if each is None else each.dtype for each in (a_choice, b_choice))
         ctx.types = call.a.dtype, call.b.dtype
         out, of_first, of_second = ctx.strategy.forward(plan, call)
-        a = call.a if plan.first.needed(of_first, a_choice is not None) else None
-        b = call.b if plan.second.needed(of_second, b_choice is not None) else None
-        ctx.unneeded = len(sources)
-        if ctx.recipe is None or a is None:
-            ctx.recipe, sources = None, []
-        else:
-            a = None
-        ctx.save_for_backward(a, b, *tensors[2:], of_first, of_second, *sources)
+        ctx.sources = len(sources)
+        a = call.a if ctx.recipe is None else None
+        ctx.save_for_backward(a, call.b, *tensors[2:], of_first, of_second, *sources)
         # Detached: some products are views, and autograd forbids in-place ops on a view that a Function returns.
         detached: Tensor = out.detach()
         return detached
@@ -248,5 +241,5 @@ class _Fused(torch.autograd.Function):
             None if of_b is None else plan.second.gradient(b, _as(of_b, ctx.types[1]), call.of_b.bits),
             None if of_added is None or added is None else _as(of_added, added.dtype),
             *[None] * (len(tensors) - 3),
-            *[None] * (ctx.unneeded + 4),
+            *[None] * (ctx.sources + 4),
         )

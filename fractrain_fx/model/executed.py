@@ -46,7 +46,7 @@ class Running:
 
     Args:
         shown: the rewritten graph, with its quantize nodes.
-        config: says what fused ops save for backward, and how skipped blocks run.
+        config: says how fused ops and skipped blocks run.
         tuner: chooses between float and int8.
         place: path under ``frac.`` for the modules that only this copy has.
         leaves: paths of modules that were recorded as one node.

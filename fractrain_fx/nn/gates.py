@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -15,7 +14,7 @@ from fractrain_fx.config import GateConfig, GateInit
 from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.nn.gate_kernels import choose, embed, has_gate_kernels, small
 
-__all__ = ["BlockEmbedding", "Controller", "Mix", "Skip"]
+__all__ = ["BlockEmbedding", "Controller", "Skip"]
 
 State = tuple[Tensor, Tensor]
 
@@ -134,26 +133,3 @@ class Skip(nn.Module):
         """Mask the branch; same shape and dtype."""
         keep = (1 - choice[:, 0]).to(branch.dtype)
         return branch * self.batch.expand(keep, branch.shape)
-
-
-class Mix(nn.Module):
-    """Sum a block's outputs at several options, weighted by each sample's choice (``mixing="outputs"``).
-
-    Args:
-        batch: where the samples of the results lie.
-        options: the number of each result's option.
-    """
-
-    def __init__(self, batch: BatchAxis, options: Sequence[int]) -> None:
-        super().__init__()
-        self.batch = batch
-        self.options = tuple(options)
-
-    def forward(self, choice: Float[Tensor, "batch options"], *results: Tensor) -> Tensor:
-        """``sum_k choice_k * result_k``; the shape and type of a result."""
-        parts = zip(self.options, results, strict=True)
-        mixed = [self.batch.expand(choice[:, k].to(x.dtype), x.shape) * x for k, x in parts]
-        total = mixed[0]
-        for each in mixed[1:]:
-            total = total + each
-        return total

@@ -27,9 +27,7 @@ __all__ = [
     "MixedActivationQuantizer",
     "MixedGradientQuantizer",
     "WeightQuantizer",
-    "every",
     "picked",
-    "takers",
 ]
 
 
@@ -197,16 +195,6 @@ class MixedGradientQuantizer(GradientQuantizer):
 def picked(choice: Float[Tensor, "batch options"]) -> Int[Tensor, " batch"]:
     """The number of each sample's option: that of the largest entry, which may differ from 1 by a rounding."""
     return choice.detach().argmax(1)
-
-
-def every(choice: Float[Tensor, "batch options"], option: int) -> Int[Tensor, " batch"]:
-    """One option for all samples, in the form that :func:`picked` returns."""
-    return torch.full((len(choice),), option, device=choice.device)
-
-
-def takers(choice: Float[Tensor, "batch options"], option: int) -> Int[Tensor, " batch"]:
-    """1 for the samples that picked an option, 0 for the others."""
-    return (picked(choice) == option).long()
 
 
 def _bits_of_samples(options: Tensor, control: Tensor) -> Int[Tensor, " batch"]:

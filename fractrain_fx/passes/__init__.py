@@ -37,7 +37,6 @@ from fractrain_fx.passes.rewrite.attention import KeepAttention, OpenAttention
 from fractrain_fx.passes.rewrite.cost import MeterCost, costed, reach_of, reachable
 from fractrain_fx.passes.rewrite.gate_size import GateSize, controller_size, gate_sizes
 from fractrain_fx.passes.rewrite.gates import InsertGates
-from fractrain_fx.passes.rewrite.mix_outputs import MixOutputs
 from fractrain_fx.passes.rewrite.quantize import Quantize
 
 __all__ = [
@@ -58,7 +57,6 @@ __all__ = [
     "KeepAttention",
     "Macs",
     "MeterCost",
-    "MixOutputs",
     "Op",
     "OpenAttention",
     "Product",
@@ -99,21 +97,20 @@ def analysis_passes(config: FracConfig) -> list[PassBase]:
 
 def default_passes(config: FracConfig) -> list[PassBase]:
     """All passes in order, as a plain list: add, drop or reorder at will."""
-    mixing: list[PassBase] = [MixOutputs(config)] if config.gated and config.mixing == "outputs" else []
     per_product = config.per_product or any(pin.product_recipe is not None for pin in config.pins)
     fusing: list[PassBase] = [Fuse(per_product=True)] if per_product else []
-    return [*analysis_passes(config), InsertGates(config), Quantize(config), *mixing, MeterCost(config), *fusing]
+    return [*analysis_passes(config), InsertGates(config), Quantize(config), MeterCost(config), *fusing]
 
 
 def execution_passes(config: FracConfig, tuner: Tuner | None = None, place: str = "dispatched") -> list[PassBase]:
     """The passes that turn a copy of the shown graph into the graph that runs.
 
     Args:
-        config: says what fused ops save for backward, and how they and skipped blocks run.
+        config: says how fused ops and skipped blocks run.
         tuner: chooses between float and int8; a new one by default.
         place: path under ``frac.`` for the skipped blocks of this graph.
     """
-    passes: list[PassBase] = [Fuse(config.saved), ReplaceReLUs()]
+    passes: list[PassBase] = [Fuse(), ReplaceReLUs()]
     if config.memory_format == "auto":
         passes.append(ChannelsLast())
     if config.lowers:

@@ -35,7 +35,7 @@ def test_torchao_computes_at_eight_bits_only(execution: Any) -> None:
     config = FracConfig(method="static", execution=execution)
     assert config.torchao == execution and not config.dispatches and not config.lowers
     assert FracConfig.from_dict(config.to_dict()) == config
-    assert config.replace(saved="rounded", attention="float", pins=(Pin("head", Precision(4, 4)),)).torchao
+    assert config.replace(attention="float", pins=(Pin("head", Precision(4, 4)),)).torchao
     assert FracConfig(method="static", execution="auto").torchao is None
     for changes, message in (
         ({"method": "pfq"}, "which does not fit method 'pfq': write method='static'"),
@@ -43,7 +43,6 @@ def test_torchao_computes_at_eight_bits_only(execution: Any) -> None:
         ({"method": "float"}, "which does not fit method 'float'"),
         ({"precision": Precision(8, 16)}, "which does not fit method 'static' at FW-8/BW-16"),
         ({"format": "dorefa"}, "not in format 'dorefa': write format='affine'"),
-        ({"mixing": "outputs"}, "goes with mixing='inputs'"),
         ({"kernels": "int8"}, f"kernels='int8' changes nothing with execution='{execution}'"),
         ({"skip_threshold": 0.5}, f"skip_threshold=0.5 changes nothing with execution='{execution}'"),
     ):
@@ -82,7 +81,6 @@ def test_torchao_follows_a_recipe_of_the_formats_that_it_has() -> None:
             {"execution": "auto", "options": (Precision(3, 6), Precision(6, 8)), "weight_bits": 12},
             "option FW-0/BW-0",
         ),
-        ({"execution": "auto", "mixing": "outputs"}, "goes with mixing='inputs'"),
         ({"kernels": "int8"}, "kernels='int8' changes nothing with execution='simulate'"),
         ({"kernels": "int4"}, "kernels='int4' is unknown: write one of auto, float, int8"),
         ({"execution": "auto", "method": "slu", "kernels": "int8"}, "8 forward bits or fewer"),
@@ -100,7 +98,6 @@ def test_torchao_follows_a_recipe_of_the_formats_that_it_has() -> None:
             "ranges='row' changes nothing for method 'fractrain' with format 'dorefa'",
         ),
         ({"ranges": "head", "rounding": "compiled"}, "does not go with ranges='head'.*write rounding='eager'"),
-        ({"ranges": "row", "method": "static", "saved": "rounded"}, "write saved='operands'"),
         ({"ranges": "row", "method": "static", "execution": "torchao-int8"}, "torchao's own ranges"),
         (
             {"ranges": "row", "method": "static", "execution": "auto", "kernels": "int8"},
@@ -114,7 +111,6 @@ def test_torchao_follows_a_recipe_of_the_formats_that_it_has() -> None:
         ({"saturate_targets": True, "targets": (1.5,), "method": "pfq"}, "changes nothing for method 'pfq'"),
         ({"gate": GateConfig(gradient="fisher"), "method": "slu"}, "whose options round nothing"),
         ({"gate": GateConfig(gradient="fisher"), "execution": "auto"}, "write skipping='masked'"),
-        ({"gate": GateConfig(gradient="fisher"), "mixing": "outputs"}, "goes with mixing='inputs'"),
         ({"indicator": "cost"}, "indicator='cost' is unknown: write one of task, total"),
         ({"indicator": "total", "method": "dfq"}, "changes nothing for method 'dfq'"),
         ({"indicator": "total", "schedule": "manual", "epochs": 4}, "with schedule='manual'"),

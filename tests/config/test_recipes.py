@@ -56,8 +56,6 @@ OPTIONS = ("0/0", "4/8", "8/8")
         ({"format": "mx", "pins": (Pin("last", Precision(5, 8)),)}, "FW-5/BW-8 needs a width of 5 bits"),
         ({"format": "fp8", "method": "dfq", "options": ("0/0", "8/8")}, "weight_bits=6: .* width of 6 bits"),
         ({"format": "mx", "method": "dfq", "options": OPTIONS, "recipe": "mxfp4"}, "Hadamard transform, which mixes"),
-        ({"format": "mx", "method": "dfq", "options": OPTIONS, "mixing": "outputs"}, "write mixing='inputs'"),
-        ({"format": "mx", "saved": "rounded"}, "write saved='operands'"),
         ({"format": "mx", "recipe": "mxfp"}, "recipe='mxfp' is unknown: write one of mxfp8.* Did you mean"),
         ({"format": "mx", "recipe": {"formt": "mx"}}, "a recipe has no field 'formt'"),
         ({"format": "mx", "recipe": {"forward": {}}}, "a recipe needs a format"),

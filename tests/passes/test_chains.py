@@ -12,7 +12,7 @@ from torch.fx.passes.infra.pass_base import PassBase
 from fractrain_fx import FracConfig, FracModel, fractrainify
 from fractrain_fx.capture import RecordedModule
 from fractrain_fx.errors import ModelError, PassError
-from fractrain_fx.passes import Fuse, FuseSkips, MixOutputs, execution_passes, fused_ops
+from fractrain_fx.passes import Fuse, FuseSkips, execution_passes, fused_ops
 from fractrain_fx.passes.graph.run import run_passes
 from tests.residual import Residual
 
@@ -76,13 +76,6 @@ def test_what_is_not_a_graph_of_gates_is_refused() -> None:
     skip.args = skip.args[:1]
     with pytest.raises(PassError, match="not a branch and a choice"):
         FuseSkips().requires(graph)
-    config = FracConfig(mixing="outputs")
-    with pytest.raises(PassError, match="run InsertGates first"):
-        bare = copied(residual_net(execution="simulate"))
-        for node in bare.graph.nodes:
-            if node.meta["frac"].role == "choice":
-                node.meta["frac"].role = None
-        MixOutputs(config).requires(bare)
 
 
 def test_a_chain_raises_the_error_of_its_pass() -> None:

@@ -53,7 +53,7 @@ class Coded(CodedRows):
     def forward(self, plan: Plan, call: Call) -> Contracted:
         a, b, added = call.a, call.b, call.added
         w = self._weight(b, None, call.of_b)
-        codes, x = self._activation(plan.first, a, None, call.of_a)
+        x = self._activation(plan.first, a, call.of_a)
         bias = added if added is not None and added.ndim == 1 else None
         y = self._product(plan, call, x, w, bias)
         # A NaN or infinite value makes a range measured on it not finite. In another range its code hides it.
@@ -65,8 +65,7 @@ class Coded(CodedRows):
         out = self.layout.output(y, a)
         if added is not None and bias is None:
             out.add_(added)
-        saves = len(self.fw) == 1 and plan.first.saves_more(a)
-        return out, codes if saves else None, w.codes if plan.second.saves_more(b) else None
+        return out, None, w.codes if plan.second.saves_more(b) else None
 
     def backward(
         self, plan: Plan, call: Call, g: Tensor, saved: tuple[Tensor | None, Tensor | None], needs: Needs
@@ -80,10 +79,9 @@ class Coded(CodedRows):
             w = self._weight(call.b, saved[1], call.of_b)
             errors = codes if rows is None else rows
             assert errors is not None
-            given = call.a if saved[0] is None else saved[0]
-            of_a = self.layout.activation(self._errors(errors, w, given.shape, g), g)
+            of_a = self.layout.activation(self._errors(errors, w, call.a.shape, g), g)
         if needs[1]:
-            _, x = self._activation(plan.first, call.a, saved[0], call.of_a)
+            x = self._activation(plan.first, call.a, call.of_a)
             of_weight, sums = self._of_weight(plan, call, g, rows, codes, x)
             of_b = self.layout.weight(of_weight, call.b)
             of_added = sums.sum_to_size(added.shape) if added is not None and summed else None
@@ -130,17 +128,12 @@ class Coded(CodedRows):
         scale, zero = self._ends(at)
         return Codes(saved, scale.flatten(), zero.flatten())
 
-    def _activation(self, factor: Factor, x: Tensor | None, saved: Tensor | None, at: Rounds) -> tuple[Tensor, Codes]:
-        """The codes of an activation as they are saved, and as a matrix."""
-        if x is not None:
-            at = at._replace(bits=factor.axis.expand(at.bits, x.shape))
-        if saved is not None:
-            codes, scale, zero = saved, *self._ends(at)
-        else:
-            assert x is not None
-            codes, scale, zero = self._encoded(x, at)
+    def _activation(self, factor: Factor, x: Tensor, at: Rounds) -> Codes:
+        """The codes of an activation as a matrix."""
+        at = at._replace(bits=factor.axis.expand(at.bits, x.shape))
+        codes, scale, zero = self._encoded(x, at)
         rows = self.layout.code_rows(codes, at.bits)
-        return codes, self._with_ends(rows, at.bits, codes.shape, scale, zero)
+        return self._with_ends(rows, at.bits, codes.shape, scale, zero)
 
     def _encoded(self, x: Tensor, at: Rounds) -> tuple[Tensor, Tensor, Tensor]:
         """The codes of an activation, their scales and zeros."""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fractrain_fx.config import GateGradient, Saved
+from fractrain_fx.config import GateGradient
 from fractrain_fx.formats import Format, ValueRange
 from fractrain_fx.formats.bits import readable
 from fractrain_fx.formats.scratch import Order, scratch, scratch_holds, scratch_of
@@ -41,7 +41,6 @@ class Factor:
         widths: forward bits of each option, if samples choose among options.
         axis: where the samples lie.
         order: the order in memory in which its product reads it quickest.
-        saves: what autograd keeps of it between forward and backward.
         weight: whether it is a weight.
         channel: the dimension of a weight that holds the output channels.
         quantizer: of a weight, which may have it as codes.
@@ -52,7 +51,6 @@ class Factor:
     widths: tuple[int, ...]
     axis: BatchAxis
     order: Order
-    saves: Saved
     weight: bool = False
     channel: int | None = None
     quantizer: WeightQuantizer | None = None
@@ -74,23 +72,14 @@ class Factor:
         rounded = self._round(x, rounds, None)
         return rounded, None if rounded is x else rounded
 
-    def again(
-        self, x: Tensor | None, saved: Tensor | None, rounds: Rounds, slot: int, order: Order | None = None
-    ) -> Tensor:
+    def again(self, x: Tensor, saved: Tensor | None, rounds: Rounds, slot: int, order: Order | None = None) -> Tensor:
         """The rounded factor in backward."""
         if saved is not None:
             return saved
-        assert x is not None
         return self._round_for_now(x, rounds, slot, order)
 
-    def needed(self, saved: Tensor | None, choice: bool) -> bool:
-        """Whether backward gets the operand itself. It always gets a weight, which the model holds anyway."""
-        return self.weight or saved is None or choice or not self.fmt.straight
-
-    def gradient(self, x: Tensor | None, g: Tensor, bits: Tensor) -> Tensor:
+    def gradient(self, x: Tensor, g: Tensor, bits: Tensor) -> Tensor:
         """The gradient of the factor from ``g``, that of the rounded factor."""
-        if x is None:
-            return g
         if self.weight:
             return self.fmt.weight_gradient(x, g, bits)
         return self.fmt.activation_gradient(x, g, self.axis.expand(bits, x.shape))
@@ -102,7 +91,7 @@ class Factor:
 
     def saves_more(self, x: Tensor) -> bool:
         """Whether autograd keeps more of it than the operand."""
-        return self.frozen is None and (self.saves == "rounded" or (self.weight and x.numel() <= _SMALL))
+        return self.weight and x.numel() <= _SMALL and self.frozen is None
 
     def _round_for_now(self, x: Tensor, rounds: Rounds, slot: int, order: Order | None = None) -> Tensor:
         """The factor, rounded into memory that other ops reuse; or the copy that lies there from the same tensor."""
@@ -141,8 +130,8 @@ class Factor:
         return self.fmt.activation(x, self.axis.expand(bits, x.shape), within, out=out)
 
 
-def factor(quantizer: ActivationQuantizer | WeightQuantizer, order: Order, saved: Saved) -> Factor:
+def factor(quantizer: ActivationQuantizer | WeightQuantizer, order: Order) -> Factor:
     """The factor that a quantizer rounds."""
     if isinstance(quantizer, WeightQuantizer):
-        return Factor(quantizer.fmt, (), BatchAxis(), order, saved, True, quantizer.dim, quantizer)
-    return Factor(quantizer.fmt, quantizer.widths, quantizer.axis, order, saved, estimate=quantizer.estimate)
+        return Factor(quantizer.fmt, (), BatchAxis(), order, True, quantizer.dim, quantizer)
+    return Factor(quantizer.fmt, quantizer.widths, quantizer.axis, order, estimate=quantizer.estimate)

@@ -23,10 +23,9 @@ __all__ = ["has_all_kernels", "round_factor", "round_gradient", "weight_range"]
 
 
 def has_all_kernels(first: Factor, second: Factor, gradient: Format) -> bool:
-    """Whether kernels round both factors and the gradient of an op, and the op saves no rounded copies."""
+    """Whether kernels round both factors and the gradient of an op."""
     formats = (first.fmt, second.fmt, gradient)
-    compiled = all(isinstance(fmt, AffineFormat) and fmt.compiled for fmt in formats)
-    return compiled and first.saves == second.saves == "operands"
+    return all(isinstance(fmt, AffineFormat) and fmt.compiled for fmt in formats)
 
 
 def weight_range(factor: Factor, w: Tensor, bits: Tensor, slot: int) -> ValueRange | None:

@@ -85,7 +85,7 @@ class Call(NamedTuple):
     """The tensors of a call.
 
     Attributes:
-        a, b: both factors, unrounded; in backward ``None`` if another saved form of them is enough.
+        a, b: both factors, unrounded.
         added: the term that is added to the product.
         of_a, of_b: how the factors are rounded.
         bits, seed: bits of the gradient and seed of its noise; ``bits`` is ``None`` in evaluation.
@@ -152,9 +152,7 @@ class Simulated:
     def backward(
         self, plan: Plan, call: Call, g: Tensor, saved: tuple[Tensor | None, Tensor | None], needs: Needs
     ) -> Gradients:
-        a = call.a if call.a is not None else saved[0]
-        assert a is not None
-        order = plan.order(a, call.b)
+        order = plan.order(call.a, call.b)
         anew = saved[0] is None and saved[1] is None
         if call.bits is not None and anew and (factors := _factors_by_kernels(plan, call, order)) is not None:
             rounded = round_gradient(plan.fmt, g, call.bits, plan.axis, call.seed, GRADIENT, order)

@@ -10,7 +10,6 @@ from torch import nn
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from fractrain_fx.config import Saved
 from fractrain_fx.errors import PassError
 from fractrain_fx.execution.blocks.dispatched_block import DispatchedBlock
 from fractrain_fx.execution.fused_op import FusedOp
@@ -33,13 +32,11 @@ class Fuse(PassBase):
     node beside it.
 
     Args:
-        saved: what fused ops save of activations: ``operands`` or ``rounded`` (``FracConfig.saved``).
         per_product: fuse only ops whose format rounds operands anew for each product, which have no unfused form.
     """
 
-    def __init__(self, saved: Saved = "operands", *, per_product: bool = False) -> None:
+    def __init__(self, *, per_product: bool = False) -> None:
         super().__init__()
-        self._saved = saved
         self._per_product = per_product
 
     def requires(self, graph_module: GraphModule) -> None:
@@ -53,7 +50,7 @@ class Fuse(PassBase):
             groups = [node for node in groups if _per_product(graph_module, node)]
         apart = _not_fusible(groups)
         shared = _Shared(graph_module)
-        fused = {node.name: _fuse(graph_module, node, shared, self._saved).name for node in groups if node not in apart}
+        fused = {node.name: _fuse(graph_module, node, shared).name for node in groups if node not in apart}
         for node in graph_module.graph.nodes:
             if blocks := facts(node).blocks:
                 # In a new record: a copied graph shares records with the graph it is a copy of.
@@ -160,7 +157,7 @@ class _Shared:
         return self._picked[choice]
 
 
-def _fuse(graph_module: GraphModule, node: Node, shared: _Shared, saved: Saved) -> Node:
+def _fuse(graph_module: GraphModule, node: Node, shared: _Shared) -> Node:
     graph = graph_module.graph
     group, arithmetic, op = _group(node), arithmetic_of(node), facts(node).op
     assert group is not None and op is not None and not isinstance(arithmetic, str)
@@ -170,7 +167,7 @@ def _fuse(graph_module: GraphModule, node: Node, shared: _Shared, saved: Saved) 
     ends = [shared.range(each, op.name) if facts(each).role == "input" else None for each in factors]
     path = f"fused.{str(gradient.target).split('.')[-2]}"
     bound = arithmetic.bind(node.args, node.kwargs)
-    insert_module(graph_module, path, lambda: FusedOp(arithmetic, bound.static, *quantizers, saved))
+    insert_module(graph_module, path, lambda: FusedOp(arithmetic, bound.static, *quantizers))
     given = [each.args[1] for each in (*factors, gradient)]
     choice = next((each for each in given if isinstance(each, Node) and facts(each).role == "choice"), None)
     controls = tuple(shared.picked(each) if choice is not None and each is choice else each for each in given)

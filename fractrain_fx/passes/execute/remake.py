@@ -90,11 +90,7 @@ def _probabilities(graph_module: GraphModule, node: Node, fused: FusedOp) -> Nod
     It can if only the op keeps them, and the product of queries and keys is a fused op that keeps both.
     """
     found = node.kwargs["a"]
-    if (
-        not isinstance(found, Node)
-        or found.target is not attention_probabilities
-        or fused.plan.first.saves != "operands"
-    ):
+    if not isinstance(found, Node) or found.target is not attention_probabilities:
         return None
     scores = owner_module(graph_module, found.args[0])  # type: ignore[arg-type]
     readers = {user for user in found.users if facts(user).role != "range"}

@@ -31,7 +31,8 @@ def varied(name: str, values: Mapping[str, Any], variant: str) -> dict[str, Any]
 
     ``-as-the-paper`` steers by the sign of the distance to the target (section 3.2). ``-as-the-code`` also takes from
     the authors' code what the paper leaves open: strength of the cost term, options, an indicator that sees the cost
-    term, mixed outputs on CIFAR, and projections in float on ImageNet. Initialisation and learning rate of the gates
+    term, and projections in float on ImageNet. On CIFAR that code also runs each block at every option and mixes the
+    results, which ``benchmarks/mix_outputs.py`` does. Initialisation and learning rate of the gates
     are the authors' in every recipe.
 
     Args:
@@ -56,8 +57,6 @@ def varied(name: str, values: Mapping[str, Any], variant: str) -> dict[str, Any]
         changed["options"] = _CODE_OPTIONS.get(values["data"], list(map(str, AUTHORS_OPTIONS)))
     if values["data"] == "imagenet":
         changed["pins"] = [*values.get("pins", []), _PROJECTIONS]
-    elif values["method"] != "slu":
-        changed["mixing"] = "outputs"
     changed = dict(values) | changed
     steering = ("method", "options", "weight_bits")
     gates = FracConfig.from_dict({name: changed[name] for name in steering if name in changed})

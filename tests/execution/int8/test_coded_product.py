@@ -243,13 +243,6 @@ def test_under_autocast_results_are_those_of_float32(name: str, half: torch.dtyp
     _assert_equal([out, *found[1:]], [out, *grads])
 
 
-@pytest.mark.parametrize("name", ["linear", "patches", "conv 3x3"])
-def test_rounded_copies_can_be_saved(name: str, compiled: bool) -> None:
-    case, bits = _CASES[name], (6, 9, 6)
-    saved: Saved = "rounded"
-    _assert_equal(_results(case, bits, True, compiled, saved=saved), _results(case, bits, False, compiled, saved=saved))
-
-
 @pytest.mark.parametrize("slope", [1.0, 1e-4, 1e-6, 1e-8, 0.0])
 @pytest.mark.parametrize("bits", [[7], [9], [16], [0, 6, 12, 32, 16, 8, 3, 0]])
 def test_the_rounded_gradient_is_that_of_the_simulation_bit_for_bit(

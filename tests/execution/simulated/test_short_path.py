@@ -16,8 +16,8 @@ from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.nn.rounding import rounded_gradient
 
 COMPILED = AffineFormat(compiled=True)
-WEIGHT = Factor(COMPILED, (), BatchAxis(), True, "operands", weight=True, channel=0)
-ACTIVATION = Factor(COMPILED, (3, 4, 6), BatchAxis(), True, "operands")
+WEIGHT = Factor(COMPILED, (), BatchAxis(), True, weight=True, channel=0)
+ACTIVATION = Factor(COMPILED, (3, 4, 6), BatchAxis(), True)
 SLOT = 9
 
 
@@ -99,4 +99,3 @@ def test_only_what_kernels_round_entirely_takes_it() -> None:
     assert has_all_kernels(ACTIVATION, WEIGHT, COMPILED)
     assert not has_all_kernels(ACTIVATION, WEIGHT, AffineFormat())
     assert not has_all_kernels(ACTIVATION, WEIGHT, DoReFaFormat())
-    assert not has_all_kernels(ACTIVATION, replace(WEIGHT, saves="rounded"), COMPILED)

@@ -71,11 +71,10 @@ def require_same(a: tuple[list[Tensor], dict[str, Tensor]], b: tuple[list[Tensor
     [
         FRACTRAIN,
         PFQ,
-        FracConfig(method="static", precision="4/8", saved="rounded"),  # type: ignore[arg-type]
+        FracConfig(method="static", precision="4/8"),  # type: ignore[arg-type]
         pytest.param(FracConfig(weight_bits=5, execution="auto"), marks=pytest.mark.long),
         pytest.param(FracConfig(method="dfq", weight_bits=3, pins=HEAD), marks=pytest.mark.long),
         pytest.param(FRACTRAIN.replace(rounding="compiled"), marks=pytest.mark.long),
-        pytest.param(FRACTRAIN.replace(mixing="outputs"), marks=pytest.mark.long),
     ],
 )
 def test_outputs_and_gradients_are_those_of_the_floats(config: FracConfig) -> None:

@@ -316,27 +316,3 @@ def test_channels_last_stays() -> None:
         convolution.to(memory_format=torch.channels_last), config=FracConfig("static"), example_inputs=(x,), check=False
     )
     assert model(x).is_contiguous(memory_format=torch.channels_last)
-
-
-@pytest.mark.parametrize("shift", [0.0, 3.0])
-@pytest.mark.parametrize("rounding", ["eager", "compiled"])
-def test_what_is_saved_changes_no_number(shift: float, rounding: str) -> None:
-    results = []
-    for kept in ("operands", "rounded"):
-        torch.manual_seed(0)
-        model, x = rewritten("static", saved=kept, precision=Precision(6, 8), rounding=rounding)
-        results.append(step(model, x + shift, shown=False))
-    assert results[0].keys() == results[1].keys()
-    for name, expected in results[0].items():
-        assert torch.equal(results[1][name], expected), name
-
-
-@pytest.mark.parametrize(("fmt", "rounding"), FORMATS)
-def test_rounded_copies_serve_gates_too(fmt: str, rounding: str) -> None:
-    results = []
-    for kept in ("operands", "rounded"):
-        torch.manual_seed(0)
-        model, x = rewritten("dfq", saved=kept, format=fmt, rounding=rounding)
-        results.append(step(model, x, shown=False))
-    for name, expected in results[0].items():
-        assert torch.equal(results[1][name], expected), name

@@ -151,7 +151,7 @@ class Block(nn.Module):
         return out
 
 
-@pytest.mark.parametrize("options", [{"mixing": "outputs"}, {}, {"execution": "auto"}, {"rounding": "eager"}])
+@pytest.mark.parametrize("options", [{}, {"execution": "auto"}, {"rounding": "eager"}])
 def test_gated_blocks(options: dict[str, Any]) -> None:
     config = FracConfig("dfq", rounding="compiled").replace(options=("FW-0/BW-0", "FW-6/BW-8"), **options)
     x = torch.randn(4, 3, 12, 12)

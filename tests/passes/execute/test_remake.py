@@ -38,7 +38,7 @@ def keep_operands(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"method": "pfq"}, None),
         ({"method": "dfq", "execution": "auto", "kernels": "float"}, None),
-        ({"method": "dfq", "saved": "rounded"}, None),
+        ({"method": "dfq"}, None),
         ({"method": "pfq"}, "autocast"),
         ({"method": "dfq"}, "checkpointed"),
         ({"method": "static", "format": "mx", "recipe": "mxfp8"}, None),

@@ -1,4 +1,7 @@
-"""Mix the outputs of a block instead of its inputs: run it once for each option. This is the slow reference."""
+"""Mix the outputs of a block instead of its inputs, as the authors' code does: run it once for each option.
+
+This is a slow reference: ``fractrainify(model, config=config, passes=mixing_passes(config))``.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from torch import Tensor
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
@@ -15,12 +20,19 @@ from fractrain_fx.config import FracConfig
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.errors import ModelError, PassError
 from fractrain_fx.nn.batch_axis import BatchAxis
-from fractrain_fx.nn.gates import Mix
-from fractrain_fx.nn.quantizers import MixedGradientQuantizer, every, takers
+from fractrain_fx.nn.quantizers import MixedGradientQuantizer, picked
+from fractrain_fx.passes import Quantize, default_passes
 from fractrain_fx.passes.graph.edit import NAMESPACE, call, insert_module, varying
 from fractrain_fx.passes.graph.facts import Block, blocks_of, choices_of, facts
 
-__all__ = ["MixOutputs"]
+__all__ = ["MixOutputs", "mixing_passes"]
+
+
+def mixing_passes(config: FracConfig) -> list[PassBase]:
+    """The default passes, with the mixing of outputs behind the one that it changes."""
+    chain = default_passes(config)
+    chain.insert(next(place for place, each in enumerate(chain) if isinstance(each, Quantize)) + 1, MixOutputs(config))
+    return chain
 
 
 class MixOutputs(PassBase):
@@ -117,14 +129,14 @@ class _Mixing:
         return [user for user in node.users if user in self._moving or facts(user).role is not None]
 
     def _refuse(self, region: set[Node]) -> None:
-        where = f"mixing='outputs' cannot copy block {self._block.name!r}"
+        where = f"outputs cannot be mixed, for want of a copy of block {self._block.name!r}"
         for node in region:
             record = facts(node)
             if record.role in ("gate", "choice", "cost"):
-                raise ModelError(f"{where}: block {record.owner!r} begins inside it. Use mixing='inputs'")
+                raise ModelError(f"{where}: block {record.owner!r} begins inside it. Use default_passes")
             first = node.args[0] if node.args else None
             if isinstance(first, Node) and first not in region and changes_operands(node):
-                raise ModelError(f"{where}: {node.name!r} changes a value from outside in place. Use mixing='inputs'")
+                raise ModelError(f"{where}: {node.name!r} changes a value from outside in place. Use default_passes")
 
     def _frontier(self, region: set[Node]) -> list[Node]:
         return [
@@ -137,8 +149,8 @@ class _Mixing:
         axis = facts(node).batch
         if axis is None:
             raise ModelError(
-                f"mixing='outputs' cannot mix {node.name!r}, which leaves block {self._block.name!r} and has no row "
-                "for each sample. Use mixing='inputs'"
+                f"outputs cannot be mixed: {node.name!r}, which leaves block {self._block.name!r}, has no row "
+                "for each sample. Use default_passes"
             )
         part = _reached([node], set(), lambda each: each.all_input_nodes) & region
         options = self._options(part)
@@ -206,3 +218,36 @@ def _reached(start: Iterable[Node], stop: set[Node], following: Callable[[Node],
             found.add(node)
             pending += [each for each in following(node) if each not in stop]
     return found
+
+
+def every(choice: Float[Tensor, "batch options"], option: int) -> Int[Tensor, " batch"]:
+    """One option for all samples, in the form that :func:`picked` returns."""
+    return torch.full((len(choice),), option, device=choice.device)
+
+
+def takers(choice: Float[Tensor, "batch options"], option: int) -> Int[Tensor, " batch"]:
+    """1 for the samples that picked an option, 0 for the others."""
+    return (picked(choice) == option).long()
+
+
+class Mix(nn.Module):
+    """Sum a block's outputs at several options, weighted by each sample's choice.
+
+    Args:
+        batch: where the samples of the results lie.
+        options: the number of each result's option.
+    """
+
+    def __init__(self, batch: BatchAxis, options: Sequence[int]) -> None:
+        super().__init__()
+        self.batch = batch
+        self.options = tuple(options)
+
+    def forward(self, choice: Float[Tensor, "batch options"], *results: Tensor) -> Tensor:
+        """``sum_k choice_k * result_k``; the shape and type of a result."""
+        parts = zip(self.options, results, strict=True)
+        mixed = [self.batch.expand(choice[:, k].to(x.dtype), x.shape) * x for k, x in parts]
+        total = mixed[0]
+        for each in mixed[1:]:
+            total = total + each
+        return total

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks.mix_outputs import mixing_passes
 from fractrain_fx import Engine, FracConfig, FracModel, Pin, Precision, fractrainify
-from fractrain_fx.errors import ConfigError, ModelError
+from fractrain_fx.errors import ModelError
 from fractrain_fx.nn.gates import Controller
-from fractrain_fx.passes import facts
+from fractrain_fx.passes import default_passes, facts
 from tests.models import HUGGING_FACE, some_long
 
 OPTIONS = ("0/0", "2/6", "3/6", "6/12")
@@ -36,10 +37,11 @@ class Forced(nn.Module):
 def both(model: nn.Module, x: Tensor, picks: list[int], **changes: object) -> list[FracModel]:
     """The model under both mixings, with equal weights and ranges, and with every sample's option given."""
     made = []
-    for mixing in ("inputs", "outputs"):
+    for passes in (default_passes, mixing_passes):
         torch.manual_seed(1)
-        config = FracConfig(method="dfq", options=OPTIONS, mixing=mixing, **changes)  # type: ignore[arg-type]
-        rewritten = fractrainify(copy.deepcopy(model), config=config, example_inputs=(x,), check=False)
+        config = FracConfig(method="dfq", options=OPTIONS, **changes)  # type: ignore[arg-type]
+        chain = passes(config)
+        rewritten = fractrainify(copy.deepcopy(model), config=config, example_inputs=(x,), check=False, passes=chain)
         frac = rewritten.get_submodule("frac")
         frac.controller = Forced(torch.tensor(picks), frac.controller)  # type: ignore[arg-type]
         made.append(rewritten)
@@ -92,8 +94,10 @@ def test_a_block_of_one_op_agrees_for_any_choices() -> None:
 @pytest.mark.parametrize("name", ["llama", "t5"])
 def test_every_parameter_and_gate_is_trained(name: str) -> None:
     case = HUGGING_FACE[name]()
-    config = FracConfig(method="fractrain", options=OPTIONS, mixing="outputs")
-    model = fractrainify(case.model, config=config, example_kwargs=case.keywords, check=False)
+    config = FracConfig(method="fractrain", options=OPTIONS)
+    model = fractrainify(
+        case.model, config=config, example_kwargs=case.keywords, check=False, passes=mixing_passes(config)
+    )
     engine = Engine(model)
     out = model(**case.keywords)
     tensors = [value for value in out.values() if isinstance(value, Tensor) and value.requires_grad]
@@ -124,9 +128,6 @@ def test_gradients_of_samples_that_picked_another_option_are_zero_not_noise() ->
 
 
 def test_what_cannot_be_copied_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="mixing='both' is unknown"):
-        FracConfig(mixing="both")  # type: ignore[arg-type]
-
     class Leaking(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -150,14 +151,11 @@ def test_what_cannot_be_copied_is_an_error() -> None:
             kept += y
             return self.head(x + self.second(kept.relu()))
 
-    fractrainify(
-        Leaking(),
-        config=FracConfig(mixing="outputs", options=OPTIONS),
-        example_inputs=(torch.randn(2, 4),),
-        check=False,
-    )
+    config = FracConfig(options=OPTIONS)
+    given = {"config": config, "example_inputs": (torch.randn(2, 4),), "check": False}
+    fractrainify(Leaking(), passes=mixing_passes(config), **given)
     with pytest.raises(ModelError, match="changes a value from outside in place"):
-        fractrainify(InPlace(), config=FracConfig(mixing="outputs"), example_inputs=(torch.randn(2, 4),), check=False)
+        fractrainify(InPlace(), passes=mixing_passes(config), **given)
 
 
 def test_pinned_ops_inside_a_block_keep_their_bits() -> None:
