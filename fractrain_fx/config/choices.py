@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 Method = Literal["float", "static", "pfq", "dfq", "fractrain", "slu"]
-Schedule = Literal["auto", "two-stage", "manual", "cyclic", "fixed", "gradient-noise", "constant"]
+Schedule = Literal["auto", "two-stage", "manual", "cyclic", "fixed", "constant"]
 Attention = Literal["quantized", "float"]
 Torchao = Literal["torchao-int8", "torchao-float8", "torchao-mxfp8"]
 Execution = Literal["simulate", "auto", Torchao]

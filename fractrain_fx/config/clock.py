@@ -9,7 +9,6 @@ from itertools import pairwise
 from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-from fractrain_fx.config.precision import FLOAT_BITS
 from fractrain_fx.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -89,20 +88,6 @@ def check_clock(config: FracConfig) -> None:
             raise ConfigError(f"length={str(length)!r} changes nothing without every: give epochs=... instead")
         if type(length) is not type(every) or length.number < every.number:
             raise ConfigError(f"length={str(length)!r} must be at least every={str(every)!r}, in its unit")
-    if config.schedule == "gradient-noise":
-        if every is None:
-            raise ConfigError("schedule='gradient-noise' measures one step in so many: write every=Steps(100)")
-        if config.execution != "simulate":
-            raise ConfigError(
-                f"schedule='gradient-noise' leaves out the rounding of backward, which execution={config.execution!r} "
-                "cannot: write execution='simulate'"
-            )
-        earlier = config.stages.stages[:-1] if config.method == "pfq" else ()
-        if earlier and all(each.bw == FLOAT_BITS for each in earlier):
-            raise ConfigError(
-                "schedule='gradient-noise' waits for the noise of rounded gradients, and no stage but the last rounds "
-                "any: give stages fewer than 32 backward bits, or write another schedule"
-            )
     if config.schedule != "fixed":
         if config.turns:
             raise ConfigError(f"turns changes nothing with schedule={config.schedule!r}: it is for 'fixed'")

@@ -102,8 +102,7 @@ class FracConfig:
         gate: sizes and strength of the gates.
         schedule: moves the run from stage to stage. ``auto``: Algorithm 1. ``two-stage``: Algorithm 1 over the first
             and the last stage. ``manual``: each stage gets the same time. ``cyclic``: cosine cycles from the first to
-            the last. ``fixed``: stages begin at ``turns``. ``gradient-noise``: whenever the gradient's
-            norm falls below sqrt(3) times that of its quantization noise. ``constant``: the last stage only.
+            the last. ``fixed``: stages begin at ``turns``. ``constant``: the last stage only.
         every: how often the schedule is asked for the stage: ``Steps(100)`` (``100 steps``) or ``Tokens(1_000_000)``;
             ``None``: after each epoch. It then gets the mean loss since it was last asked.
         turns: where each stage after the first begins, for ``fixed``: shares of the run (``0.75``), or ``Steps`` or

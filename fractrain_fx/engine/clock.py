@@ -122,11 +122,6 @@ class RunClock:
         return self._position // self.every.number > before // self.every.number
 
     @property
-    def first_step(self) -> bool:
-        """Whether the present optimizer step is the first of a window."""
-        return self.every is not None and self._window.steps < self._batches
-
-    @property
     def place(self) -> tuple[int | None, int | None]:
         """Steps and tokens as a :class:`StageChange` has them."""
         if self.every is None:

@@ -14,7 +14,6 @@ from fractrain_fx.engine import steered, told
 from fractrain_fx.engine.clock import RunClock, StageChange
 from fractrain_fx.engine.controller import CostController
 from fractrain_fx.engine.distributed import mean_over_ranks
-from fractrain_fx.engine.gradient_noise import GradientProbe, GradientSchedule
 from fractrain_fx.engine.ledger import EpochRow, Ledger
 from fractrain_fx.engine.meter import EpochSums, refuse_bad_step
 from fractrain_fx.engine.open_epoch import OpenEpoch
@@ -64,7 +63,7 @@ class Engine:
         self.accumulate = accumulate
         self._stage = 0
         self._clock = RunClock(config.every)
-        self._epoch, self._probe = OpenEpoch(self._row), GradientProbe(self.model)
+        self._epoch = OpenEpoch(self._row)
         self._watch = LoopWatch(self.model, watch, unscaled=config.gate.gradient == "fisher")
         self.ledger = Ledger(self.model.macs, self.model.uncounted)
         steered.apply_level(self.model, self.level)
@@ -132,9 +131,6 @@ class Engine:
             )
         task_loss = task_loss.reshape(())
         self._clock.batch(self.model.tokens if tokens is None else tokens, self.accumulate)
-        schedule = self._plan.schedule
-        if isinstance(schedule, GradientSchedule) and schedule.wants_gradients and self._clock.first_step:
-            self._probe.add(task_loss, self.accumulate if weight is None else weight)
         seen = task_loss if mean is None else mean.reshape(())
         if not self.model.frac_config.gated:
             self._note(seen)
@@ -166,15 +162,12 @@ class Engine:
             NonFiniteLossError: a task loss since the schedule was last asked was NaN or infinite. The stage stays.
         """
         self._controller.start_step()
-        schedule, measured = self._plan.schedule, self._probe.read()
-        if measured is not None and isinstance(schedule, GradientSchedule):
-            schedule.see_gradients(*measured)
         if not self._clock.end_step():
             return None
         sums = self._clock.close_window()
         self.check_finite()
         epoch = len(self.ledger.rows) + 1
-        return self._move_to(schedule.update(self._finite_loss(sums, epoch)), epoch)
+        return self._move_to(self._plan.schedule.update(self._finite_loss(sums, epoch)), epoch)
 
     def require_backward(self, culprit: str) -> None:
         """Check that backward has reached every cost term handed out so far.

@@ -16,7 +16,6 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 from fractrain_fx.config import FracConfig
 from fractrain_fx.config.clock import windows_of
 from fractrain_fx.config.precision import Precision
-from fractrain_fx.engine.gradient_noise import GradientNoiseSchedule
 from fractrain_fx.engine.indicator import LossPlateau
 from fractrain_fx.errors import ConfigError
 
@@ -105,7 +104,7 @@ def plan_stages(config: FracConfig, levels: tuple[Level, ...]) -> StagePlan:
     ``auto`` walks over all of them and ``two-stage`` over the first and the last, both by Algorithm 1; ``manual`` gives
     each the same number of epochs, or of windows where ``every`` counts steps or tokens; ``cyclic`` (CPT, arXiv
     2101.09868) repeats half a cosine from the first to the last, rounded to whole bits for precisions; ``fixed`` begins
-    each at its turn; ``gradient-noise`` goes on when rounding drowns the gradient; ``constant`` holds the last.
+    each at its turn; ``constant`` holds the last.
 
     Raises:
         ConfigError: a cyclic schedule has less than two epochs a cycle, a manual one less than one a stage, the turns
@@ -124,8 +123,6 @@ def plan_stages(config: FracConfig, levels: tuple[Level, ...]) -> StagePlan:
                 "few for that: train longer, take fewer stages, or schedule='constant' for the last stage only"
             )
         return StagePlan(levels, EpochSchedule(tuple(window * len(levels) // windows for window in range(windows))))
-    if config.schedule == "gradient-noise":
-        return StagePlan(levels, GradientNoiseSchedule(len(levels)))
     if config.schedule == "fixed":
         return StagePlan(levels, EpochSchedule(_fixed(len(levels), config)))
     if config.schedule == "two-stage":

@@ -103,10 +103,6 @@ def test_torchao_follows_a_recipe_of_the_formats_that_it_has() -> None:
             {"ranges": "row", "method": "static", "execution": "auto", "kernels": "int8"},
             "kernels='int8' changes nothing",
         ),
-        (
-            {"schedule": "gradient-noise", "every": "100 steps", "method": "pfq", "stages": "FW(4,8)/BW(32,32)"},
-            "no stage but the last rounds any",
-        ),
         ({"saturate_targets": True}, "goes with targets that were set"),
         ({"saturate_targets": True, "targets": (1.5,), "method": "pfq"}, "changes nothing for method 'pfq'"),
         ({"gate": GateConfig(gradient="fisher"), "method": "slu"}, "whose options round nothing"),

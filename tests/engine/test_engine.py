@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fractrain_fx.config import FracConfig, GateConfig, Steps
+from fractrain_fx.config import FracConfig, GateConfig
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.engine import Engine, StageChange
 from fractrain_fx.errors import ConfigError, InputError, NonFiniteLossError, RunError
@@ -156,7 +156,6 @@ def test_a_state_of_more_stages_is_refused() -> None:
     [
         (FracConfig(), FracConfig(schedule="manual", epochs=4)),
         (FracConfig(method="dfq"), FracConfig()),
-        (FracConfig(), FracConfig(schedule="gradient-noise", every=Steps(2))),
     ],
 )
 def test_a_state_of_another_schedule_is_refused(saved: FracConfig, mine: FracConfig) -> None:
