@@ -1,4 +1,4 @@
-"""docs/format-results.md, made of docs/results/formats.jsonl: what each recipe reaches for its cost, and the raise."""
+"""docs/format-results.md, made of docs/results/formats.jsonl: what each recipe reaches for its cost."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.formats.raised import verdict
 from benchmarks.page import markdown_table
 from benchmarks.science.cells import mean_and_range, signed
 from benchmarks.science.figures import write_figures
@@ -45,7 +44,7 @@ def write_page(page: Path, results: Path, records: Sequence[Record]) -> None:
     for task in (name for name in TASKS if any(group.task == name for group in groups)):
         mine = sorted((group for group in groups if group.task == task), key=_order)
         loop = ", ".join(f"`{name}` {value}" for name, value in TASKS[task].items())
-        parts += [f"## {task}", f"{loop}, {_lengths(mine)}.", _table(mine), verdict(mine)]
+        parts += [f"## {task}", f"{loop}, {_lengths(mine)}.", _table(mine)]
         figures = write_figures(results.parent, task, mine, "formats")
         parts += [f"![{words}]({place.parent / path.name})" for path, words in figures]
     parts.append(made_with(records, _COMMAND))

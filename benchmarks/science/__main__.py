@@ -4,7 +4,6 @@
 continues where it was stopped. ``--task``, ``--method``, ``--setting``, ``--epochs`` and ``--seed`` give a grid by its
 axes. ``list`` shows the progress of each run, ``collect`` adds finished runs to the results, ``page`` writes the page.
 ``fixed`` evaluates finished runs with one option a block for all samples, which ``run`` does at the end of a run.
-``told FOLDER`` measures what each option does to a finished run's loss, beside what its gates are told.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from benchmarks.science.grid import GRIDS, Run, runs_of
 from benchmarks.science.page import write_page
 from benchmarks.science.records import merge_records, read_records
 from benchmarks.science.runner import Place, work_off
-from benchmarks.science.told import told, told_table
 from fractrain_fx.training.log.records import METRICS
 
 
@@ -76,9 +74,6 @@ def main(argv: list[str] | None = None, home: Home = SCIENCE) -> int:
         for run in failed:
             print(f"failed: {run.name}, see {options.runs / run.name / 'output.txt'}", file=sys.stderr)
         return 1 if failed else 0
-    if options.command == "told":
-        print(told_table(told(options.folder, options.samples)))
-        return 0
     if options.command == "fixed":
         for folder in sorted(options.runs.glob("*/")):
             fix_choices(folder)
@@ -139,9 +134,6 @@ def _parser(home: Home) -> argparse.ArgumentParser:
         if name == "train":
             for axis, kind in (("task", str), ("method", str), ("setting", str), ("epochs", int), ("seed", int)):
                 command.add_argument(f"--{axis}", type=kind, required=True)
-    command = commands.add_parser("told")
-    command.add_argument("folder", type=Path, help="of a finished run")
-    command.add_argument("--samples", type=int, default=2000, help="training samples")
     return parser
 
 

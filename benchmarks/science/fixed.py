@@ -7,7 +7,7 @@ the model's own choices cost.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +16,11 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fractrain_fx import FracModel
 from fractrain_fx.nn.cost import gated_meter
 from fractrain_fx.nn.gates import Controller
 from fractrain_fx.training import Trainer
 
-__all__ = ["FixedChoice", "fixed_choice", "fixed_options", "given", "options_of"]
+__all__ = ["FixedChoice", "fixed_choice", "fixed_options", "given"]
 
 _COMMON = 0.1  # share of the samples
 
@@ -101,14 +100,6 @@ def fixed_options(shares: Float[Tensor, "blocks options"], prices: Float[Tensor,
         if saved.flatten()[best] <= 0:
             return options
         options[best // saved.shape[1]] = best % saved.shape[1]
-
-
-def options_of(model: FracModel, batches: Iterable[Tensor]) -> Int[Tensor, "blocks samples"]:
-    """The option of every block for every sample of some inputs, by number."""
-    with _seen(model) as found:
-        for inputs in batches:
-            model(inputs)
-    return _by_block(found, len(model.cost.choice))
 
 
 @contextlib.contextmanager

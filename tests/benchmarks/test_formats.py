@@ -9,10 +9,9 @@ import pytest
 
 from benchmarks.formats.__main__ import FORMATS
 from benchmarks.formats.page import write_page
-from benchmarks.formats.raised import verdict
 from benchmarks.science.__main__ import main
 from benchmarks.science.grid import GRIDS, Run
-from benchmarks.science.records import groups_of, merge_records, read_records
+from benchmarks.science.records import merge_records, read_records
 from fractrain_fx.config import RECIPES
 
 
@@ -35,47 +34,9 @@ def record(
     return {**vars(run), **outcome, "values": run.values, "made_with": {"torch": "2"}}
 
 
-def said(task: str = "characters-short", **values: tuple[Any, float]) -> str:
-    """What is said of runs with these results (several are those of seeds 0, 1, ...) and costs."""
-    records = []
-    for name, (found, macs) in values.items():
-        for seed, value in enumerate(found if isinstance(found, tuple) else (found,)):
-            records.append(record(name.replace("_", "-"), value, macs, seed, task=task))
-    return verdict(groups_of(records))
-
-
 def test_both_models_meet_every_recipe() -> None:
     for task in ("characters-short", "resnet20-short"):
         assert {run.method for run in GRIDS["formats"] if run.task == task} == {"float", "bf16", *RECIPES}
-
-
-def test_the_raise_is_judged_by_loss_and_by_cost() -> None:
-    eight, auto = {"mxfp8": (10.0, 1.0)}, "mxfp4_auto_mxfp8"
-    assert said(**eight) == ""
-    reached = said(**eight, **{auto: (10.0, 0.5)}, mxfp4_50_mxfp8=(10.05, 0.6), mxfp4_75_mxfp8=(10.5, 0.4))
-    assert "`mxfp4-50-mxfp8`: +0.005 nats for 60 % of the cost" in reached and "for no more than the best" in reached
-    dearer = said(**eight, **{auto: (10.0, 0.9)}, mxfp4_50_mxfp8=(10.05, 0.6))
-    assert "costs more than the best switch by hand" in dearer
-    missed = said(**eight, **{auto: (10.5, 0.5)}, mxfp4_50_mxfp8=(10.05, 0.6))
-    assert "does not reach" in missed and "+0.049 nats" in missed
-    assert "too short to need a raise" not in missed
-    assert "too short to need a raise" in said(
-        mxfp4=(10.09, 0.3), **eight, **{auto: (10.0, 0.5)}, mxfp4_50_mxfp8=(10, 1)
-    )
-    alone = said(**eight, **{auto: (10.0, 0.5)}, mxfp4_50_mxfp8=(11.0, 0.6))
-    assert "no switch by hand does" in alone
-
-
-def test_the_raise_is_judged_seed_by_seed_and_for_accuracies_too() -> None:
-    seeds = said(mxfp8=((10.0, 12.0), 1.0), mxfp4_auto_mxfp8=((10.1, 11.9), 0.5), mxfp4_50_mxfp8=((10.1, 12.3), 0.4))
-    assert "ends +0.001 nats (by seed -0.008 to +0.010) for 50 %" in seeds and "no switch by hand does" in seeds
-    # A run of a seed that MXFP8 lacks is compared with nothing.
-    more = said(mxfp8=(10.0, 1.0), mxfp4_auto_mxfp8=((10.0, 20.0), 0.5), mxfp4_50_mxfp8=(10.0, 0.6))
-    assert "ends +0.000 nats for 50 %" in more
-    images = said("resnet20-raise", mxfp8=(60.0, 1.0), mxfp4_auto_mxfp8=(59.8, 0.8), mxfp4_50_mxfp8=(59.0, 0.7))
-    assert "ends -0.20 points for 80 %" in images and "within 0.5 points; the best is `mxfp4-50-mxfp8`: -1.00" in images
-    missed = said("resnet20-raise", mxfp8=(60.0, 1.0), mxfp4_auto_mxfp8=(59.0, 0.8), mxfp4_50_mxfp8=(61.0, 0.7))
-    assert "does not reach MXFP8 within 0.5 points" in missed
 
 
 def test_the_page_has_bits_scales_seeds_and_the_place_of_the_raise(tmp_path: Path) -> None:

@@ -175,18 +175,6 @@ def test_a_tiny_grid_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert (other / "result.json").stat().st_mtime_ns == times
     assert (run / "output.txt").read_text().count("epoch   1 ") == 1
 
-    capsys.readouterr()
-    assert main(["told", str(other), "--samples=96"]) == 0
-    table, _, likeness = capsys.readouterr().out.strip().partition("\n\n")
-    assert likeness.startswith("correlation with the measured means: straight-through ")
-    head, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines())
-    assert head[2:] == ["measured", "straight-through", "fisher"]
-    assert len({block for block, *_ in rows}) == 9
-    fisher = {(block, option): float(mean.split(" ± ")[0]) for block, option, *_, mean in rows if "±" in mean}
-    few, more = ([number for (_, option), number in fisher.items() if option == f"FW-{bits}/BW-6"] for bits in (2, 4))
-    assert len(few) == len(more) and sum(few) > sum(more)
-    assert all(least >= other for least, other in zip(few, more, strict=True))  # as printed, so they may be equal
-
 
 @pytest.mark.long
 def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
