@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
-from fractrain_fx.execution.int8.kept import processor
+from fractrain_fx.execution.codes.kept import processor
 
 __all__ = ["describe", "device_name", "versions"]
 

@@ -39,11 +39,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "dorefa": {"method": "dfq", "format": "dorefa"},
     "wageubn": {"method": "static", "format": "wageubn"},
 }
-# "auto" leaves out samples that skip; "codes" multiplies whole codes wherever it can.
+# "auto" leaves out samples that skip.
 EXECUTIONS: dict[str, dict[str, Any]] = {
     "simulate": {},
     "auto": {"execution": "auto", "kernels": "float"},
-    "codes": {"execution": "auto", "kernels": "int8"},
 }
 QUICK = {("resnet10t", "fractrain"), ("resnet10t", "mx"), ("gpt2", "static")}
 # With these, every configuration runs with some model, and every model with gates. The rest shows little more.
@@ -57,8 +56,7 @@ SLOW = {*product(MODELS, CONFIGS)} - QUICK - LONG
 
 def _changes(config: str, execution: str) -> bool:
     """Whether an execution computes a configuration in another way than ``simulate``."""
-    gated, affine = CONFIGS[config]["method"] in ("dfq", "fractrain"), "format" not in CONFIGS[config]
-    return {"simulate": True, "auto": gated, "codes": affine}[execution]
+    return execution == "simulate" or CONFIGS[config]["method"] in ("dfq", "fractrain")
 
 
 @pytest.mark.parametrize(

@@ -53,17 +53,3 @@ def test_a_saved_model_is_rebuilt_in_the_class_that_was_asked(tmp_path: Path) ->
     assert all(torch.equal(rebuilt.state_dict()[name], value) for name, value in saved.state_dict().items())
     with pytest.raises(ConfigError, match="restore"):
         record_model(rebuilt, FracConfig(), (x,))
-
-
-def test_a_chain_that_was_saved_under_old_names_of_its_passes_is_the_same_chain(tmp_path: Path) -> None:
-    config, x = FracConfig(execution="auto"), torch.randn(4, 6)
-    chain = default_passes(config)
-    fractrainify(Residual(), config=config, example_inputs=(x,), passes=chain).save_pretrained(tmp_path)
-    recipe = tmp_path / "config.json"
-    text = recipe.read_text()
-    recipe.write_text(text.replace("FindSeparableBlocks", "Separate"))
-    assert "FindSeparableBlocks" in text
-    assert (
-        FracModel.from_pretrained(tmp_path, model=Residual(), passes=chain).frac_config.replace(rounding="auto")
-        == config
-    )

@@ -21,8 +21,8 @@ __all__ = ["HOW", "items"]
 
 HOW = """
 One linear layer of equal width in and out, forward and backward with all three products and all rounding. Ratios are to
-bfloat16 autocast in the same round: median (quartiles). `int8` is `execution="auto", kernels="int8"` at FW-8/BW-8,
-`torchao` is torchao's training on int8 or float8, compiled by `torch.compile`, under bfloat16 autocast.
+bfloat16 autocast in the same round: median (quartiles). `torchao` is torchao's
+training on int8 or float8, compiled by `torch.compile`, under bfloat16 autocast.
 """.strip()
 
 _Call = Callable[[], None]
@@ -50,7 +50,6 @@ def _rows(width: int, tokens: int, torchao: bool, setting: Setting) -> Iterator[
             "float32": lambda: step(layer, x, g),
             "tf32": lambda: _in_tf32(step(layer, x, g)),
             "simulated 8/8": lambda: step(rewritten(layer, x, "8/8", "simulate"), x, g),
-            "int8 8/8": lambda: step(rewritten(layer, x, "8/8", "auto"), x, g),
         }
     calls: dict[str, _Call] = {}
     notes: dict[str, str] = {}

@@ -18,7 +18,7 @@ most that a step allocates at a time, without what was allocated before. Ratios 
 """.strip()
 
 _METHODS = (
-    *("float", "float+bf16", "static+kernels", "static+int8", "pfq+kernels", "dfq+kernels"),
+    *("float", "float+bf16", "static+kernels", "pfq+kernels", "dfq+kernels"),
     *("dfq+kernels+bf16", "dfq+kernels+auto", "pfq+kernels+checkpointed", "dfq+kernels+checkpointed"),
 )
 _COLUMNS = ("model", "method", "saved, MB", "saved, ratio", "peak, MB", "peak, ratio", "note")
@@ -27,7 +27,7 @@ _COLUMNS = ("model", "method", "saved, MB", "saved, ratio", "peak, MB", "peak, r
 def items(setting: Setting) -> Mapping[str, Any]:
     """One item for each model."""
     models = ("gpt2-tiny",) if setting.small else ("gpt2", "transformer-base", "resnet50")
-    methods = ("float", "static+int8", "pfq+checkpointed") if setting.small else _METHODS
+    methods = ("float", "static+kernels", "pfq+checkpointed") if setting.small else _METHODS
     return {name: partial(_rows, name, methods, setting) for name in models}
 
 

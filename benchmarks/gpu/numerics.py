@@ -6,17 +6,16 @@ import copy
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchmarks.coverage.checks import cause, difference, evaluate, step
 from benchmarks.gpu import compiled, rounding
 from benchmarks.gpu.limits import below, distance
 from benchmarks.gpu.setting import Setting
 from benchmarks.gpu.small import MODELS, made, tensor
-from benchmarks.linears import rewritten as quantized_linear
 from benchmarks.skipping import prepare
 from benchmarks.step.subjects import SUBJECTS, Subject
 from fractrain_fx import Engine, FracConfig, FracModel
@@ -48,7 +47,6 @@ def items(setting: Setting) -> Mapping[str, Any]:
         "stochastic rounding is right on average": partial(rounding.by_chance, setting),
         "what runs equals the graph shown": partial(_of_models, names, _equals_shown, setting),
         "a step and an evaluation equal the CPU's": partial(_of_models, names, _equals_cpu, setting),
-        "products of codes equal the simulation": partial(_codes, setting),
         "dispatched blocks equal masked ones": partial(_dispatched, setting),
         "one compiled graph serves all precisions": partial(compiled.whole, "pfq", setting),
         "DFQ compiles whole": partial(compiled.whole, "dfq", setting),
@@ -142,30 +140,6 @@ def _equals_cpu(subject: Subject, setting: Setting) -> str:
                 raise AssertionError(f"{name} on {device}: the loss of the evaluation is {float(evaluated)}")
         farthest = max(farthest, abs(losses[1] / losses[0] - 1))
     return f"losses within {below(farthest, 0.02):.1e}"
-
-
-def _codes(setting: Setting) -> str:
-    """Outputs and gradients; the input's gradient is rounded to 16 bits once more.
-
-    Plain operations round, because codes and Triton kernels draw different noise.
-    """
-    layer = nn.Linear(128, 96).to(setting.device)
-    farthest = 0.0
-    for precision in ("3/6", "8/8", "8/16"):
-        x, g = torch.randn(64, 128, device=setting.device), torch.randn(64, 96, device=setting.device)
-        results: list[dict[str, Tensor]] = []
-        for execution in ("simulate", "auto"):
-            model = quantized_linear(copy.deepcopy(layer), x, precision, execution, "eager")
-            leaf = x.clone().requires_grad_()
-            torch.manual_seed(5)
-            out = model(leaf)
-            out.backward(g)
-            if execution == "auto" and set(model.kernels().values()) != {"int8"}:
-                raise AssertionError(f"{precision} ran as {model.kernels()}")
-            gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-            results.append({"out": out.detach(), "x": cast(Tensor, leaf.grad), **gradients})
-        farthest = max(farthest, *(distance(results[1][name], value) for name, value in results[0].items()))
-    return f"within {below(farthest, 1e-3):.1e}"
 
 
 def _dispatched(setting: Setting) -> str:

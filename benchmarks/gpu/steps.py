@@ -47,7 +47,7 @@ _COLUMNS = ("model", "method", "step, ms", "ratio", "to float alike", "waits", "
 def items(setting: Setting) -> Mapping[str, Any]:
     """One item for the eager methods of a model, one for torchao's, and one for each compiled method."""
     if setting.small:
-        return _eager(("gpt2-tiny",), ("float", "float+bf16", "pfq", "dfq+auto", "static+int8"), setting) | _compiled(
+        return _eager(("gpt2-tiny",), ("float", "float+bf16", "pfq", "dfq+auto", "static"), setting) | _compiled(
             ("gpt2-tiny",), ("float+compiled",), setting
         )
     found = _eager(_MODELS, _EAGER, setting) | _compiled(_MODELS, (*_GRAPHS, *_COMPILED), setting)

@@ -13,8 +13,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from fractrain_fx.execution.codes.choice import Int8Choice, needs_of
 from fractrain_fx.execution.compiled_call import CalledStrategy, number_of
-from fractrain_fx.execution.int8.choice import Int8Choice, needs_of
 from fractrain_fx.execution.remade import Made, Maker
 from fractrain_fx.execution.simulated.arithmetic import Arithmetic, Needs
 from fractrain_fx.execution.simulated.operand import Factor, Rounds, factor

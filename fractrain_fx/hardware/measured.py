@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fractrain_fx.execution.int8.timing import lacks_int8
 from fractrain_fx.hardware.roofline import TYPES, Roofline, Source
 
 __all__ = ["cpu_of", "probes", "this_cpu"]
@@ -50,7 +49,7 @@ def probes() -> dict[str, Callable[[], object]]:
     if torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported():
         calls["bfloat16"] = _product(values.bfloat16(), weights.bfloat16())
         calls[f"{_CONVOLUTION}bfloat16"] = _convolution(torch.bfloat16)
-    if lacks_int8(torch.device("cpu")) is None:
+    if torch.cpu._is_vnni_supported():
         rows, columns = (torch.randint(-128, 128, tuple(each.shape), dtype=torch.int8) for each in (values, weights))
         calls["int8"] = lambda: torch._int_mm(rows, columns)
     return calls

@@ -11,9 +11,9 @@ from torch import nn
 
 from fractrain_fx.capture import RecordedModule
 from fractrain_fx.config import FracConfig
+from fractrain_fx.execution.codes.timing import Tuner
 from fractrain_fx.execution.fused_op import FusedOp
 from fractrain_fx.execution.gathered import Gathered, ParameterGroup
-from fractrain_fx.execution.int8.timing import Tuner
 from fractrain_fx.execution.recomputed import Recomputed
 from fractrain_fx.execution.torchao.linear import NUMERICS
 from fractrain_fx.passes import execution_passes, fused_ops, not_on_int8, not_on_torchao, ops_of

@@ -20,7 +20,7 @@ from fractrain_fx.capture.circumstances.notices import forget_notices
 from fractrain_fx.capture.trees import map_tensors, tensors_in
 from fractrain_fx.config import FracConfig
 from fractrain_fx.errors import FracTrainError, InputError
-from fractrain_fx.execution.int8.timing import Tuner
+from fractrain_fx.execution.codes.timing import Tuner
 from fractrain_fx.model.executed import Running
 from fractrain_fx.model.failures import refused_again, told_differences
 from fractrain_fx.model.first_calls import FirstCalls

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch.fx.passes.infra.pass_base import PassBase
 
 from fractrain_fx.config import FracConfig
-from fractrain_fx.execution.int8.timing import Tuner
+from fractrain_fx.execution.codes.timing import Tuner
 from fractrain_fx.native.choice import uses_kernels
 from fractrain_fx.passes.analyse.blocks import Blocks
 from fractrain_fx.passes.analyse.macs import Macs

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fractrain_fx.config import CODE_BITS, SCALE_BITS, Torchao
-from fractrain_fx.execution.int8.timing import lacks_products
+from fractrain_fx.execution.codes.timing import lacks_products
 from fractrain_fx.execution.torchao.devices import refusal, slow
 from fractrain_fx.execution.torchao.linear import NUMERICS
 from fractrain_fx.model import FracModel
@@ -83,7 +83,7 @@ def _lowered(model: FracModel) -> Iterator[str]:
     kept = not_on_int8(model._state.recording.train, model.frac_config)
     quantized = len(model.kernels())
     device, compiled = next(model.parameters()).device, model.frac_config.rounding == "compiled"
-    lacking = lacks_products(device, compiled=compiled) if model.frac_config.kernels == "auto" else None
+    lacking = lacks_products(device, compiled=compiled)
     here = f", but not here: {lacking}" if lacking else ""
     yield f"{quantized - len(kept)} of {quantized} quantized ops may multiply on int8{here}"
     yield from _by_reason("multiplies in float", kept)

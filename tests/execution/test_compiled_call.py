@@ -21,8 +21,9 @@ from fractrain_fx.execution.simulated.operand import Rounds
 from fractrain_fx.execution.simulated.strategy import Call
 from fractrain_fx.formats import ValueRange
 from fractrain_fx.passes import fused_ops
+from tests.products import needs_kernels
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, needs_kernels]
 
 
 class Net(nn.Module):
@@ -48,7 +49,8 @@ def _fresh() -> None:
 
 def lowered(method: str = "pfq", **words: Any) -> FracModel:
     torch.manual_seed(0)
-    config = FracConfig(method=method, execution="auto", kernels="int8", skipping="masked", **words)  # type: ignore[arg-type]
+    words |= {"execution": "auto", "kernels": "int8", "skipping": "masked", "rounding": "compiled"}
+    config = FracConfig(method=method, **words)  # type: ignore[arg-type]
     return fractrainify(Net(), config=config, example_inputs=(images(2),), check=False).train()
 
 
@@ -83,19 +85,13 @@ def counted(graphs: CompileCounterWithBackend, name: str) -> int:
     return sum(str(node.target).startswith(name) for part in parts for node in part.graph.nodes)
 
 
-@pytest.mark.parametrize(
-    ("method", "rounding"),
-    [
-        *[("static", "eager"), ("dfq", "eager"), ("pfq", "compiled"), ("dfq", "compiled")],
-        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in (("static", "compiled"), ("pfq", "eager"))),
-    ],
-)
-def test_a_compiled_step_multiplies_codes_and_gives_the_numbers_of_the_eager_one(method: str, rounding: str) -> None:
+@pytest.mark.parametrize("method", ["pfq", "dfq", pytest.param("static", marks=pytest.mark.slow)])
+def test_a_compiled_step_multiplies_codes_and_gives_the_numbers_of_the_eager_one(method: str) -> None:
     # 16 backward bits, so that a noise that moves a value by a level hardly shows.
     words: dict[str, Any] = {"precision": Precision(8, 16)} if method == "static" else {}
     if method == "dfq":
         words = {"options": ("4/16", "6/16", "8/16")}
-    eager = lowered(method, rounding=rounding, **words)
+    eager = lowered(method, **words)
     if method == "pfq":
         eager.set_precision(Precision(6, 16))
     model = copy.deepcopy(eager)

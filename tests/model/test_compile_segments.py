@@ -85,6 +85,7 @@ def test_equal_segments_are_compiled_once_and_give_what_each_alone_gives() -> No
 @pytest.mark.long
 def test_segments_on_codes_are_compiled_once_too_and_each_op_chooses_for_itself() -> None:
     words = {"method": "static", "precision": "FW-8/BW-16", "execution": "auto", "kernels": "int8"}
+    words["rounding"] = "compiled"
     model = rewritten(Layers(), ROWS, **words).train()
     plain = step(model, ROWS)
     shared = SharedCode()

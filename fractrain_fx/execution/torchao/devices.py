@@ -6,12 +6,14 @@ import torch
 from torch.utils._triton import has_triton
 
 from fractrain_fx.config import Torchao
-from fractrain_fx.execution.int8.timing import lacks_int8
 
 __all__ = ["refusal", "slow"]
 
 # The first GPUs with float8 tensor cores, of NVIDIA (Ada) and of AMD (MI300).
 _FLOAT8_CUDA, _FLOAT8_HIP = (8, 9), (9, 4)
+
+# The first GPUs of NVIDIA whose tensor cores multiply bytes.
+_INT8_TENSOR_CORES = (7, 5)
 
 # The first GPUs of NVIDIA whose tensor cores multiply MX blocks (Blackwell).
 _MX_CUDA = (10, 0)
@@ -41,8 +43,18 @@ def refusal(kind: Torchao, device: torch.device) -> str | None:
 def slow(kind: Torchao, device: torch.device) -> str | None:
     """The reason why such products are not quicker than float ones on this kind of device; ``None`` if they may be."""
     if kind == "torchao-int8":
-        return lacks_int8(device)
+        return _lacks_int8(device)
     return "torch multiplies float8 on a CPU in other types" if device.type == "cpu" else None
+
+
+def _lacks_int8(device: torch.device) -> str | None:
+    """The reason why a device has no quick units for bytes; ``None`` if it has."""
+    if device.type == "cpu":
+        return None if torch.cpu._is_vnni_supported() else "this CPU has no dot products of bytes (VNNI)"
+    if torch.version.hip is None:
+        quick = torch.cuda.get_device_capability(device) >= _INT8_TENSOR_CORES
+        return None if quick else f"{torch.cuda.get_device_name(device)} has no tensor cores for bytes"
+    return f"torch cannot multiply matrices of bytes on a device of type {device.type}"
 
 
 def _no_mxfp8(device: torch.device) -> str | None:

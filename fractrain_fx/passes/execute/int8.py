@@ -9,11 +9,10 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from fractrain_fx.config import CODE_BITS, FracConfig
 from fractrain_fx.errors import PassError
+from fractrain_fx.execution.codes.choice import Int8Choice
+from fractrain_fx.execution.codes.layout import Convolved, Features, Layout
+from fractrain_fx.execution.codes.timing import Tuner
 from fractrain_fx.execution.fused_op import FusedOp
-from fractrain_fx.execution.int8.choice import Int8Choice
-from fractrain_fx.execution.int8.convolution import Convolved
-from fractrain_fx.execution.int8.layout import Features, Layout
-from fractrain_fx.execution.int8.timing import Tuner
 from fractrain_fx.execution.simulated.arithmetic import AddMatMul, Arithmetic, Convolution, Linear, MatMul
 from fractrain_fx.formats import AffineFormat
 from fractrain_fx.nn.quantizers import WeightQuantizer

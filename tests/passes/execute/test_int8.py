@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fractrain_fx import Engine, FracConfig, FracModel, Pin, Precision, fractrainify, plan, summarize
-from fractrain_fx.config import Method, Rounding
+from fractrain_fx.config import Method
 from fractrain_fx.passes import not_on_int8
 from tests.products import needs_kernels
+
+pytestmark = needs_kernels
 
 
 class _Block(nn.Module):
@@ -62,6 +64,8 @@ class _Mixed(nn.Module):
 
 
 def _made(model: nn.Module | None = None, inputs: Tensor | None = None, **options: Any) -> FracModel:
+    """A rewritten model, whose kernels multiply codes unless the options say otherwise."""
+    options = {"rounding": "compiled"} | options
     torch.manual_seed(0)
     inputs = torch.randn(4, 64) if inputs is None else inputs
     return fractrainify(model or _Net(), config=FracConfig(**options), example_inputs=(inputs,), check=False)
@@ -93,8 +97,6 @@ def _trained(steps: int = 12, **options: Any) -> tuple[FracModel, list[float], l
         {"method": "static", "precision": Precision(8, 16)},
         {"method": "fractrain", "skipping": "masked"},
         {"method": "fractrain", "skip_threshold": 0.0},
-        {"method": "pfq", "rounding": "compiled"},
-        {"method": "fractrain", "rounding": "compiled"},
     ],
 )
 def test_training_gives_the_losses_and_choices_of_the_simulation(options: dict[str, Any]) -> None:
@@ -111,10 +113,9 @@ def test_training_gives_the_losses_and_choices_of_the_simulation(options: dict[s
         assert model(torch.randn(3, 64)).isfinite().all()
 
 
-@pytest.mark.parametrize("rounding", ["eager", pytest.param("compiled", marks=needs_kernels)])
-def test_every_quantized_op_says_why_it_has_no_form_on_integers(rounding: Rounding) -> None:
+def test_every_quantized_op_says_why_it_has_no_form_on_integers() -> None:
     inputs = torch.randn(2, 3, 8, 8)
-    model = _made(_Mixed(), inputs, method="pfq", execution="auto", kernels="int8", rounding=rounding)
+    model = _made(_Mixed(), inputs, method="pfq", execution="auto", kernels="int8")
     reasons = not_on_int8(model.graph_module, model.frac_config)
     assert reasons["grouped"] == "convolves groups of channels"
     assert sum(reason == "multiplies two activations" for reason in reasons.values()) == 2
@@ -122,11 +123,7 @@ def test_every_quantized_op_says_why_it_has_no_form_on_integers(rounding: Roundi
     assert "scales its product or its added term" in reasons.values()
     model(torch.randn(2, 3, 8, 8)).sum().backward()
     kernels = model.kernels()
-    assert kernels["point"] == kernels["patch"] == kernels["spatial"] == "int8"
-    strided = kernels["strided"]
-    assert strided == "int8" if rounding == "compiled" else "only C++ kernels multiply such convolutions" in strided
-    others = {name: kernel for name, kernel in kernels.items() if name != "strided"}
-    assert [name for name, kernel in others.items() if kernel == "int8"] == [n for n in others if n not in reasons]
+    assert [name for name, kernel in kernels.items() if kernel == "int8"] == [n for n in kernels if n not in reasons]
     assert {name: kernels[name] for name in reasons} == reasons
     shown = str(summarize(model))
     assert "5 of 10 quantized ops may multiply on int8" in shown and "convolves groups of channels" in shown
@@ -149,50 +146,31 @@ def test_bits_that_have_no_codes_are_a_reason() -> None:
     assert set(model.kernels().values()) == {"operands of 12 and 12 bits have no 8-bit codes"}
 
 
-@pytest.mark.parametrize("rounding", ["eager", pytest.param("compiled", marks=needs_kernels)])
-def test_padding_needs_a_code_where_kernels_do_not_multiply(rounding: Rounding) -> None:
-    class Net(nn.Sequential):
-        """Convolutions after a ReLU, and after what has negative values."""
-
-    layers = nn.Conv2d(3, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
-    net, inputs = Net(*layers, nn.Conv2d(4, 4, 3)), torch.randn(2, 3, 8, 8)
-    model = _made(net, inputs, method="pfq", execution="auto", kernels="int8", rounding=rounding)
-    model(torch.randn(2, 3, 8, 8)).sum().backward()
-    assert model.kernels()["2"] == "int8"
-    without = "it pads with 0, but the range of its activation does not begin at 0"
-    assert model.kernels()["3"] == ("int8" if rounding == "compiled" else without)
-
-
-def test_without_the_kernel_all_stays_float_and_is_said(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
+def test_without_kernels_all_stays_float_and_is_said(caplog: pytest.LogCaptureFixture) -> None:
     x = torch.randn(4, 64)
-    model, simulated = _made(method="pfq", execution="auto"), _made(method="pfq")
+    eager: dict[str, Any] = {"method": "pfq", "rounding": "eager"}
+    model, simulated = _made(**eager, execution="auto"), _made(**eager)
     assert set(model.kernels().values()) == {"not yet timed"} and set(simulated.kernels().values()) == {"float"}
     with caplog.at_level(logging.WARNING):
         assert torch.equal(*(_seeded(each, x) for each in (model, simulated)))
-    reason = "this CPU has no dot products of bytes (VNNI); rounding='compiled' multiplies without them"
+    reason = "only C++ kernels multiply codes, and this model does not round by them: write rounding='compiled'"
     assert len(caplog.messages) == 1 and reason in caplog.messages[0]
     assert set(model.kernels().values()) == {reason}
     assert f"but not here: {reason}" in " ".join(str(summarize(model)).split())
 
 
-@needs_kernels
-def test_with_compiled_rounding_kernels_multiply_without_units_for_bytes(
+def test_kernels_multiply_without_units_for_bytes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
     monkeypatch.setattr(torch, "_int_mm", None)
-    model = _made(method="pfq", execution="auto", rounding="compiled")
+    model = _made(method="pfq", execution="auto")
     assert "but not here" not in str(summarize(model))
     with caplog.at_level(logging.WARNING):
         model(torch.randn(4, 64)).sum().backward()
     assert not caplog.messages and _timed(model) == set(model.kernels().values())
 
 
-def test_the_form_is_timed_in_the_first_training_step_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: True)
+def test_the_form_is_timed_in_the_first_training_step_only() -> None:
     model, x = _made(method="static", execution="auto"), torch.randn(8, 64)
     tuner = model._state.running[True].fused["layers.0.wide"].int8.tuner
     model(x).sum().backward()
@@ -207,17 +185,13 @@ def test_the_form_is_timed_in_the_first_training_step_only(monkeypatch: pytest.M
     assert _timed(model) == set(model.kernels().values())
 
 
-@needs_kernels
-def test_kernels_are_timed_anew_for_other_widths(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They take less time for fewer bits; units for bytes do not."""
-    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: True)
-    roundings: tuple[tuple[Rounding, int], ...] = (("compiled", 4), ("eager", 2))
-    for rounding, kinds in roundings:
-        model = _made(method="pfq", execution="auto", rounding=rounding)
-        for precision in (Precision(3, 6), Precision(8, 8), Precision(3, 6)):
-            model.set_precision(precision)
-            model(torch.randn(8, 64)).sum().backward()
-        assert len(model._state.running[True].fused["layers.0.wide"].int8.tuner.timings) == kinds
+def test_other_widths_are_timed_anew() -> None:
+    """The kernels take less time for fewer bits."""
+    model = _made(method="pfq", execution="auto")
+    for precision in (Precision(3, 6), Precision(8, 8), Precision(3, 6)):
+        model.set_precision(precision)
+        model(torch.randn(8, 64)).sum().backward()
+    assert len(model._state.running[True].fused["layers.0.wide"].int8.tuner.timings) == 4
 
 
 def _timed(model: FracModel) -> set[str]:

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fractrain_fx import Engine, FracConfig, GateConfig, fractrainify
-from fractrain_fx.config import Method, Rounding
+from fractrain_fx.config import Method
 from fractrain_fx.training.data.embedded import load_digits
+from tests.products import needs_kernels
 
 STEPS, ALIKE, WIDTH, SEED = 200, 50, 64, 2
 
@@ -55,16 +56,12 @@ def _trained(config: FracConfig) -> tuple[list[float], list[list[int]], dict[str
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("rounding", ["eager", "compiled"])
+@needs_kernels
 @pytest.mark.parametrize("method", ["pfq", "dfq"])
-def test_codes_train_as_the_simulation_does(
-    method: Method, rounding: Rounding, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By units for bytes, and by the C++ kernels of a CPU that has none."""
-    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: rounding == "eager")
+def test_codes_train_as_the_simulation_does(method: Method) -> None:
     # The sign of the error is the same in both, where a multiplier would carry on the smallest difference of cp.
     gate = GateConfig(control="sign", init="linear") if method == "dfq" else GateConfig()
-    config = FracConfig(method=method, rounding=rounding, gate=gate)
+    config = FracConfig(method=method, rounding="compiled", gate=gate)
     wanted, picked, _ = _trained(config)
     coded = config.replace(execution="auto", kernels="int8", skipping="masked")
     losses, choices, kernels = _trained(coded)

@@ -30,20 +30,19 @@ _PATIENCE = 5.0
 Seconds = tuple[float, float]
 
 
-def recall(kind: str, device: torch.device) -> Seconds | None:
+def recall(kind: str) -> Seconds | None:
     """The timing of a kind of product; ``None`` if there is none, or if timings are not kept.
 
     Args:
         kind: everything that the time depends on, apart from machine, threads and versions.
-        device: where the product runs.
     """
-    file = _file(device)
+    file = _file()
     return None if file is None else _read(file).get(kind)
 
 
-def keep(kind: str, device: torch.device, seconds: Seconds) -> None:
+def keep(kind: str, seconds: Seconds) -> None:
     """Add a timing to the file. Timings of other processes stay; what cannot be written is logged and not kept."""
-    file = _file(device)
+    file = _file()
     if file is None:
         return
     from filelock import FileLock, Timeout
@@ -52,18 +51,18 @@ def keep(kind: str, device: torch.device, seconds: Seconds) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(file.with_suffix(".lock"), timeout=_PATIENCE):
             timings = _read(file) | {kind: seconds}
-            write_text(file, json.dumps({"about": _about(device), "timings": timings}, indent=1) + "\n")
+            write_text(file, json.dumps({"about": _about(), "timings": timings}, indent=1) + "\n")
     except (OSError, Timeout) as error:
         _LOG.info("a timing was not kept: %s", error)
 
 
-def _file(device: torch.device) -> Path | None:
+def _file() -> Path | None:
     """The file of this machine; ``None`` if timings are not kept."""
     place = os.environ.get(VARIABLE)
     if place == "off":
         return None
     user = user_cache() / "fractrain_fx" / "timings"
-    state = json.dumps(_about(device))
+    state = json.dumps(_about())
     return (Path(place) if place else user) / f"int8-{hashlib.sha256(state.encode()).hexdigest()[:12]}.json"
 
 
@@ -78,12 +77,9 @@ def _read(file: Path) -> dict[str, Seconds]:
         return {}
 
 
-def _about(device: torch.device) -> dict[str, str]:
+def _about() -> dict[str, str]:
     """Everything that the times of all products depend on."""
-    if device.type == "cuda":
-        machine = torch.cuda.get_device_name(device)
-    else:
-        machine = f"{processor()}, {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
+    machine = f"{processor()}, {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
     return {"machine": machine, "torch": torch.__version__, "fractrain_fx": _version(), "kernels": _kernels()}
 
 

@@ -6,28 +6,26 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from fractrain_fx.config import CODE_BITS
-from fractrain_fx.execution.int8.layout import Layout
+from fractrain_fx.execution.codes.layout import Layout
 from fractrain_fx.execution.simulated.strategy import Call, Plan
 from fractrain_fx.nn.batch_axis import BatchAxis
 
-__all__ = ["GRADIENT_BITS", "CodedRows", "both_coded", "has_codes", "in_float"]
+__all__ = ["GRADIENT_BITS", "RowBits", "both_coded", "has_codes", "select_rows", "spread"]
 
 # Bits of a gradient that its code of two bytes can hold.
 GRADIENT_BITS = 16
 
-_Group = tuple[int, int, Int[Tensor, " some"] | None]
-
 
 @dataclass(frozen=True)
-class CodedRows:
-    """The rows of a product; the rows of a sample have the sample's bits.
+class RowBits:
+    """The bits of the rows of a product; the rows of a sample have the sample's bits.
 
     Attributes:
-        layout: how the contraction is a product of matrices.
+        layout: how the contraction is a product of rows.
         fw: bits of the activation: one for all values, or one for each sample.
         bw: bits of the output's gradient: one for all values, or one for each sample; empty in evaluation.
     """
@@ -36,20 +34,32 @@ class CodedRows:
     fw: tuple[int, ...]
     bw: tuple[int, ...]
 
-    def groups(self, plan: Plan, call: Call, g: Tensor, rows: int, *, without_coded: bool) -> Iterator[_Group]:
-        """The pairs of bits (activation, gradient), each with its rows (``None``: all), without samples that skip.
+    def uncoded(
+        self, axis: BatchAxis, shape: Sequence[int], rows: int, device: torch.device
+    ) -> Int[Tensor, " some"] | None:
+        """The rows whose activation has no codes."""
+        marks = [not has_codes(bits) for bits in self.fw]
+        if not any(marks):
+            return None
+        return self.layout.each(axis.expand(torch.tensor(marks, device=device), shape), shape, rows).nonzero().flatten()
 
-        ``without_coded`` leaves out the pairs of which both have codes.
+    def in_float(
+        self, plan: Plan, call: Call, g: Tensor, rows: int
+    ) -> Iterator[tuple[bool, Int[Tensor, " some"] | None]]:
+        """The rows that contribute to the gradient of the weight, but have to be multiplied in float.
+
+        Yields:
+            Whether the activation of some rows has codes, and these rows (``None``: all).
         """
         pairs = self.pairs()
         kinds = sorted(set(pairs))
-        wanted = [(fw, bw) for fw, bw in kinds if bw and not (without_coded and both_coded(fw, bw))]
+        wanted = [(fw, bw) for fw, bw in kinds if bw and not both_coded(fw, bw)]
         if len(kinds) == 1 or not wanted:
-            yield from ((fw, bw, None) for fw, bw in wanted)
+            yield from ((has_codes(fw), None) for fw, _ in wanted)
             return
         numbers = self.by_row(plan, call, g, torch.tensor([kinds.index(pair) for pair in pairs]), rows)
         for fw, bw in wanted:
-            yield fw, bw, (numbers == kinds.index((fw, bw))).nonzero().flatten()
+            yield has_codes(fw), (numbers == kinds.index((fw, bw))).nonzero().flatten()
 
     def pairs(self) -> list[tuple[int, int]]:
         """Bits of activation and gradient: one pair for all, or one for each sample."""
@@ -60,15 +70,6 @@ class CodedRows:
         """One value for each row: that of the row's sample in ``of_samples``."""
         axis, shape = (self.axis(plan, g), g.shape) if len(self.bw) > 1 else (plan.first.axis, call.a.shape)
         return self.layout.each(axis.expand(of_samples.to(g.device), shape), shape, rows)
-
-    def apart(
-        self, axis: BatchAxis, shape: Sequence[int], rows: int, device: torch.device
-    ) -> Int[Tensor, " some"] | None:
-        """The rows whose activation has no codes."""
-        marks = [not has_codes(bits) for bits in self.fw]
-        if not any(marks):
-            return None
-        return self.layout.each(axis.expand(torch.tensor(marks, device=device), shape), shape, rows).nonzero().flatten()
 
     def axis(self, plan: Plan, g: Tensor) -> BatchAxis:
         """Where the samples lie in a gradient of the output."""
@@ -85,6 +86,11 @@ def both_coded(fw: int, bw: int) -> bool:
     return has_codes(fw) and 0 < bw <= GRADIENT_BITS
 
 
-def in_float(fw: int, bw: int) -> bool:
-    """Whether rows contribute to the gradient of the weight but have to be multiplied in float."""
-    return bw != 0 and not both_coded(fw, bw)
+def select_rows(x: Tensor, rows: Int[Tensor, " some"] | None) -> Tensor:
+    """Some rows, or all."""
+    return x if rows is None else x[rows]
+
+
+def spread(ends: Float[Tensor, " runs"], rows: int) -> Float[Tensor, " rows"]:
+    """One number for each row, from one for each of several equal runs of rows."""
+    return ends.expand(rows) if ends.numel() == 1 else ends.repeat_interleave(rows // len(ends))

@@ -12,18 +12,15 @@ from functools import cache, partial
 import torch
 
 from fractrain_fx.config import Kernels
-from fractrain_fx.execution.int8.kept import keep, recall
+from fractrain_fx.execution.codes.kept import keep, recall
 from fractrain_fx.native import kernels
 
-__all__ = ["Timing", "Tuner", "lacks_int8", "lacks_products"]
+__all__ = ["Timing", "Tuner", "lacks_products"]
 
 _log = logging.getLogger(__name__)
 
 # Timed runs of each form, after one to warm up.
 _RUNS = 3
-
-# Compute capability of the first GPUs whose tensor cores multiply bytes.
-_INT8_TENSOR_CORES = (7, 5)
 
 
 @dataclass(frozen=True)
@@ -56,36 +53,29 @@ class Tuner:
         self._told: set[str] = set()
 
     def lacks(self, device: torch.device) -> str | None:
-        """The reason why no op should run on integers on a device, logged once; ``None`` if there is none."""
-        reason = lacks_products(device, compiled=self._compiled) if self.kernels == "auto" else None
+        """The reason why no op can run on integers on a device, logged once; ``None`` if there is none."""
+        reason = lacks_products(device, compiled=self._compiled)
         if reason is not None and reason not in self._told:
             self._told.add(reason)
             _log.warning("all ops compute in float, with the same numbers: %s", reason)
         return reason
 
-    def multiplies(self, device: torch.device) -> bool:
-        """Whether C++ kernels multiply codes on a device, instead of torch."""
-        return self._compiled and device.type == "cpu" and _has_products()
-
-    def int8(self, kind: Hashable, name: str, device: torch.device, forms: Callable[[bool], object]) -> bool | None:
-        """Whether a kind of product should run on integers; ``None`` if it cannot be timed now.
+    def int8(self, kind: Hashable, name: str, forms: Callable[[bool], object]) -> bool:
+        """Whether a kind of product should run on integers.
 
         Args:
             kind: everything that the time depends on.
             name: the op's name, for the log.
-            device: where it runs.
             forms: runs all products of the op, on integers if it is given ``True``.
         """
         if self.kernels == "int8":
             return True
         if kind not in self.timings:
-            if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-                return None
-            key = f"{'kernels' if self._compiled else 'torch'}: {kind}"
-            kept = recall(key, device)
-            seconds = kept or (_seconds(partial(forms, False), device), _seconds(partial(forms, True), device))
+            key = str(kind)
+            kept = recall(key)
+            seconds = kept or (_seconds(partial(forms, False)), _seconds(partial(forms, True)))
             if kept is None:
-                keep(key, device, seconds)
+                keep(key, seconds)
             timing = self.timings[kind] = Timing(*seconds)
             _log.info(
                 "%s: %.3g ms in float, %.3g ms on int8%s: %s, as all of this kind: %s",
@@ -100,28 +90,17 @@ class Tuner:
 
 
 def lacks_products(device: torch.device, *, compiled: bool) -> str | None:
-    """The reason why integer products are not quicker than float ones on this kind of device; ``None`` if they may be.
+    """The reason why no kernel multiplies codes on a device; ``None`` if one does.
 
     Args:
-        device: where they run.
-        compiled: whether C++ kernels may multiply, which a CPU without units for bytes needs.
+        device: where they would run.
+        compiled: whether the model rounds by C++ kernels.
     """
-    reason = lacks_int8(device)
-    if reason is None or device.type != "cpu":
-        return reason
-    if compiled:
-        return None if _has_products() else f"{reason}, nor AVX2"
-    return f"{reason}; rounding='compiled' multiplies without them"
-
-
-def lacks_int8(device: torch.device) -> str | None:
-    """The reason why this kind of device has no quick units for bytes; ``None`` if it has."""
-    if device.type == "cpu":
-        return None if torch.cpu._is_vnni_supported() else "this CPU has no dot products of bytes (VNNI)"
-    if device.type == "cuda" and torch.version.hip is None:
-        quick = torch.cuda.get_device_capability(device) >= _INT8_TENSOR_CORES
-        return None if quick else f"{torch.cuda.get_device_name(device)} has no tensor cores for bytes"
-    return f"torch cannot multiply matrices of bytes on a device of type {device.type}"
+    if device.type != "cpu":
+        return f"only a CPU multiplies codes, by C++ kernels, and this is a device of type {device.type}"
+    if not compiled:
+        return "only C++ kernels multiply codes, and this model does not round by them: write rounding='compiled'"
+    return None if _has_products() else "the C++ kernels multiply codes by AVX2, which this CPU lacks"
 
 
 @cache
@@ -130,19 +109,12 @@ def _has_products() -> bool:
     return found
 
 
-def _seconds(run: Callable[[], object], device: torch.device) -> float:
+def _seconds(run: Callable[[], object]) -> float:
     """The median time of a few runs."""
     run()
     taken = []
     for _ in range(_RUNS):
-        _wait(device)
         start = time.perf_counter()
         run()
-        _wait(device)
         taken.append(time.perf_counter() - start)
     return statistics.median(taken)
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -9,12 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from fractrain_fx.execution.codes.choice import Int8Choice
+from fractrain_fx.execution.codes.layout import Convolved, Features, Layout
+from fractrain_fx.execution.codes.product import Coded
+from fractrain_fx.execution.codes.timing import Tuner
 from fractrain_fx.execution.fused_op import FusedOp
-from fractrain_fx.execution.int8.choice import Int8Choice
-from fractrain_fx.execution.int8.coded_product import Coded
-from fractrain_fx.execution.int8.convolution import Convolved
-from fractrain_fx.execution.int8.layout import Features, Layout
-from fractrain_fx.execution.int8.timing import Tuner
 from fractrain_fx.execution.simulated.arithmetic import AddMatMul, Arithmetic, Convolution, Linear, MatMul
 from fractrain_fx.execution.simulated.operand import Rounds
 from fractrain_fx.execution.simulated.strategy import Call
@@ -28,7 +27,9 @@ from fractrain_fx.nn.quantizers import (
     WeightQuantizer,
 )
 from fractrain_fx.nn.rounding import rounded_gradient
-from tests.products import FORMS, needs_kernels
+from tests.products import needs_kernels
+
+pytestmark = needs_kernels
 
 # Of the output, and of the gradients of the activation, the weight, what was added, and the choice (which is a sum over
 # the gradient of the activation). Largest error over largest value.
@@ -79,10 +80,6 @@ _CASES: dict[str, Case] = {
     "a single feature": (Linear(), (), Features(), (32, 1), (1, 1), 0, (1,)),
     "conv 1x1 to many channels": _convolution((1, 1), (4, 5), channels=(12, 200)),
     "many odd channels": _convolution((3, 3), (3, 3), padding=(1, 1), channels=(67, 71)),
-}
-
-# Only C++ kernels multiply these.
-_ONLY_KERNELS: dict[str, Case] = {
     "strides": _convolution((3, 3), (6, 5), stride=(2, 3), padding=(1, 1)),
     "a stride beyond the kernel": _convolution((1, 1), (6, 5), stride=(2, 2)),
     "dilated": _convolution((3, 2), (7, 6), padding=(2, 1), dilation=(2, 3)),
@@ -92,17 +89,10 @@ _ONLY_KERNELS: dict[str, Case] = {
 }
 
 
-@pytest.fixture(params=FORMS, ids=lambda compiled: "kernels" if compiled else "units")
-def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether C++ kernels round and multiply, as on a CPU that has no units for bytes."""
-    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: not request.param)
-    return bool(request.param)
-
-
-def _op(case: Case, quantizers: Sequence[Any], low: bool, compiled: bool, **options: Any) -> FusedOp:
-    op = FusedOp(case[0], case[1], *quantizers, **options)
+def _op(case: Case, quantizers: Sequence[Any], low: bool) -> FusedOp:
+    op = FusedOp(case[0], case[1], *quantizers)
     if low:
-        op.int8 = Int8Choice("op", case[2], Tuner("int8", compiled=compiled))
+        op.int8 = Int8Choice("op", case[2], Tuner("int8", compiled=True))
     return op
 
 
@@ -110,13 +100,11 @@ def _results(
     case: Case,
     bits: tuple[int, int, int],
     low: bool,
-    compiled: bool,
     choice: Tensor | None = None,
     half: torch.dtype | None = None,
     lowest: float = 0.0,
     last: bool = False,
     slope: float = 1.0,
-    **options: Any,
 ) -> list[Tensor]:
     """Output and gradients; with a choice each sample has the bits of its own option.
 
@@ -124,7 +112,7 @@ def _results(
     the output's gradients.
     """
     torch.manual_seed(0)
-    fmt, axis = AffineFormat(compiled=compiled), BatchAxis()
+    fmt, axis = AffineFormat(compiled=True), BatchAxis()
     weight = WeightQuantizer(fmt, case[5])
     if choice is None:
         quantizers: tuple[Any, ...] = ActivationQuantizer(fmt), weight, GradientQuantizer(fmt)
@@ -134,7 +122,7 @@ def _results(
         quantizers = MixedActivationQuantizer(fmt, fw, axis), weight, MixedGradientQuantizer(fmt, bw, axis)
         controls = (choice.argmax(1), torch.tensor(bits[2]), choice.argmax(1))
         choice = choice.clone().requires_grad_()
-    op = _op(case, quantizers, low, compiled, **options)
+    op = _op(case, quantizers, low)
     a = torch.randn(case[3]).clamp(min=lowest)
     a = (a.movedim(1, -1).contiguous().movedim(-1, 1) if last else a).requires_grad_()
     b = torch.randn(case[4]).requires_grad_()
@@ -156,88 +144,76 @@ def _assert_equal(found: list[Tensor], wanted: list[Tensor]) -> None:
 
 @pytest.mark.parametrize("fw", range(2, 9))
 @pytest.mark.parametrize("bw", range(2, 17))
-def test_every_width_of_a_linear_layer(fw: int, bw: int, compiled: bool) -> None:
+def test_every_width_of_a_linear_layer(fw: int, bw: int) -> None:
     case = _CASES["linear"]
-    _assert_equal(_results(case, (fw, bw, fw), True, compiled), _results(case, (fw, bw, fw), False, compiled))
+    _assert_equal(_results(case, (fw, bw, fw), True), _results(case, (fw, bw, fw), False))
 
 
 @pytest.mark.parametrize("name", _CASES)
 @pytest.mark.parametrize("bits", [(2, 2, 2), (6, 8, 4), (8, 9, 8), (8, 16, 8), (4, 32, 6)])
-def test_every_kind_of_product(name: str, bits: tuple[int, int, int], compiled: bool) -> None:
-    _assert_equal(_results(_CASES[name], bits, True, compiled), _results(_CASES[name], bits, False, compiled))
+def test_every_kind_of_product(name: str, bits: tuple[int, int, int]) -> None:
+    _assert_equal(_results(_CASES[name], bits, True), _results(_CASES[name], bits, False))
 
 
-@needs_kernels
-@pytest.mark.parametrize("name", [*(name for name in _CASES if "conv" in name or "channels" in name), *_ONLY_KERNELS])
+@pytest.mark.parametrize("name", [name for name, case in _CASES.items() if isinstance(case[0], Convolution)])
 @pytest.mark.parametrize("bits", [(2, 2, 2), (6, 8, 4), (8, 8, 8), (8, 16, 8), (4, 32, 6)])
 @pytest.mark.parametrize("lowest", [0.0, -0.7, -9.0])
 def test_kernels_convolve_codes_of_any_range_stride_and_dilation(
     name: str, bits: tuple[int, int, int], lowest: float
 ) -> None:
-    case = (_CASES | _ONLY_KERNELS)[name]
+    case = _CASES[name]
     how: dict[str, Any] = {"lowest": lowest, "last": bits[0] == 6 and len(case[3]) > 3}
-    _assert_equal(_results(case, bits, True, True, **how), _results(case, bits, False, True, **how))
+    _assert_equal(_results(case, bits, True, **how), _results(case, bits, False, **how))
 
 
-@needs_kernels
 @pytest.mark.parametrize("name", ["strides", "dilated", "many odd channels"])
 @pytest.mark.parametrize("options", [range(8), (1, 2, 3, 4, 3, 2, 1, 2), (0, 5, 0, 5, 5, 7, 7, 2)])
 def test_kernels_convolve_samples_with_options_of_their_own(name: str, options: Sequence[int]) -> None:
-    case, bits = (_CASES | _ONLY_KERNELS)[name], (0, 0, 6)
+    case, bits = _CASES[name], (0, 0, 6)
     choice = torch.eye(len(_OPTIONS))[list(options)]
-    _assert_equal(
-        _results(case, bits, True, True, choice, lowest=-1.0), _results(case, bits, False, True, choice, lowest=-1.0)
-    )
-
-
-@pytest.mark.parametrize("name", _ONLY_KERNELS)
-def test_other_units_say_what_they_cannot_convolve(name: str) -> None:
-    layout = _ONLY_KERNELS[name][2]
-    assert isinstance(layout, Convolved) and "only C++ kernels multiply" in str(layout.matrices)
+    _assert_equal(_results(case, bits, True, choice, lowest=-1.0), _results(case, bits, False, choice, lowest=-1.0))
 
 
 @pytest.mark.parametrize("name", ["linear", "linear of 3 dimensions", "addmm", "conv 1x1", "patches", "conv 3x3"])
 @pytest.mark.parametrize(
     "options", [range(8), (1, 2, 3, 4, 3, 2, 1, 2), (0, 1, 0, 1, 1, 0, 0, 1), (3,) * 8, (0, 5, 0, 5, 5, 7, 7, 2)]
 )
-def test_samples_with_options_of_their_own(name: str, options: Sequence[int], compiled: bool) -> None:
+def test_samples_with_options_of_their_own(name: str, options: Sequence[int]) -> None:
     """Those that skip, and those at 32 bits, are among them."""
     case = _CASES[name]
     samples = case[3][0]
     choice = torch.eye(len(_OPTIONS))[[options[i % 8] for i in range(samples)]]
     bits = (0, 0, 6)
-    _assert_equal(_results(case, bits, True, compiled, choice), _results(case, bits, False, compiled, choice))
+    _assert_equal(_results(case, bits, True, choice), _results(case, bits, False, choice))
 
 
 @pytest.mark.parametrize("slope", [1e-4, 1e-5, 1e-6, 1e-7])
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("name", ["linear", "conv 3x3"])
-def test_gradients_so_small_that_not_all_levels_are_in_use(
-    name: str, gated: bool, slope: float, compiled: bool
-) -> None:
+def test_gradients_so_small_that_not_all_levels_are_in_use(name: str, gated: bool, slope: float) -> None:
     case, bits = _CASES[name], (6, 16, 6)
     choice = torch.eye(len(_OPTIONS))[[i % 8 for i in range(case[3][0])]] if gated else None
-    found, wanted = (_results(case, bits, low, compiled, choice, slope=slope) for low in (True, False))
+    found, wanted = (_results(case, bits, low, choice, slope=slope) for low in (True, False))
     _assert_equal(found, wanted)
 
 
-def test_large_samples_are_rounded_alike(compiled: bool) -> None:
+def test_large_samples_are_rounded_alike() -> None:
     """They are rounded one by one, on grids that differ at ties."""
     case = (Linear(), (), Features(), (8, 700, 48), (12, 48), 0, None)
     choice = torch.eye(len(_OPTIONS))[range(8)]
     bits = (0, 0, 6)
-    _assert_equal(_results(case, bits, True, compiled, choice), _results(case, bits, False, compiled, choice))
+    _assert_equal(_results(case, bits, True, choice), _results(case, bits, False, choice))
 
 
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("name", ["linear", "addmm", "patches", "conv 3x3"])
-def test_under_autocast_results_are_those_of_float32(name: str, half: torch.dtype, gated: bool, compiled: bool) -> None:
+def test_under_autocast_results_are_those_of_float32(name: str, half: torch.dtype, gated: bool) -> None:
     """But for the type of the output; the simulation's operands are of that type too."""
     case = _CASES[name]
     choice = torch.eye(len(_OPTIONS))[[i % 8 for i in range(case[3][0])]] if gated else None
-    found = _results(case, (6, 8, 4), True, compiled, choice, half=half)
-    out, *grads = _results(case, (6, 8, 4), False, compiled, choice)
+    found = _results(case, (6, 8, 4), True, choice, half=half)
+    out, *grads = _results(case, (6, 8, 4), False, choice)
     assert found[0].dtype == half
     assert (found[0] - out).abs().max() <= torch.finfo(half).eps * out.abs().max()
     _assert_equal([out, *found[1:]], [out, *grads])
@@ -245,20 +221,17 @@ def test_under_autocast_results_are_those_of_float32(name: str, half: torch.dtyp
 
 @pytest.mark.parametrize("slope", [1.0, 1e-4, 1e-6, 1e-8, 0.0])
 @pytest.mark.parametrize("bits", [[7], [9], [16], [0, 6, 12, 32, 16, 8, 3, 0]])
-def test_the_rounded_gradient_is_that_of_the_simulation_bit_for_bit(
-    bits: list[int], slope: float, compiled: bool
-) -> None:
-    fmt = AffineFormat(compiled=compiled)
+def test_the_rounded_gradient_is_that_of_the_simulation_bit_for_bit(bits: list[int], slope: float) -> None:
+    fmt = AffineFormat(compiled=True)
     op = FusedOp(Linear(), (), ActivationQuantizer(fmt), WeightQuantizer(fmt, 0), GradientQuantizer(fmt))
     g, seed = slope * torch.randn(8, 5, 6), torch.tensor(3)
     rounds = Rounds(torch.tensor(0.0), ValueRange(*torch.zeros(2)))
     widths = torch.tensor(bits) if len(bits) > 1 else torch.tensor(bits[0])
     call = Call(None, None, None, rounds, rounds, widths, seed)
-    found, _ = Coded(Features(), (8,), tuple(bits), compiled)._gradient(op.plan, call, g, values=True)
-    assert torch.equal(found, rounded_gradient(fmt, g, widths, BatchAxis(), seed))
+    coded = Coded(Features(), (8,), tuple(bits))._gradient(op.plan, call, g, values=True)
+    assert coded is not None and torch.equal(coded[1], rounded_gradient(fmt, g, widths, BatchAxis(), seed))
 
 
-@needs_kernels
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("training", [True, False])
 def test_bad_values_of_images_show(bad: float, training: bool) -> None:
@@ -274,7 +247,7 @@ def test_bad_values_of_images_show(bad: float, training: bool) -> None:
         a[1, 3, 2, 2] = bad
         with torch.no_grad():
             ends = quantizers[0].range(a)
-            op = _op(case, quantizers, low, True)
+            op = _op(case, quantizers, low)
             results.append(
                 op((torch.tensor(8),) * 3, None, (ends, None), torch.tensor(1), a, torch.ones(case[4]), None)
             )
@@ -284,15 +257,15 @@ def test_bad_values_of_images_show(bad: float, training: bool) -> None:
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("training", [True, False])
-def test_bad_values_show(bad: float, training: bool, compiled: bool) -> None:
-    fmt = AffineFormat(compiled=compiled)
+def test_bad_values_show(bad: float, training: bool) -> None:
+    fmt = AffineFormat(compiled=True)
     quantizers: tuple[Any, ...] = ActivationQuantizer(fmt), WeightQuantizer(fmt, 0), GradientQuantizer(fmt)
     quantizers[0].range(torch.randn(9))
     results = []
     for low in (False, True):
         for each in quantizers:
             each.train(training)
-        op = _op(_CASES["linear"], quantizers, low, compiled)
+        op = _op(_CASES["linear"], quantizers, low)
         a = torch.randn(4, 24, generator=torch.Generator().manual_seed(0))
         a[1, 3] = bad
         with torch.no_grad():

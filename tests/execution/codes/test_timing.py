@@ -7,8 +7,8 @@ import logging
 import pytest
 import torch
 
-from fractrain_fx.execution.int8 import timing as tuning
-from fractrain_fx.execution.int8.timing import Tuner, lacks_int8, lacks_products
+from fractrain_fx.execution.codes import timing as tuning
+from fractrain_fx.execution.codes.timing import Tuner, lacks_products
 
 _CPU = torch.device("cpu")
 
@@ -31,40 +31,27 @@ def test_the_quicker_form_is_taken_and_said(
 ) -> None:
     clock, tuner = _Clock(monkeypatch, int8_s, 1.0), Tuner("auto")
     with caplog.at_level(logging.INFO):
-        assert [tuner.int8("kind", name, _CPU, clock.run) for name in ("first", "second")] == [chosen, chosen]
+        assert [tuner.int8("kind", name, clock.run) for name in ("first", "second")] == [chosen, chosen]
     assert clock.runs == 8  # each form once to warm up, and three times
     assert len(caplog.messages) == 1
     assert f"first: 1e+03 ms in float, {1e3 * int8_s:.3g} ms on int8" in caplog.messages[0]
-    assert tuner.int8("other kind", "third", _CPU, clock.run) == chosen and clock.runs == 16
+    assert tuner.int8("other kind", "third", clock.run) == chosen and clock.runs == 16
 
 
 def test_int8_can_be_had_without_a_timing(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, tuner = _Clock(monkeypatch, 2.0, 1.0), Tuner("int8")
-    assert tuner.int8("kind", "op", _CPU, clock.run) and not clock.runs
-    assert tuner.lacks(torch.device("mps")) is None
+    assert tuner.int8("kind", "op", clock.run) and not clock.runs
 
 
-def test_a_device_without_the_kernel_is_said_once(
+def test_what_cannot_multiply_codes_is_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
     tuner = Tuner("auto")
     reasons = [tuner.lacks(_CPU) for _ in range(3)]
-    assert len(set(reasons)) == 1 and "no dot products of bytes (VNNI); rounding='compiled'" in str(reasons[0])
+    assert len(set(reasons)) == 1 and "write rounding='compiled'" in str(reasons[0])
     assert caplog.messages == [f"all ops compute in float, with the same numbers: {reasons[0]}"]
-    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: True)
-    assert tuner.lacks(_CPU) is None
-    assert "type mps" in (lacks_int8(torch.device("mps")) or "")
-
-
-@pytest.mark.parametrize("vnni", [False, True])
-@pytest.mark.parametrize("avx2", [False, True])
-def test_kernels_multiply_where_they_can(monkeypatch: pytest.MonkeyPatch, vnni: bool, avx2: bool) -> None:
-    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: vnni)
-    monkeypatch.setattr(tuning, "_has_products", lambda: avx2)
-    tuner = Tuner("auto", compiled=True)
-    assert tuner.multiplies(_CPU) == avx2
-    assert (tuner.lacks(_CPU) is None) == (avx2 or vnni)
-    assert not tuner.multiplies(torch.device("cuda")) and not Tuner("auto").multiplies(_CPU)
-    if not avx2 and not vnni:
-        assert str(lacks_products(_CPU, compiled=True)).endswith("(VNNI), nor AVX2")
+    monkeypatch.setattr(tuning, "_has_products", lambda: False)
+    assert "AVX2" in str(lacks_products(_CPU, compiled=True))
+    monkeypatch.setattr(tuning, "_has_products", lambda: True)
+    assert Tuner("auto", compiled=True).lacks(_CPU) is None
+    assert "type cuda" in str(Tuner("int8", compiled=True).lacks(torch.device("cuda")))

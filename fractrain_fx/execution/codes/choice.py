@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import NamedTuple
 
 import torch
@@ -10,17 +9,13 @@ from torch import Tensor
 
 from fractrain_fx.config import CODE_BITS
 from fractrain_fx.config.precision import FLOAT_BITS
-from fractrain_fx.execution.int8.coded_product import Coded
-from fractrain_fx.execution.int8.convolution import CodedConvolution, Convolved
-from fractrain_fx.execution.int8.half_types import HALF_TYPES, HalfPrecision
-from fractrain_fx.execution.int8.layout import Layout
-from fractrain_fx.execution.int8.rows import has_codes
-from fractrain_fx.execution.int8.timing import Tuner
-from fractrain_fx.execution.int8.windows import Windows
+from fractrain_fx.execution.codes.half_types import HALF_TYPES, HalfPrecision
+from fractrain_fx.execution.codes.layout import Layout
+from fractrain_fx.execution.codes.product import Coded
+from fractrain_fx.execution.codes.rows import has_codes
+from fractrain_fx.execution.codes.timing import Tuner
 from fractrain_fx.execution.simulated.arithmetic import Needs
 from fractrain_fx.execution.simulated.strategy import SIMULATED, Call, Plan, Strategy, autocast_dtype
-from fractrain_fx.formats import AffineFormat
-from fractrain_fx.formats.bits import readable
 from fractrain_fx.formats.scratch import Order
 from fractrain_fx.nn.batch_axis import BatchAxis
 
@@ -35,12 +30,11 @@ class _Kind(NamedTuple):
         rows: rows of the output, rounded up to a power of two.
         outputs, inner: output channels, and values in a row of the activation.
         gated: whether samples have bits of their own.
-        widths: bits of activation, weight and gradient, as far as the time depends on them. C++ kernels take less time
-            for fewer bits; bits that samples choose are not told apart, because they may change in each step.
+        widths: bits of activation, weight and gradient: the kernels take less time for fewer. Bits that samples choose
+            are not told apart, because they may change in each step.
         needs: which gradients are asked for.
         order: the order in memory of the rounded activation in float.
         dtype: type of the result.
-        device: where it runs.
     """
 
     layout: Layout
@@ -52,7 +46,6 @@ class _Kind(NamedTuple):
     needs: Needs
     order: Order
     dtype: torch.dtype
-    device: str
 
 
 class Int8Choice:
@@ -90,32 +83,30 @@ class Int8Choice:
             if training:
                 self.kernel = coded
             return SIMULATED
-        device, dtype, needs = call.a.device, _result_type(call), needs_of(call) if needs is None else needs
+        dtype, needs = _result_type(call), needs_of(call) if needs is None else needs
         strategy: Strategy = coded if dtype == torch.float32 else HalfPrecision(coded, dtype)
         if not training:
             return strategy if self.kernel == "int8" or self.tuner.kernels == "int8" else SIMULATED
         int8 = self.tuner.int8(
             self._kind(call, coded, needs, plan.order(call.a, call.b), dtype),
             self.name,
-            device,
             lambda each: _run(plan, call, strategy if each else SIMULATED, needs),
         )
-        if int8 is not None:
-            self.kernel = "int8" if int8 else "float"
+        self.kernel = "int8" if int8 else "float"
         return strategy if int8 else SIMULATED
 
     def _coded(self, plan: Plan, call: Call) -> Coded | str:
         """The form on integers, or the reason why this call has none."""
         types = {x.dtype for x in (call.a, call.b, call.added) if x is not None}
         device = call.a.device
+        if not (call.a.numel() and call.b.numel()) or device.type == "meta":
+            return "has no values"
         if (reason := self.tuner.lacks(device)) is not None:
             return reason
         if (other := next(iter(types - {torch.float32, *HALF_TYPES}), None)) is not None:
             return f"computes in {other}"
         if len(types) > 1 and autocast_dtype(device.type) is None:
             return f"its operands have {len(types)} types"
-        if not (call.a.numel() and call.b.numel()) or device.type == "meta":
-            return "has no values"
         if call.bits is None and torch.is_grad_enabled():
             return "evaluates with gradients"
         fw, w = _widths(call.of_a.bits), _widths(call.of_b.bits)
@@ -127,23 +118,15 @@ class Int8Choice:
         if len(bw) > 1 and 1 < len(fw) != len(bw):
             return "its output has other samples than its input"
         samples: list[BatchAxis] = [plan.first.axis] * (len(fw) > 1) + [plan.axis] * (len(bw) > 1)
-        compiled = isinstance(plan.fmt, AffineFormat) and plan.fmt.compiled
-        multiplied = self.tuner.multiplies(device)
-        layout = self.layout.matrices if isinstance(self.layout, Convolved) and not multiplied else self.layout
-        if isinstance(layout, str):
-            return layout
-        reason = layout.misfit(call.a.shape, call.b.shape, samples) or _unpadded(layout, call)
-        if reason is not None:
-            return reason
-        form = CodedConvolution if isinstance(layout, Convolved) else Coded
-        return form(layout, fw, bw, compiled, multiplied)
+        reason = self.layout.refuses(call.a.shape, call.b.shape, samples)
+        return Coded(self.layout, fw, bw) if reason is None else reason
 
     def _kind(self, call: Call, coded: Coded, needs: Needs, order: Order, dtype: torch.dtype) -> _Kind:
         columns = self.layout.columns(call.b)
         outputs, inner = len(columns), columns[0].numel()
         gated = len(coded.fw) > 1 or len(coded.bw) > 1
         widths = CODE_BITS, CODE_BITS, 2 * CODE_BITS if max(coded.bw) > CODE_BITS else CODE_BITS
-        if coded.multiplied and not gated:
+        if not gated:
             widths = coded.fw[0], max(_widths(call.of_b.bits)), coded.bw[0]
         return _Kind(
             self.layout,
@@ -155,18 +138,7 @@ class Int8Choice:
             needs,
             order,
             dtype,
-            str(call.a.device),
         )
-
-
-def _unpadded(layout: Layout, call: Call) -> str | None:
-    """The reason why the padding of an input has no code; ``None`` if it has one."""
-    if not isinstance(layout, Windows):
-        return None
-    if not call.a.is_cpu:
-        return "its kernels overlap, and only a CPU multiplies such convolutions as codes"
-    padded = any(layout.padding) and float(call.of_a.within.lo)
-    return "it pads with 0, but the range of its activation does not begin at 0" if padded else None
 
 
 def _result_type(call: Call) -> torch.dtype:
@@ -185,15 +157,6 @@ def _run(plan: Plan, call: Call, strategy: Strategy, needs: Needs) -> None:
         strategy.backward(plan, call, out, (saved[0], saved[1]), needs)
 
 
-# Widths that were read from a device, each with its tensor and the tensor's version, so that a read waits only once.
-_read: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
-
-
 def _widths(bits: Tensor) -> tuple[int, ...]:
-    """The bits, read on the host: one width, or one for each sample, which are read anew in each step."""
-    if readable(bits) or bits.ndim:
-        return tuple(bits.flatten().tolist())
-    known = _read.get(id(bits))
-    if known is None or known[0]() is not bits or known[1] != bits._version:
-        known = _read[id(bits)] = weakref.ref(bits), bits._version, int(bits)
-    return (known[2],)
+    """One width, or one for each sample."""
+    return tuple(bits.flatten().tolist())

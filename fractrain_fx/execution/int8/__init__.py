@@ -1,1 +1,0 @@
-"""Fused ops on integer codes: which ops have codes, their products, and the timing that chooses int8 or float."""
