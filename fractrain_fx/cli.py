@@ -145,7 +145,7 @@ def _run(arguments: dict[str, Any]) -> int:
     from fractrain_fx.training.log import new_console
     from fractrain_fx.training.log.records import keep_start
     from fractrain_fx.training.log.results import results_table
-    from fractrain_fx.training.run import free_folder, new_run, resume_run
+    from fractrain_fx.training.run import hold_folder, new_run, resume_run
 
     console = new_console()
     out: Path | None = None
@@ -160,8 +160,9 @@ def _run(arguments: dict[str, Any]) -> int:
             trainer = resume_run(out, console)
         else:
             settings = settings_of(arguments)
-            out = free_folder(settings) if arguments["out"] is None else Path(arguments["out"])
-            trainer = new_run(settings, out, console)
+            held = hold_folder(settings, None if arguments["out"] is None else Path(arguments["out"]))
+            out = held.path
+            trainer = new_run(settings, held, console)
         if trainer.is_main:
             keep_start(out, trainer.start(arguments["given"]))
         result = trainer.fit()

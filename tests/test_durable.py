@@ -12,7 +12,7 @@ import torch
 
 from fractrain_fx.durable import require_folder, writing
 from fractrain_fx.errors import RunError
-from fractrain_fx.training.checkpoint import Checkpoint, latest_checkpoint, save_checkpoint
+from fractrain_fx.training.folder.checkpoint import Checkpoint, latest_checkpoint, save_checkpoint
 
 
 def test_a_folder_that_is_there_or_can_be_made_is_fine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from benchmarks.science.fixed import fixed_choice
 from benchmarks.science.grid import Run
 from fractrain_fx.durable import write_text
 from fractrain_fx.training import RunResult, RunSettings, Trainer, new_run, resume_run
-from fractrain_fx.training.checkpoint import latest_checkpoint
+from fractrain_fx.training.folder.checkpoint import latest_checkpoint
 from fractrain_fx.training.log.records import METRICS, EpochRecord
 
 __all__ = ["LOCKED", "finished", "fix_choices", "is_done", "record_of", "train"]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from fractrain_fx.errors import FracTrainError
 
 __all__ = [
     "LOST",
@@ -16,6 +19,7 @@ __all__ = [
     "is_sharded",
     "local_part",
     "mean_over_ranks",
+    "on_first",
     "sum_over_ranks",
     "world_size",
 ]
@@ -60,6 +64,27 @@ def gather_over_ranks(value: _Value) -> list[_Value]:
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, value)
     return gathered
+
+
+def on_first(act: Callable[[], _Value]) -> _Value:
+    """What ``act`` returns to the first process, or the error that it raises there; a collective.
+
+    Raises:
+        FracTrainError: ``act`` raised it, on every process.
+    """
+    if not _together():
+        return act()
+    outcome: list[Any] = [None]
+    if is_first():
+        try:
+            outcome = [act()]
+        except FracTrainError as error:
+            outcome = [error]
+    dist.broadcast_object_list(outcome)
+    if isinstance(outcome[0], FracTrainError):
+        raise outcome[0]
+    value: _Value = outcome[0]
+    return value
 
 
 def is_lost_process(error: BaseException) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -10,21 +12,25 @@ from rich.console import Console
 from torch import Tensor
 
 from fractrain_fx.config import FracConfig
-from fractrain_fx.durable import require_folder, writing
+from fractrain_fx.durable import writing
+from fractrain_fx.engine.distributed import is_first, on_first
 from fractrain_fx.errors import RunError
 from fractrain_fx.training.building import prepare_rounding
-from fractrain_fx.training.checkpoint import latest_checkpoint
 from fractrain_fx.training.data import DataSet, draw_subset, load_dataset, phases_of
+from fractrain_fx.training.folder.checkpoint import latest_checkpoint
+from fractrain_fx.training.folder.held import HeldFolder, hold, hold_new, hold_together
 from fractrain_fx.training.log import new_console
-from fractrain_fx.training.log.records import METRICS
+from fractrain_fx.training.log.records import METRICS, STARTS
 from fractrain_fx.training.models import BuiltModel, build_model
+from fractrain_fx.training.processes import make_accelerator
 from fractrain_fx.training.settings import RunSettings
 from fractrain_fx.training.trainer import Trainer
 
-__all__ = ["build", "build_trainer", "can_resume", "free_folder", "new_run", "resume_run"]
+__all__ = ["build", "build_trainer", "can_resume", "hold_folder", "new_run", "resume_run"]
 
 _SETTINGS = "config.yaml"
 _PRETRAINING = "pretrain"
+_RUNS = Path("runs")
 
 
 def build(settings: RunSettings, *, own_sizes: bool = False, pretraining: bool = False) -> BuiltModel:
@@ -62,13 +68,15 @@ def build_trainer(
     """Data set, model, ``fractrainify`` and Trainer for ``settings``.
 
     If the setting has a phase of pre-training, it is trained first (or finished, if ``out`` has a part of it), and the
-    Trainer starts from its weights.
+    Trainer starts from its weights. The settings of both phases are checked before.
 
     Raises:
         FracTrainError: a name is unknown, or a part does not fit the others.
     """
-    weights = None if settings.setting == "standard" else _pretrained(settings, out, console)
-    return _trainer(settings, out, label, console, weights=weights)
+    if settings.setting == "standard":
+        return _trainer(settings, out, label, console)
+    settings = _chosen(settings, _trainer(settings, None, label, console))
+    return _trainer(settings, out, label, console, weights=_pretrained(settings, out, console))
 
 
 def _trainer(
@@ -110,26 +118,65 @@ def _pretrained(settings: RunSettings, out: Path | None, console: Console | None
     folder = None if out is None else out / _PRETRAINING
     trainer = _trainer(first, folder, "pre-training in float", console, pretraining=True)
     if out is not None and folder is not None:
-        _keep_settings(trainer, settings, out)
+        _keep_settings(settings, out)
         if latest_checkpoint(folder) is not None:
             trainer.resume()
     trainer.fit()
     return {name: value.detach().cpu().clone() for name, value in trainer.model.restore().state_dict().items()}
 
 
-def new_run(settings: RunSettings, out: Path, console: Console | None = None) -> Trainer:
-    """A Trainer for a run that starts in ``out``, and can be resumed from any folder.
+def hold_folder(settings: RunSettings, out: Path | None = None) -> HeldFolder:
+    """The folder of a run that starts, which no other process writes to until it is released.
+
+    Args:
+        settings: settings of the run.
+        out: the folder; by default a new one under ``runs/``, named for method, model and data.
 
     Raises:
-        RunError: ``out`` already holds a run, or cannot be written to.
+        RunError: ``out`` already holds a run, another process writes to it, or it cannot be written to.
+    """
+    return _hold(settings, lambda: hold_new(_RUNS, _name(settings)) if out is None else _hold_unused(out))
+
+
+def _hold(settings: RunSettings, take: Callable[[], HeldFolder]) -> HeldFolder:
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        make_accelerator(settings.train)  # opens the group of processes, which agree on the folder
+    return hold_together(take)
+
+
+def new_run(settings: RunSettings, out: Path | HeldFolder | None = None, console: Console | None = None) -> Trainer:
+    """A Trainer for a run that starts in ``out``, and can be resumed from any folder.
+
+    The folder is held until the Trainer has trained. The settings are written after everything was checked.
+
+    Raises:
+        RunError: as :func:`hold_folder`, which takes a path (or none) as ``out``.
     """
     settings = _anywhere(settings)
-    require_folder(out)
-    if any(latest_checkpoint(folder) is not None for folder in (out, out / _PRETRAINING)):
-        raise RunError(f"{out} already holds a run: continue with --resume {out}, or write to another folder")
-    trainer = build_trainer(settings, out=out, console=console)
-    _keep_settings(trainer, settings, out)
+    held = out if isinstance(out, HeldFolder) else hold_folder(settings, out)
+    try:
+        trainer = build_trainer(settings, out=held.path, console=console)
+        _keep_settings(_chosen(settings, trainer), held.path)
+    except BaseException:
+        held.discard()
+        raise
+    trainer.held = held
     return trainer
+
+
+def _hold_unused(out: Path) -> HeldFolder:
+    held = hold(out)
+    for folder in (out, out / _PRETRAINING):
+        if latest_checkpoint(folder) is not None or _has_metrics(folder):
+            held.release()
+            raise RunError(f"{out} already holds a run: continue with --resume {out}, or write to another folder")
+    (out / STARTS).unlink(missing_ok=True)  # of a run that was stopped before its first checkpoint
+    return held
+
+
+def _has_metrics(folder: Path) -> bool:
+    metrics = folder / METRICS
+    return metrics.is_file() and metrics.stat().st_size > 0
 
 
 def _anywhere(settings: RunSettings) -> RunSettings:
@@ -153,22 +200,36 @@ def resume_run(out: Path, console: Console | None = None) -> Trainer:
     """
     if not can_resume(out):
         raise RunError(f"{out} holds no run (no {_SETTINGS}): give the folder that fractrain train wrote to")
-    settings = RunSettings.from_yaml(out / _SETTINGS)
-    if latest_checkpoint(out) is None:
-        text = f"{out} has no checkpoint, so the run starts anew{_set_aside(out / METRICS)}"
-        (console or new_console()).print(text, highlight=False, markup=False, soft_wrap=True)
-        trainer = build_trainer(settings, out=out, console=console)
-        _keep_settings(trainer, settings, out)
-        return trainer
-    trainer = _trainer(settings, out, None, console)
-    trainer.resume()
+    held = _hold(RunSettings.from_yaml(out / _SETTINGS), lambda: hold(out))
+    try:
+        trainer = _resumed(out, console)
+    except BaseException:
+        held.release()
+        raise
+    trainer.held = held
     return trainer
 
 
-def _set_aside(metrics: Path) -> str:
-    """Rename a file of metrics, so that the new run does not replace it; returns words about that."""
-    if not metrics.is_file() or not metrics.stat().st_size:
+def _resumed(out: Path, console: Console | None) -> Trainer:
+    settings = RunSettings.from_yaml(out / _SETTINGS)
+    if latest_checkpoint(out) is not None:
+        trainer = _trainer(settings, out, None, console)
+        trainer.resume()
+        return trainer
+    aside = on_first(lambda: _set_aside(out))
+    if is_first():
+        text = f"{out} has no checkpoint, so the run starts anew{aside}"
+        (console or new_console()).print(text, highlight=False, markup=False, soft_wrap=True)
+    trainer = build_trainer(settings, out=out, console=console)
+    _keep_settings(_chosen(settings, trainer), out)
+    return trainer
+
+
+def _set_aside(out: Path) -> str:
+    """Rename the file of metrics, so that the new run does not replace it; returns words about that."""
+    if not _has_metrics(out):
         return ""
+    metrics = out / METRICS
     names = (metrics.with_name(f"{metrics.stem}-before-{number}{metrics.suffix}") for number in count(1))
     kept = next(name for name in names if not name.exists())
     metrics.rename(kept)
@@ -180,21 +241,18 @@ def can_resume(out: Path) -> bool:
     return (out / _SETTINGS).is_file()
 
 
-def _keep_settings(trainer: Trainer, settings: RunSettings, out: Path) -> None:
-    """Write the settings, with the chosen ``rounding``, so that a resumed run rounds as before."""
-    if trainer.model.frac_config.method == settings.frac.method:  # not the one of pre-training
-        settings = replace(settings, frac=settings.frac.replace(rounding=trainer.model.frac_config.rounding))
-    if trainer.is_main:
+def _chosen(settings: RunSettings, trainer: Trainer) -> RunSettings:
+    """The settings with the ``rounding`` that was chosen, so that a resumed run rounds as before."""
+    return replace(settings, frac=settings.frac.replace(rounding=trainer.model.frac_config.rounding))
+
+
+def _keep_settings(settings: RunSettings, out: Path) -> None:
+    if is_first():
         with writing(out / _SETTINGS):
-            out.mkdir(parents=True, exist_ok=True)
             settings.to_yaml(out / _SETTINGS)
 
 
-def free_folder(settings: RunSettings, parent: Path = Path("runs")) -> Path:
-    """A new folder under ``parent``, named for method, model and data."""
+def _name(settings: RunSettings) -> str:
+    """The name of a run: its method, model and data."""
     words = (settings.frac.method, settings.model.replace(":", "-"), settings.data)
-    name = "-".join(Path(word).name for word in words)
-    number = 1
-    while (parent / f"{name}-{number}").exists():
-        number += 1
-    return parent / f"{name}-{number}"
+    return "-".join(Path(word).name for word in words)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,14 +21,16 @@ from fractrain_fx.errors import ConfigError, NonFiniteLossError, RunError
 from fractrain_fx.hardware.run_cost import StepPrices, run_cost
 from fractrain_fx.summary import summarize
 from fractrain_fx.summary.text import LOUD
-from fractrain_fx.training.checkpoint import (
+from fractrain_fx.training.data import DataSet
+from fractrain_fx.training.folder.checkpoint import (
     Checkpoint,
+    identity,
     latest_checkpoint,
     load_checkpoint,
     require_finite,
     save_checkpoint,
 )
-from fractrain_fx.training.data import DataSet
+from fractrain_fx.training.folder.held import HeldFolder, hold, hold_together
 from fractrain_fx.training.interrupt import Interrupt
 from fractrain_fx.training.log import RunLog
 from fractrain_fx.training.log.extremes import Extremes, write_samples
@@ -47,7 +50,6 @@ if TYPE_CHECKING:
 __all__ = ["Trainer"]
 
 _STEPS_BETWEEN_LOOKS = 10  # steps between reads of the loss, each of which waits for the device
-_NO_MATTER = ("device", "workers", "data_dir")  # a run may continue with other values of these settings
 
 
 class Trainer:
@@ -65,6 +67,9 @@ class Trainer:
         input_name: keyword of the model's input; ``None``: its first positional argument.
         console: prints the reports.
         config: settings that a checkpoint must agree with; by default those of the loop and the model.
+
+    Attributes:
+        held: keeps other processes from ``out`` until :meth:`fit` ends.
 
     Raises:
         ConfigError: the device does not exist, or accelerate already runs with other settings in this process.
@@ -91,23 +96,34 @@ class Trainer:
         self.objective = Objective.of(data)
         self._input_name = input_name
         self._console = console
-        self._config = config or asdict(self.settings) | model.frac_config.to_dict()
         self._prepared = Prepared(model, data, self.settings)
         self._accelerator, self._length = self._prepared.accelerator, self._prepared.length
+        config = config or asdict(self.settings) | model.frac_config.to_dict()
+        self._identity = identity(config, self._accelerator.num_processes)
         length = self._prepared.length_in(model.frac_config.every)
         self.engine = Engine(model, accumulate=self.settings.accumulate, epochs=self.epochs, length=length)
         self._meter = self.objective.meter().to(self._accelerator.device)
         self._progress = Progress()
         self._resumed = False
         self._interrupt = Interrupt()
+        self.held: HeldFolder | None = None
 
     def fit(self) -> RunResult:
         """Train all epochs (the remaining ones, after :meth:`resume`), evaluating after each.
 
         Raises:
             NonFiniteLossError: a loss or a weight was NaN or infinite; the message names the last good checkpoint.
-            RunError: ``out`` holds another run's checkpoint, or another process is gone.
+            RunError: ``out`` holds another run's checkpoint, another run writes there, or another process is gone.
         """
+        with self._hold():
+            return self._fit()
+
+    def _hold(self) -> AbstractContextManager[object]:
+        if self.out is not None and (self.held is None or self.held.released):
+            self.held = hold_together(partial(hold, self.out))
+        return self.held or nullcontext()
+
+    def _fit(self) -> RunResult:
         begins = self._progress.epoch == 0 and not self._resumed
         if self.out is not None and begins and latest_checkpoint(self.out) is not None:
             raise RunError(f"{self.out} holds a run: call resume() first, or write to another folder")
@@ -118,7 +134,8 @@ class Trainer:
             log.say(EXPLANATION)
             if loud := summarize(self.model).loud:
                 log.say(loud, LOUD)
-            log.say(self._announcement())
+            text = announcement(self.label, self.model, self.data.name, self.engine)
+            log.say(f"{text}; {self._accelerator.device}" + ("" if self.out is None else f"; run folder {self.out}"))
             if (rounding := self.model._state.rounding).reason:
                 log.say(str(rounding))
             if begins:
@@ -146,7 +163,8 @@ class Trainer:
         """
         if self.out is None:
             raise ConfigError("a Trainer without a folder has nothing to resume from: give out=...")
-        checkpoint = load_checkpoint(self.out, self.model, self._identity())
+        self._hold()
+        checkpoint = load_checkpoint(self.out, self.model, self._identity)
         self.engine.load_state_dict(checkpoint.state["engine"])
         self._progress = Progress.from_state_dict(checkpoint.epoch, checkpoint.state)
         self._resumed = True
@@ -266,15 +284,6 @@ class Trainer:
         named = {} if self._input_name is None else {self._input_name: inputs}
         return self.objective.logits(self._prepared.call(module, *(() if named else (inputs,)), **named))
 
-    def _announcement(self) -> str:
-        text = announcement(self.label, self.model, self.data.name, self.engine)
-        return f"{text}; {self._accelerator.device}" + (f"; run folder {self.out}" if self.out is not None else "")
-
-    def _identity(self) -> dict[str, Any]:
-        """The settings that decide this run's numbers."""
-        config = {key: value for key, value in self._config.items() if key not in _NO_MATTER}
-        return config | {"processes": self._accelerator.num_processes}
-
     def _last_good(self) -> str:
         folder = None if self.out is None else latest_checkpoint(self.out)
         return "This run keeps no checkpoints" if folder is None else f"The last good checkpoint is {folder}"
@@ -287,4 +296,4 @@ class Trainer:
         tensors, weights = self._prepared.state_dict(), self._prepared.weights()
         state = {"engine": self.engine.state_dict()} | progress.state_dict()
         if self.is_main:
-            save_checkpoint(self.out, weights, Checkpoint(progress.epoch, self._identity(), state, tensors))
+            save_checkpoint(self.out, weights, Checkpoint(progress.epoch, self._identity, state, tensors))

@@ -16,6 +16,7 @@ import pytest
 from safetensors.torch import load_file
 
 from fractrain_fx.cli import main
+from fractrain_fx.training.folder.held import hold
 from tests.training.tiny import Plain
 
 pytestmark = pytest.mark.long
@@ -123,6 +124,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from fractrain_fx.cli import main
+from fractrain_fx.training.folder.held import hold
 
 opened = []
 leave = dist.destroy_process_group
@@ -150,3 +152,21 @@ def test_no_thread_of_the_group_is_left_to_shut_python_down_with(tmp_path: Path)
     model = ["--model", f"{ROOT}/tests/training/tiny.py:plain", "--batch-size", "16"]
     command = ["train", *model, *LOOP, "--method", "fractrain", "--epochs", "1", "--out", str(tmp_path / "run")]
     assert run_together(command, 2, program=[str(script)]).split("\n").count("left") == 2
+
+
+def test_the_processes_of_a_run_share_a_new_folder_and_are_refused_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = ["--model", f"{ROOT}/tests/training/tiny.py:plain", "--batch-size", "16"]
+    command = ["train", *model, *LOOP, "--method", "static", "--epochs", "1"]
+    said = run_together(command, 2)
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert f"run folder: runs/{folder.name}" in said and (folder / "result.json").exists()
+
+    with hold(folder):
+        processes = together(["train", "--resume", str(folder)])
+        errors = [process.communicate(timeout=300)[1] for process in processes]
+    assert [process.returncode for process in processes] == [2, 2]
+    for error in errors:
+        assert f"is written to by another run: process {os.getpid()}" in error and "Traceback" not in error

@@ -14,7 +14,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from fractrain_fx.config import FracConfig
-from fractrain_fx.errors import ConfigError, RunError
+from fractrain_fx.errors import ConfigError, DataError, RunError, TargetError
 from fractrain_fx.training import RunSettings, TrainSettings, build_trainer, new_run, resume_run
 from fractrain_fx.training.trainer import Trainer
 
@@ -117,3 +117,32 @@ def test_a_run_whose_checkpoints_are_lost_says_that_it_starts_anew_and_keeps_its
         assert words in console.export_text()
     assert (tmp_path / "metrics-before-1.jsonl").read_text() == before
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_run_that_cannot_start_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    pretrained = settings("fine-tuning", frac=FracConfig(targets=(30.0,)))  # which only the second phase finds out
+    for run, error in ((settings("standard", data="digit"), DataError), (pretrained, TargetError)):
+        for out in (None, tmp_path / "named"):
+            with pytest.raises(error):
+                new_run(run, out, quiet())
+            assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_without_a_folder_gets_a_new_one_and_lets_it_go_when_it_has_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = settings("standard", train=TrainSettings(epochs=1, batch_size=64, device="cpu"))
+    first, second = new_run(run, None, quiet()), new_run(run, None, quiet())
+    assert [str(each.out) for each in (first, second)] == ["runs/fractrain-tiny.py-net-digits-1", str(second.out)]
+    assert second.out == Path("runs/fractrain-tiny.py-net-digits-2")
+    first.fit()
+    assert first.held is not None and first.held.released and second.held is not None and not second.held.released
+
+
+def test_metrics_without_a_checkpoint_are_not_overwritten_by_a_new_run(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    with pytest.raises(RunError, match="already holds a run"):
+        new_run(settings("standard"), tmp_path, quiet())
+    assert (tmp_path / "metrics.jsonl").read_text() == "{}\n"

@@ -21,9 +21,10 @@ from fractrain_fx.engine.distributed import local_part, sum_over_ranks
 from fractrain_fx.errors import NonFiniteLossError, RunError
 from fractrain_fx.model.saving import Weights, read_weights
 
-__all__ = ["Checkpoint", "latest_checkpoint", "load_checkpoint", "require_finite", "save_checkpoint"]
+__all__ = ["Checkpoint", "identity", "latest_checkpoint", "load_checkpoint", "require_finite", "save_checkpoint"]
 
 _PREFIX = "checkpoint-"
+_NO_MATTER = ("device", "workers", "data_dir")  # a run may continue with other values of these settings
 _MODEL, _TENSORS, _STATE, _SUMS = "model.safetensors", "training.pt", "state.json", "sha256.json"
 
 
@@ -42,6 +43,11 @@ class Checkpoint:
     config: Mapping[str, Any]
     state: Mapping[str, Any]
     tensors: Mapping[str, Any]
+
+
+def identity(config: Mapping[str, Any], processes: int) -> dict[str, Any]:
+    """The settings that decide the numbers of a run on so many processes."""
+    return {key: value for key, value in config.items() if key not in _NO_MATTER} | {"processes": processes}
 
 
 def save_checkpoint(out: Path, model: nn.Module | Weights, checkpoint: Checkpoint) -> Path:

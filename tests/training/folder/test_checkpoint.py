@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from fractrain_fx.errors import RunError
-from fractrain_fx.training import checkpoint as module
-from fractrain_fx.training.checkpoint import Checkpoint, latest_checkpoint, load_checkpoint, save_checkpoint
+from fractrain_fx.training.folder import checkpoint as module
+from fractrain_fx.training.folder.checkpoint import Checkpoint, latest_checkpoint, load_checkpoint, save_checkpoint
 
 CONFIG = {"lr": 0.1, "options": ["FW-0/BW-0"], "seed": None}
 
@@ -53,7 +53,7 @@ def test_an_interrupted_save_leaves_the_one_before(step: str, tmp_path: Path, mo
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(f"fractrain_fx.training.checkpoint.{step}", interrupt)
+        patch.setattr(f"fractrain_fx.training.folder.checkpoint.{step}", interrupt)
         save_checkpoint(tmp_path, model, saved(2))
     folder = latest_checkpoint(tmp_path)
     assert folder is not None and folder.name == "checkpoint-0001"
