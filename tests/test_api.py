@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
+import warnings
 from typing import Any
 
 import pytest
@@ -26,8 +27,8 @@ from fractrain_fx import (
     summarize,
 )
 from fractrain_fx.errors import (
-    CalibrationError,
     ConfigError,
+    FracTrainWarning,
     InputError,
     ModelError,
     PassError,
@@ -35,6 +36,7 @@ from fractrain_fx.errors import (
     RunError,
     TargetError,
 )
+from fractrain_fx.nn.ranges import RunningRange
 from fractrain_fx.passes import OpenAttention, default_passes
 from tests.models import build
 
@@ -127,17 +129,45 @@ def test_an_unknown_method_offers_near_names() -> None:
         FracConfig(method="fractran")  # type: ignore[arg-type]
 
 
-def test_evaluating_before_any_range_was_seen_names_calibrate() -> None:
+def test_an_evaluation_before_training_is_in_ranges_of_the_example_inputs_and_says_once_that_they_are_provisional() -> (
+    None
+):
     model = residual_net(method="static").eval()
     tokens = torch.randint(0, 32, (2, 6))
-    with pytest.raises(CalibrationError, match="calibrate"):
-        model(tokens)
+    with pytest.warns(FracTrainWarning, match="provisional until a training step or model.calibrate"):
+        first = model(tokens)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(model(tokens), first)
     weights = {name: p.clone() for name, p in model.named_parameters()}
     model.calibrate([tokens, (tokens, None)])
     assert model(tokens).shape == (2, 6, 32)
     assert all(torch.equal(p, weights[name]) for name, p in model.named_parameters())
     with pytest.raises(InputError, match="no batch"):
         model.calibrate([])
+
+
+def ranges(model: FracModel) -> list[RunningRange]:
+    return [each for each in model.modules() if isinstance(each, RunningRange)]
+
+
+def test_measuring_the_example_inputs_leaves_modes_and_generators_as_they_were() -> None:
+    case = build("tied_weights")
+    case.model.train()
+    part = next(each for each in case.model.modules() if isinstance(each, nn.Linear)).eval()
+    before = torch.get_rng_state()
+    model = fractrainify(case.model, config=FracConfig(method="static"), example_inputs=case.args)
+    assert torch.equal(torch.get_rng_state(), before) and model.training and not part.training
+    assert all(float(each.span) > 0 and not each.seen for each in ranges(model))
+
+
+def test_a_checkpoint_of_the_original_has_its_ranges_measured_anew() -> None:
+    model = residual_net(method="static")
+    before = [float(each.span) for each in ranges(model)]
+    larger = {name: 3 * value for name, value in model.restore().state_dict().items()}
+    model.load_state_dict(larger)
+    assert not any(bool(each.seen) for each in ranges(model))
+    assert [float(each.span) for each in ranges(model)] != before
 
 
 def test_a_rewritten_model_is_not_rewritten_again() -> None:

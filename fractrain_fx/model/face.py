@@ -54,7 +54,7 @@ class FracModel(Packable):
         Raises:
             InputError: the arguments fit no recording, and the model cannot be recorded for them.
             ModelError: modules or parameters of the original were replaced.
-            CalibrationError: the model is evaluated before its activation ranges were seen.
+            CalibrationError: the model is evaluated before its activation ranges were seen or could be measured.
         """
         state: ModelState = self.__dict__[OWN]
         return state.run(args, kwargs, self.training)
@@ -247,7 +247,7 @@ class FracModel(Packable):
         if assign:
             self._state.as_recorded.structure.retie()
         self._state.calibrated = False
-        self._state.look_for_ranges()
+        self._state.measure_examples(self)
         self._state.follow_frozen(anew=True)  # because the cost tables were loaded too
         return result
 

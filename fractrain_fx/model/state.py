@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fractrain_fx.capture import RecordedModule, Recording
 from fractrain_fx.capture.circumstances.original import Original
 from fractrain_fx.capture.source import warn
+from fractrain_fx.capture.state import Snapshot
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.errors import CalibrationError
 from fractrain_fx.formats.scratch import forget_scratch
@@ -22,7 +23,7 @@ from fractrain_fx.model.float_calls import FloatCalls
 from fractrain_fx.model.frozen.costs import Frozen
 from fractrain_fx.model.sharding import Sharding
 from fractrain_fx.model.variant import Variant
-from fractrain_fx.model.variants import Variants
+from fractrain_fx.model.variants import Call, Variants
 from fractrain_fx.nn.bits import set_stage
 from fractrain_fx.nn.cost import Cost
 from fractrain_fx.nn.quantized_leaf import QuantizedLeaf
@@ -31,6 +32,12 @@ from fractrain_fx.passes.graph.edit import NAMESPACE
 from fractrain_fx.rewriting import Rewritten
 
 __all__ = ["ModelState"]
+
+
+_PROVISIONAL = (
+    "this model is evaluated before it was trained: activations are rounded in ranges that were measured on the "
+    "example inputs, and are provisional until a training step or model.calibrate(loader)"
+)
 
 
 class ModelState:
@@ -49,6 +56,7 @@ class ModelState:
         runs: forwards with gradients so far, without those of compiled code.
         engine_stage: the precision to train on with, if a checkpoint of another was loaded while an engine steers.
         calibrated: whether every activation range was seen.
+        measured: whether every range was seen, or measured on the example inputs.
         passes: the chain of passes that rewrote the model, if not the default one.
         running: the copies that run in training (``True``) and evaluation.
         variants: the recording and those made for other sizes and other arguments.
@@ -73,7 +81,8 @@ class ModelState:
         self.tokens: int | None = None
         self.runs = 0
         self.engine_stage: Precision | None = None
-        self.calibrated = calibrated
+        self.calibrated = self.measured = calibrated
+        self._told_provisional = False
         self.checkpointing: Mapping[str, Any] | None = None
         self.compiler: Mapping[str, Any] | None = None
         self.sharding: Sharding | None = None
@@ -109,11 +118,14 @@ class ModelState:
             if training and self.engine_stage is not None:
                 set_stage(self.recording.train, self.engine_stage)
                 self.engine_stage = None
-        if not (training or self.calibrated):
+        if not (training or self.measured):
             raise CalibrationError(
                 "this model is evaluated before its activation ranges were seen: train it for a step, "
                 "load a trained checkpoint, or call model.calibrate(loader) with a few batches"
             )
+        if not (training or torch.compiler.is_compiling() or self.calibrated or self._told_provisional):
+            self._told_provisional = True
+            warn(_PROVISIONAL)
         self.follow_frozen()
         if self.sharding is not None:
             self.sharding.require_call()
@@ -178,6 +190,7 @@ class ModelState:
         how = (self.config, self.rounding, self.passes)
         rewritten = Rewritten(original, recording, *how, self.targets, self.reach)
         copied = ModelState(rewritten, copy.deepcopy(self.as_recorded, memo), calibrated=self.calibrated)
+        copied.measured = self.measured
         copied.checkpointing, copied.compiler = self.checkpointing, self.compiler
         if self.sharding is None:
             copied.variants.close(self.variants.closed)
@@ -187,20 +200,49 @@ class ModelState:
         """Check whether every activation range has been seen by now."""
         if not self.calibrated:
             self.calibrated = all(bool(each.seen) for each in self._ranges())
+            self.measured = self.measured or self.calibrated
+
+    def measure_examples(self, model: nn.Module) -> None:
+        """Measure ranges that no batch has filled on the example inputs, for evaluations before training.
+
+        They stay marked as not seen, so the first batch replaces them. Nothing else changes: parts of the model keep
+        their modes, buffers and generators. Parameters without data, and shards, are not measured.
+        """
+        if self.sharding is not None or any(x.is_meta for x in (*model.parameters(), *model.buffers())):
+            return
+        self.look_for_ranges()
+        if self.calibrated:
+            return
+        unseen = [each for each in self._ranges() if not each.seen]
+        modules = [*model.modules(), *self.graphs]
+        modes = [module.training for module in modules]
+        call = self.recording.args, self.recording.kwargs
+        with Snapshot(self.original).preserved():
+            for module in modules:
+                module.training = False
+            self._fill([call], unseen)
+        for module, mode in zip(modules, modes, strict=True):
+            module.training = mode
+        for each in unseen:
+            each.seen.fill_(False)
+        self.measured = True
 
     def fill_ranges(self, batches: Iterable[Any]) -> int:
         """Update the activation ranges from batches that run in evaluation mode; returns the number of batches."""
-        for each in self._ranges():
+        seen = self._fill(map(_call_of, batches), self._ranges())
+        if self.sharding is not None:
+            self.sharding.share_buffers(self.changing_buffers)
+        return seen
+
+    def _fill(self, calls: Iterable[Call], ranges: Iterable[RunningRange]) -> int:
+        for each in ranges:
             each.train()
         seen = 0
         with torch.no_grad():
-            for batch in batches:
-                args, kwargs = _call_of(batch)
+            for args, kwargs in calls:
                 variant, values = self.variants.choose(args, kwargs, False)
                 run_graph(self._graph(variant, False), values, variant.recording)
                 seen += 1
-        if self.sharding is not None:
-            self.sharding.share_buffers(self.changing_buffers)
         return seen
 
     def _ranges(self) -> list[RunningRange]:

@@ -25,7 +25,7 @@ class RunningRange(FullPrecision):
     Attributes:
         lo: low end of the running range (buffer, float32).
         span: its width (buffer, float32).
-        seen: whether any batch has filled it (buffer, bool); until then evaluation means nothing.
+        seen: whether any batch has filled it (buffer, bool); until then it is that of the example inputs, or 0.
     """
 
     lo: Tensor
@@ -65,10 +65,11 @@ class RunningRange(FullPrecision):
             move_by_triton((lo, span), (self.lo, self.span, self.seen), 1 - self.keep)
             return
         # Tensor arithmetic only, because a branch on `seen` would break a compiled graph; and little of it, because
-        # every op here is compiled once for each quantized activation. The range is 0 before the first batch, whose
-        # weight is 1, so that its range is taken exactly.
+        # every op here is compiled once for each quantized activation. The range counts as 0 before the first batch,
+        # whose weight is 1, so that its range is taken exactly.
         finite = torch.eq((lo - lo) + (span - span), 0.0)
         weights = torch.where(self.seen, 1 - self.keep, 1.0)
-        self.lo.copy_(torch.where(finite, self.lo + weights * (lo - self.lo), self.lo))
-        self.span.copy_(torch.where(finite, self.span + weights * (span - self.span), self.span))
+        old_lo, old_span = self.lo * self.seen, self.span * self.seen
+        self.lo.copy_(torch.where(finite, old_lo + weights * (lo - old_lo), self.lo))
+        self.span.copy_(torch.where(finite, old_span + weights * (span - old_span), self.span))
         self.seen.logical_or_(finite)

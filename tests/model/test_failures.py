@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fractrain_fx import FracConfig, FracModel, fractrainify, summarize
+from fractrain_fx import FracConfig, FracModel, Pin, Precision, fractrainify, summarize
 from fractrain_fx.errors import CalibrationError, InputError
 
 
@@ -84,9 +84,18 @@ def test_what_is_no_fault_of_the_call_passes_unchanged(error: BaseException) -> 
     assert told.value is error
 
 
-def test_an_evaluation_without_ranges_is_still_told_as_such() -> None:
-    with pytest.raises(CalibrationError):
-        rewritten().eval()(torch.randn(4, 5, 6))
+def test_an_evaluation_of_weights_that_had_no_data_at_the_rewrite_is_still_told_as_such() -> None:
+    model = rewritten()
+    model._state.measured = False  # as on the meta device
+    with pytest.raises(CalibrationError, match="calibrate"):
+        model.eval()(torch.randn(4, 5, 6))
+
+
+def test_weights_without_data_are_not_measured() -> None:
+    with torch.device("meta"):
+        config = FracConfig(method="static", pins=(Pin("*", Precision(8, 8)),))
+        model = fractrainify(nn.Linear(6, 6), config=config, example_inputs=(torch.randn(2, 6),))
+    assert not model._state.measured
 
 
 class Sized(nn.Module):

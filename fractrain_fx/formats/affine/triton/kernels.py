@@ -148,8 +148,9 @@ def moved(lo, span, run_lo, run_span, seen, weight):
     before_lo, before_span, known = tl.load(run_lo), tl.load(run_span), tl.load(seen)
     finite = ((start - start) + (wide - wide)) == 0.0
     share = tl.where(known, weight, 1.0)
-    tl.store(run_lo, tl.where(finite, before_lo + share * (start - before_lo), before_lo))
-    tl.store(run_span, tl.where(finite, before_span + share * (wide - before_span), before_span))
+    old_lo, old_span = tl.where(known, before_lo, 0.0), tl.where(known, before_span, 0.0)
+    tl.store(run_lo, tl.where(finite, old_lo + share * (start - old_lo), before_lo))
+    tl.store(run_span, tl.where(finite, old_span + share * (wide - old_span), before_span))
     tl.store(seen, known | finite)
 
 
