@@ -23,7 +23,7 @@ from fractrain_fx.model.float_calls import FloatCalls
 from fractrain_fx.model.frozen.costs import Frozen
 from fractrain_fx.model.sharding import Sharding
 from fractrain_fx.model.variant import Variant
-from fractrain_fx.model.variants import Call, Variants
+from fractrain_fx.model.variants import Variants
 from fractrain_fx.nn.bits import set_stage
 from fractrain_fx.nn.cost import Cost
 from fractrain_fx.nn.quantized_leaf import QuantizedLeaf
@@ -216,11 +216,10 @@ class ModelState:
         unseen = [each for each in self._ranges() if not each.seen]
         modules = [*model.modules(), *self.graphs]
         modes = [module.training for module in modules]
-        call = self.recording.args, self.recording.kwargs
         with Snapshot(self.original).preserved():
             for module in modules:
                 module.training = False
-            self._fill([call], unseen)
+            self._fill([(self.variants.first, self.recording.inputs)], unseen)
         for module, mode in zip(modules, modes, strict=True):
             module.training = mode
         for each in unseen:
@@ -229,18 +228,18 @@ class ModelState:
 
     def fill_ranges(self, batches: Iterable[Any]) -> int:
         """Update the activation ranges from batches that run in evaluation mode; returns the number of batches."""
-        seen = self._fill(map(_call_of, batches), self._ranges())
+        calls = map(_call_of, batches)
+        seen = self._fill((self.variants.choose(args, kwargs, False) for args, kwargs in calls), self._ranges())
         if self.sharding is not None:
             self.sharding.share_buffers(self.changing_buffers)
         return seen
 
-    def _fill(self, calls: Iterable[Call], ranges: Iterable[RunningRange]) -> int:
+    def _fill(self, calls: Iterable[tuple[Variant, tuple[Any, ...]]], ranges: Iterable[RunningRange]) -> int:
         for each in ranges:
             each.train()
         seen = 0
         with torch.no_grad():
-            for args, kwargs in calls:
-                variant, values = self.variants.choose(args, kwargs, False)
+            for variant, values in calls:
                 run_graph(self._graph(variant, False), values, variant.recording)
                 seen += 1
         return seen
