@@ -15,7 +15,6 @@ from fractrain_fx.errors import ConfigError
 from fractrain_fx.passes import default_passes
 from fractrain_fx.rewriting import record_model, rewrite
 from tests.models import build
-from tests.residual import Residual
 
 
 def small() -> nn.Module:

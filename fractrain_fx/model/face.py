@@ -67,16 +67,15 @@ class FracModel(Packable):
         """
         if mode:
             refuse_plain_trainer(self)
+        state: ModelState = self.__dict__[OWN]
         if mode != self.training:
-            self.look_for_changes()
-        super().train(mode)
+            state.as_recorded.check_values()
+        self.__dict__["training"] = mode
         # The original may leave parts of itself in eval mode: frozen stages, batch norms of a detector.
-        self._state.original.train(mode)
-        for graph_module in self._state.graphs:
-            graph_module.training = mode
-        self._state.variants.train(mode)
+        state.original.train(mode)
+        state.variants.train(mode)
         if not mode:
-            self._state.look_for_ranges()
+            state.look_for_ranges()
         return self
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
@@ -136,7 +135,7 @@ class FracModel(Packable):
     def look_for_changes(self) -> None:
         """Compare the original with the recording; warns of attributes and hooks that have no effect.
 
-        Mode switches and ``Engine.end_epoch`` call it too.
+        ``Engine.end_epoch`` calls it too.
 
         Raises:
             ModelError: modules or parameters of the original were replaced, added, removed, tied or untied.

@@ -44,7 +44,7 @@ def run_graph(graph_module: RecordedModule, values: Sequence[Any], recording: Re
     if torch.compiler.is_compiling():
         return graph_module(*values)
     try:
-        return graph_module(*values)
+        return graph_module.forward(*values)  # hooks belong to the rewritten model
     except FracTrainError:
         raise
     except _OF_THE_DEVICE:

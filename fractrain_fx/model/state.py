@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fractrain_fx.capture import RecordedModule, Recording
-from fractrain_fx.capture.circumstances.original import Original
+from fractrain_fx.capture.circumstances.original import OriginalCheck
 from fractrain_fx.capture.source import warn
 from fractrain_fx.capture.state import Snapshot
 from fractrain_fx.config.precision import Precision
@@ -67,7 +67,9 @@ class ModelState:
         sharding: the groups of parameters, if :func:`fractrain_fx.distributed.fully_shard` made them.
     """
 
-    def __init__(self, rewritten: Rewritten, as_recorded: Original | None = None, *, calibrated: bool = False) -> None:
+    def __init__(
+        self, rewritten: Rewritten, as_recorded: OriginalCheck | None = None, *, calibrated: bool = False
+    ) -> None:
         original, recording, config = rewritten.original, rewritten.recording, rewritten.config
         self.original = original
         self.recording = recording
@@ -90,7 +92,7 @@ class ModelState:
         self.running = self.variants.first.running
         self._frozen = Frozen(recording.graphs, config, self.variants.forget)
         called = _called_by(original, recording)
-        self.as_recorded = as_recorded or Original(original, recording.train, recording.python.read, called)
+        self.as_recorded = as_recorded or OriginalCheck(original, recording.train, recording.python.read, called)
         self.float_calls = FloatCalls(original, self.as_recorded.uncalled, self.as_recorded.check_closely)
 
     @property
@@ -139,6 +141,8 @@ class ModelState:
     def _graph(self, variant: Variant, training: bool) -> RecordedModule:
         """The copy to run, as a chain of segments if something asks for them."""
         running = variant.running[training]
+        if self.checkpointing is None and self.sharding is None and self.compiler is None:
+            return running.current()
         wrapping = self.wrapping(training and torch.is_grad_enabled())
         return running.current() if all(each is None for each in wrapping) else running.chained(wrapping)
 

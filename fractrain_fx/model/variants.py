@@ -8,10 +8,11 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import is_
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.fx.passes.infra.pass_base import PassBase
 
 from fractrain_fx.capture import Form, Recording, Surroundings, forms_of, record, shapes_of
@@ -66,6 +67,7 @@ class Variants:
         self.first = self._variant(first, 0)
         self._others: list[Variant] = []
         self._chosen: dict[Any, Variant] = {}
+        self._quick: dict[Any, Variant] = {}  # of calls with nothing but tensors
         self._guarded = any(guards.all for guards in first.guards.values())
         self._holds_always = self._always()
         self.closed: str | None = None
@@ -90,11 +92,19 @@ class Variants:
         Raises:
             InputError: no recording fits this call, and the model cannot be recorded for it.
         """
-        form, values, why = self._bound(args, kwargs)
         if torch.compiler.is_compiling():
+            form, values, _ = self._bound(args, kwargs)
             return self._compiled(form, values, training), values
+        quick = None
+        if not kwargs and self._watched.is_idle and all(type(x) is Tensor for x in args):
+            facts = [(x.shape, x.dtype, x.is_contiguous()) for x in args]
+            quick = training, settings_now(), *facts
+            if quick in self._quick:
+                return self._quick[quick], args
+        form, values, why = self._bound(args, kwargs)
         sizes, layouts = [], []
-        for x in tensors_in(values):
+        plain = all(type(value) is Tensor for value in values)
+        for x in values if plain else tensors_in(values):
             sizes.append(x.shape)
             layouts.append((x.dtype, len(x.shape), x.is_contiguous()))
         fixed = tuple([str(values[i].tolist()) for i in self._fixed.get(form, ())])
@@ -105,12 +115,22 @@ class Variants:
             found = self._find(form, values, (args, kwargs), training, why, kind)
             values = values if why is None else found.recording.call.bind(args, kwargs)
             self._chosen[key] = found
+        if quick is not None and not fixed and len(values) == len(args) and all(map(is_, values, args)):
+            self._quick[quick] = found
         return found, values
 
     def train(self, mode: bool) -> None:
-        """Switch the modules that only later recordings have."""
-        for variant in self._others:
-            variant.recording.train.get_submodule(NAMESPACE).train(mode)
+        """Switch the graphs and the modules that were inserted into them."""
+        waiting: list[nn.Module | None] = []
+        for variant in self:
+            for graph_module in variant.graphs:
+                graph_module.__dict__["training"] = mode
+                waiting.append(graph_module._modules.get(NAMESPACE))
+        while waiting:  # none of them does anything else when it is switched
+            module = waiting.pop()
+            if module is not None:
+                module.__dict__["training"] = mode
+                waiting += module._modules.values()
 
     def forget(self) -> None:
         """Drop all recordings but the first: the model moved, and the others hold tensors that did not move.
@@ -119,6 +139,7 @@ class Variants:
         """
         self._others.clear()
         self._chosen.clear()
+        self._quick.clear()
         del self._forms[1:]
         self._holds_always = self._always()
 
@@ -227,10 +248,12 @@ class Variants:
         """Note the circumstances, and the inputs whose values, decide which recording fits."""
         if self._watched.add(recording):
             self._chosen.clear()
+            self._quick.clear()
         found = {each.index for guards in recording.guards.values() for each in guards.values}
         if found - self._fixed.get(form, set()):
             self._fixed[form] = self._fixed.get(form, set()) | found
             self._chosen.clear()
+            self._quick.clear()
 
     def _refusal(self) -> str | None:
         """The reason that the model cannot be recorded again; ``None`` if it can."""
@@ -266,8 +289,6 @@ class Variants:
         if form == len(self._forms):
             self._forms.append(recording.call)
         self._note_conditions(form, recording)
-        for graph in variant.graphs:
-            graph.training = training
         self.train(training)
         _LOG.warning(
             "%s is recorded again (%d of at most %d recordings), because this call %s",

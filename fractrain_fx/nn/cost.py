@@ -97,6 +97,7 @@ class CostMeter(FullPrecision):
         self.weight_bits = weight_bits
         self.least = least
         self._has_by_product = any(by_product)
+        self._computed: tuple[list[tuple[int, int]], Cost] | None = None
         for name, values in (
             ("table", [[list(option) for option in block] for block in gated.values()]),
             ("full", full),
@@ -131,7 +132,20 @@ class CostMeter(FullPrecision):
         return spent.sum(dim=0) / self.full.sum()
 
     def forward(self, choices: Sequence[Tensor], bits: tuple[Tensor, Tensor] | None) -> Cost:
-        """Cost of the choices (one tensor for each gated block) and of the stage's (forward, backward) bits."""
+        """Cost of the choices (one tensor for each gated block) and of the stage's (forward, backward) bits.
+
+        Without choices it is computed again only if the stage's bits or the tables have changed.
+        """
+        if choices or torch.compiler.is_compiling() or torch.is_inference_mode_enabled():
+            return self._compute(choices, bits)
+        read = (*self._buffers.values(), *(bits or ()))
+        versions = [(id(x), x._version) for x in read if x is not None]
+        if self._computed is None or self._computed[0] != versions:
+            with torch.no_grad():
+                self._computed = versions, self._compute(choices, bits)
+        return self._computed[1]
+
+    def _compute(self, choices: Sequence[Tensor], bits: tuple[Tensor, Tensor] | None) -> Cost:
         spent = torch.zeros_like(self.full)
         if choices:
             frequency = torch.stack([choice.float().mean(dim=0) for choice in choices])

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.fx import Graph, Interpreter, Node
+from torch.fx.immutable_collections import immutable_dict, immutable_list
 from torch.utils import _pytree as pytree
 
 from fractrain_fx.capture.checking.check import ROUNDING, Mismatch, Trial
@@ -91,16 +92,15 @@ def first_difference(
         training: its mode.
     """
     around = Surroundings.present(training)
-    snapshot = Snapshot(model, around, held=[*model.buffers(), *plain.written(recorded)])
     with _apart(model, around, plain.asks_for_gradients):
-        try:
-            expected = _run(snapshot, call, training, model)
-        except Exception as error:  # a model may raise anything for a call that it does not take
-            return f"the model fails: {type(error).__name__}: {error}"
-        try:
-            actual = _run(snapshot, call, training, Interpreter(recorded, graph=plain.graph))
-        except Exception as error:
-            return f"the graph fails: {type(error).__name__}: {error}"
+        snapshot = Snapshot(model, around, held=[*model.buffers(), *plain.written(recorded)])
+        expected = _outcome(snapshot, call, training, model)
+        actual = _outcome(snapshot, call, training, _Run(recorded, graph=plain.graph))
+        if isinstance(expected, Exception) or isinstance(actual, Exception):
+            if isinstance(expected, Exception) and isinstance(actual, Exception):
+                return None  # the call itself will say why
+            failed, error = ("model", expected) if isinstance(expected, Exception) else ("graph", actual)
+            return f"the {failed} fails: {type(error).__name__}: {error}"
         words = _differ(expected, actual)
         # A model that is told that values must not be read may take another path to the same result.
         if words and _differ(expected, actual, ROUNDING) is None:
@@ -135,6 +135,38 @@ def _apart(model: nn.Module, around: Surroundings, gradients: bool) -> Iterator[
         torch.set_autocast_cache_enabled(cached)
 
 
+def _outcome(snapshot: Snapshot, call: Example, training: bool, run: nn.Module | Interpreter) -> _Result | Exception:
+    """The result of a run, or its error: a model may raise anything for a call that it does not take.
+
+    Raises:
+        torch.OutOfMemoryError: memory is no fault of the call.
+    """
+    try:
+        return _run(snapshot, call, training, run)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        return error.with_traceback(None)
+
+
+class _Run(Interpreter):
+    """Runs a graph, whose output has containers of Python's and not of fx."""
+
+    extra_traceback = False
+
+    def output(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The output of the graph."""
+        return _thawed(super().output(target, args, kwargs))
+
+
+def _thawed(value: Any) -> Any:
+    if isinstance(value, immutable_list):
+        return list(map(_thawed, value))
+    if isinstance(value, immutable_dict):
+        return {key: _thawed(part) for key, part in value.items()}
+    return tuple(map(_thawed, value)) if type(value) is tuple else value
+
+
 def _run(
     snapshot: Snapshot, call: Example, training: bool, run: nn.Module | Interpreter, *, value_free: bool = False
 ) -> _Result:
@@ -143,7 +175,6 @@ def _run(
     with snapshot.preserved(), plain_paths(value_free=value_free), seeded():
         model.training = training
         if isinstance(run, Interpreter):
-            run.extra_traceback = False
             output = run.run(*call.tensors.values())
         else:
             output = run(*call.args, **call.kwargs)

@@ -21,9 +21,10 @@ from fractrain_fx.capture.circumstances.equality import copied, same
 from fractrain_fx.capture.circumstances.notices import Notice
 from fractrain_fx.capture.circumstances.structure import ADAPTERS_FIRST, SHARDED_ELSEWHERE, Structure
 from fractrain_fx.capture.source import warn
+from fractrain_fx.capture.trees import PLAIN
 from fractrain_fx.errors import ModelError
 
-__all__ = ["Original"]
+__all__ = ["OriginalCheck"]
 
 _REWRITE = "call fractrainify(model.restore()) again for it to count"
 _SMALL = 64  # entries of a container that every call compares
@@ -63,7 +64,7 @@ class _Attribute:
         return duplicate
 
 
-class Original:
+class OriginalCheck:
     """The structure, attributes and hooks of a model that its graphs were recorded from.
 
     Args:
@@ -90,6 +91,21 @@ class Original:
             ModelError: modules or parameters are not those of the graph.
         """
         if not self._as_noted():
+            self.check_closely()
+
+    def check_values(self) -> None:
+        """Compare by identity, and also what only values and shapes show, at mode switches.
+
+        Raises:
+            ModelError: modules or parameters are not those of the graph.
+        """
+        deep = (each for each in self._attributes if not (each.reported or isinstance(each.value, PLAIN)))
+        same_values = all(same(each.value, each.access.present()) for each in deep)
+        held = list(map(dict.get, self._owners, self._parameters))
+        same_tensors = len(held) == len(self._held) and all(map(is_, held, self._held))
+        same_shapes = same_tensors and [x.shape for x in held if x is not None] == self._shapes
+        same_forwards = ["forward" in vars(module) for module in self.uncalled.values()] == self._forwards
+        if not (same_values and same_shapes and same_forwards and self._as_noted()):
             self.check_closely()
 
     def check_closely(self) -> None:
@@ -169,6 +185,9 @@ class Original:
         parameters = [(owner, name) for owner in owners for name, x in owner.items() if x is not None]
         self._owners = [owner for owner, _ in parameters]
         self._parameters = [name for _, name in parameters]
+        self._held = list(map(dict.get, self._owners, self._parameters))
+        self._forwards = ["forward" in vars(module) for module in self.uncalled.values()]
+        self._shapes = [x.shape for x in self._held if x is not None]
         held = (each.raw for each in self._attributes if not each.reported)
         self._contents = [(part, tuple(part)) for raw in held for part in _containers(raw)]
         hooks = (vars(module)[kind] for module in self.uncalled.values() for kind in _HOOKS)

@@ -42,8 +42,8 @@ class MasklessReLU(nn.Module):
     def forward(self, x: Float[Tensor, "*dims"]) -> Float[Tensor, "*dims"]:
         """The values above zero, and zero elsewhere."""
         module = self.original.find()
-        plain = type(module) is nn.ReLU and not is_hooked(module)
-        y: Tensor = relu(x) if plain and _masks_are_slow(x) else module(x)
+        plain = _masks_are_slow(x) and type(module) is nn.ReLU and not is_hooked(module)
+        y: Tensor = relu(x) if plain else module(x)
         return y
 
 
