@@ -62,6 +62,26 @@ class BySegment(Shown):
         """Keep all activations again."""
         self._state.checkpointing = None
 
+    # Before each call of a module that torch.compile made from this one, torch calls ``_infer_parameters`` outside of
+    # compiled code if the module has this attribute, as modules with lazy parameters do.
+    _initialize_hook = True
+
+    def _infer_parameters(self, module: Any, args: Any, kwargs: Any = None) -> None:
+        """Choose the recording for a call, or make one, because compiled code can neither record nor compare."""
+        if torch._guards.TracingContext.try_get() is None and not torch.compiler.is_compiling():
+            self._state.variants.choose(tuple(args), dict(kwargs or {}), self.training)
+
+    def compile(self, *args: Any, **options: Any) -> None:
+        """Compile calls of this model, as ``nn.Module.compile`` does."""
+        super().compile(*args, **options)
+        compiled: Any = self._compiled_call_impl
+
+        def call(*given: Any, **named: Any) -> Any:
+            self._infer_parameters(self, given, named)
+            return compiled(*given, **named)
+
+        self._compiled_call_impl = call
+
     def compile_segments(self, **options: Any) -> None:
         """Compile each segment when it first runs, instead of the whole model: the first step then takes less time.
 

@@ -17,7 +17,7 @@ from fractrain_fx.engine.distributed import LOST, is_lost_process
 from fractrain_fx.errors import FracTrainError, InputError, ModelError, RunError
 from fractrain_fx.passes import facts
 
-__all__ = ["refused_again", "run_graph", "told_differences"]
+__all__ = ["other_differences", "refused_again", "run_graph", "told_differences"]
 
 # Errors that torch and models raise for sizes that do not fit. Torch uses other exceptions to stop a run early, as in
 # activation checkpointing.
@@ -72,6 +72,12 @@ def told_differences(recording: Recording, values: Sequence[Any]) -> str | None:
     """The recorded and the present form of the inputs that differ, in words; ``None`` if all are as recorded."""
     differences = list(_differences(recording, values))
     return ("; ".join(differences[:_SHOWN]) + (" ..." if len(differences) > _SHOWN else "")) or None
+
+
+def other_differences(values: Sequence[Any], *, around: bool) -> str:
+    """In words, how a call differs whose inputs have the recorded form; ``around``: in the settings around it."""
+    shapes = ", ".join(str(tuple(x.shape)) for x in tensors_in(values))
+    return "modes or settings around it" if around else f"inputs of shape {shapes}, with other values"
 
 
 def refused_again(error: FracTrainError) -> str:

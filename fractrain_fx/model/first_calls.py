@@ -6,14 +6,16 @@ import logging
 import sys
 from collections import Counter
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from fractrain_fx.model.variant import Variant
 
-__all__ = ["FirstCalls"]
+__all__ = ["FirstCalls", "outside_the_compiler", "run_by_compiler"]
+
+T = TypeVar("T")
 
 _LOG = logging.getLogger(__name__)
 
@@ -28,13 +30,16 @@ class FirstCalls:
     Args:
         model: the model that was recorded.
         limit: the number of such calls; 0 compares no call at all.
+
+    Attributes:
+        differed: whether a recording differed from the model although its guards held.
     """
 
     def __init__(self, model: nn.Module, limit: int) -> None:
         self._model, self._limit = model, limit
         self._kinds: set[Hashable] = set()
         self._counts: Counter[int] = Counter()
-        self._differed = False
+        self.differed = False
 
     def difference(self, variant: Variant, call: Any, training: bool, kind: Hashable) -> str | None:
         """The difference on a call, in words; ``None`` if there is none, or if the call is not compared.
@@ -48,7 +53,7 @@ class FirstCalls:
         if not self._compares(variant):
             return None
         new = (id(variant), kind) not in self._kinds
-        if not new and not self._differed and self._counts[id(variant)] >= self._limit:
+        if not new and not self.differed and self._counts[id(variant)] >= self._limit:
             if self._counts[id(variant)] == self._limit:
                 self._counts[id(variant)] += 1
                 _LOG.warning(
@@ -60,8 +65,8 @@ class FirstCalls:
             return None
         self._kinds.add((id(variant), kind))
         self._counts[id(variant)] += not new
-        difference: str | None = _outside_the_compiler(variant.recording.difference)(self._model, *call, training)
-        self._differed |= difference is not None and not new
+        difference: str | None = outside_the_compiler(variant.recording.difference)(self._model, *call, training)
+        self.differed |= difference is not None
         return difference
 
     def _compares(self, variant: Variant) -> bool:
@@ -75,7 +80,21 @@ class FirstCalls:
         return not (waits and any(isinstance(each, nn.SyncBatchNorm) for each in self._model.modules()))
 
 
-def _outside_the_compiler(function: Callable[..., Any]) -> Callable[..., Any]:
+def outside_the_compiler(function: Callable[..., T]) -> Callable[..., T]:
     """The function, which the compiler (if it runs) is to call and not to look into."""
     dynamo = sys.modules.get("torch._dynamo")
     return function if dynamo is None else dynamo.disable(function)
+
+
+def run_by_compiler(function: Callable[..., T]) -> Callable[..., T]:
+    """The function with a mark: the compiler runs it once for each set of sizes, and takes the result as a constant.
+
+    Only the arguments have to be plain values, and not what the function is bound to: torch 2.11 takes no others.
+    """
+
+    def run(*args: Any) -> T:
+        return function(*args)
+
+    # The same as ``torch.compiler.assume_constant_result``, which would import the compiler here.
+    run._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return run

@@ -1,20 +1,21 @@
-"""One recording of a model beside others: the calls it fits, and the parts that it shares with the first one."""
+"""One recording of a model beside others: the calls it fits, its samples, and what it shares with the first one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
-from fractrain_fx.capture import Read, RecordedModule, Recording, Seen, shapes_of
+from fractrain_fx.capture import PartMode, Read, RecordedModule, Recording, Seen, batch_size, shapes_of
+from fractrain_fx.capture.checking.check import Batching
+from fractrain_fx.capture.trees import fields_of, tensors_in
 from fractrain_fx.errors import InputError
 from fractrain_fx.model.executed import Running
-from fractrain_fx.model.samples import SampleCount
 from fractrain_fx.passes.graph.edit import NAMESPACE
 
-__all__ = ["Variant", "share_inserted"]
+__all__ = ["SampleCount", "Variant", "Watched", "reads_of", "share_inserted"]
 
 _LONGEST = 100  # characters of a condition in a message; a longer one is computed from many sizes
 
@@ -70,6 +71,18 @@ class Variant:
         """The shown graphs and their copies that run."""
         return [*self.recording.graphs, *(each.current() for each in self.running.values())]
 
+    def train(self, mode: bool) -> None:
+        """Switch the graphs and the modules that were inserted into them, none of which does anything else then."""
+        waiting: list[nn.Module | None] = []
+        for graph_module in self.graphs:
+            graph_module.__dict__["training"] = mode
+            waiting.append(graph_module._modules.get(NAMESPACE))
+        while waiting:
+            module = waiting.pop()
+            if module is not None:
+                module.__dict__["training"] = mode
+                waiting += module._modules.values()
+
 
 def share_inserted(first: Recording, recording: Recording) -> None:
     """Make a recording use the first one's gates, running ranges and stages.
@@ -92,3 +105,97 @@ def share_inserted(first: Recording, recording: Recording) -> None:
     for name in list(root._modules):
         if not name.startswith(_OWN):
             root._modules[name] = ours_root._modules[name]
+
+
+class Watched:
+    """The circumstances that code of a model read while it was recorded.
+
+    Args:
+        model: the model that was recorded.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._known: set[Any] = set()
+        # Modes of parts, of which models have many, are read without a call each.
+        self._parts: list[nn.Module] = []
+        self._reads: list[Read] = []
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no recording depends on anything that is watched."""
+        return not (self._parts or self._reads)
+
+    def add(self, recording: Recording) -> bool:
+        """Watch what a recording depends on, too; returns whether any of it is new."""
+        new = {each.circumstance for seen in recording.seen.values() for each in seen} - self._known
+        self._known |= new
+        for each in new:
+            if isinstance(each, PartMode):
+                self._parts.append(self._model.get_submodule(each.path))
+            else:
+                self._reads.append(each.reader(self._model))
+        return bool(new)
+
+    def now(self, values: Sequence[Any]) -> tuple[tuple[bool, ...], tuple[Any, ...]]:
+        """The present circumstances of a call with these values for the inputs."""
+        return tuple([part.training for part in self._parts]), tuple([read(values) for read in self._reads])
+
+
+def reads_of(recording: Recording, model: nn.Module) -> Mapping[bool, tuple[tuple[Read, Seen], ...]]:
+    """For each mode, the circumstances that code read, each with a function that gives the present value."""
+    return {
+        mode: tuple((each.circumstance.reader(model), each) for each in seen) for mode, seen in recording.seen.items()
+    }
+
+
+class _Step(NamedTuple):
+    """The way from a container to one of its parts, as data: torch's compiler cannot trace an ``itemgetter``."""
+
+    key: Any
+    is_field: bool
+
+
+class SampleCount:
+    """Counts the samples of a call in the tensor that had them in the recorded call.
+
+    The tensor may lie at any depth of lists, tuples, mappings and dataclasses: some models take their whole batch as
+    one dictionary. If the recorded call has tensors of several sizes, it is the first one of the most frequent size.
+
+    Args:
+        recording: of the model.
+        axis: the dimension of the inputs that holds the samples.
+    """
+
+    def __init__(self, recording: Recording, axis: int) -> None:
+        self._axis = axis
+        values = recording.inputs
+        size = batch_size(list(tensors_in(values)), axis, packed=recording.batching is Batching.PACKED)
+        self._steps = _steps_to(values, axis, size)
+
+    def __call__(self, values: Sequence[Any]) -> int | None:
+        """The number of samples of a call with the arguments ``values``; ``None`` if no tensor has samples."""
+        if self._steps is None:
+            return None
+        found: Any = values
+        for step in self._steps:
+            found = getattr(found, step.key) if step.is_field else found[step.key]
+        samples: int = found.shape[self._axis]
+        return samples
+
+
+def _steps_to(value: Any, axis: int, size: int | None) -> tuple[_Step, ...] | None:
+    """The steps from ``value`` to its first tensor with ``size`` samples."""
+    if isinstance(value, Tensor):
+        return () if value.ndim > axis and value.shape[axis] == size else None
+    if isinstance(value, Mapping):
+        parts = [(_Step(key, False), part) for key, part in value.items()]
+    elif isinstance(value, list | tuple):
+        parts = [(_Step(index, False), part) for index, part in enumerate(value)]
+    else:
+        parts = [(_Step(name, True), part) for name, part in fields_of(value)]
+    for step, part in parts:
+        rest = _steps_to(part, axis, size)
+        if rest is not None:
+            return (step, *rest)
+    return None

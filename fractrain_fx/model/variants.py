@@ -6,10 +6,9 @@ Other arguments, and other sizes, may change the path that the model's code take
 from __future__ import annotations
 
 import logging
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import is_
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,20 +22,15 @@ from fractrain_fx.config import FracConfig
 from fractrain_fx.errors import FracTrainError, InputError
 from fractrain_fx.execution.codes.timing import Tuner
 from fractrain_fx.model.executed import Running
-from fractrain_fx.model.failures import refused_again, told_differences
-from fractrain_fx.model.first_calls import FirstCalls
-from fractrain_fx.model.samples import SampleCount
-from fractrain_fx.model.variant import Variant, share_inserted
-from fractrain_fx.model.watched import Watched, reads_of
+from fractrain_fx.model.failures import other_differences, refused_again, told_differences
+from fractrain_fx.model.first_calls import FirstCalls, outside_the_compiler, run_by_compiler
+from fractrain_fx.model.variant import SampleCount, Variant, Watched, reads_of, share_inserted
 from fractrain_fx.native.choice import uses_kernels
 from fractrain_fx.passes import default_passes
 from fractrain_fx.passes.analyse.sequence_first import sequence_first_parts
-from fractrain_fx.passes.graph.edit import NAMESPACE
 from fractrain_fx.rewriting import rewrite_graphs
 
 __all__ = ["Variant", "Variants"]
-
-T = TypeVar("T")
 
 Values = tuple[Any, ...]
 Call = tuple[tuple[Any, ...], Mapping[str, Any]]
@@ -68,11 +62,12 @@ class Variants:
         self._others: list[Variant] = []
         self._chosen: dict[Any, Variant] = {}
         self._quick: dict[Any, Variant] = {}  # of calls with nothing but tensors
+        self._by_form: dict[Any, Variant] = {}  # for compiled calls
         self._guarded = any(guards.all for guards in first.guards.values())
         self._holds_always = self._always()
         self.closed: str | None = None
         self._fixed: dict[int, set[int]] = {}
-        self._place_of = _run_by_compiler(self._place_for)
+        self._place_of = run_by_compiler(self._place_for)
         self._watched = Watched(original)
         self._first_calls = FirstCalls(original, config.compared_calls)
         self._note_conditions(0, first)
@@ -97,7 +92,7 @@ class Variants:
             return self._compiled(form, values, training), values
         quick = None
         if not kwargs and self._watched.is_idle and all(type(x) is Tensor for x in args):
-            facts = [(x.shape, x.dtype, x.is_contiguous()) for x in args]
+            facts = [(x.shape, x.dtype, x.stride()) for x in args]
             quick = training, settings_now(), *facts
             if quick in self._quick:
                 return self._quick[quick], args
@@ -105,7 +100,7 @@ class Variants:
         sizes, layouts = [], []
         plain = all(type(value) is Tensor for value in values)
         for x in values if plain else tensors_in(values):
-            sizes.append(x.shape)
+            sizes.append((x.shape, x.stride()))
             layouts.append((x.dtype, len(x.shape), x.is_contiguous()))
         fixed = tuple([str(values[i].tolist()) for i in self._fixed.get(form, ())])
         kind = (form, training, tuple(layouts), fixed, self._watched.now(values), settings_now())
@@ -115,22 +110,15 @@ class Variants:
             found = self._find(form, values, (args, kwargs), training, why, kind)
             values = values if why is None else found.recording.call.bind(args, kwargs)
             self._chosen[key] = found
+            self._by_form[form, training, forms_of(values), settings_now()] = found
         if quick is not None and not fixed and len(values) == len(args) and all(map(is_, values, args)):
             self._quick[quick] = found
         return found, values
 
     def train(self, mode: bool) -> None:
         """Switch the graphs and the modules that were inserted into them."""
-        waiting: list[nn.Module | None] = []
         for variant in self:
-            for graph_module in variant.graphs:
-                graph_module.__dict__["training"] = mode
-                waiting.append(graph_module._modules.get(NAMESPACE))
-        while waiting:  # none of them does anything else when it is switched
-            module = waiting.pop()
-            if module is not None:
-                module.__dict__["training"] = mode
-                waiting += module._modules.values()
+            variant.train(mode)
 
     def forget(self) -> None:
         """Drop all recordings but the first: the model moved, and the others hold tensors that did not move.
@@ -138,10 +126,13 @@ class Variants:
         After a cast, the first one may not fit either.
         """
         self._others.clear()
-        self._chosen.clear()
-        self._quick.clear()
+        self._forget_choices()
         del self._forms[1:]
         self._holds_always = self._always()
+
+    def _forget_choices(self) -> None:
+        for choices in (self._chosen, self._quick, self._by_form):
+            choices.clear()
 
     def close(self, reason: str | None) -> None:
         """Refuse to record the model again from now on.
@@ -173,7 +164,8 @@ class Variants:
             )
         first = self.first
         alike = form == 0 and tuple(map(len, shapes_of(values))) == first.dimensions
-        alike = alike and self._holds_always and first.recording.takes_types(values)
+        alike = alike and self._holds_always and not self._first_calls.differed
+        alike = alike and first.recording.takes_types(values)
         if alike and first.misfit(values, training) is None:
             return first  # its sizes may be symbols of the compiler
         place = -1
@@ -193,6 +185,9 @@ class Variants:
 
         ``fits``: for each recording, whether it has this form of call and fits the circumstances.
         """
+        known = self._by_form.get((form, training, tuple(forms), settings_now()))
+        if known is not None:
+            return list(self).index(known)
         made = iter([torch.empty(shape, dtype=dtype, device="meta") for shape, dtype in forms])
         recording = next(variant.recording for variant in self if variant.form == form)
         values = map_tensors(list(recording.inputs), lambda _: next(made))
@@ -222,7 +217,7 @@ class Variants:
                 f"does not meet: {conditions[0]}" if why is None else f"has other arguments: {why.partition(': ')[0]}"
             )
             try:
-                made = _not_compiled(self._record)(form, call, training, told)
+                made = outside_the_compiler(self._record)(form, call, training, told)
                 again = None if unseen is None else self._first_calls.difference(made, call, training, kind)
                 if again is None:
                     return made
@@ -234,11 +229,10 @@ class Variants:
         if why is not None:
             raise InputError(f"{why}. {refused}") from cause
         recording = next(variant.recording for variant in self if variant.form == form)
-        other = "modes or settings around it" if around else f"inputs of shape {_told(values)}, with other values"
-        differences = told_differences(recording, values) or other
         if recording.fixed_batch and self._config.batch_axis == 0 and (parts := sequence_first_parts(self._original)):
             refused += f". {parts[0]} takes sequence-first inputs: if dimension 1 of yours holds the samples, set "
             refused += "FracConfig(batch_axis=1)"
+        differences = told_differences(recording, values) or other_differences(values, around=around)
         raise InputError(
             f"this call differs from the recorded one: {differences}. {type(self._original).__name__} was recorded for "
             f"{conditions[0]}. {refused}"
@@ -247,13 +241,11 @@ class Variants:
     def _note_conditions(self, form: int, recording: Recording) -> None:
         """Note the circumstances, and the inputs whose values, decide which recording fits."""
         if self._watched.add(recording):
-            self._chosen.clear()
-            self._quick.clear()
+            self._forget_choices()
         found = {each.index for guards in recording.guards.values() for each in guards.values}
         if found - self._fixed.get(form, set()):
             self._fixed[form] = self._fixed.get(form, set()) | found
-            self._chosen.clear()
-            self._quick.clear()
+            self._forget_choices()
 
     def _refusal(self) -> str | None:
         """The reason that the model cannot be recorded again; ``None`` if it can."""
@@ -309,27 +301,3 @@ class Variants:
         dimensions = tuple(map(len, shapes_of(recording.inputs)))
         reads = reads_of(recording, self._original)
         return Variant(recording, {True: made[0], False: made[-1]}, form, count, dimensions, reads)
-
-
-def _run_by_compiler(function: Callable[..., T]) -> Callable[..., T]:
-    """The function with a mark: the compiler runs it once for each set of sizes, and takes the result as a constant.
-
-    Only the arguments have to be plain values, and not what the function is bound to: torch 2.11 takes no others.
-    """
-
-    def run(*args: Any) -> T:
-        return function(*args)
-
-    # The same as ``torch.compiler.assume_constant_result``, which would import the compiler here.
-    run._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return run
-
-
-def _not_compiled(function: Callable[..., T]) -> Callable[..., T]:
-    """The function, which the compiler (if it runs) is to call and not to look into."""
-    dynamo = sys.modules.get("torch._dynamo")
-    return function if dynamo is None else dynamo.disable(function)
-
-
-def _told(values: Any) -> str:
-    return ", ".join(str(tuple(shape)) for shape in shapes_of(values))
