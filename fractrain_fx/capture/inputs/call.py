@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from fractrain_fx.capture.inputs.form import fits, form_of, require_tensors, shown
 from fractrain_fx.capture.source import forward_line
@@ -115,9 +116,17 @@ class Example:
         return Example(self.spec, dict(zip(self.spec.placeholders, values, strict=True)), args, kwargs)
 
     def renewed(self) -> Example:
-        """The same call on copies of its tensors: a model may write to its inputs."""
+        """The same call on copies of its tensors, with their strides: a model may write to its inputs."""
         values = (self.args, self.kwargs)
-        return self.on(*map_tensors(values, lambda x: x.detach().clone().requires_grad_(x.requires_grad)))
+        return self.on(*map_tensors(values, lambda x: _copied(x.detach()).requires_grad_(x.requires_grad)))
+
+
+def _copied(x: Tensor) -> Tensor:
+    copy = x.clone()
+    if copy.layout is not torch.strided or copy.is_nested or copy.stride() == x.stride() or x.is_meta:
+        return copy
+    span = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    return x.as_strided((span,), (1,)).clone().as_strided(x.shape, x.stride(), 0)
 
 
 def own_containers(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -313,7 +313,8 @@ class Recorder(TorchFunctionMode):
         if name in ("numel", "nelement"):
             return math.prod(shape)
         dim = args[1] if len(args) > 1 else kwargs.get("dim")
-        return shape if dim is None else shape[dim]
+        whole = tuple(shape) if name == "stride" else shape
+        return whole if dim is None else shape[dim]
 
     def write_closed(
         self,

@@ -1,0 +1,336 @@
+"""The first call of each kind is compared with the model: what recording does not see a model read is found there."""
+
+from __future__ import annotations
+
+import array
+import copy
+import hashlib
+import io
+import itertools
+import json
+import logging
+import struct
+from collections.abc import Callable
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, get_default_dtype, is_grad_enabled, nn
+
+from fractrain_fx import FracConfig, FracModel, fractrainify
+from fractrain_fx.capture.checking.verify import Elsewhere
+from fractrain_fx.capture.recording.looks import Looks
+from fractrain_fx.errors import ConfigError, InputError
+
+FLOAT = FracConfig(method="float", recordings=20)
+
+
+class Reader(nn.Module):
+    """Multiplies by a number, or calls a layer, that a function of the input gives."""
+
+    def __init__(self, function: Callable[[Reader, Tensor], Any]) -> None:
+        super().__init__()
+        self.first, self.even, self.odd = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.norm, self.drop = nn.BatchNorm1d(4), nn.Dropout(0.5)
+        self._function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.drop(self.norm(self.first(x).transpose(1, 2)).transpose(1, 2))
+        found = self._function(self, x)
+        return found(y) if isinstance(found, nn.Module) else y * found
+
+
+def pair(function: Callable[[Reader, Tensor], Any], config: FracConfig = FLOAT) -> tuple[Reader, FracModel]:
+    torch.manual_seed(0)
+    net = Reader(function)
+    reference = copy.deepcopy(net)
+    return reference, fractrainify(net, config=config, example_inputs=(torch.randn(2, 8, 4),))
+
+
+def assert_equal(reference: nn.Module, model: nn.Module, x: Tensor) -> None:
+    for train in (True, False):
+        reference.train(train), model.train(train)
+        torch.manual_seed(1)
+        expected = reference(x)
+        torch.manual_seed(1)
+        assert torch.equal(expected, model(x))
+
+
+def as_bytes(n: int) -> int:
+    file = io.BytesIO()
+    file.write(bytes(n))
+    return file.tell() + 1
+
+
+UNSEEN: dict[str, Callable[[Reader, Tensor], Any]] = {
+    "the name of an attribute": lambda net, x: getattr(net, ("even", "odd")[int(f"{x.shape[1]}") % 2]),
+    "a key of text": lambda net, x: {"16": 3.0, "4": 2.0}.get(str(x.shape[1]), 1.0),
+    "the text of a shape": lambda net, x: len(str(tuple(x.shape))),
+    "percent": lambda net, x: len("%d" % x.shape[1]),  # noqa: UP031
+    "format": lambda net, x: int(format(x.shape[1], "x"), 16),
+    "a width": lambda net, x: len(f"{1:{x.shape[1]}d}"),
+    "json": lambda net, x: float(json.loads(json.dumps({"n": x.shape[1]}))["n"]),
+    "hex": lambda net, x: int(hex(x.shape[1]), 16),
+    "bin": lambda net, x: bin(x.shape[1]).count("1"),
+    "chr": lambda net, x: ord(chr(x.shape[1])),
+    "Decimal": lambda net, x: float(Decimal(x.shape[1])),
+    "Fraction": lambda net, x: float(Fraction(x.shape[1], 3)),
+    "islice": lambda net, x: 1 + sum(1 for _ in itertools.islice(range(100), x.shape[1])),
+    "a float times a size": lambda net, x: 2.0 if 0.5 * x.shape[1] > 6 else 1.0,
+    "an index into a list": lambda net, x: list(range(100))[x.shape[1]],
+    "an index into a text": lambda net, x: ord("abcdefghijklmnopqrstuvwxyzabcdef"[x.shape[1]]),
+    "bytes": lambda net, x: as_bytes(x.shape[1]),
+    "struct": lambda net, x: struct.unpack("i", struct.pack("i", x.shape[1]))[0],
+    "an array": lambda net, x: array.array("i", [x.shape[1]])[0],
+    "numpy": lambda net, x: float(np.asarray(x.shape[1])) + 1,
+    "a hash of text": lambda net, x: 1 + hashlib.md5(repr(x.shape[1]).encode()).digest()[0] % 3,
+    "a repeated text": lambda net, x: len("ab" * x.shape[1]),
+    "a slice": lambda net, x: 1 + len(list(range(100))[: x.shape[1]]),
+    "a file name": lambda net, x: sum(map(ord, f"table_{x.shape[1]:03d}.bin")),
+}
+
+
+@pytest.mark.parametrize("name", UNSEEN)
+def test_a_reader_that_recording_does_not_see_is_found_by_the_comparison_alone(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards and the check at other lengths are switched off."""
+    monkeypatch.setattr(Looks, "guards", lambda self, joined=(): ())
+    monkeypatch.setattr(Elsewhere, "check", lambda self, attempt: None)
+    reference, model = pair(UNSEEN[name])
+    for length in (8, 16, 13, 4, 16):
+        assert_equal(reference, model, torch.randn(3, length, 4))
+    assert len(list(model._state.variants)) > 1
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", UNSEEN)
+def test_nothing_is_silently_different_with_all_mechanisms(name: str) -> None:
+    reference, model = pair(UNSEEN[name])
+    for length in (8, 16, 13, 4, 7, 16, 5, 8):
+        assert_equal(reference, model, torch.randn(3, length, 4))
+
+
+def test_without_comparisons_or_recordings_the_difference_stays_or_is_an_error_that_names_the_module(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Elsewhere, "check", lambda self, attempt: None)
+    x = torch.randn(3, 16, 4)
+    reference, model = pair(UNSEEN["a key of text"], FracConfig(method="float", compared_calls=0))
+    reference.eval(), model.eval()
+    assert torch.allclose(model(x) * 3, reference(x))
+    _, model = pair(UNSEEN["a key of text"], FracConfig(method="float", recordings=1))
+    with pytest.raises(InputError, match=r"output differs by .* first in the model \(Reader \(.*test_first_calls.py"):
+        model(x)
+    with pytest.raises(ConfigError, match="compared_calls=-1"):
+        FracConfig(compared_calls=-1)
+
+
+def train(model: nn.Module, lengths: tuple[int, ...]) -> list[Tensor]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(5)
+    for length in lengths:
+        x = torch.randn(4, length, 4)
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [torch.get_rng_state(), *(x.detach() for x in (*model.parameters(), *model.buffers()))]
+
+
+class Three(Reader):
+    def __init__(self) -> None:
+        super().__init__(lambda net, x: 1.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.odd(self.even(super().forward(x)).relu())
+
+
+@pytest.mark.parametrize("method", ["float", "static"])
+def test_a_comparison_leaves_no_trace(method: str) -> None:
+    """Generators, buffers, gradients, hooks and attributes are as without comparisons, also under autocast."""
+    calls: dict[int, list[str]] = {0: [], 16: []}
+    ended = []
+    for compared, seen in calls.items():
+        torch.manual_seed(0)
+        model = fractrainify(
+            Three(),
+            config=FracConfig(method=method, compared_calls=compared),
+            example_inputs=(torch.randn(2, 8, 4),),
+        )
+        model.drop.register_forward_hook(lambda *_, seen=seen: seen.append("hook"))
+        with torch.autocast("cpu", torch.bfloat16):
+            ended.append(train(model, (8, 8, 6, 9)))
+    assert calls[0] == calls[16] and len(calls[0]) == 4
+    assert all(torch.equal(a, b) for a, b in zip(*ended, strict=True))
+
+
+def test_a_comparison_leaves_checkpointing_as_it_is() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(4)))
+    model = fractrainify(net, config=FLOAT, example_inputs=(torch.randn(2, 8, 4),))
+    model.gradient_checkpointing_enable()
+    train(model, (8, 6))
+    assert model.is_gradient_checkpointing
+
+
+def test_comparisons_stop_with_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    _, model = pair(lambda net, x: 1.0, FracConfig(method="float", compared_calls=2))
+    compared: list[int] = []
+    real = type(model._state.recording).difference
+    with pytest.MonkeyPatch.context() as patch, caplog.at_level(logging.WARNING):
+        patch.setattr(
+            type(model._state.recording),
+            "difference",
+            lambda self, *call: compared.append(call[1][0].shape[1]) or real(self, *call),
+        )
+        for length in (8, 9, 10, 11, 12, 9):
+            model(torch.randn(2, length, 4))
+        with torch.no_grad():  # new in more than its size, and so compared
+            model(torch.randn(2, 11, 4))
+            model(torch.randn(2, 12, 4))
+    assert compared == [8, 9, 10, 11]
+    assert [each.message for each in caplog.records if "no longer compared" in each.message] == [
+        "Reader computed what its graph computes on 2 calls of new sizes; calls of other sizes are no longer compared "
+        "(FracConfig.compared_calls)"
+    ]
+
+
+def test_images_of_one_size_are_compared_once_for_each_mode() -> None:
+    _, model = pair(lambda net, x: 1.0)
+    count = 0
+    real = type(model._state.recording).difference
+
+    def counted(self: Any, *call: Any) -> Any:
+        nonlocal count
+        count += 1
+        return real(self, *call)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(model._state.recording), "difference", counted)
+        for mode in (True, False, True, False):
+            model.train(mode)
+            for _ in range(5):
+                model(torch.randn(4, 8, 4))
+    assert count == 2
+
+
+@contextmanager
+def default_type() -> Any:
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@contextmanager
+def switched(get: Callable[[], Any], put: Callable[[Any], None], value: Any) -> Any:
+    before = get()
+    put(value)
+    try:
+        yield
+    finally:
+        put(before)
+
+
+_C = torch._C
+SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[], AbstractContextManager[Any]]]] = {
+    "is_grad_enabled by name": (lambda: is_grad_enabled(), torch.no_grad),
+    "is_grad_enabled of C": (lambda: torch._C.is_grad_enabled(), torch.no_grad),
+    "inference mode of C": (lambda: torch._C.is_inference_mode_enabled(), torch.inference_mode),
+    "autocast of a CPU": (lambda: torch.is_autocast_cpu_enabled(), lambda: torch.autocast("cpu", torch.bfloat16)),
+    "autocast's type": (
+        lambda: torch.get_autocast_dtype("cpu") == torch.float16 and torch.is_autocast_enabled("cpu"),
+        lambda: torch.autocast("cpu", torch.float16),
+    ),
+    "default type": (lambda: torch.get_default_dtype() == torch.float64, default_type),
+    "default type by name": (lambda: get_default_dtype() == torch.float64, default_type),
+    "deterministic algorithms": (
+        lambda: torch.are_deterministic_algorithms_enabled(),
+        lambda: switched(torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True),
+    ),
+    "matmul precision": (
+        lambda: torch.get_float32_matmul_precision() == "medium",
+        lambda: switched(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "medium"),
+    ),
+    "threads": (
+        lambda: torch.get_num_threads() == 3,
+        lambda: switched(torch.get_num_threads, torch.set_num_threads, 3),
+    ),
+    "attention kernels": (
+        lambda: not torch.backends.cuda.flash_sdp_enabled(),
+        lambda: torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH),
+    ),
+    "cudnn": (
+        lambda: torch.backends.cudnn.benchmark,
+        lambda: switched(
+            lambda: torch.backends.cudnn.benchmark,
+            lambda value: setattr(torch.backends.cudnn, "benchmark", value),
+            True,
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_settings_of_torch_are_followed_under_whatever_name_code_asks(name: str) -> None:
+    ask, within = SETTINGS[name]
+    reference, model = pair(lambda net, x: 3.0 if ask() else 1.0)
+    reference.eval(), model.eval()
+    x = torch.randn(3, 8, 4)
+    for around in (nullcontext, within, nullcontext, within):
+        with around():
+            assert torch.equal(reference(x), model(x))
+    assert len(list(model._state.variants)) == 2
+
+
+def test_the_type_of_an_inner_tensor_under_autocast_is_followed() -> None:
+    reference, model = pair(lambda net, x: 3.0 if net.first(x).dtype == torch.bfloat16 else 1.0)
+    reference.eval(), model.eval()
+    x = torch.randn(3, 8, 4)
+    for around in (nullcontext(), torch.autocast("cpu", torch.bfloat16), nullcontext()):
+        with around:
+            assert torch.equal(reference(x), model(x))
+
+
+FACTS: dict[str, Callable[[Reader, Tensor], Any]] = {
+    "is_contiguous": lambda net, x: 2.0 if x.is_contiguous() else 1.0,
+    "is_contiguous of an inner tensor": lambda net, x: 2.0 if net.even(x).transpose(0, 1).is_contiguous() else 1.0,
+    "stride": lambda net, x: float(x.stride(0)),
+    "strides as text": lambda net, x: len(str(x.stride())),
+}
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_layouts_are_followed(name: str) -> None:
+    reference, model = pair(FACTS[name])
+    base = torch.randn(4, 8, 4)
+    for x in (base, base.transpose(0, 1).contiguous().transpose(0, 1), base[1:], base.clone(), base[:, :6], base[:1]):
+        assert_equal(reference, model, x)
+
+
+def test_a_question_whether_an_input_was_made_in_inference_mode_is_answered_or_refused() -> None:
+    reference, model = pair(lambda net, x: 2.0 if x.is_inference() else 1.0)
+    reference.eval(), model.eval()
+    x = torch.randn(2, 8, 4)
+    assert torch.equal(reference(x), model(x))
+    with torch.inference_mode(), pytest.raises(InputError, match=r"is_inference False, which .*test_first_calls\.py"):
+        model(x.clone())
+
+
+@pytest.mark.parametrize("by_method", [False, True])
+@pytest.mark.parametrize("name", ["the name of an attribute", "a key of text"])
+def test_a_compiled_model_is_compared_before_its_call(name: str, by_method: bool) -> None:
+    reference, model = pair(UNSEEN[name])
+    reference.eval(), model.eval()
+    torch._dynamo.reset()
+    if by_method:
+        model.compile(backend="eager", fullgraph=True)
+    compiled = model if by_method else torch.compile(model, backend="eager", fullgraph=True)
+    for length in (8, 16, 13, 4, 7, 16):
+        x = torch.randn(3, length, 4)
+        assert torch.allclose(compiled(x), reference(x), atol=1e-6)
