@@ -8,10 +8,12 @@ from fractrain_fx.capture.inputs.call import CallSpec
 from fractrain_fx.capture.module import RecordedModule
 from fractrain_fx.capture.record import Recording, record
 from fractrain_fx.capture.recording.cleanup import changes_operands
+from fractrain_fx.capture.recording.constants import WRITTEN, TensorWrite
 from fractrain_fx.capture.sizes.guards import Guard
 from fractrain_fx.capture.sizes.input_values import InputValues
 
 __all__ = [
+    "WRITTEN",
     "CallSpec",
     "Form",
     "Guard",
@@ -22,6 +24,7 @@ __all__ = [
     "Recording",
     "Seen",
     "Surroundings",
+    "TensorWrite",
     "batch_size",
     "changes_operands",
     "forms_of",

@@ -17,7 +17,7 @@ from fractrain_fx.capture.inputs.data import has_data, needs_data, rejection
 from fractrain_fx.capture.module import RecordedModule
 from fractrain_fx.capture.recording.arguments import argument
 from fractrain_fx.capture.recording.cleanup import join_whole_lists, remove_dead
-from fractrain_fx.capture.recording.constants import Additions
+from fractrain_fx.capture.recording.constants import WRITTEN, Additions
 from fractrain_fx.capture.recording.kept.leaves import opaque_reason
 from fractrain_fx.capture.recording.kept.whole import KeepWholeError, Whole
 from fractrain_fx.capture.recording.merge import merge_modes
@@ -141,7 +141,10 @@ def _attempt(snapshot: Snapshot, example: Example, whole: Whole, tied: frozenset
     modules = {**model._modules, "frac": additions.root}
     train = RecordedModule.over(model, modules, passes[True].graph)
     evaluation = train if one else RecordedModule.over(model, modules, passes[False].graph)
+    changed = {name for name, p in model.named_parameters() if id(p) in snapshot.changed}
+    written = frozenset(additions.written | changed)
     for recorded in (train, evaluation):
+        recorded.meta[WRITTEN] = written
         recorded.graph.lint()
     used = {str(n.target) for r in (train, evaluation) for n in r.graph.nodes if n.op == "get_attr"}
     guards = {mode: passes[mode].guards for mode in (True, False)}

@@ -23,7 +23,7 @@ class Snapshot:
     It holds a copy of every parameter and buffer, because a forward may write to both (running averages of codebooks).
     Gradients are not kept, because no run here touches them. With ``held`` only these tensors are copied, for runs that
     are known to write to no others. ``surroundings``: how the call is made that the model is recorded for. ``on_gpu``:
-    whether a part of the model is on another device than a CPU.
+    whether a part of the model is on another device than a CPU. ``changed``: identities of tensors that runs changed.
     """
 
     def __init__(
@@ -36,9 +36,12 @@ class Snapshot:
             (module, {name: (value, _contents(value)) for name, value in vars(module).items()})
             for module in model.modules()
         ]
-        held = [*model.parameters(), *model.buffers()] if held is None else held
+        loose = (x for module in model.modules() for x in vars(module).values() if isinstance(x, torch.Tensor))
+        held = [*model.parameters(), *model.buffers(), *loose] if held is None else held
         self._values = [(x, x.detach().clone()) for x in held if not x.is_meta]
+        self.changed: set[int] = set()
         self._hooks = [(p, set(p._backward_hooks or ())) for p in model.parameters()]
+        self._plain = {id(x) for x in model.buffers() if not x.requires_grad}
         self.on_gpu = any(x.device.type not in ("cpu", "meta") for x in (*model.parameters(), *model.buffers()))
         self._generators = Generators(model)
         self._drawn = self._generators.keep()
@@ -63,12 +66,20 @@ class Snapshot:
                 if contents is not None and (value or contents) and not _same_items(value, contents):
                     value.clear()
                     value.extend(contents) if isinstance(value, list) else value.update(contents)
+            self._forget_history(module)
         for parameter, before in self._hooks:
             hooks = parameter._backward_hooks or {}
             for key in hooks.keys() - before:
                 del hooks[key]
         self._generators.put_back(self._drawn)
         self.restore_tensors()
+
+    def _forget_history(self, module: nn.Module) -> None:
+        """Cut buffers from the gradients that a run left on them."""
+        for name, x in module._buffers.items():
+            if x is not None and x.requires_grad and id(x) in self._plain:
+                # A view cannot be detached in place: another one takes its place.
+                module._buffers[name] = x.detach() if x._is_view() else x.detach_().requires_grad_(False)
 
     def set_mode(self, train: bool) -> None:
         """Switch the model to a mode, by its own ``train``, which may leave parts of it in eval mode.
@@ -86,6 +97,7 @@ class Snapshot:
         with torch.no_grad():
             for x, before in self._values:
                 if not torch.equal(x, before):
+                    self.changed.add(id(x))
                     x.copy_(before)
 
 

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.utils.checkpoint import checkpoint
 
+from fractrain_fx.capture import TensorWrite
+
 __all__ = ["Recomputed"]
 
 
@@ -42,11 +44,15 @@ class Recomputed(nn.Module):
         self._part = part, graph
         self._modules_with_state, self._buffers_with_state = tuple(modules), tuple(buffers)
         self._options = dict(options)
+        called = (graph.get_submodule(str(node.target)) for node in graph.graph.find_nodes(op="call_module"))
+        self._replaces = any(isinstance(each, TensorWrite) for each in called)
 
     def forward(self, *args: Any) -> Any:
         """Run the part; without gradients, or if torch compiles, nothing else."""
         part = self._part[0]
         if torch.compiler.is_compiling():
+            if self._replaces:  # the compiler would refuse to replace a buffer in a part that runs twice
+                return part(*args)
             return checkpoint(part, *args, use_reentrant=False, **self._options)
         before = _Before(self._state())
 

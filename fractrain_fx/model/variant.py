@@ -20,7 +20,7 @@ __all__ = ["SampleCount", "Variant", "Watched", "reads_of", "share_inserted"]
 _LONGEST = 100  # characters of a condition in a message; a longer one is computed from many sizes
 
 # Entries under ``frac`` that recordings do not share: values of one run, and costs that depend on its sizes.
-_OWN = ("constants", "mode", "methods", "cost", "dispatched")
+_OWN = ("constants", "mode", "methods", "written", "cost", "dispatched")
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from fractrain_fx.capture.compare import difference
 from fractrain_fx.capture.inputs.call import Example
 from fractrain_fx.capture.layerdrop import dropped_in_graph
 from fractrain_fx.capture.module import RecordedModule
+from fractrain_fx.capture.recording.constants import WRITTEN
 from fractrain_fx.capture.recording.hooks import HOOKS
 from fractrain_fx.capture.recording.kept.leaves import without_users_hooks
 from fractrain_fx.capture.recording.patch import plain_paths
@@ -66,15 +67,6 @@ class FloatGraph:
         hooks = any(getattr(node.target, "__name__", "") in HOOKS for node in graph.nodes)
         return cls(copied, moved, asked or hooks)
 
-    def written(self, recorded: RecordedModule) -> Iterator[Tensor]:
-        """The parameters that the graph writes to."""
-        parameters = dict(recorded.named_parameters())
-        for node in self.graph.nodes:
-            for operand in node.all_input_nodes if node.meta.get("effect") else ():
-                source = operand.all_input_nodes[0] if operand.target == "detach" else operand
-                if source.op == "get_attr" and str(source.target) in parameters:
-                    yield parameters[str(source.target)]
-
 
 def first_difference(
     model: nn.Module, recorded: RecordedModule, plain: FloatGraph, call: Example, training: bool
@@ -93,7 +85,8 @@ def first_difference(
     """
     around = Surroundings.present(training)
     with _apart(model, around, plain.asks_for_gradients):
-        snapshot = Snapshot(model, around, held=[*model.buffers(), *plain.written(recorded)])
+        written = (p for name, p in model.named_parameters() if name in recorded.meta[WRITTEN])
+        snapshot = Snapshot(model, around, held=[*model.buffers(), *written])
         expected = _outcome(snapshot, call, training, model)
         actual = _outcome(snapshot, call, training, _Run(recorded, graph=plain.graph))
         if isinstance(expected, Exception) or isinstance(actual, Exception):

@@ -108,9 +108,8 @@ def check_repeated(snapshot: Snapshot, attempt: Attempt, trial: Trial) -> None:
     if words:
         parts = ", ".join(map(repr, calls[:3])) + (f" and {len(calls) - 3} more" if len(calls) > 3 else "")
         cause = f"in a second call {words}: it resets what its parts {parts}, one call each, keep from the first"
-        around = takewhile(
-            lambda names: len(set(names)) == 1, zip(*(call.split(".")[:-1] for call in calls), strict=False)
-        )
+        owners = [[] if call.startswith("frac.") else call.split(".")[:-1] for call in calls]
+        around = takewhile(lambda names: len(set(names)) == 1, zip(*owners, strict=False))
         raise KeepWholeError([Obstacle(".".join(names[0] for names in around), cause)])
 
 

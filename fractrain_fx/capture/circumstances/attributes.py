@@ -197,7 +197,7 @@ class Attributes:
         def write(holder: Any, name: str, value: Any) -> None:
             if name == "training" and id(holder) in places:
                 recorder.ambient.set_mode(places[id(holder)][1])
-            if self._sees(holder, name):
+            if self._sees(holder, name) and name not in vars(holder).get("_buffers", ()):
                 before = vars(holder).get(name, ABSENT)
                 access = self.accesses.get((id(holder), name)) or self._access(holder, name, before, carried=False)
                 frame = sys._getframe(1)

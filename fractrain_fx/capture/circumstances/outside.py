@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 from torch.fx import Graph
 
 from fractrain_fx.capture.circumstances.attributes import Access, Attributes
@@ -84,7 +84,8 @@ class Outside:
         called = [str(node.target) for node in self._recorder.writer.graph.nodes if node.op == "call_module"]
         for access in self._attributes.accesses.values():
             outside = [path for path in access.writers if self._is_shown([path], called)]
-            if not outside or self._is_shown([access.place.module], called):
+            shown = self._is_shown([access.place.module], called)
+            if not outside or shown or isinstance(access.present(), Tensor):  # the graph sets tensors
                 continue
             if len(outside) < len(access.writers) or not same(access.value, access.present()):
                 cause = f"it sets {access.place} of a part that stays one call, which a graph does not do"
@@ -102,7 +103,8 @@ class Outside:
                 "activations are kept. Switch it off before fractrainify, and call gradient_checkpointing_enable() on "
                 "the rewritten model"
             )
-        if left := [each for each in self._left if self._is_shown(each.writers, called)]:
+        left = [each for each in self._left if self._is_shown([each.place.module], called)]
+        if left := [each for each in left if self._is_shown(each.writers, called)]:
             notes.append(
                 f"forward leaves values in {_some(f'{each.place} ({each.line})' for each in left)}, which the "
                 "rewritten model does not set: return them from forward if a loss or a log needs them"

@@ -1,15 +1,17 @@
-"""Modules that capture adds under ``frac``: tensors without a module, values that depend on the mode, methods."""
+"""Modules that capture adds under ``frac``: tensors without a module, values that depend on the mode, buffers."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fractrain_fx.capture.recording.kept.callees import Callee, Method
+__all__ = ["WRITTEN", "Additions", "ModeSwitch", "TensorWrite"]
 
-__all__ = ["Additions", "ModeSwitch"]
+WRITTEN = "written"
+"""Key of a recorded module's ``meta``: names of the parameters that its forward changes."""
 
 
 class ModeSwitch(nn.Module):
@@ -29,19 +31,45 @@ class ModeSwitch(nn.Module):
         return f"train={self.train_value!r}, eval={self.eval_value!r}"
 
 
+class TensorWrite(nn.Module):
+    """Sets a buffer, or another tensor, of a module that is held but not registered.
+
+    Attributes:
+        place: path of the module and name of the tensor.
+    """
+
+    _owner: tuple[nn.Module]
+
+    def __init__(self, owner: nn.Module, path: str, name: str) -> None:
+        super().__init__()
+        self.place = f"{path}.{name}".lstrip(".")
+        self._owner = (owner,)
+
+    def forward(self, value: Tensor) -> None:
+        """Set the tensor. A parameter, which dropout returns in evaluation, would become one more parameter."""
+        value = value.view_as(value) if isinstance(value, nn.Parameter) else value
+        setattr(self._owner[0], self.place.rpartition(".")[2], value)
+
+    def extra_repr(self) -> str:
+        """The path of the tensor."""
+        return self.place
+
+
 class Additions:
     """The ``frac`` child of a recording, filled while recording.
 
     Attributes:
-        root: the module that becomes ``frac``; ``constants``, ``mode`` and ``methods`` appear in it when first
-            needed.
+        root: the module that becomes ``frac``; ``constants``, ``mode``, ``methods`` and ``written`` appear in it when
+            first needed.
+        written: names of the parameters that the forward changes.
     """
 
     def __init__(self) -> None:
         self.root = nn.Module()
+        self.written: set[str] = set()
         self._constants: dict[int, str] = {}
         self._switches: list[tuple[Any, Any, str]] = []
-        self._methods: dict[Callee, str] = {}
+        self._kept: dict[tuple[str, Any], str] = {}
 
     def constant(self, value: Tensor) -> str:
         """Keep a tensor that belongs to no module as a non-persistent buffer; returns its qualified name."""
@@ -62,13 +90,14 @@ class Additions:
         self._switches.append((train_value, eval_value, f"frac.mode.{name}"))
         return f"frac.mode.{name}"
 
-    def method(self, callee: Callee, owner: nn.Module) -> str:
-        """Add a module that calls a method of another module; returns its qualified name."""
-        if callee not in self._methods:
-            name = str(len(self._methods))
-            self._child("methods").add_module(name, Method(owner, callee.name))
-            self._methods[callee] = f"frac.methods.{name}"
-        return self._methods[callee]
+    def kept(self, kind: str, key: Any, make: Callable[[], nn.Module]) -> str:
+        """Add the module that ``make`` gives for ``key`` to those of its kind, once; returns its qualified name."""
+        if (kind, key) not in self._kept:
+            child = self._child(kind)
+            name = str(len(child._modules))
+            child.add_module(name, make())
+            self._kept[kind, key] = f"frac.{kind}.{name}"
+        return self._kept[kind, key]
 
     def same(self, a: str, b: str) -> bool:
         """Whether two ``get_attr`` targets are the same parameter, or constants with the same content."""

@@ -17,7 +17,7 @@ from fractrain_fx.capture.source import model_line
 if TYPE_CHECKING:
     from fractrain_fx.capture.recording.recorder import Recorder
 
-__all__ = ["Effects", "Watch", "seed_places"]
+__all__ = ["Effects", "Watch", "seed_places", "version_of"]
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,14 @@ class Effects:
         if not all(map(torch.equal, self._random, states)):
             self._random = states
             self._moved()
-        return Watch(tuple((x, _version(x)) for x in tensors), self._draws)
+        return Watch(tuple((x, version_of(x)) for x in tensors), self._draws)
 
     def since(self, watch: Watch) -> tuple[list[Tensor], bool]:
         """Tensors written since the watch began, and whether random numbers were drawn."""
         before = self._random
         self.accept()
         self._draws += not all(map(torch.equal, before, self._random))
-        return [x for x, version in watch.versions if _version(x) != version], self._draws > watch.draws
+        return [x for x, version in watch.versions if version_of(x) != version], self._draws > watch.draws
 
     def accept(self) -> None:
         """Take the present states of the generators as known."""
@@ -102,6 +102,7 @@ def seed_places(recorder: Recorder) -> list[tuple[Any, str, Any]]:
     return places
 
 
-def _version(x: Tensor) -> int:
+def version_of(x: Tensor) -> int:
+    """The number of changes of a tensor so far."""
     # An inference tensor has no version, and cannot be changed outside inference mode.
     return 0 if x.is_inference() else x._version

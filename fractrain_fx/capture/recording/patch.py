@@ -15,7 +15,7 @@ from torch.utils import checkpoint
 from fractrain_fx.capture import targets
 from fractrain_fx.capture.recording.effects import seed_places
 from fractrain_fx.capture.recording.hooks import hook_places
-from fractrain_fx.capture.recording.kept.callees import Callee, only_constants, own_containers, placed
+from fractrain_fx.capture.recording.kept.callees import Callee, Method, only_constants, own_containers, placed
 from fractrain_fx.capture.recording.kept.foreign import foreign_functions
 from fractrain_fx.capture.recording.kept.hidden import contractions_in_backward
 from fractrain_fx.capture.recording.kept.leaves import Depth, adds_inputs, depth_of
@@ -78,7 +78,7 @@ class Calls:
                 if weighted == self.weighted and only_constants(result):
                     with contextlib.suppress(UnrepresentableError):
                         if callee.method:
-                            path = recorder.writer.additions.method(callee, owner)
+                            path = recorder.writer.additions.kept("methods", callee, lambda: Method(owner, callee.name))
                             return recorder.write("call_module", path, args, kwargs, result, watched)
                         function = targets.function_node(own_containers(real), callee.name.strip("_"))
                         return recorder.write("call_function", function, args, kwargs, result, watched)
@@ -196,6 +196,7 @@ def recording(recorder: Recorder, calls: Calls, callees: Iterable[Callee]) -> It
         plain_paths(),
         _replaced(nn.Module, "__call__", call),
         _replaced(nn.Module, "_apply", convert),
+        _replaced(nn.Module, "__setattr__", recorder.written.setter(nn.Module.__setattr__)),
         _replaced(torch.autograd.Function, "apply", classmethod(apply_function)),
         _replaced(torch.autocast, "__enter__", enter_region),
         _replaced(torch.autocast, "__exit__", leave_region),
@@ -210,6 +211,7 @@ def recording(recorder: Recorder, calls: Calls, callees: Iterable[Callee]) -> It
         for callee in callees:
             stack.enter_context(_replaced(*calls.as_one_call(callee)))
         yield
+        recorder.written.finish()
 
 
 @contextlib.contextmanager

@@ -28,6 +28,7 @@ from fractrain_fx.capture.recording.looks import Looks
 from fractrain_fx.capture.recording.results import map_results
 from fractrain_fx.capture.recording.types import TYPE_READS, Types
 from fractrain_fx.capture.recording.writer import UnrepresentableError, Writer
+from fractrain_fx.capture.recording.written import Written
 from fractrain_fx.capture.sizes.data_sizes import passed_on
 from fractrain_fx.capture.sizes.symbolic import SymbolicFloat, SymbolicInt, plain
 from fractrain_fx.capture.source import by_capture, by_library, model_line
@@ -76,6 +77,7 @@ class Recorder(TorchFunctionMode):
         ambient: the circumstances that Python code read.
         handles: the handles of hooks on tensors, each with its node, by identity.
         codes: the model's own code that made calls, with its global variables.
+        written: the buffers that Python code replaced.
     """
 
     def __init__(self, model: nn.Module, additions: Additions) -> None:
@@ -92,6 +94,7 @@ class Recorder(TorchFunctionMode):
         self.refused: set[Callee] = set()
         self.looks = Looks(self.writer, self.paths, lambda: self.paused)
         self.ambient = Ambient(model, self.writer, lambda: self.paused)
+        self.written = Written(model, self.writer, lambda: self.paused)
         self.hidden = HiddenCalls()
         self.handles: dict[int, tuple[Any, Node]] = {}
         self.codes: dict[CodeType, dict[str, Any]] = {}
@@ -297,6 +300,7 @@ class Recorder(TorchFunctionMode):
         if targets.is_setter(func):
             arguments = tuple(argument(self.writer, value) for value in (args[0], name, args[1]))
             self.writer.create("call_function", setattr, arguments, effect=True)
+            self.writer.forget_detached(arguments[0])
             return result
         if isinstance(result, Tensor):
             return self.write("call_function", getattr, (args[0], name), {}, result, watched)

@@ -211,6 +211,10 @@ class Writer:
         self._cut.add(made)
         return made
 
+    def forget_detached(self, node: Node) -> None:
+        """Cut the node's value anew when it is next needed: ``x.data = y`` has given it other memory."""
+        self._cache.pop(("detach", node), None)
+
     def mark_cut(self, node: Node) -> None:
         """Note that a node has no history of gradients in any call: all that it was computed from is cut."""
         self._cut.add(node)

@@ -24,6 +24,7 @@ from fractrain_fx.passes.graph.facts import facts
 from fractrain_fx.passes.graph.state import (
     ParameterPlace,
     Stateful,
+    buffers_changed,
     parameter_at,
     parameters_behind,
     parameters_read,
@@ -82,7 +83,8 @@ def cut(graph_module: RecordedModule, leaves: Collection[str] = ()) -> list[Segm
     ends = [0, *(place for place in places if place <= last), len(nodes)]  # the cost alone is no segment
     parts = [nodes[a:b] for a, b in itertools.pairwise(ends)]
     home = {node: number for number, part in enumerate(parts) for node in part}
-    return [_segment(graph_module, part, home, leaves) for part in parts]
+    changed = frozenset(buffers_changed(graph_module, nodes))
+    return [_segment(graph_module, part, home, leaves, changed) for part in parts]
 
 
 def chain(
@@ -109,7 +111,11 @@ def chain(
 
 
 def _segment(
-    graph_module: RecordedModule, part: Sequence[Node], home: dict[Node, int], leaves: Collection[str]
+    graph_module: RecordedModule,
+    part: Sequence[Node],
+    home: dict[Node, int],
+    leaves: Collection[str],
+    changed: Collection[str],
 ) -> Segment:
     number = home[part[0]]
     nodes = [node for node in part if node.op not in ("placeholder", "get_attr")]
@@ -136,7 +142,7 @@ def _segment(
         ops,
         parameters_read(graph_module, nodes),
         parameters_behind(graph_module, outputs),
-        stateful(graph_module, nodes),
+        stateful(graph_module, nodes, changed),
         _once(graph_module, nodes, leaves),
     )
 

@@ -6,11 +6,14 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import torch.nn.functional as F
+from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.passes.infra.pass_base import PassBase
 from torch.fx.passes.infra.pass_manager import PassManager
+from torch.overrides import TorchFunctionMode
 
-from fractrain_fx.capture import RecordedModule
+from fractrain_fx.capture import WRITTEN, RecordedModule
 from fractrain_fx.capture.state import Snapshot
 from fractrain_fx.errors import FracTrainError
 
@@ -48,11 +51,28 @@ class Watch(Interpreter):
         return value
 
 
+class _StatisticsApart(TorchFunctionMode):
+    """Cuts the running statistics of norms from gradients, which torch refuses: they may be frozen parameters."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in (F.batch_norm, F.instance_norm):
+            args = (*args[:1], *map(_cut, args[1:3]), *args[3:])
+            kwargs = {name: _cut(x) if name in ("running_mean", "running_var") else x for name, x in kwargs.items()}
+        return func(*args, **kwargs)
+
+
+def _cut(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.detach()
+
+
 @contextlib.contextmanager
 def evaluating(graph_module: GraphModule) -> Iterator[None]:
-    """Run in eval mode with every parameter trained; leave values, attributes and what is frozen as they were."""
-    frozen = [p for p in graph_module.parameters() if not p.requires_grad and p.is_floating_point()]
-    with Snapshot(graph_module).preserved():  # a forward may write to parameters, too: codebooks do
+    """Run in eval mode with every parameter trained that the model does not write to; leave all as it was."""
+    written = graph_module.meta.get(WRITTEN, ())
+    named = graph_module.named_parameters()
+    frozen = [p for name, p in named if not p.requires_grad and p.is_floating_point() and name not in written]
+    with Snapshot(graph_module).preserved(), _StatisticsApart():
         for parameter in frozen:
             parameter.requires_grad_(True)
         graph_module.eval()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from torch import nn
 from torch.fx import Node
 
-from fractrain_fx.capture import RecordedModule
+from fractrain_fx.capture import RecordedModule, TensorWrite
 from fractrain_fx.capture.recording.cleanup import has_effect
 from fractrain_fx.capture.recording.kept.callees import Method
 from fractrain_fx.execution.blocks.dispatched_block import DispatchedBlock
@@ -22,6 +22,7 @@ from fractrain_fx.passes.graph.facts import facts
 __all__ = [
     "ParameterPlace",
     "Stateful",
+    "buffers_changed",
     "modules_run",
     "parameter_at",
     "parameters_behind",
@@ -61,18 +62,38 @@ class Stateful(NamedTuple):
     buffers: tuple[str, ...]
 
 
-def stateful(graph_module: RecordedModule, nodes: Iterable[Node]) -> Stateful:
-    """The state of some nodes: running averages of norms, running ranges of quantizers, and the like."""
-    modules, buffers = dict[str, None](), dict[str, None]()
-    for node in _with_regions(graph_module, nodes):
+def stateful(graph_module: RecordedModule, nodes: Iterable[Node], changed: Collection[str] = ()) -> Stateful:
+    """The state of some nodes: running averages of norms, running ranges of quantizers, and the like.
+
+    Args:
+        graph_module: the graph.
+        nodes: some of its nodes.
+        changed: buffers that other nodes change (:func:`buffers_changed`): a second run must read them as they were.
+    """
+    nodes = list(_with_regions(graph_module, nodes))
+    modules, buffers = dict[str, None](), dict.fromkeys(buffers_changed(graph_module, nodes))
+    for node in nodes:
         if node.op == "call_module":
             path = _changing(graph_module, node)
             if path is not None and any(True for _ in graph_module.get_submodule(path).buffers()):
                 modules[path] = None
-        elif function_name(node) in _NORMS or has_effect(node):
-            read = [str(x.target) for x in node.all_input_nodes if x.op == "get_attr"]
-            buffers |= dict.fromkeys(path for path in read if _is_buffer(graph_module, path))
+        buffers |= dict.fromkeys(
+            str(x.target) for x in node.all_input_nodes if x.op == "get_attr" and x.target in changed
+        )
     return Stateful(tuple(modules), tuple(buffers))
+
+
+def buffers_changed(graph_module: RecordedModule, nodes: Iterable[Node]) -> Iterator[str]:
+    """Paths of the buffers that some nodes may write to, or replace."""
+    for node in _with_regions(graph_module, nodes):
+        module = owner_module(graph_module, node)
+        read: Iterable[str] = ()
+        if isinstance(module, TensorWrite):
+            read = (module.place,)
+        elif module is None and (function_name(node) in _NORMS or has_effect(node)):
+            sources = (memory_of(x, graph_module) for x in node.all_input_nodes)
+            read = (str(x.target) for x in sources if x is not None and x.op == "get_attr")
+        yield from (path for path in read if _is_buffer(graph_module, path))
 
 
 def parameters_read(graph_module: RecordedModule, nodes: Iterable[Node]) -> tuple[ParameterPlace, ...]:
