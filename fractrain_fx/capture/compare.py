@@ -7,10 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from fractrain_fx.capture.trees import fields_of
 
 __all__ = ["difference", "same_tensor"]
+
+# Containers of a graph that is interpreted; its generated code makes plain ones.
+_MUTABLE: Mapping[type, type] = {immutable_dict: dict, immutable_list: list}
 
 
 def same_tensor(a: Tensor | None, b: Tensor | None, tolerance: float = 0.0, floor: float = 0.0) -> bool:
@@ -42,7 +46,8 @@ def difference(a: Any, b: Any, where: str = "output", tolerance: float = 0.0) ->
         if a.dtype != b.dtype:
             return f"{where} is {b.dtype} instead of {a.dtype}"
         return f"{where} differs by {float((a.detach().double() - b.detach().double()).abs().max()):.3g}"
-    if type(a) is not type(b) and not _same_fields(type(a), type(b)):
+    kinds = [_MUTABLE.get(type(each), type(each)) for each in (a, b)]
+    if kinds[0] is not kinds[1] and not _same_fields(*kinds):
         return f"{where} is a {type(b).__name__} instead of a {type(a).__name__}"
     if isinstance(a, Mapping):
         if list(a) != list(b):

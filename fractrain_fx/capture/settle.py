@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from torch.fx import Graph
 
@@ -20,11 +25,11 @@ from fractrain_fx.capture.recording.cleanup import join_whole_lists, remove_dead
 from fractrain_fx.capture.recording.constants import WRITTEN, Additions
 from fractrain_fx.capture.recording.kept.leaves import opaque_reason
 from fractrain_fx.capture.recording.kept.whole import KeepWholeError, Whole
-from fractrain_fx.capture.recording.merge import merge_modes
+from fractrain_fx.capture.recording.merge import merge_modes, same_calls
 from fractrain_fx.capture.recording.patch import Calls, recording
 from fractrain_fx.capture.recording.recorder import Recorder, Return
 from fractrain_fx.capture.recording.results import map_results
-from fractrain_fx.capture.recording.writer import UnrepresentableError
+from fractrain_fx.capture.recording.writer import Obstacle, UnrepresentableError
 from fractrain_fx.capture.sizes.input_values import size_inputs
 from fractrain_fx.capture.source import in_words
 from fractrain_fx.capture.state import Snapshot
@@ -35,6 +40,9 @@ __all__ = ["Settled", "Task", "settle"]
 
 # If modules that are one node each hold this share of the parameters, little is left to choose bits for.
 _MOST = 0.5
+
+# If values are read at more places than this, and any of them decides what is computed, all are taken to.
+_APART = 4
 
 
 @dataclass(frozen=True)
@@ -156,12 +164,59 @@ def _attempt(snapshot: Snapshot, example: Example, whole: Whole, tied: frozenset
     return Attempt(train, evaluation, returns, guards, python, seen, typed)
 
 
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Keep what a model prints and logs to itself."""
+    before = logging.root.manager.disable
+    logging.disable()
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        logging.disable(before)
+
+
+def _leaks(
+    run: Callable[[Collection[int]], _Pass], graph: Graph, reads: Sequence[Obstacle], additions: Additions
+) -> list[Obstacle]:
+    """The reads of values that decide more than the numbers that the graph computes from them.
+
+    The model is recorded again, and Python code gets other values. A value that it only passes on, returns or prints
+    leads to the same graph. One that it takes as an index or a size, or writes into a text that is used, does not.
+
+    Args:
+        run: records with other values for some of the reads.
+        graph: the recorded graph.
+        reads: for each read the obstacle that it would be.
+        additions: the modules of all these graphs.
+    """
+
+    def decides(places: Collection[int]) -> bool:
+        try:
+            with _silence():
+                return not same_calls(graph, run(places).graph, additions)
+        except Exception:  # the model, or the recorder, may raise anything for values that cannot be
+            return True
+
+    if not reads or not decides(range(len(reads))):
+        return []
+    found = [each for place, each in enumerate(reads) if decides([place])] if 1 < len(reads) <= _APART else []
+    return found or list(reads)
+
+
 def _run(
-    snapshot: Snapshot, example: Example, whole: Whole, additions: Additions, train: bool, tied: frozenset[str]
+    snapshot: Snapshot,
+    example: Example,
+    whole: Whole,
+    additions: Additions,
+    train: bool,
+    tied: frozenset[str],
+    spoofed: Collection[int] = (),
 ) -> _Pass:
     model = snapshot.model
     recorder = Recorder(model, additions)
     writer = recorder.writer
+    recorder.looks.spoofed = spoofed
     call = example.renewed()
     for name, value in call.tensors.items():
         map_results(writer, value, writer.placeholder(name, name in tied), set(), set())
@@ -174,6 +229,7 @@ def _run(
             snapshot.set_mode(train)
             with outside.observed():
                 output = model(*call.args, **call.kwargs)
+        writer.returning = True
         writer.create("output", "output", (argument(writer, output),))
     except UnrepresentableError as error:
         raise CaptureError(
@@ -189,6 +245,12 @@ def _run(
         raise KeepWholeError((), recorder.refused)
     if obstacles := [*writer.obstacles, *outside.obstacles(snapshot, example, train, whole)]:
         raise KeepWholeError(obstacles)
+    if not spoofed:
+        again = partial(_run, snapshot, example, whole, additions, train, tied)
+        reads = [obstacle for _, obstacle in recorder.looks.reads]
+        if leaks := _leaks(again, writer.graph, reads, additions):
+            raise KeepWholeError(leaks)
+    notes += recorder.looks.notes()
     guards = recorder.looks.guards(join_whole_lists(writer.graph))
     values = recorder.looks.values_of(call.tensors, tied)
     seen = recorder.ambient.seen(str(node.target) for node in writer.graph.find_nodes(op="call_module"))

@@ -13,7 +13,20 @@ from torch import Tensor, nn
 from fractrain_fx.capture.values import ValueList
 from fractrain_fx.errors import InputError
 
-__all__ = ["PLAIN", "fields_of", "has_mask", "hides_tensor", "holds_tensor", "map_tensors", "map_tree", "tensors_in"]
+__all__ = [
+    "DISTRIBUTED",
+    "PLAIN",
+    "fields_of",
+    "has_mask",
+    "hides_tensor",
+    "holds_tensor",
+    "map_tensors",
+    "map_tree",
+    "tensors_in",
+]
+
+DISTRIBUTED = (torch.distributions.Distribution, torch.distributions.Transform)
+"""Classes whose instances are made of tensors, and can be made again from others."""
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 """Types of values that hold nothing and never change."""
@@ -64,8 +77,10 @@ def hides_tensor(value: Any) -> bool:
 
 
 def fields_of(value: Any) -> Iterator[tuple[str, Any]]:
-    """Names and values of a dataclass instance's fields; nothing for other objects."""
-    if not isinstance(value, type):
+    """Names and values of the fields of a dataclass instance or distribution; nothing for other objects."""
+    if isinstance(value, DISTRIBUTED):
+        yield from vars(value).items()
+    elif not isinstance(value, type):
         for name in getattr(value, "__dataclass_fields__", ()):
             yield name, getattr(value, name, None)
 

@@ -1,4 +1,4 @@
-"""Lists of values that a tensor held: torch calls may take a whole list, but code that reads it is noticed."""
+"""Lists of values that a tensor held: they may be passed on and returned, but code that reads one is noticed."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
-from torch import Tensor
+from torch.fx import Node
 
-__all__ = ["ValueList", "is_sizes"]
+__all__ = ["ValueList"]
 
-_LONGEST = 4096
 _LOOKS = (
     *("__iter__", "__getitem__", "__len__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__contains__"),
     *(
@@ -23,22 +22,21 @@ _LOOKS = (
         "__reversed__",
         "__setitem__",
         "__delitem__",
-        "__repr__",
     ),
     *("append", "extend", "insert", "remove", "pop", "clear", "index", "count", "sort", "reverse", "copy"),
 )
 
 
 class ValueList(list[Any]):
-    """The result of ``tolist()``. Models pass sizes of parts on like this without reading them.
+    """The result of ``tolist()``. Models pass sizes of parts on, or return values for a log, without reading them.
 
     Args:
         items: the values.
-        source: the tensor that held them.
+        source: the node that reads them from a tensor.
         looked: is called with the code that is about to read the list.
     """
 
-    def __init__(self, items: Iterable[Any], source: Tensor, looked: Callable[[FrameType], None]) -> None:
+    def __init__(self, items: Iterable[Any], source: Node, looked: Callable[[FrameType], None]) -> None:
         super().__init__(items)
         self.source = source
         self._looked = looked
@@ -60,8 +58,3 @@ def _noticed(name: str) -> Callable[..., Any]:
 
 for _name in _LOOKS:
     setattr(ValueList, _name, _noticed(_name))
-
-
-def is_sizes(x: Tensor) -> bool:
-    """Whether a tensor may hold the sizes of parts: whole numbers in a row."""
-    return x.ndim == 1 and x.numel() <= _LONGEST and not (x.is_floating_point() or x.is_complex())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Iterable, Mapping
 from keyword import iskeyword
@@ -14,9 +15,9 @@ from torch.fx import Node
 from torch.utils import _pytree as pytree
 
 from fractrain_fx.capture.recording.writer import UnrepresentableError, Writer
-from fractrain_fx.capture.sizes.symbolic import READS, SymbolicFloat, SymbolicInt, plain
+from fractrain_fx.capture.sizes.symbolic import READS, SymbolicFloat, SymbolicInt, has_symbols, plain, value_of
 from fractrain_fx.capture.targets import function_node
-from fractrain_fx.capture.trees import holds_tensor
+from fractrain_fx.capture.trees import DISTRIBUTED, fields_of, holds_tensor
 from fractrain_fx.capture.values import ValueList
 
 __all__ = ["argument"]
@@ -42,8 +43,7 @@ def argument(writer: Writer, value: Any, cut: bool = False) -> Any:
     if isinstance(value, (SymbolicInt, SymbolicFloat)):
         return _size(writer, value)
     if isinstance(value, ValueList):
-        node = writer.node_of(value.source)
-        return writer.once(("tolist", node), lambda: writer.create("call_method", "tolist", (node,)))
+        return _present(value.source)
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, torch.device):
@@ -52,6 +52,8 @@ def argument(writer: Writer, value: Any, cut: bool = False) -> Any:
         return value
     if isinstance(value, range):
         return tuple(value)
+    if isinstance(value, torch.Size) and writer.returning:
+        return _built(writer, torch.Size, (tuple(argument(writer, part, cut) for part in value),), {})
     if isinstance(value, (tuple, list)):
         parts = [argument(writer, part, cut) for part in value]
         if isinstance(value, list):
@@ -69,8 +71,17 @@ def argument(writer: Writer, value: Any, cut: bool = False) -> Any:
     return _object(writer, value, cut)
 
 
+def _present(node: Node) -> Node:
+    """A node that reads values from a tensor, if it is still there."""
+    if node._erased:
+        raise UnrepresentableError("number that a part of it read from a tensor")
+    return node
+
+
 def _size(writer: Writer, value: SymbolicInt | SymbolicFloat) -> Any:
     """A size, or a number computed from sizes, as a node that computes it for the sizes at hand."""
+    if value.op is value_of:
+        return _present(value.operands[0])
     if value.op in READS:
         node = writer.known(value.operands[0])
         if node is None:
@@ -89,7 +100,10 @@ def _object(writer: Writer, value: Any, cut: bool) -> Any:
         parts = {key: argument(writer, part, cut) for key, part in value.items()}
         names = all(key.isidentifier() and not iskeyword(key) for key in parts)
         return _built(writer, type(value), (), parts) if names else _built(writer, type(value), (parts,), {})
-    if holds_tensor(value) and not isinstance(value, Mapping):
+    if isinstance(value, DISTRIBUTED):
+        return _rebuilt(writer, value, cut)
+    fields = dict(fields_of(value))
+    if fields and (holds_tensor(value) or has_symbols(fields)):
         wanted = [field.name for field in dataclasses.fields(value) if field.init]
         return _built(writer, type(value), (), {name: argument(writer, getattr(value, name), cut) for name in wanted})
     leaves, spec = pytree.tree_flatten(value)
@@ -97,6 +111,23 @@ def _object(writer: Writer, value: Any, cut: bool) -> Any:
         raise UnrepresentableError(type(value).__name__)
     rebuild = function_node(lambda *parts: pytree.tree_unflatten(parts, spec), type(value).__name__)
     return writer.create("call_function", rebuild, tuple(argument(writer, part, cut) for part in leaves))
+
+
+def _rebuilt(writer: Writer, value: Any, cut: bool) -> Node:
+    """A distribution of torch, or a transform, with the tensors and sizes of the run at hand."""
+    state = value.__getstate__() if isinstance(value, torch.distributions.Transform) else vars(value)
+    held: dict[str, Any] = {}
+    for name, part in state.items():
+        with contextlib.suppress(UnrepresentableError):  # constraints, which are the same for all values
+            held[name] = argument(writer, part, cut)
+    kind, fixed = type(value), {name: part for name, part in state.items() if name not in held}
+
+    def rebuild(**parts: Any) -> Any:
+        made = object.__new__(kind)
+        vars(made).update(fixed | parts)
+        return made
+
+    return writer.create("call_function", function_node(rebuild, kind.__name__), (), held)
 
 
 def _built(writer: Writer, kind: type[Any], args: Iterable[Any], kwargs: dict[str, Any]) -> Node:

@@ -15,24 +15,35 @@ from torch.fx import Node
 from fractrain_fx.capture import targets
 from fractrain_fx.capture.recording.arguments import argument
 from fractrain_fx.capture.recording.kept.callees import callees
-from fractrain_fx.capture.recording.writer import Source, Writer
+from fractrain_fx.capture.recording.writer import Obstacle, Source, Writer
 from fractrain_fx.capture.sizes.branches import guards_an_error, tests_for_overflow
 from fractrain_fx.capture.sizes.data_sizes import decided_dims, deciding
 from fractrain_fx.capture.sizes.guards import Expression, Guard, Place, Size, place_of
 from fractrain_fx.capture.sizes.input_values import InputValues
 from fractrain_fx.capture.sizes.parts import part_count
-from fractrain_fx.capture.sizes.symbolic import READS, SymbolicFloat, SymbolicInt, plain, symbolic_shape
+from fractrain_fx.capture.sizes.symbolic import (
+    READS,
+    SymbolicFloat,
+    SymbolicInt,
+    plain,
+    spoofed,
+    symbol_of_value,
+    symbolic_shape,
+    value_of,
+)
 from fractrain_fx.capture.source import by_capture
 from fractrain_fx.capture.trees import has_mask, tensors_in
-from fractrain_fx.capture.values import ValueList, is_sizes
+from fractrain_fx.capture.values import ValueList
 from fractrain_fx.errors import InputError
 
 __all__ = ["Looks"]
 
 
-def _require_as_recorded(value: bool, recorded: bool, message: str) -> None:
+def _require_as_recorded(value: bool | Tensor, recorded: bool, message: str) -> None:
     """Raise if a test gives another value than when it was recorded: the graph lacks the model's other path."""
-    if bool(value) != recorded:
+    if isinstance(value, Tensor) and (value.is_meta or torch.compiler.is_compiling()):
+        torch._assert_async(value if recorded else torch.logical_not(value), message)
+    elif bool(value) != recorded:
         raise InputError(
             f"the values of these inputs let the model take another way than the recorded one ({message}): pass inputs "
             "of the recorded kind, or move that code into a submodule, which then stays one call"
@@ -62,6 +73,9 @@ class Looks:
 
     Attributes:
         read_tied: the path of the first module whose code read values of tied inputs, and the line.
+        reads: the calls by which code read values of tensors (``item()``, ``tolist()``), and the obstacles that they
+            would be.
+        spoofed: the numbers of reads that give Python other values than the tensor has.
     """
 
     def __init__(self, writer: Writer, paths: dict[int, str], paused: Callable[[], bool]) -> None:
@@ -69,6 +83,8 @@ class Looks:
         self._paths = paths
         self._paused = paused
         self.read_tied: tuple[str, Place] | None = None
+        self.reads: list[tuple[Node, Obstacle]] = []
+        self.spoofed: Collection[int] = ()
         self._guards: dict[tuple[Expression, Any], Guard] = {}
         self._parts: dict[tuple[Expression, Any], Node] = {}
 
@@ -131,8 +147,16 @@ class Looks:
             return None
         while by_capture(frame) and frame.f_back:
             frame = frame.f_back
+        by_value = next((size for size in expression.sizes if size.read == "item"), None)
+        raises = isinstance(value, bool) and guards_an_error(frame, value, called=by_value is not None, compared=True)
+        if by_value is not None:
+            if raises:
+                self._require(op, operands, value, expression, frame)
+            else:
+                self._block(by_value.node, "item()", frame)
+            return None
         if any(size.dim in self._writer.sized_by_data(size.node) for size in expression.sizes):
-            if not (isinstance(value, bool) and guards_an_error(frame, value, compared=True)):
+            if not raises:
                 self._saw_data(op, operands, value, expression, frame)
             return None
         key = expression, value
@@ -154,6 +178,13 @@ class Looks:
             cause = f"what it computes depends on a size that data decide ({expression})"
             writer.block(cause, tuple(callees(frame, self._paths)), place_of(frame).line_only)
             return
+        self._require(op, operands, value, expression, frame)
+
+    def _require(
+        self, op: Callable[..., Any], operands: tuple[Any, ...], value: bool, expression: Expression, frame: FrameType
+    ) -> None:
+        """Make the graph raise if a test gives another value than it gave when recorded."""
+        writer = self._writer
         asked = writer.create("call_function", op, tuple(argument(writer, each) for each in operands))
         message = f"{Guard(expression, value, '', place_of(frame))} when recorded, at {place_of(frame)}"
         writer.create("call_function", _require_as_recorded, (asked, value, message), effect=True)
@@ -164,6 +195,8 @@ class Looks:
     def _operand(self, value: Any) -> Any:
         if not isinstance(value, (SymbolicInt, SymbolicFloat)):
             return value
+        if value.op is value_of:
+            return Size(value.operands[0], 0, "item")
         if value.op not in READS:
             return self._expression(value.op, value.operands)
         x, dim = value.operands
@@ -188,8 +221,8 @@ class Looks:
             ``result``, or a list of sizes that notes the code that reads it.
         """
         writer = self._writer
-        if name == "tolist" and is_sizes(args[0]) and writer.depends(args[0], Source.DATA):
-            return ValueList(result, args[0], partial(self._listed, args[0]))
+        if name in ("item", "tolist") and writer.depends(args[0], Source.DATA) and not isinstance(result, bool):
+            return self._read_value(name, args[0], result, frame)
         read = name in targets.VALUE_READS
         sized = bool(decided_dims(name, args))
         if not (read or (sized and writer.path)):
@@ -198,12 +231,21 @@ class Looks:
         for x in tensors_in(args if read else deciding(name, args)):
             if writer.depends(x, Source.DATA):
                 if isinstance(result, bool) and self._is_check(name, x, result, frame):
-                    self._assert_as_recorded(x, result)
+                    self._assert_as_recorded(x, result, place_of(frame))
                     continue
-                self._block(x, "indexing with a boolean mask" if masked else f"{name}()", frame)
+                call = "indexing with a boolean mask" if masked else f"{name}()"
+                self._block(writer.node_of(x), call, frame)
             elif self.read_tied is None and writer.depends(x, Source.TIED):
                 self.read_tied = writer.path, place_of(frame)
         return result
+
+    def notes(self) -> list[str]:
+        """A warning about values that were read and that the graph does not use."""
+        lines = dict.fromkeys(obstacle.line for node, obstacle in self.reads if not (node._erased or node.users))
+        if not lines:
+            return []
+        told = "for code around the graph, such as print or a log, which the rewritten model does not run"
+        return [f"forward reads values of tensors at {', '.join(lines)} {told}"]
 
     def decided(self, name: str, args: tuple[Any, ...]) -> frozenset[int]:
         """Dimensions of a call's results whose length depends on values that vary."""
@@ -211,24 +253,34 @@ class Looks:
         varies = dims and any(self._writer.depends(x, Source.DATA) for x in tensors_in(deciding(name, args)))
         return dims if varies or any(isinstance(each, ValueList) for each in args) else frozenset()
 
-    def _listed(self, x: Tensor, frame: FrameType) -> None:
-        """Note that Python code reads the result of ``x.tolist()``."""
-        if not self._paused():
-            self._block(x, "tolist()", frame)
+    def _read_value(self, name: str, x: Tensor, result: Any, frame: FrameType) -> Any:
+        """A number or a list that remembers the tensor whose values it has."""
+        node = self._writer.create("call_method", name, (self._writer.node_of(x),))
+        value = result
+        if name == "item" or x.is_floating_point():  # whole numbers in a list may be sizes, and torch checks their sum
+            value = spoofed(result) if len(self.reads) in self.spoofed else result
+            self.reads.append((node, self._obstacle(node, f"{name}()", frame)))
+        return symbol_of_value(value, node) if name == "item" else ValueList(value, node, partial(self._listed, node))
 
-    def _block(self, x: Tensor, call: str, frame: FrameType) -> None:
-        cause = f"what it computes depends on values ({call})"
-        if self._writer.depends(x, Source.RANDOM) and not self._writer.depends(x, Source.INPUT):
+    def _listed(self, node: Node, frame: FrameType) -> None:
+        """Note that Python code reads a list of values."""
+        if not (self._paused() or by_capture(frame)):
+            self._block(node, "tolist()", frame)
+
+    def _block(self, node: Node, call: str, frame: FrameType) -> None:
+        self._writer.obstacles.append(self._obstacle(node, call, frame))
+
+    def _obstacle(self, node: Node, call: str, frame: FrameType) -> Obstacle:
+        writer, cause = self._writer, f"what it computes depends on values ({call})"
+        if writer.made_from(node, Source.RANDOM) and not writer.made_from(node, Source.INPUT):
             cause = "random numbers decide what it computes (set its rate of dropped layers to 0)"
-        self._writer.block(cause, tuple(callees(frame, self._paths)), place_of(frame).line_only)
+        return Obstacle(writer.path, cause, tuple(callees(frame, self._paths)), place_of(frame).line_only)
 
     def _is_check(self, name: str, x: Tensor, value: bool, frame: FrameType) -> bool:
         return tests_for_overflow(self._writer.node_of(x)) or guards_an_error(frame, value, called=name == "item")
 
-    def _assert_as_recorded(self, x: Tensor, value: bool) -> None:
+    def _assert_as_recorded(self, x: Tensor, value: bool, place: Place) -> None:
         """Make the graph raise where the model would handle an error or overflow: it lacks that branch."""
-        writer = self._writer
-        node = writer.node_of(x)
-        holds = node if value else writer.create("call_function", torch.logical_not, (node,))
-        message = f"{writer.path or 'the model'}: a test of values, {value} when recorded, is {not value}"
-        writer.create("call_function", torch._assert_async, (holds, message), effect=True)
+        message = f"a test of values, {value} when recorded, is {not value} at {place}"
+        arguments = (self._writer.node_of(x), value, message)
+        self._writer.create("call_function", _require_as_recorded, arguments, effect=True)

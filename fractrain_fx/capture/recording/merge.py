@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch.fx import Graph, Node
 
 from fractrain_fx.capture.recording.constants import Additions
+from fractrain_fx.capture.recording.writer import SHAPE
 from fractrain_fx.capture.source import CAPTURE
 
-__all__ = ["merge_modes"]
+__all__ = ["merge_modes", "same_calls"]
 
 
 class _DifferError(Exception):
@@ -25,23 +27,8 @@ def merge_modes(train: Graph, evaluation: Graph, additions: Additions) -> bool:
     Returns:
         Whether that was possible; if not, nothing was changed.
     """
-    pairs: dict[Node, Node] = {}
-    changes: list[tuple[Node, Any, Any]] = []
-    # The place of a get_attr node does not matter, so these nodes are compared as arguments.
-    calls = [[node for node in graph.nodes if node.op != "get_attr"] for graph in (train, evaluation)]
-    if len(calls[0]) != len(calls[1]):
-        return False
-    try:
-        for ours, theirs in zip(*calls, strict=True):
-            if (ours.op, _name(ours)) != (theirs.op, _name(theirs)):
-                return False
-            found: list[tuple[Any, Any]] = []
-            _compare(ours.args, theirs.args, pairs, found, additions)
-            _compare(ours.kwargs, theirs.kwargs, pairs, found, additions)
-            if found:
-                changes.append((ours, theirs.args, theirs.kwargs))
-            pairs[theirs] = ours
-    except _DifferError:
+    changes = _changes(train, evaluation, additions)
+    if changes is None:
         return False
     for node, args, kwargs in changes:
         with train.inserting_before(node):
@@ -49,6 +36,35 @@ def merge_modes(train: Graph, evaluation: Graph, additions: Additions) -> bool:
             node.args = _mixed(node.args, args, switch)
             node.kwargs = _mixed(node.kwargs, kwargs, switch)
     return True
+
+
+def same_calls(a: Graph, b: Graph, additions: Additions) -> bool:
+    """Whether two graphs make the same calls, with the same constants, on tensors of the same shapes."""
+    shapes = ([node.meta.get(SHAPE) for node in graph.nodes if node.op != "get_attr"] for graph in (a, b))
+    return operator.eq(*shapes) and _changes(a, b, additions) == []
+
+
+def _changes(train: Graph, evaluation: Graph, additions: Additions) -> list[tuple[Node, Any, Any]] | None:
+    """Nodes whose constants differ, with the other graph's arguments; ``None`` if the graphs make other calls."""
+    pairs: dict[Node, Node] = {}
+    changes: list[tuple[Node, Any, Any]] = []
+    # The place of a get_attr node does not matter, so these nodes are compared as arguments.
+    calls = [[node for node in graph.nodes if node.op != "get_attr"] for graph in (train, evaluation)]
+    if len(calls[0]) != len(calls[1]):
+        return None
+    try:
+        for ours, theirs in zip(*calls, strict=True):
+            if (ours.op, _name(ours)) != (theirs.op, _name(theirs)):
+                return None
+            found: list[tuple[Any, Any]] = []
+            _compare(ours.args, theirs.args, pairs, found, additions)
+            _compare(ours.kwargs, theirs.kwargs, pairs, found, additions)
+            if found:
+                changes.append((ours, theirs.args, theirs.kwargs))
+            pairs[theirs] = ours
+    except _DifferError:
+        return None
+    return changes
 
 
 def _name(node: Node) -> Any:

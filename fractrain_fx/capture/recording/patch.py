@@ -105,7 +105,8 @@ class Calls:
             result = self._through(path, forward, module, args, kwargs)
             # A module that adds to a list among its arguments cannot be a node: its result would be its argument.
             same = [id(x) for x in watched.tensors] == [id(x) for x in tensors_in((args, kwargs))]
-            seen = recorder.contractions > mark.contractions or adds_inputs(mark.last, watched.tensors)
+            passes_on = len(recorder.looks.reads) > mark.reads and len(recorder.writer.obstacles) == mark.obstacles
+            seen = passes_on or recorder.contractions > mark.contractions or adds_inputs(mark.last, watched.tensors)
             if seen or not same or hides_tensor(result) or not recorder.writes((args, kwargs)):
                 return result
             recorder.fold(mark)

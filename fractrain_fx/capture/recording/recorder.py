@@ -58,6 +58,7 @@ class Mark:
     contractions: int
     guards: int
     typed: int
+    reads: int
 
 
 class Recorder(TorchFunctionMode):
@@ -127,7 +128,7 @@ class Recorder(TorchFunctionMode):
     def mark(self) -> Mark:
         """The present point of the recording."""
         writer = self.writer
-        counts = len(self.returns), self.contractions, len(self.looks), len(self.types)
+        counts = len(self.returns), self.contractions, len(self.looks), len(self.types), len(self.looks.reads)
         return Mark(writer.graph._root.prev, len(writer.obstacles), *counts)
 
     def fold(self, mark: Mark) -> None:
@@ -137,6 +138,7 @@ class Recorder(TorchFunctionMode):
         del self.returns[mark.returns :]
         self.types.cut(mark.typed)
         self.looks.forget_after(mark.guards)
+        del self.looks.reads[mark.reads :]
 
     def writes(self, value: Any) -> bool:
         """Whether a value can be a node's argument."""

@@ -17,7 +17,10 @@ from fractrain_fx.capture.recording.kept.callees import Callee
 from fractrain_fx.capture.source import model_line
 from fractrain_fx.capture.trees import tensors_in
 
-__all__ = ["Obstacle", "Source", "UnrepresentableError", "Writer"]
+__all__ = ["SHAPE", "Obstacle", "Source", "UnrepresentableError", "Writer"]
+
+SHAPE = "recorded_shape"
+"""Key of ``node.meta``: the shape of the node's tensor in the recorded run."""
 
 ModuleStack = OrderedDict[str, tuple[str, type[nn.Module]]]
 
@@ -61,6 +64,7 @@ class Writer:
         stack: the modules whose forward runs, outermost first, as fx notes them on nodes.
         obstacles: the reasons found so far why the graph would be wrong.
         additions: the modules that go under ``frac``.
+        returning: whether the output is written, in which a ``torch.Size`` is more than a tuple.
     """
 
     def __init__(self, model: nn.Module, additions: Additions) -> None:
@@ -68,6 +72,7 @@ class Writer:
         self.stack: ModuleStack = OrderedDict({"": ("", type(model))})
         self.obstacles: list[Obstacle] = []
         self.additions = additions
+        self.returning = False
         self._home: tuple[Node, torch.device] | None = None
         self._alive: list[Any] = []
         self._nodes: dict[int, Node] = {}
@@ -144,6 +149,7 @@ class Writer:
         """Map this tensor object to ``node``."""
         self._alive.append(value)
         self._nodes[id(value)] = node
+        node.meta.setdefault(SHAPE, None if value.is_nested else tuple(value.shape))
         if self._home is None:
             self._home = node, value.device
 

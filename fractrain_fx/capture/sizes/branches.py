@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dis
 from itertools import pairwise
 from types import FrameType
@@ -26,7 +27,8 @@ def guards_an_error(frame: FrameType, value: bool, called: bool = False, compare
     """Whether the truth value that ``frame`` has just asked for decides only about raising an error.
 
     True for ``assert x``, ``if x: raise ...`` and ``if x: torch._assert(False, ...)``, because the branch that was not
-    taken runs straight into the error, and for torch's own checks (``torch._check_tensor_all``).
+    taken runs straight into the error, and for torch's own checks (``torch._check_tensor_all``, and those of the
+    parameters of distributions).
 
     Args:
         frame: the code that asks for the truth of a tensor.
@@ -34,12 +36,14 @@ def guards_an_error(frame: FrameType, value: bool, called: bool = False, compare
         called: whether it asked by a call (``x.item()``), whose result the next instruction takes.
         compared: whether it asked by a comparison of sizes, whose result the next instruction takes.
     """
-    if frame.f_globals.get("__name__") == "torch" and frame.f_code.co_name.startswith("_check"):
+    module = str(frame.f_globals.get("__name__"))
+    if module == "torch.distributions.constraints" or (module == "torch" and frame.f_code.co_name.startswith("_check")):
         return value
     code = list(dis.get_instructions(frame.f_code))
     places = {instruction.offset: i for i, instruction in enumerate(code)}
-    at = places.get(frame.f_lasti)
-    if at is None:
+    # While Python code runs that was called, the place is behind the call's own entries, which are not listed.
+    at = bisect.bisect(list(places), frame.f_lasti) - 1
+    if at < 0:
         return False
     passed = ("UNARY_NOT", "TO_BOOL", "CACHE", *(("CALL",) if called else ()), *(("COMPARE_OP",) if compared else ()))
     while code[at].opname in passed:

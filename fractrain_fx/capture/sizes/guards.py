@@ -65,7 +65,7 @@ class Size:
     Attributes:
         node: the tensor's node.
         dim: the dimension.
-        read: ``"size"`` or ``"stride"``.
+        read: ``"size"`` or ``"stride"``; ``"item"`` for the number that the node gives.
     """
 
     node: Node
@@ -73,7 +73,7 @@ class Size:
     read: str = "size"
 
     def __str__(self) -> str:
-        return f"{self.node.name}.{self.read}({self.dim})"
+        return self.node.name if self.read == "item" else f"{self.node.name}.{self.read}({self.dim})"
 
 
 @dataclass(frozen=True)

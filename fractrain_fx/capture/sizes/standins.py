@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Union
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from fractrain_fx.capture.sizes.symbolic import SymbolicFloat, SymbolicInt, number_of, observe, plain, symbols_in
 
@@ -90,6 +90,8 @@ def _is_symbol(value: Any) -> bool:
 
 def _conversion(real: type[Any]) -> Callable[..., Any]:
     def make(*args: Any, **kwargs: Any) -> Any:
+        if len(args) == 1 and isinstance(args[0], Tensor):
+            args = (args[0].item(),)
         return number_of(real, args) if len(args) == 1 and _is_symbol(args[0]) else real(*args, **kwargs)
 
     return make

@@ -27,12 +27,21 @@ __all__ = [
     "observe",
     "observed",
     "plain",
+    "spoofed",
+    "symbol_of_value",
     "symbolic_shape",
     "symbols_in",
+    "value_of",
 ]
 
 READS: dict[Callable[..., Any], str] = {torch.Tensor.size: "size", torch.Tensor.stride: "stride"}
 """Methods that read a number from a tensor's form, with the method names that nodes use."""
+
+
+def value_of(node: Any) -> Any:
+    """The operation of a number that ``item()`` read from a tensor; its operand is the node that reads it again."""
+    return node
+
 
 Observer = Callable[[Callable[..., Any], tuple[Any, ...], Any], None]
 """Gets an operation, its operands (numbers and symbols) and the plain result that Python saw."""
@@ -61,8 +70,9 @@ def observe(op: Callable[..., Any], operands: tuple[Any, ...], value: Any) -> An
 class _Symbol:
     """A number with the operation and the operands that gave it."""
 
-    op: Callable[..., Any]
-    operands: tuple[Any, ...]
+    def __init__(self, value: Any = 0) -> None:
+        self.op: Callable[..., Any] = operator.pos
+        self.operands: tuple[Any, ...] = (value,)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (plain, (plain(self),))
@@ -96,6 +106,23 @@ def number_of(op: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
     return made if isinstance(made, _Symbol) else observe(op, operands, value)
 
 
+def symbol_of_value(value: Any, node: Any) -> Any:
+    """The number that a node reads from a tensor, as a symbol. Booleans cannot be symbols."""
+    return _symbol(value, value_of, (node,))
+
+
+def spoofed(value: Any) -> Any:
+    """Another number than ``value``, or a list of other numbers, to see what Python code does with it.
+
+    The end of a slice is cut at the end of a tensor, so whole numbers become smaller.
+    """
+    if isinstance(value, list):
+        return [spoofed(part) for part in value]
+    if type(value) is _INT:
+        return value - 1 if value > 1 else value + 1
+    return 0.5 * value if type(value) is _FLOAT and value and abs(value) < _LARGE else 0.25
+
+
 def _symbol(value: Any, op: Callable[..., Any], operands: tuple[Any, ...]) -> Any:
     kind = SymbolicInt if type(value) is _INT else SymbolicFloat if type(value) is _FLOAT else None
     if kind is None:
@@ -120,6 +147,7 @@ def _seen(value: Any) -> Any:
 
 # The types themselves: while a model is recorded, files may see stand-ins under their names.
 _INT, _FLOAT = int, float
+_LARGE = 1e300
 _NUMPY: dict[Any, Callable[..., Any]] = {}
 
 
