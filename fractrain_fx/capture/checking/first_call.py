@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.fx import Graph, Interpreter, Node
-from torch.fx.immutable_collections import immutable_dict, immutable_list
 from torch.utils import _pytree as pytree
 
 from fractrain_fx.capture.checking.check import ROUNDING, Mismatch, Trial
@@ -88,7 +87,7 @@ def first_difference(
         written = (p for name, p in model.named_parameters() if name in recorded.meta[WRITTEN])
         snapshot = Snapshot(model, around, held=[*model.buffers(), *written])
         expected = _outcome(snapshot, call, training, model)
-        actual = _outcome(snapshot, call, training, _Run(recorded, graph=plain.graph))
+        actual = _outcome(snapshot, call, training, Interpreter(recorded, graph=plain.graph))
         if isinstance(expected, Exception) or isinstance(actual, Exception):
             if isinstance(expected, Exception) and isinstance(actual, Exception):
                 return None  # the call itself will say why
@@ -142,24 +141,6 @@ def _outcome(snapshot: Snapshot, call: Example, training: bool, run: nn.Module |
         return error.with_traceback(None)
 
 
-class _Run(Interpreter):
-    """Runs a graph, whose output has containers of Python's and not of fx."""
-
-    extra_traceback = False
-
-    def output(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The output of the graph."""
-        return _thawed(super().output(target, args, kwargs))
-
-
-def _thawed(value: Any) -> Any:
-    if isinstance(value, immutable_list):
-        return list(map(_thawed, value))
-    if isinstance(value, immutable_dict):
-        return {key: _thawed(part) for key, part in value.items()}
-    return tuple(map(_thawed, value)) if type(value) is tuple else value
-
-
 def _run(
     snapshot: Snapshot, call: Example, training: bool, run: nn.Module | Interpreter, *, value_free: bool = False
 ) -> _Result:
@@ -168,6 +149,7 @@ def _run(
     with snapshot.preserved(), plain_paths(value_free=value_free), seeded():
         model.training = training
         if isinstance(run, Interpreter):
+            run.extra_traceback = False
             output = run.run(*call.tensors.values())
         else:
             output = run(*call.args, **call.kwargs)
