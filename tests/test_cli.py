@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fractrain_fx import cli
-from fractrain_fx.cli import main
+from fractrain_fx.cli import main, parser
 from fractrain_fx.errors import FracTrainError, ModelError
-from fractrain_fx.training import resume_run
+from fractrain_fx.training import RunResult, resume_run
 
 ROOT = Path(__file__).parents[1]
 TINY = ROOT / "tests" / "training" / "tiny.py"
@@ -68,6 +67,8 @@ def test_tuned_settings_override_a_file_and_flags_override_both(
         (["--model", "timm:resnet118"], "timm:resnet18"),
         (["--data", "digit"], "'digits'"),
         (["--method", "fractran"], "'fractrain'"),
+        (["--format", "mxfp4"], "--format mx --format-recipe mxfp4"),
+        (["--setting", "adaptation", "--subset", "3"], "larger subset than 3"),
         (["--method", "static", "--tuned"], "pfq, dfq, fractrain have"),
         (["--resume", "nowhere", "--tuned"], "leave out tuned"),
         (["--targets", "30"], "cannot be reached"),
@@ -109,7 +110,7 @@ def test_an_interrupt_while_modules_are_imported(
     def interrupted() -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_parser", interrupted)
+    monkeypatch.setattr(parser, "make_parser", interrupted)
     assert main(["train"]) == 130
     assert capsys.readouterr().err == "interrupted\n"
 
@@ -119,12 +120,59 @@ def test_resuming_refuses_other_settings(capsys: pytest.CaptureFixture[str]) -> 
     assert "leave out epochs" in capsys.readouterr().err
 
 
-def test_unknown_flags_and_commands_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (["train", "--epoch-count", "3"], ["trian"], []):
-        with pytest.raises(SystemExit) as stop:
-            main(arguments)
-        assert stop.value.code == 2
-    assert "Traceback" not in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("train --methd pfq", "train: --methd is unknown. Did you mean '--method'?"),
+        ("train --metho=pfq --lr 3", "train: --metho is unknown. Did you mean '--method'?"),
+        ("train --gate.wdth 3", "train: --gate.wdth is unknown. Did you mean '--gate.width'?"),
+        ("train --epochs x", "train: --epochs x is not a whole number"),
+        ("train --lr nan", "train: --lr nan is not a number"),
+        ("train --targets 1 a", "train: --targets a is not a number"),
+        ("train stray", "train: 'stray' belongs to no flag"),
+        ("plan timm:resnet18 --machin h200", "plan: --machin is unknown. Did you mean '--machine'?"),
+        ("plan", "fractrain: MODEL is missing"),
+        ("zoo lst", "zoo: 'lst' is unknown: write one of list, show, table. Did you mean 'list'?"),
+        ("trian", "fractrain: 'trian' is unknown: write one of train, plan,"),
+        ("", "fractrain: no command: write one of train, plan,"),
+    ],
+)
+def test_a_mistake_in_the_command_gets_one_line_and_where_to_look(
+    arguments: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(arguments.split())
+    assert stop.value.code == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert told in first and "--help' lists what it takes" in second
+
+
+@pytest.mark.parametrize("width", ["80", "112"])
+def test_the_final_table_is_whole(
+    width: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", width)
+    assert main(["train", *QUICK, "--method", "static", "--epochs", "1", "--out", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    result = RunResult.from_json(tmp_path / "result.json")
+    table = printed[printed.index("test accuracy", printed.index("epoch   1")) :].partition("\nrun folder")[0]
+    table = table.partition("\n")[2]  # what follows the line of the epoch
+    assert "\N{HORIZONTAL ELLIPSIS}" not in table and all(len(line) <= int(width) for line in table.splitlines())
+    for value in (f"{result.total_macs:.3e}", f"{result.energy:.3g}", f"{100 * result.mean_cp_total:.2f}", "static"):
+        assert value in table
+    assert ("  training MACs  " in table) == (width == "80")
+
+
+@pytest.mark.parametrize("command", ["machines", "inspect timm:resnet18 --ops", "zoo table 3", "zoo table 1"])
+def test_tables_are_whole_in_80_columns(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(command.split()) == 0
+    lines = capsys.readouterr().out.splitlines()
+    table = [line for line in lines if not line.startswith("ATTENTION")]
+    assert max(map(len, table)) <= 80
+    assert not any("\N{HORIZONTAL ELLIPSIS}" in line for line in table)
 
 
 def test_every_setting_is_a_flag_with_an_explanation(capsys: pytest.CaptureFixture[str]) -> None:
@@ -217,6 +265,18 @@ def test_a_plan_on_a_machine_says_what_a_step_takes(capsys: pytest.CaptureFixtur
     assert main([*model, "--machine", "h20"]) == 2 and main([*model, "--batch", "16"]) == 2
     errors = capsys.readouterr().err
     assert "Did you mean 'h200'" in errors and "add --machine" in errors
+
+
+def test_a_slow_machines_times_are_in_one_unit_without_exponents(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["plan", "timm:resnet18", "--method", "static", "--machine", "zc706"]) == 0
+    printed = capsys.readouterr().out.partition("a training step")[2]
+    heading = next(line for line in printed.splitlines() if "of float32" in line)
+    rows = [line for line in printed.splitlines() if line.startswith((" float32", " FW-"))]
+    assert heading.split()[:2] == ["precision", "s"] and len(rows) == 2
+    assert all("e+" not in row and len(row) <= 80 for row in rows) and "slowest at float32: " in printed
 
 
 def test_machines_lists_figures_with_their_sources(capsys: pytest.CaptureFixture[str]) -> None:

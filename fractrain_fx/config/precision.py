@@ -159,7 +159,7 @@ class CostTargets:
     per_cent: tuple[float, ...] = (1.5, 2.0, 2.5, 3.0)
 
     def __post_init__(self) -> None:
-        require_numbers("per_cent", self.per_cent, "(1.5, 2.0, 2.5, 3.0)")
+        require_numbers("targets", self.per_cent, "[1.5, 2.0, 2.5, 3.0]")
         object.__setattr__(self, "per_cent", tuple(float(target) for target in self.per_cent))
         if not self.per_cent or not all(0 < target <= 100 for target in self.per_cent):
             raise ConfigError(

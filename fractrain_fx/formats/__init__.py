@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fractrain_fx.config import BLOCK_FORMATS, Recipe, usual_recipe
 from fractrain_fx.config.choices import GradientGrid, Ranges
+from fractrain_fx.config.recipes import RECIPES
 from fractrain_fx.errors import ConfigError, near
 from fractrain_fx.formats.affine import AffineFormat, RangedAffineFormat
 from fractrain_fx.formats.base import Format, Operand, ValueRange
@@ -55,5 +56,11 @@ def get_format(
         return MicroscalingFormat(recipe or usual_recipe(name), compiled=compiled)
     if name not in formats:
         known = (*formats, *BLOCK_FORMATS)
+        if name in RECIPES:
+            block = RECIPES[name].format
+            raise ConfigError(
+                f"format={name!r} is a recipe of format {block!r}: write format={block!r} with recipe={name!r} "
+                f"(--format {block} --format-recipe {name})"
+            )
         raise ConfigError(f"format={name!r} is unknown: write one of {', '.join(known)}.{near(name, known)}")
     return formats[name]

@@ -35,6 +35,8 @@ def write_report(runs: Sequence[str], out: Path, *, plots: Path | None = None, e
     from fractrain_fx.report.plots import write_plots
     from fractrain_fx.report.runs import read_runs
 
+    if out.is_dir() or not out.name:
+        raise RunError(f"{out} is a folder: name a file, --out {out / 'report.html'}")
     found = read_runs(runs)
     for run in found:
         for note in run.notes:

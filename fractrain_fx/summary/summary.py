@@ -18,7 +18,7 @@ from fractrain_fx.passes.graph.edit import NAMESPACE
 from fractrain_fx.passes.graph.tensors import shapes_in_words
 from fractrain_fx.summary import notebook, text
 from fractrain_fx.summary.loud import loud_line
-from fractrain_fx.summary.machines import step_lines, steps_table
+from fractrain_fx.summary.machines import slowest_lines, step_lines, steps_table
 from fractrain_fx.summary.notes import notes_of
 from fractrain_fx.summary.rows import Row, tree
 
@@ -120,7 +120,9 @@ class Summary:
         yield text.table(self._title, self.rows(), options.max_width)
         yield from self._notes()
         if self.steps:
-            yield steps_table(self.steps)
+            yield steps_table(self.steps, options.max_width)
+            if options.max_width < text.WIDE:
+                yield from slowest_lines(self.steps)
             yield from self._left_out()
 
     def _repr_html_(self) -> str:

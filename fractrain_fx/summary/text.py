@@ -6,19 +6,24 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from fractrain_fx.summary.numbers import short_number
 from fractrain_fx.summary.rows import COLUMNS, Row
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-__all__ = ["LOUD", "columns_or", "loud", "table"]
+__all__ = ["LOUD", "WIDE", "columns_or", "fits", "loud", "table"]
 
 LOUD = "bold yellow"
 """The style of a line that a reader must not miss."""
 
-_WIDE = 100  # characters
-_LAST = 20  # characters of the last column, which wraps
+WIDE = 100
+"""Characters below which a table is narrow."""
+
+_LAST = 24  # characters of the last column, which wraps: "float: first contraction"
+_ANY = 10_000  # characters, in which every table fits
 _SHORTEST = 16  # characters of a name
 _NUMBERS = frozenset({"ops", "MACs", "share", "gate params", "gate MACs"})
 
@@ -31,19 +36,22 @@ def columns_or(width: int) -> int | None:
 def table(title: str, rows: Sequence[Row], width: int) -> Table:
     """A rich table whose first column is a tree, without empty columns.
 
-    In a narrow terminal it has no columns for the gates, and names leave out those of the row above them.
+    In a narrow terminal it has no columns for the gates, nor for skip paths where names need the room. Names leave out
+    those of the row above them.
     """
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    narrow, last = width < _WIDE, len(COLUMNS) - 1
+    narrow, last = width < WIDE, len(COLUMNS) - 1
     lines = list(_lines(rows, "", "" if narrow else None))
     shown = [place for place in range(1, len(COLUMNS)) if any(cells[place] for *_, cells in lines)]
     if narrow:
         shown = [place for place in shown if not COLUMNS[place].startswith("gate ")]
-    taken = sum(max(len(COLUMNS[place]), *(len(cells[place]) for *_, cells in lines)) + 2 for place in shown[:-1])
-    room = width - taken - _LAST - 2  # at the edges
+    room = _room(shown, lines, width)
+    if narrow and room < max(len(guide) + len(name) for guide, name, _ in lines):
+        shown = [place for place in shown if COLUMNS[place] != "skip"]
+        room = _room(shown, lines, width)
     made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for place in (0, *shown):
         heading = COLUMNS[place].replace("gate ", "gate\n")
@@ -52,6 +60,19 @@ def table(title: str, rows: Sequence[Row], width: int) -> Table:
     for guide, name, cells in lines:
         made.add_row(_fitted(guide, name, room), *(Text(cells[place]) for place in shown))
     return made
+
+
+def fits(table: Table, console: Console, width: int) -> bool:
+    """Whether a table needs no more than ``width`` characters, with nothing wrapped that may not wrap."""
+    from rich.measure import Measurement
+
+    return Measurement.get(console, console.options.update_width(_ANY), table).minimum <= width
+
+
+def _room(shown: Sequence[int], lines: Sequence[tuple[str, str, tuple[str, ...]]], width: int) -> int:
+    """The characters that the other columns leave to the first."""
+    taken = sum(max(len(COLUMNS[place]), *(len(cells[place]) for *_, cells in lines)) + 2 for place in shown[:-1])
+    return width - taken - _LAST - 2  # at the edges
 
 
 def _fitted(guide: str, name: str, longest: int) -> Text:
@@ -70,9 +91,19 @@ def loud(line: str) -> Text:
 
 
 def _lines(rows: Sequence[Row], indent: str, above: str | None) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """Each row's lines of the tree, its name, and its cells; names without ``above``, unless that is ``None``."""
+    """Each row's lines of the tree, its name, and its cells.
+
+    Unless ``above`` is ``None``, lines and numbers are short, and names leave out that of the row above.
+    """
+    narrow = above is not None
+    wide = "" if narrow else "── "
     for index, row in enumerate(rows):
         last = index == len(rows) - 1
         name, *_ = cells = row.cells
-        yield f"{indent}{'└── ' if last else '├── '}", name.removeprefix(f"{above}."), cells
-        yield from _lines(row.below, indent + ("    " if last else "│   "), None if above is None else row.name)
+        if narrow and row.macs is not None:
+            cells = tuple(
+                short_number(row.macs) if head == "MACs" else cell for head, cell in zip(COLUMNS, cells, strict=True)
+            )
+        yield f"{indent}{'└' if last else '├'}{wide or ' '}", name.removeprefix(f"{above}."), cells
+        below = (" " if last else "│") + " " * max(len(wide), 1)
+        yield from _lines(row.below, indent + below, row.name if narrow else None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,18 +18,27 @@ MODEL_FORMS = "write timm:NAME, hf:TYPE, zoo:NAME or FILE.py:FUNCTION"
 
 
 def function_of(path: Path, function: str) -> Callable[..., Any]:
-    """The function of a Python file.
+    """The function of a Python file, which is run as ``python FILE.py`` would: it may import files beside it.
 
     Raises:
         ModelError: there is no such file or function.
     """
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    name = f"_model_file_{path.stem}"  # of its own, because an installed module may have the file's name
+    spec = importlib.util.spec_from_file_location(name, path)
     if not path.is_file() or spec is None or spec.loader is None:
         raise ModelError(f"{path.absolute()} is not a file: {MODEL_FORMS}")
     if not function:
         raise ModelError(f"model '{path}:' does not say which function builds it: write {path}:FUNCTION")
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    sys.modules[name] = module  # where dataclasses and postponed annotations look names up
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
     build = getattr(module, function, None)
     if not callable(build):
         raise ModelError(f"{path} has no function {function!r}.{near(function, vars(module))}")

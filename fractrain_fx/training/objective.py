@@ -7,17 +7,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fractrain_fx.errors import InputError
+from fractrain_fx.errors import InputError, ModelError
 from fractrain_fx.training.data import DataSet
+from fractrain_fx.training.models import BuiltModel
 
 if TYPE_CHECKING:
     from torchmetrics import Metric
 
-__all__ = ["Objective"]
+__all__ = ["Objective", "check_outputs"]
 
 
 @dataclass(frozen=True)
@@ -82,3 +84,30 @@ class Objective:
         if not isinstance(output, Tensor):
             raise InputError("the model returned no logits: return a tensor, or an output with a field named 'logits'")
         return output
+
+
+def check_outputs(name: str, built: BuiltModel) -> None:
+    """Check that a model from a user's file has an output for each class or token of its data.
+
+    Raises:
+        ModelError: it has another number of outputs, of which the loss would say less.
+        InputError: it returns no logits.
+    """
+    if not name.rpartition(":")[0].endswith(".py"):
+        return
+    args, kwargs = built.examples()
+    model, mode, data = built.model, built.model.training, built.data
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        try:
+            output = model.eval()(*args, **kwargs)
+        except Exception:
+            return  # recording the model fails as well, and says where
+        finally:
+            model.train(mode)
+    count, classification = Objective.logits(output).shape[-1], data.task == "classification"
+    if count < data.classes or (classification and count != data.classes):  # a vocabulary may be padded
+        what, argument = ("classes", "num_classes") if classification else ("tokens", "vocab_size")
+        raise ModelError(
+            f"{name} has {count} outputs, and {data.name!r} has {data.classes} {what}: return a model of "
+            f"{data.classes} outputs (the function gets {argument}={data.classes} if it takes {argument})"
+        )

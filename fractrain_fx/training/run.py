@@ -14,7 +14,7 @@ from torch import Tensor
 from fractrain_fx.config import FracConfig
 from fractrain_fx.durable import writing
 from fractrain_fx.engine.distributed import is_first, on_first
-from fractrain_fx.errors import RunError
+from fractrain_fx.errors import DataError, RunError
 from fractrain_fx.training.building import prepare_rounding
 from fractrain_fx.training.data import DataSet, draw_subset, load_dataset, phases_of
 from fractrain_fx.training.folder.checkpoint import latest_checkpoint
@@ -22,6 +22,7 @@ from fractrain_fx.training.folder.held import HeldFolder, hold, hold_new, hold_t
 from fractrain_fx.training.log import new_console
 from fractrain_fx.training.log.records import METRICS, STARTS
 from fractrain_fx.training.models import BuiltModel, build_model
+from fractrain_fx.training.objective import check_outputs
 from fractrain_fx.training.processes import make_accelerator
 from fractrain_fx.training.settings import RunSettings
 from fractrain_fx.training.trainer import Trainer
@@ -58,8 +59,13 @@ def _load(settings: RunSettings, pretraining: bool) -> DataSet:
     data = draw_subset(data, settings.subset, test, settings.split_seed)
     if settings.setting == "standard":
         return data
-    first, second = phases_of(data, settings.setting, settings.split_seed)
-    return first if pretraining else second
+    data = phases_of(data, settings.setting, settings.split_seed)[0 if pretraining else 1]
+    if len(data.train) < 2:  # batch normalisation needs two
+        raise DataError(
+            f"setting={settings.setting!r} leaves one training sample for a phase: write a larger subset than "
+            f"{settings.subset}"
+        )
+    return data
 
 
 def build_trainer(
@@ -94,6 +100,7 @@ def _trainer(
     if weights is not None:
         built.model.load_state_dict(weights)
     args, kwargs = built.examples()
+    check_outputs(settings.model, built)
     config = prepare_rounding(settings, built, console or new_console())
     model = fractrainify(built.model, config=config, example_inputs=args, example_kwargs=kwargs)
     chosen = replace(settings, frac=settings.frac.replace(rounding=model.frac_config.rounding))

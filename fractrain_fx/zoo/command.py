@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fractrain_fx.errors import ConfigError
-from fractrain_fx.summary.text import columns_or
+from fractrain_fx.summary.text import columns_or, fits
 from fractrain_fx.training.log import new_console
 from fractrain_fx.training.models import zoo_models
 from fractrain_fx.zoo.comparison import compare
@@ -22,7 +22,7 @@ from fractrain_fx.zoo.edge import EDGE, edge_markdown, edge_rows, edge_table
 from fractrain_fx.zoo.formats import FORMAT_RECIPES
 from fractrain_fx.zoo.recipe import TABLES, load_recipe, load_recipes
 from fractrain_fx.zoo.recipes.variants import AS_THE_CODE, AS_THE_PAPER
-from fractrain_fx.zoo.tables import comparison_table, markdown_table, notes_of
+from fractrain_fx.zoo.tables import comparison_lines, comparison_table, markdown_table, notes_of
 
 __all__ = ["list_zoo", "show_recipe", "show_table"]
 
@@ -100,7 +100,9 @@ def show_table(name: str, runs: Sequence[Path] = (), *, as_json: bool = False, i
     elif into is None:
         console = new_console()
         wide = console if console.is_terminal else Console(width=columns_or(_WIDTH))
-        wide.print(comparison_table(name, rows))
+        table = comparison_table(name, rows)
+        for part in (table,) if fits(table, wide, wide.width) else comparison_lines(name, rows):
+            wide.print(part, highlight=False)
         for note in notes_of(rows):
             wide.print(f"- {note}", highlight=False)
     else:

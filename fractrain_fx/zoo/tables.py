@@ -6,13 +6,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
+from rich.console import RenderableType
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 from fractrain_fx.zoo.comparison import Comparison
 from fractrain_fx.zoo.recipe import TABLES
 
-__all__ = ["comparison_table", "markdown_table", "notes_of"]
+__all__ = ["comparison_lines", "comparison_table", "markdown_table", "notes_of"]
 
 _HEADINGS = (
     "run",
@@ -26,6 +29,11 @@ _HEADINGS = (
     "latency min: paper / computed",
     "ratio",
 )
+_NAMES = (
+    *("test", "MACs of the paper", "computed", "part of run", "saving"),
+    *("energy kJ", "ratio to baseline", "latency min", "ratio to baseline"),
+)
+"""What stands before the numbers where there are no columns; pairs are paper / computed."""
 _NOTES = (
     "MACs computed: 3 M cp for each sample of the whole run, every layer at its stated bits as the paper counts; its "
     "printed MACs end at the best evaluation, after the part of the run in the next column. A part above 100 % says "
@@ -58,6 +66,20 @@ def comparison_table(table: str, rows: Sequence[Comparison]) -> Table:
         for cells in _cells(row):
             shown.add_row(*(escape(cell) for cell in cells))
     return shown
+
+
+def comparison_lines(table: str, rows: Sequence[Comparison]) -> Iterator[RenderableType]:
+    """The table for a terminal that is too narrow for it: each run with its numbers below, in words."""
+    yield Text(f"{_title(table)}: {TABLES[table]}", style="table.title")
+    group = None
+    for row in rows:
+        if (title := _group(row)) != group:
+            group = title
+            yield Text(f"\n{title}", style="bold")
+        for name, *numbers in _cells(row):
+            told = "; ".join(f"{head} {cell}" for head, cell in zip(_NAMES, numbers, strict=True) if cell)
+            yield Padding(Text(name.strip()), (0, 0, 0, 2))
+            yield Padding(Text(told), (0, 0, 0, 6))
 
 
 def markdown_table(rows: Sequence[Comparison]) -> str:

@@ -132,6 +132,8 @@ def test_a_run_of_one_epoch_is_a_point(trained: Path, tmp_path: Path) -> None:
         (["fractrain", "--epochs", "9"], "epoch 9 is in none of these runs: write some of 1 to 4"),
         (["static", "--epochs", "2"], "none of these runs has gates"),
         (["static", "--out", "static/result.json/page.html"], "give another --out"),
+        (["static", "--out", "."], ". is a folder: name a file, --out report.html"),
+        (["static", "--out", "static"], "static is a folder: name a file, --out static/report.html"),
         (["static", "--plots", "static/result.json"], "give another folder"),
     ],
 )

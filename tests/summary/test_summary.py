@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fractrain_fx import FracConfig, FracModel, Pin, Precision, Summary, fractrainify, plan, summarize
 from fractrain_fx.errors import FracTrainWarning
 from fractrain_fx.summary.loud import loud_line
+from fractrain_fx.summary.numbers import plain_number, short_number, time_unit
 from fractrain_fx.summary.rows import Row
 from tests.models import build, some_long
 
@@ -183,3 +184,19 @@ def test_blocks_keep_their_ends_where_the_shown_graph_has_fused_ops() -> None:
         assert str(summarize(model))
     affine, mx = shown.values()
     assert affine == mx and len(mx) > 1
+
+
+@pytest.mark.parametrize(
+    ("value", "short", "plain"),
+    [(0, "0", "0"), (118_013_952, "118 M", "118013952"), (1.5e9, "1.50 G", "1500000000"), (0.0123, "0.0123", "0.0123")],
+)
+def test_numbers_have_three_digits_and_no_exponent(value: float, short: str, plain: str) -> None:
+    assert short_number(value) == short and plain_number(value) == plain
+
+
+@pytest.mark.parametrize(
+    ("seconds", "unit"),
+    [((51.63, 0.02), "s"), ((0.5, 1.9), "ms"), ((3600.0, 1e-3), "min"), ((2e5,), "d"), ((), "ms"), ((0.0,), "ms")],
+)
+def test_a_column_of_times_has_the_unit_of_its_longest(seconds: tuple[float, ...], unit: str) -> None:
+    assert time_unit(seconds)[0] == unit

@@ -1,5 +1,6 @@
 """Every way to name a model, and what happens to names that mean nothing."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -116,3 +117,41 @@ def test_a_file_that_fails_says_so_in_one_line(code: str, message: str, tmp_path
         build_model(f"{tmp_path / 'broken.py'}:net", digits)
     assert "\n" not in str(refused.value)
     assert ("failed" in message) == (refused.value.__cause__ is not None)
+
+
+NEIGHBOURS = """
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from beside_it import WIDTH
+from torch import nn
+
+
+@dataclass
+class Sizes:
+    width: int = WIDTH
+    more: list[int] = field(default_factory=list)
+
+
+def net(num_classes: int) -> nn.Module:
+    import also_beside_it
+
+    assert __name__ != "__main__" and also_beside_it.__name__
+    return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, Sizes().width), nn.Linear(8, num_classes))
+"""
+
+
+def test_a_file_is_run_as_python_would(digits: DataSet, tmp_path: Path) -> None:
+    (tmp_path / "timm.py").write_text(NEIGHBOURS)  # the name of an installed module
+    (tmp_path / "beside_it.py").write_text("WIDTH = 8")
+    (tmp_path / "also_beside_it.py").touch()
+    assert build_model(f"{tmp_path}/timm.py:net", digits).model[-1].out_features == 10
+    assert build_model("timm:resnet10t", digits).model.num_classes == 10
+
+
+def test_a_file_that_fails_leaves_no_module(digits: DataSet, tmp_path: Path) -> None:
+    (tmp_path / "failing.py").write_text("raise RuntimeError('no')")
+    with pytest.raises(ModelError, match=r"failed in line 1: RuntimeError: no"):
+        build_model(f"{tmp_path}/failing.py:net", digits)
+    assert not any(name.endswith("failing") for name in sys.modules)

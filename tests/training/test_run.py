@@ -14,7 +14,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from fractrain_fx.config import FracConfig
-from fractrain_fx.errors import ConfigError, DataError, RunError, TargetError
+from fractrain_fx.errors import ConfigError, DataError, ModelError, RunError, TargetError
 from fractrain_fx.training import RunSettings, TrainSettings, build_trainer, new_run, resume_run
 from fractrain_fx.training.trainer import Trainer
 
@@ -146,3 +146,11 @@ def test_metrics_without_a_checkpoint_are_not_overwritten_by_a_new_run(tmp_path:
     with pytest.raises(RunError, match="already holds a run"):
         new_run(settings("standard"), tmp_path, quiet())
     assert (tmp_path / "metrics.jsonl").read_text() == "{}\n"
+
+
+def test_a_model_with_other_outputs_than_classes_is_refused_before_it_trains(tmp_path: Path) -> None:
+    file = tmp_path / "nine.py"
+    file.write_text(TINY.read_text().replace("TinyNet(num_classes)", "TinyNet(9)"))
+    with pytest.raises(ModelError, match="has 9 outputs, and 'digits' has 10 classes"):
+        new_run(settings("standard", model=f"{file}:net"), tmp_path / "run", quiet())
+    assert not (tmp_path / "run").exists()

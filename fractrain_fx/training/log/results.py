@@ -9,16 +9,27 @@ from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.jupyter import JupyterMixin
 from rich.table import Table
+from rich.text import Text
 
 from fractrain_fx.durable import write_text
 from fractrain_fx.engine.ledger import Ledger, beside_shares
 from fractrain_fx.errors import RunError
 from fractrain_fx.hardware.run_cost import StepPrices, run_cost
 from fractrain_fx.hardware.run_machines import MachineRun, price_run
+from fractrain_fx.summary.text import fits
 from fractrain_fx.training.log.progress import Best, Progress
 
-__all__ = ["RunResult", "results_table"]
+__all__ = ["ResultsTable", "RunResult", "results_table"]
+
+_EDGES = 4  # characters around a table
+_CAPTION = (
+    "cp: gated or scheduled contractions, cp_total: all of them, in per cent of\n"
+    "full-precision training; MACs: the whole training, counted at 32 bits;\n"
+    "energy and latency: of all that on BitFusion (docs/bitfusion.md)"
+)
 
 
 @dataclass(frozen=True)
@@ -128,41 +139,87 @@ class RunResult:
         write_text(path, json.dumps(self.to_dict(), indent=2))
 
 
-def results_table(results: Sequence[RunResult], title: str | None = None) -> Table:
-    """A table of runs side by side, all of one task."""
-    metric = results[0].metric
-    unit = " %" if metric == "accuracy" else ""
-    table = Table(
-        title=title,
-        box=SIMPLE_HEAD,
-        caption="cp: gated or scheduled contractions, cp_total: all of them, in per cent of\n"
-        "full-precision training; MACs: the whole training, counted at 32 bits;\n"
-        "energy and latency: of all that on BitFusion (docs/bitfusion.md)",
-    )
-    table.add_column("\nrun", no_wrap=True)
-    for heading in (
-        f"test\n{metric}{unit}",
-        "\nbest",
-        "mean\ncp %",
-        "\ncp_total %",
-        "training\nMACs",
-        "energy\nJ",
-        "latency\ns",
-        "time\ns",
-    ):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("turning\npoints", justify="right")
-    for result in results:
-        table.add_row(
-            result.label,
-            f"{result.value:.2f}",
-            f"{result.best:.2f}",
-            f"{100 * result.mean_cp:.2f}",
-            f"{100 * result.mean_cp_total:.2f}{beside_shares(result.uncounted)}",
-            f"{result.total_macs:.3e}",
-            "-" if result.energy is None else f"{result.energy:.3g}",
-            "-" if result.latency is None else f"{result.latency:.3g}",
-            f"{result.seconds:.0f}",
-            ", ".join(map(str, result.turning_points)) or "-",
-        )
+@dataclass(frozen=True)
+class ResultsTable(JupyterMixin):
+    """Runs side by side, all of one task: a row for each, or a column for each on a console too narrow for rows.
+
+    Attributes:
+        results: the runs.
+        title: the title; none if empty.
+    """
+
+    results: tuple[RunResult, ...]
+    title: str = ""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        wide = self._rows()
+        if fits(wide, console, options.max_width):
+            yield wide
+            return
+        if self.title:
+            yield Text(self.title, style="table.title")
+        heads = [" ".join(head.split()) for head in _headings(self.results[0].metric)]
+        room = options.max_width - max(map(len, heads)) - _EDGES
+        shown: list[RunResult] = []
+        for result in self.results:
+            if shown and sum(map(_width, (*shown, result))) > room:
+                yield _columns(heads, shown)
+                shown = []
+            shown.append(result)
+        yield _columns(heads, shown)
+        yield Text(" ".join(_CAPTION.split()), style="table.caption")
+
+    def _rows(self) -> Table:
+        table = Table(title=self.title or None, box=SIMPLE_HEAD, caption=_CAPTION)
+        headings = _headings(self.results[0].metric)
+        for heading in headings:
+            right = heading != headings[0]
+            table.add_column(heading, justify="right" if right else "left", no_wrap=heading != headings[-1])
+        for result in self.results:
+            table.add_row(*_cells(result))
+        return table
+
+
+def results_table(results: Sequence[RunResult], title: str = "") -> ResultsTable:
+    """What rich prints as a table of runs."""
+    return ResultsTable(tuple(results), title)
+
+
+def _columns(heads: Sequence[str], results: Sequence[RunResult]) -> Table:
+    """A row for each quantity, and a column for each run."""
+    table = Table(box=SIMPLE_HEAD)
+    (first, *others), *rows = zip(heads, *map(_cells, results), strict=True)
+    table.add_column(first, no_wrap=True)
+    for name in others:
+        table.add_column(name, justify="right", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
     return table
+
+
+def _width(result: RunResult) -> int:
+    """The characters of a run's column, with the space beside it."""
+    return max(map(len, _cells(result))) + 2
+
+
+def _headings(metric: str) -> tuple[str, ...]:
+    unit = " %" if metric == "accuracy" else ""
+    return (
+        *("\nrun", f"test\n{metric}{unit}", "\nbest", "mean\ncp %", "\ncp_total %", "training\nMACs"),
+        *("energy\nJ", "latency\ns", "time\ns", "turning\npoints"),
+    )
+
+
+def _cells(result: RunResult) -> tuple[str, ...]:
+    return (
+        result.label,
+        f"{result.value:.2f}",
+        f"{result.best:.2f}",
+        f"{100 * result.mean_cp:.2f}",
+        f"{100 * result.mean_cp_total:.2f}{beside_shares(result.uncounted)}",
+        f"{result.total_macs:.3e}",
+        "-" if result.energy is None else f"{result.energy:.3g}",
+        "-" if result.latency is None else f"{result.latency:.3g}",
+        f"{result.seconds:.0f}",
+        ", ".join(map(str, result.turning_points)) or "-",
+    )

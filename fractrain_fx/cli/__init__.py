@@ -5,20 +5,16 @@ Each command imports the heavy modules that it needs, so that ``fractrain --help
 
 from __future__ import annotations
 
-import argparse
 import json
 import signal
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fractrain_fx.errors import ConfigError, FracTrainError
 
 if TYPE_CHECKING:
-    from jsonargparse import ArgumentParser
-
     from fractrain_fx.drawing.build import Level
 
 __all__ = ["exit_code", "main"]
@@ -36,7 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _command(given: list[str]) -> int:
-    arguments = _parser().parse_args(given).as_dict()
+    from fractrain_fx.cli.parser import make_parser
+
+    arguments = make_parser().parse_args(given).as_dict()
     chosen: dict[str, Any] = arguments[arguments["command"]]
     chosen["given"] = given
     commands = {"train": _train, "plan": _plan, "inspect": _inspect}
@@ -53,80 +51,6 @@ def _command(given: list[str]) -> int:
 def exit_code(interrupt: KeyboardInterrupt) -> int:
     """The exit code of shells for a program that a signal ended: 130 for Ctrl-C, 143 for SIGTERM."""
     return 128 + int(interrupt.args[0] if interrupt.args else signal.SIGINT)
-
-
-def _parser() -> ArgumentParser:
-    from fractrain_fx.training.flags import add_flags
-
-    parser = _new_parser("Train PyTorch models with fractional precision (FracTrain, NeurIPS 2020).")
-    parser.add_argument("--version", action="version", version=f"fractrain_fx {metadata.version('fractrain_fx')}")
-    commands = parser.add_subcommands(required=True, dest="command", metavar="COMMAND")
-
-    train = _new_parser("Train a model; without flags, a small timm ResNet on the embedded digits with FracTrain.")
-    train.add_argument("--config", metavar="FILE", type=str, help="YAML file with settings; flags override it")
-    train.add_argument("--out", metavar="DIR", type=str, help="folder of the run (default: a new one under runs/)")
-    train.add_argument("--resume", metavar="DIR", type=str, help="continue the run in this folder")
-    add_flags(train)
-    commands.add_subcommand("train", train, help="train a model and report its cost")
-
-    plan = _new_parser("Show what would be rewritten, and why, without rewriting anything.")
-    inspect = _new_parser("Rewrite a model and show the result.")
-    for command, text in ((plan, "what would be rewritten"), (inspect, "what a rewritten model consists of")):
-        command.add_argument(
-            "model", metavar="MODEL", type=str, help="timm:NAME, hf:TYPE, zoo:NAME or FILE.py:FUNCTION"
-        )
-        command.add_argument("--config", metavar="FILE", type=str, help="YAML file with settings; flags override it")
-        command.add_argument("--ops", action="store_true", default=None, help="list every contraction")
-        text_shapes = "show the shapes of every tensor that enters or leaves a block"
-        command.add_argument("--shapes", action="store_true", default=None, help=text_shapes)
-        command.add_argument("--json", action="store_true", default=None, help="print JSON")
-        if command is inspect:
-            text_draw = "also draw it into FILE (.svg, .png, .pdf, .dot, .graphml); with --ops, every contraction"
-            command.add_argument("--draw", metavar="FILE", type=str, help=text_draw)
-        else:
-            text_machine = "also compute what a training step takes on this machine ('fractrain machines' lists them)"
-            command.add_argument("--machine", metavar="NAME", type=str, help=text_machine)
-            command.add_argument("--batch", metavar="N", type=int, help="samples of that step (default: 128)")
-        add_flags(command, loop=False)
-        commands.add_subcommand("plan" if command is plan else "inspect", command, help=text)
-
-    machines = _new_parser("List the machines that --machine takes, with their figures and where those come from.")
-    machines.add_argument("--json", action="store_true", default=None, help="print JSON")
-    commands.add_subcommand("machines", machines, help="machines that a plan can be computed on")
-
-    zoo = _new_parser(
-        "The paper's models and runs: list them all, show a run's settings and numbers, or compare a table with ours."
-    )
-    zoo.add_argument("action", choices=["list", "show", "table"], type=str, help="what to do")
-    zoo.add_argument(
-        "name", nargs="?", metavar="NAME", type=str, help="run to show, or table: 1 to 5, supplement-1, figure-3, ..."
-    )
-    zoo.add_argument("--runs", metavar="DIR", nargs="+", type=str, help="folders of runs to put beside a table's rows")
-    zoo.add_argument("--json", action="store_true", default=None, help="print JSON")
-    zoo.add_argument("--into", metavar="FILE", type=str, help="renew the table in this Markdown file instead")
-    commands.add_subcommand("zoo", zoo, help="the paper's models, runs and tables")
-
-    report = _new_parser("Write one HTML file about runs, side by side: it needs no network and no other file.")
-    report.add_argument(
-        "runs", metavar="[NAME=]RUN", nargs="+", type=str, help="folder of a run, or its metrics file; maybe a name"
-    )
-    report.add_argument(
-        "--out", metavar="FILE", default="report.html", type=str, help="the file (default: %(default)s)"
-    )
-    report.add_argument("--plots", metavar="DIR", type=str, help="write every plot as SVG and PNG too")
-    report.add_argument("--epochs", metavar="N", nargs="+", type=int, help="epochs of the bit allocation plots")
-    commands.add_subcommand("report", report, help="trajectories, stages, bits and cost of runs, as one HTML file")
-    build = _new_parser("Build the C++ kernels that round on a CPU, once: rounding=auto then uses them.")
-    commands.add_subcommand("build", build, help="build the C++ kernels that make training on a CPU quicker")
-    for each in (train, plan, inspect, machines, zoo, report, build):
-        each.add_argument("--debug", action="store_true", default=None, help="show the traceback of an error")
-    return parser
-
-
-def _new_parser(description: str) -> ArgumentParser:
-    from jsonargparse import ArgumentParser
-
-    return ArgumentParser(prog="fractrain", description=description, formatter_class=argparse.HelpFormatter)
 
 
 def _train(arguments: dict[str, Any]) -> int:
@@ -235,7 +159,7 @@ def _machines(arguments: dict[str, Any]) -> int:
         print(json.dumps(rows))
         return 0
     console = new_console()
-    console.print(machines_table(rows))
+    console.print(machines_table(rows, console.width))
     for line in source_lines(rows):
         console.print(line, highlight=False, markup=False)
     return 0

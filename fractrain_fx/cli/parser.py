@@ -1,0 +1,143 @@
+"""What the ``fractrain`` command understands, and what it says to what it does not understand."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from typing import NoReturn
+
+from jsonargparse import ArgumentParser
+
+from fractrain_fx.errors import near
+from fractrain_fx.training.flags import add_flags
+
+__all__ = ["Parser", "make_parser"]
+
+_BAD_VALUE = re.compile(r"Parser key \"([^\"]+)\"[^:]*:\s+Expected a <class '(\w+)'>\. Got value: (.*)", re.DOTALL)
+_COMMANDS = ("train", "plan", "inspect", "machines", "zoo", "report", "build")
+_KINDS = {"int": "a whole number", "float": "a number"}
+_BAD_CHOICE = re.compile(r"invalid choice: '(.*?)' \(choose from (.*)\)")
+
+
+class Parser(ArgumentParser):
+    """A parser that answers a mistake in one line, with the flags or words that are nearest to it."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Print what is wrong and exit with code 2."""
+        parser = getattr(ex, "subcommand_parser", None) or self
+        lines = "; ".join(_told(message, parser))
+        sys.stderr.write(f"{parser.prog}: {lines}\n'{parser.prog} --help' lists what it takes\n")
+        self.exit(2)
+
+
+def _told(message: str, parser: ArgumentParser) -> Iterator[str]:
+    """A parser's message in words."""
+    _, unknown, words = message.partition("unrecognized arguments: ")
+    if unknown:
+        known = [flag for action in parser._actions for flag in action.option_strings]
+        given = words.split(" ")
+        flags = [word.partition("=")[0] for word in given if word.startswith("-")]
+        yield from (f"{flag} is unknown.{near(flag, known, 1)}" for flag in flags)
+        if not flags:
+            yield f"{' '.join(given)!r} belongs to no flag"
+    elif found := _BAD_VALUE.search(message):
+        name, kind, value = found.groups()
+        flag = "--" + name.rpartition(" ")[2].replace("_", "-")
+        yield f"{flag} {value.strip()} is not {_KINDS.get(kind, kind)}"
+    elif found := _BAD_CHOICE.search(message):
+        word, choices = found.groups()
+        known = [each.strip("'") for each in choices.split(", ")]
+        yield f"{word!r} is unknown: write one of {', '.join(known)}.{near(word, known)}"
+    elif "are required: " in message:
+        names = message.rpartition(": ")[2].split(", ")
+        yield f"{', '.join(name.rpartition('.')[2].upper() for name in names)} is missing"
+    elif 'expected "command"' in message:
+        yield f"no command: write one of {', '.join(_COMMANDS)}"
+    else:
+        yield message.replace("\n", " ")
+
+
+def _new(usage: str, description: str) -> Parser:
+    return Parser(
+        prog="fractrain",
+        usage=f"%(prog)s {usage}".rstrip(),
+        description=description,
+        formatter_class=argparse.HelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def make_parser() -> Parser:
+    """The parser of the ``fractrain`` command, with one of its own for each subcommand."""
+    parser = _new("COMMAND ...", "Train PyTorch models with fractional precision (FracTrain, NeurIPS 2020).")
+    parser.add_argument("--version", action="version", version=f"fractrain_fx {metadata.version('fractrain_fx')}")
+    commands = parser.add_subcommands(required=True, dest="command", metavar="COMMAND")
+
+    train = _new("[FLAGS]", "Train a model; without flags, a small timm ResNet on the embedded digits with FracTrain.")
+    train.add_argument("--config", metavar="FILE", type=str, help="YAML file with settings; flags override it")
+    train.add_argument("--out", metavar="DIR", type=str, help="folder of the run (default: a new one under runs/)")
+    train.add_argument("--resume", metavar="DIR", type=str, help="continue the run in this folder")
+    add_flags(train)
+    commands.add_subcommand("train", train, help="train a model and report its cost")
+
+    plan = _new("MODEL [FLAGS]", "Show what would be rewritten, and why, without rewriting anything.")
+    inspect = _new("MODEL [FLAGS]", "Rewrite a model and show the result.")
+    for command, text in ((plan, "what would be rewritten"), (inspect, "what a rewritten model consists of")):
+        command.add_argument(
+            "model", metavar="MODEL", type=str, help="timm:NAME, hf:TYPE, zoo:NAME or FILE.py:FUNCTION"
+        )
+        command.add_argument("--config", metavar="FILE", type=str, help="YAML file with settings; flags override it")
+        command.add_argument("--ops", action="store_true", default=None, help="list every contraction")
+        text_shapes = "show the shapes of every tensor that enters or leaves a block"
+        command.add_argument("--shapes", action="store_true", default=None, help=text_shapes)
+        command.add_argument("--json", action="store_true", default=None, help="print JSON")
+        if command is inspect:
+            text_draw = (
+                "also draw it into FILE (.svg, .png, .pdf, .dot, .graphml); with --ops, every contraction"
+            )
+            command.add_argument("--draw", metavar="FILE", type=str, help=text_draw)
+        else:
+            text_machine = "also compute what a training step takes on this machine ('fractrain machines' lists them)"
+            command.add_argument("--machine", metavar="NAME", type=str, help=text_machine)
+            command.add_argument("--batch", metavar="N", type=int, help="samples of that step (default: 128)")
+        add_flags(command, loop=False)
+        commands.add_subcommand("plan" if command is plan else "inspect", command, help=text)
+
+    machines = _new("[--json]", "List the machines that --machine takes, with their figures and where those come from.")
+    machines.add_argument("--json", action="store_true", default=None, help="print JSON")
+    commands.add_subcommand("machines", machines, help="machines that a plan can be computed on")
+
+    zoo = _new(
+        "list|show|table [NAME] [FLAGS]",
+        "The paper's models and runs: list them all, show a run's settings and numbers, or compare a table with ours.",
+    )
+    zoo.add_argument("action", choices=["list", "show", "table"], type=str, help="what to do")
+    zoo.add_argument(
+        "name", nargs="?", metavar="NAME", type=str, help="run to show, or table: 1 to 5, supplement-1, figure-3, ..."
+    )
+    zoo.add_argument("--runs", metavar="DIR", nargs="+", type=str, help="folders of runs to put beside a table's rows")
+    zoo.add_argument("--json", action="store_true", default=None, help="print JSON")
+    zoo.add_argument("--into", metavar="FILE", type=str, help="renew the table in this Markdown file instead")
+    commands.add_subcommand("zoo", zoo, help="the paper's models, runs and tables")
+
+    report = _new(
+        "[NAME=]RUN ... [FLAGS]", "Write one HTML file about runs, side by side: it needs no network and no other file."
+    )
+    report.add_argument(
+        "runs", metavar="[NAME=]RUN", nargs="+", type=str, help="folder of a run, or its metrics file; maybe a name"
+    )
+    report.add_argument(
+        "--out", metavar="FILE", default="report.html", type=str, help="the file (default: %(default)s)"
+    )
+    report.add_argument("--plots", metavar="DIR", type=str, help="write every plot as SVG and PNG too")
+    report.add_argument("--epochs", metavar="N", nargs="+", type=int, help="epochs of the bit allocation plots")
+    commands.add_subcommand("report", report, help="trajectories, stages, bits and cost of runs, as one HTML file")
+    build = _new("", "Build the C++ kernels that round on a CPU, once: rounding=auto then uses them.")
+    commands.add_subcommand("build", build, help="build the C++ kernels that make training on a CPU quicker")
+    for name, each in zip(_COMMANDS, (train, plan, inspect, machines, zoo, report, build), strict=True):
+        each.prog = f"fractrain {name}"
+        each.add_argument("--debug", action="store_true", default=None, help="show the traceback of an error")
+    return parser
