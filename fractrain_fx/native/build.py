@@ -7,6 +7,7 @@ import logging
 import os
 import shlex
 import shutil
+import stat
 import sys
 from functools import cache
 from pathlib import Path
@@ -17,11 +18,13 @@ import torch
 from fractrain_fx.durable import user_cache
 from fractrain_fx.errors import ConfigError
 
-__all__ = ["is_built", "kernels", "lacking_programs", "library"]
+__all__ = ["distrusted", "is_built", "kernels", "lacking_programs", "library"]
 
 _LOG = logging.getLogger(__name__)
 
 _SOURCES = Path(__file__).with_name("csrc")
+
+_ROOT = 0  # may write anywhere
 
 # Not -march=native: machines of different kinds may share the directory of builds, and must not share a build.
 _INSTRUCTIONS = {
@@ -35,12 +38,14 @@ def kernels() -> Any:
     """The ops of ``csrc/``. The first call on a machine builds them, in about a minute, and leaves :func:`library`.
 
     Raises:
-        ConfigError: ninja is missing, or a compiler that can build them.
+        ConfigError: ninja is missing, or a compiler that can build them, or others may have changed the build.
     """
     file = library()
     needs = "rounding='compiled' needs a C++ compiler (g++ or clang++) and ninja (pip install ninja)"
     if not is_built() and (lacking := lacking_programs()):
         raise ConfigError(f"{needs}, and there is no {' and no '.join(lacking)} here. Write rounding='eager'")
+    if (reason := distrusted()) is not None:
+        raise ConfigError(f"{reason}. Or write rounding='eager'")
     try:
         if not is_built():
             _build(file)
@@ -70,6 +75,31 @@ def is_built() -> bool:
     return file.exists() and _mark(file).exists()
 
 
+def distrusted() -> str | None:
+    """Why the build may be another user's work, with a way out; ``None`` if it belongs to this user (or to root) alone.
+
+    A library is code, so it is loaded only from a folder to which nobody else may write.
+    """
+    if not hasattr(os, "getuid"):
+        return None
+    file = library()
+    for path in (file.parent, file):
+        if not path.exists():
+            continue
+        about = path.stat()
+        if about.st_uid not in (os.getuid(), _ROOT):
+            return (
+                f"{path} belongs to another user, so its code is not loaded: set TORCH_EXTENSIONS_DIR to a folder of "
+                "your own"
+            )
+        if about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return (
+                f"others may write to {path}, so its code is not loaded: remove {file.parent} (it is built again), or "
+                "chmod -R go-w it if nobody has"
+            )
+    return None
+
+
 def lacking_programs() -> list[str]:
     """The programs that build the kernels and that are not here."""
     compiler, *_ = shlex.split(os.environ.get("CXX", "")) or ["c++"]
@@ -77,11 +107,22 @@ def lacking_programs() -> list[str]:
 
 
 def _build(file: Path) -> None:
+    mask = os.umask(stat.S_IWGRP | stat.S_IWOTH)
+    os.umask(mask | stat.S_IWGRP | stat.S_IWOTH)  # nobody else may write to what is built here
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if (reason := distrusted()) is not None:  # another user made it just now
+            raise ConfigError(reason)
+        _build_in(file)
+    finally:
+        os.umask(mask)
+
+
+def _build_in(file: Path) -> None:
     import fcntl  # Unix has it, and compilers that take these flags
 
     from torch.utils import cpp_extension  # looks for compilers when imported
 
-    file.parent.mkdir(parents=True, exist_ok=True)
     with (file.parent / "building").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)  # the system lets go of it when a process dies; torch's own lock would stay
         if is_built():

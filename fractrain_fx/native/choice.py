@@ -13,7 +13,7 @@ import torch
 
 from fractrain_fx.config import BLOCK_FORMATS, FracConfig, Rounding
 from fractrain_fx.errors import ConfigError
-from fractrain_fx.native.build import is_built, lacking_programs
+from fractrain_fx.native.build import distrusted, is_built, lacking_programs
 
 __all__ = [
     "MEANING",
@@ -96,6 +96,8 @@ def choose_rounding(config: FracConfig, device: torch.device) -> RoundingChoice:
         return RoundingChoice(asked, otherwise, here, _on_gpu(config))
     if here != "cpu":
         return RoundingChoice(asked, "eager", here, f"there are no kernels for a model on {here!r}")
+    if is_built() and (reason := distrusted()) is not None:
+        return RoundingChoice(asked, otherwise, here, reason)
     if is_built():
         return RoundingChoice(asked, "compiled", here, "they are built")
     if lacking := lacking_programs():

@@ -31,6 +31,7 @@ from fractrain_fx.training.folder.checkpoint import (
     save_checkpoint,
 )
 from fractrain_fx.training.folder.held import HeldFolder, hold, hold_together
+from fractrain_fx.training.folder.schema import STATE, TENSORS, reading
 from fractrain_fx.training.interrupt import Interrupt
 from fractrain_fx.training.log import RunLog
 from fractrain_fx.training.log.extremes import Extremes, write_samples
@@ -165,10 +166,12 @@ class Trainer:
             raise ConfigError("a Trainer without a folder has nothing to resume from: give out=...")
         self._hold()
         checkpoint = load_checkpoint(self.out, self.model, self._identity)
-        self.engine.load_state_dict(checkpoint.state["engine"])
-        self._progress = Progress.from_state_dict(checkpoint.epoch, checkpoint.state)
+        with reading(checkpoint.place / STATE):
+            self.engine.load_state_dict(checkpoint.state["engine"])
+            self._progress = Progress.from_state_dict(checkpoint.epoch, checkpoint.state)
+        with reading(checkpoint.place / TENSORS):
+            self._prepared.load_state_dict(checkpoint.tensors)
         self._resumed = True
-        self._prepared.load_state_dict(checkpoint.tensors)
 
     def evaluate(self) -> Evaluation:
         """Mean test loss, the objective's measure and the gates' choices over the test samples of all processes."""
@@ -207,8 +210,7 @@ class Trainer:
 
     def result(self) -> RunResult:
         """The result of the run so far."""
-        ledger, metric = self.engine.ledger, self.objective.metric
-        return RunResult.of(self.label, metric, ledger, self._progress, self._prices)
+        return RunResult.of(self.label, self.objective.metric, self.engine.ledger, self._progress, self._prices)
 
     @cached_property
     def _prices(self) -> StepPrices:
@@ -221,8 +223,7 @@ class Trainer:
         rate, steps = prepared.rate, self._length.steps(progress.epoch)
         self._train_batches(log)
         change = self.engine.end_epoch()  # waits for the device
-        train_seconds = time.perf_counter() - started
-        progress.epoch += 1
+        train_seconds, progress.epoch = time.perf_counter() - started, progress.epoch + 1
         evaluation = self.evaluate()
         progress.value, dependence = evaluation.value, evaluation.dependence
         if self.objective.better(progress.value, None if progress.best is None else progress.best.value):

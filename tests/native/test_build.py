@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,10 @@ import pytest
 import torch
 from torch.utils import cpp_extension
 
+from fractrain_fx.config import FracConfig
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.native import build
+from fractrain_fx.native.choice import MEANING, choose_rounding
 
 
 @pytest.fixture
@@ -105,3 +109,43 @@ def test_programs_are_looked_for_on_the_path_and_beside_python(monkeypatch: pyte
     monkeypatch.setattr(torch.ops, "load_library", lambda _: None)
     build.kernels.__wrapped__()
     assert searched == [str(tmp_path / "bin" / "ninja")] and shutil.which("ninja") is None
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="there are no owners and modes")
+@pytest.mark.parametrize("place", ["folder", "library"])
+def test_a_build_that_others_may_write_to_is_not_loaded(
+    place: str, builds: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = build.kernels.__wrapped__
+    before = os.umask(0o002)  # of many systems: groups may write to new files
+    try:
+        load()
+    finally:
+        os.umask(before)
+    assert build.distrusted() is None
+    monkeypatch.delenv(MEANING, raising=False)
+    choose = partial(choose_rounding, FracConfig(method="static"), torch.device("cpu"))
+    assert choose().used == "compiled"
+
+    opened = build.library().parent if place == "folder" else build.library()
+    opened.chmod(0o775)
+    with pytest.raises(ConfigError, match=rf"others may write to {opened}, so its code is not loaded: remove"):
+        load()
+    choice = choose()
+    assert choice.used != "compiled" and f"others may write to {opened}" in str(choice)
+    opened.chmod(0o755)
+    load()
+    assert builds == [build.library().stem]
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="there are no owners and modes")
+def test_a_folder_of_another_user_is_neither_built_in_nor_loaded(
+    builds: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build.library().parent.mkdir(parents=True)
+    owner = build.library().parent.stat().st_uid
+    monkeypatch.setattr(os, "getuid", lambda: owner + 1)
+    monkeypatch.setattr(build, "_ROOT", owner + 2)
+    with pytest.raises(ConfigError, match="belongs to another user, so its code is not loaded: set TORCH_EXT"):
+        build.kernels.__wrapped__()
+    assert builds == []

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from fractrain_fx.report.runs import read_runs
 from fractrain_fx.training import RunSettings, TrainSettings, build_trainer, new_run, results_table, resume_run
 from fractrain_fx.training.log.results import RunResult
 from fractrain_fx.training.trainer import Trainer
+from tests.training.folder.rewritten import rewrite
 
 TINY = Path(__file__).with_name("tiny.py")
 
@@ -372,3 +375,55 @@ def test_the_table_compares_runs() -> None:
     assert "100.00" in text and "6.25" in text and f"{results[1].total_macs:.3e}" in text
     assert results[1].energy and results[2].energy is None  # BitFusion has no price for mx
     assert [line.split()[6:8] for line in text.splitlines() if "static" in line][1] == ["-", "-"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (lambda lines: [], "it is empty"),
+        (lambda lines: lines[:1], "it ends with epoch 1"),
+        (lambda lines: [lines[0], lines[1][:40]], "metrics.jsonl is damaged"),
+        (lambda lines: ["{}", lines[1]], "metrics.jsonl is damaged"),
+        (lambda lines: [lines[0], lines[0]], "epoch 1 follows epoch 1"),
+    ],
+)
+def test_damaged_metrics_are_not_resumed_with_nothing_said(
+    content: Callable[[list[str]], list[str]], message: str, tmp_path: Path
+) -> None:
+    new_run(settings("static"), tmp_path, quiet()).fit()
+    metrics = tmp_path / "metrics.jsonl"
+    changed = "\n".join(content(metrics.read_text().splitlines()))
+    metrics.write_text(changed)
+    with pytest.raises(RunError, match=message):
+        resume_run(tmp_path, quiet())
+    assert metrics.read_text() == changed
+
+    metrics.rename(tmp_path / "lost.jsonl")  # as the message says
+    console = Console(file=io.StringIO(), width=400)
+    resume_run(tmp_path, console).fit()
+    assert "metrics.jsonl has no lines of the first 2 epochs, which were lost" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil"),
+    [
+        ("training.pt", lambda content: content["optimizer"]["param_groups"].pop()),
+        ("training.pt", lambda content: content["random"].clear()),
+        ("training.pt", lambda content: content["optimizer"]["param_groups"][0].pop("params")),
+        ("state.json", lambda content: content["state"]["engine"]["ledger"]["epochs"][0].pop("loss")),
+        ("state.json", lambda content: content["state"]["best"].update(more=1)),
+    ],
+)
+def test_content_that_does_not_fit_the_run_is_refused_with_its_file(
+    name: str, spoil: Callable[[Any], object], tmp_path: Path
+) -> None:
+    new_run(settings("pfq"), tmp_path, quiet()).fit()
+    folder = tmp_path / "checkpoint-0002"
+
+    def change(content: Any) -> Any:
+        spoil(content)
+        return content
+
+    rewrite(folder / name, change)
+    with pytest.raises(RunError, match=f"checkpoint-0002/{name} is damaged"):
+        resume_run(tmp_path, quiet())

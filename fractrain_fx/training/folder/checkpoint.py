@@ -20,12 +20,13 @@ from fractrain_fx.durable import sync, writing
 from fractrain_fx.engine.distributed import local_part, sum_over_ranks
 from fractrain_fx.errors import NonFiniteLossError, RunError
 from fractrain_fx.model.saving import Weights, read_weights
+from fractrain_fx.training.folder.schema import MODEL, STATE, SUMS, TENSORS, reading, require_form
+from fractrain_fx.training.log.records import METRICS, kept_lines
 
 __all__ = ["Checkpoint", "identity", "latest_checkpoint", "load_checkpoint", "require_finite", "save_checkpoint"]
 
 _PREFIX = "checkpoint-"
 _NO_MATTER = ("device", "workers", "data_dir")  # a run may continue with other values of these settings
-_MODEL, _TENSORS, _STATE, _SUMS = "model.safetensors", "training.pt", "state.json", "sha256.json"
 
 
 @dataclass(frozen=True)
@@ -37,12 +38,14 @@ class Checkpoint:
         config: settings that decide the run's numbers; a run with other settings may not continue from here.
         state: plain values (JSON) of the engine and the trainer.
         tensors: optimizer, learning rate and random number generators: plain containers of tensors and numbers.
+        place: the folder that it was read from.
     """
 
     epoch: int
     config: Mapping[str, Any]
     state: Mapping[str, Any]
     tensors: Mapping[str, Any]
+    place: Path = Path()
 
 
 def identity(config: Mapping[str, Any], processes: int) -> dict[str, Any]:
@@ -59,7 +62,7 @@ def save_checkpoint(out: Path, model: nn.Module | Weights, checkpoint: Checkpoin
     Raises:
         RunError: the run already has a checkpoint of this epoch, or the disk is full or read-only.
     """
-    target = out / f"{_PREFIX}{checkpoint.epoch:04d}"
+    target = out / _name(checkpoint.epoch)
     if target.exists():
         raise RunError(f"{target} already exists: resume that run, or write to another folder")
     draft = out / f".{target.name}.draft"
@@ -80,14 +83,14 @@ def save_checkpoint(out: Path, model: nn.Module | Weights, checkpoint: Checkpoin
 
 def _write(draft: Path, model: nn.Module | Weights, checkpoint: Checkpoint) -> None:
     try:
-        save_model(model, str(draft / _MODEL))  # type: ignore[arg-type]
-        torch.save(dict(checkpoint.tensors), draft / _TENSORS)
+        save_model(model, str(draft / MODEL))  # type: ignore[arg-type]
+        torch.save(dict(checkpoint.tensors), draft / TENSORS)
     except (RuntimeError, SafetensorError) as error:  # which both libraries raise for a full disk
         raise OSError(str(error)) from error
     state = {"epoch": checkpoint.epoch, "config": dict(checkpoint.config), "state": dict(checkpoint.state)}
-    (draft / _STATE).write_text(json.dumps(state, allow_nan=False), encoding="utf-8")
-    sums = {name: _digest(draft / name) for name in (_MODEL, _TENSORS, _STATE)}
-    (draft / _SUMS).write_text(json.dumps(sums), encoding="utf-8")
+    (draft / STATE).write_text(json.dumps(state, allow_nan=False), encoding="utf-8")
+    sums = {name: _digest(draft / name) for name in (MODEL, TENSORS, STATE)}
+    (draft / SUMS).write_text(json.dumps(sums), encoding="utf-8")
     for path in (*draft.iterdir(), draft):
         sync(path)
 
@@ -130,21 +133,35 @@ def load_checkpoint(out: Path, model: nn.Module, config: Mapping[str, Any]) -> C
     folder = latest_checkpoint(out)
     if folder is None:
         raise RunError(f"{out} has no checkpoint: give the folder of a run that fractrain train has started")
-    try:
-        for name, digest in json.loads((folder / _SUMS).read_text(encoding="utf-8")).items():
-            if _digest(folder / name) != digest:
-                raise ValueError(f"{name} is not as it was written")
-        state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
-        tensors = torch.load(folder / _TENSORS, map_location="cpu", weights_only=True)
-        checkpoint = Checkpoint(int(state["epoch"]), state["config"], state["state"], tensors)
-    except (OSError, EOFError, KeyError, AttributeError, ValueError, RuntimeError, UnpicklingError) as error:
-        raise RunError(f"{folder} is damaged ({error}): restore it from a copy, or start the run again") from error
+    with reading(folder):
+        checkpoint = _read(folder)
+    kept_lines(out / METRICS, checkpoint.epoch)
     _refuse_other_config(folder, checkpoint.config, json.loads(json.dumps(dict(config))))
     try:
-        model.load_state_dict(read_weights(folder / _MODEL))
+        model.load_state_dict(read_weights(folder / MODEL))
     except (OSError, RuntimeError) as error:
         raise RunError(f"{folder} does not fit this model: resume with the model it was made with. {error}") from error
     return checkpoint
+
+
+def _read(folder: Path) -> Checkpoint:
+    """What a checkpoint holds beside the weights, all of it checked."""
+    sums = json.loads((folder / SUMS).read_text(encoding="utf-8"))
+    require_form(SUMS, sums)
+    for name in (MODEL, TENSORS, STATE):
+        if _digest(folder / name) != sums[name]:
+            raise ValueError(f"{name} is not as it was written")
+    state = json.loads((folder / STATE).read_text(encoding="utf-8"))
+    require_form(STATE, state)
+    try:
+        tensors = torch.load(folder / TENSORS, map_location="cpu", weights_only=True)
+    except UnpicklingError as error:
+        raise ValueError(f"{TENSORS} cannot be read: {error}") from error
+    require_form(TENSORS, tensors)
+    epoch, rows = state["epoch"], len(state["state"]["engine"]["ledger"]["epochs"])
+    if folder.name != _name(epoch) or epoch != rows:
+        raise ValueError(f"{STATE} is of epoch {epoch}, with the rows of {rows} epochs")
+    return Checkpoint(epoch, state["config"], state["state"], tensors, folder)
 
 
 def _refuse_other_config(folder: Path, made: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -154,6 +171,10 @@ def _refuse_other_config(folder: Path, made: Mapping[str, Any], now: Mapping[str
         raise RunError(
             f"{folder} was made with another configuration: {told}. Put it back, or start a new run in another folder"
         )
+
+
+def _name(epoch: int) -> str:
+    return f"{_PREFIX}{epoch:04d}"
 
 
 def _checkpoints(out: Path) -> list[Path]:

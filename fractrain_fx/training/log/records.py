@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 from fractrain_fx.engine.dependence import InputDependence
 from fractrain_fx.engine.ledger import EpochRow
+from fractrain_fx.errors import RunError
 from fractrain_fx.training.log.extremes import Sample
 
-__all__ = ["METRICS", "STARTS", "EpochRecord", "Evaluation", "Start", "keep_start"]
+__all__ = ["METRICS", "STARTS", "EpochRecord", "Evaluation", "Start", "keep_start", "kept_lines"]
 
 METRICS, STARTS = "metrics.jsonl", "starts.jsonl"
 _ROW = tuple(field.name for field in fields(EpochRow))
@@ -126,3 +127,33 @@ def keep_start(out: Path, start: Start) -> None:
     """Append to the run's ``starts.jsonl``."""
     with (out / STARTS).open("a", encoding="utf-8") as file:
         file.write(json.dumps(asdict(start)) + "\n")
+
+
+def kept_lines(metrics: Path, epoch: int) -> list[str]:
+    """The lines of a file of metrics up to an epoch; later ones were written after the checkpoint of that epoch.
+
+    Without a file there are none.
+
+    Raises:
+        RunError: a line is not the record of its epoch, or lines are missing at the end.
+    """
+    if epoch == 0 or not metrics.exists():
+        return []
+    kept: list[str] = []
+    last: int | None = None
+    try:
+        for line in metrics.read_text(encoding="utf-8").splitlines():
+            record = EpochRecord.from_dict(json.loads(line)).row.epoch
+            if last is not None and record != last + 1:
+                raise ValueError(f"epoch {record} follows epoch {last}")
+            kept, last = [*kept, f"{line}\n"], record
+            if record >= epoch:
+                break
+        if last != epoch:
+            raise ValueError(f"it ends with epoch {last}" if last else "it is empty")
+    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RunError(
+            f"{metrics} is damaged, or not that of the checkpoint after epoch {epoch} ({error}): restore it from a "
+            "copy, or rename it to go on without the lines so far"
+        ) from error
+    return kept

@@ -20,7 +20,7 @@ from fractrain_fx.training.log.board import Board, has_tensorboard
 from fractrain_fx.training.log.look import Look
 from fractrain_fx.training.log.messages import bar_text, step_line
 from fractrain_fx.training.log.pace import Pace
-from fractrain_fx.training.log.records import METRICS
+from fractrain_fx.training.log.records import METRICS, kept_lines
 
 __all__ = ["RunLog", "new_console"]
 
@@ -78,7 +78,11 @@ class RunLog:
         )
         self._task = self._progress.add_task("starting", total=batches, completed=done)
         if self._metrics is not None:
-            _keep_epochs(self._metrics, epoch)
+            kept = kept_lines(self._metrics, epoch)
+            if len(kept) < epoch:
+                self.say(f"{self._metrics.name} has no lines of the first {epoch - len(kept)} epochs, which were lost")
+            if self._metrics.exists():
+                write_text(self._metrics, "".join(kept))
             if has_tensorboard():
                 self._board = Board(self._metrics.parent, epoch=epoch, step=step)
             else:
@@ -138,10 +142,3 @@ class RunLog:
 def _plain(value: Any) -> Any:
     """The value for JSON, which has no NaN and no infinity."""
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _keep_epochs(path: Path, epoch: int) -> None:
-    """Drop lines that were written after the checkpoint from which a run continues."""
-    if path.exists():
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)[:epoch]
-        write_text(path, "".join(lines))

@@ -3,7 +3,9 @@
 import json
 import os
 import pickle
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch import nn
 from fractrain_fx.errors import RunError
 from fractrain_fx.training.folder import checkpoint as module
 from fractrain_fx.training.folder.checkpoint import Checkpoint, latest_checkpoint, load_checkpoint, save_checkpoint
+from tests.training.folder.rewritten import rewrite
 
 CONFIG = {"lr": 0.1, "options": ["FW-0/BW-0"], "seed": None}
 
@@ -25,7 +28,16 @@ class Tied(nn.Module):
 
 
 def saved(epoch: int) -> Checkpoint:
-    return Checkpoint(epoch, CONFIG, {"engine": {"stage": 1}}, {"optimizer": {"step": torch.tensor(3)}})
+    rows = [{"epoch": number, "stage": 1, "level": "", "options": {}} for number in range(1, epoch + 1)]
+    engine = {"stage": 1, "schedule": {}, "ledger": {"macs": 1, "epochs": rows}}
+    state = {"engine": engine, "seconds": 1.0, "value": None, "best": {}}
+    tensors = {
+        "optimizer": {"state": {0: {"step": torch.tensor(3)}}, "param_groups": []},
+        "scheduler": {"last_epoch": 1, "_last_lr": [0.1]},
+        "scaler": None,
+        "random": [{"torch": torch.get_rng_state(), "device": None, "python": (3,), "numpy": ("MT19937",)}],
+    }
+    return Checkpoint(epoch, CONFIG, state, tensors)
 
 
 def test_weights_state_and_tensors_come_back(tmp_path: Path) -> None:
@@ -34,8 +46,8 @@ def test_weights_state_and_tensors_come_back(tmp_path: Path) -> None:
     loaded = load_checkpoint(tmp_path, other, CONFIG)
     assert torch.equal(other.embedding.weight, model.embedding.weight)
     assert other.head.weight is other.embedding.weight
-    assert loaded.epoch == 2 and loaded.state == {"engine": {"stage": 1}}
-    assert loaded.tensors["optimizer"]["step"] == 3
+    assert loaded.epoch == 2 and loaded.state == saved(2).state
+    assert loaded.tensors["optimizer"]["state"][0]["step"] == 3
 
 
 def test_only_the_newest_is_kept(tmp_path: Path) -> None:
@@ -123,3 +135,35 @@ def test_a_checkpoint_with_code_in_it_is_refused_and_not_run(tmp_path: Path) -> 
         with pytest.raises(RunError, match="damaged"):
             load_checkpoint(tmp_path, Tied(), CONFIG)
         assert not trace.exists()
+
+
+def without(name: str) -> Callable[[Any], Any]:
+    return lambda content: {key: value for key, value in content.items() if key != name}
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("sha256.json", lambda _: {}, "sha256.json has no entry 'model.safetensors'"),
+        ("sha256.json", lambda _: [], "sha256.json is list and not dict"),
+        ("sha256.json", without("training.pt"), "sha256.json has no entry 'training.pt'"),
+        ("state.json", lambda state: state | {"epoch": 10**9}, "state.json is of epoch 1000000000"),
+        ("state.json", lambda state: state | {"epoch": True}, "state.json: epoch is bool and not int"),
+        ("state.json", lambda state: state | {"epoch": "1"}, "state.json: epoch is str and not int"),
+        ("state.json", without("state"), "state.json has no entry 'state'"),
+        ("state.json", lambda state: state | {"state": without("engine")(state["state"])}, "no entry 'engine'"),
+        ("training.pt", lambda _: {}, "training.pt has no entry 'optimizer'"),
+        ("training.pt", lambda tensors: tensors | {"optimizer": {}}, "training.pt: optimizer has no entry 'state'"),
+        ("training.pt", lambda tensors: tensors | {"random": [{}]}, r"training.pt: random\[0\] has no entry 'torch'"),
+        ("training.pt", lambda _: [1], "training.pt is list and not dict"),
+    ],
+)
+def test_content_of_another_form_is_refused_with_its_file(
+    name: str, change: Callable[[Any], Any], message: str, tmp_path: Path
+) -> None:
+    rewrite(save_checkpoint(tmp_path, Tied(), saved(1)) / name, change)
+    other = Tied()
+    before = other.embedding.weight.clone()
+    with pytest.raises(RunError, match=f"checkpoint-0001 is damaged .*{message}"):
+        load_checkpoint(tmp_path, other, CONFIG)
+    assert torch.equal(other.embedding.weight, before)
