@@ -26,7 +26,6 @@ ROOMS = (
         "execution",
         "passes",
         "engine",
-        "tied",
     ),
     *("rewriting", "model", "distributed", "hardware", "summary", "drawing", "integrations", "api"),
     *("zoo/models", "zoo/recipes", "training"),

@@ -1,8 +1,7 @@
 """Record a real run of a model as a torch.fx graph."""
 
+from fractrain_fx.capture.asked import PartMode, Read, Seen
 from fractrain_fx.capture.checking.guard_check import Form, forms_of, shapes_of
-from fractrain_fx.capture.circumstances.asked import PartMode, Read, Seen
-from fractrain_fx.capture.circumstances.surroundings import Surroundings
 from fractrain_fx.capture.inputs.batch import batch_size, resize_batch
 from fractrain_fx.capture.inputs.call import CallSpec
 from fractrain_fx.capture.module import RecordedModule
@@ -11,6 +10,7 @@ from fractrain_fx.capture.recording.cleanup import changes_operands
 from fractrain_fx.capture.recording.constants import WRITTEN, TensorWrite
 from fractrain_fx.capture.sizes.guards import Guard
 from fractrain_fx.capture.sizes.input_values import InputValues
+from fractrain_fx.capture.surroundings import Surroundings
 
 __all__ = [
     "WRITTEN",

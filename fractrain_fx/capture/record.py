@@ -9,13 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from fractrain_fx.capture.asked import Seen
 from fractrain_fx.capture.checking.check import Batching
 from fractrain_fx.capture.checking.first_call import FloatGraph, first_difference
 from fractrain_fx.capture.checking.guard_check import Guards
 from fractrain_fx.capture.circumstances.arguments import Arguments
-from fractrain_fx.capture.circumstances.asked import Seen
 from fractrain_fx.capture.circumstances.outside import PythonState
-from fractrain_fx.capture.circumstances.surroundings import Surroundings
 from fractrain_fx.capture.inputs.caches import fill_caches
 from fractrain_fx.capture.inputs.call import CallSpec, Example, describe_call, own_containers
 from fractrain_fx.capture.inputs.data import has_data, without_data
@@ -27,6 +26,7 @@ from fractrain_fx.capture.sizes.guards import Guard
 from fractrain_fx.capture.sizes.input_values import InputValues
 from fractrain_fx.capture.source import in_words
 from fractrain_fx.capture.state import Snapshot
+from fractrain_fx.capture.surroundings import Surroundings
 from fractrain_fx.capture.trees import tensors_in
 from fractrain_fx.errors import CaptureError
 

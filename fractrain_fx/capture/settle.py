@@ -11,11 +11,11 @@ from functools import partial
 
 from torch.fx import Graph
 
+from fractrain_fx.capture.asked import Seen
 from fractrain_fx.capture.checking.check import Batching, Trial, trials_of
 from fractrain_fx.capture.checking.guard_check import Guards
 from fractrain_fx.capture.checking.verify import Attempt, Elsewhere, check_repeated, check_trial, tie_batch
 from fractrain_fx.capture.circumstances.arguments import Arguments
-from fractrain_fx.capture.circumstances.asked import Seen
 from fractrain_fx.capture.circumstances.outside import Outside, PythonState
 from fractrain_fx.capture.inputs.call import Example
 from fractrain_fx.capture.inputs.data import has_data, needs_data, rejection
@@ -27,9 +27,9 @@ from fractrain_fx.capture.recording.kept.leaves import opaque_reason
 from fractrain_fx.capture.recording.kept.whole import KeepWholeError, Whole
 from fractrain_fx.capture.recording.merge import merge_modes, same_calls
 from fractrain_fx.capture.recording.patch import Calls, recording
-from fractrain_fx.capture.recording.recorder import Recorder, Return
+from fractrain_fx.capture.recording.recorder import Recorder
 from fractrain_fx.capture.recording.results import map_results
-from fractrain_fx.capture.recording.writer import Obstacle, UnrepresentableError
+from fractrain_fx.capture.recording.writer import Obstacle, Return, UnrepresentableError
 from fractrain_fx.capture.sizes.input_values import size_inputs
 from fractrain_fx.capture.source import in_words
 from fractrain_fx.capture.state import Snapshot

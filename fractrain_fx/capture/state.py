@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fractrain_fx.capture.circumstances.surroundings import Surroundings
 from fractrain_fx.capture.generators import Generators
+from fractrain_fx.capture.surroundings import Surroundings
 
 __all__ = ["Snapshot", "preserved_random_state", "seeded"]
 

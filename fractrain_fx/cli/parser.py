@@ -95,9 +95,7 @@ def make_parser() -> Parser:
         command.add_argument("--shapes", action="store_true", default=None, help=text_shapes)
         command.add_argument("--json", action="store_true", default=None, help="print JSON")
         if command is inspect:
-            text_draw = (
-                "also draw it into FILE (.svg, .png, .pdf, .dot, .graphml); with --ops, every contraction"
-            )
+            text_draw = "also draw it into FILE (.svg, .png, .pdf, .dot, .graphml); with --ops, every contraction"
             command.add_argument("--draw", metavar="FILE", type=str, help=text_draw)
         else:
             text_machine = "also compute what a training step takes on this machine ('fractrain machines' lists them)"

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.fx.passes.infra.pass_base import PassBase
 
 from fractrain_fx.capture import Form, Recording, Surroundings, forms_of, record, shapes_of
-from fractrain_fx.capture.circumstances.asked import settings_now
+from fractrain_fx.capture.asked import settings_now
 from fractrain_fx.capture.circumstances.notices import forget_notices
 from fractrain_fx.capture.trees import map_tensors, tensors_in
 from fractrain_fx.config import FracConfig
@@ -92,18 +92,16 @@ class Variants:
             return self._compiled(form, values, training), values
         quick = None
         if not kwargs and self._watched.is_idle and all(type(x) is Tensor for x in args):
-            facts = [(x.shape, x.dtype, x.stride()) for x in args]
-            quick = training, settings_now(), *facts
+            quick = training, settings_now(), *[(x.shape, x.dtype, x.stride()) for x in args]
             if quick in self._quick:
                 return self._quick[quick], args
         form, values, why = self._bound(args, kwargs)
         sizes, layouts = [], []
-        plain = all(type(value) is Tensor for value in values)
-        for x in values if plain else tensors_in(values):
+        for x in tensors_in(values):
             sizes.append((x.shape, x.stride()))
             layouts.append((x.dtype, len(x.shape), x.is_contiguous()))
-        fixed = tuple([str(values[i].tolist()) for i in self._fixed.get(form, ())])
-        kind = (form, training, tuple(layouts), fixed, self._watched.now(values), settings_now())
+        fixed = [str(values[i].tolist()) for i in self._fixed.get(form, ())]
+        kind = (form, training, *layouts, *fixed, self._watched.now(values), settings_now())
         key = kind, tuple(sizes)
         found = self._chosen.get(key)
         if found is None:
@@ -271,8 +269,7 @@ class Variants:
         around = Surroundings.present(training)
         with torch.inference_mode(False):
             recording = record(original, args, kwargs, batch_axis=config.batch_axis, surroundings=around)
-            passes = default_passes(config) if self._passes is None else self._passes
-            rewrite_graphs(original, recording, passes)
+            rewrite_graphs(original, recording, default_passes(config) if self._passes is None else self._passes)
         share_inserted(self.first.recording, recording)
         variant = self._variant(recording, form, f"dispatched_{len(self._others) + 1}")
         if seen := variant.misfit(recording.call.bind(args, kwargs), training):

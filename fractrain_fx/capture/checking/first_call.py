@@ -16,11 +16,10 @@ from torch import Tensor, nn
 from torch.fx import Graph, Interpreter, Node
 from torch.utils import _pytree as pytree
 
+from fractrain_fx.capture.asked import GradMode, InputFact, RequiresGrad, Seen
 from fractrain_fx.capture.checking.check import ROUNDING, Mismatch, Trial
 from fractrain_fx.capture.checking.locate import locate
 from fractrain_fx.capture.checking.outcome import Outcome
-from fractrain_fx.capture.circumstances.asked import GradMode, InputFact, RequiresGrad, Seen
-from fractrain_fx.capture.circumstances.surroundings import Surroundings
 from fractrain_fx.capture.compare import difference
 from fractrain_fx.capture.inputs.call import Example
 from fractrain_fx.capture.layerdrop import dropped_in_graph
@@ -29,9 +28,10 @@ from fractrain_fx.capture.recording.constants import WRITTEN
 from fractrain_fx.capture.recording.hooks import HOOKS
 from fractrain_fx.capture.recording.kept.leaves import without_users_hooks
 from fractrain_fx.capture.recording.patch import plain_paths
-from fractrain_fx.capture.recording.recorder import Return
+from fractrain_fx.capture.recording.writer import Return
 from fractrain_fx.capture.source import in_words
 from fractrain_fx.capture.state import Snapshot, seeded
+from fractrain_fx.capture.surroundings import Surroundings
 
 __all__ = ["FloatGraph", "first_difference"]
 

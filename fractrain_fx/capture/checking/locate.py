@@ -15,7 +15,7 @@ from fractrain_fx.capture.checking.check import Mismatch
 from fractrain_fx.capture.compare import same_tensor
 from fractrain_fx.capture.module import RecordedModule
 from fractrain_fx.capture.recording.patch import plain_paths
-from fractrain_fx.capture.recording.recorder import Return
+from fractrain_fx.capture.recording.writer import Return
 from fractrain_fx.capture.state import Snapshot, seeded
 from fractrain_fx.capture.trees import tensors_in
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from fractrain_fx.capture.asked import Seen
 from fractrain_fx.capture.checking.check import (
     Batching,
     Mismatch,
@@ -21,15 +22,13 @@ from fractrain_fx.capture.checking.check import (
 )
 from fractrain_fx.capture.checking.guard_check import Guards
 from fractrain_fx.capture.checking.locate import locate
-from fractrain_fx.capture.circumstances.asked import Seen
 from fractrain_fx.capture.circumstances.outside import PythonState
 from fractrain_fx.capture.inputs.batch import batch_size
 from fractrain_fx.capture.inputs.call import Example
 from fractrain_fx.capture.inputs.other_sizes import Change, Length, dims_of, lengths, longer, shorter
 from fractrain_fx.capture.module import RecordedModule
 from fractrain_fx.capture.recording.kept.whole import KeepWholeError
-from fractrain_fx.capture.recording.recorder import Return
-from fractrain_fx.capture.recording.writer import Obstacle
+from fractrain_fx.capture.recording.writer import Obstacle, Return
 from fractrain_fx.capture.sizes.guards import Expression, Guard, Place, Size
 from fractrain_fx.capture.sizes.input_values import InputValues
 from fractrain_fx.capture.source import forward_code

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from fractrain_fx.capture.circumstances.surroundings import Surroundings
 from fractrain_fx.capture.inputs.call import Example
 from fractrain_fx.capture.state import Snapshot
+from fractrain_fx.capture.surroundings import Surroundings
 
 __all__ = ["fill_caches"]
 

@@ -1,4 +1,4 @@
-"""Note what a recorded run reads of its circumstances, and write regions in which it switches gradients on."""
+"""Note what a recorded run reads of its circumstances and of types, and write regions that begin and end in a graph."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.fx import Node
 
-from fractrain_fx.capture.circumstances.asked import (
+from fractrain_fx.capture.asked import (
     Autocast,
     BufferShape,
     Circumstance,
@@ -20,12 +21,30 @@ from fractrain_fx.capture.circumstances.asked import (
     RequiresGrad,
     Seen,
 )
-from fractrain_fx.capture.recording.regions import enter_gradients, leave_gradients
+from fractrain_fx.capture.inputs.kinds import Kind, kind_of
 from fractrain_fx.capture.recording.writer import Writer
 from fractrain_fx.capture.sizes.guards import place_of
 from fractrain_fx.capture.source import by_library
 
-__all__ = ["GRADIENT_READS", "Ambient"]
+__all__ = ["GRADIENT_READS", "REGIONS", "TYPE_READS", "Ambient", "Types"]
+
+AUTOCAST = (torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast)
+
+
+def enter_gradients(mode: bool) -> bool:
+    """Switch gradients on or off; returns whether they were on."""
+    before = torch.is_grad_enabled()
+    torch._C._set_grad_enabled(mode)
+    return before
+
+
+def leave_gradients(before: bool) -> None:
+    """Put the gradient mode back."""
+    torch._C._set_grad_enabled(before)
+
+
+REGIONS: dict[Any, Callable[..., Any]] = {AUTOCAST[0]: AUTOCAST[1], enter_gradients: leave_gradients}
+"""The call that begins a region, and the call that ends it."""
 
 GRADIENT_READS = frozenset({"requires_grad", "grad_fn", "is_leaf"})
 """Properties of a tensor that depend on gradients."""
@@ -155,3 +174,59 @@ class Ambient:
         """Write the end of the region that ``entry`` began."""
         if entry is not None and not entry._erased:
             self._writer.create("call_function", leave_gradients, (entry,), effect=True)
+
+
+TYPE_READS = frozenset({"type", "element_size", "result_type", "promote_types", "can_cast"})
+"""Functions and methods whose results follow from the types of their arguments."""
+
+
+class Types:
+    """The types that code read.
+
+    Args:
+        writer: the graph and its tensors.
+
+    Attributes:
+        floating: whether code read the floating type of a tensor.
+    """
+
+    def __init__(self, writer: Writer) -> None:
+        self.floating = False
+        self._writer = writer
+        self._read: list[tuple[Node, Kind]] = []
+
+    def __len__(self) -> int:
+        return len(self._read)
+
+    def cut(self, length: int) -> None:
+        """Forget what was read since there were ``length`` nodes."""
+        del self._read[length:]
+
+    def read(self, tensors: Iterable[Tensor]) -> None:
+        """Note that code read the types of these tensors."""
+        for x in tensors:
+            dtype, node = x.dtype, self._writer.known(x)
+            self.floating |= dtype.is_floating_point
+            if node is not None:
+                self._read.append((node, kind_of(dtype)))
+
+    def inputs(self, tensors: Iterable[Tensor]) -> frozenset[int]:
+        """The numbers of the inputs whose exact type the recorded code may have read, itself or of what it computed.
+
+        A type can only come from inputs of the same kind: embeddings of 32-bit tokens have the type of the weight.
+        """
+        reached = {kind: _sources(node for node, each in self._read if each is kind) for _, kind in self._read}
+        found = ((i, self._writer.known(x), kind_of(x.dtype)) for i, x in enumerate(tensors))
+        return frozenset(i for i, node, kind in found if node in reached.get(kind, ()))
+
+
+def _sources(nodes: Iterable[Node]) -> set[Node]:
+    """Nodes that are still in the graph, with all nodes that they are computed from."""
+    found: set[Node] = set()
+    waiting = [node for node in nodes if not node._erased]
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting += node.all_input_nodes
+    return found

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.fx import Graph, Node
 
-from fractrain_fx.capture.recording.regions import REGIONS
+from fractrain_fx.capture.recording.ambient import REGIONS
 from fractrain_fx.capture.targets import IN_PLACE_OPERATORS
 
 __all__ = ["changes_operands", "has_effect", "join_whole_lists", "remove_dead"]

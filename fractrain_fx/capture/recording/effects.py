@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fractrain_fx.capture.recording.arguments import argument
 from fractrain_fx.capture.sizes.standins import stand_in
+from fractrain_fx.capture.sizes.symbolic import plain
 from fractrain_fx.capture.source import model_line
+from fractrain_fx.capture.targets import function_node
 
 if TYPE_CHECKING:
     from fractrain_fx.capture.recording.recorder import Recorder
@@ -79,7 +82,7 @@ def seed_places(recorder: Recorder) -> list[tuple[Any, str, Any]]:
 
     def written(real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            return real(*args, **kwargs) if recorder.paused else recorder.write_seed(real, args, kwargs)
+            return real(*args, **kwargs) if recorder.paused else _write_seed(recorder, real, args, kwargs)
 
         return call
 
@@ -100,6 +103,20 @@ def seed_places(recorder: Recorder) -> list[tuple[Any, str, Any]]:
     for owner in (random, np.random):
         places.append((owner, "seed", refused(owner.seed, f"seeds {owner.__name__}")))
     return places
+
+
+def _write_seed(recorder: Recorder, real: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Write a call that reads or sets the state of torch's generator."""
+    recorder.watch(args, kwargs)
+    with recorder.pause():
+        result = real(*plain(args), **plain(dict(kwargs)))
+    recorder.effects.accept()
+    arguments = tuple(argument(recorder.writer, value) for value in (*args, *kwargs.values()))
+    node = recorder.writer.create("call_function", function_node(real, real.__name__), arguments, effect=True)
+    if isinstance(result, Tensor):
+        recorder.writer.bind(result, node)
+        recorder.writer.mark_random(node)
+    return result
 
 
 def version_of(x: Tensor) -> int:

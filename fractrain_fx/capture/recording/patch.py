@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils import checkpoint
 
 from fractrain_fx.capture import targets
+from fractrain_fx.capture.recording.closures import write_closed
 from fractrain_fx.capture.recording.effects import seed_places
 from fractrain_fx.capture.recording.hooks import hook_places
 from fractrain_fx.capture.recording.kept.callees import Callee, Method, only_constants, own_containers, placed
@@ -169,7 +170,7 @@ def recording(recorder: Recorder, calls: Calls, callees: Iterable[Callee]) -> It
                 target = targets.function_node(real, cls.__name__)
                 return recorder.write("call_function", target, args, kwargs, result, watched)
             except UnrepresentableError:
-                return recorder.write_closed(cls.__name__, real, args, kwargs, result, watched)
+                return write_closed(recorder, cls.__name__, real, args, kwargs, result, watched)
 
     def enter_region(self: Any) -> Any:
         result = enter(self)

@@ -6,8 +6,7 @@ import contextlib
 import math
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
 from types import CodeType, FrameType
 from typing import Any
 
@@ -17,8 +16,9 @@ from torch.fx import Node
 from torch.overrides import TorchFunctionMode
 
 from fractrain_fx.capture import targets
-from fractrain_fx.capture.recording.ambient import GRADIENT_READS, Ambient
+from fractrain_fx.capture.recording.ambient import GRADIENT_READS, TYPE_READS, Ambient, Types
 from fractrain_fx.capture.recording.arguments import argument
+from fractrain_fx.capture.recording.closures import write_closed
 from fractrain_fx.capture.recording.constants import Additions
 from fractrain_fx.capture.recording.effects import Effects, Watch
 from fractrain_fx.capture.recording.hooks import HOOKS, History, write_hook
@@ -26,39 +26,17 @@ from fractrain_fx.capture.recording.kept.callees import Callee
 from fractrain_fx.capture.recording.kept.hidden import HiddenCalls
 from fractrain_fx.capture.recording.looks import Looks
 from fractrain_fx.capture.recording.results import map_results
-from fractrain_fx.capture.recording.types import TYPE_READS, Types
-from fractrain_fx.capture.recording.writer import UnrepresentableError, Writer
+from fractrain_fx.capture.recording.writer import Mark, Return, UnrepresentableError, Writer
 from fractrain_fx.capture.recording.written import Written
 from fractrain_fx.capture.sizes.data_sizes import passed_on
-from fractrain_fx.capture.sizes.symbolic import SymbolicFloat, SymbolicInt, plain
+from fractrain_fx.capture.sizes.symbolic import plain
 from fractrain_fx.capture.source import by_capture, by_library, model_line
-from fractrain_fx.capture.trees import holds_tensor, map_tree, tensors_in
+from fractrain_fx.capture.trees import holds_tensor, tensors_in
 
-__all__ = ["Mark", "Recorder", "Return"]
+__all__ = ["Recorder"]
 
 _SIZES = frozenset({"size", "numel", "nelement", "stride"})
 # Calls that tell Python code the exact type of a tensor. The kind of type is part of the form of a call.
-
-
-@dataclass(frozen=True)
-class Return:
-    """The end of one call of the module at ``path``: the nodes of the tensors that it returned."""
-
-    path: str
-    nodes: tuple[Node | None, ...]
-
-
-@dataclass(frozen=True)
-class Mark:
-    """A point in a recording, to return to."""
-
-    last: Node
-    obstacles: int
-    returns: int
-    contractions: int
-    guards: int
-    typed: int
-    reads: int
 
 
 class Recorder(TorchFunctionMode):
@@ -76,6 +54,7 @@ class Recorder(TorchFunctionMode):
         refused: functions and methods that cannot be kept as one call, although they should.
         hidden: the contractions inside a call that becomes one node.
         ambient: the circumstances that Python code read.
+        effects: watches tensors and torch's random generators.
         handles: the handles of hooks on tensors, each with its node, by identity.
         codes: the model's own code that made calls, with its global variables.
         written: the buffers that Python code replaced.
@@ -99,7 +78,7 @@ class Recorder(TorchFunctionMode):
         self.hidden = HiddenCalls()
         self.handles: dict[int, tuple[Any, Node]] = {}
         self.codes: dict[CodeType, dict[str, Any]] = {}
-        self._effects = Effects(model, self._set_unseen)
+        self.effects = Effects(model, self._set_unseen)
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
@@ -155,7 +134,7 @@ class Recorder(TorchFunctionMode):
     def watch(self, args: Any, kwargs: Any) -> Watch:
         """Watch the tensors among the arguments before a call."""
         with torch._C.DisableTorchFunction():  # reading versions is not a call of the model
-            return self._effects.watch(tensors_in((args, kwargs)))
+            return self.effects.watch(tensors_in((args, kwargs)))
 
     def write(
         self,
@@ -173,7 +152,7 @@ class Recorder(TorchFunctionMode):
         A call that returns no tensor and changes none leaves no node. ``random``: it draws numbers outside torch.
         ``decided``: dimensions of its results whose length depends on values.
         """
-        changed, drawn = self._effects.since(watched)
+        changed, drawn = self.effects.since(watched)
         drawn = drawn or random
         if not holds_tensor(result) and not changed:
             self.hidden.forget()
@@ -208,19 +187,6 @@ class Recorder(TorchFunctionMode):
                 dims = decided or passed_on(str(getattr(target, "__name__", target)), x, forms)
                 writer.mark_sized(x, frozenset(dims))
         return mapped
-
-    def write_seed(self, real: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Write a call that reads or sets the state of torch's generator."""
-        self.watch(args, kwargs)
-        with self.pause():
-            result = real(*plain(args), **plain(dict(kwargs)))
-        self._effects.accept()
-        arguments = tuple(argument(self.writer, value) for value in (*args, *kwargs.values()))
-        node = self.writer.create("call_function", targets.function_node(real, real.__name__), arguments, effect=True)
-        if isinstance(result, Tensor):
-            self.writer.bind(result, node)
-            self.writer.mark_random(node)
-        return result
 
     def _set_unseen(self) -> None:
         cause = "it sets a generator of random numbers in a way that torch does not show"
@@ -273,7 +239,7 @@ class Recorder(TorchFunctionMode):
         try:
             result = self.write(op, target, ordered, kwargs, result, watched, decided=self.looks.decided(name, args))
         except UnrepresentableError:
-            return self.write_closed(name, func, args, kwargs, result, watched)
+            return write_closed(self, name, func, args, kwargs, result, watched)
         self.looks.cut(name, args, kwargs, result)
         return result
 
@@ -321,39 +287,3 @@ class Recorder(TorchFunctionMode):
         dim = args[1] if len(args) > 1 else kwargs.get("dim")
         whole = tuple(shape) if name == "stride" else shape
         return whole if dim is None else shape[dim]
-
-    def write_closed(
-        self,
-        name: str,
-        func: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        result: Any,
-        watched: Watch,
-    ) -> Any:
-        """Write a call with an argument that has no form in code: a closure keeps all but tensors and sizes."""
-        given: list[Any] = []
-
-        def slot(value: Any) -> Any:
-            if not isinstance(value, (Tensor, SymbolicInt, SymbolicFloat)):
-                return value
-            given.append(value)
-            return _Slot(len(given) - 1)
-
-        kept_args, kept_kwargs = map_tree(args, slot), map_tree(dict(kwargs), slot)
-
-        def call(*values: Any) -> Any:
-            def fill(value: Any) -> Any:
-                return values[value.place] if isinstance(value, _Slot) else value
-
-            return func(*map_tree(kept_args, fill), **map_tree(kept_kwargs, fill))
-
-        target = targets.function_node(call, name.strip("_") or "call")
-        return self.write("call_function", target, tuple(given), {}, result, watched)
-
-
-@dataclass(frozen=True)
-class _Slot:
-    """The place of a tensor or a size among the arguments of a node."""
-
-    place: int

@@ -17,7 +17,7 @@ from fractrain_fx.capture.recording.kept.callees import Callee
 from fractrain_fx.capture.source import model_line
 from fractrain_fx.capture.trees import tensors_in
 
-__all__ = ["SHAPE", "Obstacle", "Source", "UnrepresentableError", "Writer"]
+__all__ = ["SHAPE", "Mark", "Obstacle", "Return", "Source", "UnrepresentableError", "Writer"]
 
 SHAPE = "recorded_shape"
 """Key of ``node.meta``: the shape of the node's tensor in the recorded run."""
@@ -44,6 +44,27 @@ class Obstacle:
     cause: str
     callees: tuple[Callee, ...] = ()
     line: str = ""
+
+
+@dataclass(frozen=True)
+class Return:
+    """The end of one call of the module at ``path``: the nodes of the tensors that it returned."""
+
+    path: str
+    nodes: tuple[Node | None, ...]
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A point in a recording, to return to."""
+
+    last: Node
+    obstacles: int
+    returns: int
+    contractions: int
+    guards: int
+    typed: int
+    reads: int
 
 
 class Source(Enum):

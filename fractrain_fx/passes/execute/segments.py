@@ -16,7 +16,7 @@ from torch import nn
 from torch.fx import Graph, Node
 
 from fractrain_fx.capture import RecordedModule, changes_operands
-from fractrain_fx.capture.recording.regions import REGIONS
+from fractrain_fx.capture.recording.ambient import REGIONS
 from fractrain_fx.execution.blocks.maskless_relu import MasklessReLU
 from fractrain_fx.passes.graph.aliases import base, memory_of
 from fractrain_fx.passes.graph.edit import NAMESPACE, owner_module

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from fractrain_fx.capture.circumstances.asked import Autocast, Circumstance, GradMode, InferenceMode
+from fractrain_fx.capture.asked import Autocast, Circumstance, GradMode, InferenceMode
 from fractrain_fx.capture.sizes.standins import files_of
 from fractrain_fx.capture.source import by_capture, by_library, model_line
 
