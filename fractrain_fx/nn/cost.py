@@ -143,7 +143,8 @@ class CostMeter(FullPrecision):
         if self._computed is None or self._computed[0] != versions:
             with torch.no_grad():
                 self._computed = versions, self._compute(choices, bits)
-        return self._computed[1]
+        cost = self._computed[1]
+        return cost._replace(cp=cost.cp.detach())  # a tensor of its own, by which calls are told apart
 
     def _compute(self, choices: Sequence[Tensor], bits: tuple[Tensor, Tensor] | None) -> Cost:
         spent = torch.zeros_like(self.full)
