@@ -30,7 +30,7 @@ model = nn.Sequential(
     nn.Conv2d(1, 16, 3, padding=1), Residual(16), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(64, 10)
 )
 model = fractrainify(model, example_inputs=(images[:2],))
-engine = Engine(model)
+engine = Engine(model, epochs=2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 for epoch in range(2):

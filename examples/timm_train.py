@@ -27,7 +27,7 @@ def main(images: int = 1280, epochs: int = EPOCHS) -> float:
 
     model = timm.create_model("resnet10t", num_classes=10)
     model = fractrainify(model, example_inputs=(x[:2],))  # FracTrain
-    task = FracTrainTask(model, SoftTargetCrossEntropy(), verbose=False)  # FracTrain
+    task = FracTrainTask(model, SoftTargetCrossEntropy(), epochs=epochs, verbose=False)  # FracTrain
     task.setup_ema(decay=0.9)
     groups = model.param_groups(gates={"lr": 0.05}, decay_norms_and_biases=False)  # FracTrain
     optimizer = create_optimizer_v2(groups, opt="momentum", lr=0.05, weight_decay=1e-4)

@@ -74,7 +74,7 @@ def test_functions(
         ({"method": "pfq", "gate": GateConfig(hidden=8)}, r"gate.hidden=8 changes nothing for method 'pfq'"),
         ({"schedule": "manual", "epsilon": 0.1}, "epsilon=0.1 changes nothing for schedule 'manual': it is for 'auto'"),
         ({"schedule": "cyclic", "alpha": 0.5}, "alpha=0.5 changes nothing for schedule 'cyclic'"),
-        ({"cycles": 4}, "cycles=4 changes nothing for schedule 'auto': it is for 'cyclic'"),
+        ({"cycles": 4}, "cycles=4 changes nothing without a schedule that reads it: it is for 'cyclic'"),
     ],
 )
 def test_fields_of_a_configuration(fields: dict[str, Any], message: str) -> None:

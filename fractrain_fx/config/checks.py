@@ -22,7 +22,7 @@ def check_words(config: FracConfig) -> None:
     """Raise a ``ConfigError`` for a word that a field does not know."""
     for name, kind in CHOICES.items():
         value, known = getattr(config, name), get_args(kind)
-        if value not in known:
+        if value not in known and not (name == "schedule" and value is None):
             raise ConfigError(f"{name}={value!r} is unknown: write one of {', '.join(known)}.{near(str(value), known)}")
 
 
@@ -135,7 +135,9 @@ def _check_steering(config: FracConfig) -> None:
             f"saturate_targets changes nothing for method {config.method!r} with targets={config.targets}: it goes "
             "with targets that were set for gates"
         )
-    if config.indicator == "total" and not (config.method == "fractrain" and config.schedule in ("auto", "two-stage")):
+    if config.indicator == "total" and not (
+        config.method == "fractrain" and config.schedule in (None, "auto", "two-stage")
+    ):
         raise ConfigError(
             f"indicator='total' changes nothing for method {config.method!r} with schedule={config.schedule!r}: it "
             "moves 'fractrain' from stage to stage with schedule 'auto' or 'two-stage'. Write indicator='task'"

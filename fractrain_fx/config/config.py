@@ -100,15 +100,17 @@ class FracConfig:
             attention. ``row`` and ``head`` measure in evaluation too.
         pins: rules that fix the precision of some contractions, and maybe their number format (:class:`Pin`).
         gate: sizes and strength of the gates.
-        schedule: moves the run from stage to stage. ``auto``: Algorithm 1. ``two-stage``: Algorithm 1 over the first
-            and the last stage. ``manual``: each stage gets the same time. ``cyclic``: cosine cycles from the first to
-            the last. ``fixed``: stages begin at ``turns``. ``constant``: the last stage only.
+        schedule: moves the run from stage to stage. ``None``: as ``auto`` in runs of unknown length and of twice the
+            losses that it needs at least (30 epochs for four stages); in shorter ones each stage gets the same time.
+            ``auto``: Algorithm 1. ``two-stage``: the same over the first and the last stage. ``manual``: each stage
+            gets the same time. ``cyclic``: cosine cycles from the first to the last. ``fixed``: stages begin at
+            ``turns``. ``constant``: the last stage only.
         every: how often the schedule is asked for the stage: ``Steps(100)`` (``100 steps``) or ``Tokens(1_000_000)``;
             ``None``: after each epoch. It then gets the mean loss since it was last asked.
         turns: where each stage after the first begins, for ``fixed``: shares of the run (``0.75``), or ``Steps`` or
             ``Tokens``, as ``every`` counts. A stage begins when the schedule is next asked.
-        length: length of the run in the unit of ``every``, for schedules that divide it. ``fractrain train`` sets it;
-            Hugging Face's and Lightning's trainers know it, unless the unit is tokens.
+        length: length of the run in the unit of ``every``. ``fractrain train`` sets it; Hugging Face's and Lightning's
+            trainers know it, unless the unit is tokens.
         indicator: the loss that moves the stages of ``auto`` and ``two-stage``. ``task``: the task loss. ``total``: the
             task loss plus the cost term, as in the authors' code (``fractrain``).
         epochs: length of the run where ``every`` is ``None``.
@@ -119,8 +121,7 @@ class FracConfig:
         compared_calls: of each recording, the number of first calls with other sizes that are compared with the model
             itself, because code may read a size in a way that recording does not see. The first call with another type,
             layout or setting of torch is always compared; 0 compares no call.
-        recordings: most recordings of one model; calls with other arguments, and sizes for which its code takes
-            another path, need another one.
+        recordings: most recordings of one model, for calls with other arguments and sizes that take another path.
     """
 
     method: Method = "fractrain"
@@ -143,7 +144,7 @@ class FracConfig:
     ranges: Ranges = "tensor"
     pins: tuple[Pin, ...] = ()
     gate: GateConfig = field(default_factory=GateConfig)
-    schedule: Schedule = "auto"
+    schedule: Schedule | None = None
     every: Amount | None = None
     turns: tuple[float | Amount, ...] = ()
     length: Amount | None = None

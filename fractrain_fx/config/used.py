@@ -22,8 +22,8 @@ _READERS = {
     "weight_bits": ("method", ("dfq", "fractrain")),
     "targets": ("method", ("dfq", "fractrain", "slu")),
     "gate": ("method", ("dfq", "fractrain", "slu")),
-    "epsilon": ("schedule", ("auto", "two-stage")),
-    "alpha": ("schedule", ("auto", "two-stage")),
+    "epsilon": ("schedule", (None, "auto", "two-stage")),
+    "alpha": ("schedule", (None, "auto", "two-stage")),
     "cycles": ("schedule", ("cyclic",)),
 }
 
@@ -36,9 +36,13 @@ def check_used(config: FracConfig) -> None:
         default = field.default if field.default_factory is MISSING else field.default_factory()
         if chosen not in readers and value != default:
             raise ConfigError(
-                f"{_shown(name, value, default)} changes nothing for {kind} {chosen!r}: it is for "
-                f"{', '.join(map(repr, readers))}"
+                f"{_shown(name, value, default)} changes nothing {_under(kind, chosen)}: it is for "
+                f"{', '.join(repr(reader) for reader in readers if reader is not None)}"
             )
+
+
+def _under(kind: str, chosen: str | None) -> str:
+    return f"without a {kind} that reads it" if chosen is None else f"for {kind} {chosen!r}"
 
 
 def _shown(name: str, value: Any, default: Any) -> str:

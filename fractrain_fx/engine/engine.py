@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from jaxtyping import Float
@@ -13,19 +14,20 @@ from fractrain_fx.config.clock import Amount
 from fractrain_fx.engine import steered, told
 from fractrain_fx.engine.clock import RunClock, StageChange
 from fractrain_fx.engine.controller import CostController
+from fractrain_fx.engine.course import Course, Staged
 from fractrain_fx.engine.distributed import mean_over_ranks
 from fractrain_fx.engine.ledger import EpochRow, Ledger
 from fractrain_fx.engine.meter import EpochSums, refuse_bad_step
 from fractrain_fx.engine.open_epoch import OpenEpoch
-from fractrain_fx.engine.schedules import Level, StagePlan, StageSchedule, plan_stages
+from fractrain_fx.engine.schedules import LoopLength, StageSchedule
 from fractrain_fx.engine.steered import SteeredModel
 from fractrain_fx.engine.watch import LoopWatch
-from fractrain_fx.errors import ConfigError, CostTermError, InputError, NonFiniteLossError, RunError
+from fractrain_fx.errors import NonFiniteLossError, RunError
 
 __all__ = ["Engine", "StageChange"]
 
 
-class Engine:
+class Engine(Staged):
     """Trains a ``FracModel`` by its own configuration, inside any training loop (paper, Algorithms 1 and 2).
 
     Call :meth:`loss` after each forward of a training step, and :meth:`end_epoch` after each epoch; with the
@@ -37,7 +39,7 @@ class Engine:
         model: the model, also inside ``torch.compile`` or ``DistributedDataParallel``.
         accumulate: batches whose gradients make one optimizer step, if the loop divides each loss by that number.
         schedule: replaces the schedule that the configuration names.
-        epochs: length of the run, for schedules that divide it; by default the configuration's.
+        epochs: length of the run, by which its stages are planned; by default the configuration's.
         length: the same in steps or tokens, if the configuration's ``every`` counts them.
         watch: whether to check, in the first steps and at the end of the first epoch, that backward reaches the cost
             term and that the optimizer moves gates and model.
@@ -57,15 +59,14 @@ class Engine:
         steered.note_steered(self.model)
         given = {"epochs": epochs, "length": length}
         config = self.model.frac_config.replace(**{name: each for name, each in given.items() if each is not None})
-        levels = steered.levels_of(self.model)
-        self._plan = StagePlan(levels, schedule) if schedule is not None else plan_stages(config, levels)
+        self._course = Course(config, steered.levels_of(self.model), schedule)
         self._controller = CostController(config.gate, config.gate_options, config.gate_weight_bits)
         self.accumulate = accumulate
-        self._stage = 0
+        self._paused = False
         self._clock = RunClock(config.every)
         self._epoch = OpenEpoch(self._row)
         self._watch = LoopWatch(self.model, watch, unscaled=config.gate.gradient == "fisher")
-        self.ledger = Ledger(self.model.macs, self.model.uncounted)
+        self.ledger = Ledger(self.model.macs, self.model.uncounted, self._course.texts)
         steered.apply_level(self.model, self.level)
 
     @property
@@ -82,20 +83,23 @@ class Engine:
         """Batches that this process gave to :meth:`loss` since the epoch began."""
         return self._epoch.batches
 
-    @property
-    def stage(self) -> int:
-        """The present stage, counted from 0."""
-        return self._stage
+    def expect(self, *, epochs: int | None = None, steps: int | None = None) -> None:
+        """Say how long the loop is, before its first step; trainers do. A run that has begun is not planned again.
 
-    @property
-    def level(self) -> Level:
-        """The level of the present stage: a precision, or a target cp in per cent."""
-        return self._plan.levels[self._stage]
+        Warns if the last stage cannot be reached in this length.
 
-    @property
-    def levels(self) -> tuple[Level, ...]:
-        """The level of each stage."""
-        return self._plan.levels
+        Args:
+            epochs: calls of :meth:`end_epoch`.
+            steps: calls of :meth:`end_step`, if the loop calls it: by these a run of few epochs is divided.
+
+        Raises:
+            ConfigError: the schedule does not fit the length.
+        """
+        if self.steps or self.ledger.rows:
+            return
+        self._course.expect(LoopLength(epochs, steps))
+        self._clock, self.ledger.levels = RunClock(self._course.plan.every), self._course.texts
+        steered.apply_level(self.model, self.level)
 
     def loss(
         self,
@@ -119,30 +123,36 @@ class Engine:
             RunError: the configuration has ``every``, and :meth:`end_step` was not called after the last step.
             CostTermError: the first optimizer steps changed the model, but backward never reached the cost term.
         """
-        if not isinstance(task_loss, Tensor):
-            raise InputError(f"engine.loss takes the loss as a tensor of one number, not a {type(task_loss).__name__}")
-        told.check_batch(mean, weight, tokens)
+        task_loss = told.check_batch(task_loss, mean, weight, tokens)
+        if self._paused:
+            return task_loss
         cost, samples = self.model.cost, self.model.batch
         self._watch.batch(cost.cp)
-        if task_loss.numel() != 1:
-            raise InputError(
-                f"engine.loss needs one number, got a tensor of shape {tuple(task_loss.shape)}: "
-                "take the mean of the losses of the batch first"
-            )
-        task_loss = task_loss.reshape(())
+        self._course.begin()
         self._clock.batch(self.model.tokens if tokens is None else tokens, self.accumulate)
+        divisor = self.accumulate if weight is None else weight
         seen = task_loss if mean is None else mean.reshape(())
         if not self.model.frac_config.gated:
             self._note(seen)
             self._watch.hand_out(task_loss, cost_term=False)
             return task_loss
-        # Ops that follow the stage weigh in cp like blocks of mean size that no gate chooses for.
-        blocks = len(cost.choice) / self.model.gated_share
+        blocks = len(cost.choice) / self.model.gated_share  # ops that follow the stage weigh like blocks of mean size
         term = self._controller.term(cost.cp, steered.target_of(self.level), samples, blocks, weight)
-        share = self.accumulate / (self.accumulate if weight is None else weight)  # of the step's cost term, as a mean
-        self._note(seen, share * term)
+        self._note(seen, self.accumulate / divisor * term)  # the share of the step's cost term, as a mean
         self._watch.hand_out(term, cost_term=True, weight=weight)
         return task_loss + term
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Count nothing meanwhile: :meth:`loss` gives the task loss back. For passes that train nothing.
+
+        Such a pass measures statistics with the model in training mode, as stochastic weight averaging does.
+        """
+        self._paused = True
+        try:
+            yield
+        finally:
+            self._paused = False
 
     def start_step(self) -> None:
         """Begin an optimizer step, in loops whose steps do not always have ``accumulate`` batches."""
@@ -167,7 +177,7 @@ class Engine:
         sums = self._clock.close_window()
         self.check_finite()
         epoch = len(self.ledger.rows) + 1
-        return self._move_to(self._plan.schedule.update(self._finite_loss(sums, epoch)), epoch)
+        return self._move_to(self._course.plan.schedule.update(self._finite_loss(sums, epoch)), epoch)
 
     def require_backward(self, culprit: str) -> None:
         """Check that backward has reached every cost term handed out so far.
@@ -178,12 +188,7 @@ class Engine:
         Raises:
             CostTermError: it has not.
         """
-        unpaid = self._watch.take_unpaid()
-        if unpaid:
-            raise CostTermError(
-                f"{culprit} dropped the cost term: backward was not called on the result of engine.loss "
-                f"for {unpaid} batch(es). Call backward on engine.loss(task_loss), or on a sum that holds it"
-            )
+        told.refuse_unpaid(self._watch.take_unpaid(), culprit)
 
     def check_finite(self) -> None:
         """Raise a ``NonFiniteLossError`` if a loss of this epoch so far is not finite. Waits for the device."""
@@ -210,16 +215,13 @@ class Engine:
         """
         if self.steps == 0:
             raise RunError("end_epoch was called without a training step before it: call engine.loss in each step")
-        if mean_loss is not None and self._clock.every is not None:
-            raise ConfigError(
-                f"mean_loss changes nothing with every={str(self._clock.every)!r}: the schedule sees no epochs"
-            )
-        given = None if mean_loss is None else told.require_number(mean_loss)
+        given = told.require_number(mean_loss, self._clock.every)
         self.model.look_for_changes()
         self._watch.end_epoch()
         parts, sums, batches = self._epoch.close()
         self._controller.start_step()
         row = self.ledger.close_epoch(parts)
+        self._course.end_epoch(self.ledger.rows)
         if sums is None:  # the stage changed after the epoch's last step, and all losses were finite
             return None
         refuse_bad_step(sums.bad_step, row.epoch, batches)
@@ -227,12 +229,8 @@ class Engine:
         if self._clock.every is not None:
             return None
         seen = loss if given is None else mean_over_ranks(given, self.model.cost.cp.device)
-        if not math.isfinite(seen):
-            raise NonFiniteLossError(
-                f"the mean loss of epoch {row.epoch} is {seen}: the stage stays; lower the learning rate or look for "
-                "a division by zero in the loss"
-            )
-        return self._move_to(self._plan.schedule.update(seen), row.epoch)
+        told.refuse_mean(seen, row.epoch)
+        return self._move_to(self._course.plan.schedule.update(seen), row.epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values (JSON) that continue this engine elsewhere, taken between optimizer steps.
@@ -240,8 +238,8 @@ class Engine:
         Unless an epoch, and the stretch that ``every`` counts, have just ended, all processes must call this together.
         """
         state = {
-            "stage": self._stage,
-            "schedule": self._plan.schedule.state_dict(),
+            "stage": self.stage,
+            "schedule": self._course.plan.schedule.state_dict(),
             "ledger": self.ledger.to_dict(),
             "controller": self._controller.state_dict(),
             "clock": self._clock.state_dict(),
@@ -255,23 +253,22 @@ class Engine:
             RunError: the state is no state of an engine, or belongs to a run with more stages or another schedule.
         """
         told.refuse_state(state, len(self.levels))
-        told.load_schedule(self._plan.schedule, state["schedule"])
+        told.load_schedule(self._course.plan.schedule, state["schedule"])
         self.ledger.load_dict(state["ledger"])
         self._controller.load_state_dict(state.get("controller", {}))
         if "clock" in state:
             self._clock.load_state_dict(state["clock"])
         self._epoch.load_state_dict(state)
-        self._stage = int(state["stage"])
+        self._course.stage = int(state["stage"])
         steered.apply_level(self.model, self.level)
 
     def _note(self, loss: Tensor, cost_term: Tensor | None = None) -> None:
-        """Add a batch to the open epoch, and to the open window if there are windows."""
         for sums in (self._epoch, self._clock):
             sums.add(loss, self.model.cost, self.model.batch, cost_term)
 
     def _row(self, sums: EpochSums) -> EpochRow:
         """The ledger's row of what was trained in the present stage since the epoch began."""
-        return self.ledger.row(sums, self._stage, steered.level_text(self.level), self.model.trained_share, self._clock)
+        return self.ledger.row(sums, self.stage, self._course.texts[self.stage], self.model.trained_share, self._clock)
 
     def _finite_loss(self, sums: EpochSums, epoch: int) -> float:
         """The loss that the schedule sees."""
@@ -280,12 +277,12 @@ class Engine:
         return sums.loss + sums.cost_term if self.model.frac_config.indicator == "total" else sums.loss
 
     def _move_to(self, stage: int, epoch: int) -> StageChange | None:
-        if stage == self._stage:
+        if stage == self.stage:
             return None
         told.refuse_stage(stage, len(self.levels), epoch)
         if self._clock.every is not None:
             self._epoch.close_part()
-        change = StageChange(epoch, self._stage, stage, self.level, self._plan.levels[stage], *self._clock.place)
-        self._stage = stage
+        change = StageChange(epoch, self.stage, stage, self.level, self.levels[stage], *self._clock.place)
+        self._course.stage = stage
         steered.apply_level(self.model, self.level)
         return change

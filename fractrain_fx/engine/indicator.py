@@ -42,6 +42,11 @@ class LossPlateau:
         self._first: list[float] = []
 
     @property
+    def window(self) -> int:
+        """Losses compared at a turning point."""
+        return self._window.maxlen or 0
+
+    @property
     def scale(self) -> float:
         """Mean of the first ten epoch losses, or of as many as there are; NaN before the first."""
         return sum(self._first) / len(self._first) if self._first else math.nan
@@ -57,7 +62,7 @@ class LossPlateau:
         if len(self._first) < _SCALE_EPOCHS:
             self._first.append(loss)
         self._window.append(loss)
-        if len(self._window) < (self._window.maxlen or 0) or not self._flat():
+        if len(self._window) < self.window or not self._flat():
             return False
         self.epsilon *= self.alpha
         self._window.clear()

@@ -10,8 +10,12 @@ from typing import Any
 
 from fractrain_fx.engine.clock import RunClock
 from fractrain_fx.engine.meter import EpochSums
+from fractrain_fx.engine.steered import show_level
 
-__all__ = ["EpochRow", "Ledger", "beside_shares", "pure_rows", "turning_rows"]
+__all__ = ["EpochRow", "Ledger", "beside_shares", "pure_rows", "stages_text", "table", "turning_rows"]
+
+
+_ENDS = 5  # rows at the beginning and at the end of a ledger's table
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,14 @@ class EpochRow:
     tokens: int = 0
     parts: tuple[EpochRow, ...] = ()
 
+    def __str__(self) -> str:
+        """The epoch in one line."""
+        loss = "not finite" if self.loss is None else f"{self.loss:.4f}"
+        return (
+            f"epoch {self.epoch:3d}  stage {self.stage + 1} ({show_level(self.level)})  loss {loss}  "
+            f"cp {100 * self.cp:.2f} %  cp_total {100 * self.cp_total:.2f} %{beside_shares(self.uncounted)}"
+        )
+
     @property
     def pure(self) -> tuple[EpochRow, ...]:
         """Rows of one stage each: the parts, or this row itself."""
@@ -80,6 +92,31 @@ def turning_rows(rows: Iterable[EpochRow]) -> list[EpochRow]:
     """The rows, or parts of rows, after which another stage began."""
     pure = pure_rows(rows)
     return [before for before, after in pairwise(pure) if before.stage != after.stage]
+
+
+def stages_text(rows: Iterable[EpochRow], levels: Sequence[str]) -> str:
+    """The stages that a run had, each with its share of the samples.
+
+    Args:
+        rows: its epochs.
+        levels: the level of each stage.
+    """
+    pure = pure_rows(rows)
+    samples = [sum(row.samples for row in pure if row.stage == stage) for stage in range(len(levels))]
+    had = [
+        f"{show_level(level)} for {100 * count / sum(samples):.0f} %"
+        for level, count in zip(levels, samples, strict=True)
+        if count
+    ]
+    left_out = [show_level(level) for level, count in zip(levels, samples, strict=True) if not count]
+    return f"stages: {', '.join(had)} of the samples" + (f"; never {', '.join(left_out)}" if left_out else "")
+
+
+def table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Columns of text, aligned to the right."""
+    widths = [max(map(len, column)) for column in zip(heads, *lines, strict=True)]
+    rows = ("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in (heads, *lines))
+    return "\n".join(row.rstrip() for row in rows)
 
 
 def _together(parts: Sequence[EpochRow]) -> EpochRow:
@@ -111,11 +148,13 @@ class Ledger:
     Args:
         macs: forward MACs of one sample.
         uncounted: number of contractions that no formula counts.
+        levels: the level of each stage of the run, as rows have it.
     """
 
-    def __init__(self, macs: int, uncounted: int = 0) -> None:
+    def __init__(self, macs: int, uncounted: int = 0, levels: Sequence[str] = ()) -> None:
         self.macs = macs
         self.uncounted = uncounted
+        self.levels = tuple(levels)
         self.rows: list[EpochRow] = []
 
     def row(self, sums: EpochSums, stage: int, level: str, trained: float, clock: RunClock) -> EpochRow:
@@ -138,6 +177,35 @@ class Ledger:
         """Append the row of the epoch that ended, from those of its parts."""
         self.rows.append(parts[0] if len(parts) == 1 else _together(parts))
         return self.rows[-1]
+
+    @property
+    def stages(self) -> str:
+        """The stages that the run had, in one line; empty before the first epoch."""
+        return stages_text(self.rows, self.levels) if self.rows else ""
+
+    def __str__(self) -> str:
+        """A line for each epoch, and one for the stages."""
+        return "\n".join([*map(str, self.rows), *filter(None, [self.stages])]) or "no epoch yet"
+
+    def __repr__(self) -> str:
+        """A table of the first and the last epochs."""
+        heads = ("epoch", "stage", "level", "loss", "cp, %", "cp_total, %", "samples")
+        lines: list[tuple[str, ...]] = [
+            (
+                str(row.epoch),
+                str(row.stage + 1),
+                show_level(row.level),
+                "not finite" if row.loss is None else f"{row.loss:.4f}",
+                f"{100 * row.cp:.2f}",
+                f"{100 * row.cp_total:.2f}",
+                f"{row.samples:,}",
+            )
+            for row in self.rows
+        ]
+        if len(lines) > 2 * _ENDS + 1:
+            lines[_ENDS:-_ENDS] = [("...",) * len(heads)]
+        spent = f", mean cp {100 * self.mean_cp:.2f} %, {self.total_macs:.3e} MACs at 32 bits" if self.rows else ""
+        return f"Ledger: {len(self.rows)} epochs{spent}\n{table(heads, lines)}"
 
     @property
     def samples(self) -> int:

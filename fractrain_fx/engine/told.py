@@ -9,8 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
+from fractrain_fx.config.clock import Amount
 from fractrain_fx.engine.schedules import StageSchedule
-from fractrain_fx.errors import ConfigError, InputError, RunError
+from fractrain_fx.errors import ConfigError, CostTermError, InputError, NonFiniteLossError, RunError
 
 __all__ = [
     "AGAIN",
@@ -21,8 +22,10 @@ __all__ = [
     "missed",
     "no_backward",
     "nothing_moves",
+    "refuse_mean",
     "refuse_stage",
     "refuse_state",
+    "refuse_unpaid",
     "require_batches",
     "require_number",
     "unread",
@@ -116,13 +119,33 @@ def load_schedule(schedule: StageSchedule, state: Mapping[str, Any]) -> None:
         ) from error
 
 
-def check_batch(mean: Any, weight: Any, tokens: Any) -> None:
-    """Check the optional arguments of ``Engine.loss``.
+def refuse_unpaid(batches: int, culprit: str) -> None:
+    """Raise a ``CostTermError`` if backward never reached the cost terms of some batches."""
+    if batches:
+        raise CostTermError(
+            f"{culprit} dropped the cost term: backward was not called on the result of engine.loss "
+            f"for {batches} batch(es). Call backward on engine.loss(task_loss), or on a sum that holds it"
+        )
+
+
+def refuse_mean(loss: float, epoch: int) -> None:
+    """Raise a ``NonFiniteLossError`` for the mean loss of an epoch."""
+    if not math.isfinite(loss):
+        raise NonFiniteLossError(
+            f"the mean loss of epoch {epoch} is {loss}: the stage stays; lower the learning rate or look for "
+            "a division by zero in the loss"
+        )
+
+
+def check_batch(loss: Any, mean: Any, weight: Any, tokens: Any) -> Tensor:
+    """Check the arguments of ``Engine.loss``; returns the loss without dimensions.
 
     Raises:
-        InputError: ``mean`` is not a tensor of one number, ``weight`` not a finite number above 0, or ``tokens`` not a
-            whole number from 0 on.
+        InputError: ``loss`` is not a tensor of one number, ``mean`` is not one either, ``weight`` is not a finite
+            number above 0, or ``tokens`` is not a whole number from 0 on.
     """
+    if not isinstance(loss, Tensor):
+        raise InputError(f"engine.loss takes the loss as a tensor of one number, not a {type(loss).__name__}")
     if mean is not None and not (isinstance(mean, Tensor) and mean.numel() == 1):
         raise InputError(
             f"engine.loss got mean={_shown(mean)}: pass the mean task loss of the batch, as a tensor of one number"
@@ -134,6 +157,12 @@ def check_batch(mean: Any, weight: Any, tokens: Any) -> None:
         )
     if tokens is not None and not (_is_a(Integral, tokens) and tokens >= 0):
         raise InputError(f"engine.loss got tokens={_shown(tokens)}: pass the number of tokens of the batch, as an int")
+    if loss.numel() != 1:
+        raise InputError(
+            f"engine.loss needs one number, got a tensor of shape {tuple(loss.shape)}: "
+            "take the mean of the losses of the batch first"
+        )
+    return loss.reshape(())
 
 
 def require_batches(accumulate: Any) -> int:
@@ -149,12 +178,17 @@ def require_batches(accumulate: Any) -> int:
     return int(accumulate)
 
 
-def require_number(mean_loss: Any) -> float:
-    """The loss that ``Engine.end_epoch`` is given.
+def require_number(mean_loss: Any, every: Amount | None) -> float | None:
+    """The loss that ``Engine.end_epoch`` is given, if any.
 
     Raises:
         InputError: neither a number nor a tensor of one.
+        ConfigError: stages change by ``every``.
     """
+    if mean_loss is None:
+        return None
+    if every is not None:
+        raise ConfigError(f"mean_loss changes nothing with every={str(every)!r}: the schedule sees no epochs")
     fits = mean_loss.numel() == 1 if isinstance(mean_loss, Tensor) else _is_a(Real, mean_loss)
     if not fits:
         raise InputError(f"end_epoch got mean_loss={_shown(mean_loss)}: pass the mean loss of the epoch, as a number")

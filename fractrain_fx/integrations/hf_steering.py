@@ -14,7 +14,7 @@ from fractrain_fx.engine.distributed import sum_over_ranks, world_size
 from fractrain_fx.engine.meter import EpochMeter
 from fractrain_fx.engine.steered import note_steered
 from fractrain_fx.errors import ConfigError, CostTermError, InputError, RunError
-from fractrain_fx.integrations.length import engine_for, waits_for_length
+from fractrain_fx.integrations.length import engine_for, tell_length, waits_for_length
 from fractrain_fx.model import FracModel
 
 __all__ = ["Steering", "refuse_fsdp"]
@@ -121,11 +121,12 @@ class Steering(TrainerCallback):
                 f"Trainer would spread the batch over {args.n_gpu} GPUs of one process, which a recorded graph cannot "
                 "follow: start one process a GPU (accelerate launch, torchrun), or show it one (CUDA_VISIBLE_DEVICES)"
             )
+        epochs = None if state.num_train_epochs == sys.maxsize else state.num_train_epochs  # no end but max_steps
+        length: dict[str, int | None] = {"stage_steps": self.stage_steps, "epochs": epochs, "steps": state.max_steps}
         if self._engine is None:
-            epochs = None if state.num_train_epochs == sys.maxsize else state.num_train_epochs  # no end but max_steps
-            self._engine = engine_for(
-                self.frac_model, stage_steps=self.stage_steps, epochs=epochs, steps=lambda: state.max_steps
-            )
+            self._engine = engine_for(self.frac_model, **length)
+        else:
+            tell_length(self._engine, **length)
         self.engine.accumulate = args.gradient_accumulation_steps
         if state.global_step == 0:
             return

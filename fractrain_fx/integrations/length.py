@@ -1,9 +1,8 @@
-"""The length of a run, which the loop around the model knows where the configuration does not say it."""
+"""The length of a run, which the loop around the model knows."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 from fractrain_fx.config.clock import Steps
 from fractrain_fx.engine import Engine
@@ -11,7 +10,7 @@ from fractrain_fx.engine.schedules import lacks_length
 from fractrain_fx.engine.steered import levels_of
 from fractrain_fx.model import FracModel
 
-__all__ = ["engine_for", "waits_for_length"]
+__all__ = ["engine_for", "tell_length", "waits_for_length"]
 
 
 def waits_for_length(model: FracModel) -> bool:
@@ -19,26 +18,38 @@ def waits_for_length(model: FracModel) -> bool:
     return lacks_length(model.frac_config, levels_of(model))
 
 
-def engine_for(
-    model: FracModel, *, stage_steps: int | None, epochs: int | None, steps: Callable[[], int | None]
-) -> Engine:
+def engine_for(model: FracModel, *, stage_steps: int | None, epochs: int | None, steps: int | None) -> Engine:
     """The engine of a model in a loop of known length.
 
     Args:
-        model: the rewritten model. A length in its configuration counts, and the loop is not asked.
+        model: the rewritten model. A length in its configuration divides the run.
         stage_steps: optimizer steps of an epoch of the ledger; ``None``: they are the loop's epochs.
         epochs: epochs of the loop; ``None`` if it has no fixed number.
-        steps: gives the optimizer steps of the loop, or ``None``; called only where they are needed.
+        steps: optimizer steps of the loop, or ``None``.
 
     Raises:
         ConfigError: the schedule divides the run, and neither configuration nor loop say how long it is in its unit.
     """
     every = model.frac_config.every
     if not waits_for_length(model):
-        return Engine(model)
-    if every is None and stage_steps is None:
-        return Engine(model, epochs=epochs)
-    count = steps() if every is None or isinstance(every, Steps) else None
-    if every is None and stage_steps is not None:
-        return Engine(model, epochs=None if count is None else math.ceil(count / stage_steps))
-    return Engine(model, length=None if count is None else Steps(count))
+        engine = Engine(model)
+    elif every is None:
+        engine = Engine(model, epochs=_ledger_epochs(stage_steps, epochs, steps))
+    else:
+        engine = Engine(model, length=Steps(steps) if steps is not None and isinstance(every, Steps) else None)
+    tell_length(engine, stage_steps=stage_steps, epochs=epochs, steps=steps)
+    return engine
+
+
+def tell_length(engine: Engine, *, stage_steps: int | None, epochs: int | None, steps: int | None) -> None:
+    """Tell an engine how long the loop around it is; the arguments are those of :func:`engine_for`."""
+    engine.expect(
+        epochs=_ledger_epochs(stage_steps, epochs, steps),
+        steps=steps if stage_steps is None else None,
+    )
+
+
+def _ledger_epochs(stage_steps: int | None, epochs: int | None, steps: int | None) -> int | None:
+    if stage_steps is None:
+        return epochs
+    return None if steps is None else math.ceil(steps / stage_steps)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.optim import Optimizer
 
 from fractrain_fx.engine import Engine
 from fractrain_fx.errors import ConfigError, CostTermError
 from fractrain_fx.integrations.find import model_in
-from fractrain_fx.integrations.length import engine_for
+from fractrain_fx.integrations.length import engine_for, tell_length
 
 __all__ = ["FracTrainCallback"]
 
@@ -43,6 +45,7 @@ class FracTrainCallback(Callback):
         self._engine = engine
         self._stage_steps = stage_steps
         self._state: Mapping[str, Any] | None = None
+        self._epochs: int | None = None
         self._step = 0
         self._restore: Callable[[], None] | None = None
         self._values: dict[str, Any] = {}
@@ -54,36 +57,51 @@ class FracTrainCallback(Callback):
             raise ConfigError("the engine is made when trainer.fit begins: read it after that, or pass one")
         return self._engine
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._epochs = trainer.max_epochs  # before StochasticWeightAveraging adds its pass
+
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._engine is None:
-            limits = (trainer.max_epochs, trainer.max_steps)
-            self._engine = engine_for(
-                model_in(pl_module),
-                stage_steps=self._stage_steps,
-                epochs=None if limits[0] in (None, -1) else limits[0],
-                steps=lambda: None if limits == (-1, -1) else int(trainer.estimated_stepping_batches),
-            )
-        every = self.engine.model.frac_config.every
+        model = model_in(pl_module) if self._engine is None else self._engine.model
+        every = model.frac_config.every
         if self._stage_steps is not None and every is not None:
             raise ConfigError(
                 f"stage_steps={self._stage_steps} and every={str(every)!r} both say when the stage may change: leave "
                 "stage_steps out"
             )
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        epochs, steps = self._length(trainer, pl_module)
+        if self._engine is None:
+            model = model_in(pl_module)
+            self._engine = engine_for(model, stage_steps=self._stage_steps, epochs=epochs, steps=steps)
+        else:
+            tell_length(self._engine, stage_steps=self._stage_steps, epochs=epochs, steps=steps)
         if self._state is not None:
             self.engine.load_state_dict(self._state)
             self._state = None
         self.engine.accumulate = trainer.accumulate_grad_batches
-        self._wrap(pl_module)
+        self._step = trainer.global_step
+        self._wrap(trainer, pl_module)
+
+    def _length(self, trainer: Trainer, module: LightningModule) -> tuple[int | None, int | None]:
+        """Epochs of the run and, where Lightning counts them as this callback does, optimizer steps."""
+        epochs, steps = self._epochs, trainer.max_steps
+        epochs = None if epochs in (None, -1) else epochs
+        batches = trainer.num_training_batches
+        if math.isfinite(batches):
+            per_epoch = math.ceil(batches / trainer.accumulate_grad_batches)
+            epochs = min(filter(None, (epochs, math.ceil(steps / per_epoch) if steps > 0 else None)), default=None)
+            steps = min(filter(None, (epochs and epochs * per_epoch, steps if steps > 0 else None)), default=-1)
+        return epochs, steps if steps > 0 and module.automatic_optimization else None
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if self._restore is not None:
             self._restore()
             self._restore = None
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._step = trainer.global_step
-
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if _only_measures(trainer):
+            return
         self.engine.accumulate = trainer.accumulate_grad_batches  # a scheduler may have changed it
         if batch_idx % trainer.accumulate_grad_batches == 0:
             self.engine.start_step()
@@ -94,6 +112,8 @@ class FracTrainCallback(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        if _only_measures(trainer):
+            return
         if self._values:
             pl_module.log_dict(self._values, batch_size=self.engine.model.batch)
         stepped, self._step = trainer.global_step != self._step, trainer.global_step
@@ -113,22 +133,24 @@ class FracTrainCallback(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.engine.steps:
             self.engine.end_epoch()
+        if len(self.engine.levels) > 1:
+            rank_zero_info(self.engine.ledger.stages)
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self._engine is None else {"engine": self._engine.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if self._engine is None:
-            self._state = state_dict.get("engine")
-        elif "engine" in state_dict:
-            self._engine.load_state_dict(state_dict["engine"])
+        self._state = state_dict.get("engine")
 
-    def _wrap(self, module: LightningModule) -> None:
+    def _wrap(self, trainer: Trainer, module: LightningModule) -> None:
         """Wrap ``training_step`` of this module (not of its class) so that its loss gets the cost term."""
         step = module.training_step
         own = "training_step" in vars(module)
 
         def training_step(*args: Any, **kwargs: Any) -> Any:
+            if _only_measures(trainer):
+                with self.engine.paused():
+                    return step(*args, **kwargs)
             before = self.engine.steps
             output = step(*args, **kwargs)
             added = self.engine.steps - before
@@ -162,3 +184,8 @@ class FracTrainCallback(Callback):
         share = (loss - task).detach() / self.engine.accumulate
         self._values = {"task_loss": task.detach(), "cost_loss": share}
         return {**output, "loss": loss} if isinstance(output, Mapping) else loss
+
+
+def _only_measures(trainer: Trainer) -> bool:
+    """Whether this epoch trains nothing: StochasticWeightAveraging's pass, which measures for the norms."""
+    return bool(getattr(trainer.fit_loop, "_skip_backward", False))

@@ -103,6 +103,7 @@ class Trainer:
         self._identity = identity(config, self._accelerator.num_processes)
         length = self._prepared.length_in(model.frac_config.every)
         self.engine = Engine(model, accumulate=self.settings.accumulate, epochs=self.epochs, length=length)
+        self.engine.expect(epochs=self.epochs, steps=self._length.steps_before(self.epochs))
         self._meter = self.objective.meter().to(self._accelerator.device)
         self._progress = Progress()
         self._resumed = False
@@ -151,6 +152,8 @@ class Trainer:
                 if not is_lost_process(error.__cause__ or error):
                     raise
                 raise RunError(f"{LOST}. {self._last_good()}") from error
+            if len(self.engine.levels) > 1:
+                log.say(self.engine.ledger.stages)
         result = self.result()
         if self.out is not None and self.is_main:
             result.to_json(self.out / "result.json")

@@ -12,7 +12,7 @@ from torch import nn
 from fractrain_fx.config import FracConfig, GateConfig
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.engine import Engine, StageChange
-from fractrain_fx.errors import ConfigError, InputError, NonFiniteLossError, RunError
+from fractrain_fx.errors import ConfigError, FracTrainWarning, InputError, NonFiniteLossError, RunError
 from tests.engine.fake import FakeModel
 
 
@@ -70,7 +70,7 @@ def test_the_cost_term_pushes_towards_the_target() -> None:
     engine = Engine(model)
     model(4)
     assert engine.loss(torch.tensor(1.0)) > 1
-    engine._stage = 1
+    engine._course.stage = 1
     assert engine.loss(torch.tensor(1.0)) < 1
 
 
@@ -297,3 +297,91 @@ def test_the_indicator_may_see_the_cost_term_too() -> None:
     # Two batches a step: its cost term has all their samples, whoever divides the loss.
     assert seen_by("total", accumulate=2) - 1 == pytest.approx(2 * (total - 1))
     assert seen_by("total", accumulate=2, weight=1.0) - 1 == pytest.approx(2 * (total - 1))
+
+
+def test_an_engine_that_does_not_know_the_length_says_so_once_and_one_that_does_is_silent(recwarn: Any) -> None:
+    model = FakeModel()
+    engine = Engine(model)
+    with pytest.warns(
+        FracTrainWarning, match=r"last of 4 after 15 epochs at the soonest: write Engine\(model, epochs="
+    ):
+        epoch(engine, model, steps=1)
+    epoch(engine, model)
+    epoch(Engine(model, epochs=3), model)
+    named = FakeModel(FracConfig(schedule="auto"))
+    epoch(Engine(named), named)
+    assert not [each for each in recwarn if each.category is FracTrainWarning]
+
+
+def test_a_run_that_is_too_short_says_so_before_it_starts_and_at_its_end() -> None:
+    model = FakeModel(FracConfig(schedule="two-stage"))
+    with pytest.warns(
+        FracTrainWarning, match="cannot reach its last stage: schedule='two-stage' begins stage 2 after 5"
+    ):
+        engine = Engine(model, epochs=3)
+    for _ in range(2):
+        epoch(engine, model)
+    with pytest.warns(FracTrainWarning, match=r"ended before its last stage.*cp 1.50 % for 100 %.*; never cp 3.00 %"):
+        epoch(engine, model)
+
+
+def test_a_schedule_of_ones_own_may_say_how_soon_it_reaches_its_last_stage() -> None:
+    class Late:
+        soonest = 7
+
+        def update(self, loss: float) -> int:
+            return 0
+
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+        load_state_dict = state_dict
+
+    with pytest.warns(FracTrainWarning, match="the schedule Late begins stage 4 after 7 epochs at the soonest"):
+        Engine(FakeModel(), epochs=7, schedule=Late())  # type: ignore[arg-type]
+
+
+def test_a_loop_tells_its_length_before_its_first_step_and_not_later() -> None:
+    model = FakeModel(FracConfig(method="pfq"))
+    engine = Engine(model)
+    engine.expect(epochs=2)
+    assert (engine.stage, engine.schedule[:11]) == (0, "equal parts")
+    epoch(engine, model)
+    assert engine.stage == 3 and model.precisions[-1] == Precision(8, 8)
+    engine.expect(epochs=300)
+    assert engine.schedule.startswith("equal parts")
+
+
+def test_a_paused_engine_counts_nothing() -> None:
+    model = FakeModel()
+    engine = Engine(model, epochs=2)
+    model(4)
+    with engine.paused():
+        assert engine.loss(torch.tensor(1.0)) == 1.0
+    assert engine.steps == 0
+    epoch(engine, model)
+    assert [row.samples for row in engine.ledger.rows] == [8]
+
+
+def test_engine_and_ledger_print_as_tables_and_lines() -> None:
+    model = FakeModel(FracConfig(method="pfq"))
+    engine = Engine(model, epochs=12)
+    assert str(engine.ledger) == "no epoch yet"
+    for _ in range(12):
+        epoch(engine, model)
+    assert repr(engine).splitlines() == [
+        "Engine: pfq, stage 4 of 4 by equal parts, because Algorithm 1 needs 30 epochs, and the run has 12 epochs",
+        "   stage      level  samples",
+        "       1  FW-3/BW-6       24",
+        "       2  FW-4/BW-6       24",
+        "       3  FW-6/BW-8       24",
+        ">      4  FW-8/BW-8       24",
+    ]
+    lines = str(engine.ledger).splitlines()
+    assert len(lines) == 13
+    assert lines[0] == "epoch   1  stage 1 (FW-3/BW-6)  loss 1.0000  cp 6.25 %  cp_total 12.34 %"
+    assert lines[-1].startswith("stages: FW-3/BW-6 for 25 %, FW-4/BW-6 for 25 %")
+    table = repr(engine.ledger).splitlines()
+    assert table[0] == "Ledger: 12 epochs, mean cp 6.25 %, 1.422e+03 MACs at 32 bits"
+    assert table[1].split() == ["epoch", "stage", "level", "loss", "cp,", "%", "cp_total,", "%", "samples"]
+    assert len(table) == 13 and table[7].split() == ["..."] * 7 and max(map(len, table)) < 80

@@ -6,7 +6,14 @@ import pytest
 
 from fractrain_fx.config import FracConfig, Steps
 from fractrain_fx.config.precision import Precision
-from fractrain_fx.engine.schedules import AutoSchedule, StagePlan, StageSchedule, lacks_length, plan_stages
+from fractrain_fx.engine.schedules import (
+    AutoSchedule,
+    LoopLength,
+    StagePlan,
+    StageSchedule,
+    lacks_length,
+    plan_stages,
+)
 from fractrain_fx.errors import ConfigError
 
 STAGES = FracConfig().stages.stages
@@ -74,8 +81,57 @@ def test_every_schedule_continues_from_its_state(schedule: str) -> None:
     assert [first.update(1.0) for _ in range(12)] == [second.update(1.0) for _ in range(12)]
 
 
-def test_auto_is_the_default() -> None:
-    assert isinstance(plan_stages(FracConfig(), TARGETS).schedule, AutoSchedule)
+@pytest.mark.parametrize("length", [None, LoopLength(30), LoopLength(160, 64_000)])
+def test_the_default_is_algorithm_1_in_long_runs_and_in_those_of_unknown_length(length: LoopLength | None) -> None:
+    plan = plan_stages(FracConfig(), TARGETS, length)
+    assert isinstance(plan.schedule, AutoSchedule) and plan.name == "Algorithm 1" and plan.too_short is None
+
+
+@pytest.mark.parametrize(
+    ("epochs", "stages"),
+    [(1, [3]), (2, [0, 3]), (3, [0, 2, 3]), (4, [0, 1, 2, 3]), (6, [0, 0, 1, 2, 2, 3]), (8, [0, 0, 1, 1, 2, 2, 3, 3])],
+)
+def test_the_default_gives_the_stages_of_a_short_run_equal_parts(epochs: int, stages: list[int]) -> None:
+    plan = plan_stages(FracConfig(), TARGETS, LoopLength(epochs))
+    assert [plan.first, *walk(plan, [1.0] * epochs)[1:]] == stages
+    assert plan.too_short is None and f"30 epochs, and the run has {epochs} epoch" in plan.name
+    assert plan_stages(FracConfig(epochs=epochs), TARGETS).name == plan.name
+
+
+def test_few_epochs_are_divided_by_steps_where_the_loop_counts_them() -> None:
+    for length in (LoopLength(1, 100), LoopLength(3, 100), LoopLength(None, 100)):
+        plan = plan_stages(FracConfig(), TARGETS, length)
+        assert plan.every == Steps(3) and plan.windows == 34
+        stages = walk(plan, [1.0] * 34)
+        assert [stages.count(stage) for stage in range(4)] == [9, 8, 9, 8]
+    assert plan_stages(FracConfig(), TARGETS, LoopLength(4, 100)).every is None
+    assert walk(plan_stages(FracConfig(), TARGETS, LoopLength(1, 3)), [1.0] * 3) == [0, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("settings", "length", "words"),
+    [
+        (
+            {"schedule": "auto"},
+            LoopLength(15),
+            "'auto' begins stage 4 after 15 epochs at the soonest, and the run has 15",
+        ),
+        ({"schedule": "two-stage"}, LoopLength(3), "'two-stage' begins stage 2 after 5 epochs at the soonest"),
+        ({"schedule": "manual", "epochs": 40}, LoopLength(8), "'manual' begins stage 4 after 30 epochs"),
+        (
+            {"schedule": "auto", "every": Steps(10)},
+            LoopLength(1, 100),
+            "after 15 windows of 10 steps at the soonest, and",
+        ),
+    ],
+)
+def test_a_run_that_cannot_reach_its_last_stage_says_so_with_the_way_out(
+    settings: dict[str, Any], length: LoopLength, words: str
+) -> None:
+    told = plan_stages(FracConfig(**settings), TARGETS, length).too_short
+    assert told is not None and words in told and "leave schedule out" in told
+    longer = LoopLength((length.epochs or 0) * 20, (length.steps or 0) * 20)
+    assert plan_stages(FracConfig(**settings), TARGETS, longer).too_short is None
 
 
 def test_fixed_stages_begin_at_shares_of_the_run_or_at_steps() -> None:

@@ -237,7 +237,7 @@ def test_two_runs_before_one_loss_are_told_once() -> None:
 @pytest.mark.parametrize("method", ["dfq", "pfq"])
 def test_two_losses_of_one_run_are_told_once(method: str) -> None:
     model = rewritten(method)
-    engine = Engine(model)
+    engine = Engine(model, epochs=2)
     x, y = next(batches(1))
     with pytest.warns(UserWarning, match="engine.loss was called again for the same run of the model") as told:
         for _ in range(2):

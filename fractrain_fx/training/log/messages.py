@@ -30,6 +30,8 @@ def announcement(label: str, model: FracModel, data: str, engine: Engine) -> str
     shared = "" if model.frac_config.scheduled else "target cp "  # named once
     stages = f"{len(levels)} stage{'s' if len(levels) > 1 else ''}: {shared}"
     stages += " / ".join(level.removeprefix("cp ") for level in levels)
+    if len(levels) > 1:
+        stages += f", by {engine.schedule}"
     if model.frac_config.method == "float":
         stages = "float"
     return f"{label}: {type(model._state.original).__name__}, {macs}, on {data}; {stages}"
@@ -60,11 +62,7 @@ def step_line(look: Look, speed: float, left: float) -> str:
 def epoch_line(row: EpochRow, metric: str, value: float) -> str:
     """The result of an epoch."""
     unit = " %" if metric == "accuracy" else ""
-    return (
-        f"epoch {row.epoch:3d}  stage {row.stage + 1} ({show_level(row.level)})  loss {_number(row.loss)}  "
-        f"cp {100 * row.cp:.2f} %  cp_total {100 * row.cp_total:.2f} %{beside_shares(row.uncounted)}  "
-        f"test {metric} {value:.2f}{unit}"
-    )
+    return f"{row}  test {metric} {value:.2f}{unit}"
 
 
 def bits_line(bits: dict[str, float]) -> str:
@@ -79,7 +77,3 @@ def bits_line(bits: dict[str, float]) -> str:
 
 def _cost(look: Look) -> str:
     return f"cp {100 * look.cp:.2f} %{beside_shares(look.uncounted)}"
-
-
-def _number(loss: float | None) -> str:
-    return "not finite" if loss is None else f"{loss:.4f}"

@@ -1,0 +1,238 @@
+"""The plan of a run: the levels of its stages, and the schedule that walks over them.
+
+The *level* of a stage is a ``Precision`` (PFQ) or a target cp in per cent (FracTrain). A schedule only gives positions
+in a tuple of levels. :func:`plan_stages` makes schedule and levels together, because some schedules also choose the
+levels: two-stage keeps the ends, and cyclic interpolates between them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from fractrain_fx.config import FracConfig
+from fractrain_fx.config.clock import Amount, Steps, windows_of
+from fractrain_fx.config.precision import Precision
+from fractrain_fx.engine.indicator import LossPlateau
+from fractrain_fx.engine.schedules.kinds import AutoSchedule, EpochSchedule, Level, StageSchedule
+from fractrain_fx.errors import ConfigError
+
+__all__ = ["LoopLength", "StagePlan", "lacks_length", "plan_stages"]
+
+_TINY = 1e-9  # shares such as 0.1 of 10 windows are not exact in binary
+
+# The default is Algorithm 1 in runs of so many times the losses that it needs at least. Four stages need 15: on
+# CIFAR-10 it did not get to the last one in 20 epochs (docs/gates.md), in the demo it begins it after 27 of 30.
+_ROOM = 2
+
+# Windows of each stage where equal parts are cut by optimizer steps, so that they are nearly equal.
+_FINE = 8
+
+
+@dataclass(frozen=True)
+class LoopLength:
+    """How long a training loop goes on, as far as it knows.
+
+    Attributes:
+        epochs: epochs of the ledger.
+        steps: optimizer steps, if the loop also says when each of them ends.
+    """
+
+    epochs: int | None = None
+    steps: int | None = None
+
+    def windows(self, every: Amount | None) -> int | None:
+        """How often a schedule is asked, the end included; ``None`` if that is not known."""
+        if every is None:
+            return self.epochs
+        return math.ceil(self.steps / every.number) if isinstance(every, Steps) and self.steps else None
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """The levels of a run's stages and the schedule that walks over them.
+
+    Attributes:
+        levels: the level of each stage.
+        schedule: gives the stage of each epoch (or window) after the first one.
+        first: the stage in which the run begins.
+        windows: how often the schedule is asked in the run, the end included; ``None`` if that is not known.
+        every: how often the schedule is asked; ``None``: after each epoch.
+        name: the schedule in words.
+    """
+
+    levels: tuple[Level, ...]
+    schedule: StageSchedule
+    first: int = 0
+    windows: int | None = None
+    every: Amount | None = None
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("update", "state_dict", "load_state_dict"):
+            if not callable(getattr(self.schedule, name, None)):
+                raise ConfigError(
+                    f"schedule={self.schedule!r} has no method {name}(): give an object such as docs/own-schedule.md "
+                    "shows, or name a schedule in the configuration"
+                )
+
+    @property
+    def soonest(self) -> int | None:
+        """Epochs (or windows) before the last stage at the soonest, if the schedule tells."""
+        return getattr(self.schedule, "soonest", None)
+
+    @property
+    def too_short(self) -> str | None:
+        """The sentence for a run that ends before its last stage can begin; ``None`` if it can, or nobody knows."""
+        if self.windows is None or self.soonest is None or self.soonest < self.windows:
+            return None
+        unit = "epochs" if self.every is None else f"windows of {self.every}"
+        return (
+            f"this run cannot reach its last stage: {self.name} begins stage {len(self.levels)} after {self.soonest} "
+            f"{unit} at the soonest, and the run has {self.windows}. Train for {self.soonest + 1} or more, leave "
+            "schedule out (a short run then has equal stages), or ask more often with every=Steps(...)"
+        )
+
+
+def plan_stages(config: FracConfig, levels: tuple[Level, ...], length: LoopLength | None = None) -> StagePlan:
+    """The schedule that a configuration names, with the levels of its stages.
+
+    ``auto`` walks over all of them and ``two-stage`` over the first and the last, both by Algorithm 1; ``manual`` gives
+    each the same number of epochs, or of windows where ``every`` counts steps or tokens; ``cyclic`` (CPT, arXiv
+    2101.09868) repeats half a cosine from the first to the last, rounded to whole bits for precisions; ``fixed`` begins
+    each at its turn; ``constant`` holds the last.
+    Without a name it is ``auto`` in runs that are long enough, and of unknown length; else the stages are equal parts
+    of the run, and a run that is too short for all of them leaves some out.
+
+    Args:
+        config: names the schedule.
+        levels: the levels of the method.
+        length: the length of the loop, where that is known; a length in the configuration divides the run.
+
+    Raises:
+        ConfigError: a cyclic schedule has less than two epochs a cycle, a manual one less than one a stage, the turns
+            do not fit the stages, or the length of the run is needed and not known.
+    """
+    length = length or LoopLength()
+    windows = length.windows(config.every)
+    windows = windows_of(config) if windows is None else windows
+    if config.schedule is None and len(levels) > 1:
+        return _by_length(config, levels, length, windows)
+    plan = _named(config, levels, length)
+    return replace(plan, windows=windows, every=config.every, name=f"schedule={config.schedule!r}")
+
+
+def _named(config: FracConfig, levels: tuple[Level, ...], length: LoopLength) -> StagePlan:
+    """The schedule of this name over its levels."""
+    if config.schedule == "constant" or len(levels) == 1:
+        return StagePlan(levels[-1:], EpochSchedule((0,)))
+    if config.schedule == "cyclic":
+        return _cyclic(levels, config, _windows(config, length))
+    if config.schedule == "manual":
+        windows = _windows(config, length)
+        if windows < len(levels):
+            unit = "epochs" if config.every is None else "windows of 'every'"
+            raise ConfigError(
+                f"schedule='manual' gives {len(levels)} stages equal parts of the run, and {windows} {unit} are too "
+                "few for that: train longer, take fewer stages, leave schedule out (some stages are then left out), "
+                "or write schedule='constant' for the last stage only"
+            )
+        return StagePlan(levels, EpochSchedule(_equal_parts(len(levels), windows)))
+    if config.schedule == "fixed":
+        return StagePlan(levels, EpochSchedule(_fixed(len(levels), config, length)))
+    if config.schedule == "two-stage":
+        levels = (levels[0], levels[-1])
+    return StagePlan(levels, AutoSchedule(len(levels), LossPlateau(config.epsilon, config.alpha)))
+
+
+def _by_length(config: FracConfig, levels: tuple[Level, ...], length: LoopLength, windows: int | None) -> StagePlan:
+    """Algorithm 1 where the run is long enough for it, else equal parts."""
+    plateau, every = AutoSchedule(len(levels), LossPlateau(config.epsilon, config.alpha)), config.every
+    enough, given = _ROOM * plateau.soonest, windows
+    few = windows is None or windows < len(levels)
+    if every is None and few and length.steps is not None:  # too few epochs for a stage each
+        every = Steps(max(1, length.steps // (_FINE * len(levels))))
+        windows = length.windows(every)
+    if windows is None or (every == config.every and windows >= enough):
+        return StagePlan(levels, plateau, windows=windows, every=every, name="Algorithm 1")
+    parts = EpochSchedule(_equal_parts(len(levels), windows))
+    unit = "epoch" if config.every is None else f"window of {config.every}"
+    told = f"{length.steps} steps" if given is None else f"{given} {unit}{'' if given == 1 else 's'}"
+    name = f"equal parts, because Algorithm 1 needs {enough} {unit}s, and the run has {told}"
+    return StagePlan(levels, parts, first=parts.first, windows=windows, every=every, name=name)
+
+
+def _equal_parts(stages: int, windows: int) -> tuple[int, ...]:
+    """The stage of each window; with fewer windows than stages the last one, the first, and some between."""
+    if windows >= stages:
+        return tuple(window * stages // windows for window in range(windows))
+    if windows == 1:
+        return (stages - 1,)
+    return tuple(round(window * (stages - 1) / (windows - 1)) for window in range(windows))
+
+
+def lacks_length(config: FracConfig, levels: tuple[Level, ...]) -> bool:
+    """Whether :func:`plan_stages` would need the length of the run, which the configuration does not say."""
+    shares = config.schedule == "fixed" and any(isinstance(turn, float) for turn in config.turns)
+    divides = config.schedule in ("manual", "cyclic") or shares
+    return divides and len(levels) > 1 and windows_of(config) is None
+
+
+def _windows(config: FracConfig, length: LoopLength) -> int:
+    windows = windows_of(config) or length.windows(config.every)
+    if windows is None:
+        say = "epochs=..." if config.every is None else f"length={type(config.every).__name__}(...)"
+        raise ConfigError(f"schedule={config.schedule!r} divides a run into parts: say how long it is with {say}")
+    return windows
+
+
+def _fixed(stages: int, config: FracConfig, length: LoopLength) -> tuple[int, ...]:
+    """The stage of each window. A stage begins with the first window that begins at its turn or later."""
+    if len(config.turns) != stages - 1:
+        raise ConfigError(f"{stages} stages have {stages - 1} turning points, and turns has {len(config.turns)}")
+    places = [
+        (turn * _windows(config, length)) if isinstance(turn, float) else turn.number / _every(config)
+        for turn in config.turns
+    ]
+    starts = [math.ceil(place - _TINY) for place in places]
+    windows = windows_of(config) or length.windows(config.every)
+    ends = [0, *starts, *([] if windows is None else [windows])]
+    if any(before >= after for before, after in pairwise(ends)):
+        window = "an epoch" if config.every is None else str(config.every)
+        raise ConfigError(
+            f"turns=({', '.join(map(str, config.turns))}) leave a stage without {window}: write turns that are further "
+            "apart and before the run's end, or a smaller every"
+        )
+    return tuple(sum(window >= start for start in starts) for window in range(starts[-1] + 1))
+
+
+def _every(config: FracConfig) -> int:
+    return 1 if config.every is None else config.every.number
+
+
+def _cyclic(levels: tuple[Level, ...], config: FracConfig, epochs: int) -> StagePlan:
+    cycles, unit = config.cycles, "epochs" if config.every is None else f"windows of {config.every}"
+    if epochs < 2 * cycles:
+        raise ConfigError(
+            f"{cycles} cycles in {epochs} {unit} leave less than two {unit} a cycle: "
+            f"write cycles={max(1, epochs // 2)} or fewer, or train longer"
+        )
+    each_epoch: list[Level] = []
+    for cycle in range(cycles):
+        length = (cycle + 1) * epochs // cycles - cycle * epochs // cycles
+        # Both ends belong to the cycle, so that each cycle, and therefore the run, ends at the full level.
+        each_epoch += [_between(levels[0], levels[-1], epoch / (length - 1)) for epoch in range(length)]
+    distinct = tuple(dict.fromkeys(each_epoch))
+    return StagePlan(distinct, EpochSchedule(tuple(distinct.index(level) for level in each_epoch)))
+
+
+def _between(low: Level, high: Level, position: float) -> Level:
+    """The level at ``position`` (0..1) of a half cosine from ``low`` to ``high``."""
+    share = (1 - math.cos(math.pi * position)) / 2
+    if isinstance(low, Precision) and isinstance(high, Precision):
+        fw, bw = (round(start + share * (end - start)) for start, end in ((low.fw, high.fw), (low.bw, high.bw)))
+        return Precision(fw, bw)
+    if isinstance(low, Precision) or isinstance(high, Precision):
+        raise ConfigError(f"stages {low} and {high} are of two kinds: write precisions or targets, not both")
+    return low + share * (high - low)
