@@ -59,6 +59,9 @@ def test_tuned_settings_override_a_file_and_flags_override_both(
     assert main(["plan", f"{TINY}:net", "--config", str(file), "--tuned", "--targets", "3.7", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["targets"] == [3.7] and found["options"][0] == "FW-3/BW-6"
+    assert main(["plan", f"{TINY}:net", "--config", str(file), "--as", "paper", "--targets", "2.7", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["targets"] == [2.7] and found["options"][:2] == ["FW-0/BW-0", "FW-2/BW-6"]
 
 
 @pytest.mark.parametrize(
@@ -71,6 +74,9 @@ def test_tuned_settings_override_a_file_and_flags_override_both(
         (["--setting", "adaptation", "--subset", "3"], "larger subset than 3"),
         (["--method", "static", "--tuned"], "pfq, dfq, fractrain have"),
         (["--resume", "nowhere", "--tuned"], "leave out tuned"),
+        (["--resume", "nowhere", "--as", "paper"], "leave out as"),
+        (["--as", "papers"], "'paper'"),
+        (["--as", "paper", "--tuned"], "both name settings"),
         (["--targets", "30"], "cannot be reached"),
         (["--pins", "blok.*=8/8"], "blok"),
         (["--pins", "block"], "PATTERN=PRECISION"),

@@ -75,7 +75,7 @@ def _run(arguments: dict[str, Any]) -> int:
     out: Path | None = None
     try:
         if arguments["resume"] is not None:
-            also = [name for name in ("config", "tuned", "out") if arguments[name] is not None] + list(
+            also = [name for name in ("config", "as", "tuned", "out") if arguments[name] is not None] + list(
                 given_flags(arguments)
             )
             if also:

@@ -21,6 +21,7 @@ from fractrain_fx.config.choices import (
 )
 from fractrain_fx.config.clock import Steps, Tokens
 from fractrain_fx.config.config import FracConfig
+from fractrain_fx.config.named import NAMES, named_values, paper_values, tuned_config, tuned_values
 from fractrain_fx.config.parts import GateConfig
 from fractrain_fx.config.pins import Pin
 from fractrain_fx.config.precision import (
@@ -37,7 +38,6 @@ from fractrain_fx.config.precision import (
 )
 from fractrain_fx.config.products import BLOCK_FORMATS, OperandRecipe, ProductRecipe, Recipe
 from fractrain_fx.config.recipes import RECIPES, SCALE_BITS, usual_recipe
-from fractrain_fx.config.tuned import tuned_config, tuned_values
 
 __all__ = [
     "AUTHORS_IMAGENET_OPTIONS",
@@ -49,6 +49,7 @@ __all__ = [
     "DISPATCH_FROM",
     "FINE_OPTIONS",
     "FULL",
+    "NAMES",
     "RECIPES",
     "SCALE_BITS",
     "SKIP",
@@ -78,6 +79,8 @@ __all__ = [
     "Steps",
     "Tokens",
     "Torchao",
+    "named_values",
+    "paper_values",
     "tuned_config",
     "tuned_values",
     "usual_recipe",

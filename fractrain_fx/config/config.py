@@ -56,37 +56,31 @@ class FracConfig:
             integers with shared scales.
         recipe: how ``mx``, ``nvfp4``, ``fp8`` or ``int`` rounds the operands of each product: ``mxfp8``, ``mxfp4``,
             ``nvfp4``, ``fp8``, ``jetfire``, ``switchback`` or a :class:`Recipe`. ``None``: the one named like the
-            format; for ``mx`` it is ``mxfp4`` if gradients have fewer than 8 bits and no gates choose, else ``mxfp8``;
-            for ``int`` it is ``jetfire``.
+            format; ``jetfire`` for ``int``; ``mxfp8`` for ``mx``, or ``mxfp4`` below 8 gradient bits without gates.
         precision: the precision of ``static``.
         stages: the precisions of ``pfq``.
         options: the options of the gates of ``dfq`` and ``fractrain``; ``slu`` has 0/0 and 32/32.
         weight_bits: bits of gated weights.
         targets: cp of each stage of ``fractrain``; ``dfq`` and ``slu`` hold the last one. ``None``: the paper's
-            1.5/2/2.5/3 (3 for ``dfq``, 50 for ``slu``; in per cent). For a model whose gates cannot reach these
-            defaults, they are moved into reach.
-        saturate_targets: whether a target out of reach is replaced by the nearest cp that the gates can choose, as in
-            the authors' code. Without it such a target is an error.
-        attention: ``quantized``: fused attention (``scaled_dot_product_attention``) is opened into its two products,
-            which get precisions like all others. ``float``: it stays one fused call in float; quicker, at a higher
-            ``cp_total``. The paper's Transformer counts linear layers only, which needs ``float``.
+            1.5/2/2.5/3 (3 for ``dfq``, 50 for ``slu``; in per cent), moved into reach of the model's gates.
+        saturate_targets: whether a target out of reach counts as the nearest one in reach instead of being an error.
+        attention: ``quantized``: fused attention is opened into its two products, which get precisions like all others.
+            ``float``: it stays one call in float; quicker, at a higher ``cp_total``. The paper's Transformer has it.
         rounding: what rounds, finds ranges, and computes gates and their gradient. ``eager``: plain torch operations.
             ``triton``: on a GPU Triton kernels, for format ``affine``; elsewhere as ``eager``. ``compiled``: on a GPU
-            as ``triton``; on a CPU C++ kernels, for ``affine`` and block formats, built at their first use (a minute,
-            kept on disk; needs a C++ compiler and ninja). With ``execution="auto"`` they also multiply codes, on a CPU
-            with AVX2 or AVX-512. ``auto``: ``compiled`` on a CPU where they were built before, else ``triton`` where
-            Triton is installed, else ``eager``; ``fractrain train`` builds them for a long run (docs/execution.md).
+            as ``triton``; on a CPU C++ kernels, for ``affine`` and block formats, built at their first use. With
+            ``execution="auto"`` they also multiply codes, on a CPU with AVX2 or AVX-512. ``auto``: ``compiled`` on a
+            CPU where they were built before, else ``triton`` where Triton is installed, else ``eager``; ``fractrain
+            train`` builds them for a long run (docs/execution.md).
         execution: ``simulate``: every block runs for all samples, and its result is dropped for samples that skip it.
             ``auto``: samples that skip are left out if that saves time. Values stay the same, except that batch norm
             and ranges inside a block only see the samples that run, noise is drawn for these alone, and a sample that
             skips a block has no gradient through it (docs/execution.md). ``torchao-int8``, ``torchao-float8``,
             ``torchao-mxfp8``: torchao's 8-bit training computes linear layers (``static`` at FW-8/BW-8): under
-            ``affine`` in its own numbers, under ``fp8`` and ``mx`` by the recipes ``fp8`` and ``mxfp8``
-            (docs/torchao.md).
+            ``affine`` in its own numbers, under ``fp8`` and ``mx`` by ``fp8`` and ``mxfp8`` (docs/torchao.md).
         skipping: ``dispatched``: ``execution="auto"`` leaves out samples that skip. ``masked``: it does not, for models
             whose batch norm must see all samples.
-        skip_threshold: share (0..1) of a batch that must skip a block before they are left out; ``None``: a measured
-            default.
+        skip_threshold: share (0..1) of a batch that must skip a block before they are left out; ``None``: as measured.
         kernels: how ``execution="auto"`` multiplies values that format ``affine`` rounds to at most 8 bits; the results
             are the same. ``auto``: on int8 if a short timing finds that quicker than float. Each shape, and each width
             with C++ kernels, is timed as it first trains. ``int8``: wherever possible. ``float``: never on int8.
@@ -217,9 +211,8 @@ class FracConfig:
             return False
         steered = self.gate_options if self.gated else self.precision_stages
         weights = [self.gate_weight_bits] if self.gated else [each.fw for each in steered]
-        pinned = [pin.precision.fw for pin in self.pins]
         fits = min(weights) <= CODE_BITS and any(0 < each.fw <= CODE_BITS for each in steered)
-        return fits or any(fw <= CODE_BITS for fw in pinned)
+        return fits or any(pin.precision.fw <= CODE_BITS for pin in self.pins)
 
     @property
     def torchao(self) -> Torchao | None:
@@ -275,6 +268,13 @@ class FracConfig:
         """A copy with some fields changed, validated again; an unknown field is an error that offers near names."""
         known_keys(type(self), changes)
         return replace(self, **changes)
+
+    @classmethod
+    def paper(cls, method: str = "fractrain", **changes: Any) -> FracConfig:
+        """The settings of a method as the paper prints them, with some fields changed."""
+        from fractrain_fx.config.named import paper_values
+
+        return cls.from_dict({"method": method, **paper_values(method)}).replace(**changes)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values only, for JSON and YAML."""

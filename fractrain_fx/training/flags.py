@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from fractrain_fx.config import FracConfig, GateConfig, Pin, tuned_values
+from fractrain_fx.config import NAMES, FracConfig, GateConfig, Pin, named_values
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.training.override import overridden
 from fractrain_fx.training.settings import RunSettings, TrainSettings, flat_name
@@ -39,7 +39,7 @@ _TYPES: dict[str, type] = {"int": int, "float": float}
 
 
 def add_flags(parser: Any, *, loop: bool = True) -> None:
-    """Give a parser one flag for each setting of a run, and ``--tuned``; a flag that is not given stays ``None``.
+    """Give a parser one flag for each setting of a run, ``--as`` and ``--tuned``; a flag not given is ``None``.
 
     Args:
         parser: a parser of jsonargparse.
@@ -61,8 +61,11 @@ def add_flags(parser: Any, *, loop: bool = True) -> None:
         help_texts = dict(_attributes(cls))
         shown = defaults["gate"] if prefix else defaults
         if cls is FracConfig:
-            text = "take the method's settings that trained best so far (docs/gates.md); other flags override them"
-            group.add_argument("--tuned", action="store_true", default=None, help=text)
+            text = (
+                "the method's settings by name: those of the paper, or those that trained best so far (docs/gates.md)"
+            )
+            group.add_argument("--as", metavar="|".join(NAMES), type=str, help=f"{text}; other flags override them")
+            group.add_argument("--tuned", action="store_true", default=None, help="the same as --as tuned")
         for field in fields(cls):
             name = flat_name(cls, field.name)
             if name in seen:
@@ -97,11 +100,11 @@ def given_flags(parsed: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def settings_of(arguments: Mapping[str, Any]) -> RunSettings:
-    """The settings of a command: from ``--config`` or ``--recipe``, then ``--tuned``; flags override both.
+    """The settings of a command: from ``--config`` or ``--recipe``, then ``--as`` or ``--tuned``; flags override both.
 
     Raises:
-        ConfigError: a value does not fit, ``--config`` and ``--recipe`` are both given, or the method has no tuned
-            settings.
+        ConfigError: a value does not fit, ``--config`` and ``--recipe`` are both given, or ``--as`` and ``--tuned``, or
+            the method has no settings of that name.
     """
     given = given_flags(arguments)
     if arguments["config"] is None:
@@ -111,8 +114,11 @@ def settings_of(arguments: Mapping[str, Any]) -> RunSettings:
     else:
         start = RunSettings.from_yaml(Path(arguments["config"]))
     values = start.to_dict()
-    tuned = tuned_values(given.get("method", values["method"])) if arguments["tuned"] else {}
-    return RunSettings.from_dict(overridden(overridden(values, tuned), given))
+    name = "tuned" if arguments["tuned"] else arguments["as"]
+    if arguments["tuned"] and arguments["as"] not in (None, name):
+        raise ConfigError(f"--tuned and --as {arguments['as']} both name settings: leave one out")
+    named = {} if name is None else named_values(name, given.get("method", values["method"]))
+    return RunSettings.from_dict(overridden(overridden(values, named), given))
 
 
 def _attributes(cls: type) -> Iterator[tuple[str, str]]:

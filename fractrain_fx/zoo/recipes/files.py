@@ -5,8 +5,12 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import Any
 
+from fractrain_fx.config import paper_values
 from fractrain_fx.errors import ConfigError, near
 from fractrain_fx.zoo.recipes.variants import split_name, varied
+
+# The recipes steer by a multiplier, as their measured runs did; those as the paper take its sign (``variants.py``).
+_CONTROL = {"control": "multiplier"}
 
 __all__ = ["read_recipe", "recipe_names"]
 
@@ -34,6 +38,12 @@ def read_recipe(name: str) -> dict[str, Any]:
         offer = near(str(name), recipe_names())
         raise ConfigError(f"recipe {name!r} is unknown.{offer} 'fractrain zoo list' names them all")
     entries: dict[str, Any] = yaml.safe_load(file.read_text(encoding="utf-8"))
+    settings = entries["settings"]
+    paper = dict(paper_values(settings["method"]))
+    if "gate" in paper:
+        paper["gate"] = paper["gate"] | _CONTROL | settings.get("gate", {})
+        settings.pop("gate", None)
+    entries["settings"] = paper | settings
     if variant:
         entries["settings"] = varied(of_file, entries["settings"], variant)
     return entries

@@ -1,4 +1,4 @@
-"""Tuned settings: those of the best runs in docs/results.md."""
+"""Settings by name: the paper's, and the tuned ones, which are those of the best runs in docs/results.md."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.science.grid import Run
 from fractrain_fx import tuned_config
-from fractrain_fx.config import FracConfig, GateConfig, Precision
+from fractrain_fx.config import DFQ_OPTIONS, FracConfig, GateConfig, Precision, named_values, paper_values
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.training import RunSettings
 
@@ -35,3 +35,22 @@ def test_changes_override_them() -> None:
 def test_other_methods_have_none(method: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         tuned_config(method)
+
+
+@pytest.mark.parametrize("method", ["float", "static", "pfq", "dfq", "fractrain", "slu"])
+def test_the_papers_settings_are_written_out_so_that_other_defaults_would_not_change_them(method: str) -> None:
+    config, values = FracConfig.paper(method), paper_values(method)
+    assert config == FracConfig.from_dict({"method": method, **values})
+    if method == "fractrain":
+        assert config.gate.control == "sign" and config.options == DFQ_OPTIONS and config.weight_bits == 6
+        assert (config.schedule, config.epsilon, config.alpha) == ("auto", 0.05, 0.3)
+    if method == "pfq":
+        assert str(config.stages) == "FW(3,4,6,8)/BW(6,6,8,8)" and config.schedule == "auto"
+    assert FracConfig.paper(method, keep=0.8).keep == 0.8
+
+
+def test_an_unknown_name_of_a_method_or_of_settings_offers_near_ones() -> None:
+    with pytest.raises(ConfigError, match="'fractrain'"):
+        FracConfig.paper("fractran")
+    with pytest.raises(ConfigError, match="'paper'"):
+        named_values("papr", "pfq")
