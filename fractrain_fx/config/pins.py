@@ -122,6 +122,12 @@ class Pin:
             named["recipe" if name in RECIPES else "format"] = name
         return cls(pattern, **named)
 
+    def __str__(self) -> str:
+        """As :meth:`parse` reads it; a recipe of one's own by its format."""
+        name = self.named
+        bits = "" if self.precision == _USUAL.get(name) else str(self.precision)
+        return f"{self.pattern}={name}{':' if name and bits else ''}{bits}"
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values; format and recipe only if they are named."""
         plain: dict[str, Any] = {"pattern": self.pattern, "precision": str(self.precision)}

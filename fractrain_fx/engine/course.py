@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from fractrain_fx.config import FracConfig
 from fractrain_fx.engine.ledger import EpochRow, Ledger, stages_text, table
 from fractrain_fx.engine.schedules import Level, LoopLength, StagePlan, StageSchedule, plan_stages
-from fractrain_fx.engine.steered import SteeredModel, level_text, show_level
+from fractrain_fx.engine.steered import SteeredModel, level_text, noted_run, show_level
 from fractrain_fx.errors import FracTrainWarning
 
-__all__ = ["Course", "Staged"]
+__all__ = ["Course", "Run", "Stage", "Staged", "run_of"]
 
 _log = logging.getLogger("fractrain_fx")
 _UNTOLD = (
@@ -93,6 +95,38 @@ class Course:
         _log.info("%s", text)
         if all(part.stage != len(self.levels) - 1 for row in rows for part in row.pure):
             warnings.warn(f"this run ended before its last stage. {text}", FracTrainWarning, stacklevel=3)
+
+
+@dataclass(frozen=True)
+class Run:
+    """The training of a model: where it is among its stages, and what its epochs cost."""
+
+    course: Course
+    ledger: Ledger
+
+
+def run_of(model: Any) -> Run | None:
+    """The training of a model by the engine that was made last for it; ``None`` if there was none."""
+    found: Run | None = noted_run(model)
+    return found
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The stage that a model is in. Prints as ``2 of 4, FW-4/BW-6``.
+
+    Attributes:
+        number: counted from 1.
+        count: the number of stages.
+        level: a precision, or a target cp in per cent.
+    """
+
+    number: int
+    count: int
+    level: Level
+
+    def __str__(self) -> str:
+        return f"{self.number} of {self.count}, {show_level(self.level)}"
 
 
 class Staged:

@@ -14,7 +14,7 @@ from fractrain_fx.config.clock import Amount
 from fractrain_fx.engine import steered, told
 from fractrain_fx.engine.clock import RunClock, StageChange
 from fractrain_fx.engine.controller import CostController
-from fractrain_fx.engine.course import Course, Staged
+from fractrain_fx.engine.course import Course, Run, Staged
 from fractrain_fx.engine.distributed import mean_over_ranks
 from fractrain_fx.engine.ledger import EpochRow, Ledger
 from fractrain_fx.engine.meter import EpochSums, refuse_bad_step
@@ -56,7 +56,6 @@ class Engine(Staged):
         watch: bool = True,
     ) -> None:
         self.model = steered.steered_model(model)
-        steered.note_steered(self.model)
         given = {"epochs": epochs, "length": length}
         config = self.model.frac_config.replace(**{name: each for name, each in given.items() if each is not None})
         self._course = Course(config, steered.levels_of(self.model), schedule)
@@ -67,6 +66,7 @@ class Engine(Staged):
         self._epoch = OpenEpoch(self._row)
         self._watch = LoopWatch(self.model, watch, unscaled=config.gate.gradient == "fisher")
         self.ledger = Ledger(self.model.macs, self.model.uncounted, self._course.texts)
+        steered.note_steered(self.model, Run(self._course, self.ledger))
         steered.apply_level(self.model, self.level)
 
     @property

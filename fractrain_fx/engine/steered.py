@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import Any, Protocol
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 from fractrain_fx.config import FracConfig
 from fractrain_fx.config.precision import FULL, Precision
@@ -19,12 +19,13 @@ __all__ = [
     "level_text",
     "levels_of",
     "note_steered",
+    "noted_run",
     "show_level",
     "steered_model",
     "target_of",
 ]
 
-_STEERED: WeakSet[Any] = WeakSet()
+_STEERED: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 _TARGET = re.compile(r"cp (\S+) %")
 
 
@@ -113,9 +114,19 @@ def steered_model(model: Any) -> SteeredModel:
     return steered
 
 
-def note_steered(model: SteeredModel) -> None:
-    """Note that an engine was made for a model, or is made when training begins."""
-    _STEERED.add(model)
+def note_steered(model: SteeredModel, run: Any = None) -> None:
+    """Note that an engine was made for a model, or is made when training begins.
+
+    Args:
+        model: the model.
+        run: the engine's course and ledger, which hold no reference to the model.
+    """
+    _STEERED[model] = run
+
+
+def noted_run(model: Any) -> Any:
+    """The course and ledger of a model's engine, or ``None``."""
+    return _STEERED.get(model)
 
 
 def is_steered(model: Any) -> bool:

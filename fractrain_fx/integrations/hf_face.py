@@ -14,13 +14,17 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 from transformers import Trainer
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from fractrain_fx.errors import RunError
 from fractrain_fx.model import FracModel
+from fractrain_fx.model.saved.folder import save
 from fractrain_fx.passes.graph.edit import NAMESPACE
 
 __all__ = ["face_of", "share_of"]
 
+# What the original's class does not have, taken from the rewritten model: ``trainer.model.ops``.
+_SHOWN = ("ops", "blocks", "macs", "cost", "stage", "targets", "frac_config", "kernels", "param_groups", "restore")
 _SHARED = ("_modules", "_parameters", "_buffers", "_non_persistent_buffers_set")
 # Whether this version of transformers leaves out the first token of a causal model when it counts labels.
 _SHIFTS = "_loss_shifts_labels" in Trainer.__init__.__code__.co_names
@@ -49,6 +53,14 @@ class _Face:
             scaled = self.__dict__["_add_cost"](scaled, loss, share is not None)
         return output if scaled is loss else _with_loss(output, scaled)
 
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)  # type: ignore[misc]
+        except AttributeError:
+            if name not in _SHOWN or "_frac_model" not in self.__dict__:
+                raise
+            return getattr(self.__dict__["_frac_model"], name)
+
     def train(self, mode: bool = True) -> Self:
         self.__dict__["_frac_model"].train(mode)
         self.training = mode
@@ -76,8 +88,10 @@ class _Face:
 
     def save_pretrained(self, save_directory: Any, *, is_main_process: bool = True, **_: Any) -> None:
         """Call ``FracModel.save_pretrained`` on the process that writes."""
-        if is_main_process:
-            self.__dict__["_frac_model"].save_pretrained(Path(save_directory))
+        model: FracModel = self.__dict__["_frac_model"]
+        if is_main_process:  # Trainer reads a checkpoint's tensors from one file
+            folder = Path(save_directory)
+            save(model, model._state, folder, folder.name, together=folder.name.startswith(PREFIX_CHECKPOINT_DIR))
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """Generate with the original class and the present weights in float, with a warning."""

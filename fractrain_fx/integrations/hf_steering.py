@@ -12,13 +12,14 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from fractrain_fx.engine import Engine, StageChange
 from fractrain_fx.engine.distributed import sum_over_ranks, world_size
 from fractrain_fx.engine.meter import EpochMeter
-from fractrain_fx.engine.steered import note_steered
+from fractrain_fx.engine.steered import note_steered, show_level
 from fractrain_fx.errors import ConfigError, CostTermError, InputError, RunError
 from fractrain_fx.integrations.length import engine_for, tell_length, waits_for_length
 from fractrain_fx.model import FracModel
 
 __all__ = ["Steering", "refuse_fsdp"]
 
+_OF_SPEED = ("_time", "_runtime", "_per_second")  # how names of metrics end that say nothing of the model
 _KEY = "fractrain_fx"  # key of the engine's state in trainer_state.json
 _log = logging.getLogger(__name__)
 
@@ -49,6 +50,7 @@ class Steering(TrainerCallback):
         self._frac_model: FracModel | None = None
         self._cost: Tensor | None = None
         self._batches = self._stage = 0
+        self._level = ""
         self._open_window()
 
     @property
@@ -97,7 +99,7 @@ class Steering(TrainerCallback):
         total = self.engine.loss(loss, mean=mean, weight=weight)
         model = self.engine.model
         self._window.add(mean, model.cost, model.batch)
-        self._stage = self.engine.stage
+        self._stage, self._level = self.engine.stage, show_level(self.engine.level)
         term = (total.detach() - loss.detach()) / weight
         self._cost = term if self._cost is None else self._cost + term
         return total
@@ -174,6 +176,30 @@ class Steering(TrainerCallback):
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self.engine.steps:
             self._end_epoch()
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Add words to what is printed and kept: the level of the stage, and at the end the stages that the run had.
+
+        Callbacks before this one (reporting integrations, which take numbers only) do not see them.
+        """
+        logs = kwargs.get("logs") or {}
+        words: dict[str, Any] = {}
+        if "task_loss" in logs:
+            words = {"level": self._level}
+        elif "train_runtime" in logs and self.engine.ledger.rows and len(self.engine.levels) > 1:
+            words = {"stages": self.engine.ledger.stages.removeprefix("stages: ")}
+        logs.update(words)
+        if words and state.log_history:
+            state.log_history[-1].update(words)
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Keep the measures for the model's card."""
+        metrics = (kwargs.get("metrics") or {}).items()
+        self.frac_model._state.results = {
+            name: float(value)
+            for name, value in metrics
+            if isinstance(value, int | float) and name != "epoch" and not name.endswith(_OF_SPEED)
+        }
 
     def _end_epoch(self) -> None:
         self._tell(self.engine.end_epoch())

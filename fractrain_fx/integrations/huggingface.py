@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
+from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerControl, TrainerState, TrainingArguments
 
 from fractrain_fx.engine import Engine
 from fractrain_fx.engine.distributed import world_size
@@ -58,7 +58,11 @@ class FracTrainMixin:
         self._steering.culprit = type(self).__name__
         face = None if model is None else face_of(self._steering.steer(model))
         super().__init__(face, *args, **kwargs)  # type: ignore[call-arg]
-        self.add_callback(self._steering)  # type: ignore[attr-defined]
+        trainer: Any = self
+        trainer.add_callback(self._steering)
+        callbacks = trainer.callback_handler.callbacks  # before those that print, which then see its words
+        prints = [isinstance(each, PrinterCallback | ProgressCallback) for each in callbacks]
+        callbacks.insert(prints.index(True) if any(prints) else len(callbacks), callbacks.pop())
 
     @property
     def engine(self) -> Engine:
@@ -155,6 +159,7 @@ class FracTrainCallback(Steering):
             added = self.read()
             logs.update(added)
             state.log_history[-1].update(added)
+        super().on_log(args, state, control, **kwargs)
 
     def _add_cost(self, loss: Tensor, mean: Tensor, counted: bool) -> Tensor:
         if not counted:

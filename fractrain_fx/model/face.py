@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+import torch
 from torch import nn
 from torch.fx.passes.infra.pass_base import PassBase
 
@@ -16,9 +17,11 @@ from fractrain_fx.config.targets import scheduled_precision
 from fractrain_fx.engine.steered import is_steered
 from fractrain_fx.errors import ConfigError, InputError, ModelError
 from fractrain_fx.model.float_calls import belongs_to_original, require_no_part
-from fractrain_fx.model.frozen.packing import Packable, require_form, require_stage, unpack
+from fractrain_fx.model.frozen.packing import require_form, require_stage, unpack
+from fractrain_fx.model.frozen.rounded import rounded_copy
 from fractrain_fx.model.groups import param_groups
-from fractrain_fx.model.loops import refuse_plain_trainer
+from fractrain_fx.model.loops import refuse_plain_fit, refuse_plain_trainer
+from fractrain_fx.model.saved.savable import Savable
 from fractrain_fx.model.state import ModelState
 from fractrain_fx.nn.bits import set_stage, stage_of
 from fractrain_fx.passes.graph.edit import NAMESPACE
@@ -27,7 +30,7 @@ from fractrain_fx.rewriting import OWN, Rewritten
 __all__ = ["FracModel"]
 
 
-class FracModel(Packable):
+class FracModel(Savable):
     """A model that trains with fractional precision; made by :func:`fractrain_fx.fractrainify`.
 
     Its modules, parameters and buffers are the original's own objects under their own names; inserted ones live under
@@ -57,6 +60,8 @@ class FracModel(Packable):
             CalibrationError: the model is evaluated before its activation ranges were seen or could be measured.
         """
         state: ModelState = self.__dict__[OWN]
+        if self.training and not torch.compiler.is_compiling():
+            refuse_plain_fit(self)
         return state.run(args, kwargs, self.training)
 
     def train(self, mode: bool = True) -> Self:
@@ -142,16 +147,21 @@ class FracModel(Packable):
         """
         self._state.as_recorded.check_closely()
 
-    def restore(self, *, structure_changed: bool = False) -> nn.Module:
+    def restore(self, *, rounded: bool = False, structure_changed: bool = False) -> nn.Module:
         """The original module: its own class and names, the present weights (shared, not copied).
 
-        Frozen weights that are codes become float parameters with the rounded values.
+        It computes in float, which gives other results than the rewritten model; a warning says so once. Frozen weights
+        that are codes become float parameters with the rounded values.
 
         Args:
+            rounded: return a copy whose weights have the values that training multiplied, rounded to the bits of the
+                present stage. Activations stay float.
             structure_changed: return the original although its modules or parameters are not those that were trained.
 
         Raises:
-            ModelError: they are not, and ``structure_changed`` is false; or the model is sharded.
+            ModelError: they are not, and ``structure_changed`` is false; or the model is sharded; or a weight has
+                several rounded values.
+            ConfigError: the number format rounds weights anew for each product.
         """
         if self._state.sharding is not None:
             raise ModelError(
@@ -159,45 +169,13 @@ class FracModel(Packable):
                 "save_pretrained (on all processes) and restore what from_pretrained reads; or take whole weights with "
                 "torch.distributed.checkpoint.state_dict.get_model_state_dict and load them into an unsharded model"
             )
-        unpack(self._state)
+        exact = unpack(self._state)
         original = self._state.handed_out(structure_changed)
         original.training = self.training
+        if rounded:
+            return rounded_copy(original, self._state.recording.train, exact)
+        self._state.tell_float()
         return original
-
-    def save_pretrained(self, directory: str | Path, *, push_to_hub: bool = False, **hub: Any) -> None:
-        """Write recipe (``config.json``), example inputs and weights (safetensors) into a directory.
-
-        Args:
-            directory: made if it does not exist.
-            push_to_hub: also upload with :meth:`push_to_hub`, to ``repo_id`` or the directory's name.
-            hub: ``repo_id`` and other options of ``push_to_hub``.
-
-        Raises:
-            ConfigError: options of ``push_to_hub`` without it.
-            ModelError: modules or parameters of the original were replaced.
-        """
-        from fractrain_fx.model.saving import save
-
-        directory = Path(directory)
-        if hub and not push_to_hub:
-            raise ConfigError(f"{', '.join(hub)} only matter(s) for an upload: add push_to_hub=True")
-        save(self, self._state, directory)
-        if push_to_hub:
-            self.push_to_hub(hub.pop("repo_id", directory.name), **hub)
-
-    def push_to_hub(self, repo_id: str, **options: Any) -> Any:
-        """Upload what ``save_pretrained`` writes, and a model card, through huggingface_hub's ``ModelHubMixin``.
-
-        Args:
-            repo_id: repository, such as ``"user/model"``; made if it does not exist.
-            options: those of ``ModelHubMixin.push_to_hub``: ``private``, ``token``, ``branch``, ``commit_message``, ...
-
-        Returns:
-            The result of ``HfApi.upload_folder``.
-        """
-        from fractrain_fx.model.hub import push
-
-        return push(self, repo_id, **options)
 
     @classmethod
     def from_pretrained(
@@ -214,11 +192,11 @@ class FracModel(Packable):
         Raises:
             RunError: the directory is missing, damaged, belongs to another architecture, or cannot be downloaded.
         """
-        from fractrain_fx.model.saving import load, load_weights
+        from fractrain_fx.model.saved.folder import load, load_weights
 
         path = Path(directory)
         if not path.is_dir():
-            from fractrain_fx.model.hub import fetch
+            from fractrain_fx.model.saved.hub import fetch
 
             path = fetch(str(directory), **hub)
         rebuilt = cls(load(path, model, passes))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
@@ -12,8 +13,11 @@ from torch.fx import Graph
 
 from fractrain_fx.capture import Guard, InputValues, RecordedModule
 from fractrain_fx.config import FracConfig
+from fractrain_fx.config.precision import Precision
+from fractrain_fx.engine.course import Stage, run_of
 from fractrain_fx.errors import InputError
 from fractrain_fx.model.state import ModelState
+from fractrain_fx.nn.bits import stage_of
 from fractrain_fx.nn.cost import Cost
 from fractrain_fx.passes import Block, Op, blocks_of, ops_of
 from fractrain_fx.passes.analyse.trained import trained_share
@@ -93,9 +97,31 @@ class Shown(nn.Module):
 
     @property
     def ops(self) -> list[Op]:
-        """Every contraction of the model in order, with its MACs and the reason for its precision."""
+        """Every contraction of the model in order, with its MACs and its precision.
+
+        ``str(op.precision)`` are its bits in the present stage, ``op.precision.reason`` why it has them.
+        """
         self._state.follow_frozen()
-        return _unless_hidden(self, "ops", [op for _, op in ops_of(self._state.recording.train.graph)])
+        stage = stage_of(self)
+        found = [
+            replace(op, precision=replace(op.precision, now=_bits_now(op, stage, self.frac_config)))
+            for _, op in ops_of(self._state.recording.train.graph)
+        ]
+        return _unless_hidden(self, "ops", found)
+
+    @property
+    def stage(self) -> Stage | None:
+        """The present stage: ``print(model.stage)`` gives ``2 of 4, FW-4/BW-6``.
+
+        Without an engine it is that of the bits that the model has; ``None`` if these are of no stage, or gates choose.
+        """
+        run = run_of(self)
+        if run is not None:
+            return Stage(run.course.stage + 1, len(run.course.levels), run.course.level)
+        now, stages = stage_of(self), self.frac_config.precision_stages
+        if not self.frac_config.scheduled or now not in stages:
+            return None
+        return Stage(stages.index(now) + 1, len(stages), now)
 
     @property
     def blocks(self) -> list[Block]:
@@ -208,6 +234,19 @@ class _Hiding(list[_T]):
 
 def _unless_hidden(model: nn.Module, name: str, items: list[_T]) -> list[_T]:
     return _Hiding(items, name) if name in model._modules else items
+
+
+def _bits_now(op: Op, stage: Precision | None, config: FracConfig) -> str:
+    """The bits that an op has in the present stage, in words."""
+    decision = op.precision
+    if decision.mode == "scheduled":  # a model that was only planned has no bits yet
+        return "" if stage is None else "float" if stage.is_float else str(stage)
+    if decision.mode == "pinned":
+        return f"{decision.precision or decision.format} (pinned)"
+    if decision.mode == "gated":
+        options = config.projection_options if op.skip_path else config.gate_options
+        return f"{options[0]} to {options[-1]} (by gate)"
+    return "float, uncounted" if decision.mode == "uncounted" else "float"
 
 
 def _inserted(root: nn.Module) -> str:

@@ -28,6 +28,7 @@ from fractrain_fx.nn.bits import set_stage
 from fractrain_fx.nn.cost import Cost
 from fractrain_fx.nn.quantized_leaf import QuantizedLeaf
 from fractrain_fx.nn.ranges import RunningRange
+from fractrain_fx.passes import ops_of
 from fractrain_fx.passes.graph.edit import NAMESPACE
 from fractrain_fx.rewriting import Rewritten
 
@@ -37,6 +38,13 @@ __all__ = ["ModelState"]
 _PROVISIONAL = (
     "this model is evaluated before it was trained: activations are rounded in ranges that were measured on the "
     "example inputs, and are provisional until a training step or model.calibrate(loader)"
+)
+
+
+_FLOAT = (
+    "restore() gives the original model, which computes in float and skips no block, so its results differ from those "
+    "of the rewritten model. Evaluate the rewritten model for results at trained precision; restore(rounded=True) "
+    "gives a copy with weights rounded as they were trained"
 )
 
 
@@ -53,6 +61,7 @@ class ModelState:
         cost: of the last forward.
         batch: number of samples of the last forward.
         tokens: number of tokens of the last forward, if its inputs are tokens.
+        results: measures of the last evaluation that a trainer made, for the model's card.
         runs: forwards with gradients so far, without those of compiled code.
         engine_stage: the precision to train on with, if a checkpoint of another was loaded while an engine steers.
         calibrated: whether every activation range was seen.
@@ -81,10 +90,11 @@ class ModelState:
         self.cost: Cost | None = None
         self.batch: int | None = None
         self.tokens: int | None = None
+        self.results: dict[str, float] = {}
         self.runs = 0
         self.engine_stage: Precision | None = None
         self.calibrated = self.measured = calibrated
-        self._told_provisional = False
+        self._told_provisional = self._told_float = False
         self.checkpointing: Mapping[str, Any] | None = None
         self.compiler: Mapping[str, Any] | None = None
         self.sharding: Sharding | None = None
@@ -181,6 +191,14 @@ class ModelState:
             )
         self.float_calls.be_silent()
         return self.original
+
+    def tell_float(self) -> None:
+        """Warn once that the original computes otherwise than the rewritten model, if it does."""
+        modes = {op.precision.mode for _, op in ops_of(self.recording.train.graph)} - {"float", "uncounted"}
+        if modes and not self._told_float:
+            self._told_float = True
+            adapters = ". save_adapter(folder) writes adapters that name the rounded base that they were trained on"
+            warn(_FLOAT + (adapters if hasattr(self.original, "peft_config") else ""))
 
     def copied(self, memo: dict[int, Any]) -> ModelState:
         """A copy around copies of the original and of the graphs."""

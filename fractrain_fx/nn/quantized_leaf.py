@@ -40,14 +40,17 @@ class QuantizedLeaf(nn.Module):
 
     def forward(self, bits: Int[Tensor, ""], *args: Any, **kwargs: Any) -> Any:
         """The module's own output, with its matrices rounded to ``bits``."""
-        leaf = self.leaf
+        # Tied weights are handled above. torch would look for ties by name, and would leave rounded tensors in place of
+        # the parameters of a module that it finds under two names.
+        return functional_call(self.leaf, self.rounded(bits), args, kwargs, tie_weights=False)
+
+    def rounded(self, bits: Int[Tensor, ""]) -> dict[str, Tensor]:
+        """The rounded matrices, by the names of their parameters."""
         weights: dict[str, Tensor] = {}
         for names in self._places:
             # Not by ``get_parameter``, which refuses the plain tensors that a caller's ``functional_call`` puts there.
-            weights.update(dict.fromkeys(names, self.quantizer(attrgetter(names[0])(leaf), bits)))
-        # Tied weights are handled above. torch would look for ties by name, and would leave rounded tensors in place of
-        # the parameters of a module that it finds under two names.
-        return functional_call(leaf, weights, args, kwargs, tie_weights=False)
+            weights.update(dict.fromkeys(names, self.quantizer(attrgetter(names[0])(self.leaf), bits)))
+        return weights
 
 
 def _matrices(leaf: nn.Module) -> tuple[tuple[str, ...], ...]:

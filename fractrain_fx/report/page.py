@@ -97,7 +97,9 @@ def _embed(text: str) -> Markup:
 
 
 def _subtitle(runs: Sequence[Run]) -> str:
-    told = dict.fromkeys(f"{run.settings.model} on {run.settings.data}" for run in runs if run.settings is not None)
+    known = [run.settings for run in runs if run.settings is not None]
+    told = dict.fromkeys(f"{each.model} on {each.data}" for each in known)
+    told |= dict.fromkeys(f"pin {pin}" for each in known for pin in each.frac.pins)
     return "; ".join(told) or f"{len(runs)} run{'s' if len(runs) > 1 else ''}"
 
 

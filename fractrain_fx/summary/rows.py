@@ -99,7 +99,7 @@ def _block_row(block: Block, ops: list[Op], gates: Mapping[str, GateSize], optio
 
 
 def _op_row(op: Op, name: str, total: int, shapes: Mapping[str, str]) -> Row:
-    precision = str(op.precision)
+    precision = op.precision.words
     if op.precision.mode == "gated":  # the block's row names the gate
         precision = "gated; on the skip path, so it always runs" if op.skip_path else "gated"
     return Row(f"{name} ({op.kind})", "op", total, 1, op.macs, precision=precision, shapes=shapes.get(op.name, ""))
@@ -116,7 +116,7 @@ def _precisions(block: Block, ops: list[Op], options: Sequence[str]) -> str:
     """The precisions of a block's ops in words: one if all agree, otherwise with counts."""
     words: dict[str, int] = {}
     for op in ops:
-        word = str(op.precision)
+        word = op.precision.words
         if op.precision.mode == "gated":
             usable = [option for option in options if block.skip is not None or option != "FW-0/BW-0"]
             word = f"gated: {len(usable)} options{'' if len(usable) == len(options) else ', cannot skip'}"

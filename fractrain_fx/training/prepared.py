@@ -15,7 +15,7 @@ from fractrain_fx.config.clock import Amount
 from fractrain_fx.distributed import fully_shard
 from fractrain_fx.engine.distributed import gather_over_ranks
 from fractrain_fx.errors import ConfigError
-from fractrain_fx.model.saving import Weights
+from fractrain_fx.model.saved.folder import Weights
 from fractrain_fx.training.data import DataSet, make_loader
 from fractrain_fx.training.data.loader import Share
 from fractrain_fx.training.length import RunLength

@@ -30,7 +30,7 @@ from fractrain_fx.errors import ConfigError
 def test_a_pin_may_name_a_format_or_a_recipe(
     text: str, pin: Pin, number_format: str | None, recipe: Recipe | None
 ) -> None:
-    assert Pin.parse(text) == pin
+    assert Pin.parse(text) == pin and Pin.parse(str(pin)) == pin
     assert (pin.number_format, pin.product_recipe) == (number_format, recipe)
     config = FracConfig(method="static", pins=(pin,))
     assert FracConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config

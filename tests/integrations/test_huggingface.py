@@ -447,3 +447,35 @@ def test_activation_checkpointing_trains_to_the_same_weights(tmp_path: Path) -> 
             model,
             arguments(tmp_path, activation_checkpointing=True, activation_checkpointing_kwargs={"use_reentrant": True}),
         ).train()
+
+
+@pytest.mark.parametrize("kind", ["mixin", "callback"])
+def test_logs_have_the_level_beside_the_stage_and_at_the_end_the_stages_but_not_for_those_that_take_numbers(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows, seen = WhichModule(20), []
+
+    class Reporter(TrainerCallback):
+        def on_log(self, *_: Any, logs: Any = None, **__: Any) -> None:
+            seen.append(dict(logs))
+
+    args = arguments(tmp_path, logging_steps=5, save_strategy="epoch", eval_strategy="epoch")
+    config = FracConfig(method="pfq", schedule="manual", epochs=2, stages="FW(4,8)/BW(6,8)")
+    trainer, _ = trainer_of(kind, rewritten(bert(), rows, config), args, rows)
+    handler = trainer.callback_handler.callbacks
+    handler.insert(0, Reporter())
+    trainer.train()
+    losses = [entry for entry in trainer.state.log_history if "task_loss" in entry]
+    assert [(entry["stage"], entry["level"]) for entry in losses] == [(1, "FW-4/BW-6"), (2, "FW-8/BW-8")]
+    assert trainer.state.log_history[-1]["stages"] == "FW-4/BW-6 for 50 %, FW-8/BW-8 for 50 % of the samples"
+    assert not any(isinstance(value, str) for logs in seen for value in logs.values())
+    printed = capsys.readouterr().out
+    assert "'level': 'FW-8/BW-8'" in printed and "'stages': 'FW-4/BW-6 for 50 %" in printed
+    assert [str(op.precision) for op in trainer.model.ops][1] == "FW-8/BW-8" and trainer.model.stage.number == 2
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = trainer.model.nothing
+    trainer.save_model(str(tmp_path / "saved"))
+    measured = trainer.state.log_history[-2]["eval_loss"]
+    assert f"| eval_loss | {measured:g} |" in (tmp_path / "saved" / "README.md").read_text()
+    loaded = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "saved")
+    assert torch.equal(loaded.state_dict()["classifier.weight"], trainer.model.state_dict()["classifier.weight"])

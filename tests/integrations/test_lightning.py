@@ -211,3 +211,22 @@ def test_a_stage_may_begin_at_any_step(tmp_path: Path) -> None:
     assert callback.engine.ledger.turning_steps == (6,) and callback.engine.state_dict()["clock"]["steps"] == 10
     with pytest.raises(ConfigError, match="both say when"):
         trainer_of(FracTrainCallback(stage_steps=4), tmp_path).fit(Digits(rewritten(config)), loaders()[0])
+
+
+@pytest.mark.parametrize("name", ["lightning.pytorch", "pytorch_lightning"])
+def test_a_fit_without_the_callback_is_refused_and_a_validation_is_not(name: str, tmp_path: Path) -> None:
+    library = pytest.importorskip(name)
+
+    class Plain(library.LightningModule):  # type: ignore[name-defined, misc]
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__()
+            self.model = model
+
+        training_step, configure_optimizers = Digits.training_step, Digits.configure_optimizers
+        validation_step = Digits.validation_step
+
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False, "accelerator": "cpu"}
+    trainer = library.Trainer(max_epochs=1, default_root_dir=tmp_path, enable_checkpointing=False, **quiet)
+    trainer.validate(Plain(rewritten()), loaders()[1], verbose=False)
+    with pytest.raises(ConfigError, match=r"callbacks=\[FracTrainCallback\(\)\]"):
+        trainer.fit(Plain(rewritten()), *loaders())

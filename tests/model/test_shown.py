@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fractrain_fx import FracConfig, fractrainify
+from fractrain_fx import Engine, FracConfig, FracModel, Pin, fractrainify
 from fractrain_fx.passes import Block
 
 
@@ -44,3 +45,30 @@ def test_a_list_that_hides_a_part_says_how_to_reach_it() -> None:
     assert copy.deepcopy(model.ops) == model.ops
     with pytest.raises(AttributeError, match=r'no \'requires_grad_\': .* model\.get_submodule\("blocks"\)'):
         model.blocks.requires_grad_(False)  # type: ignore[attr-defined]
+
+
+def layers(**config: Any) -> FracModel:
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.Linear(4, 2))
+    return fractrainify(net, config=FracConfig(**config), example_inputs=(torch.randn(3, 4),), check=False)
+
+
+def test_stage_and_ops_print_what_they_are_now() -> None:
+    model = layers(method="pfq", pins=(Pin("4", "FW-8/BW-16"),))
+    assert str(model.stage) == "1 of 4, FW-3/BW-6"
+    engine = Engine(model, epochs=2)
+    for _ in range(2):
+        engine.loss(model(torch.randn(3, 4)).square().mean()).backward()
+        engine.end_epoch()
+    assert str(model.stage) == "4 of 4, FW-8/BW-8"
+    assert [str(op.precision) for op in model.ops] == ["float", "FW-8/BW-8", "FW-8/BW-16 (pinned)", "float"]
+    assert model.ops[1].precision.words == "scheduled: stage precision"
+    model.set_precision("FW-5/BW-5")
+    assert str(model.ops[1].precision) == "FW-5/BW-5"
+    assert layers(method="pfq").stage is not None and copy.deepcopy(model).stage is None  # bits of no stage
+
+
+def test_gated_ops_print_the_options_and_the_stage_of_their_engine() -> None:
+    model = layers(targets=(2.5, 3.0), options=("3/6", "6/8"))
+    assert str(model.ops[1].precision) == "FW-3/BW-6 to FW-6/BW-8 (by gate)" and model.stage is None
+    Engine(model, epochs=1)
+    assert str(model.stage) == "2 of 2, cp 3.00 %"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -15,10 +16,12 @@ from fractrain_fx.config.precision import Precision
 from fractrain_fx.errors import ConfigError, ModelError
 from fractrain_fx.formats import AffineFormat
 from fractrain_fx.model.by_segment import BySegment
+from fractrain_fx.model.frozen.adapter import save_adapter
 from fractrain_fx.model.state import ModelState
-from fractrain_fx.nn.bits import StageBits
+from fractrain_fx.nn.bits import StageBits, stage_of
 from fractrain_fx.nn.frozen_weight import FrozenWeight
 from fractrain_fx.nn.quantizers import WeightQuantizer
+from fractrain_fx.passes import ops_of
 from fractrain_fx.passes.analyse.codable import Codable, Readers, codable, readers_of
 
 __all__ = ["CODES", "Packable", "PackedWeights", "pack", "require_form", "require_stage", "unpack"]
@@ -88,6 +91,28 @@ class Packable(BySegment):
         """
         return pack(self._state)
 
+    def save_adapter(self, directory: str | Path, *, base: str | None = None) -> None:
+        """Write the adapters of a PEFT model, with the base's name and the widths to which its weights were rounded.
+
+        The folder is one of PEFT's; ``README.md`` and ``fractrain_fx.json`` in it say how the base was rounded.
+
+        Args:
+            directory: made if it does not exist.
+            base: the name of the base model, if PEFT does not know it.
+
+        Raises:
+            ModelError: the model has no adapters of PEFT.
+            ConfigError: the base's name is not known.
+        """
+        config, bits = self.frac_config, {}
+        for op in (op for _, op in ops_of(self._state.recording.train.graph) if not op.weight_gradient):
+            decision = op.precision
+            if decision.mode in ("scheduled", "pinned", "gated"):
+                precision = decision.precision if decision.mode == "pinned" else stage_of(self)
+                staged = precision.fw if precision is not None else config.weight_bits
+                bits[op.name] = config.gate_weight_bits if config.gated and decision.mode != "pinned" else staged
+        save_adapter(self._state.original, Path(directory), base, bits, config)
+
 
 def pack(state: ModelState, quantizers: Collection[str] | None = None) -> PackedWeights:
     """Pack the frozen weights of a model, or those that certain quantizers round, as a checkpoint has them."""
@@ -126,12 +151,13 @@ def pack(state: ModelState, quantizers: Collection[str] | None = None) -> Packed
     return PackedWeights({each.name: each.width for each in packed}, left, packed_bytes, left_bytes, float32)
 
 
-def unpack(state: ModelState) -> None:
-    """Put the rounded values back as float parameters, which the graphs then read."""
-    weights = dict(_packed(state))
+def unpack(state: ModelState) -> frozenset[str]:
+    """Put the rounded values back as float parameters, which the graphs then read; returns the parameters' names."""
+    weights, names = dict(_packed(state)), []
     for path, quantizer in weights.items():
         frozen = quantizer.frozen
         assert frozen is not None
+        names.append(frozen.name)
         owner, name = _owner(state.original, frozen.name)
         owner.__dict__.pop(name)
         owner._parameters[name] = nn.Parameter(frozen.values(), requires_grad=False)
@@ -142,6 +168,7 @@ def unpack(state: ModelState) -> None:
     if weights:
         _changed(state)
         state.variants.close(None)
+    return frozenset(names)
 
 
 def require_form(state: ModelState, given: Mapping[str, object]) -> None:

@@ -69,6 +69,7 @@ class Decision:
         format: its number format, if its rule names one that is not the configuration's.
         recipe: the recipe of that format, if it is one of blocks.
         by_product: whether both operands of a product have its bits (``Recipe.by_product``).
+        now: the bits of the present stage, in ``FracModel.ops``. ``str`` gives these.
     """
 
     mode: Mode
@@ -77,6 +78,7 @@ class Decision:
     format: str | None = None
     recipe: Recipe | None = None
     by_product: bool = False
+    now: str = field(default="", compare=False)
 
     def least(self, usual: tuple[int, int, int]) -> tuple[int, int, int]:
         """Fewest bits of the operands of FW, EB and GC, from those of the configuration's recipe."""
@@ -84,9 +86,14 @@ class Decision:
             return usual
         return (0, 0, 0) if self.recipe is None else self.recipe.least
 
-    def __str__(self) -> str:
+    @property
+    def words(self) -> str:
+        """The mode, with the bits of a pin, and the reason."""
         bits = f" {self.precision}" if self.precision else ""
         return f"{self.mode}{bits}: {self.reason}"
+
+    def __str__(self) -> str:
+        return self.now or self.words
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from torch import nn
 from fractrain_fx.durable import sync, writing
 from fractrain_fx.engine.distributed import local_part, sum_over_ranks
 from fractrain_fx.errors import NonFiniteLossError, RunError
-from fractrain_fx.model.saving import Weights, read_weights
+from fractrain_fx.model.saved.folder import Weights, read_weights
 from fractrain_fx.training.folder.schema import MODEL, STATE, SUMS, TENSORS, reading, require_form
 from fractrain_fx.training.log.records import METRICS, kept_lines
 

@@ -34,7 +34,8 @@ def announcement(label: str, model: FracModel, data: str, engine: Engine) -> str
         stages += f", by {engine.schedule}"
     if model.frac_config.method == "float":
         stages = "float"
-    return f"{label}: {type(model._state.original).__name__}, {macs}, on {data}; {stages}"
+    pins = "".join(f"; pin {pin}" for pin in model.frac_config.pins)
+    return f"{label}: {type(model._state.original).__name__}, {macs}, on {data}; {stages}{pins}"
 
 
 def bar_text(look: Look) -> str:

@@ -62,7 +62,7 @@ def numbers(model: FracModel) -> dict[str, Any]:
 
 
 def decisions(model: FracModel) -> list[str]:
-    return [str(op.precision) for op in model.ops]
+    return [op.precision.words for op in model.ops]
 
 
 def same(a: dict[str, Any], b: dict[str, Any]) -> bool:

@@ -31,7 +31,7 @@ class Numbers(nn.Module):
 def test_products_of_other_than_real_numbers_stay_float(method: str) -> None:
     x = torch.randn(4, 8)
     model = fractrainify(Numbers(), config=FracConfig(method=method), example_inputs=(x,), check=False)  # type: ignore[arg-type]
-    ops = {op.name: str(op.precision) for op in model.ops}
+    ops = {op.name: op.precision.words for op in model.ops}
     assert (ops["complex"], ops["matmul"]) == ("float: complex", "float: integers")
     model(x).sum().backward()
     assert all(p.grad is not None for p in (model.get_parameter("complex"), model.get_parameter("stem.weight")))

@@ -2,33 +2,43 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.fx.passes.infra.pass_base import PassBase
 
 from fractrain_fx.capture.inputs.wrappers import unwrapped
 from fractrain_fx.config import FracConfig
+from fractrain_fx.durable import write_text
+from fractrain_fx.engine.course import run_of
 from fractrain_fx.errors import InputError, RunError
 from fractrain_fx.model.frozen.packing import CODES, Packable, pack
+from fractrain_fx.model.saved.card import card_text, loads_as_float
 from fractrain_fx.model.state import ModelState
+from fractrain_fx.passes import ops_of
+from fractrain_fx.passes.graph.edit import NAMESPACE
 from fractrain_fx.rewriting import Rewritten, record_model, rewrite
 
 __all__ = ["FILES", "Weights", "load", "load_weights", "read_weights", "save"]
 
-_RECIPE, _EXAMPLES, _WEIGHTS = "config.json", "example_inputs.safetensors", "model.safetensors"
-FILES = (_RECIPE, _EXAMPLES, _WEIGHTS)
+_RECIPE, _EXAMPLES = "fractrain_fx.json", "example_inputs.safetensors"
+_WEIGHTS, _INSERTED = "model.safetensors", "fractrain_fx.safetensors"
+_CONFIG, _CARD = "config.json", "README.md"  # the names that transformers and the Hub read
+FILES = (_RECIPE, _EXAMPLES, _WEIGHTS, _INSERTED, _CONFIG, _CARD)
 _FORMAT = 1
 
 
-def save(model: nn.Module, state: ModelState, directory: Path) -> None:
-    """Write ``config.json``, ``example_inputs.safetensors`` and ``model.safetensors``.
+def save(model: nn.Module, state: ModelState, directory: Path, name: str, *, together: bool = False) -> None:
+    """Write recipe, example inputs, weights and card.
 
-    ``rounding="auto"`` is written as that, because the machine that reads it may have no compiler.
+    The original's weights are in a file of their own, beside the original's ``config.json`` if transformers can load
+    it. ``rounding="auto"`` is written as that, because the machine that reads it may have no compiler.
 
     Of a sharded model the first process writes whole weights; all must call this.
 
@@ -36,6 +46,8 @@ def save(model: nn.Module, state: ModelState, directory: Path) -> None:
         model: has the weights to write.
         state: the state of the model.
         directory: made if it does not exist.
+        name: of the model in its card.
+        together: write all tensors into one file, as a trainer's checkpoint needs them.
 
     Raises:
         ModelError: modules or parameters of the original were replaced.
@@ -43,12 +55,33 @@ def save(model: nn.Module, state: ModelState, directory: Path) -> None:
     state.as_recorded.require_structure("save_pretrained would write a recipe and weights that do not fit together")
     whole = model.state_dict() if state.sharding is None else state.sharding.whole(model)
     if whole is not None:
-        _write(whole, state, directory)
+        packed = any(key.endswith(CODES) for key in whole)
+        loads = loads_as_float(state, packed)
+        _write(whole, state, directory, together)
+        _write_config(state.original, whole, directory, loads)
+        macs = sum(op.macs or 0 for _, op in ops_of(state.recording.train.graph))
+        card = card_text(state, run_of(model), state.results, name, macs=macs, loads=loads)
+        write_text(directory / _CARD, card)
     if state.sharding is not None:
         dist.barrier()  # the others may read it next
 
 
-def _write(weights: dict[str, Tensor], state: ModelState, directory: Path) -> None:
+def _write_config(original: nn.Module, weights: dict[str, Tensor], directory: Path, loads: bool) -> None:
+    """Write the configuration that transformers reads, or one that it refuses in a sentence."""
+    if not loads:
+        told = {"architecture": type(original).__name__, "load_with": "fractrain_fx.FracModel.from_pretrained"}
+        write_text(directory / _CONFIG, json.dumps(told, indent=2) + "\n")
+        return
+    config: Any = copy.deepcopy(original.config)
+    config.architectures = [type(original).__name__]
+    config.dtype = next((x.dtype for x in weights.values() if x.is_floating_point()), torch.float32)
+    config.save_pretrained(directory)
+    generation: Any = getattr(original, "generation_config", None)
+    if generation is not None:
+        generation.save_pretrained(directory)
+
+
+def _write(weights: dict[str, Tensor], state: ModelState, directory: Path, together: bool) -> None:
     from safetensors.torch import save_file, save_model
 
     tensors: dict[str, Tensor] = {}
@@ -62,9 +95,14 @@ def _write(weights: dict[str, Tensor], state: ModelState, directory: Path) -> No
         "passes": state.chain,
     }
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / _RECIPE).write_text(json.dumps(recipe, indent=2) + "\n", encoding="utf-8")
+    write_text(directory / _RECIPE, json.dumps(recipe, indent=2) + "\n")
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, directory / _EXAMPLES)
-    save_model(Weights(weights), str(directory / _WEIGHTS))  # type: ignore[arg-type]
+    (directory / _INSERTED).unlink(missing_ok=True)
+    own = {key: x for key, x in weights.items() if together or not key.startswith(f"{NAMESPACE}.")}
+    inserted = {key: x for key, x in weights.items() if key not in own}
+    for tensors, name in ((own, _WEIGHTS), (inserted, _INSERTED)):
+        if tensors:
+            save_model(Weights(tensors), str(directory / name), metadata={"format": "pt"})  # type: ignore[arg-type]
 
 
 class Weights:
@@ -88,12 +126,14 @@ def load(directory: Path, model: nn.Module, passes: Sequence[PassBase] | None = 
     from safetensors.torch import load_file
 
     try:
-        recipe = json.loads((directory / _RECIPE).read_text(encoding="utf-8"))
+        # Before the recipe had a file of its own it was in config.json.
+        file = directory / (_RECIPE if (directory / _RECIPE).is_file() else _CONFIG)
+        recipe = json.loads(file.read_text(encoding="utf-8"))
         tensors = load_file(directory / _EXAMPLES)
     except (OSError, ValueError, SafetensorError) as error:
         raise RunError(f"{directory} does not hold a model that save_pretrained wrote: {error}") from error
     if not isinstance(recipe, dict) or recipe.get("fractrain_fx") != _FORMAT:
-        raise RunError(f"{directory / _RECIPE} is not a recipe of this version; write it again with save_pretrained")
+        raise RunError(f"{file} is not a recipe of this version; write it again with save_pretrained")
     model = unwrapped(model)
     if recipe["architecture"] != type(model).__name__:
         raise RunError(f"{directory} holds a {recipe['architecture']}, but model= is a {type(model).__name__}")
@@ -117,6 +157,8 @@ def load_weights(model: Packable, original: nn.Module, directory: Path) -> None:
 
     try:
         weights = read_weights(directory / _WEIGHTS)
+        if (directory / _INSERTED).is_file():
+            weights |= read_weights(directory / _INSERTED)
         if packed := {key.removesuffix(CODES) for key in weights if key.endswith(CODES)}:
             pack(model._state, packed)
         model.load_state_dict(weights)

@@ -1,0 +1,81 @@
+"""A copy of the original whose weights have the values that the forward pass multiplied."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Iterator
+from operator import attrgetter
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Node
+
+from fractrain_fx.capture import RecordedModule
+from fractrain_fx.errors import ConfigError, ModelError
+from fractrain_fx.nn.quantized_leaf import QuantizedLeaf
+from fractrain_fx.nn.quantizers import WeightQuantizer
+from fractrain_fx.passes import facts
+from fractrain_fx.passes.analyse.codable import readers_of
+
+__all__ = ["rounded_copy"]
+
+
+@torch.no_grad()
+def rounded_copy(original: nn.Module, graph_module: RecordedModule, exact: Collection[str]) -> nn.Module:
+    """Copy a model, and round the copy's weights to the bits that they have in the present stage.
+
+    Args:
+        original: the model; it keeps its weights.
+        graph_module: its rewritten graph.
+        exact: parameters that have rounded values already; rounding these again may move them by a last bit.
+
+    Raises:
+        ConfigError: the number format rounds weights anew for each product, so that they have no one rounded value.
+        ModelError: a weight is multiplied rounded in one place and read otherwise in another.
+    """
+    copied = copy.deepcopy(original)
+    readers = readers_of([graph_module])
+    for name, parameter in original.named_parameters(remove_duplicate=False):
+        if name in exact:
+            continue
+        values = [
+            value for _, node in readers.get(id(parameter), []) for value in _values(graph_module, node, parameter)
+        ]
+        rounded = [value for value in values if value is not None]
+        if not rounded:
+            continue
+        if len(rounded) < len(values) or not all(torch.equal(rounded[0], each) for each in rounded):
+            raise ModelError(
+                f"{name} is multiplied rounded in one place, and read in float or with other bits in another, so it "
+                "has no one rounded value: take restore(), or give all of its uses one precision with a Pin"
+            )
+        copied.get_parameter(name).copy_(rounded[0])
+    return copied
+
+
+def _values(graph_module: RecordedModule, node: Node, parameter: nn.Parameter) -> Iterator[Tensor | None]:
+    """The values in which a reader of a parameter, or its users, take it; ``None`` for the parameter as it is."""
+    if node.op != "get_attr":
+        module = graph_module.get_submodule(str(node.target)) if node.op == "call_module" else None
+        rounded = module.rounded(_bits(graph_module, node.args[0])) if isinstance(module, QuantizedLeaf) else {}
+        own = [value for name, value in rounded.items() if attrgetter(name)(module.leaf) is parameter] if module else []
+        yield own[0] if own else None
+        return
+    for user in node.users:
+        role = facts(user).role
+        if role == "fused":
+            raise ConfigError(
+                f"{node.target} is rounded anew for each product that reads it, so it has no one rounded value: take "
+                "restore(), or a format that rounds weights once, such as 'affine' with ranges='tensor'"
+            )
+        quantizer = graph_module.get_submodule(str(user.target)) if role == "weight" else None
+        if isinstance(quantizer, WeightQuantizer):
+            yield quantizer(parameter, _bits(graph_module, user.args[1]))
+        else:
+            yield None
+
+
+def _bits(graph_module: RecordedModule, node: object) -> Tensor:
+    assert isinstance(node, Node)
+    found: Tensor = attrgetter(str(node.target))(graph_module)
+    return found
