@@ -13,13 +13,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from fractrain_fx import FracConfig
+from fractrain_fx import FracConfig, Pin
 from fractrain_fx.cli import main
 from fractrain_fx.errors import RunError
-from fractrain_fx.report.page import _pack
+from fractrain_fx.report.page import _pack, _subtitle
 from fractrain_fx.report.panels import build_sheet
 from fractrain_fx.report.runs import Run, read_runs
 from fractrain_fx.report.sheet import Panel
+from fractrain_fx.training import RunSettings
 
 
 def report(*arguments: object) -> int:
@@ -247,3 +248,9 @@ def test_the_machines_of_a_run_take_little_of_the_page(trained: Path) -> None:
     sheets = [build_sheet(read_runs([str(trained / name) for name in names])) for names in (["pfq"], ["pfq", "static"])]
     sizes = [len(_pack(sheet.tables["machines"])) for sheet in sheets]
     assert sizes[0] < 3000 and sizes[1] - sizes[0] < 2000  # bytes
+
+
+def test_the_header_names_model_data_and_pins() -> None:
+    frac = FracConfig(method="pfq", pins=(Pin("last", "FW-8/BW-16"),))
+    runs = [Run(name, Path(name), (), RunSettings(frac=frac), None, (), (), ()) for name in ("one", "two")]
+    assert _subtitle(runs) == "timm:resnet10t on digits; pin last=FW-8/BW-16"
