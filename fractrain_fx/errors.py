@@ -9,6 +9,7 @@ __all__ = [
     "FracTrainError",
     "FracTrainWarning",
     "InputError",
+    "MissingPackageError",
     "ModelError",
     "NonFiniteLossError",
     "PassError",
@@ -17,8 +18,10 @@ __all__ = [
     "TargetError",
     "near",
     "require_known",
+    "require_packages",
 ]
 
+import importlib.util
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
@@ -79,6 +82,10 @@ class RunError(FracTrainError, RuntimeError):
     """A run cannot go on: files missing or damaged, another configuration, calls in a wrong order, a lost process."""
 
 
+class MissingPackageError(FracTrainError, ImportError):
+    """A package that this needs is not installed; the message has the command that installs it."""
+
+
 class NonFiniteLossError(FracTrainError, ArithmeticError):
     """A loss is NaN or infinite."""
 
@@ -103,3 +110,28 @@ def require_known(what: str, options: Iterable[str], known: Sequence[str]) -> No
     for name in options:
         if name not in known:
             raise ConfigError(f"{what} has no option {name!r}: {', '.join(known)}.{near(name, known)}")
+
+
+_EXTRAS = {
+    "train": ("accelerate", "filelock", "sklearn", "torchmetrics"),
+    "draw": ("graphviz",),
+    "report": ("altair", "jinja2", "vl_convert"),
+}
+"""The packages that only some users need, as they are imported, by the extra of ``pyproject.toml`` that has them."""
+
+_NAMES = {"sklearn": "scikit-learn", "vl_convert": "vl-convert-python"}
+
+
+def require_packages(what: str, extra: str) -> None:
+    """Check that the packages of an extra are installed, all at once, before the first is imported.
+
+    Args:
+        what: what needs them, for the message.
+        extra: the extra.
+
+    Raises:
+        MissingPackageError: one is not; the message has the command that installs it.
+    """
+    missing = [_NAMES.get(name, name) for name in _EXTRAS[extra] if importlib.util.find_spec(name) is None]
+    if missing:
+        raise MissingPackageError(f"{what} needs {' and '.join(missing)}: pip install 'fractrain_fx[{extra}]'")

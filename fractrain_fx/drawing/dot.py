@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from fractrain_fx.drawing.labels import bits_text
 from fractrain_fx.drawing.picture import Arrow, Picture, Shape
+from fractrain_fx.errors import require_packages
 
 if TYPE_CHECKING:
     from graphviz import Digraph
@@ -58,7 +59,12 @@ _ARROWS = {
 
 
 def digraph(picture: Picture) -> Digraph:
-    """The picture with colours, frames and a legend."""
+    """The picture with colours, frames and a legend.
+
+    Raises:
+        MissingPackageError: the package ``graphviz`` is missing.
+    """
+    require_packages("a drawing (.svg, .png, .pdf or .dot)", "draw")
     from graphviz import Digraph
 
     graph = Digraph(

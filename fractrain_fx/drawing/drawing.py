@@ -64,10 +64,11 @@ def _write(drawn: Picture, target: Path, suffix: str) -> list[Path]:
 
 
 def _rendered(drawn: Picture, form: str, target: Path) -> bytes:
+    graph = digraph(drawn)
     from graphviz import CalledProcessError, ExecutableNotFound
 
     try:
-        image: bytes = digraph(drawn).pipe(form)
+        image: bytes = graph.pipe(form)
     except ExecutableNotFound:
         other = target.with_suffix(".dot").name
         raise RunError(

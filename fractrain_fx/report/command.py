@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fractrain_fx.errors import RunError
+from fractrain_fx.errors import RunError, require_packages
 
 __all__ = ["write_report"]
-
-_LIBRARIES = {"altair": "altair", "jinja2": "jinja2", "vl_convert": "vl-convert-python"}
 
 
 def write_report(runs: Sequence[str], out: Path, *, plots: Path | None = None, epochs: Sequence[int] = ()) -> None:
@@ -24,11 +21,10 @@ def write_report(runs: Sequence[str], out: Path, *, plots: Path | None = None, e
         epochs: epochs of the bit allocations to draw; by default those at the end of each stage.
 
     Raises:
-        RunError: a library is missing, a run cannot be read, or a file cannot be written.
+        MissingPackageError: a library is missing.
+        RunError: a run cannot be read, or a file cannot be written.
     """
-    missing = [name for module, name in _LIBRARIES.items() if importlib.util.find_spec(module) is None]
-    if missing:
-        raise RunError(f"{' and '.join(missing)} must be installed: pip install 'fractrain_fx[report]'")
+    require_packages("a report", "report")
     from fractrain_fx.durable import write_text
     from fractrain_fx.report.page import render_page
     from fractrain_fx.report.panels import build_sheet

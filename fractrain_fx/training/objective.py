@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fractrain_fx.errors import InputError, ModelError
+from fractrain_fx.errors import InputError, ModelError, require_packages
 from fractrain_fx.training.data import DataSet
 from fractrain_fx.training.models import BuiltModel
 
@@ -49,6 +49,7 @@ class Objective:
 
     def meter(self) -> Metric:
         """A new meter. Each process gives it its own logits and targets, and reads the measure over all processes."""
+        require_packages("training", "train")
         if self.metric == "accuracy":
             from torchmetrics.classification import MulticlassAccuracy
 

@@ -13,14 +13,14 @@ import torch.distributed as dist
 from torch import nn
 
 from fractrain_fx.engine.distributed import world_size
-from fractrain_fx.errors import ConfigError
+from fractrain_fx.errors import ConfigError, require_packages
 from fractrain_fx.memory import keep_freed_memory
 from fractrain_fx.training.settings import TrainSettings
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-__all__ = ["end_processes", "make_accelerator", "random_state", "set_random_state", "share_buffers"]
+__all__ = ["end_processes", "make_accelerator", "random_state", "seed_all", "set_random_state", "share_buffers"]
 
 
 def make_accelerator(settings: TrainSettings) -> Accelerator:
@@ -28,9 +28,10 @@ def make_accelerator(settings: TrainSettings) -> Accelerator:
 
     Raises:
         ConfigError: the device does not exist, or accelerate already runs with other settings in this process.
+        MissingPackageError: a package that training needs is missing.
     """
+    require_packages("training", "train")
     from accelerate import Accelerator
-    from accelerate.utils import set_seed
 
     try:
         accelerator = Accelerator(
@@ -44,8 +45,15 @@ def make_accelerator(settings: TrainSettings) -> Accelerator:
         raise ConfigError(f"device={settings.device!r} is not available; accelerate finds {accelerator.device.type!r}")
     if accelerator.device.type == "cpu":
         keep_freed_memory()
-    set_seed(settings.seed + accelerator.process_index)  # with the same noise in each process, it would not average out
+    seed_all(settings.seed + accelerator.process_index)  # with the same noise in each process, it would not average out
     return accelerator
+
+
+def seed_all(seed: int) -> None:
+    """Seed every generator that this process draws from."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)  # of all devices
 
 
 def end_processes() -> None:

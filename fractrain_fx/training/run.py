@@ -23,7 +23,7 @@ from fractrain_fx.training.log import new_console
 from fractrain_fx.training.log.records import METRICS, STARTS
 from fractrain_fx.training.models import BuiltModel, build_model
 from fractrain_fx.training.objective import check_outputs
-from fractrain_fx.training.processes import make_accelerator
+from fractrain_fx.training.processes import make_accelerator, seed_all
 from fractrain_fx.training.settings import RunSettings
 from fractrain_fx.training.trainer import Trainer
 
@@ -45,10 +45,8 @@ def build(settings: RunSettings, *, own_sizes: bool = False, pretraining: bool =
     Raises:
         FracTrainError: a name is unknown, or the model does not fit the data.
     """
-    from accelerate.utils import set_seed
-
     data = None if own_sizes else _load(settings, pretraining)
-    set_seed(settings.train.seed)
+    seed_all(settings.train.seed)
     return build_model(settings.model, data, image_size=settings.image_size)
 
 

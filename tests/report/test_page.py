@@ -160,7 +160,7 @@ def test_without_its_libraries_the_command_says_what_to_install(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in ("altair", "jinja2") else find(name))
     assert report(trained / "static") == 2
     told = capsys.readouterr().err
-    assert "altair and jinja2 must be installed: pip install 'fractrain_fx[report]'" in told
+    assert "a report needs altair and jinja2: pip install 'fractrain_fx[report]'" in told
 
 
 def test_runs_that_leave_work_out_are_not_called_simulations(trained: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from fractrain_fx.durable import user_cache, write_text
+from fractrain_fx.errors import MissingPackageError, require_packages
 from fractrain_fx.native.build import library
 
 __all__ = ["keep", "processor", "recall"]
@@ -44,6 +45,11 @@ def keep(kind: str, seconds: Seconds) -> None:
     """Add a timing to the file. Timings of other processes stay; what cannot be written is logged and not kept."""
     file = _file()
     if file is None:
+        return
+    try:
+        require_packages("keeping timings", "train")
+    except MissingPackageError as error:
+        _LOG.info("a timing was not kept: %s", error)
         return
     from filelock import FileLock, Timeout
 

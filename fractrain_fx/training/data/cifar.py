@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from fractrain_fx.durable import user_cache
-from fractrain_fx.errors import DataError
+from fractrain_fx.errors import DataError, require_packages
 from fractrain_fx.training.data.dataset import DataSet
 
 __all__ = ["load_cifar"]
@@ -96,6 +96,7 @@ def _find(data_dir: Path, layout: _Layout, name: str) -> Path:
 
 def _downloaded(name: str, layout: _Layout) -> Path:
     """The data set's folder in the user's cache, filled if needed; other processes wait for the one that downloads."""
+    require_packages("a download", "train")
     from filelock import FileLock
 
     cache = user_cache() / "fractrain_fx"

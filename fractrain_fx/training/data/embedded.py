@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from fractrain_fx.errors import DataError
+from fractrain_fx.errors import DataError, require_packages
 from fractrain_fx.training.data.dataset import DataSet, Task
 from fractrain_fx.training.data.text import blocks
 
@@ -30,6 +30,7 @@ def stand_in(task: Task, classes: int, *, block_length: int = 64) -> DataSet:
 
 def load_digits() -> DataSet:
     """1,797 grey images of 8x8 in ten classes."""
+    require_packages("data='digits'", "train")
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from fractrain_fx.durable import require_folder, write_text, writing
 from fractrain_fx.engine.distributed import on_first
-from fractrain_fx.errors import RunError
+from fractrain_fx.errors import RunError, require_packages
 
 if TYPE_CHECKING:
     from filelock import BaseFileLock
@@ -126,8 +126,10 @@ def hold_together(take: Callable[[], HeldFolder]) -> HeldFolder:
     """What :func:`hold` or :func:`hold_new` gives the first of the processes that train together; a collective.
 
     Raises:
+        MissingPackageError: a package that training needs is missing.
         FracTrainError: ``take`` raised it in the first process.
     """
+    require_packages("training", "train")
     taken: list[HeldFolder] = []
 
     def first() -> Path:
