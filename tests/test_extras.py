@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from fractrain_fx.execution.int8 import kept
 from torch import nn
 
 from fractrain_fx import FracConfig, fractrainify
 from fractrain_fx.drawing import draw
 from fractrain_fx.errors import _EXTRAS, _NAMES, MissingPackageError
-from fractrain_fx.execution.int8 import kept
 from fractrain_fx.training import RunSettings, TrainSettings, load_dataset, new_run
 
 ROOT = Path(__file__).parents[1]

@@ -8,6 +8,7 @@ from typing import Any
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.engine.steered import show_level
 from fractrain_fx.report.runs import Run
+from fractrain_fx.summary.numbers import plain_number, time_unit
 from fractrain_fx.training.log.records import EpochRecord
 
 __all__ = [
@@ -34,7 +35,6 @@ Scope = str  # "end" or "best": the evaluation until which cost is summed
 PATHS = {"FW": "forward (FW)", "EB": "error backward (EB)", "GC": "weight gradient (GC)"}
 ALL_PATHS = "all paths"  # for runs that did not keep the paths of their blocks
 QUANTITIES = ("macs", "joules", "seconds")
-_UNITS = (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3))
 
 
 def epoch_rows(runs: Iterable[Run]) -> list[Row]:
@@ -209,6 +209,7 @@ def machine_rows(runs: Iterable[Run]) -> list[Row]:
     """What each finished run would take on each machine that has a price for it, beside float; by machine."""
     found = [(run.name, each) for run in runs if run.result is not None for each in run.result.machines]
     order = list(dict.fromkeys(each.machine for _, each in found))
+    unit, size = time_unit(each.seconds for _, each in found if each.seconds is not None)
     return [
         {
             "machine": each.machine,
@@ -223,7 +224,7 @@ def machine_rows(runs: Iterable[Run]) -> list[Row]:
             **{bound: 100 * each.bounds.get(bound, 0.0) for bound in ("compute", "memory", "rounding")},
             "wider": ", ".join(each.wider),
             "unpriced": len(each.unpriced),
-            "label": f"{_duration(each.seconds)}{' *' if each.wider else ''}",
+            "label": f"{plain_number(each.seconds / size)} {unit}{' *' if each.wider else ''}",
         }
         for run, each in sorted(found, key=lambda pair: order.index(pair[1].machine))
         if each.seconds is not None
@@ -249,9 +250,3 @@ def _sum(values: Iterable[float | None]) -> float | None:
 
 def _ratio(value: float | None, by: float | None, factor: float = 1.0) -> float | None:
     return None if value is None or not by else factor * value / by
-
-
-def _duration(seconds: float) -> str:
-    """A time with three digits, in the largest unit of which it is at least two."""
-    unit, size = next((pair for pair in _UNITS if seconds >= 2 * pair[1]), _UNITS[-1])
-    return f"{seconds / size:.3g} {unit}"

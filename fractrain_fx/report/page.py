@@ -21,6 +21,7 @@ from fractrain_fx.report.frames import Row
 from fractrain_fx.report.runs import Run
 from fractrain_fx.report.sheet import Figure, Panel, Sheet
 from fractrain_fx.report.theme import THEMES, vega_config
+from fractrain_fx.summary.numbers import plain_number
 
 __all__ = ["render_page"]
 
@@ -99,7 +100,6 @@ def _embed(text: str) -> Markup:
 def _subtitle(runs: Sequence[Run]) -> str:
     known = [run.settings for run in runs if run.settings is not None]
     told = dict.fromkeys(f"{each.model} on {each.data}" for each in known)
-    told |= dict.fromkeys(f"pin {pin}" for each in known for pin in each.frac.pins)
     return "; ".join(told) or f"{len(runs)} run{'s' if len(runs) > 1 else ''}"
 
 
@@ -132,8 +132,12 @@ def _what(run: Run) -> str:
     if run.settings is None:
         return "metrics only"
     frac = run.settings.frac
-    method = f"{frac.method} {frac.precision}" if frac.method == "static" else frac.method
-    return method if run.result is not None else f"{method}, not through"
+    words = [f"{frac.method} {frac.precision}" if frac.method == "static" else frac.method]
+    if run.settings.number_format:
+        words.append(run.settings.number_format)
+    if frac.pins:
+        words.append(f"pins {' '.join(f'{pin.pattern}={pin.named or pin.precision}' for pin in frac.pins)}")
+    return ", ".join(words if run.result is not None else [*words, "not through"])
 
 
 def _cells(run: Run, name_metric: bool) -> list[str]:
@@ -146,8 +150,8 @@ def _cells(run: Run, name_metric: bool) -> list[str]:
         f"{100 * run.mean('cp'):.2f}",
         f"{100 * run.mean('cp_total'):.2f}{beside_shares(last.row.uncounted)}",
         f"{last.total_macs:.3e}",
-        _number(energy, ".3g"),
-        _number(latency, ".3g"),
+        _plain(energy),
+        _plain(latency),
         f"{last.seconds:.0f}",
         ", ".join(run.turning_texts) or _NONE,
     ]
@@ -167,6 +171,10 @@ def _hardware(run: Run) -> tuple[float | None, float | None]:
 
 def _number(value: float | None, form: str) -> str:
     return _NONE if value is None or not math.isfinite(value) else format(value, form)
+
+
+def _plain(value: float | None) -> str:
+    return _NONE if value is None or not math.isfinite(value) else plain_number(value)
 
 
 def _commands(run: Run) -> list[dict[str, str]]:

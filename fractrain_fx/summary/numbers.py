@@ -27,6 +27,11 @@ def short_number(value: float) -> str:
 
 
 def time_unit(seconds: Iterable[float]) -> tuple[str, float]:
-    """The unit for a column of times, and its seconds: the largest in which the longest time is at least 2."""
-    longest = max(seconds, default=0.0)
-    return next((each for each in _TIMES.items() if longest >= 2 * each[1]), ("ms", 1e-3))
+    """The unit for a column of times, and its seconds.
+
+    It is the largest in which the longest time is at least 2, and the shortest at least 0.001.
+    """
+    times = [each for each in seconds if each > 0]
+    longest, shortest = max(times, default=0.0), min(times, default=0.0)
+    fits = (each for each in _TIMES.items() if longest >= 2 * each[1] and shortest >= 1e-3 * each[1])
+    return next(fits, ("ms", 1e-3))

@@ -258,6 +258,7 @@ def _keep_settings(settings: RunSettings, out: Path) -> None:
 
 
 def _name(settings: RunSettings) -> str:
-    """The name of a run: its method, model and data."""
-    words = (settings.frac.method, settings.model.replace(":", "-"), settings.data)
-    return "-".join(Path(word).name for word in words)
+    """The name of a run: its method, number format and pins if it has others than the usual, model and data."""
+    frac, model = settings.frac, settings.model.replace(":", "-")
+    words = (frac.method, settings.number_format, "pinned" if frac.pins else "", model, settings.data)
+    return "-".join(Path(word).name for word in words if word)

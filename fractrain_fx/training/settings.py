@@ -222,6 +222,12 @@ class RunSettings:
             )
         _check_seed("split_seed", self.split_seed)
 
+    @property
+    def number_format(self) -> str:
+        """The recipe or the number format by name; empty for ``affine``, the usual one."""
+        format, recipe = self.frac.format, self.frac.recipe
+        return "" if format == "affine" else recipe if isinstance(recipe, str) else format
+
     def to_dict(self) -> dict[str, Any]:
         """One flat mapping with the names of the command-line flags."""
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("train", "frac")}

@@ -13,13 +13,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from fractrain_fx import FracConfig, Pin
+from fractrain_fx import FracConfig, Pin, Precision
 from fractrain_fx.cli import main
 from fractrain_fx.errors import RunError
-from fractrain_fx.report.page import _pack, _subtitle
+from fractrain_fx.report.page import _pack
 from fractrain_fx.report.panels import build_sheet
 from fractrain_fx.report.runs import Run, read_runs
 from fractrain_fx.report.sheet import Panel
+from fractrain_fx.summary.numbers import plain_number
 from fractrain_fx.training import RunSettings
 
 
@@ -82,7 +83,7 @@ def test_the_summary_has_the_results_numbers(page: str, trained: Path) -> None:
             f"{100 * result['mean_cp_total']:.2f}",
             f"{result['total_macs']:.3e}",
         ]
-        assert cells[6] == f"{result['hardware']['end']['total']['joules']:.3g}"
+        assert cells[6] == plain_number(result["hardware"]["end"]["total"]["joules"])
         assert cells[9] == (", ".join(map(str, result["turning_points"])) or "-")
 
 
@@ -219,7 +220,8 @@ def test_machines_show_finished_runs_and_say_what_has_no_price(trained: Path) ->
     (figure,), notes = panel.figures, " ".join(panel.notes)
     assert first.result is not None
     h200 = next(each for each in first.result.machines if each.machine == "h200")
-    assert f"fractrain on h200: {h200.seconds:.4g} s, {h200.float32:.4g} s in float32, " in figure.summary
+    times = [plain_number(each) for each in (h200.seconds, h200.float32)]
+    assert f"fractrain on h200: {times[0]} s, {times[1]} s in float32, " in figure.summary
     assert "An asterisk marks" in notes and "Contractions alone have a price on bitfusion and zc706" in notes
     assert "No figure for energy is known of zc706" in notes and "has no price for" not in notes
     partly = machines_panel([with_machines(first, unpriced=("a", "b"))])
@@ -250,7 +252,23 @@ def test_the_machines_of_a_run_take_little_of_the_page(trained: Path) -> None:
     assert sizes[0] < 3000 and sizes[1] - sizes[0] < 2000  # bytes
 
 
-def test_the_header_names_model_data_and_pins() -> None:
-    frac = FracConfig(method="pfq", pins=(Pin("last", "FW-8/BW-16"),))
-    runs = [Run(name, Path(name), (), RunSettings(frac=frac), None, (), (), ()) for name in ("one", "two")]
-    assert _subtitle(runs) == "timm:resnet10t on digits; pin last=FW-8/BW-16"
+def test_costs_have_a_logarithmic_axis_and_epochs_a_plain_one(trained: Path) -> None:
+    sheet = build_sheet(read_runs([str(trained / name) for name in ("fractrain", "pfq")]))
+    (panel,) = (each for each in sheet.panels if each.key == "trajectory")
+    for figure in panel.figures:
+        for axis, variant in figure.variants.items():
+            scale = variant.spec["layer"][0]["encoding"]["x"]["scale"]
+            assert (scale.get("type") == "log") == (axis != "epoch"), axis
+            assert f"datum['{axis}'] > 0" in json.dumps(variant.spec), "a logarithmic axis has no 0"
+
+
+def test_the_header_names_formats_and_pins(trained: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(trained / "static", folder, ignore=shutil.ignore_patterns("checkpoint-*"))
+    settings = RunSettings.from_yaml(folder / "config.yaml")
+    pins = (Pin("last", format="bfloat16"), Pin("block.*", Precision(8, 16)))
+    frac = settings.frac.replace(format="mx", recipe="mxfp8", pins=pins)
+    replace(settings, frac=frac).to_yaml(folder / "config.yaml")
+    assert report(folder, "--out", tmp_path / "page.html") == 0
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "static FW-8/BW-8, mxfp8, pins last=bfloat16 block.*=FW-8/BW-16<" in page

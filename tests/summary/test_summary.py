@@ -196,7 +196,16 @@ def test_numbers_have_three_digits_and_no_exponent(value: float, short: str, pla
 
 @pytest.mark.parametrize(
     ("seconds", "unit"),
-    [((51.63, 0.02), "s"), ((0.5, 1.9), "ms"), ((3600.0, 1e-3), "min"), ((2e5,), "d"), ((), "ms"), ((0.0,), "ms")],
+    [
+        ((51.63, 0.02), "s"),
+        ((0.5, 1.9), "ms"),
+        ((36000.0, 40.0), "h"),
+        ((36000.0, 2.4), "min"),
+        ((3600.0, 1e-3), "s"),
+        ((2e5,), "d"),
+        ((), "ms"),
+        ((0.0,), "ms"),
+    ],
 )
 def test_a_column_of_times_has_the_unit_of_its_longest(seconds: tuple[float, ...], unit: str) -> None:
     assert time_unit(seconds)[0] == unit

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from fractrain_fx.config import FracConfig
 from fractrain_fx.errors import ConfigError, DataError, ModelError, RunError, TargetError
 from fractrain_fx.training import RunSettings, TrainSettings, build_trainer, new_run, resume_run
+from fractrain_fx.training.run import hold_folder
 from fractrain_fx.training.trainer import Trainer
 
 TINY = Path(__file__).with_name("tiny.py")
@@ -139,6 +140,24 @@ def test_a_run_without_a_folder_gets_a_new_one_and_lets_it_go_when_it_has_traine
     assert second.out == Path("runs/fractrain-tiny.py-net-digits-2")
     first.fit()
     assert first.held is not None and first.held.released and second.held is not None and not second.held.released
+
+
+def test_the_name_of_a_run_has_its_format_and_that_it_is_pinned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    static = {"model": "timm:resnet18", "method": "static", "precision": "FW-8/BW-8"}
+    names = [
+        hold_folder(RunSettings.from_dict(static | more)).path.name
+        for more in (
+            {},
+            {"format": "mx", "format_recipe": "mxfp8"},
+            {"format": "fp8", "pins": ["last=bfloat16"]},
+            {"pins": ["last=FW-8/BW-16"]},
+        )
+    ]
+    rest = "timm-resnet18-digits-1"
+    assert names == [f"static-{rest}", f"static-mxfp8-{rest}", f"static-fp8-pinned-{rest}", f"static-pinned-{rest}"]
 
 
 def test_metrics_without_a_checkpoint_are_not_overwritten_by_a_new_run(tmp_path: Path) -> None:

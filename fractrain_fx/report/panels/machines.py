@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from fractrain_fx.report import charts, frames
 from fractrain_fx.report.runs import Run
 from fractrain_fx.report.sheet import Column, Figure, Panel, Variant
+from fractrain_fx.summary.numbers import plain_number
 
 __all__ = ["machines"]
 
@@ -59,8 +60,9 @@ def machines(finished: Sequence[Run], tables: dict[str, list[frames.Row]]) -> Pa
 
 
 def _told(row: frames.Row) -> str:
-    bfloat16 = "" if row["bfloat16"] is None else f", {row['bfloat16']:.4g} s in bfloat16"
-    return f"{row['run']} on {row['machine']}: {row['seconds']:.4g} s, {row['float32']:.4g} s in float32{bfloat16}"
+    bfloat16 = "" if row["bfloat16"] is None else f", {plain_number(row['bfloat16'])} s in bfloat16"
+    times = f"{plain_number(row['seconds'])} s, {plain_number(row['float32'])} s in float32{bfloat16}"
+    return f"{row['run']} on {row['machine']}: {times}"
 
 
 def _notes(finished: Sequence[Run], rows: Sequence[frames.Row], runs: Sequence[str]) -> Iterator[str]:

@@ -72,8 +72,8 @@ def trajectories(runs: Sequence[Run]) -> Panel:
     return Panel(
         "trajectory",
         "Trajectory",
-        "Where each run stood when it had cost this much (figure 6 of the paper). Lower cost is further left; a mark "
-        "is a turning point, after which the next stage began.",
+        "Where each run stood when it had cost this much (figure 6 of the paper). Lower cost is further left, on a "
+        "logarithmic axis; a mark is a turning point, after which the next stage began.",
         tuple(figures),
         (Control("axis", "Cost axis", axes),),
         tuple(notes),
