@@ -31,6 +31,8 @@ __all__ = [
 Target = tuple[str, Any]
 """``op`` of a node ("call_function" or "call_method") and its ``target``."""
 
+_CONVOLUTIONS = frozenset(f"{kind}{dims}d" for kind in ("conv", "conv_transpose") for dims in (1, 2, 3))
+
 CONTRACTIONS = frozenset(
     {"linear", "bilinear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d"}
     | {"conv_transpose3d", "convolution", "conv_tbc", "matmul", "__matmul__", "__rmatmul__", "mm", "bmm"}
@@ -173,8 +175,23 @@ _THROUGH: Mapping[Any, Callable[..., Any]] = {
 }
 
 
-def call_through(func: Any) -> Callable[..., Any] | None:
-    """The function to call instead of ``func`` to record the contractions inside it; ``None`` if it is one node."""
+def _with_batch(func: Any) -> Callable[..., Any]:
+    """A convolution of one sample without a batch dimension, as torch computes it: in a batch of one."""
+
+    def call(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return func(x.unsqueeze(0), *args, **kwargs).squeeze(0)
+
+    return call
+
+
+def call_through(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[..., Any] | None:
+    """The function to call instead of ``func`` to record the calls inside it; ``None`` if it is one node."""
+    name = call_name(func)
+    if name in _CONVOLUTIONS:
+        given = dict(zip(("input", "weight"), args, strict=False)) | dict(kwargs)
+        x, weight = given.get("input"), given.get("weight")
+        if args and isinstance(x, Tensor) and isinstance(weight, Tensor) and x.ndim == weight.ndim - 1:
+            return _with_batch(func)
     try:
         return _THROUGH.get(func)
     except TypeError:

@@ -213,7 +213,7 @@ class Recorder(TorchFunctionMode):
         if self.paused:
             return self.hidden.seen(func, func(*args, **kwargs))
         self._note_code(sys._getframe(1))
-        through = targets.call_through(func)
+        through = targets.call_through(func, args, kwargs)
         if through is not None:
             with self:
                 return through(*args, **kwargs)

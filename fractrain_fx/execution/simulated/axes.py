@@ -18,12 +18,13 @@ class Summed(NamedTuple):
 
     Attributes:
         first, second: the dimensions of the first and of the second operand.
-        one: in both, one of these dimensions along which an orthogonal transform leaves the product as it is.
+        one: in both, one of these dimensions along which an orthogonal transform leaves the product as it is; ``None``
+            if the product sums over nothing.
     """
 
     first: Dims
     second: Dims
-    one: tuple[int, int]
+    one: tuple[int, int] | None
 
 
 def of_output(arithmetic: Arithmetic, a: Tensor, b: Tensor) -> Summed:
@@ -57,6 +58,8 @@ def of_second(arithmetic: Arithmetic, g: Tensor, a: Tensor, b: Tensor) -> Summed
     if isinstance(arithmetic, Einsum):
         first, second, out = _terms(arithmetic)
         return _shared(out, first, second)
+    if isinstance(arithmetic, Linear) and a.ndim == 1:
+        return Summed((0,), (0,), None)
     if isinstance(arithmetic, Linear) or (b.ndim == 2 and a.ndim > 2):
         return _summed(tuple(range(g.ndim - 1)), tuple(range(a.ndim - 1)))
     return _summed((g.ndim - 2,), (a.ndim - 2,))
@@ -86,5 +89,5 @@ def _shared(first: str, second: str, result: str) -> Summed:
     """The letters that two operands have and the result has not; the last of each operand if there are none."""
     letters = [each for each in first if each in second and each not in result]
     if not letters:
-        return _summed((len(first) - 1,), (len(second) - 1,))
+        return Summed((len(first) - 1,), (len(second) - 1,), None)
     return _summed(tuple(map(first.index, letters)), tuple(map(second.index, letters)))

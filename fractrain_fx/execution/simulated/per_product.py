@@ -70,7 +70,7 @@ def choice_gradient(plan: Plan, call: Call, slot: int, g: Tensor) -> Tensor:
     """
     factor, x, rounds = _of(plan, call, slot)
     samples = len(rounds.bits)
-    dims, dtype = of_output(plan.arithmetic, call.a, call.b)[slot], work_dtype(x)
+    dims, dtype = _summed_forward(plan, call, slot), work_dtype(x)
 
     def gains(widths: Sequence[int]) -> Tensor:
         found = []
@@ -100,7 +100,8 @@ def _gradient_operands(plan: Plan, call: Call, g: Tensor, slot: int, seed: Tenso
     own = call.bits if plan.fmt.by_product and call.bits is not None else rounds.bits
     if call.bits is not None and seed is not None:
         bits = (call.bits, own)
-        g, x = plan.fmt.transform(product, g, x, summed.one, bits, seed + 2 * APART)
+        if summed.one is not None:
+            g, x = plan.fmt.transform(product, g, x, summed.one, bits, seed + 2 * APART)
         axis = plan.axis.at(g.shape, len(call.bits)) if call.bits.ndim else plan.axis
         of = Operand(product, "g", summed.first, axis, across=other.first, positions=positions(plan.arithmetic, g))
         g = plan.fmt.operand(g, axis.expand(call.bits, g.shape), of, seed=seed)
@@ -120,10 +121,16 @@ def _factor(
     return factor.fmt.operand(x, bits if factor.weight else factor.axis.expand(bits, x.shape), of)
 
 
+def _summed_forward(plan: Plan, call: Call, slot: int) -> Dims:
+    """The dimensions of a factor that the forward product sums over."""
+    summed = of_output(plan.arithmetic, call.a, call.b)
+    return summed.first if slot == FIRST else summed.second
+
+
 def _read_across(plan: Plan, call: Call, slot: int, product: ProductName) -> Dims:
     """The dimensions that the other product which reads a factor sums over."""
     if product != "forward":
-        return of_output(plan.arithmetic, call.a, call.b)[slot]
+        return _summed_forward(plan, call, slot)
     if slot == SECOND:
         return of_first(plan.arithmetic, call.a, call.b).second
     return of_second(plan.arithmetic, call.b, call.a, call.b).second

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fractrain_fx.capture import Recording, record
-from fractrain_fx.errors import CaptureError
+from fractrain_fx.errors import CaptureError, InputError
 
 
 def kinds(recording: Recording) -> set[str]:
@@ -224,8 +224,8 @@ def test_checks_that_only_raise_stay_as_assertions() -> None:
             return y
 
     recording = record(Guarded(), (torch.randn(2, 4),))
-    assert calls(recording).count("_assert_async") == 2
-    with pytest.raises(RuntimeError, match="a test of values"):
+    assert calls(recording).count("_require_as_recorded") == 2
+    with pytest.raises(InputError, match="a test of values"):
         recording.train(torch.full((2, 4), 1000.0))
 
 
@@ -246,8 +246,8 @@ def test_a_branch_that_runs_into_a_false_assertion_of_torch_only_raises() -> Non
 
     boxes = torch.tensor([[0.0, 0.0, 1.0, 2.0], [1.0, 1.0, 3.0, 2.0]])
     recording = record(Boxes(), (boxes,))
-    assert calls(recording).count("_assert_async") == 1 and not recording.leaves
-    with pytest.raises(RuntimeError, match="a test of values"):
+    assert calls(recording).count("_require_as_recorded") == 1 and not recording.leaves
+    with pytest.raises(InputError, match="a test of values"):
         recording.train(-boxes)
 
 
