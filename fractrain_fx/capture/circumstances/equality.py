@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,9 @@ __all__ = ["copied", "same"]
 
 
 def copied(value: Any) -> Any:
-    """``value`` with its lists, dictionaries, sets and arrays copied, so that later changes inside are noticed."""
-    if type(value) is list:
-        return [copied(part) for part in value]
+    """``value`` with its lists, deques, dictionaries, sets and arrays copied, so that later changes inside are noticed."""
+    if type(value) in (list, deque):
+        return type(value)(copied(part) for part in value)
     if type(value) is dict:
         return {key: copied(part) for key, part in value.items()}
     if type(value) is np.ndarray:
@@ -32,7 +33,7 @@ def same(before: Any, now: Any) -> bool:
         return False
     if isinstance(before, np.ndarray):
         return (before.dtype, before.shape, before.tobytes()) == (now.dtype, now.shape, now.tobytes())
-    if isinstance(before, list | tuple):
+    if isinstance(before, list | tuple | deque):
         return len(before) == len(now) and all(map(same, before, now))
     if isinstance(before, dict):
         return list(before) == list(now) and all(same(before[key], now[key]) for key in before)

@@ -99,11 +99,12 @@ class OriginalCheck:
         Raises:
             ModelError: modules or parameters are not those of the graph.
         """
-        deep = (each for each in self._attributes if not (each.reported or isinstance(each.value, PLAIN)))
+        plain = (each.names and isinstance(each.value, PLAIN) for each in self._attributes)
+        deep = (each for each, done in zip(self._attributes, plain, strict=True) if not (each.reported or done))
         same_values = all(same(each.value, each.access.present()) for each in deep)
         held = list(map(dict.get, self._owners, self._parameters))
         same_tensors = len(held) == len(self._held) and all(map(is_, held, self._held))
-        same_shapes = same_tensors and [x.shape for x in held if x is not None] == self._shapes
+        same_shapes = same_tensors and _shapes(held) == self._shapes and self._buffer_shapes() == self._of_buffers
         same_forwards = ["forward" in vars(module) for module in self.uncalled.values()] == self._forwards
         if not (same_values and same_shapes and same_forwards and self._as_noted()):
             self.check_closely()
@@ -187,12 +188,15 @@ class OriginalCheck:
         self._parameters = [name for _, name in parameters]
         self._held = list(map(dict.get, self._owners, self._parameters))
         self._forwards = ["forward" in vars(module) for module in self.uncalled.values()]
-        self._shapes = [x.shape for x in self._held if x is not None]
+        self._shapes, self._of_buffers = _shapes(self._held), self._buffer_shapes()
         held = (each.raw for each in self._attributes if not each.reported)
         self._contents = [(part, tuple(part)) for raw in held for part in _containers(raw)]
         hooks = (vars(module)[kind] for module in self.uncalled.values() for kind in _HOOKS)
         self._counted: list[Sized] = [*hooks, *self.structure.containers()]
         self._counts = list(map(len, self._counted))
+
+    def _buffer_shapes(self) -> list[Any]:
+        return _shapes(x for module in self.uncalled.values() for x in module._buffers.values())
 
     def _as_noted(self) -> bool:
         return (
@@ -201,6 +205,10 @@ class OriginalCheck:
             and list(map(len, self._counted)) == self._counts
             and all(len(part) == len(items) and all(map(is_, part, items)) for part, items in self._contents)
         )
+
+
+def _shapes(tensors: Iterable[Tensor | None]) -> list[Any]:
+    return [None if x is None else x.shape for x in tensors]
 
 
 def _containers(value: Any, depth: int = 2) -> Iterator[Collection[Any]]:
