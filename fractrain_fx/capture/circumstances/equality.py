@@ -13,7 +13,7 @@ __all__ = ["copied", "same"]
 
 
 def copied(value: Any) -> Any:
-    """``value`` with its lists, deques, dictionaries, sets and arrays copied, so that later changes inside are noticed."""
+    """``value`` with its containers and arrays copied, so that later changes inside are noticed."""
     if type(value) in (list, deque):
         return type(value)(copied(part) for part in value)
     if type(value) is dict:
