@@ -62,7 +62,7 @@ def dropped_in_graph(model: nn.Module) -> Iterator[list[str]]:
 
 def _droppable(path: str, module: nn.Module) -> Iterator[_Droppable]:
     code = forward_code(module)
-    layers = module._modules.get("layers")
+    layers = getattr(module, "layers", None)
     if code is None or not isinstance(layers, nn.ModuleList) or "rand" not in code.co_names:
         return
     for name in code.co_names:

@@ -6,6 +6,7 @@ import inspect
 import sys
 import warnings
 from types import CodeType, FrameType
+from typing import Any
 
 from torch import nn
 
@@ -18,6 +19,7 @@ __all__ = [
     "error_line",
     "forward_code",
     "forward_line",
+    "forward_of",
     "in_words",
     "model_line",
     "source_line",
@@ -81,9 +83,15 @@ def error_line(error: BaseException) -> str:
     return found
 
 
+def forward_of(kind: type) -> Any:
+    """The forward of a class of modules; ``None`` for TorchScript, whose classes raise an error for the name."""
+    forward = getattr(kind, "forward", None)
+    return None if forward is None else inspect.unwrap(forward)
+
+
 def forward_code(module: nn.Module) -> CodeType | None:
     """The code of the forward of a module's class; ``None`` if it is not written in Python."""
-    return getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    return getattr(forward_of(type(module)), "__code__", None)
 
 
 def forward_line(module: nn.Module) -> str:

@@ -25,6 +25,11 @@ _OF_SIZES = (RuntimeError, ValueError, TypeError, LookupError, AssertionError, A
 # Errors of the device, not of the call.
 _OF_THE_DEVICE: tuple[type[BaseException], ...] = (MemoryError, torch.OutOfMemoryError, torch.AcceleratorError)
 _NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+_TRANSFORMED = (
+    "torch.jit.trace (which TensorBoard's add_graph calls) and the transforms of torch.func do not pass through "
+    "rounding, which has gradients of its own: trace model.restore() instead, take gradients with loss.backward() or "
+    "torch.autograd.grad, and a graph of the rewritten model with torch.export.export(model, inputs)"
+)
 _SHOWN = 4  # inputs in a message
 
 
@@ -38,7 +43,7 @@ def run_graph(graph_module: RecordedModule, values: Sequence[Any], recording: Re
 
     Raises:
         InputError: the graph fails on inputs of other shapes or types than the recorded ones; names the node.
-        ModelError: its parameters are sharded, and nothing gathers them.
+        ModelError: its parameters are sharded, and nothing gathers them; or torch traces or transforms the call.
         RunError: another process is gone.
     """
     if torch.compiler.is_compiling():
@@ -56,6 +61,8 @@ def run_graph(graph_module: RecordedModule, values: Sequence[Any], recording: Re
             raise RunError(LOST) from error
         if "DTensor" in str(error):
             raise ModelError(SHARDED_ELSEWHERE) from error
+        if torch._C._get_tracing_state() is not None or torch._C._functorch.peek_interpreter_stack() is not None:
+            raise ModelError(_TRANSFORMED) from error
         place = _place(error)
         differences = told_differences(recording, values)
         if differences is None:

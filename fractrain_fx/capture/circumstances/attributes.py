@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from fractrain_fx.capture.circumstances.equality import copied, same
 from fractrain_fx.capture.circumstances.holders import holders, replaced_method
 from fractrain_fx.capture.recording import patch
 from fractrain_fx.capture.recording.recorder import Recorder
-from fractrain_fx.capture.source import by_capture, by_library
+from fractrain_fx.capture.source import by_capture, by_library, forward_of
 from fractrain_fx.capture.trees import PLAIN
 
 __all__ = ["ABSENT", "Access", "Attributes", "Place"]
@@ -144,7 +143,7 @@ class Attributes:
                     if isinstance(names.get(name, ABSENT), _PLAIN):
                         yield Access(holder, Place(holder.__name__, "", name), copied(names[name]), carried=True)
         for kind in {type(holder) for holder, _, held in self._places.values() if not held}:
-            forward: Any = inspect.unwrap(kind.forward)
+            forward: Any = forward_of(kind)
             cells = forward.__closure__ or () if hasattr(forward, "__code__") else ()
             for name, cell in zip(forward.__code__.co_freevars, cells, strict=True) if cells else ():
                 if cell != CellType() and isinstance(cell.cell_contents, _PLAIN):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import inspect
 import sys
 from argparse import Namespace
 from collections import deque
@@ -15,6 +14,8 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
+
+from fractrain_fx.capture.source import forward_of
 
 __all__ = ["holders", "replaced_method"]
 
@@ -65,7 +66,7 @@ def _held_by(holder: Any) -> Iterator[tuple[str, Any]]:
         if not (isinstance(holder, nn.Module) and name in _OF_TORCH):
             yield from _inside(name, value, _DEPTH)
     if isinstance(holder, nn.Module):
-        yield from _inside("forward", inspect.unwrap(type(holder).forward), 1)
+        yield from _inside("forward", forward_of(type(holder)), 1)
 
 
 def _inside(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:

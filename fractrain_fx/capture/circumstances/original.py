@@ -118,6 +118,7 @@ class OriginalCheck:
         self.require_structure("the rewritten model still runs the graph of the old structure")
         if any(hasattr(module, "set_requires_gradient_sync") for path, module in self.uncalled.items() if path):
             raise ModelError(SHARDED_ELSEWHERE)
+        self._require_adapters_apart()
         if changes := list(self._changed_attributes()):
             warn(f"without effect on the rewritten model: {_listed(changes)}; {_REWRITE}")
         if hooks := list(self._new_hooks()):
@@ -158,6 +159,17 @@ class OriginalCheck:
             setattr(duplicate, name, copy.deepcopy(getattr(self, name), memo))
         duplicate._note()
         return duplicate
+
+    def _require_adapters_apart(self) -> None:
+        """Refuse weights into which PEFT has merged adapters that the graph adds, or the other way round."""
+        for each in self._attributes:
+            place = each.access.place
+            if place.name == "merged_adapters" and not same(each.value, each.access.present()):
+                raise ModelError(
+                    f"PEFT's adapters of {place.module!r} were merged or unmerged since fractrainify, so they would "
+                    "count twice or not at all: undo it (model.unmerge_adapter() after model.merge_adapter()), or "
+                    "merge after training, on model.restore()"
+                )
 
     def _changed_attributes(self) -> Iterator[str]:
         """The attributes whose value has changed since recording, in words; each is reported once."""

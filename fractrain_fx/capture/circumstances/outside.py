@@ -100,8 +100,7 @@ class Outside:
         if asked := sorted(self._attributes.checkpointed):
             notes.append(
                 f"{_some(map(repr, asked))} asked for activation checkpointing, which is not recorded: all "
-                "activations are kept. Switch it off before fractrainify, and call gradient_checkpointing_enable() on "
-                "the rewritten model"
+                "activations are kept, until gradient_checkpointing_enable() is called on the rewritten model"
             )
         left = [each for each in self._left if self._is_shown([each.place.module], called)]
         if left := [each for each in left if self._is_shown(each.writers, called)]:

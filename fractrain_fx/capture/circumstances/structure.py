@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fractrain_fx.capture.compare import same_tensor
@@ -158,9 +159,11 @@ def is_adapter(module: Any) -> bool:
 
 
 def _modules(model: nn.Module) -> dict[str, nn.Module]:
+    """Modules by path, without those that were inserted and those in TorchScript, whose structure is fixed."""
     inserted = f"{_INSERTED}."
     found = model.named_modules(remove_duplicate=False)
-    return {path: module for path, module in found if not f"{path}.".startswith(inserted)}
+    kept = ((path, module) for path, module in found if not f"{path}.".startswith(inserted))
+    return {path: module for path, module in kept if not isinstance(module, torch.jit.ScriptModule)}
 
 
 def _tensors(modules: dict[str, nn.Module]) -> Iterator[tuple[str, Tensor]]:

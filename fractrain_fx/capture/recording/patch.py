@@ -218,7 +218,9 @@ def recording(recorder: Recorder, calls: Calls, callees: Iterable[Callee]) -> It
 
 @contextlib.contextmanager
 def plain_paths(*, value_free: bool = True) -> Iterator[None]:
-    """Run models on their plain path: no fused attention, no compiled children, no re-entrant checkpoints.
+    """Run models on their plain path: no fused attention, no compiled children, no activation checkpointing.
+
+    Checkpointing would run batch norms twice, and hide what it runs if it is re-entrant.
 
     Args:
         value_free: also tell libraries that values must not be read, as a CUDA stream capture does. Transformers then
@@ -230,6 +232,9 @@ def plain_paths(*, value_free: bool = True) -> Iterator[None]:
         stack.callback(torch.backends.mha.set_fastpath_enabled, fast_path)
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_replaced(checkpoint.CheckpointFunction, "apply", _without_checkpoint))
+        for name in ("_checkpoint_without_reentrant_generator", "_checkpoint_without_reentrant_generator_impl"):
+            if name in vars(checkpoint):
+                stack.enter_context(_replaced(checkpoint, name, _around_nothing))
         if value_free:
             stack.enter_context(_replaced(torch.cuda, "is_current_stream_capturing", lambda: True))
             stack.enter_context(_replaced(nn.modules.transformer, "_detect_is_causal_mask", _stated_causality))
@@ -242,6 +247,11 @@ def plain_paths(*, value_free: bool = True) -> Iterator[None]:
 def _without_checkpoint(function: Callable[..., Any], preserve_random_state: bool, *args: Any) -> Any:
     """Re-entrant checkpointing hides what it runs, and refuses ``torch.autograd.grad``; the values are the same."""
     return function(*args)
+
+
+def _around_nothing(*_: Any, **__: Any) -> Iterator[None]:
+    """Stands in for what checkpointing does before and after it runs a function."""
+    yield
 
 
 def _stated_causality(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:

@@ -26,7 +26,9 @@ def places_of(graph_module: GraphModule) -> list[Place]:
     places: list[Place] = []
     for name in graph_module.meta.get(_NAMES, ()):
         owner, _, own = name.rpartition(".")
-        places.append((graph_module.get_submodule(owner)._parameters, own))
+        parameters = graph_module.get_submodule(owner)._parameters
+        # A TorchScript module has no dictionary, and keeps its parameters when it is moved.
+        places.append((parameters if isinstance(parameters, dict) else dict(parameters.items()), own))
     return places
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 from torch.fx import Node
 
@@ -198,6 +199,8 @@ def uncounted_kind(node: Node, owner: nn.Module | None) -> str | None:
         matrices = any(parameter.ndim >= 2 for parameter in owner.parameters())
         if not matrices or _is_lookup_or_norm(owner):
             return None
+        if any(isinstance(module, torch.jit.ScriptModule) for module in owner.modules()):
+            return "TorchScript"  # it takes no other weights than its own
         return "rnn" if isinstance(owner, nn.RNNBase | nn.RNNCellBase) else "opaque"
     name = function_name(node)
     if name in _UNSPLIT or (name in _MEASURED and contraction(node) is None and len(node.all_input_nodes) > 1):

@@ -9,7 +9,7 @@ from torch import nn
 
 from fractrain_fx.capture.recording.kept.callees import Callee
 from fractrain_fx.capture.recording.writer import Obstacle
-from fractrain_fx.capture.source import forward_line
+from fractrain_fx.capture.source import forward_line, forward_of
 from fractrain_fx.errors import CaptureError
 
 __all__ = ["KeepWholeError", "Whole"]
@@ -82,7 +82,7 @@ def _largest_part(model: nn.Module, path: str, not_graphs: Collection[str]) -> s
     parts = {
         f"{path}.{name}".lstrip("."): sum(p.numel() for p in part.parameters())
         for name, part in model.get_submodule(path).named_children()
-        if part._modules and type(part).forward is not nn.Module.forward
+        if part._modules and forward_of(type(part)) is not nn.Module.forward
     }
     parts = {
         part: size for part, size in parts.items() if not any(f"{each}.".startswith(f"{part}.") for each in not_graphs)
