@@ -12,15 +12,23 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from fractrain_fx.engine.distributed import world_size
-from fractrain_fx.errors import ConfigError, require_packages
+from fractrain_fx.engine.distributed import local_part, sum_over_ranks, world_size
+from fractrain_fx.errors import ConfigError, NonFiniteLossError, require_packages
 from fractrain_fx.memory import keep_freed_memory
 from fractrain_fx.training.settings import TrainSettings
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-__all__ = ["end_processes", "make_accelerator", "random_state", "seed_all", "set_random_state", "share_buffers"]
+__all__ = [
+    "end_processes",
+    "make_accelerator",
+    "random_state",
+    "require_finite",
+    "seed_all",
+    "set_random_state",
+    "share_buffers",
+]
 
 
 def make_accelerator(settings: TrainSettings) -> Accelerator:
@@ -93,3 +101,21 @@ def share_buffers(model: nn.Module) -> None:
     if world_size() > 1:
         for buffer in model.buffers():
             dist.broadcast(buffer, 0)
+
+
+def require_finite(model: nn.Module, epoch: int) -> None:
+    """Check the weights after an epoch: a loss only shows the weights before its step, not those after the last step.
+
+    A collective, because each process may hold a part of the weights only.
+
+    Raises:
+        NonFiniteLossError: a weight is NaN or infinite after ``epoch`` epochs.
+    """
+    named = dict(model.named_parameters())
+    values = [local_part(p) for p in named.values()]
+    bad = sum_over_ranks(torch.stack([(~torch.isfinite(x)).any() for x in values]).int())
+    for name, found in zip(named, bad.tolist(), strict=True):
+        if found:
+            raise NonFiniteLossError(
+                f"after epoch {epoch} the weight {name} is NaN or infinite: lower the learning rate"
+            )

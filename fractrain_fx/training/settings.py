@@ -16,7 +16,7 @@ from fractrain_fx.training.data.dataset import Augmentation
 from fractrain_fx.training.data.splits import Setting
 from fractrain_fx.training.override import from_recipe
 
-__all__ = ["RunSettings", "TrainSettings", "flat_name"]
+__all__ = ["RunSettings", "TrainSettings", "flat_name", "identity"]
 
 Optimizer = Literal["sgd", "adam", "adamw"]
 LrSchedule = Literal["cosine", "steps", "inverse-sqrt", "constant"]
@@ -25,6 +25,7 @@ Device = Literal["auto", "cpu", "cuda", "mps"]
 GateLr = Literal["peak", "model"]
 CompileMode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
+_NO_MATTER = ("device", "workers", "data_dir")  # a run may continue with other values of these settings
 _SEEDS = 2**32  # NumPy takes no larger seed
 
 
@@ -277,3 +278,8 @@ def flat_name(part: type, name: str) -> str:
 def _check_seed(name: str, seed: int) -> None:
     if not 0 <= seed < _SEEDS:
         raise ConfigError(f"{name}={seed} must be at least 0 and below {_SEEDS} (2**32)")
+
+
+def identity(config: Mapping[str, Any], processes: int) -> dict[str, Any]:
+    """The settings that decide the numbers of a run on so many processes."""
+    return {key: value for key, value in config.items() if key not in _NO_MATTER} | {"processes": processes}

@@ -22,14 +22,7 @@ from fractrain_fx.hardware.run_cost import StepPrices, run_cost
 from fractrain_fx.summary import summarize
 from fractrain_fx.summary.text import LOUD
 from fractrain_fx.training.data import DataSet
-from fractrain_fx.training.folder.checkpoint import (
-    Checkpoint,
-    identity,
-    latest_checkpoint,
-    load_checkpoint,
-    require_finite,
-    save_checkpoint,
-)
+from fractrain_fx.training.folder.checkpoint import Checkpoint, latest_checkpoint, load_checkpoint, save_checkpoint
 from fractrain_fx.training.folder.held import HeldFolder, hold, hold_together
 from fractrain_fx.training.folder.schema import STATE, TENSORS, reading
 from fractrain_fx.training.interrupt import Interrupt
@@ -42,8 +35,8 @@ from fractrain_fx.training.log.records import EpochRecord, Evaluation, Start
 from fractrain_fx.training.log.results import RunResult
 from fractrain_fx.training.objective import Objective
 from fractrain_fx.training.prepared import Prepared
-from fractrain_fx.training.processes import share_buffers
-from fractrain_fx.training.settings import TrainSettings
+from fractrain_fx.training.processes import require_finite, share_buffers
+from fractrain_fx.training.settings import TrainSettings, identity
 
 if TYPE_CHECKING:
     from fractrain_fx.model import FracModel

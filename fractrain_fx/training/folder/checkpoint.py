@@ -17,16 +17,14 @@ from safetensors.torch import save_model
 from torch import nn
 
 from fractrain_fx.durable import sync, writing
-from fractrain_fx.engine.distributed import local_part, sum_over_ranks
-from fractrain_fx.errors import NonFiniteLossError, RunError
+from fractrain_fx.errors import RunError
 from fractrain_fx.model.saved.folder import Weights, read_weights
 from fractrain_fx.training.folder.schema import MODEL, STATE, SUMS, TENSORS, reading, require_form
 from fractrain_fx.training.log.records import METRICS, kept_lines
 
-__all__ = ["Checkpoint", "identity", "latest_checkpoint", "load_checkpoint", "require_finite", "save_checkpoint"]
+__all__ = ["Checkpoint", "latest_checkpoint", "load_checkpoint", "save_checkpoint"]
 
 _PREFIX = "checkpoint-"
-_NO_MATTER = ("device", "workers", "data_dir")  # a run may continue with other values of these settings
 
 
 @dataclass(frozen=True)
@@ -46,11 +44,6 @@ class Checkpoint:
     state: Mapping[str, Any]
     tensors: Mapping[str, Any]
     place: Path = Path()
-
-
-def identity(config: Mapping[str, Any], processes: int) -> dict[str, Any]:
-    """The settings that decide the numbers of a run on so many processes."""
-    return {key: value for key, value in config.items() if key not in _NO_MATTER} | {"processes": processes}
 
 
 def save_checkpoint(out: Path, model: nn.Module | Weights, checkpoint: Checkpoint) -> Path:
@@ -93,24 +86,6 @@ def _write(draft: Path, model: nn.Module | Weights, checkpoint: Checkpoint) -> N
     (draft / SUMS).write_text(json.dumps(sums), encoding="utf-8")
     for path in (*draft.iterdir(), draft):
         sync(path)
-
-
-def require_finite(model: nn.Module, epoch: int) -> None:
-    """Check the weights after an epoch: a loss only shows the weights before its step, not those after the last step.
-
-    A collective, because each process may hold a part of the weights only.
-
-    Raises:
-        NonFiniteLossError: a weight is NaN or infinite after ``epoch`` epochs.
-    """
-    named = dict(model.named_parameters())
-    values = [local_part(p) for p in named.values()]
-    bad = sum_over_ranks(torch.stack([(~torch.isfinite(x)).any() for x in values]).int())
-    for name, found in zip(named, bad.tolist(), strict=True):
-        if found:
-            raise NonFiniteLossError(
-                f"after epoch {epoch} the weight {name} is NaN or infinite: lower the learning rate"
-            )
 
 
 def latest_checkpoint(out: Path) -> Path | None:
