@@ -19,7 +19,7 @@ __all__ = ["Course", "Run", "Stage", "Staged", "run_of"]
 _log = logging.getLogger("fractrain_fx")
 _UNTOLD = (
     "the engine does not know how long this run is, so its stages follow Algorithm 1, which begins the last of "
-    "{stages} after {soonest} {unit} at the soonest: write Engine(model, epochs=...), with which short runs have equal "
+    "{stages} after {soonest} {unit} at the soonest: write Engine(model, {say}), with which short runs have equal "
     "stages"
 )
 
@@ -83,8 +83,10 @@ class Course:
             return
         _log.info("%d stages by %s", stages, self.plan.name)
         if self.plan.windows is None and self._config.schedule is None and self._given is None:
-            unit = "epochs" if self.plan.every is None else f"windows of {self.plan.every}"
-            words = _UNTOLD.format(stages=stages, soonest=self.plan.soonest, unit=unit)
+            every = self.plan.every
+            unit = "epochs" if every is None else f"windows of {every}"
+            say = "epochs=..." if every is None else f"length={type(every).__name__}(...)"
+            words = _UNTOLD.format(stages=stages, soonest=self.plan.soonest, unit=unit, say=say)
             warnings.warn(words, FracTrainWarning, stacklevel=3)
 
     def end_epoch(self, rows: Sequence[EpochRow]) -> None:

@@ -94,13 +94,12 @@ class Trainer:
         self._accelerator, self._length = self._prepared.accelerator, self._prepared.length
         config = config or asdict(self.settings) | model.frac_config.to_dict()
         self._identity = identity(config, self._accelerator.num_processes)
-        length = self._prepared.length_in(model.frac_config.every)
-        self.engine = Engine(model, accumulate=self.settings.accumulate, epochs=self.epochs, length=length)
-        self.engine.expect(epochs=self.epochs, steps=self._length.steps_before(self.epochs))
+        length, epochs = self._prepared.length_in(model.frac_config.every), self.epochs
+        self.engine = Engine(model, accumulate=self.settings.accumulate, epochs=epochs, length=length)
+        self.engine.expect(epochs=epochs, steps=self._length.steps_before(epochs))
         self._meter = self.objective.meter().to(self._accelerator.device)
-        self._progress = Progress()
+        self._progress, self._interrupt = Progress(), Interrupt()
         self._resumed = False
-        self._interrupt = Interrupt()
         self.held: HeldFolder | None = None
 
     def fit(self) -> RunResult:
@@ -122,9 +121,8 @@ class Trainer:
         begins = self._progress.epoch == 0 and not self._resumed
         if self.out is not None and begins and latest_checkpoint(self.out) is not None:
             raise RunError(f"{self.out} holds a run: call resume() first, or write to another folder")
-        epoch = self._progress.epoch
-        batches, done = self._length.batches_before(self.epochs), self._length.batches_before(epoch)
-        active, console, step = self.is_main, self._console, self._length.steps_before(epoch)
+        epoch, active, console = self._progress.epoch, self.is_main, self._console
+        step, batches, done = self._length.steps_before(epoch), *map(self._length.batches_before, (self.epochs, epoch))
         with RunLog(self.out, batches, done=done, epoch=epoch, step=step, active=active, console=console) as log:
             log.say(EXPLANATION)
             if loud := summarize(self.model).loud:
@@ -145,8 +143,7 @@ class Trainer:
                 if not is_lost_process(error.__cause__ or error):
                     raise
                 raise RunError(f"{LOST}. {self._last_good()}") from error
-            if len(self.engine.levels) > 1:
-                log.say(self.engine.ledger.stages)
+            log.say(self.engine.ledger.stages)
         result = self.result()
         if self.out is not None and self.is_main:
             result.to_json(self.out / "result.json")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fractrain_fx.config import FracConfig, GateConfig
+from fractrain_fx.config import FracConfig, GateConfig, Steps
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.engine import Engine, StageChange
 from fractrain_fx.errors import ConfigError, FracTrainWarning, InputError, NonFiniteLossError, RunError
@@ -308,6 +308,12 @@ def test_an_engine_that_does_not_know_the_length_says_so_once_and_one_that_does_
         epoch(engine, model, steps=1)
     epoch(engine, model)
     epoch(Engine(model, epochs=3), model)
+    counted = FakeModel(FracConfig(every=Steps(5)))
+    counted(4)
+    with pytest.warns(
+        FracTrainWarning, match=r"15 windows of 5 steps at the soonest: write Engine\(model, length=Steps\("
+    ):
+        Engine(counted).loss(torch.tensor(1.0))
     named = FakeModel(FracConfig(schedule="auto"))
     epoch(Engine(named), named)
     assert not [each for each in recwarn if each.category is FracTrainWarning]
