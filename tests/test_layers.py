@@ -21,6 +21,7 @@ ROOMS = (
         "config",
         "native",
         "formats",
+        "kernels",
         "capture",
         "nn",
         "execution",

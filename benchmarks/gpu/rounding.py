@@ -11,6 +11,7 @@ from torch import Tensor
 from benchmarks.gpu.limits import below, distance
 from benchmarks.gpu.setting import Setting
 from fractrain_fx.formats import ValueRange, affine, microscaling
+from fractrain_fx.kernels.formats import AffineByKernels
 
 __all__ = ["by_chance", "by_kernels", "of_affine", "of_blocks"]
 
@@ -42,7 +43,7 @@ def of_blocks(setting: Setting) -> str:
 
 def by_kernels(setting: Setting) -> str:
     """Ranges and roundings bit for bit, and the gradient of gates up to the order of sums; both are plain on a CPU."""
-    plain, quick = affine.AffineFormat(), affine.AffineFormat(triton=True)
+    plain, quick = affine.AffineFormat(), AffineByKernels()
     farthest, count = 0.0, 0
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         for x in _layouts(dtype, setting):

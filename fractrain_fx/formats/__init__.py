@@ -7,13 +7,14 @@ from fractrain_fx.config.choices import GradientGrid, Ranges
 from fractrain_fx.config.recipes import RECIPES
 from fractrain_fx.errors import ConfigError, near
 from fractrain_fx.formats.affine import AffineFormat, RangedAffineFormat
-from fractrain_fx.formats.base import Format, Operand, ValueRange
+from fractrain_fx.formats.base import CodedFormat, Format, Operand, ValueRange
 from fractrain_fx.formats.dorefa import DoReFaFormat
 from fractrain_fx.formats.microscaling import MicroscalingFormat
 from fractrain_fx.formats.wageubn import WageubnFormat
 
 __all__ = [
     "AffineFormat",
+    "CodedFormat",
     "DoReFaFormat",
     "Format",
     "MicroscalingFormat",
@@ -28,8 +29,6 @@ __all__ = [
 def get_format(
     name: str,
     *,
-    compiled: bool = False,
-    triton: bool = False,
     gradient_grid: GradientGrid = "range",
     recipe: Recipe | None = None,
     ranges: Ranges = "tensor",
@@ -38,8 +37,6 @@ def get_format(
 
     Args:
         name: the format's name.
-        compiled: on a CPU, round by C++ kernels, if the format has any.
-        triton: on a GPU, round by Triton kernels, if the format has any.
         gradient_grid: where the levels of gradients lie, for format ``affine``.
         recipe: how a block format (``mx``, ``nvfp4``, ``fp8``, ``int``) rounds the operands of each product; by default
             its usual one (``mxfp8`` for ``mx``).
@@ -48,12 +45,12 @@ def get_format(
     Raises:
         ConfigError: no format has this name; the message lists those that exist.
     """
-    affine: Format = AffineFormat(compiled=compiled, triton=triton, gradient_grid=gradient_grid)
+    affine: Format = AffineFormat(gradient_grid)
     if ranges != "tensor":
         affine = RangedAffineFormat(ranges, gradient_grid)
     formats: dict[str, Format] = {fmt.name: fmt for fmt in (affine, DoReFaFormat(), WageubnFormat())}
     if name in BLOCK_FORMATS:
-        return MicroscalingFormat(recipe or usual_recipe(name), compiled=compiled)
+        return MicroscalingFormat(recipe or usual_recipe(name))
     if name not in formats:
         known = (*formats, *BLOCK_FORMATS)
         if name in RECIPES:

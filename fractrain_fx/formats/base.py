@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fractrain_fx.formats.bits import of_options, sum_of_samples, work_dtype
+from fractrain_fx.formats.bits import known_bits, of_options, put_where, sum_of_samples, work_dtype
 
-__all__ = ["Bits", "Format", "Operand", "SampleAxis", "ValueRange", "Values"]
+__all__ = ["Bits", "CodedFormat", "Format", "Operand", "SampleAxis", "ValueRange", "Values"]
 
 Bits = int | Int[Tensor, "*bits"]
 Values = Float[Tensor, "*dims"]
@@ -87,12 +87,17 @@ class Format(Protocol):
         per_product: whether the products that read a tensor need it rounded differently. If not, it is rounded once
             for all of them.
         by_product: whether both operands of a gradient product have the backward bits (``Recipe.by_product``).
+        has_codes: whether rounded values are ``scale * code + zero`` with whole codes and one range for a tensor, or
+            for each output channel of a weight.
+        kernels: types of the devices on which kernels compute what these functions give.
     """
 
     name: str
     straight: bool = True
     per_product: bool = False
     by_product: bool = False
+    has_codes: bool = False
+    kernels: tuple[str, ...] = ()
 
     def operand(self, x: Values, bits: Bits, of: Operand, *, seed: Int[Tensor, ""] | None = None) -> Values:
         """Round an operand of a product: the same for every product, unless the format is ``per_product``."""
@@ -195,5 +200,68 @@ class Format(Protocol):
         """Round an output gradient, whose samples lie along ``axis``, stochastically.
 
         ``seed`` fixes the noise. Without it, the noise is drawn from torch's default generator.
+        """
+        ...
+
+    def output_gradient(
+        self,
+        g: Values,
+        bits: Int[Tensor, "*bits"],
+        *,
+        axis: SampleAxis,
+        seed: Int[Tensor, ""] | None = None,
+        out: Tensor | None = None,
+    ) -> Values:
+        """As :meth:`gradient`, but exactly zero, not noise, for samples at 0 bits, whose block is skipped."""
+        rounded = self.gradient(g, bits, axis=axis, seed=seed, out=out)
+        if known_bits(bits) not in (None, 0):
+            return rounded
+        return put_where(bits, (0,), 0.0, rounded.clone() if rounded is g else rounded)
+
+    def move_range(self, running: tuple[Tensor, Tensor, Tensor], within: tuple[Tensor, Tensor], weight: float) -> None:
+        """Move a running range to that of a batch, in place, unless that is not finite.
+
+        There is no branch on values, which would break a compiled graph, and little arithmetic, because each step of it
+        is compiled once for each quantized activation.
+
+        Args:
+            running: its low end and width, and whether any batch has filled it. It counts as 0 before the first batch,
+                which has weight 1, so that the range of that batch is taken exactly.
+            within: low end and width of the batch's range.
+            weight: of the batch.
+        """
+        (lo, span), (of_lo, of_span, seen) = within, running
+        finite = torch.eq((lo - lo) + (span - span), 0.0)
+        weights = torch.where(seen, weight, 1.0)
+        old_lo, old_span = of_lo * seen, of_span * seen
+        of_lo.copy_(torch.where(finite, old_lo + weights * (lo - old_lo), of_lo))
+        of_span.copy_(torch.where(finite, old_span + weights * (span - old_span), of_span))
+        seen.logical_or_(finite)
+
+
+class CodedFormat(Protocol):
+    """A format that ``has_codes``."""
+
+    def weight_range(self, w: Values, *, dim: int | None) -> ValueRange:
+        """As :meth:`Format.weight_range`."""
+        ...
+
+    def codes(self, x: Values, bits: Int[Tensor, "*bits"], within: ValueRange) -> Int[Tensor, "*dims"]:
+        """The codes of rounded values in int8: the numbers of their levels, minus ``2^(bits - 1)``.
+
+        Args:
+            x: values of the type of the range, not empty.
+            bits: 1 to 8.
+            within: their range.
+        """
+        ...
+
+    def values(self, q: Values, bits: Int[Tensor, "*bits"], within: ValueRange) -> Values:
+        """The values of levels, bit for bit as they are rounded.
+
+        Args:
+            q: numbers of levels, in the type of the range; may be written into.
+            bits: 1 to 8.
+            within: the range.
         """
         ...

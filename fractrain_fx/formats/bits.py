@@ -22,6 +22,7 @@ __all__ = [
     "known_bits",
     "of_options",
     "once",
+    "only_unrounded",
     "put_where",
     "readable",
     "rounding",
@@ -87,6 +88,11 @@ def once(x: Tensor) -> Tensor:
     numbers of a rounding then take longer than its values. It does not fuse through an ``as_strided`` view.
     """
     return x.as_strided(x.shape, x.stride()) if torch.compiler.is_compiling() and x.is_cpu else x
+
+
+def only_unrounded(bits: Int[Tensor, "*bits"]) -> bool:
+    """Whether every width is 0 or 32. It reads them."""
+    return set(bits.flatten().tolist()) <= {0, FLOAT_BITS}
 
 
 def known_bits(bits: Int[Tensor, "*bits"]) -> int | None:

@@ -25,7 +25,6 @@ from fractrain_fx.model.executed import Running
 from fractrain_fx.model.failures import other_differences, refused_again, told_differences
 from fractrain_fx.model.first_calls import FirstCalls, outside_the_compiler, run_by_compiler
 from fractrain_fx.model.variant import SampleCount, Variant, Watched, reads_of, share_inserted
-from fractrain_fx.native.choice import uses_kernels
 from fractrain_fx.passes import default_passes
 from fractrain_fx.passes.analyse.sequence_first import sequence_first_parts
 from fractrain_fx.rewriting import rewrite_graphs
@@ -56,7 +55,7 @@ class Variants:
         self, original: nn.Module, first: Recording, config: FracConfig, passes: Sequence[PassBase] | None = None
     ) -> None:
         self._original, self._config, self._passes = original, config, passes
-        self._tuner = Tuner(config.kernels, compiled=uses_kernels(config))
+        self._tuner = Tuner.of(config)
         self._forms = [first.call]
         self.first = self._variant(first, 0)
         self._others: list[Variant] = []

@@ -12,8 +12,7 @@ from torch.utils import _pytree as pytree
 
 from fractrain_fx.config import CODE_BITS
 from fractrain_fx.errors import ModelError
-from fractrain_fx.formats import AffineFormat, ValueRange
-from fractrain_fx.formats.affine.rounding import codes_affine, values_affine
+from fractrain_fx.formats import CodedFormat, ValueRange
 from fractrain_fx.nn.full_precision import FullPrecision
 
 __all__ = ["FrozenWeight"]
@@ -50,13 +49,13 @@ class FrozenWeight(FullPrecision):
     span: Tensor
     bits: Tensor
 
-    def __init__(self, w: Float[Tensor, "*dims"], bits: int, fmt: AffineFormat, dim: int | None, name: str) -> None:
+    def __init__(self, w: Float[Tensor, "*dims"], bits: int, fmt: CodedFormat, dim: int | None, name: str) -> None:
         super().__init__()
-        self.name, self.width, self.dtype, self._last, self._compiled = name, bits, w.dtype, w.shape[-1], fmt.compiled
+        self.name, self.width, self.dtype, self._last, self._fmt = name, bits, w.dtype, w.shape[-1], fmt
         w = w.detach()
         within = fmt.weight_range(w, dim=dim)
         self.register_buffer("bits", torch.tensor(bits, dtype=torch.int32, device=w.device))
-        signed, _ = codes_affine(w.to(within.lo.dtype), self.bits, within, dtype=torch.int8, compiled=fmt.compiled)
+        signed = fmt.codes(w.to(within.lo.dtype), self.bits, within)
         levels = (signed.to(torch.int16) + (1 << (bits - 1))).to(torch.uint8)
         codes = _paired(levels) if bits <= _HALF else levels
         self.codes = nn.Parameter(codes.contiguous(), requires_grad=False)
@@ -108,7 +107,7 @@ class FrozenWeight(FullPrecision):
         if self.width <= _HALF:
             codes = torch.stack((codes & 15, codes >> _HALF), dim=-1).flatten(-2)[..., : self._last]
         levels = codes.to(within.lo.dtype) if out is None else out.copy_(codes)
-        return values_affine(levels, bits, within, compiled=self._compiled).to(self.dtype)
+        return self._fmt.values(levels, bits, within).to(self.dtype)
 
     @classmethod
     def __torch_function__(

@@ -10,13 +10,15 @@ from functools import cache
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from fractrain_fx.native import kernels
+from fractrain_fx.nn.gates import BlockEmbedding, Controller, State
 from fractrain_fx.nn.hooks import is_hooked
 from fractrain_fx.nn.rounding import refuse_create_graph
 
-__all__ = ["choose", "embed", "has_gate_kernels", "small"]
+__all__ = ["BlockEmbeddingByKernels", "ControllerByKernels"]
 
 # The kernels use one thread. Layers of more weights than these are quicker as products of matrices on all threads.
 _SMALL = 1 << 16
@@ -24,12 +26,40 @@ _SMALL = 1 << 16
 _LAYERS = (nn.Linear, nn.LSTMCell)
 
 
-def small(module: nn.Module) -> bool:
+class BlockEmbeddingByKernels(BlockEmbedding):
+    """An embedding whose layers are one op, where they are small."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._small = _is_small(self)
+
+    def embed(self, pooled: Float[Tensor, "batch features"]) -> Float[Tensor, "batch dims"]:
+        if self._small and _has_kernels(pooled, self.hidden, self.output):
+            return _embed(pooled, self.hidden, self.output)
+        return super().embed(pooled)
+
+
+class ControllerByKernels(Controller):
+    """A controller whose step is one op, if the cell is small."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._small = _is_small(self)
+
+    def forward(
+        self, embedding: Float[Tensor, "batch dims"], state: State | None, skippable: bool
+    ) -> tuple[Float[Tensor, "batch options"], State]:
+        if self._small and _has_kernels(embedding, self.cell, self.head):
+            return _choose(embedding, state, self.cell, self.head, lowest=0 if skippable else 1)
+        return super().forward(embedding, state, skippable)
+
+
+def _is_small(module: nn.Module) -> bool:
     """Whether a module of gates has few enough weights for the kernels."""
     return sum(weight.numel() for weight in module.parameters()) <= _SMALL
 
 
-def has_gate_kernels(x: Tensor, first: nn.Module, second: nn.Module) -> bool:
+def _has_kernels(x: Tensor, first: nn.Module, second: nn.Module) -> bool:
     """Whether the kernels compute what two layers do with rows of samples.
 
     They do in float32, if the layers are torch's own without hooks: somebody may have put others in their place.
@@ -40,13 +70,13 @@ def has_gate_kernels(x: Tensor, first: nn.Module, second: nn.Module) -> bool:
     return plain and fit and (not torch.compiler.is_compiling() or _known_to_compiler())
 
 
-def embed(x: Tensor, hidden: nn.Linear, output: nn.Linear) -> Tensor:
+def _embed(x: Tensor, hidden: nn.Linear, output: nn.Linear) -> Tensor:
     """``output(relu(hidden(x)))``, up to the order of sums."""
     found: Tensor = _Embedding.apply(x, hidden.weight, hidden.bias, output.weight, output.bias)
     return found
 
 
-def choose(
+def _choose(
     x: Tensor, state: tuple[Tensor, Tensor] | None, cell: nn.LSTMCell, head: nn.Linear, *, lowest: int
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """A step of the controller (:meth:`Controller.forward`), up to the order of sums.

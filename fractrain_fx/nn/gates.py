@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 from fractrain_fx.config import GateConfig, GateInit
 from fractrain_fx.nn.batch_axis import BatchAxis
-from fractrain_fx.nn.gate_kernels import choose, embed, has_gate_kernels, small
 
 __all__ = ["BlockEmbedding", "Controller", "Skip"]
 
@@ -28,7 +27,6 @@ class BlockEmbedding(nn.Module):
         batch: where the entry's samples lie.
         dims: widths of the two linear layers.
         init: how their weights are drawn (``GateConfig.init``); biases start as those of ``nn.Linear``.
-        compiled: on a CPU, compute the layers by a C++ kernel where they are small.
     """
 
     def __init__(
@@ -38,8 +36,6 @@ class BlockEmbedding(nn.Module):
         batch: BatchAxis,
         dims: tuple[int, int],
         init: GateInit,
-        *,
-        compiled: bool = False,
     ) -> None:
         super().__init__()
         self.feature_axis, self.batch = feature_axis, batch
@@ -48,7 +44,6 @@ class BlockEmbedding(nn.Module):
         if init == "he":
             for layer in (self.hidden, self.output):
                 nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
-        self.compiled = compiled and small(self)
 
     def forward(self, x: Tensor, samples: int | None = None) -> Float[Tensor, "batch dims"]:
         """Embed an entry, of any shape with one feature and one batch dimension: one row for each sample.
@@ -66,8 +61,10 @@ class BlockEmbedding(nn.Module):
         # One dimension may hold samples and features (as in a convolution whose samples have different kernels).
         if self.batch.folded and self.feature_axis % x.ndim != self.batch.axis:
             pooled = pooled.view(len(pooled), rows // max(len(pooled), 1), -1).mean(dim=1)
-        if self.compiled and has_gate_kernels(pooled, self.hidden, self.output):
-            return embed(pooled, self.hidden, self.output)
+        return self.embed(pooled)
+
+    def embed(self, pooled: Float[Tensor, "batch features"]) -> Float[Tensor, "batch dims"]:
+        """The two layers."""
         embedded: Tensor = self.output(F.relu(self.hidden(pooled)))
         return embedded
 
@@ -78,14 +75,12 @@ class Controller(nn.Module):
     Args:
         config: sizes of the gate.
         options: number of precision options.
-        compiled: on a CPU, compute a step by a C++ kernel if the cell is small.
     """
 
-    def __init__(self, config: GateConfig, options: int, *, compiled: bool = False) -> None:
+    def __init__(self, config: GateConfig, options: int) -> None:
         super().__init__()
         self.cell = nn.LSTMCell(config.dims[1], config.hidden)
         self.head = nn.Linear(config.hidden, options)
-        self.compiled = compiled and small(self)
 
     def forward(
         self, embedding: Float[Tensor, "batch dims"], state: State | None, skippable: bool
@@ -95,8 +90,6 @@ class Controller(nn.Module):
         The value is the one-hot of the first largest probability; its gradient goes to the probabilities.
         ``skippable=False`` rules out option 0 (FW-0/BW-0) and gives it no gradient.
         """
-        if self.compiled and has_gate_kernels(embedding, self.cell, self.head):
-            return choose(embedding, state, self.cell, self.head, lowest=0 if skippable else 1)
         state = self.cell(embedding, state)
         logits = self.head(state[0])
         if not skippable:

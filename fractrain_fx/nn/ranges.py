@@ -8,8 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fractrain_fx.formats import AffineFormat, Format, ValueRange
-from fractrain_fx.formats.affine.triton import has_triton, move_by_triton
+from fractrain_fx.formats import Format, ValueRange
 from fractrain_fx.formats.bits import readable
 from fractrain_fx.nn.full_precision import FullPrecision
 
@@ -61,15 +60,4 @@ class RunningRange(FullPrecision):
                 if not seen:
                     self.seen.fill_(True)
             return
-        if isinstance(self.fmt, AffineFormat) and self.fmt.triton and has_triton(span, lo):
-            move_by_triton((lo, span), (self.lo, self.span, self.seen), 1 - self.keep)
-            return
-        # Tensor arithmetic only, because a branch on `seen` would break a compiled graph; and little of it, because
-        # every op here is compiled once for each quantized activation. The range counts as 0 before the first batch,
-        # whose weight is 1, so that its range is taken exactly.
-        finite = torch.eq((lo - lo) + (span - span), 0.0)
-        weights = torch.where(self.seen, 1 - self.keep, 1.0)
-        old_lo, old_span = self.lo * self.seen, self.span * self.seen
-        self.lo.copy_(torch.where(finite, old_lo + weights * (lo - old_lo), self.lo))
-        self.span.copy_(torch.where(finite, old_span + weights * (span - old_span), self.span))
-        self.seen.logical_or_(finite)
+        self.fmt.move_range((self.lo, self.span, self.seen), (lo, span), 1 - self.keep)

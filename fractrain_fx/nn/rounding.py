@@ -11,8 +11,7 @@ from torch import Tensor
 
 from fractrain_fx.config import GateGradient
 from fractrain_fx.errors import ConfigError
-from fractrain_fx.formats import AffineFormat, Format, ValueRange
-from fractrain_fx.formats.bits import known_bits, put_where
+from fractrain_fx.formats import Format, ValueRange
 from fractrain_fx.nn.batch_axis import BatchAxis
 
 __all__ = [
@@ -96,13 +95,7 @@ def rounded_gradient(
     ``bits`` is one width, or one for each sample; ``out`` is memory that the result may use.
     """
     axis = axis.at(g.shape, len(bits)) if bits.ndim else axis
-    bits = axis.expand(bits, g.shape)
-    if isinstance(fmt, AffineFormat) and (erased := fmt.erased_gradient(g, bits, seed)) is not None:
-        return erased
-    rounded = fmt.gradient(g, bits, axis=axis, seed=seed, out=out)
-    if known_bits(bits) not in (None, 0):
-        return rounded
-    return put_where(bits, (0,), 0.0, rounded.clone() if rounded is g else rounded)
+    return fmt.output_gradient(g, axis.expand(bits, g.shape), axis=axis, seed=seed, out=out)
 
 
 def refuse_create_graph() -> None:

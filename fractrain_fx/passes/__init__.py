@@ -6,7 +6,6 @@ from torch.fx.passes.infra.pass_base import PassBase
 
 from fractrain_fx.config import FracConfig
 from fractrain_fx.execution.codes.timing import Tuner
-from fractrain_fx.native.choice import uses_kernels
 from fractrain_fx.passes.analyse.blocks import Blocks
 from fractrain_fx.passes.analyse.macs import Macs
 from fractrain_fx.passes.analyse.precision import DecidePrecision
@@ -114,7 +113,7 @@ def execution_passes(config: FracConfig, tuner: Tuner | None = None, place: str 
     if config.memory_format == "auto":
         passes.append(ChannelsLast())
     if config.lowers:
-        passes.append(UseInt8(config, tuner or Tuner(config.kernels, compiled=uses_kernels(config))))
+        passes.append(UseInt8(config, tuner or Tuner.of(config)))
     if config.torchao is not None:
         passes.append(UseTorchao(config.torchao))
     if config.dispatches:

@@ -82,8 +82,7 @@ def _dispatched(model: FracModel) -> Iterator[str]:
 def _lowered(model: FracModel) -> Iterator[str]:
     kept = not_on_int8(model._state.recording.train, model.frac_config)
     quantized = len(model.kernels())
-    device, compiled = next(model.parameters()).device, model.frac_config.rounding == "compiled"
-    lacking = lacks_products(device, compiled=compiled)
+    lacking = lacks_products(next(model.parameters()).device, model.frac_config.rounding)
     here = f", but not here: {lacking}" if lacking else ""
     yield f"{quantized - len(kept)} of {quantized} quantized ops may multiply on int8{here}"
     yield from _by_reason("multiplies in float", kept)

@@ -9,10 +9,11 @@ import torch
 
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.formats import Format, ValueRange, get_format
+from fractrain_fx.kernels.formats import AffineByKernels
 from fractrain_fx.nn.batch_axis import BatchAxis
 
 FORMATS = {name: get_format(name) for name in ("affine", "dorefa", "wageubn")}
-FORMATS["affine, compiled"] = get_format("affine", compiled=True)
+FORMATS["affine, by kernels"] = AffineByKernels()
 FORMATS["mx"] = get_format("mx")
 
 
@@ -24,7 +25,7 @@ def test_an_unknown_name_is_answered_with_near_ones() -> None:
 @pytest.mark.parametrize("fmt", FORMATS.values(), ids=FORMATS)
 class TestEveryFormat:
     def test_is_found_by_its_name_and_copies(self, fmt: Format) -> None:
-        assert type(get_format(fmt.name)) is type(fmt) and copy.deepcopy(fmt).name == fmt.name
+        assert isinstance(fmt, type(get_format(fmt.name))) and copy.deepcopy(fmt).name == fmt.name
 
     def test_keeps_shape_and_type(self, fmt: Format) -> None:
         for dtype in (torch.float32, torch.float16, torch.bfloat16):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fractrain_fx.errors import ModelError
 from fractrain_fx.formats import AffineFormat
+from fractrain_fx.kernels.formats import AffineByKernels
 from fractrain_fx.nn.frozen_weight import FrozenWeight
 
 SHAPES: list[tuple[tuple[int, ...], int | None]] = [
@@ -49,7 +50,7 @@ def test_values_of_a_constant_and_of_huge_weights(bits: int) -> None:
 
 
 def test_kernels_round_to_the_same_values() -> None:
-    fmt, w = AffineFormat(compiled=True), weight((40, 24))
+    fmt, w = AffineByKernels(), weight((40, 24))
     assert torch.equal(FrozenWeight(w, 4, fmt, 0, "w").values(), fmt.weight(w, torch.tensor(4), dim=0))
 
 

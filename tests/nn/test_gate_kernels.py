@@ -14,6 +14,7 @@ from fractrain_fx import FracConfig, GateConfig, fractrainify
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.nn import gate_kernels
 from fractrain_fx.nn.batch_axis import BatchAxis
+from fractrain_fx.nn.gate_kernels import BlockEmbeddingByKernels, ControllerByKernels
 from fractrain_fx.nn.gates import BlockEmbedding, Controller
 from tests.residual import Residual
 
@@ -26,8 +27,10 @@ class Gates(nn.Module):
 
     def __init__(self, features: int, compiled: bool) -> None:
         super().__init__()
-        self.embedding = BlockEmbedding(features, 1, BatchAxis(), SIZES, "he", compiled=compiled)
-        self.controller = Controller(GateConfig(), 5, compiled=compiled)
+        self.embedding = (BlockEmbeddingByKernels if compiled else BlockEmbedding)(
+            features, 1, BatchAxis(), SIZES, "he"
+        )
+        self.controller = (ControllerByKernels if compiled else Controller)(GateConfig(), 5)
 
     def forward(self, x: Tensor) -> list[Tensor]:
         state, found = None, []
@@ -118,8 +121,8 @@ def test_kernels_run_for_float32_on_a_cpu_and_for_few_weights(called: list[str])
     gates.controller.cell = nn.LSTMCell(SIZES[0], GateConfig().hidden)
     gates(x)
     assert not called
-    assert not BlockEmbedding(4096, 1, BatchAxis(), SIZES, "he", compiled=True).compiled
-    assert not Controller(GateConfig(hidden=512), 5, compiled=True).compiled
+    assert not BlockEmbeddingByKernels(4096, 1, BatchAxis(), SIZES, "he")._small
+    assert not ControllerByKernels(GateConfig(hidden=512), 5)._small
 
 
 @pytest.mark.parametrize("features", [3, 64])

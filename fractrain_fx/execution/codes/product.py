@@ -14,8 +14,8 @@ from fractrain_fx.execution.codes.rows import GRADIENT_BITS, RowBits, both_coded
 from fractrain_fx.execution.simulated.arithmetic import Gradients, Needs
 from fractrain_fx.execution.simulated.operand import Factor, Rounds
 from fractrain_fx.execution.simulated.strategy import GRADIENT, SECOND, SIMULATED, Call, Contracted, Plan
-from fractrain_fx.formats.affine.kernels import code_ends_compiled, coded_compiled, coded_gradient_compiled
 from fractrain_fx.formats.scratch import scratch
+from fractrain_fx.kernels.affine import code_ends_compiled, coded_compiled, coded_gradient_compiled
 from fractrain_fx.nn.rounding import rounded_gradient
 
 __all__ = ["Coded"]

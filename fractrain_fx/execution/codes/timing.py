@@ -11,9 +11,10 @@ from functools import cache, partial
 
 import torch
 
-from fractrain_fx.config import Kernels
+from fractrain_fx.config import FracConfig, Kernels, Rounding
 from fractrain_fx.execution.codes.kept import keep, recall
 from fractrain_fx.native import kernels
+from fractrain_fx.native.choice import choose_rounding
 
 __all__ = ["Timing", "Tuner", "lacks_products"]
 
@@ -41,20 +42,25 @@ class Tuner:
 
     Args:
         kernels: ``auto`` times both forms, ``int8`` chooses integers without timing.
-        compiled: whether C++ kernels may multiply codes.
+        rounding: how the model rounds.
 
     Attributes:
         timings: the timing of each kind of product.
     """
 
-    def __init__(self, kernels: Kernels, *, compiled: bool = False) -> None:
-        self.kernels, self._compiled = kernels, compiled
+    def __init__(self, kernels: Kernels, rounding: Rounding) -> None:
+        self.kernels, self._rounding = kernels, rounding
         self.timings: dict[Hashable, Timing] = {}
         self._told: set[str] = set()
 
+    @classmethod
+    def of(cls, config: FracConfig) -> Tuner:
+        """The tuner of a model with a configuration."""
+        return cls(config.kernels, choose_rounding(config, torch.device("cpu")).used)
+
     def lacks(self, device: torch.device) -> str | None:
         """The reason why no op can run on integers on a device, logged once; ``None`` if there is none."""
-        reason = lacks_products(device, compiled=self._compiled)
+        reason = lacks_products(device, self._rounding)
         if reason is not None and reason not in self._told:
             self._told.add(reason)
             _log.warning("all ops compute in float, with the same numbers: %s", reason)
@@ -89,16 +95,16 @@ class Tuner:
         return self.timings[kind].int8
 
 
-def lacks_products(device: torch.device, *, compiled: bool) -> str | None:
+def lacks_products(device: torch.device, rounding: Rounding) -> str | None:
     """The reason why no kernel multiplies codes on a device; ``None`` if one does.
 
     Args:
         device: where they would run.
-        compiled: whether the model rounds by C++ kernels.
+        rounding: how the model rounds.
     """
     if device.type != "cpu":
         return f"only a CPU multiplies codes, by C++ kernels, and this is a device of type {device.type}"
-    if not compiled:
+    if rounding != "compiled":
         return "only C++ kernels multiply codes, and this model does not round by them: write rounding='compiled'"
     return None if _has_products() else "the C++ kernels multiply codes by AVX2, which this CPU lacks"
 

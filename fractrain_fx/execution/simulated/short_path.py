@@ -7,16 +7,18 @@ formats and devices.
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from fractrain_fx.execution.simulated.operand import Factor, Rounds
-from fractrain_fx.formats import AffineFormat, Format, ValueRange
-from fractrain_fx.formats.affine.kernels import (
+from fractrain_fx.formats import Format, ValueRange
+from fractrain_fx.formats.scratch import Order, scratch, scratch_holds
+from fractrain_fx.kernels.affine import (
     has_kernels,
     round_channels_compiled,
     round_compiled,
 )
-from fractrain_fx.formats.scratch import Order, scratch, scratch_holds
 from fractrain_fx.nn.batch_axis import BatchAxis
 
 __all__ = ["has_all_kernels", "round_factor", "round_gradient", "weight_range"]
@@ -25,7 +27,7 @@ __all__ = ["has_all_kernels", "round_factor", "round_gradient", "weight_range"]
 def has_all_kernels(first: Factor, second: Factor, gradient: Format) -> bool:
     """Whether kernels round both factors and the gradient of an op."""
     formats = (first.fmt, second.fmt, gradient)
-    return all(isinstance(fmt, AffineFormat) and fmt.compiled for fmt in formats)
+    return all(fmt.has_codes and "cpu" in fmt.kernels for fmt in formats)
 
 
 def weight_range(factor: Factor, w: Tensor, bits: Tensor, slot: int) -> ValueRange | None:
@@ -63,10 +65,10 @@ def round_factor(factor: Factor, x: Tensor, rounds: Rounds, slot: int, order: Or
 
 
 def round_gradient(
-    fmt: Format, g: Tensor, bits: Tensor, axis: BatchAxis, seed: Tensor | None, slot: int, order: Order
+    fmt: Any, g: Tensor, bits: Tensor, axis: BatchAxis, seed: Tensor | None, slot: int, order: Order
 ) -> Tensor | None:
     """An output gradient, rounded like :func:`~fractrain_fx.nn.rounding.rounded_gradient`; ``None`` if not possible."""
-    if not has_kernels(g) or not isinstance(fmt, AffineFormat):
+    if not has_kernels(g):
         return None
     out = scratch(g, slot, order)
     bits = axis.expand(bits, g.shape)

@@ -13,34 +13,36 @@ from fractrain_fx.config.choices import GradientGrid
 from fractrain_fx.errors import InputError
 from fractrain_fx.formats.affine.gate_gradient import affine_gains
 from fractrain_fx.formats.affine.grid import modest
-from fractrain_fx.formats.affine.kernels import has_kernels, measure_compiled
-from fractrain_fx.formats.affine.rounding import round_affine, shifted_to_zero
-from fractrain_fx.formats.affine.triton import has_triton, measure_by_triton, round_by_triton
+from fractrain_fx.formats.affine.rounding import codes_affine, round_affine, shifted_to_zero, values_affine
 from fractrain_fx.formats.base import Bits, Format, SampleAxis, ValueRange, Values
 from fractrain_fx.formats.bits import as_bits, checked_bits, dense, once, readable, work_dtype
-from fractrain_fx.formats.noise import noise_number
 
-__all__ = ["AffineFormat", "fake_quantize", "measure", "range_between"]
+__all__ = ["AffineFormat", "fake_quantize", "measure", "range_between", "range_shape"]
 
 
 class AffineFormat(Format):
     """One range for an activation, one for each output channel of a weight; gradients are rounded stochastically (SBM).
 
     Args:
-        compiled: on a CPU, use C++ kernels for rounding, for ranges and for the gate's gradient.
-        triton: on a GPU, use Triton kernels for these.
         gradient_grid: ``zero`` shifts the levels of gradients so that one of them is 0 (``FracConfig.gradient_grid``).
+
+    Attributes:
+        quick: whether roundings take fewer passes on a CPU, whose results may be off by the last bit.
     """
 
     name = "affine"
+    has_codes = True
+    quick = True
 
-    def __init__(self, *, compiled: bool = False, triton: bool = False, gradient_grid: GradientGrid = "range") -> None:
-        self.compiled = compiled
-        self.triton = triton
+    def __init__(self, gradient_grid: GradientGrid = "range") -> None:
         self.gradient_grid = gradient_grid
 
+    def measure(self, x: Values, dim: int | None = None) -> ValueRange:
+        """The range of ``x``, as :func:`measure` gives it."""
+        return measure(x, dim)
+
     def activation_range(self, x: Values) -> ValueRange:
-        return measure(x, compiled=self.compiled, triton=self.triton)
+        return self.measure(x)
 
     def activation(self, x: Values, bits: Bits, within: ValueRange, *, out: Tensor | None = None) -> Values:
         if not x.numel():
@@ -55,10 +57,10 @@ class AffineFormat(Format):
         within: ValueRange,
         squared: bool = False,
     ) -> Float[Tensor, "batch options"]:
-        return affine_gains(x, g, bits, within, squared=squared, compiled=self.compiled, triton=self.triton)
+        return affine_gains(x, g, bits, within, squared=squared)
 
     def weight_range(self, w: Values, *, dim: int | None) -> ValueRange:
-        return measure(w, dim, compiled=self.compiled, triton=self.triton)
+        return self.measure(w, dim)
 
     def weight(
         self, w: Values, bits: Bits, *, dim: int | None, within: ValueRange | None = None, out: Tensor | None = None
@@ -86,19 +88,28 @@ class AffineFormat(Format):
         rounded = self._round(g, bits, within, stochastic=True, seed=seed, out=out)
         return rounded if zeros is None else rounded * ~zeros
 
-    def erased_gradient(self, g: Values, bits: Int[Tensor, "*bits"], seed: Int[Tensor, ""] | None) -> Values | None:
-        """On a GPU, what :meth:`gradient` gives, but zeros at 0 bits; ``None`` if no Triton kernel takes the values."""
-        if not self.triton or self.gradient_grid != "range" or not has_triton(g):
-            return None
-        return round_by_triton(g, bits, self.gradient_range(g, bits), noise=noise_number(True, seed), erase=True)
-
     def gradient_range(self, g: Values, bits: Int[Tensor, "*bits"]) -> ValueRange:
         """The range in which a gradient is rounded."""
-        found = measure(g, compiled=self.compiled, triton=self.triton)
+        found = self.measure(g)
         return found if self.gradient_grid == "range" else shifted_to_zero(bits, found)
 
-    def _round(self, x: Tensor, bits: Tensor, within: ValueRange, **how: Any) -> Tensor:
-        return round_affine(x, bits, within, quick=True, compiled=self.compiled, triton=self.triton, **how)
+    def codes(self, x: Values, bits: Int[Tensor, "*bits"], within: ValueRange) -> Int[Tensor, "*dims"]:
+        return codes_affine(x, bits, within)
+
+    def values(self, q: Values, bits: Int[Tensor, "*bits"], within: ValueRange) -> Values:
+        return values_affine(q, bits, within, quick=self.quick)
+
+    def _round(
+        self,
+        x: Tensor,
+        bits: Tensor,
+        within: ValueRange,
+        *,
+        stochastic: bool = False,
+        seed: Tensor | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        return round_affine(x, bits, within, stochastic=stochastic, seed=seed, quick=True, out=out)
 
 
 def fake_quantize(
@@ -141,7 +152,7 @@ def fake_quantize(
     measured_here = lo is None or span is None
     if lo is None or span is None:
         lo, span, _ = measure(x, dim)
-    shape, dtype = _range_shape(x, dim), work_dtype(x)
+    shape, dtype = range_shape(x, dim), work_dtype(x)
     lo, span = (torch.as_tensor(end, dtype=dtype, device=x.device).detach().reshape(shape) for end in (lo, span))
     if not measured_here and readable(span) and bool((span < 0).any()):
         raise InputError("span is the width of the range, and it is negative: pass lo=low end, span=high end - low end")
@@ -149,7 +160,7 @@ def fake_quantize(
     return rounded
 
 
-def measure(x: Values, dim: int | None = None, *, compiled: bool = False, triton: bool = False) -> ValueRange:
+def measure(x: Values, dim: int | None = None) -> ValueRange:
     """The range of ``x``.
 
     Finite values have a finite width. If their type cannot hold it, it is the widest that the type can hold, and the
@@ -158,8 +169,6 @@ def measure(x: Values, dim: int | None = None, *, compiled: bool = False, triton
     Args:
         x: values of any shape and floating-point type; half types are measured in float32.
         dim: one range for each index of this dimension (the others become 1); None: one for the tensor (0-dim).
-        compiled: use the C++ kernel if it takes the values; the result is the same.
-        triton: use the Triton kernel if it takes them; likewise.
 
     Returns:
         The range, outside autograd, in float32 (float64 for float64).
@@ -169,14 +178,10 @@ def measure(x: Values, dim: int | None = None, *, compiled: bool = False, triton
     """
     if x.requires_grad:
         x = x.detach()
-    shape = _range_shape(x, dim)
+    shape = range_shape(x, dim)
     if x.numel() == 0:
         nan = x.new_full(shape, torch.nan, dtype=work_dtype(x))
         return ValueRange(nan, nan, True)
-    if compiled and has_kernels(x) and (dim is None or dim % x.ndim == 0):
-        return ValueRange(*measure_compiled(x, shape), True)
-    if triton and has_triton(x):
-        return ValueRange(*measure_by_triton(x, dim, shape), True)
     if dim is None:
         # The order of the values does not matter; torch would first copy them to make them contiguous.
         flat = readable(x) and not x.is_contiguous() and dense(x)
@@ -215,7 +220,7 @@ class _FakeQuantize(torch.autograd.Function):
         return grads[0], None, None, None, None, None
 
 
-def _range_shape(x: Tensor, dim: int | None) -> list[int]:
+def range_shape(x: Tensor, dim: int | None) -> list[int]:
     """The shape of a range that broadcasts against ``x``."""
     if dim is None:
         return []

@@ -10,8 +10,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fractrain_fx.formats.affine.grid import SMALLEST_SCALE
-from fractrain_fx.formats.affine.kernels import gains_compiled, has_gains
-from fractrain_fx.formats.affine.triton import gains_by_triton, has_triton
 from fractrain_fx.formats.base import ValueRange
 from fractrain_fx.formats.bits import of_options, readable, sum_of_samples
 from fractrain_fx.formats.scratch import scratch
@@ -32,8 +30,6 @@ def affine_gains(
     within: ValueRange,
     *,
     squared: bool = False,
-    compiled: bool = False,
-    triton: bool = False,
 ) -> Float[Tensor, "batch options"]:
     """For each option's bits, the sum over each sample of ``g * (Q(x) - x)``, on the affine grid of a range.
 
@@ -43,19 +39,11 @@ def affine_gains(
         bits: of each option; the sums for 0 and 32 bits are 0.
         within: the range, whose ends are 0-dim.
         squared: sum the squares instead.
-        compiled: use the C++ kernel if it takes the values.
-        triton: use the Triton kernel if it takes them.
 
     Returns:
         Sums in the type of the range (float32 or wider).
     """
     lo, span, _ = within
-    if compiled:
-        single, of_single = (each.float() if each.dtype == torch.bfloat16 else each for each in (x, g))
-        if single.dtype == of_single.dtype and has_gains(single, lo):
-            return gains_compiled(single, of_single, bits, within, squared=squared, twice=single is not x)
-    if triton and has_triton(x, lo, span):
-        return of_options(bits, lambda widths: gains_by_triton(x, g, widths, within, squared=squared))
     x, g = x.flatten(1), g.flatten(1)
 
     def gains(widths: Sequence[int]) -> Tensor:

@@ -10,13 +10,11 @@ from torch import Tensor
 
 from fractrain_fx.config.precision import FLOAT_BITS
 from fractrain_fx.formats.affine.grid import SMALLEST_SCALE, Grid
-from fractrain_fx.formats.affine.kernels import code_ends_compiled, encode_compiled, has_kernels, round_compiled
-from fractrain_fx.formats.affine.triton import has_triton, round_by_triton
 from fractrain_fx.formats.base import ValueRange
 from fractrain_fx.formats.bits import highest_level, is_rounded, once, readable, unrounded
-from fractrain_fx.formats.noise import dither, noise_number
+from fractrain_fx.formats.noise import dither
 
-__all__ = ["bits_in_use", "code_ends", "codes_affine", "round_affine", "shifted_to_zero", "values_affine"]
+__all__ = ["codes_affine", "round_affine", "shifted_to_zero", "values_affine"]
 
 # Samples of at least this many values are rounded one after the other: one width takes fewer passes than several.
 _LARGE_SAMPLE = 1 << 15
@@ -30,8 +28,6 @@ def round_affine(
     stochastic: bool = False,
     seed: Tensor | None = None,
     quick: bool = False,
-    compiled: bool = False,
-    triton: bool = False,
     out: Tensor | None = None,
 ) -> Tensor:
     """Round to ``lo + scale * q``, ``q = round(clamp((x - lo) / scale, 0, 2^bits - 1))``, ties to even.
@@ -43,38 +39,20 @@ def round_affine(
         stochastic: add noise before rounding.
         seed: the noise's seed.
         quick: take fewer passes; a value within a float32 rounding of a tie may then go to the other level.
-        compiled: use the C++ kernel if it takes the values; it is quicker still and rounds as the formula says.
-        triton: use the Triton kernel if it takes them. It gives the numbers of plain operations on a GPU, but for the
-            noise, which is a hash, as in compiled graphs.
         out: memory for the result in the type of the range; used only if ``x`` has that type.
 
     Returns:
         The rounded values in the type of ``x``; ``x`` itself if nothing is rounded.
     """
     if not readable(x):
-        if triton and has_triton(x, *within[:2]):
-            rounded = round_by_triton(x, bits, within, noise=noise_number(stochastic, seed))
-            if rounded is not None:
-                return rounded
         return _anywhere(x, bits, within, stochastic, seed)
-    dtype = within.lo.dtype
-
-    def by_kernel(values: Tensor, out: Tensor | None) -> Tensor | None:
-        if not compiled or not has_kernels(values, within.lo):
-            return None
-        return round_compiled(values, bits, within, stochastic=stochastic, seed=seed, out=out)
-
-    if x.dtype == dtype and (rounded := by_kernel(x, out)) is not None:
-        return rounded
     widths = [int(bits)] if bits.ndim == 0 else bits.flatten().tolist()
     kinds = set(widths)
     if kinds <= {0, FLOAT_BITS}:
         return x
     work = x
-    if x.dtype != dtype:
-        work = out = x.to(dtype)
-        if (rounded := by_kernel(work, out)) is not None:
-            return rounded.to(x.dtype)
+    if x.dtype != within.lo.dtype:
+        work = out = x.to(within.lo.dtype)
     noise = dither(work, seed) if stochastic else None
     parts = _parts(work, bits, widths, within, quick)
     if out is None and parts[0][0] is not ...:
@@ -98,91 +76,38 @@ def shifted_to_zero(bits: Int[Tensor, "*bits"], within: ValueRange) -> ValueRang
     return ValueRange(shifted, within.span.expand_as(shifted).contiguous())
 
 
-def bits_in_use(bits: Int[Tensor, "*bits"], span: Tensor) -> Int[Tensor, "*bits"]:
-    """The fewest bits, at most ``bits``, that round values of a range of this width to the same levels.
-
-    In a narrow range the scale is at its lower bound, and the upper levels lie outside the range. Codes of fewer bits
-    then lie around the values in use: the value of code 0 is not far from them, where float32 would hold it less
-    exactly than they are.
-
-    Args:
-        bits: widths.
-        span: width of the range that all values lie in, a number. Noise moves a value by at most one level.
-    """
-    enough = ((span.double() / SMALLEST_SCALE).floor() + 3).log2().ceil()
-    fewer = torch.fmin(bits.double(), enough).to(bits.dtype)  # a range that is not finite changes nothing
-    return torch.where(is_rounded(bits), fewer, bits)
-
-
-def codes_affine(
-    x: Tensor,
-    bits: Tensor,
-    within: ValueRange,
-    *,
-    dtype: torch.dtype,
-    stochastic: bool = False,
-    seed: Tensor | None = None,
-    compiled: bool = False,
-    values: bool = False,
-    out: Tensor | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """The codes of the values that :func:`round_affine` gives with ``quick=True``, and those values if asked for.
+def codes_affine(x: Tensor, bits: Tensor, within: ValueRange) -> Tensor:
+    """The codes of the values that :func:`round_affine` gives with ``quick=True``, in int8.
 
     Args:
         x: values of the type of the range, not empty.
-        bits: as :func:`round_affine` takes them, like all arguments that are not explained here.
+        bits: as :func:`round_affine` takes them, at most 8.
         within: the range.
-        dtype: type of the codes, int8 or int16: the numbers of levels minus ``2^(bits - 1)``. The codes for 0 and 32
-            bits mean nothing.
-        stochastic: add noise before rounding.
-        seed: the noise's seed.
-        compiled: use the C++ kernel if it takes the values.
-        values: whether to give the rounded values too.
-        out: memory to work in, also for the rounded values, in the type of ``x``.
 
     Returns:
-        Codes, and the rounded values or ``None``.
+        The numbers of levels minus ``2^(bits - 1)``. The codes for 0 and 32 bits mean nothing.
     """
-    if compiled and has_kernels(x, within.lo):
-        codes = torch.empty_like(x, dtype=dtype)
-        out = (torch.empty_like(x) if out is None else out) if values else None
-        if encode_compiled(x, bits, within, codes, out, stochastic=stochastic, seed=seed):
-            return codes, out
     if readable(x):
-        noise = dither(x, seed) if stochastic else None
-        q = torch.empty_like(x) if out is None else out
+        q = torch.empty_like(x)
         for place, grid in _parts(x, bits, bits.flatten().tolist(), within, True):
-            grid.levels(x[place], None if noise is None else noise[place], q[place])
+            grid.levels(x[place], None, q[place])
     else:
-        q = _levels(x, bits, within, _scale(bits, within), stochastic, seed)
-    codes = (q - _middle(bits)).to(dtype)
-    if not values:
-        return codes, None
-    found = values_affine(q, bits, within, compiled=compiled)
-    return codes, unrounded(bits, x, found if within.measured_here else _with_bad_values(found, x))
+        q = _levels(x, bits, within, _scale(bits, within))
+    return (q - _middle(bits)).to(torch.int8)
 
 
-def code_ends(bits: Tensor, within: ValueRange, *, compiled: bool = False) -> tuple[Tensor, Tensor]:
-    """Scale and zero of signed codes, ``value = scale * code + zero``; the zero is NaN if the range is not finite."""
-    lo, span, _ = within
-    if compiled and has_kernels(lo):
-        return code_ends_compiled(bits, lo, span)
-    scale = _scale(bits, within)
-    return scale, lo + scale * _middle(bits) + 0 * span
-
-
-def values_affine(q: Tensor, bits: Tensor, within: ValueRange, *, compiled: bool = False) -> Tensor:
+def values_affine(q: Tensor, bits: Tensor, within: ValueRange, *, quick: bool) -> Tensor:
     """The values of the levels ``q`` (which may be written into), bit for bit as :func:`round_affine` gives them.
 
     Args:
         q: numbers of levels, in the type of the range.
         bits: as :func:`round_affine` takes them.
         within: the range.
-        compiled: whether C++ kernels rounded, which compute as the formula says.
+        quick: as :func:`round_affine` takes it.
     """
     if not readable(q):
         return q * _scale(bits, within) + within.lo
-    for place, grid in _parts(q, bits, bits.flatten().tolist(), within, not compiled):
+    for place, grid in _parts(q, bits, bits.flatten().tolist(), within, quick):
         part = q[place]
         grid.values(part, out=part)
     return q

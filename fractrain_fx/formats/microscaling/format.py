@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,9 +17,7 @@ from fractrain_fx.formats.base import Bits, Operand, Values
 from fractrain_fx.formats.bits import as_bits, known_bits, unrounded, work_dtype
 from fractrain_fx.formats.microscaling.blocks import Blocks, Cut
 from fractrain_fx.formats.microscaling.elements import ELEMENTS, HALF_BITS, Grid, to_bfloat16
-from fractrain_fx.formats.microscaling.graph_ops import has_ops, rotate_in_graph, round_in_graph
 from fractrain_fx.formats.microscaling.hadamard import rotate, rotation
-from fractrain_fx.formats.microscaling.kernels import has_kernels, rotate_compiled, round_blocks_compiled
 from fractrain_fx.formats.microscaling.quantize import round_blocks
 from fractrain_fx.formats.microscaling.scales import Scale
 from fractrain_fx.formats.noise import APART
@@ -46,13 +45,11 @@ class MicroscalingFormat(PerProductFormat):
 
     Args:
         recipe: how the operands of each product are rounded.
-        compiled: on a CPU, use C++ kernels where one width holds for all values.
     """
 
-    def __init__(self, recipe: Recipe, *, compiled: bool = False) -> None:
+    def __init__(self, recipe: Recipe) -> None:
         self.name: str = recipe.format
         self.recipe = recipe
-        self.compiled = compiled
         self.by_product = recipe.by_product
         self._elements = {
             (product, tensor): self._elements_of(self._of(product, tensor), tensor)
@@ -86,12 +83,20 @@ class MicroscalingFormat(PerProductFormat):
         if seed is not None and of.product == "weight_gradient" and not how.square:
             seed = seed + APART
         noise: dict[str, Any] = {"stochastic": how.stochastic, "seed": seed}
-        if self.compiled and width is not None and has_kernels(x):
-            grid = elements[width]
-            return round_blocks_compiled(x, grid, cuts, scale, **noise, matrices=not of.positions)
-        if self.compiled and has_ops(x, bits):
-            return round_in_graph(x, bits, elements, cuts, scale, **noise, matrices=not of.positions)
-        blocks = Blocks(x.shape, cuts)
+        return self._rounded(x, bits, elements, cuts, scale, of, noise)
+
+    def _rounded(
+        self,
+        x: Tensor,
+        bits: Tensor,
+        elements: Mapping[int, Grid],
+        cuts: Sequence[Cut],
+        scale: Scale,
+        of: Operand,
+        noise: Mapping[str, Any],
+    ) -> Tensor:
+        """Round to small numbers, in blocks with scales."""
+        width, blocks = known_bits(bits), Blocks(x.shape, cuts)
         grid = elements[width] if width is not None else _by_bits(elements, _spread(bits, x, blocks))
         rounded = round_blocks(x, grid, blocks, scale, **noise)
         if width is not None:
@@ -108,16 +113,24 @@ class MicroscalingFormat(PerProductFormat):
             return first, second
         while width // 2 >= first.shape[dims[0]] and width > 1:
             width //= 2
-        pair = ((first, dims[0]), (second, dims[1]))
-        if self.compiled and all(has_ops(x, each) for x, _ in pair for each in few):
-            return rotate_in_graph(first, few, dims[0], width, seed), rotate_in_graph(second, few, dims[1], width, seed)
-        if self.compiled and all(known_bits(each) is not None for each in few) and all(has_kernels(x) for x, _ in pair):
-            return rotate_compiled(first, dims[0], width, seed), rotate_compiled(second, dims[1], width, seed)
+        return self._rotated(first, second, dims, width, few, seed)
+
+    def _rotated(
+        self,
+        first: Tensor,
+        second: Tensor,
+        dims: tuple[int, int],
+        width: int,
+        bits: Sequence[Tensor],
+        seed: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Both operands after the transform, or as they are where both have many bits."""
         matrix = rotation(width, seed, first.new_empty(0, dtype=work_dtype(first)))
-        if any(known_bits(each) is None for each in few):
-            wide = [(each == 0) | (each == HALF_BITS) | (each == FLOAT_BITS) for each in few]
+        if any(known_bits(each) is None for each in bits):
+            wide = [(each == 0) | (each == HALF_BITS) | (each == FLOAT_BITS) for each in bits]
             same = torch.eye(width, dtype=matrix.dtype, device=matrix.device)
             matrix = torch.where(wide[0] & wide[1], same, matrix)
+        pair = ((first, dims[0]), (second, dims[1]))
         rotated = (rotate(x.to(matrix.dtype), dim, matrix) for x, dim in pair)
         return next(rotated), next(rotated)
 
@@ -175,7 +188,7 @@ def _spread(bits: Tensor, x: Tensor, blocks: Blocks) -> Tensor:
     return bits if bits.ndim == 0 else blocks.split(bits.expand(x.shape))
 
 
-def _by_bits(elements: dict[int, Grid], bits: Tensor) -> Grid:
+def _by_bits(elements: Mapping[int, Grid], bits: Tensor) -> Grid:
     """The grid of each width, where the widths are data; those of other widths mean nothing."""
 
     def chosen(field: int) -> Tensor:

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import nn
@@ -14,7 +15,7 @@ from torch.fx import Node
 from fractrain_fx.capture import RecordedModule
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.errors import ConfigError, ModelError
-from fractrain_fx.formats import AffineFormat
+from fractrain_fx.formats import CodedFormat
 from fractrain_fx.model.by_segment import BySegment
 from fractrain_fx.model.frozen.adapter import save_adapter
 from fractrain_fx.model.state import ModelState
@@ -254,8 +255,10 @@ def _pack(state: ModelState, name: str, found: Codable, readers: Readers) -> Fro
     owner, own = _owner(state.original, name)
     parameter = owner._parameters[own]
     quantizer = state.recording.train.get_submodule(found.quantizer)
-    assert isinstance(quantizer, WeightQuantizer) and isinstance(quantizer.fmt, AffineFormat) and parameter is not None
-    quantizer.frozen = frozen = FrozenWeight(parameter, found.bits, quantizer.fmt, quantizer.dim, name)
+    assert isinstance(quantizer, WeightQuantizer) and parameter is not None
+    quantizer.frozen = frozen = FrozenWeight(
+        parameter, found.bits, cast(CodedFormat, quantizer.fmt), quantizer.dim, name
+    )
     for _, node in readers[id(parameter)]:
         node.target = f"{found.quantizer}{CODES}"
     # The name stays in the dictionary, so that parameters keep their order; code of the original reads values.

@@ -10,7 +10,6 @@ from torch.fx import Node
 
 from fractrain_fx.capture import RecordedModule
 from fractrain_fx.config import CODE_BITS, FracConfig
-from fractrain_fx.formats import AffineFormat
 from fractrain_fx.nn.quantizers import WeightQuantizer
 from fractrain_fx.passes.graph.facts import Op, facts, ops_of
 from fractrain_fx.passes.graph.state import modules_run, parameter_at
@@ -76,7 +75,7 @@ def codable(names: list[str], readers: list[Reader], config: FracConfig) -> Coda
         return "rounded in several ways" if ops else "read by no graph"
     ((path, (graph_module, op)),) = ops.items()
     quantizer, bits = graph_module.get_submodule(path), _bits(op, config)
-    if not (isinstance(quantizer, WeightQuantizer) and isinstance(quantizer.fmt, AffineFormat)):
+    if not (isinstance(quantizer, WeightQuantizer) and quantizer.fmt.has_codes):
         return f"rounded in format {op.precision.format or config.format!r}"
     if not 0 < bits <= CODE_BITS:
         return f"rounded to {bits} bits, and codes have at most {CODE_BITS}"

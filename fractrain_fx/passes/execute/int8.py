@@ -14,7 +14,6 @@ from fractrain_fx.execution.codes.layout import Convolved, Features, Layout
 from fractrain_fx.execution.codes.timing import Tuner
 from fractrain_fx.execution.fused_op import FusedOp
 from fractrain_fx.execution.simulated.arithmetic import AddMatMul, Arithmetic, Convolution, Linear, MatMul
-from fractrain_fx.formats import AffineFormat
 from fractrain_fx.nn.quantizers import WeightQuantizer
 from fractrain_fx.passes.execute.fuse import fused_ops, require_fused
 from fractrain_fx.passes.execute.left_out import left_out
@@ -54,8 +53,8 @@ class UseInt8(PassBase):
 
     def _layout(self, fused: FusedOp, op: Op) -> Layout | None:
         plan = fused.plan
-        formats = {type(each) for each in (plan.first.fmt, plan.second.fmt, plan.fmt)}
-        if plan.first.weight or not plan.second.weight or formats != {AffineFormat} or _wide(op, self._config):
+        codes = all(each.has_codes for each in (plan.first.fmt, plan.second.fmt, plan.fmt))
+        if plan.first.weight or not plan.second.weight or not codes or _wide(op, self._config):
             return None
         if plan.second.frozen is not None:
             return None
@@ -64,7 +63,7 @@ class UseInt8(PassBase):
 
     def ensures(self, graph_module: GraphModule) -> None:
         for name, fused in fused_ops(graph_module).items():
-            if fused.int8 is not None and not isinstance(fused.plan.fmt, AffineFormat):
+            if fused.int8 is not None and not fused.plan.fmt.has_codes:
                 raise PassError(f"{name!r} has no integer codes but has an int8 form")
 
 

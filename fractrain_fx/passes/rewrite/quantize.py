@@ -12,8 +12,8 @@ from torch.fx.passes.infra.pass_base import PassBase, PassResult
 from fractrain_fx.config import FracConfig, Recipe
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.errors import PassError
-from fractrain_fx.formats import Format, get_format
-from fractrain_fx.native.choice import uses_kernels, uses_triton
+from fractrain_fx.formats import Format
+from fractrain_fx.kernels.formats import format_by_kernels
 from fractrain_fx.nn.bits import StageBits, WidthTable
 from fractrain_fx.nn.noise import NoiseSeed
 from fractrain_fx.nn.quantized_leaf import QuantizedLeaf
@@ -57,10 +57,9 @@ class Quantize(PassBase):
     def __init__(self, config: FracConfig, fmt: Format | None = None) -> None:
         super().__init__()
         self.config = config
-        self.fmt = fmt or get_format(
+        self.fmt = fmt or format_by_kernels(
+            config,
             config.format,
-            compiled=uses_kernels(config),
-            triton=uses_triton(config),
             gradient_grid=config.gradient_grid,
             recipe=config.product_recipe,
             ranges=config.ranges,
@@ -136,8 +135,7 @@ class _Writer:
             return self._format
         if (name, recipe) not in self._formats:
             config = self._config
-            compiled, triton = uses_kernels(config), uses_triton(config)
-            self._formats[name, recipe] = get_format(name, compiled=compiled, triton=triton, recipe=recipe)
+            self._formats[name, recipe] = format_by_kernels(config, name, recipe=recipe)
         return self._formats[name, recipe]
 
     def quantize_inside(self, node: Node, op: Op) -> None:

@@ -17,7 +17,8 @@ from fractrain_fx.execution.fused_op import FusedOp
 from fractrain_fx.execution.simulated.arithmetic import AddMatMul, Arithmetic, Convolution, Linear, MatMul
 from fractrain_fx.execution.simulated.operand import Rounds
 from fractrain_fx.execution.simulated.strategy import Call
-from fractrain_fx.formats import AffineFormat, ValueRange
+from fractrain_fx.formats import ValueRange
+from fractrain_fx.kernels.formats import AffineByKernels
 from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.nn.quantizers import (
     ActivationQuantizer,
@@ -92,7 +93,7 @@ _CASES: dict[str, Case] = {
 def _op(case: Case, quantizers: Sequence[Any], low: bool) -> FusedOp:
     op = FusedOp(case[0], case[1], *quantizers)
     if low:
-        op.int8 = Int8Choice("op", case[2], Tuner("int8", compiled=True))
+        op.int8 = Int8Choice("op", case[2], Tuner("int8", "compiled"))
     return op
 
 
@@ -112,7 +113,7 @@ def _results(
     the output's gradients.
     """
     torch.manual_seed(0)
-    fmt, axis = AffineFormat(compiled=True), BatchAxis()
+    fmt, axis = AffineByKernels(), BatchAxis()
     weight = WeightQuantizer(fmt, case[5])
     if choice is None:
         quantizers: tuple[Any, ...] = ActivationQuantizer(fmt), weight, GradientQuantizer(fmt)
@@ -222,7 +223,7 @@ def test_under_autocast_results_are_those_of_float32(name: str, half: torch.dtyp
 @pytest.mark.parametrize("slope", [1.0, 1e-4, 1e-6, 1e-8, 0.0])
 @pytest.mark.parametrize("bits", [[7], [9], [16], [0, 6, 12, 32, 16, 8, 3, 0]])
 def test_the_rounded_gradient_is_that_of_the_simulation_bit_for_bit(bits: list[int], slope: float) -> None:
-    fmt = AffineFormat(compiled=True)
+    fmt = AffineByKernels()
     op = FusedOp(Linear(), (), ActivationQuantizer(fmt), WeightQuantizer(fmt, 0), GradientQuantizer(fmt))
     g, seed = slope * torch.randn(8, 5, 6), torch.tensor(3)
     rounds = Rounds(torch.tensor(0.0), ValueRange(*torch.zeros(2)))
@@ -235,7 +236,7 @@ def test_the_rounded_gradient_is_that_of_the_simulation_bit_for_bit(bits: list[i
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("training", [True, False])
 def test_bad_values_of_images_show(bad: float, training: bool) -> None:
-    fmt = AffineFormat(compiled=True)
+    fmt = AffineByKernels()
     case = _CASES["conv 3x3"]
     results = []
     for low in (False, True):
@@ -258,7 +259,7 @@ def test_bad_values_of_images_show(bad: float, training: bool) -> None:
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("training", [True, False])
 def test_bad_values_show(bad: float, training: bool) -> None:
-    fmt = AffineFormat(compiled=True)
+    fmt = AffineByKernels()
     quantizers: tuple[Any, ...] = ActivationQuantizer(fmt), WeightQuantizer(fmt, 0), GradientQuantizer(fmt)
     quantizers[0].range(torch.randn(9))
     results = []

@@ -31,12 +31,12 @@ def only_file(folder: Path) -> Path:
 
 def test_a_later_run_takes_the_same_form_without_timing(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     runs: list[bool] = []
-    chosen = Tuner("auto").int8("kind", "op", lambda int8: runs.append(int8))
+    chosen = Tuner("auto", "eager").int8("kind", "op", lambda int8: runs.append(int8))
     assert len(runs) == 8
     with caplog.at_level(logging.INFO):
-        assert Tuner("auto").int8("kind", "op", lambda int8: runs.append(int8)) == chosen
+        assert Tuner("auto", "eager").int8("kind", "op", lambda int8: runs.append(int8)) == chosen
     assert len(runs) == 8 and "in an earlier run" in caplog.text
-    Tuner("auto").int8("other kind", "op", lambda int8: runs.append(int8))
+    Tuner("auto", "eager").int8("other kind", "op", lambda int8: runs.append(int8))
     assert len(runs) == 16 and len(json.loads(only_file(folder).read_text())["timings"]) == 2
 
 

@@ -12,10 +12,11 @@ from fractrain_fx.execution.simulated import short_path as by_kernels
 from fractrain_fx.execution.simulated.operand import Factor, Rounds
 from fractrain_fx.execution.simulated.short_path import has_all_kernels, round_factor, round_gradient, weight_range
 from fractrain_fx.formats import AffineFormat, DoReFaFormat
+from fractrain_fx.kernels.formats import AffineByKernels
 from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.nn.rounding import rounded_gradient
 
-COMPILED = AffineFormat(compiled=True)
+COMPILED = AffineByKernels()
 WEIGHT = Factor(COMPILED, (), BatchAxis(), True, weight=True, channel=0)
 ACTIVATION = Factor(COMPILED, (3, 4, 6), BatchAxis(), True)
 SLOT = 9
@@ -71,7 +72,7 @@ def test_weights_in_another_order_or_of_other_types_are_measured_by_themselves()
     assert weight_range(replace(WEIGHT, channel=1), w, torch.tensor(4), SLOT) is None
 
 
-@pytest.mark.parametrize("fmt", [COMPILED, AffineFormat(compiled=True, gradient_grid="zero")])
+@pytest.mark.parametrize("fmt", [COMPILED, AffineByKernels("zero")])
 @pytest.mark.parametrize("bits", [(6,), (0, 3, 4, 32, 6)])
 def test_a_gradient_is_that_of_every_format(bits: tuple[int, ...], fmt: AffineFormat) -> None:
     torch.manual_seed(0)

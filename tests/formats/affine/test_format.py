@@ -14,6 +14,7 @@ from torch import Tensor
 from fractrain_fx.errors import InputError
 from fractrain_fx.formats import ValueRange
 from fractrain_fx.formats.affine import AffineFormat, fake_quantize, measure
+from fractrain_fx.kernels.formats import AffineByKernels
 from fractrain_fx.nn.batch_axis import BatchAxis
 
 quick = settings(max_examples=100, deadline=None)
@@ -362,7 +363,7 @@ def test_samples_of_several_widths_each_have_a_grid_with_zero() -> None:
     shifted = ZERO.gradient(g, bits, axis=BatchAxis(), seed=torch.tensor(3))
     assert (shifted[:, ::2] == 0).all() and not (plain[[0, 2, 4], ::2] == 0).all()
     assert torch.equal(shifted[[1, 3]], g[[1, 3]])
-    kernels = AffineFormat(compiled=True, gradient_grid="zero")
+    kernels = AffineByKernels("zero")
     compiled = kernels.gradient(g, bits, axis=BatchAxis(), seed=torch.tensor(3))
     assert (compiled[:, ::2] == 0).all() and torch.equal(compiled[[1, 3]], g[[1, 3]])
     for width, found in zip(bits.flatten().tolist(), compiled, strict=True):

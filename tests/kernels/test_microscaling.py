@@ -14,13 +14,15 @@ from torch import Tensor, nn
 
 from fractrain_fx import FracConfig, fractrainify
 from fractrain_fx.config import RECIPES
-from fractrain_fx.formats import Operand, get_format
-from fractrain_fx.formats.microscaling import ELEMENTS, MicroscalingFormat, kernels
+from fractrain_fx.formats import Operand
+from fractrain_fx.formats.microscaling import ELEMENTS, MicroscalingFormat
 from fractrain_fx.formats.microscaling.blocks import Blocks, Cut
 from fractrain_fx.formats.microscaling.hadamard import rotate, rotation
-from fractrain_fx.formats.microscaling.kernels import rotate_compiled, round_blocks_compiled
 from fractrain_fx.formats.microscaling.quantize import round_blocks
 from fractrain_fx.formats.microscaling.scales import Scale
+from fractrain_fx.kernels import microscaling as kernels
+from fractrain_fx.kernels.formats import MicroscalingByKernels
+from fractrain_fx.kernels.microscaling import rotate_compiled, round_blocks_compiled
 from tests.formats.microscaling.test_quantize import tensors
 from tests.passes.execute.test_fuse import Everything
 
@@ -172,7 +174,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_the_format_calls_them_for_one_width(called: list[str]) -> None:
-    fmt, plain = (get_format("mx", compiled=compiled) for compiled in (True, False))
+    fmt, plain = (made(RECIPES["mxfp8"]) for made in (MicroscalingByKernels, MicroscalingFormat))
     of, x, half = Operand("forward", "x", (1,)), torch.randn(6, 40), torch.randn(6, 40).bfloat16()
     assert torch.equal(fmt.operand(x, 4, of), plain.operand(x, 4, of)) and called == ["round_blocks"]
     assert torch.equal(fmt.operand(half, 4, of), plain.operand(half, 4, of)) and len(called) == 2
@@ -182,11 +184,11 @@ def test_the_format_calls_them_for_one_width(called: list[str]) -> None:
 
 
 def test_both_products_that_read_a_square_block_get_the_same_noise() -> None:
-    fmt, g = get_format("int", compiled=True), torch.randn(40, 70)
+    fmt, g = MicroscalingByKernels(RECIPES["jetfire"]), torch.randn(40, 70)
     pair = (Operand("input_gradient", "g", (1,), across=(0,)), Operand("weight_gradient", "g", (0,), across=(1,)))
     first, second = (fmt.operand(g, 8, of, seed=SEED) for of in pair)
     assert torch.equal(first, second) and not torch.equal(first, fmt.operand(g, 8, pair[0], seed=SEED + 1))
-    apart = get_format("mx", recipe=RECIPES["mxfp4"], compiled=True)
+    apart = MicroscalingByKernels(RECIPES["mxfp4"])
     first, second = (apart.operand(g, 4, Operand(of.product, "g", (1,)), seed=SEED) for of in pair)
     assert not torch.equal(first, second)
 
@@ -253,4 +255,4 @@ def test_threads_round_alike() -> None:
 
 
 def test_a_format_is_copied_with_its_kernels() -> None:
-    assert isinstance(fmt := get_format("nvfp4", compiled=True), MicroscalingFormat) and copy.deepcopy(fmt).compiled
+    assert copy.deepcopy(MicroscalingByKernels(RECIPES["nvfp4"])).kernels == ("cpu",)

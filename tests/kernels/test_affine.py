@@ -18,8 +18,9 @@ from fractrain_fx.errors import ConfigError
 from fractrain_fx.formats import AffineFormat, ValueRange
 from fractrain_fx.formats.affine import fake_quantize, measure
 from fractrain_fx.formats.affine.gate_gradient import affine_gains
-from fractrain_fx.formats.affine.kernels import gains_compiled, has_kernels, measure_compiled, round_compiled
 from fractrain_fx.formats.noise import hashed
+from fractrain_fx.kernels.affine import gains_compiled, has_kernels, measure_compiled, round_compiled
+from fractrain_fx.kernels.formats import AffineByKernels
 from fractrain_fx.native import kernels
 from fractrain_fx.nn.batch_axis import BatchAxis
 from tests.residual import Residual
@@ -102,7 +103,7 @@ def test_samples_of_no_bits_may_become_0(layout: str) -> None:
 def test_each_channel_has_its_own_range(layout: str, dim: int) -> None:
     w = _samples((6, 8, 5, 7), layout)
     for bits in (4, 8):
-        assert torch.equal(AffineFormat(compiled=True).weight(w, bits, dim=dim), fake_quantize(w, bits, dim=dim))
+        assert torch.equal(AffineByKernels().weight(w, bits, dim=dim), fake_quantize(w, bits, dim=dim))
 
 
 def test_channels_and_samples_may_both_have_their_own() -> None:
@@ -130,7 +131,7 @@ def test_the_noise_is_that_of_compiled_graphs(layout: str) -> None:
 @pytest.mark.parametrize("bits", [1, 2, 8])
 def test_stochastic_rounding_is_unbiased(bits: int) -> None:
     x = torch.linspace(-1, 1, 101).repeat(2000, 1)
-    fmt = AffineFormat(compiled=True)
+    fmt = AffineByKernels()
     mean = fmt.gradient(x, bits, axis=BatchAxis(), seed=torch.tensor(11)).double().mean(0)
     # Of 2000 draws that differ by a step each, five standard deviations of the mean.
     step = 2 / (2**bits - 1)
@@ -139,7 +140,7 @@ def test_stochastic_rounding_is_unbiased(bits: int) -> None:
 
 
 def test_noise_follows_the_seed_and_differs_from_call_to_call() -> None:
-    g, fmt = torch.randn(1000), AffineFormat(compiled=True)
+    g, fmt = torch.randn(1000), AffineByKernels()
     first, again, other = (fmt.gradient(g, 4, axis=BatchAxis(), seed=torch.tensor(each)) for each in (1, 1, 2))
     assert torch.equal(first, again) and not torch.equal(first, other)
     torch.manual_seed(0)
@@ -154,14 +155,14 @@ def test_a_range_is_that_of_the_plain_operations(numbers: list[float], repeats: 
     x = torch.tensor(numbers).repeat(repeats)  # several blocks, and a last one that no vector fills
     _assert_same(measure_compiled(x, []), measure(x)[:2])
     rows = torch.stack([x, -x])
-    _assert_same(measure(rows, 0, compiled=True)[:2], measure(rows, 0)[:2])
+    _assert_same(AffineByKernels().measure(rows, 0)[:2], measure(rows, 0)[:2])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_range_is_found_in_any_layout(layout: str) -> None:
     x = _samples((6, 8, 16, 32), layout)
     for dim in (None, 0, 1, -1):
-        _assert_same(measure(x, dim, compiled=True)[:2], measure(x.contiguous(), dim)[:2])
+        _assert_same(AffineByKernels().measure(x, dim)[:2], measure(x.contiguous(), dim)[:2])
 
 
 def _assert_same(found: tuple[Any, ...], wanted: tuple[Any, ...]) -> None:
@@ -209,7 +210,7 @@ def test_compiled_graphs_call_the_kernel_of_gains(dtype: torch.dtype, squared: b
         return module.forward
 
     def run(x: Tensor, g: Tensor) -> Tensor:
-        return affine_gains(x, g, (0, 3, 6, 32), ValueRange(lo, span, True), squared=squared, compiled=True)
+        return AffineByKernels().activation_gains(x, g, (0, 3, 6, 32), ValueRange(lo, span, True), squared)
 
     x, g = torch.randn(4, 50, dtype=dtype), torch.randn(50, 4, dtype=dtype).t()
     lo, span, _ = measure(x)
@@ -232,7 +233,8 @@ def test_gains_of_half_types_are_those_of_plain_operations(inside: bool, of_x: t
     x, g = torch.randn(6, 5000).to(of_x), torch.randn(6, 5000).to(of_g)
     lo, span, _ = measure(x[:, :50] if not inside else x)
     found, wanted = (
-        affine_gains(x, g, (0, 3, 6, 8), ValueRange(lo, span, inside), compiled=compiled) for compiled in (True, False)
+        fmt.activation_gains(x, g, (0, 3, 6, 8), ValueRange(lo, span, inside))
+        for fmt in (AffineByKernels(), AffineFormat())
     )
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
     if of_x == torch.bfloat16:  # at 8 bits the second rounding is as large as the first
@@ -241,7 +243,7 @@ def test_gains_of_half_types_are_those_of_plain_operations(inside: bool, of_x: t
 
 
 def test_half_types_are_computed_in_float32_and_double_by_plain_operations() -> None:
-    fmt, bits = AffineFormat(compiled=True), torch.tensor(WIDTHS).view(-1, 1)
+    fmt, bits = AffineByKernels(), torch.tensor(WIDTHS).view(-1, 1)
     for dtype in (torch.float16, torch.bfloat16, torch.float64):
         x = torch.randn(6, 100, dtype=dtype)
         lo, span, _ = fmt.activation_range(x)
@@ -252,7 +254,7 @@ def test_half_types_are_computed_in_float32_and_double_by_plain_operations() -> 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
 def test_a_bad_value_shows(bad: float) -> None:
-    fmt, x = AffineFormat(compiled=True), torch.randn(6, 4096)
+    fmt, x = AffineByKernels(), torch.randn(6, 4096)
     given_range = measure(x)
     x[2, 5] = bad
     lo, span, _ = fmt.activation_range(x)

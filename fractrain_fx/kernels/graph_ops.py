@@ -14,15 +14,15 @@ from fractrain_fx.config.precision import FLOAT_BITS
 from fractrain_fx.errors import InputError
 from fractrain_fx.formats.microscaling.blocks import Cut
 from fractrain_fx.formats.microscaling.elements import HALF_BITS, Grid, to_bfloat16
-from fractrain_fx.formats.microscaling.kernels import (
+from fractrain_fx.formats.microscaling.scales import Scale
+from fractrain_fx.formats.noise import draw_seed
+from fractrain_fx.kernels.microscaling import (
     has_kernels,
     room,
     rotate_compiled,
     rotated_room,
     round_blocks_compiled,
 )
-from fractrain_fx.formats.microscaling.scales import Scale
-from fractrain_fx.formats.noise import draw_seed
 
 __all__ = ["has_ops", "rotate_in_graph", "round_in_graph"]
 
@@ -47,7 +47,7 @@ def round_in_graph(
     seed: Tensor | None,
     matrices: bool,
 ) -> Tensor:
-    """Round like :func:`~fractrain_fx.formats.microscaling.kernels.round_blocks_compiled`, or as 0, 16 or 32 bits say.
+    """Round like :func:`~fractrain_fx.kernels.microscaling.round_blocks_compiled`, or as 0, 16 or 32 bits say.
 
     Args:
         x: values that :func:`has_ops`.

@@ -1,6 +1,6 @@
 """Triton kernels for a GPU: affine rounding, ranges and the gradient of gates, one launch each."""
 
-from fractrain_fx.formats.affine.triton.calls import gains_by_triton, measure_by_triton, move_by_triton, round_by_triton
-from fractrain_fx.formats.affine.triton.fit import has_triton
+from fractrain_fx.kernels.triton.calls import gains_by_triton, measure_by_triton, move_by_triton, round_by_triton
+from fractrain_fx.kernels.triton.fit import has_triton
 
 __all__ = ["gains_by_triton", "has_triton", "measure_by_triton", "move_by_triton", "round_by_triton"]

@@ -138,7 +138,7 @@ def encode_compiled(
 
 
 def code_ends_compiled(bits: Tensor, lo: Tensor, span: Tensor) -> tuple[Tensor, Tensor]:
-    """:func:`~fractrain_fx.formats.affine.rounding.code_ends` by the C++ kernel."""
+    """Scale and zero of signed codes, ``value = scale * code + zero``; the zero is NaN if the range is not finite."""
     scale, zero = kernels().code_ends(bits, lo, span)
     return scale, zero
 

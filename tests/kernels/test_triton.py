@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
-from fractrain_fx.formats.affine import AffineFormat, format, gate_gradient, measure, rounding
-from fractrain_fx.formats.affine.triton import calls, fit
+from fractrain_fx.formats.affine import AffineFormat, measure
+from fractrain_fx.kernels import formats
+from fractrain_fx.kernels.formats import AffineByKernels
+from fractrain_fx.kernels.triton import calls, fit
 from fractrain_fx.nn import ranges
 from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.nn.rounding import rounded_gradient
@@ -59,19 +61,16 @@ def test_a_format_asks_the_kernels_for_each_of_its_steps(monkeypatch: pytest.Mon
     asked: list[str] = []
 
     def taken(name: str) -> None:
-        for module in (format, rounding, gate_gradient, ranges):
-            if hasattr(module, name):
-                monkeypatch.setattr(module, name, lambda *_, **__: asked.append(name))
+        monkeypatch.setattr(formats, name, lambda *_, **__: asked.append(name))
 
     def on_meta(x: Tensor, *_: Tensor) -> bool:
         return x.is_meta
 
     x = torch.empty(4, 6, device="meta")
-    fmt = AffineFormat(triton=True)
+    fmt = AffineByKernels()
     within = measure(x)
-    for module in (format, rounding, gate_gradient, ranges):
-        monkeypatch.setattr(module, "has_triton", on_meta)
-    monkeypatch.setattr(format, "measure_by_triton", lambda *_: (asked.append("measure_by_triton"), *within[:2])[1:])
+    monkeypatch.setattr(formats, "has_triton", on_meta)
+    monkeypatch.setattr(formats, "measure_by_triton", lambda *_: (asked.append("measure_by_triton"), *within[:2])[1:])
     fmt.activation_range(x)
     fmt.weight_range(x, dim=0)
     assert asked == ["measure_by_triton"] * 2
@@ -80,13 +79,13 @@ def test_a_format_asks_the_kernels_for_each_of_its_steps(monkeypatch: pytest.Mon
     fmt.activation(x, 4, within)
     fmt.weight(x, 4, dim=0, within=within)
     assert asked == ["round_by_triton"] * 2
-    monkeypatch.setattr(format, "round_by_triton", lambda g, bits, within, **how: (how["erase"], type(how["noise"])))
+    monkeypatch.setattr(formats, "round_by_triton", lambda g, bits, within, **how: (how["erase"], type(how["noise"])))
     seed = torch.tensor(3)
     assert rounded_gradient(fmt, x, torch.tensor(4), BatchAxis(), seed) == (True, int)  # type: ignore[comparison-overlap]
     taken("move_by_triton")
     ranges.RunningRange(fmt).to("meta").train()._update(within.lo, within.span)
     assert asked[-1] == "move_by_triton"
-    monkeypatch.setattr(gate_gradient, "gains_by_triton", lambda x, g, widths, *_, **__: x.new_ones(4, len(widths)))
+    monkeypatch.setattr(formats, "gains_by_triton", lambda x, g, widths, *_, **__: x.new_ones(4, len(widths)))
     assert fmt.activation_gains(x, x, (0, 3, 8), within).shape == (4, 3)
     plain = AffineFormat()
     asked.clear()

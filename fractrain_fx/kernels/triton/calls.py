@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fractrain_fx.formats.affine.triton.fit import on_device, place, stored
 from fractrain_fx.formats.base import ValueRange
+from fractrain_fx.kernels.triton.fit import on_device, place, stored
 
 __all__ = ["gains_by_triton", "measure_by_triton", "move_by_triton", "round_by_triton"]
 
@@ -44,7 +44,7 @@ def round_by_triton(
     Returns:
         The rounded values, in the type of ``x``; ``None`` if bits or ranges differ along several dimensions.
     """
-    from fractrain_fx.formats.affine.triton.kernels import rounded
+    from fractrain_fx.kernels.triton.kernels import rounded
 
     x = stored(x)
     of_bits, of_range = place(bits, x), place(within.lo, x)
@@ -68,7 +68,7 @@ def measure_by_triton(x: Tensor, dim: int | None, shape: Sequence[int]) -> tuple
         dim: one range for each index of this dimension, or ``None``.
         shape: of both results.
     """
-    from fractrain_fx.formats.affine.triton.kernels import ends, rows
+    from fractrain_fx.kernels.triton.kernels import ends, rows
 
     lo = torch.empty(shape, dtype=torch.float32, device=x.device)
     span = torch.empty_like(lo)
@@ -88,7 +88,7 @@ def measure_by_triton(x: Tensor, dim: int | None, shape: Sequence[int]) -> tuple
 
 def move_by_triton(within: tuple[Tensor, Tensor], running: tuple[Tensor, Tensor, Tensor], weight: float) -> None:
     """Move a running range (low end, width, and whether any batch has filled it) to that of a batch, in place."""
-    from fractrain_fx.formats.affine.triton.kernels import moved
+    from fractrain_fx.kernels.triton.kernels import moved
 
     with on_device(within[0]):
         moved[1,](*within, *running, weight, **_EXACT)
@@ -107,7 +107,7 @@ def gains_by_triton(
         within: the range, one for all values.
         squared: sum the squares.
     """
-    from fractrain_fx.formats.affine.triton.kernels import gains
+    from fractrain_fx.kernels.triton.kernels import gains
 
     length = x.numel() // len(x)
     by_sample = g.stride() == x.stride() and x.stride(0) == length and stored(x) is x

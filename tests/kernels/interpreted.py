@@ -18,8 +18,8 @@ from fractrain_fx.formats import ValueRange
 from fractrain_fx.formats.affine import AffineFormat, measure
 from fractrain_fx.formats.affine.gate_gradient import affine_gains
 from fractrain_fx.formats.affine.rounding import _anywhere
-from fractrain_fx.formats.affine.triton import calls
 from fractrain_fx.formats.noise import hashed
+from fractrain_fx.kernels.triton import calls
 from fractrain_fx.nn.ranges import RunningRange
 
 NAN, INF = float("nan"), float("inf")

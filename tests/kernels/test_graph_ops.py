@@ -14,9 +14,10 @@ from torch.fx import GraphModule
 from fractrain_fx import FracConfig, FracModel, Precision, fractrainify
 from fractrain_fx.config import RECIPES
 from fractrain_fx.errors import InputError
-from fractrain_fx.formats import Operand, get_format
-from fractrain_fx.formats.microscaling import ELEMENTS
-from tests.formats.microscaling.test_kernels import SEED, laid
+from fractrain_fx.formats import Operand
+from fractrain_fx.formats.microscaling import ELEMENTS, MicroscalingFormat
+from fractrain_fx.kernels.formats import MicroscalingByKernels
+from tests.kernels.test_microscaling import SEED, laid
 
 ROUND, ROTATE = "fractrain_fx.round_operand", "fractrain_fx.rotate_operand"
 LAYOUTS = ["contiguous", "reversed", "inner dimensions first", "with gaps", "expanded"]
@@ -131,7 +132,7 @@ def test_the_compilers_own_code_around_them_gives_the_numbers_of_eager_mode(dtyp
 
 
 def test_plain_arithmetic_stays_for_what_the_kernels_do_not_take() -> None:
-    fmt, plain = (get_format("mx", recipe=RECIPES["mxfp8"], compiled=compiled) for compiled in (True, False))
+    fmt, plain = (made(RECIPES["mxfp8"]) for made in (MicroscalingByKernels, MicroscalingFormat))
     of, x = Operand("forward", "x", (1,)), torch.randn(6, 40)
     samples = torch.tensor([4, 8, 4, 0, 32, 4]).view(6, 1)
     for values, bits, ops in ((x, torch.tensor(4), 1), (x.double(), torch.tensor(4), 0), (x, samples, 0)):
@@ -142,7 +143,7 @@ def test_plain_arithmetic_stays_for_what_the_kernels_do_not_take() -> None:
 
 
 def test_a_width_that_the_format_lacks_is_an_error_when_the_graph_runs() -> None:
-    fmt, of = get_format("nvfp4", compiled=True), Operand("forward", "x", (1,))
+    fmt, of = MicroscalingByKernels(RECIPES["nvfp4"]), Operand("forward", "x", (1,))
     run = torch.compile(lambda x, bits: fmt.operand(x, bits, of), backend="aot_eager", fullgraph=True)
     with pytest.raises(InputError, match="bits=8 is not a width of this format"):
         run(torch.randn(3, 40), torch.tensor(8))

@@ -1,0 +1,190 @@
+"""Formats whose functions are kernels where these take the values, and the formats' own plain functions elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from fractrain_fx.config import BLOCK_FORMATS, FracConfig, Recipe, usual_recipe
+from fractrain_fx.config.choices import GradientGrid, Ranges
+from fractrain_fx.formats import AffineFormat, Format, MicroscalingFormat, ValueRange, get_format
+from fractrain_fx.formats.affine.format import range_shape
+from fractrain_fx.formats.base import Operand, SampleAxis, Values
+from fractrain_fx.formats.bits import known_bits, of_options, only_unrounded, readable
+from fractrain_fx.formats.microscaling.blocks import Cut
+from fractrain_fx.formats.microscaling.elements import Grid
+from fractrain_fx.formats.microscaling.scales import Scale
+from fractrain_fx.formats.noise import noise_number
+from fractrain_fx.kernels import affine, graph_ops, microscaling
+from fractrain_fx.kernels.triton import gains_by_triton, has_triton, measure_by_triton, move_by_triton, round_by_triton
+from fractrain_fx.native.choice import uses_kernels, uses_triton
+
+__all__ = ["AffineByKernels", "MicroscalingByKernels", "format_by_kernels"]
+
+
+def format_by_kernels(
+    config: FracConfig,
+    name: str,
+    *,
+    recipe: Recipe | None = None,
+    gradient_grid: GradientGrid = "range",
+    ranges: Ranges = "tensor",
+) -> Format:
+    """The format of a name, by the kernels that ``FracConfig.rounding`` stands for, if it has any.
+
+    Args:
+        config: the model's configuration.
+        name: as :func:`fractrain_fx.formats.get_format` takes it, like all that follows.
+        recipe: how a block format rounds the operands of each product.
+        gradient_grid: where the levels of gradients lie.
+        ranges: what shares a range.
+    """
+    devices = (*(("cpu",) if uses_kernels(config) else ()), *(("cuda",) if uses_triton(config) else ()))
+    if name == "affine" and ranges == "tensor" and devices:
+        return AffineByKernels(gradient_grid, devices)
+    if name in BLOCK_FORMATS and "cpu" in devices:
+        return MicroscalingByKernels(recipe or usual_recipe(name))
+    return get_format(name, gradient_grid=gradient_grid, recipe=recipe, ranges=ranges)
+
+
+class AffineByKernels(AffineFormat):
+    """The affine format: in C++ the formula's numbers with noise that is a hash, in Triton those of plain operations.
+
+    Args:
+        gradient_grid: as :class:`~fractrain_fx.formats.AffineFormat` takes it.
+        kernels: types of the devices whose kernels may be called.
+    """
+
+    def __init__(self, gradient_grid: GradientGrid = "range", kernels: tuple[str, ...] = ("cpu", "cuda")) -> None:
+        super().__init__(gradient_grid)
+        self.kernels = kernels
+        self.quick = "cpu" not in kernels  # C++ kernels compute as the formula says
+
+    def measure(self, x: Values, dim: int | None = None) -> ValueRange:
+        x = x.detach() if x.requires_grad else x
+        if "cpu" in self.kernels and affine.has_kernels(x) and (dim is None or dim % x.ndim == 0):
+            return ValueRange(*affine.measure_compiled(x, range_shape(x, dim)), True)
+        if "cuda" in self.kernels and has_triton(x):
+            return ValueRange(*measure_by_triton(x, dim, range_shape(x, dim)), True)
+        return super().measure(x, dim)
+
+    def activation_gains(
+        self,
+        x: Float[Tensor, "batch ..."],
+        g: Float[Tensor, "batch ..."],
+        bits: Sequence[int],
+        within: ValueRange,
+        squared: bool = False,
+    ) -> Float[Tensor, "batch options"]:
+        if "cpu" in self.kernels:
+            single, of_single = (each.float() if each.dtype == torch.bfloat16 else each for each in (x, g))
+            if single.dtype == of_single.dtype and affine.has_gains(single, within.lo):
+                return affine.gains_compiled(single, of_single, bits, within, squared=squared, twice=single is not x)
+        if "cuda" in self.kernels and has_triton(x, *within[:2]):
+            return of_options(bits, lambda widths: gains_by_triton(x, g, widths, within, squared=squared))
+        return super().activation_gains(x, g, bits, within, squared)
+
+    def output_gradient(
+        self,
+        g: Values,
+        bits: Int[Tensor, "*bits"],
+        *,
+        axis: SampleAxis,
+        seed: Int[Tensor, ""] | None = None,
+        out: Tensor | None = None,
+    ) -> Values:
+        if "cuda" in self.kernels and self.gradient_grid == "range" and has_triton(g):
+            within = self.gradient_range(g, bits)
+            found = round_by_triton(g, bits, within, noise=noise_number(True, seed), erase=True)
+            if found is not None:
+                return found
+        return super().output_gradient(g, bits, axis=axis, seed=seed, out=out)
+
+    def move_range(self, running: tuple[Tensor, Tensor, Tensor], within: tuple[Tensor, Tensor], weight: float) -> None:
+        if "cuda" in self.kernels and has_triton(*within):
+            move_by_triton(within, running, weight)
+        else:
+            super().move_range(running, within, weight)
+
+    def codes(self, x: Values, bits: Int[Tensor, "*bits"], within: ValueRange) -> Int[Tensor, "*dims"]:
+        if "cpu" in self.kernels and affine.has_kernels(x, within.lo):
+            codes = torch.empty_like(x, dtype=torch.int8)
+            if affine.encode_compiled(x, bits, within, codes, None):
+                return codes
+        return super().codes(x, bits, within)
+
+    def _round(
+        self,
+        x: Tensor,
+        bits: Tensor,
+        within: ValueRange,
+        *,
+        stochastic: bool = False,
+        seed: Tensor | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        rounded: Tensor | None = None
+        if not readable(x):
+            if "cuda" in self.kernels and has_triton(x, *within[:2]):
+                rounded = round_by_triton(x, bits, within, noise=noise_number(stochastic, seed))
+        elif "cpu" in self.kernels and within.lo.dtype == torch.float32:
+            if x.dtype == torch.float32:
+                if affine.has_kernels(x, within.lo):
+                    rounded = affine.round_compiled(x, bits, within, stochastic=stochastic, seed=seed, out=out)
+            elif only_unrounded(bits):
+                return x
+            elif affine.has_kernels(work := x.to(torch.float32), within.lo):
+                found = affine.round_compiled(work, bits, within, stochastic=stochastic, seed=seed, out=work)
+                rounded = None if found is None else found.to(x.dtype)
+        if rounded is not None:
+            return rounded
+        return super()._round(x, bits, within, stochastic=stochastic, seed=seed, out=out)
+
+
+class MicroscalingByKernels(MicroscalingFormat):
+    """The block formats by C++ kernels: where one width holds for all values, on a CPU, in compiled graphs too."""
+
+    kernels = ("cpu",)
+
+    def _rounded(
+        self,
+        x: Tensor,
+        bits: Tensor,
+        elements: Mapping[int, Grid],
+        cuts: Sequence[Cut],
+        scale: Scale,
+        of: Operand,
+        noise: Mapping[str, Any],
+    ) -> Tensor:
+        width, matrices = known_bits(bits), not of.positions
+        if width is not None and microscaling.has_kernels(x):
+            return microscaling.round_blocks_compiled(x, elements[width], cuts, scale, **noise, matrices=matrices)
+        if graph_ops.has_ops(x, bits):
+            return graph_ops.round_in_graph(x, bits, elements, cuts, scale, **noise, matrices=matrices)
+        return super()._rounded(x, bits, elements, cuts, scale, of, noise)
+
+    def _rotated(
+        self,
+        first: Tensor,
+        second: Tensor,
+        dims: tuple[int, int],
+        width: int,
+        bits: Sequence[Tensor],
+        seed: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        pair = first, second
+        if all(graph_ops.has_ops(x, each) for x in pair for each in bits):
+            return (
+                graph_ops.rotate_in_graph(first, bits, dims[0], width, seed),
+                graph_ops.rotate_in_graph(second, bits, dims[1], width, seed),
+            )
+        if all(known_bits(each) is not None for each in bits) and all(map(microscaling.has_kernels, pair)):
+            return (
+                microscaling.rotate_compiled(first, dims[0], width, seed),
+                microscaling.rotate_compiled(second, dims[1], width, seed),
+            )
+        return super()._rotated(first, second, dims, width, bits, seed)
