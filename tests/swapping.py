@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from fractrain_fx.execution.torchao.devices import refusal
+from fractrain_fx.execution.torchao_devices import refusal
 
 __all__ = ["KINDS", "place"]
 

@@ -14,9 +14,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from fractrain_fx.execution.autocast import autocast_dtype, autocasting
 from fractrain_fx.execution.fused_op import FusedOp
+from fractrain_fx.execution.plan import Call
 from fractrain_fx.execution.remade import Made, Recipe
-from fractrain_fx.execution.simulated.strategy import Call, Plan, Strategy, autocast_dtype, autocasting
 from fractrain_fx.formats.scratch import Latest
 from fractrain_fx.nn.attention import attention_probabilities
 from fractrain_fx.nn.rounding import refuse_create_graph
@@ -60,7 +61,7 @@ class Probabilities(nn.Module):
             return attention_probabilities(scores, query, **given)
         mask = given.pop("attn_mask", None)
         tensors, measured_here = op.call_of(*factors)[2].flatten()
-        recipe = ProbabilitiesRecipe(op.plan, op.simulated, measured_here, given, scores)
+        recipe = ProbabilitiesRecipe(op, measured_here, given, scores)
         tensors = [mask, *(each if each is None else each.detach() for each in tensors)]
         probabilities: Tensor = _Probabilities.apply(scores, query, recipe, *tensors)
         self._latest = probabilities, recipe, tensors
@@ -76,17 +77,14 @@ class ProbabilitiesRecipe:
     """How probabilities are made again.
 
     Args:
-        plan: of the op that computes the scores.
-        strategy: how it computes.
+        op: computes the scores.
         measured_here: for both its factors, whether the range was measured on it.
         given: dropout, causality and scale.
         scores: the scores, for their device.
     """
 
-    def __init__(
-        self, plan: Plan, strategy: Strategy, measured_here: tuple[bool, bool], given: Mapping[str, Any], scores: Tensor
-    ) -> None:
-        self._plan, self._strategy, self._measured_here, self.given = plan, strategy, measured_here, given
+    def __init__(self, op: FusedOp, measured_here: tuple[bool, bool], given: Mapping[str, Any], scores: Tensor) -> None:
+        self._op, self._measured_here, self.given = op, measured_here, given
         self._autocast = autocast_dtype(scores.device.type)
         self._generators = _generators(scores.device) if given.get("dropout_p") else None
 
@@ -104,7 +102,8 @@ class ProbabilitiesRecipe:
         device = call.a.device
         with autocasting(device.type, self._autocast), self._same_noise(device):
             with torch.no_grad():
-                scores = self._strategy.forward(self._plan, call)[0]
+                backend = self._op.choose(call, (False, False, False))
+                scores = backend.forward(self._op.plan, call)[0]
             leaves = [scores.requires_grad_()]
             if mask is not None and mask.requires_grad:
                 mask = mask.detach().requires_grad_()

@@ -1,4 +1,4 @@
-"""Fused ops in graphs of ``torch.compile``: one call each, which chooses between int8 and float as in eager mode.
+"""Fused ops in graphs of ``torch.compile``: one call each, which chooses between codes and float as in eager mode.
 
 torch's compiler cannot trace codes, the memory that they lie in, or the timing that chooses between codes and floats.
 So it sees an opaque op from tensors to a tensor, and makes kernels for the ops between such calls.
@@ -16,10 +16,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from fractrain_fx.execution.simulated.arithmetic import Bound, Gradients, Needs
-from fractrain_fx.execution.simulated.strategy import Call, Contracted, Plan, Strategy
+from fractrain_fx.execution.arithmetic import Bound, Gradients, Needs
+from fractrain_fx.execution.plan import NOTHING_KEPT, Backend, Call, Computed, Kept, Plan
 
-__all__ = ["CalledStrategy", "Chooser", "number_of"]
+__all__ = ["CalledBackend", "Chooser", "number_of"]
 
 
 class Chooser(Protocol):
@@ -30,8 +30,8 @@ class Chooser(Protocol):
         """Everything about the op except its tensors."""
         ...
 
-    def chosen(self, plan: Plan, call: Call, needs: Needs) -> Strategy:
-        """How to compute a call whose tensors do not say which gradients they need."""
+    def choose(self, call: Call, needs: Needs) -> Backend:
+        """The backend that computes a call of which ``needs`` gradients will be asked."""
         ...
 
 
@@ -49,8 +49,8 @@ def number_of(chooser: Chooser) -> Int[Tensor, ""]:
 
 
 @dataclass(frozen=True)
-class CalledStrategy:
-    """The strategy that an op chooses, called through custom ops that torch's compiler does not trace.
+class CalledBackend:
+    """The backend that an op chooses, called through custom ops that torch's compiler does not trace.
 
     Only operands are saved for backward.
 
@@ -61,15 +61,17 @@ class CalledStrategy:
 
     number: Int[Tensor, ""]
     needs: Needs
+    name = "called"
 
-    def forward(self, plan: Plan, call: Call) -> Contracted:
+    def refuses(self, plan: Plan, call: Call, needs: Needs) -> str | None:
+        return None
+
+    def forward(self, plan: Plan, call: Call) -> Computed:
         # The compiler drops this product, of which only the size is read.
         size = plan.arithmetic.forward(Bound(call.a, call.b, call.added, plan.static)).shape
-        return torch.ops.fractrain_fx.forward_of(self.number, size, self.needs, *call.flatten()), None, None
+        return torch.ops.fractrain_fx.forward_of(self.number, size, self.needs, *call.flatten()), NOTHING_KEPT
 
-    def backward(
-        self, plan: Plan, call: Call, g: Tensor, saved: tuple[Tensor | None, Tensor | None], needs: Needs
-    ) -> Gradients:
+    def backward(self, plan: Plan, call: Call, g: Tensor, kept: tuple[Kept, Kept], needs: Needs) -> Gradients:
         found = torch.ops.fractrain_fx.backward_of(self.number, self.needs, needs, g, *call.flatten())
         places = itertools.count()
         of_a, of_b, of_added = (found[next(places)] if each else None for each in needs)
@@ -84,8 +86,8 @@ def _forward(
     tensors: Sequence[Tensor | None],
     measured_here: Sequence[bool],
 ) -> Tensor:
-    plan, strategy, call = _chosen(number, needed, tensors, measured_here)
-    return strategy.forward(plan, call)[0].contiguous()
+    plan, backend, call = _chosen(number, needed, tensors, measured_here)
+    return backend.forward(plan, call)[0].contiguous()
 
 
 @_forward.register_fake
@@ -108,8 +110,8 @@ def _backward(
     tensors: Sequence[Tensor | None],
     measured_here: Sequence[bool],
 ) -> list[Tensor]:
-    plan, strategy, call = _chosen(number, needed, tensors, measured_here)
-    found = strategy.backward(plan, call, g, (None, None), _needs(asked))
+    plan, backend, call = _chosen(number, needed, tensors, measured_here)
+    found = backend.backward(plan, call, g, NOTHING_KEPT, _needs(asked))
     return [each.contiguous() for each in found if each is not None]
 
 
@@ -127,9 +129,9 @@ def _(
 
 def _chosen(
     number: Tensor, needed: Sequence[bool], tensors: Sequence[Tensor | None], measured_here: Sequence[bool]
-) -> tuple[Plan, Strategy, Call]:
+) -> tuple[Plan, Backend, Call]:
     chooser, call = _choosers[int(number)], Call.unflatten(tensors, measured_here)
-    return chooser.plan, chooser.chosen(chooser.plan, call, _needs(needed)), call
+    return chooser.plan, chooser.choose(call, _needs(needed)), call
 
 
 def _needs(flags: Sequence[bool]) -> Needs:

@@ -7,21 +7,23 @@ again (``execution/remade.py``).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from fractrain_fx.execution.codes.choice import Int8Choice, needs_of
-from fractrain_fx.execution.compiled_call import CalledStrategy, number_of
+from fractrain_fx.execution.arithmetic import Arithmetic, Needs
+from fractrain_fx.execution.backends.codes import CodedProducts
+from fractrain_fx.execution.backends.cpu import CPU
+from fractrain_fx.execution.backends.cuda import CUDA
+from fractrain_fx.execution.backends.per_product import choice_gradient
+from fractrain_fx.execution.backends.plain import PLAIN
+from fractrain_fx.execution.compiled_call import CalledBackend, number_of
+from fractrain_fx.execution.plan import CALL_TENSORS, Backend, Call, Kept, Plan, Rounds, factor, range_of
 from fractrain_fx.execution.remade import Made, Maker
-from fractrain_fx.execution.simulated.arithmetic import Arithmetic, Needs
-from fractrain_fx.execution.simulated.operand import Factor, Rounds, factor
-from fractrain_fx.execution.simulated.per_product import PER_PRODUCT, choice_gradient
-from fractrain_fx.execution.simulated.short_path import weight_range
-from fractrain_fx.execution.simulated.strategy import CALL_TENSORS, FIRST, SECOND, SIMULATED, Call, Plan, Strategy
-from fractrain_fx.execution.torchao.linear import TorchaoLinear
+from fractrain_fx.execution.rounded import FIRST, SECOND
 from fractrain_fx.formats import ValueRange
 from fractrain_fx.nn.quantizers import ActivationQuantizer, GradientQuantizer, WeightQuantizer
 from fractrain_fx.nn.rounding import gradients_unrounded, refuse_create_graph
@@ -59,12 +61,14 @@ class FusedOp(nn.Module):
         first_factor, second_factor = (factor(each, arithmetic.order) for each in (first, second))
         self.plan = Plan(arithmetic, static, first_factor, second_factor, gradient.fmt, gradient.axis)
         """Everything about the op except its tensors."""
-        self.int8: Int8Choice | None = None
-        """The choice between int8 and float, if the pass ``UseInt8`` set one."""
-        self.torchao: TorchaoLinear | None = None
-        """The layer of torchao that computes the op instead, if the pass ``UseTorchao`` set one."""
+        self.backends: tuple[Backend, ...] = (CPU, CUDA, PLAIN)
+        """What may compute the op, best first; at each call the first that does not refuse it does."""
+        self.layer: Callable[[Tensor, Tensor, Tensor | None], Tensor] | None = None
+        """A layer of torchao that computes the op instead, with a gradient of its own."""
         self.maker: Maker | None = None
         """Can make the first factor again, if the pass ``RemakeOperands`` set it."""
+        self._used: str | None = None
+        self._refused: dict[str, str] = {}
         self._number = number_of(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -97,19 +101,48 @@ class FusedOp(nn.Module):
             added: the term that is added to the product.
             made: the value in whose memory ``a`` may lie, if it can be made again.
         """
-        if self.torchao is not None:
-            return self.torchao(a, b, added)
+        if self.layer is not None:
+            return self.layer(a, b, added)
         plan, compiling = self.plan, torch.compiler.is_compiling()
         a_choice, b_choice, call = self.call_of(controls, choice, ranges, seed, a, b, added)
-        strategy = self.simulated if self.int8 is None else self._strategy(self.int8, plan, call)
+        if compiling:
+            backend, call = self._traced(call)
+        else:
+            backend = self.choose(call, _needs_of(call))
         tensors, measured_here = call.flatten()
         tensors = [a_choice, b_choice, *tensors]
         if compiling:
             tensors = _told_apart(tensors)
         again = None if made is None or self.maker is None or compiling else self.maker.recipe_of(a, made)
         recipe, sources = (None, ()) if again is None else again
-        out: Tensor = _Fused.apply(*tensors, *sources, measured_here, plan, strategy, recipe)
+        out: Tensor = _Fused.apply(*tensors, *sources, measured_here, plan, backend, recipe)
         return out
+
+    def choose(self, call: Call, needs: Needs) -> Backend:
+        """The first backend that does not refuse a call of which ``needs`` gradients will be asked."""
+        refused: dict[str, str] = {}
+        for backend in self.backends:
+            reason = backend.refuses(self.plan, call, needs)
+            if reason is None:
+                self._used, self._refused = backend.name, refused
+                return backend
+            refused[backend.name] = reason
+        return PLAIN
+
+    @property
+    def used(self) -> str | None:
+        """The name of the backend that computed the last call in eager mode; ``None`` before one."""
+        return self._used
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """By name, why the backends that come before it did not."""
+        return dict(self._refused)
+
+    @property
+    def codes(self) -> CodedProducts | None:
+        """The backend of codes, if the op may have them."""
+        return next((each for each in self.backends if isinstance(each, CodedProducts)), None)
 
     def call_of(
         self,
@@ -123,27 +156,18 @@ class FusedOp(nn.Module):
     ) -> tuple[Tensor | None, Tensor | None, Call]:
         """The choices of both factors that get a gradient, and the tensors of a call with these arguments."""
         first, second, gradient = self._quantizers
-        plan = self.plan
-        ahead = not torch.compiler.is_compiling() and self.int8 is None and plan.by_kernels
-        a_choice, of_a = _rounds(first, controls[0], choice, ranges[0], a, plan.first if ahead else None, FIRST)
-        b_choice, of_b = _rounds(second, controls[1], choice, ranges[1], b, plan.second if ahead else None, SECOND)
+        a_choice, of_a = _rounds(first, controls[0], choice, ranges[0])
+        b_choice, of_b = _rounds(second, controls[1], choice, ranges[1])
         bits = gradient.bits_of(controls[2]) if self.training else None
         seed_here = gradient.seed_of(seed) if self.training else None
         return a_choice, b_choice, Call(a, b, added, of_a, of_b, bits, seed_here)
 
-    def chosen(self, plan: Plan, call: Call, needs: Needs) -> Strategy:
-        """How to compute a call whose tensors do not say which gradients they need."""
-        return self.simulated if self.int8 is None else self.int8.strategy(plan, call, needs)
-
-    @property
-    def simulated(self) -> Strategy:
-        """How the op multiplies in float."""
-        return PER_PRODUCT if self.plan.fmt.per_product else SIMULATED
-
-    def _strategy(self, int8: Int8Choice, plan: Plan, call: Call) -> Strategy:
-        if not torch.compiler.is_compiling():
-            return int8.strategy(plan, call)
-        return CalledStrategy(self._number, needs_of(call)) if _is_plain(call) else SIMULATED
+    def _traced(self, call: Call) -> tuple[Backend, Call]:
+        """The backend in a compiled graph. An op that may run on codes is one call, for which the graph measures."""
+        if self.codes is None or not _is_plain(call):
+            return PLAIN, call
+        within = call.of_b.within or self.plan.second.fmt.weight_range(call.b.detach(), dim=self.plan.second.channel)
+        return CalledBackend(self._number, _needs_of(call)), call._replace(of_b=Rounds(call.of_b.bits, within))
 
 
 def _is_plain(call: Call) -> bool:
@@ -176,41 +200,39 @@ def _of_choice(plan: Plan, call: Call, slot: int, g: Tensor) -> Tensor:
 
 
 def _rounds(
-    quantizer: Quantizer,
-    control: Tensor,
-    choice: Tensor | None,
-    within: ValueRange | None,
-    x: Tensor,
-    ahead: Factor | None,
-    slot: int,
+    quantizer: Quantizer, control: Tensor, choice: Tensor | None, within: ValueRange | None
 ) -> tuple[Tensor | None, Rounds]:
-    """A factor's choice, and how it is rounded; with ``ahead``, a weight may be rounded while it is measured."""
+    """A factor's choice, and how it is rounded."""
     if isinstance(quantizer, WeightQuantizer):
         if quantizer.frozen is not None:
             return None, Rounds(quantizer.frozen.bits, quantizer.frozen.within)
-        found = None if ahead is None else weight_range(ahead, x, control, slot)
-        return None, Rounds(control, found or quantizer.fmt.weight_range(x.detach(), dim=quantizer.dim))
-    assert within is not None
+        return None, Rounds(control, None)
     return (None if choice is None else quantizer.choice_of(choice)), Rounds(quantizer.bits_of(control), within)
 
 
+def _needs_of(call: Call) -> Needs:
+    """Which gradients a call will be asked for."""
+    return call.a.requires_grad, call.b.requires_grad, call.added is not None and call.added.requires_grad
+
+
 class _Fused(torch.autograd.Function):
-    """Inputs: the choices of both factors, the results of :meth:`Call.flatten`, the plan, the strategy and a recipe.
+    """Inputs: the choices of both factors, the results of :meth:`Call.flatten`, the plan, the backend and a recipe.
 
     The recipe makes the first factor again in backward from the sources, the tensors behind those of the call.
     """
 
     @staticmethod
     def forward(ctx: Any, a_choice: Tensor | None, b_choice: Tensor | None, *rest: Any) -> Tensor:
-        *tensors, ctx.measured_here, ctx.plan, ctx.strategy, ctx.recipe = rest
+        *tensors, ctx.measured_here, ctx.plan, ctx.backend, ctx.recipe = rest
         tensors, sources = tensors[:CALL_TENSORS], tensors[CALL_TENSORS:]
         call, plan = Call.unflatten(tensors, ctx.measured_here), ctx.plan
         ctx.choices = tuple(None if each is None else each.dtype for each in (a_choice, b_choice))
         ctx.types = call.a.dtype, call.b.dtype
-        out, of_first, of_second = ctx.strategy.forward(plan, call)
+        out, kept = ctx.backend.forward(plan, call)
         ctx.sources = len(sources)
         a = call.a if ctx.recipe is None else None
-        ctx.save_for_backward(a, call.b, *tensors[2:], of_first, of_second, *sources)
+        parts, ctx.kept_measured = _flattened(kept)
+        ctx.save_for_backward(a, *tensors[1:], *parts, *sources)
         # Detached: some products are views, and autograd forbids in-place ops on a view that a Function returns.
         detached: Tensor = out.detach()
         return detached
@@ -219,7 +241,8 @@ class _Fused(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         refuse_create_graph()
         tensors = list(ctx.saved_tensors)
-        of_first, of_second, *sources = tensors[CALL_TENSORS:]
+        kept = _unflattened(tensors[CALL_TENSORS : CALL_TENSORS + _KEPT], ctx.kept_measured)
+        sources = tensors[CALL_TENSORS + _KEPT :]
         del tensors[CALL_TENSORS:]
         if ctx.recipe is not None:
             tensors[0] = ctx.recipe.make(*sources)
@@ -229,7 +252,7 @@ class _Fused(torch.autograd.Function):
             call = call._replace(bits=None)
         needs = tuple(ctx.needs_input_grad[2:5])
         needs = (needs[0] or ctx.choices[0] is not None, needs[1] or ctx.choices[1] is not None, needs[2])
-        of_a, of_b, of_added = ctx.strategy.backward(plan, call, grads[0], (of_first, of_second), needs)
+        of_a, of_b, of_added = ctx.backend.backward(plan, call, grads[0], kept, needs)
         choices: list[Tensor | None] = [None, None]
         if ctx.choices[0] is not None and of_a is not None:
             choices[0] = _as(_of_choice(plan, call, FIRST, of_a), ctx.choices[0])
@@ -243,3 +266,20 @@ class _Fused(torch.autograd.Function):
             *[None] * (len(tensors) - 3),
             *[None] * (ctx.sources + 4),
         )
+
+
+_KEPT = 6  # tensors
+
+
+def _flattened(kept: tuple[Kept, Kept]) -> tuple[list[Tensor | None], tuple[bool, bool]]:
+    """The tensors of what is kept of both factors, and whether each range was measured on the factor."""
+    tensors: list[Tensor | None] = []
+    for values, within in kept:
+        tensors += [values, None, None] if within is None else [values, within.lo, within.span]
+    first, second = (within is not None and within.measured_here for _, within in kept)
+    return tensors, (first, second)
+
+
+def _unflattened(tensors: Sequence[Tensor | None], measured: tuple[bool, bool]) -> tuple[Kept, Kept]:
+    a, a_lo, a_span, b, b_lo, b_span = tensors
+    return Kept(a, range_of(a_lo, a_span, measured[0])), Kept(b, range_of(b_lo, b_span, measured[1]))

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from fractrain_fx.execution.autocast import autocast_dtype, autocasting
 from fractrain_fx.execution.blocks.original import Original
-from fractrain_fx.execution.simulated.strategy import autocast_dtype, autocasting
 from fractrain_fx.formats.scratch import Latest
 from fractrain_fx.nn.hooks import is_hooked
 

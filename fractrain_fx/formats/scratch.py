@@ -1,7 +1,4 @@
-"""Memory that all ops share for rounded copies, which live only while they are multiplied.
-
-The latest rounded copy stays for the next op that reads the same tensor (as queries, keys and values do).
-"""
+"""Memory that all ops share for rounded copies, which live only while they are multiplied."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from torch import Tensor
 
 from fractrain_fx.formats.bits import dense, readable, work_dtype
 
-__all__ = ["Latest", "Order", "forget_scratch", "scratch", "scratch_holds", "scratch_of"]
+__all__ = ["Latest", "Order", "scratch", "scratch_of"]
 
 Order = Literal["kept", "plain", "matrices", "channels last"]
 """How the values of a copy lie in memory: in the order of the original; contiguous; with the matrices of the last two
@@ -88,7 +85,6 @@ class _Kept(threading.local):
 
     def __init__(self) -> None:
         self.pieces: defaultdict[tuple[int, bool], _Piece] = defaultdict(_Piece)
-        self.holds: defaultdict[int, Latest] = defaultdict(Latest)
 
 
 _kept = _Kept()
@@ -116,7 +112,6 @@ def scratch_of(shape: Sequence[int], near: Tensor, slot: int) -> Tensor | None:
 
 def _lent(like: Tensor, slot: int, order: Order) -> Tensor | None:
     """A view of the thread's memory in the shape of ``like``."""
-    _kept.holds[slot].drop()
     piece = _kept.pieces[slot, like.dtype == torch.float64]
     shape = like.shape, like.stride(), order
     try:
@@ -128,14 +123,3 @@ def _lent(like: Tensor, slot: int, order: Order) -> Tensor | None:
         with torch.inference_mode(False), torch.no_grad():
             found = piece.views[shape] = piece.view(like, order)
         return found
-
-
-def scratch_holds(slot: int) -> Latest:
-    """A record of what a piece of the memory holds; :func:`scratch` clears it when it gives the memory out again."""
-    return _kept.holds[slot]
-
-
-def forget_scratch() -> None:
-    """Forget what this thread's memory holds. Sharded weights get new values without a new version."""
-    for held in _kept.holds.values():
-        held.drop()

@@ -11,17 +11,17 @@ from torch import nn
 
 from fractrain_fx.capture import RecordedModule
 from fractrain_fx.config import FracConfig
+from fractrain_fx.execution.backends.torchao import NUMERICS
 from fractrain_fx.execution.codes.timing import Tuner
 from fractrain_fx.execution.fused_op import FusedOp
 from fractrain_fx.execution.gathered import Gathered, ParameterGroup
 from fractrain_fx.execution.recomputed import Recomputed
-from fractrain_fx.execution.torchao.linear import NUMERICS
-from fractrain_fx.passes import execution_passes, fused_ops, not_on_int8, not_on_torchao, ops_of
+from fractrain_fx.passes import execution_passes, fused_ops, not_on_int8, not_on_torchao, ops_of, unfused
 from fractrain_fx.passes.execute.segments import Segment, chain, cut
 from fractrain_fx.passes.execute.shared_code import SharedCode
 from fractrain_fx.passes.graph.run import run_passes
 
-__all__ = ["GroupsOf", "Running", "Wrapping"]
+__all__ = ["GroupsOf", "OpBackend", "Running", "Wrapping"]
 
 GroupsOf = Callable[[Segment], Sequence[ParameterGroup]]
 """Finds the groups of sharded parameters that a segment reads."""
@@ -39,6 +39,18 @@ class Wrapping(NamedTuple):
     checkpoint: Mapping[str, Any] | None = None
     groups_of: GroupsOf | None = None
     compiler: Mapping[str, Any] | None = None
+
+
+class OpBackend(NamedTuple):
+    """What computed an op when it ran last.
+
+    Attributes:
+        backend: its name; ``quantizers`` if the op runs as the graph shows it; ``None`` before it ran in eager mode.
+        refused: by name, why quicker backends did not.
+    """
+
+    backend: str | None
+    refused: dict[str, str]
 
 
 class Running:
@@ -113,6 +125,24 @@ class Running:
         assert held is not None
         return held[1]
 
+    def backends(self) -> dict[str, OpBackend]:
+        """What computes each quantized op, by name: see :meth:`fractrain_fx.FracModel.backends`."""
+        shown, config = self._shown, self._config
+        names = [op.name for _, op in ops_of(shown.graph) if op.precision.mode not in ("float", "uncounted")]
+        apart = unfused(shown)
+        never = {"codes": not_on_int8(shown, config), "torchao": not_on_torchao(shown, config)}
+        found: dict[str, OpBackend] = {}
+        for name in names:
+            refused = {backend: reasons[name] for backend, reasons in never.items() if name in reasons}
+            op = self.fused.get(name)
+            if op is None:
+                found[name] = OpBackend("quantizers", refused | {"fused": apart.get(name, "is not fused")})
+            elif op.layer is not None:
+                found[name] = OpBackend("torchao", refused)
+            else:
+                found[name] = OpBackend(op.used, refused | op.refused)
+        return found
+
     def kernels(self) -> dict[str, str]:
         """How each quantized op multiplies, by name: see :meth:`fractrain_fx.FracModel.kernels`."""
         shown, config = self._shown, self._config
@@ -121,7 +151,7 @@ class Running:
             apart = not_on_torchao(shown, config)
             return {name: apart.get(name) or NUMERICS[config.torchao] for name in names}
         left_out = not_on_int8(shown, config)
-        ran = {name: op.int8.kernel for name, op in self.fused.items() if op.int8 is not None}
+        ran = {name: op.codes.kernel for name, op in self.fused.items() if op.codes is not None}
         return {name: left_out.get(name) or ran.get(name) or "float" for name in names}
 
 

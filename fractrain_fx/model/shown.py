@@ -16,6 +16,7 @@ from fractrain_fx.config import FracConfig
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.engine.course import Stage, run_of
 from fractrain_fx.errors import InputError
+from fractrain_fx.model.executed import OpBackend
 from fractrain_fx.model.state import ModelState
 from fractrain_fx.nn.bits import stage_of
 from fractrain_fx.nn.cost import Cost
@@ -75,6 +76,10 @@ class Shown(nn.Module):
         With torchao: the number types in which it computes the op, or the reason the op stays simulated.
         """
         return self._state.running[True].kernels()
+
+    def backends(self) -> dict[str, OpBackend]:
+        """What computed each quantized op in the last training step, by name, and why quicker backends did not."""
+        return self._state.running[True].backends()
 
     @property
     def leaves(self) -> Mapping[str, str]:

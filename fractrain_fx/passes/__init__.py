@@ -11,14 +11,13 @@ from fractrain_fx.passes.analyse.macs import Macs
 from fractrain_fx.passes.analyse.precision import DecidePrecision
 from fractrain_fx.passes.analyse.separate import FindSeparableBlocks
 from fractrain_fx.passes.analyse.shapes import Shapes
+from fractrain_fx.passes.execute.backend import ChooseBackend, not_on_int8, not_on_torchao
 from fractrain_fx.passes.execute.dispatch import Dispatch, undispatched
 from fractrain_fx.passes.execute.fuse import Fuse, fused_ops, unfused
 from fractrain_fx.passes.execute.fuse_skips import FuseSkips
-from fractrain_fx.passes.execute.int8 import UseInt8, not_on_int8
 from fractrain_fx.passes.execute.memory_format import ChannelsLast
 from fractrain_fx.passes.execute.relu import ReplaceReLUs
 from fractrain_fx.passes.execute.remake import RemakeOperands
-from fractrain_fx.passes.execute.torchao import UseTorchao, not_on_torchao
 from fractrain_fx.passes.graph.facts import (
     FIXED_BATCH,
     TRAINED,
@@ -44,6 +43,7 @@ __all__ = [
     "Block",
     "Blocks",
     "ChannelsLast",
+    "ChooseBackend",
     "DecidePrecision",
     "Decision",
     "Dispatch",
@@ -63,8 +63,6 @@ __all__ = [
     "RemakeOperands",
     "ReplaceReLUs",
     "Shapes",
-    "UseInt8",
-    "UseTorchao",
     "analysis_passes",
     "blocks_of",
     "controller_size",
@@ -112,10 +110,7 @@ def execution_passes(config: FracConfig, tuner: Tuner | None = None, place: str 
     passes: list[PassBase] = [Fuse(), ReplaceReLUs()]
     if config.memory_format == "auto":
         passes.append(ChannelsLast())
-    if config.lowers:
-        passes.append(UseInt8(config, tuner or Tuner.of(config)))
-    if config.torchao is not None:
-        passes.append(UseTorchao(config.torchao))
+    passes.append(ChooseBackend(config, tuner))
     if config.dispatches:
         passes.append(Dispatch(config.dispatch_from, place))
     return [*passes, RemakeOperands(), FuseSkips()]

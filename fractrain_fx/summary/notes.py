@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fractrain_fx.config import CODE_BITS, SCALE_BITS, Torchao
+from fractrain_fx.execution.backends.torchao import NUMERICS
 from fractrain_fx.execution.codes.timing import lacks_products
-from fractrain_fx.execution.torchao.devices import refusal, slow
-from fractrain_fx.execution.torchao.linear import NUMERICS
+from fractrain_fx.execution.torchao_devices import refusal, slow
 from fractrain_fx.model import FracModel
 from fractrain_fx.native.choice import uses_triton
 from fractrain_fx.passes import fixed_batch, not_on_int8, not_on_torchao, undispatched

@@ -17,8 +17,7 @@ from torch.nn import functional as F
 
 from fractrain_fx import FracConfig, FracModel, Precision, fractrainify
 from fractrain_fx.execution.fused_op import FusedOp
-from fractrain_fx.execution.simulated.operand import Rounds
-from fractrain_fx.execution.simulated.strategy import Call
+from fractrain_fx.execution.plan import Call, Rounds
 from fractrain_fx.formats import ValueRange
 from fractrain_fx.passes import fused_ops
 from tests.products import needs_kernels

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fractrain_fx.formats.scratch import Latest, scratch, scratch_holds
+from fractrain_fx.formats.scratch import Latest
 
 
 def test_a_result_is_found_for_the_same_tensor_made_in_the_same_way() -> None:
@@ -35,13 +35,3 @@ def test_nothing_is_kept_where_writes_leave_no_trace() -> None:
         x = torch.ones(3)
         latest.keep(x, "how", 5)
         assert latest.of(x, "how") is None
-
-
-def test_memory_that_is_given_out_again_holds_nothing() -> None:
-    x = torch.randn(4, 5)
-    scratch_holds(0).keep(x, "how", scratch(x, 0))
-    assert scratch_holds(0).of(x, "how") is not None
-    scratch(torch.randn(2), 1)
-    assert scratch_holds(0).of(x, "how") is not None, "another piece"
-    scratch(torch.randn(2), 0)
-    assert scratch_holds(0).of(x, "how") is None

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fractrain_fx import Engine, FracConfig, fractrainify
 from fractrain_fx.config import Rounding
-from fractrain_fx.formats.scratch import Order, forget_scratch, scratch, scratch_holds
+from fractrain_fx.formats.scratch import Order, scratch
 from tests.residual import Residual
 
 
@@ -66,11 +66,3 @@ def test_training_goes_on_after_larger_batches_in_inference_mode(rounding: Round
         model.eval()(x)
     engine.loss(model.train()(x).square().mean()).backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
-
-
-def test_a_model_forgets_at_each_call_what_the_memory_holds() -> None:
-    x = torch.ones(3)
-    scratch_holds(7).keep(x, "how", 1)
-    assert scratch_holds(7).of(x, "how") == 1
-    forget_scratch()  # FSDP writes new weights into gathered tensors without raising their version
-    assert scratch_holds(7).of(x, "how") is None

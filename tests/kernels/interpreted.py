@@ -9,17 +9,25 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from fractrain_fx.execution.arithmetic import Bound, Linear
+from fractrain_fx.execution.backends import cuda
+from fractrain_fx.execution.backends.cuda import CUDA
+from fractrain_fx.execution.plan import Call, Factor, Plan, Rounds
 from fractrain_fx.formats import ValueRange
 from fractrain_fx.formats.affine import AffineFormat, measure
 from fractrain_fx.formats.affine.gate_gradient import affine_gains
 from fractrain_fx.formats.affine.rounding import _anywhere
 from fractrain_fx.formats.noise import hashed
+from fractrain_fx.kernels.formats import AffineByKernels
 from fractrain_fx.kernels.triton import calls
+from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.nn.ranges import RunningRange
 
 NAN, INF = float("nan"), float("inf")
@@ -129,3 +137,29 @@ def test_a_running_range_moves_as_the_plain_operations_move_it() -> None:
         calls.move_by_triton(ends, (lo, span, seen), 1 - plain.keep)
         torch.testing.assert_close((lo, span), (plain.lo, plain.span))
         assert bool(seen) and lo._version > before  # autograd sees the write
+
+
+@pytest.mark.parametrize("bits", [4, [3, 0, 32, 6]])
+@pytest.mark.parametrize("width", [12, 300])
+def test_a_product_by_the_backend_is_that_of_the_kernels_one_by_one(
+    bits: int | list[int], width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda, "has_triton", lambda *_: True)
+    fmt, axis = AffineByKernels(), BatchAxis()
+    factors = Factor(fmt, (), axis, "matrices"), Factor(fmt, (), axis, "matrices", True, 0)
+    plan = Plan(Linear(), (), *factors, fmt, axis)
+    a, b, added, g = (torch.randn(*shape) for shape in ((4, 5, width), (width, width), (width,), (4, 5, width)))
+    of_a, seed = Rounds(torch.tensor(bits), measure(a)), torch.tensor(7)
+    call = Call(a, b, added, of_a, Rounds(torch.tensor(6), None), torch.tensor(bits), seed)
+    assert CUDA.refuses(plan, call, (True, True, True)) is None
+    out, kept = CUDA.forward(plan, call)
+    expanded = axis.expand(torch.tensor(bits), a.shape)
+    x = _anywhere(a, expanded, measure(a), False, None)
+    w = _anywhere(b, torch.tensor(6), measure(b, 0), False, None)
+    assert torch.equal(out, F.linear(x, w, added))
+    rounded = calls.round_by_triton(g, expanded, measure(g), noise=7, erase=True)
+    assert rounded is not None
+    wanted = Linear().backward(rounded, Bound(x, w, added), (True, True, True))
+    for ours, theirs in zip(CUDA.backward(plan, call, g, kept, (True, True, True)), wanted, strict=True):
+        assert ours is not None and theirs is not None and torch.equal(ours, theirs)
+    assert "gradient_grid" in str(CUDA.refuses(replace(plan, fmt=AffineByKernels("zero")), call, (True, True, True)))

@@ -36,11 +36,11 @@ def copied(model: FracModel) -> RecordedModule:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"method": "float"}, "Fuse ReplaceReLUs ChannelsLast RemakeOperands FuseSkips"),
-        ({"method": "fractrain", "execution": "simulate"}, "Fuse ReplaceReLUs ChannelsLast RemakeOperands FuseSkips"),
-        ({"method": "fractrain", "execution": "auto"}, "Fuse ReplaceReLUs ChannelsLast UseInt8 Dispatch " + LAST),
-        ({"method": "static", "memory_format": "preserve"}, "Fuse ReplaceReLUs RemakeOperands FuseSkips"),
-        ({"method": "static", "execution": "torchao-int8"}, "Fuse ReplaceReLUs ChannelsLast UseTorchao " + LAST),
+        ({"method": "float"}, "Fuse ReplaceReLUs ChannelsLast ChooseBackend " + LAST),
+        ({"method": "fractrain", "execution": "simulate"}, "Fuse ReplaceReLUs ChannelsLast ChooseBackend " + LAST),
+        ({"method": "fractrain", "execution": "auto"}, "Fuse ReplaceReLUs ChannelsLast ChooseBackend Dispatch " + LAST),
+        ({"method": "static", "memory_format": "preserve"}, "Fuse ReplaceReLUs ChooseBackend " + LAST),
+        ({"method": "static", "execution": "torchao-int8"}, "Fuse ReplaceReLUs ChannelsLast ChooseBackend " + LAST),
     ],
 )
 def test_a_configuration_says_what_makes_the_copy_that_runs(options: dict[str, str], expected: str) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fractrain_fx.execution.simulated.strategy import autocast_dtype
+from fractrain_fx.execution.autocast import autocast_dtype
 from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.nn.quantizers import picked
 from fractrain_fx.nn.ranges import RunningRange

@@ -15,8 +15,8 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torch.nn import functional as F
 
-from fractrain_fx.execution.simulated.arithmetic import Bound, summed_to
-from fractrain_fx.execution.simulated.strategy import Plan
+from fractrain_fx.execution.arithmetic import Bound, summed_to
+from fractrain_fx.execution.plan import Plan
 from fractrain_fx.native import kernels
 from fractrain_fx.nn.batch_axis import BatchAxis
 

@@ -10,11 +10,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fractrain_fx.config import CODE_BITS
-from fractrain_fx.execution.codes.layout import Layout
-from fractrain_fx.execution.simulated.strategy import Call, Plan
+from fractrain_fx.config.precision import FLOAT_BITS
+from fractrain_fx.execution.codes.layout import Codes, Layout
+from fractrain_fx.execution.plan import Call, Plan
 from fractrain_fx.nn.batch_axis import BatchAxis
 
-__all__ = ["GRADIENT_BITS", "RowBits", "both_coded", "has_codes", "select_rows", "spread"]
+__all__ = ["GRADIENT_BITS", "RowBits", "both_coded", "has_codes", "select_rows", "spread", "widths"]
 
 # Bits of a gradient that its code of two bytes can hold.
 GRADIENT_BITS = 16
@@ -61,6 +62,26 @@ class RowBits:
         for fw, bw in wanted:
             yield has_codes(fw), (numbers == kinds.index((fw, bw))).nonzero().flatten()
 
+    def without_others(self, plan: Plan, call: Call, g: Tensor, codes: Codes) -> Codes:
+        """The codes of a gradient, with scale 0 in the rows that are multiplied in float (rows of 0 bits have it)."""
+        others = [bw != 0 and not both_coded(fw, bw) for fw, bw in self.pairs()]
+        if not any(others):
+            return codes
+        rows = self.by_row(plan, call, g, torch.tensor(others), len(codes.codes))
+        return codes._replace(scale=spread(codes.scale, len(rows)).masked_fill(rows, 0))
+
+    def refuses(self, plan: Plan, call: Call) -> str | None:
+        """The reason why operands of these bits and shapes have no codes; ``None`` if they have."""
+        w = widths(call.of_b.bits)
+        if not all(map(has_codes, w)) or not any(map(has_codes, self.fw)):
+            return f"operands of {self.fw[0]} and {w[0]} bits have no 8-bit codes"
+        if not all(has_codes(bits) or bits in (0, FLOAT_BITS) for bits in self.fw):
+            return f"an activation of {max(set(self.fw) - {FLOAT_BITS})} bits has no 8-bit codes"
+        if len(self.bw) > 1 and 1 < len(self.fw) != len(self.bw):
+            return "its output has other samples than its input"
+        samples: list[BatchAxis] = [plan.first.axis] * (len(self.fw) > 1) + [plan.axis] * (len(self.bw) > 1)
+        return self.layout.refuses(call.a.shape, call.b.shape, samples)
+
     def pairs(self) -> list[tuple[int, int]]:
         """Bits of activation and gradient: one pair for all, or one for each sample."""
         samples = max(len(self.fw), len(self.bw))
@@ -94,3 +115,8 @@ def select_rows(x: Tensor, rows: Int[Tensor, " some"] | None) -> Tensor:
 def spread(ends: Float[Tensor, " runs"], rows: int) -> Float[Tensor, " rows"]:
     """One number for each row, from one for each of several equal runs of rows."""
     return ends.expand(rows) if ends.numel() == 1 else ends.repeat_interleave(rows // len(ends))
+
+
+def widths(bits: Tensor) -> tuple[int, ...]:
+    """One width, or one for each sample."""
+    return tuple(bits.flatten().tolist())

@@ -8,20 +8,48 @@ import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import NamedTuple
 
 import torch
 
 from fractrain_fx.config import FracConfig, Kernels, Rounding
 from fractrain_fx.execution.codes.kept import keep, recall
+from fractrain_fx.formats.scratch import Order
 from fractrain_fx.native import kernels
 from fractrain_fx.native.choice import choose_rounding
 
-__all__ = ["Timing", "Tuner", "lacks_products"]
+__all__ = ["Timing", "TimingKey", "Tuner", "lacks_products"]
 
 _log = logging.getLogger(__name__)
 
 # Timed runs of each form, after one to warm up.
 _RUNS = 3
+
+
+class TimingKey(NamedTuple):
+    """Everything that the time of the form on codes and of the form in float depends on.
+
+    Attributes:
+        layout: how the contraction is a product of rows.
+        rows: rows of the output, rounded up to a power of two.
+        outputs, inner: output channels, and values in a row of the activation.
+        gated: whether samples have bits of their own.
+        widths: bits of activation, weight and gradient: the kernels take less time for fewer. Bits that samples choose
+            are not told apart, because they may change in each step.
+        needs: which gradients are asked for.
+        order: the order in memory of the rounded activation in float.
+        dtype: type of the result.
+    """
+
+    layout: object
+    rows: int
+    outputs: int
+    inner: int
+    gated: bool
+    widths: tuple[int, int, int]
+    needs: tuple[bool, bool, bool]
+    order: Order
+    dtype: torch.dtype
 
 
 @dataclass(frozen=True)

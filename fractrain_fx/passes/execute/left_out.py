@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from torch.fx import GraphModule, Node
 
+from fractrain_fx.execution.arithmetic import Arithmetic
 from fractrain_fx.execution.fused_op import FusedOp
-from fractrain_fx.execution.simulated.arithmetic import Arithmetic
 from fractrain_fx.passes.execute.fuse import unfused
 from fractrain_fx.passes.graph.arithmetic import arithmetic_of
 from fractrain_fx.passes.graph.contractions import OPAQUE_KINDS, contraction, operand

@@ -14,10 +14,10 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from fractrain_fx.capture import changes_operands
 from fractrain_fx.errors import PassError
+from fractrain_fx.execution.arithmetic import Convolution
 from fractrain_fx.execution.blocks.maskless_relu import MasklessReLU
 from fractrain_fx.execution.fused_op import FusedOp
-from fractrain_fx.execution.simulated.arithmetic import Convolution
-from fractrain_fx.execution.simulated.strategy import with_channels_last
+from fractrain_fx.execution.plan import with_channels_last
 from fractrain_fx.passes.execute.fuse import require_fused
 from fractrain_fx.passes.graph.aliases import base, is_view, memory_of
 from fractrain_fx.passes.graph.contractions import contraction, function_name, operand

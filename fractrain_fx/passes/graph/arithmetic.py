@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.fx import Node
 
-from fractrain_fx.execution.simulated.arithmetic import (
+from fractrain_fx.execution.arithmetic import (
     AddMatMul,
     Arithmetic,
     Bound,

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from fractrain_fx import FracConfig, FracModel, GateConfig, Precision, fractrainify
 from fractrain_fx.config import GateGradient, Rounding
-from fractrain_fx.execution.simulated import short_path as by_kernels
+from fractrain_fx.execution.backends import cpu
 from fractrain_fx.formats.affine import format as affine
 from fractrain_fx.passes import facts, unfused
 from tests.models import build
@@ -156,7 +156,7 @@ def test_layers_that_read_one_tensor_round_it_once(rounding: Rounding, monkeypat
     model = fractrainify(Heads(), config=config, example_inputs=(x,), check=False)
     expected = step(model, x, shown=True)
     rounded: list[int] = []
-    place, name = (by_kernels, "round_compiled") if rounding == "compiled" else (affine, "round_affine")
+    place, name = (cpu, "round_compiled") if rounding == "compiled" else (affine, "round_affine")
     plain = getattr(place, name)
 
     def counted(x: Tensor, *args: Any, **options: Any) -> Tensor:

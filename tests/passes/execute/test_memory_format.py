@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fractrain_fx import FracConfig, FracModel, fractrainify
 from fractrain_fx.config import MemoryFormat, Rounding
 from fractrain_fx.execution.fused_op import FusedOp
-from fractrain_fx.execution.simulated.strategy import convolves_channels_last
+from fractrain_fx.execution.plan import convolves_channels_last
 from fractrain_fx.passes import fused_ops
 
 LAST = torch.channels_last

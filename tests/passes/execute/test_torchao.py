@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from fractrain_fx import FracConfig, FracModel, Pin, Precision, fractrainify, plan, summarize
 from fractrain_fx.errors import ConfigError, ModelError
-from fractrain_fx.execution.torchao import linear as swapped
-from fractrain_fx.execution.torchao.linear import NUMERICS
+from fractrain_fx.execution.backends import torchao as swapped
+from fractrain_fx.execution.backends.torchao import NUMERICS
 from fractrain_fx.passes import not_on_torchao
 from tests.swapping import KINDS, place
 
@@ -202,7 +202,7 @@ def test_every_other_op_stays_simulated_and_says_why() -> None:
     assert list(kernels.values()).count("multiplies two activations") == 2
     assert list(kernels.values()).count(kernels["point"]) == 2
     fused = model._state.running[True].fused
-    assert {name for name, op in fused.items() if op.torchao is not None} == {"taken", "odd"}
+    assert {name for name, op in fused.items() if op.layer is not None} == {"taken", "odd"}
     wide = _made("torchao-float8", _Mixed(), x, pins=(Pin("pinned", Precision(8, 8)),))
     assert not_on_torchao(wide.graph_module, wide.frac_config)["odd"] == (
         "its weight is 10x16, and float8 takes multiples of 16 only"

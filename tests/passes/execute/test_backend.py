@@ -172,7 +172,7 @@ def test_kernels_multiply_without_units_for_bytes(
 
 def test_the_form_is_timed_in_the_first_training_step_only() -> None:
     model, x = _made(method="static", execution="auto"), torch.randn(8, 64)
-    tuner = model._state.running[True].fused["layers.0.wide"].int8.tuner
+    tuner = model._state.running[True].fused["layers.0.wide"].codes.tuner
     model(x).sum().backward()
     # Blocks are alike; the two layers of one are not.
     assert len(tuner.timings) == 2 and set(model.kernels().values()) <= {"float", "int8"}
@@ -191,12 +191,12 @@ def test_other_widths_are_timed_anew() -> None:
     for precision in (Precision(3, 6), Precision(8, 8), Precision(3, 6)):
         model.set_precision(precision)
         model(torch.randn(8, 64)).sum().backward()
-    assert len(model._state.running[True].fused["layers.0.wide"].int8.tuner.timings) == 4
+    assert len(model._state.running[True].fused["layers.0.wide"].codes.tuner.timings) == 4
 
 
 def _timed(model: FracModel) -> set[str]:
     """What the timings of a model say."""
-    tuner = model._state.running[True].fused["layers.0.wide"].int8.tuner
+    tuner = model._state.running[True].fused["layers.0.wide"].codes.tuner
     return {"int8" if timing.int8 else "float" for timing in tuner.timings.values()}
 
 
@@ -243,3 +243,24 @@ def test_a_copy_runs_like_its_original() -> None:
     model, x = _made(method="pfq", execution="auto", kernels="int8"), torch.randn(4, 64)
     wanted = _seeded(model, x)
     assert torch.equal(_seeded(copy.deepcopy(model), x), wanted)
+
+
+def test_the_table_says_what_computed_each_op_and_why_quicker_backends_did_not() -> None:
+    x = torch.randn(4, 64)
+    coded = _made(method="pfq", execution="auto", kernels="int8")
+    assert {each.backend for each in coded.backends().values()} == {None}
+    coded(x).sum().backward()
+    assert {each.backend for each in coded.backends().values()} == {"codes"}
+    coded.set_precision(Precision(16, 16))
+    coded(x).sum().backward()
+    backend, refused = coded.backends()["layers.0.wide"]
+    assert backend == "cpu" and refused == {"codes": "operands of 16 and 16 bits have no 8-bit codes"}
+    coded.double()(x.double()).sum().backward()
+    backend, refused = coded.backends()["layers.0.wide"]
+    assert backend == "plain" and refused.keys() == {"codes", "cpu", "cuda"} and "float64" in refused["codes"]
+    eager = _made(method="pfq", rounding="eager")
+    eager(x).sum().backward()
+    assert set(map(tuple, ((each.backend, *each.refused) for each in eager.backends().values()))) == {("plain",)}
+    mixed = _made(_Mixed(), torch.randn(2, 3, 8, 8), method="pfq", execution="auto", kernels="int8")
+    mixed(torch.randn(2, 3, 8, 8)).sum().backward()
+    assert mixed.backends()["grouped"] == ("cpu", {"codes": "convolves groups of channels"})

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from fractrain_fx.execution.simulated.arithmetic import Arithmetic, Convolution, Einsum, Linear
+from fractrain_fx.execution.arithmetic import Arithmetic, Convolution, Einsum, Linear
 
 __all__ = ["Dims", "Summed", "of_first", "of_output", "of_second", "positions"]
 

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from fractrain_fx.config import Torchao
 from fractrain_fx.errors import ConfigError
-from fractrain_fx.execution.simulated.strategy import autocast
-from fractrain_fx.execution.torchao.devices import refusal
+from fractrain_fx.execution.autocast import autocast
+from fractrain_fx.execution.torchao_devices import refusal
 from fractrain_fx.nn.rounding import refuse_create_graph
 
 __all__ = ["MULTIPLES", "NUMERICS", "TorchaoLinear"]

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from fractrain_fx.execution.codes.choice import Int8Choice
+from fractrain_fx.execution.arithmetic import AddMatMul, Arithmetic, Convolution, Linear, MatMul
+from fractrain_fx.execution.backends.codes import CodedProducts
+from fractrain_fx.execution.codes.encode import encode_gradient
 from fractrain_fx.execution.codes.layout import Convolved, Features, Layout
-from fractrain_fx.execution.codes.product import Coded
+from fractrain_fx.execution.codes.rows import RowBits
 from fractrain_fx.execution.codes.timing import Tuner
 from fractrain_fx.execution.fused_op import FusedOp
-from fractrain_fx.execution.simulated.arithmetic import AddMatMul, Arithmetic, Convolution, Linear, MatMul
-from fractrain_fx.execution.simulated.operand import Rounds
-from fractrain_fx.execution.simulated.strategy import Call
+from fractrain_fx.execution.plan import Call, Rounds
 from fractrain_fx.formats import ValueRange
 from fractrain_fx.kernels.formats import AffineByKernels
 from fractrain_fx.nn.batch_axis import BatchAxis
@@ -93,7 +93,7 @@ _CASES: dict[str, Case] = {
 def _op(case: Case, quantizers: Sequence[Any], low: bool) -> FusedOp:
     op = FusedOp(case[0], case[1], *quantizers)
     if low:
-        op.int8 = Int8Choice("op", case[2], Tuner("int8", "compiled"))
+        op.backends = (CodedProducts("op", case[2], Tuner("int8", "compiled")), *op.backends)
     return op
 
 
@@ -132,7 +132,7 @@ def _results(
         out = op(controls, choice, (quantizers[0].range(a), None), torch.tensor(5), a, b, added)
     upstream = slope * torch.randn(out.shape) * torch.rand(len(out), *[1] * (out.ndim - 1)).exp()
     out.backward(upstream.bfloat16().to(out.dtype))
-    assert op.int8 is None or op.int8.kernel == "int8"
+    assert op.used == ("codes" if low else "cpu" if half is None else "plain")
     found = [out, *(x if x is None else x.grad for x in (a, b, added, choice))]
     return [torch.zeros(1) if x is None else x for x in found]
 
@@ -229,7 +229,7 @@ def test_the_rounded_gradient_is_that_of_the_simulation_bit_for_bit(bits: list[i
     rounds = Rounds(torch.tensor(0.0), ValueRange(*torch.zeros(2)))
     widths = torch.tensor(bits) if len(bits) > 1 else torch.tensor(bits[0])
     call = Call(None, None, None, rounds, rounds, widths, seed)
-    coded = Coded(Features(), (8,), tuple(bits))._gradient(op.plan, call, g, values=True)
+    coded = encode_gradient(RowBits(Features(), (8,), tuple(bits)), op.plan, call, g, values=True)
     assert coded is not None and torch.equal(coded[1], rounded_gradient(fmt, g, widths, BatchAxis(), seed))
 
 

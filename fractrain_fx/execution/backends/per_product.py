@@ -1,4 +1,7 @@
-"""A fused op whose format rounds a tensor anew for each of the three products: forward, and the two gradients."""
+"""A product in a format that rounds a tensor anew for each of the three products: forward, and the two gradients.
+
+The first factor is ``x`` and the second is ``w``, unless the first is the op's weight.
+"""
 
 from __future__ import annotations
 
@@ -8,55 +11,49 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fractrain_fx.execution.simulated.arithmetic import Bound, Gradients, Needs
-from fractrain_fx.execution.simulated.axes import Dims, of_first, of_output, of_second, positions
-from fractrain_fx.execution.simulated.operand import Factor, Rounds
-from fractrain_fx.execution.simulated.strategy import FIRST, SECOND, Call, Contracted, Plan, contract
+from fractrain_fx.execution.arithmetic import Bound, Gradients, Needs
+from fractrain_fx.execution.axes import Dims, of_first, of_output, of_second, positions
+from fractrain_fx.execution.plan import NOTHING_KEPT, Call, Computed, Factor, Plan, Rounds, contract
+from fractrain_fx.execution.rounded import FIRST, SECOND
 from fractrain_fx.formats import Operand
 from fractrain_fx.formats.bits import of_options, put_where, sum_of_samples, work_dtype
 from fractrain_fx.formats.noise import APART, draw_seed
 from fractrain_fx.nn.rounding import gradients_unrounded, of_mean_loss
 
-__all__ = ["PER_PRODUCT", "PerProduct", "choice_gradient"]
+__all__ = ["backward", "choice_gradient", "forward"]
 
 ProductName = Literal["forward", "input_gradient", "weight_gradient"]
 
 
-class PerProduct:
-    """Rounded values in float, with six operands for three products.
+def forward(plan: Plan, call: Call) -> Computed:
+    """Round both factors for the forward product, and multiply."""
+    first, second = _forward_factors(plan, call)
+    return contract(plan, call, first, second), NOTHING_KEPT
 
-    The first factor is ``x`` and the second is ``w``, unless the first is the op's weight. What is added to the product
-    gets the sum of the unrounded output gradient.
+
+def backward(plan: Plan, call: Call, g: Tensor, needs: Needs) -> Gradients:
+    """Round the output's gradient and one factor for each of two products.
+
+    What is added to the product gets the sum of the unrounded output gradient.
     """
-
-    def forward(self, plan: Plan, call: Call) -> Contracted:
-        first, second = _forward_factors(plan, call)
-        return contract(plan, call, first, second), None, None
-
-    def backward(
-        self, plan: Plan, call: Call, g: Tensor, saved: tuple[Tensor | None, Tensor | None], needs: Needs
-    ) -> Gradients:
-        arithmetic, static = plan.arithmetic, plan.static
-        if gradients_unrounded():
-            first, second = (each.to(g.dtype) for each in _forward_factors(plan, call))
-            return arithmetic.backward(g, Bound(first, second, call.added, static), needs)
-        g = _without_skipped(plan, call, g)
-        # Under autocast the product was taken in a half type, and so are its gradients.
-        a, b = call.a.to(g.dtype), call.b.to(g.dtype)
-        seed = draw_seed(g.device) if call.seed is None and call.bits is not None else call.seed
-        of_a = of_b = of_added = None
-        if needs[0]:
-            error, other = _gradient_operands(plan, call, g, SECOND, seed)
-            of_a = arithmetic.backward(error, Bound(a, other, call.added, static), (True, False, False))[0]
-        if needs[1]:
-            error, other = _gradient_operands(plan, call, g, FIRST, seed)
-            of_b = arithmetic.backward(error, Bound(other, b, call.added, static), (False, True, False))[1]
-        if needs[2]:
-            of_added = arithmetic.backward(g, Bound(a, b, call.added, static), (False, False, True))[2]
-        return of_a, of_b, of_added
-
-
-PER_PRODUCT = PerProduct()
+    arithmetic, static = plan.arithmetic, plan.static
+    if gradients_unrounded():
+        first, second = (each.to(g.dtype) for each in _forward_factors(plan, call))
+        return arithmetic.backward(g, Bound(first, second, call.added, static), needs)
+    g = _without_skipped(plan, call, g)
+    # Under autocast the product was taken in a half type, and so are its gradients.
+    a, b = call.a.to(g.dtype), call.b.to(g.dtype)
+    seed = draw_seed(g.device) if call.seed is None and call.bits is not None else call.seed
+    of_a = of_b = of_added = None
+    if needs[0]:
+        error, other = _gradient_operands(plan, call, g, SECOND, seed)
+        of_a = arithmetic.backward(error, Bound(a, other, call.added, static), (True, False, False))[0]
+    if needs[1]:
+        error, other = _gradient_operands(plan, call, g, FIRST, seed)
+        of_b = arithmetic.backward(error, Bound(other, b, call.added, static), (False, True, False))[1]
+    if needs[2]:
+        of_added = arithmetic.backward(g, Bound(a, b, call.added, static), (False, False, True))[2]
+    return of_a, of_b, of_added
 
 
 def choice_gradient(plan: Plan, call: Call, slot: int, g: Tensor) -> Tensor:

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fractrain_fx.errors import ConfigError
-from fractrain_fx.execution.torchao import devices as torchao_device
-from fractrain_fx.execution.torchao import linear as swapped
-from fractrain_fx.execution.torchao.linear import TorchaoLinear
+from fractrain_fx.execution import torchao_devices as torchao_device
+from fractrain_fx.execution.backends import torchao as swapped
+from fractrain_fx.execution.backends.torchao import TorchaoLinear
 from fractrain_fx.formats.microscaling import fake_quantize
 from tests.swapping import KINDS, place
 
