@@ -131,7 +131,7 @@ def test_resuming_refuses_other_settings(capsys: pytest.CaptureFixture[str]) -> 
     [
         ("train --methd pfq", "train: --methd is unknown. Did you mean '--method'?"),
         ("train --metho=pfq --lr 3", "train: --metho is unknown. Did you mean '--method'?"),
-        ("train --gate.wdth 3", "train: --gate.wdth is unknown. Did you mean '--gate.width'?"),
+        ("train --gate.hiden 3", "train: --gate.hiden is unknown. Did you mean '--gate.hidden'?"),
         ("train --epochs x", "train: --epochs x is not a whole number"),
         ("train --lr nan", "train: --lr nan is not a number"),
         ("train --targets 1 a", "train: --targets a is not a number"),

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from fractrain_fx.execution.int8 import kept
 from torch import nn
 
 from fractrain_fx import FracConfig, fractrainify
 from fractrain_fx.drawing import draw
 from fractrain_fx.errors import _EXTRAS, _NAMES, MissingPackageError
+from fractrain_fx.execution.codes import kept
 from fractrain_fx.training import RunSettings, TrainSettings, load_dataset, new_run
 
 ROOT = Path(__file__).parents[1]
@@ -69,7 +69,7 @@ def test_timings_are_not_kept_without_the_package_that_locks_their_file(
     monkeypatch.setenv(kept.VARIABLE, str(tmp_path))
     monkeypatch.setitem(sys.modules, "filelock", None)  # type: ignore[arg-type]
     with caplog.at_level("INFO"):
-        kept.keep("kind", torch.device("cpu"), (1.0, 2.0))
+        kept.keep("kind", (1.0, 2.0))
     assert "pip install 'fractrain_fx[train]'" in caplog.text and list(tmp_path.iterdir()) == []
 
 
