@@ -119,6 +119,16 @@ GRIDS: dict[str, list[Run]] = {
             *("authors-options+cp-2-to-4.5", "wide-options+weights-6+cp-2-to-4.5"),
         ],
     ),
+    # Accuracy against cost, from a third of static FW-8/BW-8's cost to 70 %: uniform precisions, and what is to beat them.
+    "frontier": [
+        *runs_of([_MAIN], ["static"], ["fw-4-bw-6"]),
+        *runs_of([_MAIN], ["pfq"], ["stages-to-6", "stages-to-5"]),
+        *runs_of([_MAIN], ["fractrain"], ["sign+no-skip+cp-1.8-to-2.6"]),
+        *runs_of([_MAIN], ["static"], ["fw-3-bw-6", "fw-5-bw-6", "fw-4-bw-8", "fw-6-bw-6", "fw-5-bw-8", "fw-6-bw-8"]),
+        *runs_of([_MAIN], ["pfq"], ["stages-to-4"]),
+        *runs_of([_MAIN], ["fractrain"], ["sign+no-skip+cp-1.4-to-2"]),
+        *runs_of([_MAIN], ["dfq"], ["sign+no-skip+cp-2.6"]),
+    ],
     "others": runs_of([_MAIN], ["slu", "dorefa", "wageubn"]),
     # The paper's targets, which cost 42 per cent of static training.
     "paper": runs_of([_MAIN], ["dfq", "fractrain"], ["default", "authors-options", "sign+authors-strength"]),

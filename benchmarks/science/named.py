@@ -119,6 +119,15 @@ SETTINGS: dict[str, Settings] = {
     # The same, and every block computes for every sample.
     "no-skip": {"options": [*map(str, FINE_OPTIONS[1:])]},
     "bw-16": {"precision": "FW-8/BW-16"},
+    # Static precisions below FW-8/BW-8, for what schedules and choices have to beat at the same cost.
+    **{
+        f"fw-{forward}-bw-{backward}": {"precision": f"FW-{forward}/BW-{backward}"}
+        for forward, backward in ((3, 6), (4, 6), (4, 8), (5, 6), (5, 8), (6, 6), (6, 8))
+    },
+    # PFQ that ends below FW-8/BW-8.
+    "stages-to-4": {"stages": "FW(3,3,4,4)/BW(6,6,6,6)"},
+    "stages-to-5": {"stages": "FW(3,4,4,5)/BW(6,6,6,6)"},
+    "stages-to-6": {"stages": "FW(3,4,5,6)/BW(6,6,6,6)"},
     "stages-to-16": {"stages": "FW(3,4,6,8)/BW(6,8,12,16)"},
     # Without the cheapest stages. Both take about three quarters of the MACs of static training.
     "stages-from-5": {"stages": "FW(5,6,7,8)/BW(8,8,8,8)"},
@@ -138,6 +147,10 @@ SETTINGS: dict[str, Settings] = {
     "cp-2.9-to-3.8": {"targets": [2.9, 3.4, 3.6, 3.8]},
     # At 5 forward bits, beyond which more bits change the loss by a thousandth at most.
     "cp-2.6-to-3.2": {"targets": [2.6, 2.8, 3.0, 3.2]},
+    # Targets at 30 and 40 % of static training.
+    "cp-1.4-to-2": {"targets": [1.4, 1.6, 1.8, 2.0]},
+    "cp-1.8-to-2.6": {"targets": [1.8, 2.0, 2.3, 2.6]},
+    "cp-2.6": {"targets": [2.6]},
     "cp-3.4": {"targets": [3.4]},
     "cp-3.8": {"targets": [3.8]},
     # Nearly FW-8/BW-8 throughout: what is lost beside static is the price of 4-bit weights.
