@@ -24,9 +24,13 @@ def same_tensor(a: Tensor | None, b: Tensor | None, tolerance: float = 0.0, floo
     """
     if a is None or b is None:
         return a is b
-    if a.shape != b.shape or a.dtype != b.dtype:
+    if a.is_nested or b.is_nested:
+        parts = [x.unbind() if x.is_nested else (x,) for x in (a, b)]
+        same = (same_tensor(x, y, tolerance, floor) for x, y in zip(*parts, strict=False))
+        return a.is_nested == b.is_nested and len(parts[0]) == len(parts[1]) and all(same)
+    if a.shape != b.shape or a.dtype != b.dtype or a.layout != b.layout:
         return False
-    if a.is_sparse or b.is_sparse:
+    if a.layout is not torch.strided:
         a, b = a.to_dense(), b.to_dense()
     if torch.equal(a, b):
         return True
@@ -41,6 +45,8 @@ def difference(a: Any, b: Any, where: str = "output", tolerance: float = 0.0) ->
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         if same_tensor(a, b, tolerance):
             return None
+        if a.is_nested or b.is_nested or a.layout != b.layout:
+            return f"{where} has other parts or another layout"
         if a.shape != b.shape:
             return f"{where} has shape {tuple(b.shape)} instead of {tuple(a.shape)}"
         if a.dtype != b.dtype:

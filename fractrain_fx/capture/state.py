@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fractrain_fx.capture.compare import same_tensor
 from fractrain_fx.capture.generators import Generators
 from fractrain_fx.capture.surroundings import Surroundings
 
@@ -96,7 +97,7 @@ class Snapshot:
         """Put back parameters and buffers, and leave attributes as they are now."""
         with torch.no_grad():
             for x, before in self._values:
-                if not torch.equal(x, before):
+                if not same_tensor(x, before):
                     self.changed.add(id(x))
                     x.copy_(before)
 

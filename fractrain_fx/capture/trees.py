@@ -20,6 +20,7 @@ __all__ = [
     "has_mask",
     "hides_tensor",
     "holds_tensor",
+    "is_strided",
     "map_tensors",
     "map_tree",
     "tensors_in",
@@ -49,6 +50,11 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     else:
         for _, part in fields_of(value):
             yield from tensors_in(part)
+
+
+def is_strided(x: Tensor) -> bool:
+    """Whether a tensor has a number at each place, and is neither sparse nor nested."""
+    return x.layout is torch.strided and not x.is_nested
 
 
 def holds_tensor(value: Any) -> bool:

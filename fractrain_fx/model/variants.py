@@ -17,7 +17,7 @@ from torch.fx.passes.infra.pass_base import PassBase
 from fractrain_fx.capture import Form, Recording, Surroundings, forms_of, record, shapes_of
 from fractrain_fx.capture.asked import settings_now
 from fractrain_fx.capture.circumstances.notices import forget_notices
-from fractrain_fx.capture.trees import map_tensors, tensors_in
+from fractrain_fx.capture.trees import is_strided, map_tensors, tensors_in
 from fractrain_fx.config import FracConfig
 from fractrain_fx.errors import FracTrainError, InputError
 from fractrain_fx.execution.codes.timing import Tuner
@@ -90,15 +90,16 @@ class Variants:
             form, values, _ = self._bound(args, kwargs)
             return self._compiled(form, values, training), values
         quick = None
-        if not kwargs and self._watched.is_idle and all(type(x) is Tensor for x in args):
+        if not kwargs and self._watched.is_idle and all(type(x) is Tensor and x.layout is torch.strided for x in args):
             quick = training, settings_now(), *[(x.shape, x.dtype, x.stride()) for x in args]
             if quick in self._quick:
                 return self._quick[quick], args
         form, values, why = self._bound(args, kwargs)
         sizes, layouts = [], []
         for x in tensors_in(values):
-            sizes.append((x.shape, x.stride()))
-            layouts.append((x.dtype, len(x.shape), x.is_contiguous()))
+            plain = is_strided(x)
+            sizes.append((x.shape, x.stride()) if plain else shapes_of(x))
+            layouts.append((x.dtype, len(x.shape), plain and x.is_contiguous()))
         fixed = [str(values[i].tolist()) for i in self._fixed.get(form, ())]
         kind = (form, training, *layouts, *fixed, self._watched.now(values), settings_now())
         key = kind, tuple(sizes)

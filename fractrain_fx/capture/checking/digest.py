@@ -58,8 +58,12 @@ def digest(x: Tensor) -> Digest:
 
 
 def _chunks(x: Tensor) -> Iterator[Tensor]:
-    if x.layout is torch.sparse_coo:
-        x = x.coalesce()
+    if x.is_nested:
+        for each in x.unbind():
+            yield from _chunks(each)
+        return
+    if x.layout is not torch.strided:
+        x = (x if x.layout is torch.sparse_coo else x.to_sparse_coo()).coalesce()
         yield from _chunks(x.indices())
         yield from _chunks(x.values())
         return

@@ -25,12 +25,18 @@ Form = tuple[tuple[int, ...], torch.dtype]
 
 def shapes_of(values: Any) -> Shapes:
     """The shapes of all tensors of a call, in order. They alone decide which graphs hold for it."""
-    return tuple(x.shape for x in tensors_in(values))
+    return tuple(_without_ragged(x) if x.is_nested else x.shape for x in tensors_in(values))
+
+
+def _without_ragged(x: Tensor) -> torch.Size:
+    """The shape of a nested tensor; its ragged dimension, which is another number in each call, is -1."""
+    return torch.Size([size if type(size) is int else -1 for size in x.shape])
 
 
 def forms_of(values: Any) -> tuple[Form, ...]:
     """Shape and dtype of all tensors of a call, as plain values, for which a compiled call is specialised."""
-    return tuple((tuple(map(operator.index, x.shape)), x.dtype) for x in tensors_in(values))
+    sizes = ((_without_ragged(x) if x.is_nested else x.shape, x.dtype) for x in tensors_in(values))
+    return tuple((tuple(map(operator.index, shape)), dtype) for shape, dtype in sizes)
 
 
 class Guards:

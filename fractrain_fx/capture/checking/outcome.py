@@ -17,7 +17,7 @@ from fractrain_fx.capture.inputs.call import Example
 from fractrain_fx.capture.module import RecordedModule
 from fractrain_fx.capture.recording.patch import plain_paths
 from fractrain_fx.capture.state import Snapshot, seeded
-from fractrain_fx.capture.trees import tensors_in
+from fractrain_fx.capture.trees import is_strided, tensors_in
 from fractrain_fx.memory import return_freed_memory
 
 __all__ = ["Outcome", "outcome_of", "read_run", "second_output"]
@@ -144,6 +144,7 @@ def _weighted_sum(output: Any) -> Tensor | None:
     terms = []
     for x in tensors_in(output):
         if x.requires_grad and x.is_floating_point():
+            x = x.values() if x.is_nested else x if is_strided(x) else x.to_dense()
             weights = torch.arange(x.numel(), device=x.device, dtype=torch.float32).cos().to(x.dtype)
             terms.append((x.reshape(-1) * weights).sum().double())
     return torch.stack(terms).sum() if terms else None

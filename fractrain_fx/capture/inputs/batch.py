@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fractrain_fx.capture.trees import map_tensors, tensors_in
+from fractrain_fx.capture.trees import is_strided, map_tensors, tensors_in
 
 __all__ = ["batch_size", "resize_batch"]
 
@@ -24,7 +24,7 @@ def batch_size(inputs: Any, axis: int = 0, *, packed: bool = False) -> int | Non
     Returns:
         The number of samples, or ``None`` if no tensor has that dimension.
     """
-    sizes = [x.shape[axis] for x in tensors_in(inputs) if x.ndim > axis]
+    sizes = [x.shape[axis] for x in tensors_in(inputs) if x.ndim > axis and is_strided(x)]
     if packed:
         return min(sizes, default=None)
     return Counter(sizes).most_common(1)[0][0] if sizes else None
@@ -39,7 +39,7 @@ def resize_batch(inputs: Any, size: int, axis: int = 0, *, packed: bool = False)
     batch = batch_size(inputs, axis, packed=packed)
 
     def resize(x: Tensor) -> Tensor:
-        if x.ndim <= axis or not batch:
+        if x.ndim <= axis or not batch or not is_strided(x):
             return x
         rows, rest = divmod(x.shape[axis], batch)
         if rest or not rows or (rows > 1 and not packed):

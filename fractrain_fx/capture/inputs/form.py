@@ -179,8 +179,13 @@ def require_tensors(name: str, value: Any) -> None:
     """Refuse arrays of numpy, which would be constants.
 
     Raises:
-        InputError: ``value`` is an array, or a container of arrays.
+        InputError: ``value`` is an array or a strided nested tensor, or a container of such.
     """
+    if isinstance(value, Tensor) and value.is_nested and value.layout is torch.strided:
+        raise InputError(
+            f"argument {name!r} is a nested tensor of the strided layout, which has no sizes that code can read: "
+            "make it with torch.nested.nested_tensor(..., layout=torch.jagged)"
+        )
     if isinstance(value, np.ndarray):
         raise InputError(
             f"argument {name!r} holds an array of numpy, which a graph would keep as a constant: pass a tensor "

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fractrain_fx.capture.inputs.batch import resize_batch
-from fractrain_fx.capture.trees import map_tensors, tensors_in
+from fractrain_fx.capture.trees import is_strided, map_tensors, tensors_in
 
 __all__ = ["Change", "Length", "dims_of", "lengths", "longer", "shorter"]
 
@@ -65,7 +65,7 @@ def lengths(inputs: Any, axis: int) -> list[int]:
     A size that occurs more often comes first, and among equally frequent ones that of an earlier dimension.
     """
     counted: Counter[int] = Counter()
-    for x in tensors_in(inputs):
+    for x in filter(is_strided, tensors_in(inputs)):
         counted.update(size for dim, size in enumerate(x.shape) if dim != axis and size > 1)
     # Sorting is stable: equally frequent sizes keep the order in which they were found.
     return sorted(counted, key=lambda size: -counted[size])[:2]
@@ -73,7 +73,8 @@ def lengths(inputs: Any, axis: int) -> list[int]:
 
 def dims_of(inputs: Any, axis: int, size: int) -> list[int]:
     """The dimensions in which any of the inputs has this size."""
-    return sorted({dim for x in tensors_in(inputs) for dim, each in enumerate(x.shape) if dim != axis and each == size})
+    plain = filter(is_strided, tensors_in(inputs))
+    return sorted({dim for x in plain for dim, each in enumerate(x.shape) if dim != axis and each == size})
 
 
 def shorter(size: int) -> int:
@@ -92,7 +93,7 @@ def _step(size: int) -> int:
 
 
 def _resized(x: Tensor, axis: int, length: Length | None) -> Tensor:
-    for dim in range(x.ndim):
+    for dim in range(x.ndim) if is_strided(x) else ():
         if length is not None and dim != axis and length.changes(dim, x.shape[dim]):
             index = torch.arange(length.after, device=x.device) % length.before
             x = x.detach().index_select(dim, index).requires_grad_(x.requires_grad)

@@ -74,8 +74,8 @@ class Macs(PassBase):
 
 
 def _op(graph_module: GraphModule, node: Node, moving: set[Node], names: set[str]) -> Op | None:
-    family = contraction(node)
-    if family is None or facts(node).shape is None:
+    family, layout = contraction(node), _layout(node)
+    if family is None or facts(node).shape is None or layout:
         return _whole(graph_module, node, names)
     first, second = (operand(node, place) for place in family.operands)
     a, b, out = facts(first), facts(second), facts(node)
@@ -95,6 +95,11 @@ def _op(graph_module: GraphModule, node: Node, moving: set[Node], names: set[str
     )
 
 
+def _layout(node: Node) -> str | None:
+    """``nested`` or ``sparse`` if an operand is, so that its numbers are not rounded."""
+    return next((layout for each in node.all_input_nodes if (layout := facts(each).layout)), None)
+
+
 def _whole(graph_module: GraphModule, node: Node, names: set[str]) -> Op | None:
     """The op of a module kept as one node that multiplies inside, or of a function without two factors to quantize."""
     owner = owner_module(graph_module, node)
@@ -105,6 +110,8 @@ def _whole(graph_module: GraphModule, node: Node, names: set[str]) -> Op | None:
         kind = "function" if owner is None else "module"
     if kind is None:
         return None
+    layout = _layout(node)
+    kind = kind if layout is None or layout in kind else f"{layout} {kind}"
     path = module_path(node)
     own = function_name(node) if hidden else kind
     label = path if owner is not None else f"{path}.{own}" if path else own

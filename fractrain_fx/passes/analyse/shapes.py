@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from fractrain_fx.capture import batch_size, resize_batch
-from fractrain_fx.capture.trees import map_tensors, tensors_in
+from fractrain_fx.capture.trees import is_strided, map_tensors, tensors_in
 from fractrain_fx.errors import PassError
 from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.passes.analyse.folds import Fold, folds_by_change, folds_by_origin
@@ -91,7 +91,7 @@ class Shapes(PassBase):
         shapes: dict[Node, tuple[int, ...]] = {}
 
         def measure(node: Node, value: Any) -> None:
-            if isinstance(value, Tensor):
+            if isinstance(value, Tensor) and not value.is_nested:
                 shapes[node] = tuple(value.shape)
 
         try:
@@ -132,13 +132,21 @@ def _growing(shape: Sequence[int], grown: Sequence[int], size: int) -> tuple[int
 
 def _annotate(node: Node, value: Any) -> None:
     record = facts(node)
-    record.batch = record.samples = None
+    record.batch = record.samples = record.shape = record.layout = None
     if isinstance(value, Tensor):
         record.tensors, record.flows = True, value.requires_grad
-        record.shape, record.dtype = tuple(value.shape), value.dtype
+        record.dtype = value.dtype
+        record.channels_last = not value.is_nested and _channels_last(value)
+        record.layout = "nested" if value.is_nested else None if is_strided(value) else "sparse"
+        record.shape = None if value.is_nested else tuple(value.shape)
     else:
         tensors = list(tensors_in(value))
         record.tensors, record.flows = bool(tensors), any(tensor.requires_grad for tensor in tensors)
+
+
+def _channels_last(x: Tensor) -> bool:
+    images = x.ndim == 4 and is_strided(x) and not x.is_contiguous()
+    return images and x.is_contiguous(memory_format=torch.channels_last)
 
 
 def _tracked(inputs: list[Any]) -> list[Any]:

@@ -134,7 +134,12 @@ def _image_convolution(graph_module: GraphModule, node: Node) -> FusedOp | None:
 
 
 def _has_own_order(graph_module: GraphModule, node: Node) -> bool:
-    """Whether the weight of a convolution is in another order than the usual one: its user has chosen."""
+    """Whether a convolution's weight, or its result in the model, is in another order than the usual one.
+
+    The user has chosen it, or later code views the result in this order.
+    """
+    if facts(node).channels_last:
+        return True
     weight = node.kwargs["b"]
     if not isinstance(weight, Node) or weight.op != "get_attr":
         return False

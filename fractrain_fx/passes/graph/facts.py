@@ -197,6 +197,8 @@ class Facts:
 
     Attributes:
         shape, dtype: of the tensor at the example inputs; ``None`` if the value is not a tensor.
+        layout: ``sparse`` or ``nested`` if the tensor is; a nested one has no shape here.
+        channels_last: whether the channels of images are innermost in memory, in the model's own run.
         tensors: whether the value is a tensor or a structure that holds some.
         batch: its batch axis; ``None`` if all samples share the value, or if they are in mixed order.
         samples: the number of samples in its rows; ``None`` if all samples share the value.
@@ -214,6 +216,8 @@ class Facts:
 
     shape: tuple[int, ...] | None = None
     dtype: torch.dtype | None = None
+    layout: str | None = None
+    channels_last: bool = False
     tensors: bool = False
     batch: BatchAxis | None = None
     samples: int | None = None

@@ -203,3 +203,22 @@ class ByKeyword(nn.Module):
 def test_an_image_by_keyword_is_turned_too() -> None:
     y, seen = _orders(_model(ByKeyword(), "auto"), torch.randn(16, 3, 12, 12))
     assert y.is_contiguous() and seen == {"rest.1": True}
+
+
+class ViewsImages(nn.Module):
+    """Convolves a permuted view, whose channels are innermost, and views the result as rows, as Swin's blocks do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.conv, self.last = nn.Linear(8, 8), nn.Conv2d(8, 8, 3, padding=1), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.conv(self.first(x).permute(0, 3, 1, 2))
+        return self.last(h.permute(0, 2, 3, 1).view(-1, 8))
+
+
+@pytest.mark.parametrize("method", ["pfq", "fractrain"])
+def test_the_result_of_a_convolution_lies_as_the_models(method: str) -> None:
+    x = torch.randn(2, 4, 4, 8)
+    rewritten = fractrainify(ViewsImages(), config=FracConfig(method=method), example_inputs=(x,))  # type: ignore[arg-type]
+    assert rewritten(x).shape == (32, 4)
