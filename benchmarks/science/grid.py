@@ -119,7 +119,7 @@ GRIDS: dict[str, list[Run]] = {
             *("authors-options+cp-2-to-4.5", "wide-options+weights-6+cp-2-to-4.5"),
         ],
     ),
-    # Accuracy against cost, from a third of static FW-8/BW-8's cost to 70 %: uniform precisions, and what is to beat them.
+    # Accuracy against cost, from a third of static FW-8/BW-8's cost to 70 %: uniform precisions, and their rivals.
     "frontier": [
         *runs_of([_MAIN], ["static"], ["fw-4-bw-6"]),
         *runs_of([_MAIN], ["pfq"], ["stages-to-6", "stages-to-5"]),
