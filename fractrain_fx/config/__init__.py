@@ -21,8 +21,8 @@ from fractrain_fx.config.choices import (
 )
 from fractrain_fx.config.clock import Steps, Tokens
 from fractrain_fx.config.config import FracConfig
+from fractrain_fx.config.gate import GateConfig
 from fractrain_fx.config.named import NAMES, named_values, paper_values, tuned_config, tuned_values
-from fractrain_fx.config.parts import GateConfig
 from fractrain_fx.config.pins import Pin
 from fractrain_fx.config.precision import (
     AUTHORS_IMAGENET_OPTIONS,

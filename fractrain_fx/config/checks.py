@@ -9,7 +9,7 @@ from fractrain_fx.config.clock import check_clock
 from fractrain_fx.config.precision import FLOAT_BITS, SKIP, Precision
 from fractrain_fx.config.products import BLOCK_FORMATS
 from fractrain_fx.config.recipes import RECIPES, check_recipe, widths_of
-from fractrain_fx.config.used import check_used
+from fractrain_fx.config.unused import check_used
 from fractrain_fx.errors import ConfigError, near
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def _check_execution(config: FracConfig) -> None:
             f"kernels={config.kernels!r} changes nothing with execution={config.execution!r}, which multiplies "
             "rounded values in float: it goes with 'auto'"
         )
-    if config.kernels == "int8" and not config.lowers:
+    if config.kernels == "int8" and not config.may_use_codes:
         raise ConfigError(
             f"kernels='int8' changes nothing for method {config.method!r} with format {config.format!r} at these "
             f"precisions: it goes with format 'affine' and ranges='tensor' at {CODE_BITS} forward bits or fewer"
@@ -184,7 +184,7 @@ def _check_execution(config: FracConfig) -> None:
     if config.torchao is not None:
         _check_torchao(config)
         return
-    if not (config.dispatches or config.lowers):
+    if not (config.dispatches or config.may_use_codes):
         raise ConfigError(
             f"execution='auto' changes nothing for method {config.method!r} with these options: it leaves out "
             "samples that skip a block (gated methods with the option FW-0/BW-0), and multiplies on int8 what format "

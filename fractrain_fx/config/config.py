@@ -25,8 +25,8 @@ from fractrain_fx.config.choices import (
     Torchao,
 )
 from fractrain_fx.config.clock import Amount, parse_amount, parse_turn
+from fractrain_fx.config.gate import GateConfig
 from fractrain_fx.config.kinds import check_kinds, require_sequence
-from fractrain_fx.config.parts import GateConfig
 from fractrain_fx.config.pins import Pin, parse_pins
 from fractrain_fx.config.plain import given_fields, known_keys, plain_values, read_yaml, write_yaml
 from fractrain_fx.config.precision import (
@@ -203,7 +203,7 @@ class FracConfig:
         return self.execution == "auto" and self.skipping == "dispatched" and skips
 
     @property
-    def lowers(self) -> bool:
+    def may_use_codes(self) -> bool:
         """Whether ops may multiply on int8."""
         if self.execution != "auto" or self.kernels == "float" or self.method == "float":
             return False

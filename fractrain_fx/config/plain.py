@@ -7,8 +7,8 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fractrain_fx.config.gate import GateConfig
 from fractrain_fx.config.kinds import require_sequence
-from fractrain_fx.config.parts import GateConfig
 from fractrain_fx.config.pins import Pin
 from fractrain_fx.errors import ConfigError, near
 

@@ -21,7 +21,7 @@ __all__ = [
     "choose_rounding",
     "has_triton_package",
     "kernels_fit",
-    "leave_telling",
+    "mark_reported",
     "tell_rounding",
     "uses_kernels",
     "uses_triton",
@@ -137,11 +137,11 @@ def uses_triton(config: FracConfig) -> bool:
 def tell_rounding(choice: RoundingChoice) -> None:
     """Write the choice for ``auto`` to the log; the first time that building would help, as a warning."""
     loud = choice.hint and choice not in _TOLD and not torch.cuda.is_available()
-    leave_telling(choice)
+    mark_reported(choice)
     if choice.reason:
         _LOG.log(logging.WARNING if loud else logging.INFO, "%s", choice)
 
 
-def leave_telling(choice: RoundingChoice) -> None:
+def mark_reported(choice: RoundingChoice) -> None:
     """Give no warning of this choice: a run says it in a line of its own."""
     _TOLD.add(choice)

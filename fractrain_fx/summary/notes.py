@@ -42,7 +42,7 @@ def notes_of(model: FracModel) -> Iterator[str]:
         yield f"format {name}: scales take {SCALE_BITS[name or '']}, which costs leave out"
     if model.frac_config.dispatches:
         yield from _dispatched(model)
-    if model.frac_config.lowers:
+    if model.frac_config.may_use_codes:
         yield from _lowered(model)
     if model.frac_config.torchao is not None:
         yield from _swapped(model, model.frac_config.torchao)

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fractrain_fx.config import FracConfig
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.native import kernels
-from fractrain_fx.native.choice import choose_rounding, leave_telling
+from fractrain_fx.native.choice import choose_rounding, mark_reported
 from fractrain_fx.training.length import RunLength
 from fractrain_fx.training.models import BuiltModel
 from fractrain_fx.training.settings import RunSettings
@@ -52,7 +52,7 @@ def prepare_rounding(settings: RunSettings, built: BuiltModel, console: Console)
     choice = choose_rounding(config, torch.device("cpu"))
     if not choice.hint:
         return config
-    leave_telling(choice)
+    mark_reported(choice)
     expected = float_seconds(settings, built)
     if expected < _WORTH_SECONDS:
         return config

@@ -21,19 +21,19 @@ def test_blocks_run_for_all_samples_unless_asked() -> None:
 
 
 def test_ops_may_run_on_int8_where_they_have_codes() -> None:
-    assert not FracConfig(method="pfq").lowers
+    assert not FracConfig(method="pfq").may_use_codes
     for method in ("pfq", "static", "dfq", "fractrain"):
-        assert FracConfig(method=method, execution="auto").lowers  # type: ignore[arg-type]
+        assert FracConfig(method=method, execution="auto").may_use_codes  # type: ignore[arg-type]
     wide = FracConfig(execution="auto", weight_bits=12)
-    assert not wide.lowers and wide.dispatches
-    assert wide.replace(pins=(Pin("head", Precision(8, 8)),)).lowers
-    assert not FracConfig(execution="auto", kernels="float").lowers
+    assert not wide.may_use_codes and wide.dispatches
+    assert wide.replace(pins=(Pin("head", Precision(8, 8)),)).may_use_codes
+    assert not FracConfig(execution="auto", kernels="float").may_use_codes
 
 
 @pytest.mark.parametrize("execution", ["torchao-int8", "torchao-float8"])
 def test_torchao_computes_at_eight_bits_only(execution: Any) -> None:
     config = FracConfig(method="static", execution=execution)
-    assert config.torchao == execution and not config.dispatches and not config.lowers
+    assert config.torchao == execution and not config.dispatches and not config.may_use_codes
     assert FracConfig.from_dict(config.to_dict()) == config
     assert config.replace(attention="float", pins=(Pin("head", Precision(4, 4)),)).torchao
     assert FracConfig(method="static", execution="auto").torchao is None

@@ -81,13 +81,13 @@ def test_a_gpu_has_triton_kernels_where_triton_is_installed(built: pytest.Monkey
 
 def test_a_model_on_a_cpu_is_ready_for_a_gpu(built: pytest.MonkeyPatch) -> None:
     built.setattr(choice, "has_triton_package", lambda: True)
-    for there, used, compiled in ((True, "compiled", True), (False, "triton", False)):
+    for there, used, kernels in ((True, "compiled", ("cpu", "cuda")), (False, "triton", ("cuda",))):
         built.setattr(choice, "is_built", lambda there=there: there)
         model = rewritten()
         assert model.frac_config.rounding == used
         formats = [module.fmt for module in model.modules() if hasattr(module, "fmt")]
-        assert formats and all((each.compiled, each.triton) == (compiled, True) for each in formats)
-    assert not any(module.fmt.triton for module in rewritten(rounding="eager").modules() if hasattr(module, "fmt"))
+        assert formats and all(each.kernels == kernels for each in formats)
+    assert not any(module.fmt.kernels for module in rewritten(rounding="eager").modules() if hasattr(module, "fmt"))
 
 
 @pytest.mark.parametrize("wrong", [{"method": "float"}, {"format": "mx"}, {"ranges": "row"}])
@@ -125,7 +125,7 @@ def test_a_model_rounds_as_chosen_and_says_so(built: pytest.MonkeyPatch, caplog:
         assert noted in str(plan(net(), config=FracConfig(method="static"), example_inputs=(x,)))
         assert noted in caplog.messages[-1]
         formats = [module.fmt for module in model.modules() if hasattr(module, "fmt")]
-        assert formats and {each.compiled for each in formats} == {used == "compiled"}
+        assert formats and {"cpu" in each.kernels for each in formats} == {used == "compiled"}
 
 
 def test_a_chain_of_ones_own_rounds_as_the_model_says(built: pytest.MonkeyPatch) -> None:
@@ -134,7 +134,7 @@ def test_a_chain_of_ones_own_rounds_as_the_model_says(built: pytest.MonkeyPatch)
         net(), config=config, example_inputs=(torch.randn(2, 6),), passes=default_passes(config), check=False
     )
     assert model.frac_config.rounding == "compiled"
-    assert {module.fmt.compiled for module in model.modules() if hasattr(module, "fmt")} == {True}
+    assert {"cpu" in module.fmt.kernels for module in model.modules() if hasattr(module, "fmt")} == {True}
 
 
 def test_nothing_is_built_for_a_model_in_a_loop_of_ones_own(

@@ -95,7 +95,7 @@ class DispatchedBlock(nn.Module):
         skipped = 1 - len(running) / samples
         if not skipped or skipped < float(self.threshold) - 1e-6:  # the float32 buffer holds a little more than 0.1
             return None
-        if not self._divides(onto, given, samples) or (self.training and self._meets_others()):
+        if not self._divides(onto, given, samples) or (self.training and self._syncs_batch_norm()):
             return None
         if len(running) == 1 and self.training and self._normalises():
             # One value has no variance, so a skipping sample runs along with it; that one still counts as skipped.
@@ -171,7 +171,7 @@ class DispatchedBlock(nn.Module):
         functions = self._region[0].graph.find_nodes(op="call_function", target=nn.functional.batch_norm)
         return bool(functions) or any(isinstance(module, _BatchNorm) for module in self._modules_called())
 
-    def _meets_others(self) -> bool:
+    def _syncs_batch_norm(self) -> bool:
         """Whether the branch waits for other processes, some of which may not run it."""
         together = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         return together and any(isinstance(module, nn.SyncBatchNorm) for module in self._modules_called())

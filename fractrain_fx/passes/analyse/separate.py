@@ -33,8 +33,8 @@ class FindSeparableBlocks(PassBase):
     rows in the batch. This reveals what the rules of :func:`part_of` miss, such as an index that counts samples.
     Tensors without data (meta) are not compared.
 
-    Requires: ``node.meta["example"]`` on every placeholder, and decided precisions. Ensures: ``Block.together`` holds
-    the reason for each block that cannot.
+    Requires: ``node.meta["example"]`` on every placeholder, and decided precisions. Ensures:
+    ``Block.inseparable_because`` holds the reason for each block that cannot.
 
     Args:
         batch_axis: dimension of the model's inputs that holds the samples.
@@ -54,7 +54,7 @@ class FindSeparableBlocks(PassBase):
             raise PassError("only a graph that fractrainify recorded can have branches taken out of it")
         ends, reason = ends_of(graph_module.graph), inseparable(graph_module)
         for block in skippable(graph_module.graph):
-            block.together = reason
+            block.inseparable_because = reason
         if ends and reason is None:
             self._try(graph_module, ends)
         return PassResult(graph_module, bool(ends))
@@ -62,7 +62,7 @@ class FindSeparableBlocks(PassBase):
     def ensures(self, graph_module: GraphModule) -> None:
         reason = inseparable(graph_module) if isinstance(graph_module, RecordedModule) else None
         for block in skippable(graph_module.graph) if reason is not None else ():
-            if block.together != reason:
+            if block.inseparable_because != reason:
                 raise PassError(f"block {block.name!r} cannot run for a part of the samples, and does not say so")
 
     def _try(self, graph_module: RecordedModule, ends: dict[Node, Block]) -> None:
@@ -89,9 +89,9 @@ class _Trial(Interpreter):
         if n in self._grown:
             facts(n).grows = _grows(value, self._grown[n], self._size)
         block = self._ends.get(n)
-        if block is not None and block.together is None:
+        if block is not None and block.inseparable_because is None:
             part = part_of(self._recorded, block, n)
-            block.together = part if isinstance(part, str) else self._alone(part, value)
+            block.inseparable_because = part if isinstance(part, str) else self._alone(part, value)
         return value
 
     def _alone(self, part: Part, together: Tensor) -> str | None:

@@ -74,7 +74,7 @@ class ChooseBackend(PassBase):
     def _backends(self, name: str, plan: Plan, op: Op) -> tuple[Backend, ...]:
         kernels = [backend for backend in (CPU, CUDA) if plan.has_kernels(backend.name)]
         in_float: tuple[Backend, ...] = (*kernels, PLAIN)
-        layout = self._layout(plan, op) if self._config.lowers else None
+        layout = self._layout(plan, op) if self._config.may_use_codes else None
         if layout is None:
             return in_float
         return CodedProducts(name, layout, self._tuner, in_float[0]), *in_float
@@ -103,7 +103,7 @@ class ChooseBackend(PassBase):
 
 def not_on_int8(graph_module: GraphModule, config: FracConfig) -> dict[str, str]:
     """By name, the quantized ops of a shown graph that always multiply in float, with the reason."""
-    if not config.lowers:
+    if not config.may_use_codes:
         return {}
 
     def reason(node: Node, op: Op, arithmetic: Arithmetic, weight: Node) -> str | None:

@@ -41,7 +41,7 @@ class Dispatch(PassBase):
         choices = choices_of(recorded.graph)
         paths: set[str] = set()
         for end, block in ends_of(recorded.graph).items() if choices else ():
-            part = part_of(recorded, block, end) if block.together is None else block.together
+            part = part_of(recorded, block, end) if block.inseparable_because is None else block.inseparable_because
             if isinstance(part, Part):
                 path = unique(f"{self._place}.{identifier(block.name)}", paths)
                 paths.add(path)
@@ -79,7 +79,7 @@ def undispatched(graph_module: GraphModule) -> dict[str, str]:
     recorded = _recorded(graph_module)
     found: dict[str, str] = {}
     for end, block in ends_of(recorded.graph).items():
-        part = block.together or part_of(recorded, block, end)
+        part = block.inseparable_because or part_of(recorded, block, end)
         if isinstance(part, str):
             found.setdefault(block.name, part)
     return found

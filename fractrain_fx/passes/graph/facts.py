@@ -176,8 +176,8 @@ class Block:
         macs: forward MACs of those for one sample.
         branches: names of the nodes that the add takes besides the skip path.
         gated: whether a gate chooses its precision.
-        together: the reason that ``execution="auto"`` cannot leave out the samples that skip it; ``None`` if it can, or
-            before ``FindSeparableBlocks`` has looked.
+        inseparable_because: the reason that ``execution="auto"`` cannot leave out the samples that skip it; ``None`` if
+            it can, or before ``FindSeparableBlocks`` has looked.
     """
 
     name: str
@@ -188,7 +188,7 @@ class Block:
     macs: int
     branches: tuple[str, ...] = ()
     gated: bool = False
-    together: str | None = None
+    inseparable_because: str | None = None
 
 
 @dataclass

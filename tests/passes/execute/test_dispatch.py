@@ -337,7 +337,7 @@ def test_a_branch_that_needs_all_samples_runs_for_all_and_says_why() -> None:
     for table in (summarize(model), plan(MixesSamples(), config=config, example_inputs=(x,))):
         text = str(table)
         assert "1 of 3 blocks with a skip path leave out the samples that skip them" in text
-        assert names[1] in text and next(block.together for block in table.blocks if block.skip) is None
+        assert names[1] in text and next(block.inseparable_because for block in table.blocks if block.skip) is None
     roles = [facts(node).role for node in model._state.running[True].current().graph.nodes]
     assert roles.count("dispatched") == 1 and roles.count("skip") == 2
 

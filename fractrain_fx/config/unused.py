@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any
 
-from fractrain_fx.config.parts import GateConfig
+from fractrain_fx.config.gate import GateConfig
 from fractrain_fx.config.precision import CostTargets
 from fractrain_fx.errors import ConfigError
 
