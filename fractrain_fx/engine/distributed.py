@@ -74,16 +74,16 @@ def on_first(act: Callable[[], _Value]) -> _Value:
     """
     if not _together():
         return act()
-    outcome: list[Any] = [None]
+    outcome: Any = None
     if is_first():
         try:
-            outcome = [act()]
+            outcome = act()
         except FracTrainError as error:
-            outcome = [error]
-    dist.broadcast_object_list(outcome)
-    if isinstance(outcome[0], FracTrainError):
-        raise outcome[0]
-    value: _Value = outcome[0]
+            outcome = error
+    outcome = gather_over_ranks(outcome)[0]
+    if isinstance(outcome, FracTrainError):
+        raise outcome
+    value: _Value = outcome
     return value
 
 

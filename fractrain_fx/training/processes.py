@@ -39,6 +39,7 @@ def make_accelerator(settings: TrainSettings) -> Accelerator:
         MissingPackageError: a package that training needs is missing.
     """
     require_packages("training", "train")
+    import torch._dynamo  # noqa: F401  # its first import keeps the threads of a group that is open then for ever
     from accelerate import Accelerator
 
     try:

@@ -57,7 +57,20 @@ def test_two_processes_compute_what_one_does(tmp_path: Path) -> None:
 
 def test_two_processes_take_the_same_stages_and_resume(tmp_path: Path) -> None:
     # Sharp indicator: each epoch from the fifth on is a turning point, if all agree that it is.
-    flags = ["--method", "fractrain", "--epochs", "7", "--epsilon", "10", "--alpha", "1", "--gate.beta", "0.05"]
+    flags = [
+        "--method",
+        "fractrain",
+        "--schedule",
+        "auto",
+        "--epochs",
+        "7",
+        "--epsilon",
+        "10",
+        "--alpha",
+        "1",
+        "--gate.beta",
+        "0.05",
+    ]
     two = train(tmp_path / "two", "plain", *flags, processes=2)
     one = train(tmp_path / "one", "plain", *flags)
     assert [row["stage"] for row in one] == [0, 0, 0, 0, 0, 1, 1]
