@@ -78,7 +78,7 @@ class Shown(nn.Module):
         return self._state.running[True].kernels()
 
     def backends(self) -> dict[str, OpBackend]:
-        """What computed each quantized op in the last training step, by name, and why quicker backends did not."""
+        """What computed each quantized op in the last call of the training graph, and why quicker backends did not."""
         return self._state.running[True].backends()
 
     @property

@@ -248,7 +248,6 @@ def test_a_copy_runs_like_its_original() -> None:
 def test_the_table_says_what_computed_each_op_and_why_quicker_backends_did_not() -> None:
     x = torch.randn(4, 64)
     coded = _made(method="pfq", execution="auto", kernels="int8")
-    assert {each.backend for each in coded.backends().values()} == {None}
     coded(x).sum().backward()
     assert {each.backend for each in coded.backends().values()} == {"codes"}
     coded.set_precision(Precision(16, 16))
