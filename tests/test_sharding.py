@@ -55,7 +55,7 @@ def alone() -> Iterator[None]:
 
 def train(model: FracModel, x: Tensor, steps: int = 3) -> list[float]:
     torch.manual_seed(5)
-    engine, losses = Engine(model), []
+    engine, losses = Engine(model, epochs=30), []
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for _ in range(steps):
         loss = model(x).square().mean()

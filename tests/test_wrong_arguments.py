@@ -113,7 +113,7 @@ def test_whole_numbers_are_numbers_too() -> None:
         (lambda: GateConfig(hidden="16"), "gate.hidden='16' must be a whole number"),  # type: ignore[arg-type]
         (lambda: GateConfig(dims=32), "gate.dims=32 must be a list"),  # type: ignore[arg-type]
         (lambda: TrainSettings(epochs="ten"), "epochs='ten' must be a whole number"),  # type: ignore[arg-type]
-        (lambda: CostTargets(3.0), r"per_cent=3\.0 must be a list"),  # type: ignore[arg-type]
+        (lambda: CostTargets(3.0), r"targets=3\.0 must be a list"),  # type: ignore[arg-type]
         (lambda: PrecisionStages(None), "stages=None must be a list"),  # type: ignore[arg-type]
         (lambda: FracConfig().replace(epoch=3), "no field 'epoch'.*'epochs'"),
         (lambda: tuned_config("dfq", target=3.0), "no field 'target'.*'targets'"),

@@ -43,7 +43,7 @@ def of_blocks(setting: Setting) -> str:
 
 def by_kernels(setting: Setting) -> str:
     """Ranges and roundings bit for bit, and the gradient of gates up to the order of sums; both are plain on a CPU."""
-    plain, quick = affine.AffineFormat(), AffineByKernels()
+    plain, quick = affine.AffineFormat(), AffineByKernels(kernels=("cuda",))
     farthest, count = 0.0, 0
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         for x in _layouts(dtype, setting):

@@ -106,13 +106,17 @@ class Shown(nn.Module):
 
         ``str(op.precision)`` are its bits in the present stage, ``op.precision.reason`` why it has them.
         """
-        self._state.follow_frozen()
         stage = stage_of(self)
         found = [
             replace(op, precision=replace(op.precision, now=_bits_now(op, stage, self.frac_config)))
-            for _, op in ops_of(self._state.recording.train.graph)
+            for op in self._ops()
         ]
         return _unless_hidden(self, "ops", found)
+
+    def _ops(self) -> list[Op]:
+        """The contractions without the bits of the present stage, for which a device would have to be waited for."""
+        self._state.follow_frozen()
+        return [op for _, op in ops_of(self._state.recording.train.graph)]
 
     @property
     def stage(self) -> Stage | None:
@@ -136,12 +140,12 @@ class Shown(nn.Module):
     @property
     def macs(self) -> int:
         """Forward MACs of one sample over all counted contractions."""
-        return sum(op.macs or 0 for op in self.ops)
+        return sum(op.macs or 0 for op in self._ops())
 
     @property
     def uncounted(self) -> int:
         """Number of contractions that no formula counts. No share of cost includes them."""
-        return sum(op.macs is None for op in self.ops)
+        return sum(op.macs is None for op in self._ops())
 
     @property
     def trained_share(self) -> float:

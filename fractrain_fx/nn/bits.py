@@ -28,9 +28,10 @@ class StageBits(nn.Module):
 
 
 def stage_of(model: nn.Module) -> Precision | None:
-    """The precision of a model's scheduled ops; ``None`` if it has none. Waits for the device."""
+    """The precision of a model's scheduled ops; ``None`` without any, or without values. Waits for the device."""
     found = (module for module in model.modules() if isinstance(module, StageBits))
-    return next((Precision(int(bits.fw), int(bits.bw)) for bits in found), None)
+    held = (bits for bits in found if type(bits.fw) is Tensor and not bits.fw.is_meta)
+    return next((Precision(int(bits.fw), int(bits.bw)) for bits in held), None)
 
 
 def set_stage(model: nn.Module, precision: Precision) -> None:

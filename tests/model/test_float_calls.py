@@ -159,5 +159,5 @@ def test_a_hook_from_before_on_the_model_itself_is_told_of(kind: str) -> None:
 def test_activation_checkpointing_from_before_is_told_of() -> None:
     plain: Any = original_of(gpt2())
     plain.gradient_checkpointing_enable()
-    with pytest.warns(FracTrainWarning, match="call gradient_checkpointing_enable"):
+    with pytest.warns(FracTrainWarning, match=r"until gradient_checkpointing_enable\(\) is called"):
         fractrainify(plain, config=FLOAT, example_kwargs=text())
