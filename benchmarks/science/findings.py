@@ -59,7 +59,8 @@ def _at_equal_cost(groups: Sequence[Group], static: Sequence[Group]) -> Iterator
             if same is not None
         ]
         if len(distances) > 1:
-            yield f"**{method}** ({setting}) beside static training of the same cost: {', '.join(distances)}."
+            beside = "beside static FW-8/BW-8 training over fewer epochs, which costs as much"
+            yield f"**{method}** ({setting}) {beside}: {', '.join(distances)}."
 
 
 def _by_input(groups: Sequence[Group]) -> Iterator[str]:
