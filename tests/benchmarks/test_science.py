@@ -127,7 +127,7 @@ def test_of_settings_with_the_most_seeds_the_best_and_the_best_below_the_cost_of
     assert "| dfq | sure | 8 | 2 | 77.00 (77.00 to 77.00) | -3.00 | 75 % | +2.00 |" in said
     assert "| dfq | sure | 16 | 1 | 80.00 | -4.00 | 75 % | -2.00 |" in said
     assert not any(word in said for word in ("worse |", "lucky |", "| 4 |"))
-    assert "(sure) beside static FW-8/BW-8 training over fewer epochs, which costs as much: 2.00 points above (8" in said
+    assert "(sure) beside static FW-8/BW-8 training over fewer epochs, which costs as much: 2.00 points above" in said
 
 
 def test_what_choosing_by_input_is_worth_is_said_with_its_sign() -> None:
