@@ -1,4 +1,4 @@
-"""What comparing first calls with the model takes of a training: ``python -m benchmarks.first_calls --steps 2000``.
+"""The share of a training that comparing first calls takes: ``python -m benchmarks.first_calls --steps 2000``.
 
 Two trainings: GPT-2 of two layers on texts of varying length, and a ResNet on images of one size. The time inside
 comparisons is measured in the run that it is a share of.

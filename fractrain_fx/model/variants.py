@@ -89,9 +89,9 @@ class Variants:
         if torch.compiler.is_compiling():
             form, values, _ = self._bound(args, kwargs)
             return self._compiled(form, values, training), values
-        quick = None
+        settings, quick = settings_now(), None
         if not kwargs and self._watched.is_idle and all(type(x) is Tensor and x.layout is torch.strided for x in args):
-            quick = training, settings_now(), *[(x.shape, x.dtype, x.stride()) for x in args]
+            quick = training, settings, *[(x.shape, x.dtype, x.stride()) for x in args]
             if quick in self._quick:
                 return self._quick[quick], args
         form, values, why = self._bound(args, kwargs)
@@ -101,14 +101,14 @@ class Variants:
             sizes.append((x.shape, x.stride()) if plain else shapes_of(x))
             layouts.append((x.dtype, len(x.shape), plain and x.is_contiguous()))
         fixed = [str(values[i].tolist()) for i in self._fixed.get(form, ())]
-        kind = (form, training, *layouts, *fixed, self._watched.now(values), settings_now())
+        kind = (form, training, *layouts, *fixed, self._watched.now(values), settings)
         key = kind, tuple(sizes)
         found = self._chosen.get(key)
         if found is None:
             found = self._find(form, values, (args, kwargs), training, why, kind)
             values = values if why is None else found.recording.call.bind(args, kwargs)
             self._chosen[key] = found
-            self._by_form[form, training, forms_of(values), settings_now()] = found
+            self._by_form[form, training, forms_of(values), settings] = found
         if quick is not None and not fixed and len(values) == len(args) and all(map(is_, values, args)):
             self._quick[quick] = found
         return found, values

@@ -105,7 +105,7 @@ class OriginalCheck:
         held = list(map(dict.get, self._owners, self._parameters))
         same_tensors = len(held) == len(self._held) and all(map(is_, held, self._held))
         same_shapes = same_tensors and _shapes(held) == self._shapes and self._buffer_shapes() == self._of_buffers
-        same_forwards = ["forward" in vars(module) for module in self.uncalled.values()] == self._forwards
+        same_forwards = self._own_forwards() == self._forwards
         if not (same_values and same_shapes and same_forwards and self._as_noted()):
             self.check_closely()
 
@@ -199,7 +199,7 @@ class OriginalCheck:
         self._owners = [owner for owner, _ in parameters]
         self._parameters = [name for _, name in parameters]
         self._held = list(map(dict.get, self._owners, self._parameters))
-        self._forwards = ["forward" in vars(module) for module in self.uncalled.values()]
+        self._forwards = self._own_forwards()
         self._shapes, self._of_buffers = _shapes(self._held), self._buffer_shapes()
         held = (each.raw for each in self._attributes if not each.reported)
         self._contents = [(part, tuple(part)) for raw in held for part in _containers(raw)]
@@ -209,6 +209,9 @@ class OriginalCheck:
 
     def _buffer_shapes(self) -> list[Any]:
         return _shapes(x for module in self.uncalled.values() for x in module._buffers.values())
+
+    def _own_forwards(self) -> list[bool]:
+        return ["forward" in vars(module) for module in self.uncalled.values()]
 
     def _as_noted(self) -> bool:
         return (

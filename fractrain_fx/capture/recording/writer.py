@@ -243,11 +243,11 @@ class Writer:
         self._cache.pop(("detach", node), None)
 
     def mark_cut(self, node: Node) -> None:
-        """Note that a node has no history of gradients in any call: all that it was computed from is cut."""
+        """Note that a node never has a history of gradients: all that it was computed from is cut."""
         self._cut.add(node)
 
     def is_cut(self, node: Node) -> bool:
-        """Whether a node has no history of gradients in any call."""
+        """Whether a node never has a history of gradients."""
         return node in self._cut
 
     def device(self, device: torch.device) -> Any:
