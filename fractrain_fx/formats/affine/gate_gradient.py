@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fractrain_fx.formats.affine.grid import SMALLEST_SCALE
+from fractrain_fx.formats.affine.scale import scale_number, scales
 from fractrain_fx.formats.base import ValueRange
 from fractrain_fx.formats.bits import of_options, readable, sum_of_samples
 from fractrain_fx.formats.scratch import scratch
@@ -49,15 +49,17 @@ def affine_gains(
     def gains(widths: Sequence[int]) -> Tensor:
         if x.dtype != lo.dtype or not readable(x):
             return torch.stack([sum_of_samples(_error(x, each, within) * g, squared) for each in widths], dim=1)
-        scales = [max(float(span) / (2**each - 1), SMALLEST_SCALE) for each in widths]
+        distances = [scale_number(float(span), each) for each in widths]
         rows = max(1, _CACHED // max(x.shape[1], 1))
         parts = zip(torch.split(x, rows), torch.split(g, rows), strict=True)
-        return torch.cat([_gains(part, upstream, widths, scales, within, squared) for part, upstream in parts])
+        return torch.cat([_gains(part, upstream, widths, distances, within, squared) for part, upstream in parts])
 
     return of_options(bits, gains)
 
 
-def _gains(x: Tensor, g: Tensor, bits: Sequence[int], scales: list[float], within: ValueRange, squared: bool) -> Tensor:
+def _gains(
+    x: Tensor, g: Tensor, bits: Sequence[int], distances: Sequence[float], within: ValueRange, squared: bool
+) -> Tensor:
     """The sums of all options for some samples, in few passes over scratch memory.
 
     The difference ``Q(x) - x`` is taken before the sum: the sums of its two terms would be large and nearly equal.
@@ -66,7 +68,7 @@ def _gains(x: Tensor, g: Tensor, bits: Sequence[int], scales: list[float], withi
     offset, steps = (torch.empty_like(x) if each is None else each for each in kept)
     offset = torch.sub(x, within.lo, out=offset) if float(within.lo) else x
     found = []
-    for each, scale in zip(bits, scales, strict=True):
+    for each, scale in zip(bits, distances, strict=True):
         torch.div(offset, torch.tensor(scale, dtype=x.dtype), out=steps).round_()
         if not within.measured_here:
             steps.clamp_(0, 2**each - 1)
@@ -80,9 +82,7 @@ def _error(x: Tensor, bits: int, within: ValueRange) -> Tensor:
     """``Q(x) - x``; for a half type, ``Q(x)`` is then rounded to that type."""
     lo, span, measured_here = within
     highest = 2**bits - 1
-    # Divided by a tensor, because a GPU multiplies by the inverse of a Python number: values midway between two levels
-    # would go to the other one than in the rounding.
-    scale = (span / span.new_full((), highest)).clamp(min=SMALLEST_SCALE)
+    scale = scales(span, bits)
     offset = x.to(lo.dtype) - lo
     steps = offset / scale
     rounded = (steps if measured_here else steps.clamp_(0, highest)).round_().mul_(scale)

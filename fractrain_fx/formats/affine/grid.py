@@ -1,7 +1,6 @@
 """The levels of an affine rounding on a CPU. Their numbers are read once, so that a rounding is a few passes in place.
 
-A tensor op on one number takes as long as one on thousands, so single numbers are computed in Python. Dividing two
-float32 numbers in float64 and rounding to float32 gives the quotient of a division in float32.
+A tensor op on one number takes as long as one on thousands, so single numbers are computed in Python.
 """
 
 from __future__ import annotations
@@ -10,13 +9,11 @@ import torch
 from torch import Tensor
 
 from fractrain_fx.config.precision import FLOAT_BITS
+from fractrain_fx.formats.affine.scale import scale_number, scales
 from fractrain_fx.formats.base import ValueRange
 from fractrain_fx.formats.bits import highest_level, readable
 
-__all__ = ["SMALLEST_SCALE", "Grid", "modest"]
-
-# Levels lie at least this far apart, so that a constant tensor has a grid too.
-SMALLEST_SCALE = 1e-8
+__all__ = ["Grid", "modest"]
 
 # From this width on, differences of values in a range may overflow.
 _WIDE = 1e38
@@ -68,22 +65,16 @@ class Grid:
         self.near = self.quick = False
         if lo.numel() == 1:
             self.start = float(lo)
-        if isinstance(bits, int):
-            self.highest = 2.0**bits - 1
-            if self.start is not None:
-                self.step = max(wide / self.highest, SMALLEST_SCALE)
-                scale = span / self.highest
-                self.scale = scale.fill_(SMALLEST_SCALE) if self.step == SMALLEST_SCALE else scale
-                self.near = self.sure and abs(self.start) < wide
-                self.quick = quick and self.near
-                return
+        self.highest = 2.0**bits - 1 if isinstance(bits, int) else highest_level(bits, lo.dtype)
+        if self.start is None:
+            self.scale = scales(span, bits)
+        elif isinstance(bits, Tensor):
+            self.scale = lo.new_tensor([scale_number(wide, width) for width in widths]).view(bits.shape)
         else:
-            self.highest = highest_level(bits, lo.dtype)
-        if self.start is not None:
-            scales = [max(wide / (2.0**width - 1 if width else 1.0), SMALLEST_SCALE) for width in widths]
-            self.scale = torch.tensor(scales, dtype=lo.dtype).view(bits.shape if isinstance(bits, Tensor) else ())
-        else:
-            self.scale = (span / self.highest).clamp_(min=SMALLEST_SCALE)
+            self.step = scale_number(wide, bits)
+            self.scale = torch.full_like(span, self.step)
+            self.near = self.sure and abs(self.start) < wide
+            self.quick = quick and self.near
 
     def round(self, x: Tensor, noise: Tensor | None, out: Tensor | None) -> Tensor:
         """The level nearest to each value, or to each value with noise."""

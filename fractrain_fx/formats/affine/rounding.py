@@ -9,7 +9,8 @@ from jaxtyping import Int
 from torch import Tensor
 
 from fractrain_fx.config.precision import FLOAT_BITS
-from fractrain_fx.formats.affine.grid import SMALLEST_SCALE, Grid
+from fractrain_fx.formats.affine.grid import Grid
+from fractrain_fx.formats.affine.scale import scales
 from fractrain_fx.formats.base import ValueRange
 from fractrain_fx.formats.bits import highest_level, is_rounded, once, readable, unrounded
 from fractrain_fx.formats.noise import dither
@@ -71,7 +72,7 @@ def shifted_to_zero(bits: Int[Tensor, "*bits"], within: ValueRange) -> ValueRang
     There is one low end for each entry of ``bits``, because their scales differ. Values that then lie outside the
     range, by at most half a level, are rounded to the level at that end.
     """
-    scale, lo = _scale(bits, within), within.lo
+    scale, lo = once(scales(within.span, bits)), within.lo
     shifted = torch.where(is_rounded(bits), (lo / scale).round() * scale, lo)
     return ValueRange(shifted, within.span.expand_as(shifted).contiguous())
 
@@ -92,7 +93,7 @@ def codes_affine(x: Tensor, bits: Tensor, within: ValueRange) -> Tensor:
         for place, grid in _parts(x, bits, bits.flatten().tolist(), within, True):
             grid.levels(x[place], None, q[place])
     else:
-        q = _levels(x, bits, within, _scale(bits, within))
+        q = _levels(x, bits, within, once(scales(within.span, bits)))
     return (q - _middle(bits)).to(torch.int8)
 
 
@@ -106,7 +107,7 @@ def values_affine(q: Tensor, bits: Tensor, within: ValueRange, *, quick: bool) -
         quick: as :func:`round_affine` takes it.
     """
     if not readable(q):
-        return q * _scale(bits, within) + within.lo
+        return q * once(scales(within.span, bits)) + within.lo
     for place, grid in _parts(q, bits, bits.flatten().tolist(), within, quick):
         part = q[place]
         grid.values(part, out=part)
@@ -131,7 +132,7 @@ def _parts(x: Tensor, bits: Tensor, widths: list[int], within: ValueRange, quick
 
 
 def _anywhere(x: Tensor, bits: Tensor, within: ValueRange, stochastic: bool, seed: Tensor | None) -> Tensor:
-    scale = _scale(bits, within)
+    scale = once(scales(within.span, bits))
     q = _levels(x, bits, within, scale, stochastic, seed) * scale + within.lo
     return unrounded(bits, x, (q if within.measured_here else _with_bad_values(q, x)).to(x.dtype))
 
@@ -156,11 +157,6 @@ def _levels(
 def _middle(bits: Tensor) -> Tensor:
     """The level whose signed code is 0. It is the middle one, so that corrections are small, also at 2 bits."""
     return (1 << (bits.long() - 1).clamp(min=0)).to(torch.float32)
-
-
-def _scale(bits: Tensor, within: ValueRange) -> Tensor:
-    """Distance between levels."""
-    return once((within.span / highest_level(bits, within.lo.dtype)).clamp(min=SMALLEST_SCALE))
 
 
 def _with_bad_values(rounded: Tensor, x: Tensor) -> Tensor:

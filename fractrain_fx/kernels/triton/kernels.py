@@ -8,9 +8,11 @@ Launch them with ``enable_fp_fusion=False``: a fused multiply-add rounds once le
 import triton
 import triton.language as tl
 
+from fractrain_fx.formats.affine import scale as affine_scale
+
 __all__ = ["ends", "gains", "moved", "rounded", "rows"]
 
-SMALLEST_SCALE = tl.constexpr(1e-8)
+SMALLEST_SCALE = tl.constexpr(affine_scale.SMALLEST_SCALE)
 # The widest range that is not clamped, `torch.finfo(torch.float32).max * (1 - 2**-20)`.
 REACH = tl.constexpr(3.402820221199752e38)
 # From here on, float32 holds whole numbers only; adding and subtracting it rounds smaller ones, ties to even.

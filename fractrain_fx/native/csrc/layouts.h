@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <ATen/ExpandUtils.h>
 #include <ATen/Parallel.h>
 #include <ATen/TensorIterator.h>
 #include <ATen/core/Tensor.h>
@@ -93,7 +94,12 @@ inline at::TensorIterator iterator_of(std::initializer_list<const Tensor*> resul
   Tensor top = at::empty(how.bits.sizes(), how.span.options());
   std::transform(how.widths.begin(), how.widths.end(), top.mutable_data_ptr<float>(),
                  [&](int64_t each) { return how.top(each); });
-  const Tensor scale = how.span.div(top.clamp_min(1.0)).clamp_min_(kSmallestScale);
+  const auto sizes = at::infer_size(how.span.sizes(), how.bits.sizes());
+  const Tensor spans = how.span.expand(sizes).contiguous(), widths = how.bits.to(at::kLong).expand(sizes).contiguous();
+  Tensor scale = at::empty(sizes, how.span.options());
+  const float* wide = spans.const_data_ptr<float>();
+  std::transform(wide, wide + spans.numel(), widths.const_data_ptr<int64_t>(), scale.mutable_data_ptr<float>(),
+                 [](float span, int64_t bits) { return is_rounded(bits) ? scale_of(span, bits) : 1.0f; });
   at::TensorIteratorConfig config;
   config.check_all_same_dtype(results.size() == 1).set_check_mem_overlap(false).resize_outputs(false);
   for (const Tensor* result : results) config.add_output(*result);
