@@ -1,7 +1,7 @@
 """``python -m benchmarks.convolutions``: when is a 3x3 convolution quicker on whole codes than in float?
 
 A convolution with equally many channels in and out at stride 1, forward and backward with all three products: in float,
-under bfloat16 autocast, simulated, and on codes (``execution="auto"``, ``kernels="int8"``).
+under bfloat16 autocast, simulated, and on codes (``backend="codes-always"``).
 """
 
 from __future__ import annotations

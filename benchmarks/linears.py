@@ -1,7 +1,7 @@
 """``python -m benchmarks.linears``: from which size is a linear layer quicker on whole codes than in float?
 
 One linear layer of equal width in and out, forward and backward with all three products, at several precisions: in
-float, under bfloat16 autocast, simulated, and on int8 (``execution="auto"``, ``kernels="int8"``). int8 uses the units
+float, under bfloat16 autocast, simulated, and on int8 (``backend="codes-always"``). int8 uses the units
 for bytes of a processor, or C++ kernels on a CPU without such units.
 """
 
@@ -25,10 +25,10 @@ from benchmarks.machine import describe
 from benchmarks.page import markdown_table, write_section
 from benchmarks.records import Quartiles, command, machine_words, quartiles, ratios, rich_table, spread
 from benchmarks.step.measure import interleaved
-from fractrain_fx import FracConfig, FracModel, Pin, Precision, fractrainify
-from fractrain_fx.config import Execution, Rounding
+from fractrain_fx import FracConfig, FracModel, Pin, Precision, RunConfig, fractrainify
 
 _NAME = "benchmarks.linears"
+SIMULATED, CODES = RunConfig(backend="cpu"), RunConfig(backend="codes-always")
 _PRECISIONS = ("3/6", "4/6", "6/8", "8/8", "8/16")
 
 Times = Mapping[str, Sequence[float]]
@@ -87,13 +87,13 @@ def forms(
     calls = {"float": step(layer, x, g)}
     if bf16:
         calls["bf16"] = step(layer, x, g.bfloat16(), bf16=True)
-    quantized: tuple[tuple[str, Execution, Sequence[str]], ...] = (
-        ("simulated", "simulate", simulated),
-        ("int8", "auto", precisions),
+    quantized: tuple[tuple[str, RunConfig, Sequence[str]], ...] = (
+        ("simulated", SIMULATED, simulated),
+        ("int8", CODES, precisions),
     )
-    for name, execution, texts in quantized:
+    for name, run, texts in quantized:
         for text in texts:
-            calls[f"{name} {text}"] = step(rewritten(layer, x, text, execution), x, g)
+            calls[f"{name} {text}"] = step(rewritten(layer, x, text, run), x, g)
     return calls
 
 
@@ -116,19 +116,11 @@ def crossovers(found: Mapping[tuple[int, int], Times], base: str) -> list[str]:
     return lines
 
 
-def rewritten(
-    layer: nn.Module, x: Tensor, precision: str, execution: Execution, rounding: Rounding = "compiled"
-) -> FracModel:
-    """The layer in a model that quantizes it; ``auto`` multiplies codes without timing them first."""
+def rewritten(layer: nn.Module, x: Tensor, precision: str, run: RunConfig) -> FracModel:
+    """The layer in a model that quantizes it."""
     bits = Precision.parse(precision)
-    config = FracConfig(
-        method="static",
-        precision=bits,
-        pins=(Pin("0", bits),),  # otherwise the first layer of a model stays float
-        rounding=rounding,
-        execution=execution,
-        kernels="int8" if execution == "auto" else "auto",
-    )
+    pins = (Pin("0", bits),)  # otherwise the first layer of a model stays float
+    config = FracConfig(method="static", precision=bits, pins=pins, run=run)
     return fractrainify(nn.Sequential(layer), config=config, example_inputs=(x[:2],)).train()
 
 

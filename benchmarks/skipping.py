@@ -1,6 +1,6 @@
 """``python -m benchmarks.skipping``: a training step in which a share of the samples skips every block it can.
 
-Masked (``execution="simulate"``) computes these samples too; dispatched (``execution="auto"``) leaves them out from a
+Masked (``skipping="computed"``) computes these samples too; dispatched (``skipping="left-out"``) leaves them out from a
 threshold on; gathered leaves them out at every share, which shows from where this saves time.
 """
 
@@ -44,8 +44,8 @@ from benchmarks.step.methods import Step
 from benchmarks.step.methods import parse as parse_method
 from benchmarks.step.methods import prepare as prepare_step
 from benchmarks.step.subjects import SUBJECTS
-from fractrain_fx import Engine, FracConfig, FracModel, fractrainify
-from fractrain_fx.config import Rounding
+from fractrain_fx import Engine, FracConfig, FracModel, RunConfig, fractrainify
+from fractrain_fx.config import Backend
 from fractrain_fx.nn.gates import Controller
 
 FORMS = ("masked", "dispatched", "gathered")
@@ -54,8 +54,8 @@ HOW = """
 A step is forward, `engine.loss` and backward in training mode. Every block with a skip path is skipped by the stated
 share of the batch; the other samples choose the other options equally often. All forms at a share ran in one process,
 in rounds of one step each in random order; ratios are of one round: median (quartiles). Saved memory is what autograd
-keeps from forward to backward, beside float's. `dispatched` is `execution="auto", kernels="float"`; `gathered` is the
-same with `skip_threshold=0`; `masked` is `execution="simulate"`.
+keeps from forward to backward, beside float's. `dispatched` is `skipping="left-out"`; `gathered` is the same from the
+first sample on, `skipping=0`; `masked` is `skipping="computed"`.
 """
 
 
@@ -117,7 +117,7 @@ def measure(name: str, options: argparse.Namespace, how: str) -> Run:
     x, y = (each.to(device) for each in subject.data(batch))
     run = Run(name, subject.title, options.method, batch, options.rounds, how, describe(device))
     clock = processor_seconds if options.clock == "processor" else seconds
-    config = FracConfig(method=options.method, rounding=options.rounding)
+    config = FracConfig(method=options.method, run=RunConfig(backend=options.backend))
     plain = prepare_step(parse_method("float"), model, x, y, subject.loss)
     for share in options.shares:
         steps = {"float": plain}
@@ -142,7 +142,7 @@ def prepare(
 ) -> Step:
     """A step of a copy of a model in which a share of the samples skips."""
     if form != "masked":
-        config = config.replace(execution="auto", kernels="float", skip_threshold=0.0 if form == "gathered" else None)
+        config = config.replace(**{"run.skipping": 0.0 if form == "gathered" else "left-out"})
     trained = fractrainify(copy.deepcopy(model), config=config, example_inputs=(x[:2],), check=False).train()
     skip_share(trained, len(x), share)
     engine = Engine(trained)
@@ -224,7 +224,7 @@ def _parser() -> argparse.ArgumentParser:
         "--models", nargs="+", choices=tuple(SUBJECTS), default=["resnet38", "transformer-base"], metavar="MODEL"
     )
     parser.add_argument("--method", choices=("dfq", "fractrain", "slu"), default="dfq")
-    parser.add_argument("--rounding", choices=get_args(Rounding), default="eager", help="of all forms")
+    parser.add_argument("--backend", choices=get_args(Backend), default="plain", help="of all forms")
     parser.add_argument("--shares", nargs="+", type=float, default=[0.0, 0.25, 0.5, 0.75], help="skipped, 0..1")
     parser.add_argument("--rounds", type=int, default=7, help="steps measured of each form at each share")
     parser.add_argument(

@@ -16,16 +16,15 @@ from pathlib import Path
 # Waiting threads sleep: on a machine that does something else too, spinning ones make each step several times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-from fractrain_fx import FracConfig
+from fractrain_fx import FracConfig, RunConfig
 from fractrain_fx.training import RunSettings, TrainSettings, new_run, results_table
 from fractrain_fx.training.log import new_console
 
-# execution="auto" computes a block for the samples that do not skip it. Whether codes are quicker it would find out by
-# timing them; kernels="float" leaves that out, so that two runs on one machine give the same table.
+# skipping="left-out" computes a block for the samples that do not skip it.
 METHODS = {
     "float": FracConfig(method="float"),
     "static FW-8/BW-8": FracConfig(method="static"),
-    "FracTrain": FracConfig(method="fractrain", execution="auto", kernels="float"),
+    "FracTrain": FracConfig(method="fractrain", run=RunConfig(skipping="left-out")),
 }
 RUNS = Path("runs/demo")
 

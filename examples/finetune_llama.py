@@ -17,7 +17,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from torch._subclasses import FakeTensorMode
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
-from fractrain_fx import Engine, FracConfig, FracModel, Pin, Precision, Steps, fractrainify
+from fractrain_fx import Engine, Fixed, FracConfig, FracModel, Pin, Precision, RunConfig, Steps, fractrainify
 from fractrain_fx.distributed import fully_shard
 from fractrain_fx.integrations.huggingface import FracTrainMixin
 
@@ -40,10 +40,8 @@ def settings(steps: int) -> FracConfig:
     return FracConfig(
         weight_bits=4,
         pins=(Pin("last", Precision(8, 8)),),
-        schedule="fixed",
-        turns=(0.25, 0.5, 0.75),
-        every=Steps(1),
-        length=Steps(steps),
+        run=RunConfig(length=Steps(steps)),
+        schedule=Fixed(turns=(0.25, 0.5, 0.75), every=Steps(1)),
     )
 
 

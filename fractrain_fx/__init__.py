@@ -2,14 +2,23 @@
 
 from fractrain_fx.api import fractrainify, plan
 from fractrain_fx.config import (
+    AffineConfig,
+    ByLength,
+    Constant,
     CostTargets,
+    Cyclic,
+    Fixed,
     FracConfig,
     GateConfig,
+    LossPlateau,
+    Manual,
     Pin,
     Precision,
     PrecisionStages,
+    RunConfig,
     Steps,
     Tokens,
+    TwoStage,
     tuned_config,
 )
 from fractrain_fx.engine import Engine
@@ -19,19 +28,28 @@ from fractrain_fx.model import FracModel
 from fractrain_fx.summary import Summary, summarize
 
 __all__ = [
+    "AffineConfig",
+    "ByLength",
+    "Constant",
     "CostTargets",
+    "Cyclic",
     "Engine",
+    "Fixed",
     "FracConfig",
     "FracModel",
     "FracTrainError",
     "FracTrainWarning",
     "GateConfig",
+    "LossPlateau",
+    "Manual",
     "Pin",
     "Precision",
     "PrecisionStages",
+    "RunConfig",
     "Steps",
     "Summary",
     "Tokens",
+    "TwoStage",
     "fractrainify",
     "keep_freed_memory",
     "plan",

@@ -77,11 +77,12 @@ def record_model(
         args, kwargs = _found_examples(model)
     else:
         args, kwargs = tuple(example_inputs or ()), dict(example_kwargs or {})
-    if config.batch_axis and all(x.ndim <= config.batch_axis for x in tensors_in((args, kwargs))):
+    if config.run.batch_axis and all(x.ndim <= config.run.batch_axis for x in tensors_in((args, kwargs))):
         raise ConfigError(
-            f"batch_axis={config.batch_axis} names a dimension that no example input has: count dimensions from 0"
+            f"run.batch_axis={config.run.batch_axis} names a dimension that no example input has: count dimensions "
+            "from 0"
         )
-    recording = record(model, args, kwargs, batch_axis=config.batch_axis, check=check)
+    recording = record(model, args, kwargs, batch_axis=config.run.batch_axis, check=check)
     for note in recording.python.notes:
         warn(f"{type(model).__name__}: {note}")
     return recording
@@ -92,17 +93,18 @@ def rewrite(
 ) -> Rewritten:
     """Run a chain, by default ``default_passes(config)``, over the graph of each mode.
 
-    ``rounding="auto"`` becomes ``eager`` or ``compiled``, by the device of the model's parameters.
+    ``backend="auto"`` becomes ``plain``, ``cpu`` or ``cuda``, by the device of the model's parameters.
 
     Raises:
-        ConfigError: the environment variable that fixes ``rounding="auto"`` is wrong.
+        ConfigError: the environment variable that fixes ``backend="auto"`` is wrong.
         ModelError: the model has nothing to quantize, or nothing to gate.
         TargetError: the gates cannot reach a cost target.
         FracTrainError: a pass raised it.
     """
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     rounding = choose_rounding(config, device)
-    config = config.replace(rounding=rounding.used)
+    if config.run.backend == "auto":
+        config = config.replace(**{"run.backend": rounding.used})
     chain = None if passes is None else tuple(passes)
     rewrite_graphs(model, recording, default_passes(config) if chain is None else chain)
     if not config.gated:

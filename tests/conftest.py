@@ -9,7 +9,7 @@ from collections.abc import Iterator
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ["FRACTRAIN_FX_TIMINGS"] = "off"  # no test reads or writes the user's cache
-os.environ.setdefault("FRACTRAIN_ROUNDING", "eager")  # whether or not the kernels were built on this machine
+os.environ.setdefault("FRACTRAIN_BACKEND", "plain")  # whether or not the kernels were built on this machine
 os.environ.pop("COLUMNS", None)  # pytest's workers set it, and tables obey it
 
 import numpy as np

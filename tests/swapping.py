@@ -11,7 +11,7 @@ from fractrain_fx.execution.torchao_devices import refusal
 
 __all__ = ["KINDS", "place"]
 
-KINDS = ("torchao-int8", "torchao-float8")
+KINDS = ("int8", "float8")
 
 
 def place(kind: Any) -> torch.device:

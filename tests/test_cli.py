@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -33,20 +34,20 @@ def test_training_ends_with_a_table_and_a_run_folder(tmp_path: Path, capsys: pyt
 
 def test_a_runs_own_config_repeats_it_and_flags_win(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
-    quick = [*QUICK, "--method", "dfq", "--targets", "3.5", "--schedule", "manual", "--gate.beta", "0.5"]
+    quick = [*QUICK, "--method", "dfq", "--targets", "3.5", "--schedule", "manual", "--set", "gate.beta=0.5"]
     assert main(["train", *quick, "--epochs", "2", "--pins", "block.3=FW-8/BW-16", "--out", str(first)]) == 0
     assert main(["train", "--config", str(first / "config.yaml"), "--out", str(second)]) == 0
     (last, again) = (json.loads((run / "result.json").read_text()) for run in (first, second))
     assert last | {"seconds": 0} == again | {"seconds": 0}
 
     third = tmp_path / "third"
-    flags = ["--config", str(first / "config.yaml"), "--epochs", "3", "--gate.dead_band", "1", "--out", str(third)]
+    flags = ["--config", str(first / "config.yaml"), "--epochs", "3", "--set", "gate.dead_band=1", "--out", str(third)]
     assert main(["train", *flags]) == 0
     config = (third / "config.yaml").read_text()
     assert (
         "epochs: 3\n" in config
         and "beta: 0.5" in config
-        and "dead_band: 1.0" in config
+        and "dead_band: 1\n" in config
         and "pattern: block.3" in config
     )
 
@@ -56,7 +57,7 @@ def test_tuned_settings_override_a_file_and_flags_override_both(
 ) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("{method: fractrain, weight_bits: 8, targets: [1.5, 2.0], data: digits, gate: {beta: 0.5}}")
-    assert main(["plan", f"{TINY}:net", "--config", str(file), "--tuned", "--targets", "3.7", "--json"]) == 0
+    assert main(["plan", f"{TINY}:net", "--config", str(file), "--as", "tuned", "--targets", "3.7", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["targets"] == [3.7] and found["options"][0] == "FW-3/BW-6"
     assert main(["plan", f"{TINY}:net", "--config", str(file), "--as", "paper", "--targets", "2.7", "--json"]) == 0
@@ -70,13 +71,13 @@ def test_tuned_settings_override_a_file_and_flags_override_both(
         (["--model", "timm:resnet118"], "timm:resnet18"),
         (["--data", "digit"], "'digits'"),
         (["--method", "fractran"], "'fractrain'"),
-        (["--format", "mxfp4"], "--format mx --format-recipe mxfp4"),
+        (["--format", "mxfp4"], "--format mx --set format_recipe=mxfp4"),
         (["--setting", "adaptation", "--subset", "3"], "larger subset than 3"),
-        (["--method", "static", "--tuned"], "pfq, dfq, fractrain have"),
-        (["--resume", "nowhere", "--tuned"], "leave out tuned"),
+        (["--method", "static", "--as", "tuned"], "pfq, dfq, fractrain have"),
+        (["--resume", "nowhere", "--set", "lr=1"], "leave out lr"),
+        (["--set", "gate.hiden=3"], "Did you mean 'gate.hidden'"),
         (["--resume", "nowhere", "--as", "paper"], "leave out as"),
         (["--as", "papers"], "'paper'"),
-        (["--as", "paper", "--tuned"], "both name settings"),
         (["--targets", "30"], "cannot be reached"),
         (["--pins", "blok.*=8/8"], "blok"),
         (["--pins", "block"], "PATTERN=PRECISION"),
@@ -131,7 +132,8 @@ def test_resuming_refuses_other_settings(capsys: pytest.CaptureFixture[str]) -> 
     [
         ("train --methd pfq", "train: --methd is unknown. Did you mean '--method'?"),
         ("train --metho=pfq --lr 3", "train: --metho is unknown. Did you mean '--method'?"),
-        ("train --gate.hiden 3", "train: --gate.hiden is unknown. Did you mean '--gate.hidden'?"),
+        ("train --gate.hidden 3", "train: --gate.hidden is unknown. Write --set gate.hidden=VALUE."),
+        ("train --block-length 3", "train: --block-length is unknown. Write --set block_length=VALUE."),
         ("train --epochs x", "train: --epochs x is not a whole number"),
         ("train --lr nan", "train: --lr nan is not a number"),
         ("train --targets 1 a", "train: --targets a is not a number"),
@@ -181,13 +183,23 @@ def test_tables_are_whole_in_80_columns(
     assert not any("\N{HORIZONTAL ELLIPSIS}" in line for line in table)
 
 
-def test_every_setting_is_a_flag_with_an_explanation(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_fits_on_two_screens_and_every_setting_is_listed_with_an_explanation(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
     with pytest.raises(SystemExit) as stop:
         main(["train", "--help"])
     text = capsys.readouterr().out
     assert stop.value.code == 0
-    for flag in ("--weight-bits", "--options", "--gate.hidden", "--epsilon", "--mixed-precision", "--block-length"):
-        assert flag in text
+    flags = re.findall(r"^  (?:-h, )?(--[a-z-]+)", text, flags=re.MULTILINE)
+    assert len(flags) == len(set(flags)) <= 35 and len(text.splitlines()) <= 80
+    assert text.index("examples:") < text.index("\n  --config ") < text.index("\n  --method ")
+    assert main(["train", "--set", "help"]) == 0
+    listed = capsys.readouterr().out
+    for name in ("weight_bits", "gate.hidden", "schedule.epsilon", "run.backend", "affine.keep", "mixed_precision"):
+        assert re.search(rf"^{name} \(default: .+\)\n    \w", listed, flags=re.MULTILINE), name
+    names = re.findall(r"^([a-z_.]+) \(", listed, flags=re.MULTILINE)
+    assert len(names) == len(set(names)) > 70
 
 
 def test_plan_and_inspect_agree_on_the_models_own_sizes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from torch import nn
 from torch._dynamo.exc import TorchRuntimeError
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from fractrain_fx import Engine, FracConfig, GateConfig, Precision, fractrainify
+from fractrain_fx import AffineConfig, Engine, FracConfig, GateConfig, Precision, RunConfig, fractrainify
 from tests.models import COMPILES_EXPERTS, HOME_MADE, HUGGING_FACE, TIMM, build
 from tests.test_invariants import objective, rewrite
 
@@ -20,9 +20,9 @@ def _fresh() -> None:
     torch._dynamo.reset()
 
 
-def small(method: str, rounding: str = "eager") -> tuple[nn.Module, torch.Tensor]:
+def small(method: str, backend: str = "plain") -> tuple[nn.Module, torch.Tensor]:
     case = build("multihead_attention")
-    config = FracConfig(method=method, rounding=rounding)  # type: ignore[arg-type]
+    config = FracConfig(method=method, run=RunConfig(backend=backend))  # type: ignore[arg-type]
     return fractrainify(case.model, config=config, example_inputs=case.args, check=False), torch.randn(4, 5, 12)
 
 
@@ -49,12 +49,12 @@ def test_a_new_precision_recompiles_nothing_and_changes_the_result() -> None:
 @pytest.mark.parametrize(
     "method, rounding",
     [
-        *[("float", "eager"), ("dfq", "eager"), ("dfq", "compiled")],
-        *(pytest.param("static", rounding, marks=pytest.mark.slow) for rounding in ("eager", "compiled")),
+        *[("float", "plain"), ("dfq", "plain"), ("dfq", "cpu")],
+        *(pytest.param("static", backend, marks=pytest.mark.slow) for backend in ("plain", "cpu")),
     ],
 )
-def test_train_and_eval_compile_without_a_graph_break_and_agree_with_eager(method: str, rounding: str) -> None:
-    model, x = small(method, rounding)
+def test_train_and_eval_compile_without_a_graph_break_and_agree_with_eager(method: str, backend: str) -> None:
+    model, x = small(method, backend)
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(model, fullgraph=True, backend=counter)
     engine = Engine(compiled)
@@ -71,7 +71,12 @@ def test_train_and_eval_compile_without_a_graph_break_and_agree_with_eager(metho
 
 def test_a_compiled_graph_with_a_multiplier_and_a_grid_with_zero_compiles_once_for_all_stages() -> None:
     case = build("multihead_attention")
-    config = FracConfig(gradient_grid="zero", gate=GateConfig(control="multiplier"), schedule="manual", epochs=4)
+    config = FracConfig(
+        run=RunConfig(length=4),
+        affine=AffineConfig(gradient_grid="zero"),
+        gate=GateConfig(control="multiplier"),
+        schedule="manual",
+    )
     model, x = fractrainify(case.model, config=config, example_inputs=case.args, check=False), torch.randn(4, 5, 12)
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(model, fullgraph=True, backend=counter)

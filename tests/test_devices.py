@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fractrain_fx import Engine, FracConfig, FracModel, fractrainify
+from fractrain_fx import Engine, FracConfig, FracModel, RunConfig, fractrainify
 from tests.elsewhere import ELSEWHERE, Elsewhere, move, put_elsewhere
 from tests.models import Case, build, marks
 
@@ -39,11 +39,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "dorefa": {"method": "dfq", "format": "dorefa"},
     "wageubn": {"method": "static", "format": "wageubn"},
 }
-# "auto" leaves out samples that skip.
-EXECUTIONS: dict[str, dict[str, Any]] = {
-    "simulate": {},
-    "auto": {"execution": "auto", "kernels": "float"},
-}
+SKIPPING = ("computed", "left-out")
 QUICK = {("resnet10t", "fractrain"), ("resnet10t", "mx"), ("gpt2", "static")}
 # With these, every configuration runs with some model, and every model with gates. The rest shows little more.
 LONG = {
@@ -54,9 +50,9 @@ LONG = {
 SLOW = {*product(MODELS, CONFIGS)} - QUICK - LONG
 
 
-def _changes(config: str, execution: str) -> bool:
-    """Whether an execution computes a configuration in another way than ``simulate``."""
-    return execution == "simulate" or CONFIGS[config]["method"] in ("dfq", "fractrain")
+def _changes(config: str, skipping: str) -> bool:
+    """Whether samples can be left out under a configuration."""
+    return skipping == "computed" or CONFIGS[config]["method"] in ("dfq", "fractrain")
 
 
 @pytest.mark.parametrize(
@@ -83,17 +79,17 @@ def test_a_step_runs_on_the_meta_device(config: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "config", "execution"),
+    ("model", "config", "skipping"),
     [
         pytest.param(model, config, name, marks=marks((model, config), LONG, SLOW))
         for model in MODELS
         for config in CONFIGS
-        for name in EXECUTIONS
+        for name in SKIPPING
         if _changes(config, name)
     ],
 )
-def test_an_epoch_on_another_device_gives_the_cpus_numbers(model: str, config: str, execution: str) -> None:
-    rewritten, case = _rewritten(model, CONFIGS[config] | EXECUTIONS[execution])
+def test_an_epoch_on_another_device_gives_the_cpus_numbers(model: str, config: str, skipping: Any) -> None:
+    rewritten, case = _rewritten(model, CONFIGS[config] | {"run": RunConfig(skipping=skipping)})
     args, kwargs = case.on(Tensor.clone)
     expected = float(_loss(copy.deepcopy(rewritten)(*args, **kwargs)).detach())
     with Elsewhere():

@@ -6,17 +6,22 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fractrain_fx import Engine, FracConfig, fractrainify
+from fractrain_fx import Cyclic, Engine, FracConfig, RunConfig, fractrainify
 from tests.training.tiny import TinyNet
 
 METHODS: dict[str, dict[str, object]] = {
     "float": {},
     "static": {"precision": "FW-8/BW-8"},
-    "pfq": {"schedule": "manual", "epochs": 2, "stages": "FW(4,8)/BW(6,8)"},
-    "pfq-cyclic": {"method": "pfq", "schedule": "cyclic", "epochs": 4, "cycles": 2, "stages": "FW(4,8)/BW(6,8)"},
+    "pfq": {"schedule": "manual", "run": RunConfig(length=2), "stages": "FW(4,8)/BW(6,8)"},
+    "pfq-cyclic": {"method": "pfq", "schedule": Cyclic(2), "run": RunConfig(length=4), "stages": "FW(4,8)/BW(6,8)"},
     "dfq": {"targets": (3.0,)},
-    "fractrain": {"schedule": "manual", "epochs": 2, "targets": (2.5, 3.0)},
-    "fractrain-cyclic": {"method": "fractrain", "schedule": "cyclic", "epochs": 4, "cycles": 2, "targets": (2.5, 3.0)},
+    "fractrain": {"schedule": "manual", "run": RunConfig(length=2), "targets": (2.5, 3.0)},
+    "fractrain-cyclic": {
+        "method": "fractrain",
+        "schedule": Cyclic(2),
+        "run": RunConfig(length=4),
+        "targets": (2.5, 3.0),
+    },
     "slu": {"targets": (50.0,)},
 }
 LEVELS = {

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy
 from torch.distributed.fsdp import fully_shard as torch_fully_shard
 
-from fractrain_fx import Engine, FracModel
+from fractrain_fx import Engine, FracModel, RunConfig
 from fractrain_fx.distributed import fully_shard
 from fractrain_fx.errors import ConfigError, InputError, ModelError
 from tests.passes.execute.test_segments import IMAGES, ROWS, Residual, Stack, rewritten
@@ -89,7 +89,7 @@ def held_by(group: nn.Module, model: nn.Module) -> set[str]:
     ("model", "x", "changes"),
     [
         (Residual(), IMAGES, {"method": "float"}),
-        (Residual(), IMAGES, {"execution": "auto", "options": ("FW-0/BW-0", "FW-4/BW-8")}),
+        (Residual(), IMAGES, {"run": RunConfig(skipping="left-out"), "options": ("FW-0/BW-0", "FW-4/BW-8")}),
         (Text(), WORDS, {"method": "pfq"}),
         (nn.Sequential(*(nn.Linear(8, 8) for _ in range(3))), ROWS, {"method": "static"}),
     ],

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
-from fractrain_fx import CostTargets, Engine, FracConfig, FracModel, GateConfig, fractrainify
+from fractrain_fx import CostTargets, Engine, FracConfig, FracModel, GateConfig, RunConfig, fractrainify
 from fractrain_fx.distributed import fully_shard
 from tests.choices import choose
 from tests.test_sharding import Text, whole
@@ -39,13 +39,13 @@ def words(rank: int, step: int) -> Tensor:
     return torch.randint(12, (4, 6), generator=torch.Generator().manual_seed(100 * rank + step))
 
 
-def rewritten(model: nn.Module, method: str, execution: str = "simulate") -> FracModel:
-    stages: Any = {"schedule": "manual", "epochs": 4, "targets": CostTargets((1.5, 2.0))}
+def rewritten(model: nn.Module, method: str, skipping: str = "computed") -> FracModel:
+    stages: Any = {"schedule": "manual", "targets": CostTargets((1.5, 2.0))}
     changes = stages if method == "fractrain" else {}
     # A multiplier would carry on the smallest difference of cp between the kinds of data parallel training.
     if FracConfig(method=method).gated:  # type: ignore[arg-type]
         changes["gate"] = GateConfig(control="sign", init="linear")
-    config = FracConfig(method=method, execution=execution, **changes)  # type: ignore[arg-type]
+    config = FracConfig(method=method, run=RunConfig(skipping=skipping, length=4), **changes)  # type: ignore[arg-type]
     return fractrainify(model, config=config, example_inputs=(words(0, 0),)).train()
 
 
@@ -70,11 +70,11 @@ def train(model: nn.Module, rank: int, steps: int = STEPS) -> dict[str, Any]:
     return found | {"ledger": engine.ledger.to_dict(), "engine": engine.state_dict()}
 
 
-def _compare(rank: int, folder: str, ranks: int, method: str, execution: str) -> None:
+def _compare(rank: int, folder: str, ranks: int, method: str, skipping: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    plain = rewritten(Text(), method, execution)
+    plain = rewritten(Text(), method, skipping)
     found = {}
     for name in ("ddp", "fsdp", "hsdp", "checkpointing")[: 4 if ranks > 2 else 2]:
         model = copy.deepcopy(plain)
@@ -93,11 +93,11 @@ def _compare(rank: int, folder: str, ranks: int, method: str, execution: str) ->
 
 
 @pytest.mark.parametrize(
-    ("ranks", "method", "execution"),
-    [(2, "float", "simulate"), (2, "fractrain", "auto"), (4, "float", "simulate"), (4, "fractrain", "simulate")],
+    ("ranks", "method", "skipping"),
+    [(2, "float", "computed"), (2, "fractrain", "left-out"), (4, "float", "computed"), (4, "fractrain", "computed")],
 )
-def test_sharded_training_is_that_of_data_parallel(tmp_path: Path, ranks: int, method: str, execution: str) -> None:
-    together(_compare, tmp_path, ranks, method, execution)
+def test_sharded_training_is_that_of_data_parallel(tmp_path: Path, ranks: int, method: str, skipping: str) -> None:
+    together(_compare, tmp_path, ranks, method, skipping)
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(ranks)]
     # Sums over four processes are taken in another order, and rounding to a few bits makes steps of what that changes.
     loose = method == "fractrain" and ranks > 2
@@ -120,7 +120,7 @@ def _gradients(rank: int, folder: str, ranks: int) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model = rewritten(Text(), "slu", "auto")
+    model = rewritten(Text(), "slu", "left-out")
     alone = copy.deepcopy(model)
     # On the first process all samples skip all blocks, on the others some run: each must gather all the same.
     everywhere = [[[0] * 4] * 3 if each == 0 else [[1, 0, 1, 0], [0] * 4, [1] * 4] for each in range(ranks)]

@@ -10,12 +10,14 @@ import torch
 from torch import nn
 
 from fractrain_fx import (
+    ByLength,
     CostTargets,
     Engine,
     FracConfig,
     GateConfig,
     Pin,
     PrecisionStages,
+    RunConfig,
     fractrainify,
     plan,
     summarize,
@@ -59,12 +61,9 @@ def test_functions(
         ({"targets": "3"}, "targets='3' must be a list"),
         ({"targets": ["3"]}, r"must be numbers"),
         ({"options": "FW-3/BW-6"}, "must be a list"),
-        ({"batch_axis": -1}, "batch_axis=-1 must be at least 0"),
-        ({"epochs": "ten"}, "epochs='ten' must be a whole number, or None"),
+        ({"run": {"length": 3}}, r"must be a RunConfig, like RunConfig\(length=3\)"),
         ({"weight_bits": 4.0}, "weight_bits=4.0 must be a whole number"),
         ({"weight_bits": True}, "weight_bits=True must be a whole number"),
-        ({"saturate_targets": "yes"}, "must be True or False"),
-        ({"keep": "0.9"}, "keep='0.9' must be a number"),
         ({"gate": {"control": "sign"}}, r"must be a GateConfig, like GateConfig\(control='sign'\)"),
         ({"method": "pfq", "targets": [3.0]}, "targets=.* changes nothing for method 'pfq'"),
         ({"method": "static", "stages": "FW(3,4)/BW(6,6)"}, r"stages=FW\(3,4\)/BW\(6,6\) changes nothing"),
@@ -72,9 +71,7 @@ def test_functions(
         ({"method": "slu", "options": ("FW-3/BW-6",)}, "options=FW-3/BW-6 changes nothing for method 'slu'"),
         ({"method": "slu", "weight_bits": 4}, "weight_bits=4 changes nothing for method 'slu': it is for 'dfq', 'frac"),
         ({"method": "pfq", "gate": GateConfig(hidden=8)}, r"gate.hidden=8 changes nothing for method 'pfq'"),
-        ({"schedule": "manual", "epsilon": 0.1}, "epsilon=0.1 changes nothing for schedule 'manual': it is for 'auto'"),
-        ({"schedule": "cyclic", "alpha": 0.5}, "alpha=0.5 changes nothing for schedule 'cyclic'"),
-        ({"cycles": 4}, "cycles=4 changes nothing without a schedule that reads it: it is for 'cyclic'"),
+        ({"schedule": {"kind": "manual", "epsilon": 0.1}}, "Manual has no field 'epsilon'"),
     ],
 )
 def test_fields_of_a_configuration(fields: dict[str, Any], message: str) -> None:
@@ -87,7 +84,7 @@ def test_fields_of_a_configuration(fields: dict[str, Any], message: str) -> None
     [
         ({"options": None}, r"options=None must be a list: write options=\['FW-3/BW-6'"),
         ({"options": "3/6"}, "options='3/6' must be a list"),
-        ({"turns": 0.5}, "turns=0.5 must be a list"),
+        ({"schedule": {"kind": "fixed", "turns": 0.5}}, "turns=0.5 must be a list"),
         ({"pins": 3}, "pins=3 must be a list"),
         ({"pins": [3]}, r"write pins=\['layer4"),
         ({"pins": [{"precision": "8/8"}]}, "not a rule with a pattern"),
@@ -104,7 +101,7 @@ def test_values_of_a_file(values: dict[str, Any], message: str) -> None:
 
 
 def test_whole_numbers_are_numbers_too() -> None:
-    assert FracConfig(epsilon=1, alpha=0).epsilon == 1 and FracConfig(targets=[2]).targets is not None
+    assert ByLength(epsilon=1, alpha=0).epsilon == 1 and FracConfig(targets=[2]).targets is not None
 
 
 @pytest.mark.parametrize(
@@ -115,7 +112,7 @@ def test_whole_numbers_are_numbers_too() -> None:
         (lambda: TrainSettings(epochs="ten"), "epochs='ten' must be a whole number"),  # type: ignore[arg-type]
         (lambda: CostTargets(3.0), r"targets=3\.0 must be a list"),  # type: ignore[arg-type]
         (lambda: PrecisionStages(None), "stages=None must be a list"),  # type: ignore[arg-type]
-        (lambda: FracConfig().replace(epoch=3), "no field 'epoch'.*'epochs'"),
+        (lambda: FracConfig().replace(**{"run.lenght": 3}), "no field 'lenght'.*'length'"),
         (lambda: tuned_config("dfq", target=3.0), "no field 'target'.*'targets'"),
         (lambda: RunSettings(image_size=0), "image_size=0 must be at least 1"),
         (lambda: RunSettings(train={"epochs": 3}), "must be a TrainSettings"),  # type: ignore[arg-type]
@@ -152,7 +149,7 @@ def test_precisions_of_a_rewritten_model() -> None:
 
 def test_a_batch_axis_that_no_input_has() -> None:
     with pytest.raises(ConfigError, match="batch_axis=2 names a dimension that no example input has"):
-        fractrainify(Residual(), config=FracConfig(batch_axis=2), example_inputs=(X,))
+        fractrainify(Residual(), config=FracConfig(run=RunConfig(batch_axis=2)), example_inputs=(X,))
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,12 @@ from torch import nn
 
 from benchmarks.gpu.setting import Setting
 from benchmarks.gpu.tolerant import refused
-from benchmarks.linears import rewritten, step
+from benchmarks.linears import SIMULATED, rewritten, step
 from benchmarks.records import quartiles, ratios
 from benchmarks.step.measure import interleaved
 from benchmarks.step.methods import tf32
-from fractrain_fx.config import Execution
+from fractrain_fx import RunConfig
+from fractrain_fx.config import Torchao
 
 __all__ = ["HOW", "items"]
 
@@ -27,7 +28,7 @@ training on int8 or float8, compiled by `torch.compile`, under bfloat16 autocast
 
 _Call = Callable[[], None]
 _BASE = "bf16"
-_TORCHAO: tuple[Execution, ...] = ("torchao-float8", "torchao-int8")
+_TORCHAO: tuple[Torchao, ...] = ("float8", "int8")
 
 
 def items(setting: Setting) -> Mapping[str, Any]:
@@ -44,12 +45,12 @@ def _rows(width: int, tokens: int, torchao: bool, setting: Setting) -> Iterator[
     x, g = torch.randn(2, tokens, width, device=setting.device)
     made: dict[str, Callable[[], _Call]] = {_BASE: lambda: step(layer, x, g.bfloat16(), bf16=True)}
     if torchao:
-        made |= {kind: partial(_torchao, layer, x, g.bfloat16(), kind) for kind in _TORCHAO}
+        made |= {f"torchao-{kind}": partial(_torchao, layer, x, g.bfloat16(), kind) for kind in _TORCHAO}
     else:
         made |= {
             "float32": lambda: step(layer, x, g),
             "tf32": lambda: _in_tf32(step(layer, x, g)),
-            "simulated 8/8": lambda: step(rewritten(layer, x, "8/8", "simulate"), x, g),
+            "simulated 8/8": lambda: step(rewritten(layer, x, "8/8", SIMULATED), x, g),
         }
     calls: dict[str, _Call] = {}
     notes: dict[str, str] = {}
@@ -79,6 +80,6 @@ def _in_tf32(call: _Call) -> _Call:
     return run
 
 
-def _torchao(layer: nn.Module, x: torch.Tensor, g: torch.Tensor, kind: Execution) -> _Call:
-    compiled: Any = torch.compile(rewritten(layer, x, "8/8", kind), fullgraph=True)
+def _torchao(layer: nn.Module, x: torch.Tensor, g: torch.Tensor, kind: Torchao) -> _Call:
+    compiled: Any = torch.compile(rewritten(layer, x, "8/8", RunConfig(backend="cpu", torchao=kind)), fullgraph=True)
     return step(compiled, x, g, bf16=True)

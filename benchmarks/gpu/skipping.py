@@ -28,7 +28,7 @@ def _rows(name: str, share: float, setting: Setting) -> Iterator[dict[str, Any]]
         device=setting.device,
         batch=4 if setting.small else None,
         method="dfq",
-        rounding="compiled",
+        backend="cpu",
         rounds=setting.rounds,
         clock="wall",
         shares=[share],

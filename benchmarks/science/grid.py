@@ -11,6 +11,7 @@ from benchmarks.science.named import AUTHORS_BETA, METHODS, RETIRED, SETTINGS, T
 from fractrain_fx.engine.controller import authors_beta
 from fractrain_fx.errors import ConfigError, near
 from fractrain_fx.training import RunSettings
+from fractrain_fx.training.override import merged
 from fractrain_fx.zoo.formats import FORMAT_RECIPES
 
 __all__ = ["GRIDS", "Run", "runs_of"]
@@ -45,11 +46,11 @@ class Run:
         Raises:
             ConfigError: a name is unknown, or the parts do not fit together.
         """
-        values = dict(_named(TASKS, self.task)) | dict(_named(METHODS, self.method))
+        values = merged(_named(TASKS, self.task), _named(METHODS, self.method))
         for name in self.setting.split("+"):
             if name in RETIRED:
                 raise ConfigError(f"setting {name!r} runs at commit 88ad369 only: git worktree add ../older 88ad369")
-            values = _merged(values, _named(SETTINGS, name))
+            values = merged(values, _named(SETTINGS, name))
         if (gate := values.get("gate", {})).get("beta") == AUTHORS_BETA:
             frac = RunSettings.from_dict(values | {"gate": {}}).frac
             values["gate"] = gate | {"beta": authors_beta(frac.gate_options, frac.gate_weight_bits)}
@@ -171,9 +172,3 @@ def _named(known: Mapping[str, Settings], name: str) -> Settings:
     if name not in known:
         raise ConfigError(f"{name!r} is unknown: write one of {', '.join(known)}.{near(name, known)}")
     return known[name]
-
-
-def _merged(values: Settings, more: Settings) -> dict[str, Any]:
-    """Later settings override earlier ones; settings of the gates are merged one by one."""
-    gate = dict(values.get("gate", {})) | dict(more.get("gate", {}))
-    return dict(values) | dict(more) | ({"gate": gate} if gate else {})

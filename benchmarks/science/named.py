@@ -15,7 +15,7 @@ Settings = Mapping[str, Any]
 # Model, data and loop. Learning rate 0.1 with a cosine after one epoch of warm-up: the default of `fractrain train`.
 _CIFAR = {"data": "cifar10", "batch_size": 128}
 _MOBILE: Settings = {"model": "zoo:mobilenetv2", "image_size": 16, "compile": True, **_CIFAR}
-_RAISE = {"epoch_steps": 150, "every": "25 steps", "compile": True}
+_RAISE = {"epoch_steps": 150, "schedule": {"every": "25 steps"}, "compile": True}
 _TEXT_RAISE = {"model": "hf:gpt2", "batch_size": 16, "test_subset": 512, "lr": 2e-3, "warm_up": 0.05, **_RAISE}
 TASKS: dict[str, Settings] = {
     "resnet20-16px": {"model": "zoo:resnet20", "image_size": 16, **_CIFAR},
@@ -44,7 +44,7 @@ TASKS: dict[str, Settings] = {
     # Four layers, and a head for 14,000 words. In batches of 4, a rate of 2e-3 is too high: bfloat16 ends worse.
     "words-raise": {
         **{"data": "text", **_TEXT_RAISE, "model": "benchmarks/formats/gpt2.py:four_layers"},
-        **{"batch_size": 4, "lr": 1e-3, "pins": ["lm_head=bfloat16"], "compile": False, "rounding": "compiled"},
+        **{"batch_size": 4, "lr": 1e-3, "pins": ["lm_head=bfloat16"], "compile": False, "run": {"backend": "cpu"}},
     },
     "resnet20-raise": {
         **{"model": "zoo:resnet20", "data": "cifar10", "image_size": 16, "batch_size": 64, "test_subset": 2000},
@@ -58,7 +58,7 @@ TASKS: dict[str, Settings] = {
 }
 
 # Stages of equal length: with 20 epochs Algorithm 1 would see too few losses.
-_STAGED = {"schedule": "manual", "rounding": "compiled"}
+_STAGED = {"schedule": "manual", "run": {"backend": "cpu"}}
 # Written out, so that a run is the same whatever the package takes by default.
 _STEERED = {"gate_lr": "model", "gate": {"init": "he", "control": "multiplier"}}
 _GATED = {**_STAGED, **_STEERED, "weight_bits": 4}
@@ -73,7 +73,7 @@ def _raised(few: int, many: int) -> Settings:
 _AUTO = {"method": "pfq", "format": "mx", "stages": "FW(4,8)/BW(4,8)"}
 METHODS: dict[str, Settings] = {
     "float": {"method": "float"},
-    "static": {"method": "static", "precision": "FW-8/BW-8", "rounding": "compiled"},
+    "static": {"method": "static", "precision": "FW-8/BW-8", "run": {"backend": "cpu"}},
     "pfq": {"method": "pfq", **_STAGED},
     "dfq": {"method": "dfq", "targets": [3.0], **_GATED},
     "fractrain": {"method": "fractrain", "targets": [1.5, 2.0, 2.5, 3.0], **_GATED},
@@ -95,7 +95,7 @@ METHODS: dict[str, Settings] = {
     "mxfp4-75-mxfp8": _raised(3, 1),
     "mxfp4-90-mxfp8": _raised(9, 1),
     "mxfp4-auto-mxfp8": _AUTO,
-    "mxfp4-auto-100-mxfp8": {**_AUTO, "every": "100 steps"},
+    "mxfp4-auto-100-mxfp8": {**_AUTO, "schedule": {"every": "100 steps"}},
 }
 
 AUTHORS_BETA = "authors_beta(options, weight_bits)"
@@ -109,7 +109,7 @@ SETTINGS: dict[str, Settings] = {
     "sign": {"gate": {"control": "sign"}},
     "fisher": {"gate": {"gradient": "fisher"}},
     "authors-strength": {"gate": {"beta": AUTHORS_BETA}},
-    "authors-options": {"options": [str(each) for each in AUTHORS_OPTIONS], "saturate_targets": True},
+    "authors-options": {"options": [str(each) for each in AUTHORS_OPTIONS], "targets": {"saturate": True}},
     "wide-options": {"options": [*map(str, DFQ_OPTIONS), "FW-8/BW-8", "FW-8/BW-12"]},
     # Every option has more forward bits than the one before: a gate's gradient shows what those are worth, and nothing
     # of what backward bits are worth.
@@ -137,8 +137,8 @@ SETTINGS: dict[str, Settings] = {
     "weights-5": {"weight_bits": 5},
     "weights-6": {"weight_bits": 6},
     # Skipped samples are left out of their block: batch norm does not see them, and their gates get the cost alone.
-    "execution-auto": {"execution": "auto"},
-    "zero-grid": {"gradient_grid": "zero"},
+    "execution-auto": {"run": {"skipping": "left-out", "backend": "codes"}},
+    "zero-grid": {"affine": {"gradient_grid": "zero"}},
     "cp-2-to-4.5": {"targets": [2.0, 3.0, 4.0, 4.5]},
     "cp-1.5-to-5.4": {"targets": [1.5, 2.5, 4.0, 5.4]},
     "cp-2.6-to-4.1": {"targets": [2.6, 3.2, 3.8, 4.1]},

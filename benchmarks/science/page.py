@@ -81,7 +81,7 @@ def _order(group: Group) -> tuple[Any, ...]:
 
 
 def _task_words(task: str, groups: Sequence[Group]) -> str:
-    values = TASKS[task]
+    values = _flat(TASKS[task])
     loop = ", ".join(f"`{name}` {value}" for name, value in values.items())
     names = " ".join(sorted({name for group in groups for name in group.setting.split("+")}))
     return f"{loop}. Settings ({names}) and columns are explained [below](#how-to-read-the-tables)."
@@ -205,9 +205,13 @@ def _fields(setting: Mapping[str, Any]) -> str:
 
 
 def _flat(setting: Mapping[str, Any]) -> dict[str, Any]:
-    """The values by field; those of the gates as ``gate.FIELD``."""
-    gate = {f"gate.{name}": value for name, value in setting.get("gate", {}).items()}
-    return {name: value for name, value in setting.items() if name != "gate"} | gate
+    """The values by field; those of a group as ``gate.FIELD``."""
+    flat: dict[str, Any] = {}
+    for name, value in setting.items():
+        flat |= (
+            {f"{name}.{part}": each for part, each in value.items()} if isinstance(value, Mapping) else {name: value}
+        )
+    return flat
 
 
 def _plain(value: Any) -> str:

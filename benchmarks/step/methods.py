@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from benchmarks.step import peers
 from benchmarks.step.peers import NotAvailableError
-from fractrain_fx import Engine, FracConfig, FracModel, Precision, fractrainify
+from fractrain_fx import Engine, FracConfig, FracModel, Precision, RunConfig, fractrainify
 from fractrain_fx.config import DFQ_OPTIONS, RECIPES, Attention
 from fractrain_fx.nn.gates import Controller
 
@@ -37,14 +37,15 @@ MODES = (
     *("kernels", "int8", "auto", "torchao-int8", "torchao-float8", "preserve", "checkpointed", "segments"),
     *("bf16", "tf32", "channels-last", "compiled", "graphs"),
 )
-# Options of FracConfig for modes of the rewritten methods. int8 does not leave out samples.
+# Options of FracConfig for modes of the rewritten methods. ``auto`` leaves out samples only if there are gates, and
+# multiplies codes only with ``kernels``.
 _OPTIONS: dict[str, dict[str, Any]] = {
-    "kernels": {"rounding": "compiled"},
-    "int8": {"execution": "auto", "skipping": "masked"},
-    "auto": {"execution": "auto"},
-    "torchao-int8": {"execution": "torchao-int8"},
-    "torchao-float8": {"execution": "torchao-float8"},
-    "preserve": {"memory_format": "preserve"},
+    "kernels": {"run.backend": "cpu"},
+    "int8": {"run.backend": "codes"},
+    "auto": {"run.skipping": "left-out", "run.backend": "codes"},
+    "torchao-int8": {"run.torchao": "int8"},
+    "torchao-float8": {"run.torchao": "float8"},
+    "preserve": {"run.memory_format": "preserve"},
     "checkpointed": {},
     "segments": {},
 }
@@ -145,8 +146,12 @@ def prepare(method: Method, model: nn.Module, x: Tensor, y: Tensor, loss: Callab
         trained = peers.quantized(method.base, trained, x).to(x.device)
     elif method.base != "float":
         config = config_of(method.base)
-        for mode in _OPTIONS.keys() & method.modes:
-            config = config.replace(**_OPTIONS[mode])
+        options = {name: word for mode in _OPTIONS if mode in method.modes for name, word in _OPTIONS[mode].items()}
+        if "auto" in method.modes and not {"kernels", "int8"} & method.modes:
+            del options["run.backend"]
+        if not config.gated:
+            options.pop("run.skipping", None)
+        config = config.replace(**options)
         trained = fractrainify(trained, config=config, example_inputs=(x[:2],)).to(x.device)
         if "checkpointed" in method.modes:
             trained.gradient_checkpointing_enable()
@@ -185,13 +190,17 @@ def config_of(base: str) -> FracConfig:
     if name in BLOCKS:
         precision = Precision(BLOCKS[name], BLOCKS[name])
         recipe = RECIPES[name]
-        return FracConfig(method="static", precision=precision, format=recipe.format, recipe=recipe, rounding="eager")
+        return FracConfig(
+            method="static", precision=precision, format=recipe.format, recipe=recipe, run=RunConfig(backend="plain")
+        )
     if name == "static":
-        return FracConfig(method="static", precision=Precision(8, 8), rounding="eager", attention=attention)
+        return FracConfig(
+            method="static", precision=Precision(8, 8), run=RunConfig(backend="plain"), attention=attention
+        )
     if name == "pfq":
-        return FracConfig(method="pfq", rounding="eager", attention=attention)
+        return FracConfig(method="pfq", run=RunConfig(backend="plain"), attention=attention)
     options = FIVE_OPTIONS if name == "dfq5" else DFQ_OPTIONS
-    return FracConfig(method="dfq", options=options, rounding="eager", attention=attention)
+    return FracConfig(method="dfq", options=options, run=RunConfig(backend="plain"), attention=attention)
 
 
 def spread_choices(model: nn.Module, batch: int) -> None:

@@ -1,7 +1,8 @@
 """``python -m benchmarks.time_to_loss``: wall time of a training to the same loss, by several methods at once.
 
 A small Transformer learns the characters of Python's documentation: in float, under bfloat16 autocast, and with static
-FW-8/BW-8, PFQ and FracTrain. These are simulated, and also run with ``execution="auto"`` (names that end in ``-auto``),
+FW-8/BW-8, PFQ and FracTrain. These are simulated, and also run with ``backend="codes"`` and
+``skipping="left-out"`` (names that end in ``-auto``),
 which leaves out skipped samples and multiplies whole codes.
 """
 
@@ -31,8 +32,8 @@ from benchmarks.step.methods import FIVE_OPTIONS
 from benchmarks.time_to_loss.curves import Curve, Run, run_of
 from benchmarks.time_to_loss.table import markdown, notes, rich_tables
 from benchmarks.time_to_loss.training import BF16, METHODS, Text, Trainee, computes_bf16, probe, train
-from fractrain_fx import FracConfig
-from fractrain_fx.config import DFQ_OPTIONS, GateConfig, Rounding
+from fractrain_fx import FracConfig, RunConfig
+from fractrain_fx.config import DFQ_OPTIONS, Backend, GateConfig
 from fractrain_fx.native import kernels
 from fractrain_fx.training.data.embedded import load_pydoc
 from fractrain_fx.training.settings import TrainSettings
@@ -69,7 +70,7 @@ def measure(options: argparse.Namespace, how: str, console: Console) -> Run:
     if options.clock == "processor" and torch.get_num_threads() != 1:
         raise SystemExit("--clock processor adds up all threads, also waiting ones: set OMP_NUM_THREADS=1")
     clock = processor_seconds if options.clock == "processor" else seconds
-    if options.rounding == "compiled":
+    if options.backend == "cpu":
         kernels()  # built now if needed, so that no step includes the build
     data = load_pydoc(options.length)
     assert isinstance(data.train, TensorDataset) and isinstance(data.test, TensorDataset)  # text always is
@@ -85,7 +86,7 @@ def measure(options: argparse.Namespace, how: str, console: Console) -> Run:
         seed=options.seed,
     )
     gate = GateConfig(beta=options.beta, control="sign", init="linear")  # as in the runs that are kept
-    fractrain = FracConfig(options=_OPTIONS[options.options], gate=gate, rounding=options.rounding)
+    fractrain = FracConfig(options=_OPTIONS[options.options], gate=gate, run=RunConfig(backend=options.backend))
     torch.manual_seed(options.seed)
     start = _model(data.classes, options.width, options.layers)
 
@@ -141,7 +142,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--options", type=int, choices=tuple(_OPTIONS), default=5, help="what FracTrain's gates choose from"
     )
-    parser.add_argument("--rounding", choices=get_args(Rounding), default="compiled", help="of all methods")
+    parser.add_argument("--backend", choices=get_args(Backend), default="cpu", help="of all methods")
     parser.add_argument("--seed", type=int, default=0, help="of weights and batches")
     parser.add_argument(
         "--bf16",

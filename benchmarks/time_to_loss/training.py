@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Int
@@ -15,8 +15,7 @@ from torch.utils.data import TensorDataset
 from benchmarks.step.measure import interleaved, seconds
 from benchmarks.step.subjects import next_token_loss
 from benchmarks.time_to_loss.curves import Curve
-from fractrain_fx import Engine, FracConfig, FracModel, Precision, fractrainify
-from fractrain_fx.config import Execution
+from fractrain_fx import Engine, FracConfig, FracModel, Precision, RunConfig, fractrainify
 from fractrain_fx.training.optim import make_optimizer, make_scheduler
 from fractrain_fx.training.settings import TrainSettings
 
@@ -58,15 +57,14 @@ class Text:
 def config_of(method: str, fractrain: FracConfig) -> FracConfig | None:
     """The configuration of a method, from FracTrain's own; ``None`` if the model trains in float."""
     name, _, auto = method.partition("-")
-    execution: Execution = "auto" if auto else "simulate"
+    run = RunConfig(backend="codes" if auto else fractrain.run.backend)
     match name:
         case "static":
-            precision = Precision(8, 8)
-            return FracConfig(method="static", precision=precision, rounding=fractrain.rounding, execution=execution)
+            return FracConfig(method="static", precision=Precision(8, 8), run=run)
         case "pfq":
-            return FracConfig(method="pfq", rounding=fractrain.rounding, execution=execution)
+            return FracConfig(method="pfq", run=run)
         case "fractrain":
-            return fractrain.replace(execution=execution)
+            return fractrain.replace(run=replace(run, skipping="left-out") if auto else run)
     return None
 
 

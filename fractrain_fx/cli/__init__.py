@@ -65,18 +65,21 @@ def _train(arguments: dict[str, Any]) -> int:
 
 
 def _run(arguments: dict[str, Any]) -> int:
-    from fractrain_fx.training.flags import given_flags, settings_of
+    from fractrain_fx.training.flags import given_settings, settings_of, settings_text
     from fractrain_fx.training.log import new_console
     from fractrain_fx.training.log.records import keep_start
     from fractrain_fx.training.log.results import results_table
     from fractrain_fx.training.run import hold_folder, new_run, resume_run
 
+    if arguments["set"] == ["help"]:
+        print(settings_text())
+        return 0
     console = new_console()
     out: Path | None = None
     try:
         if arguments["resume"] is not None:
-            also = [name for name in ("config", "as", "tuned", "out") if arguments[name] is not None] + list(
-                given_flags(arguments)
+            also = [name for name in ("config", "as", "out") if arguments[name] is not None] + list(
+                given_settings(arguments)
             )
             if also:
                 raise ConfigError(f"--resume goes on with the run's own settings: leave out {', '.join(also)}")

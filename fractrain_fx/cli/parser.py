@@ -12,13 +12,21 @@ from typing import NoReturn
 from jsonargparse import ArgumentParser
 
 from fractrain_fx.errors import near
-from fractrain_fx.training.flags import add_flags
+from fractrain_fx.training.flags import add_flags, as_setting
 
 __all__ = ["Parser", "make_parser"]
 
 _BAD_VALUE = re.compile(r"Parser key \"([^\"]+)\"[^:]*:\s+Expected a <class '(\w+)'>\. Got value: (.*)", re.DOTALL)
 _COMMANDS = ("train", "plan", "inspect", "machines", "zoo", "report", "build")
 _KINDS = {"int": "a whole number", "float": "a number"}
+_TRAIN = """Train a model; without flags, a small timm ResNet on the embedded digits with FracTrain.
+
+examples:
+  fractrain train --method pfq --epochs 10
+  fractrain train --model timm:resnet18 --data cifar10 --data-dir ~/data --as tuned
+  fractrain train --recipe table3-resnet38-cifar10-fractrain --seed 1 --set gate.beta=1e-3
+  fractrain train --config run.yaml --out runs/mine
+  fractrain train --resume runs/mine"""
 _BAD_CHOICE = re.compile(r"invalid choice: '(.*?)' \(choose from (.*)\)")
 
 
@@ -40,7 +48,7 @@ def _told(message: str, parser: ArgumentParser) -> Iterator[str]:
         known = [flag for action in parser._actions for flag in action.option_strings]
         given = words.split(" ")
         flags = [word.partition("=")[0] for word in given if word.startswith("-")]
-        yield from (f"{flag} is unknown.{near(flag, known, 1)}" for flag in flags)
+        yield from (f"{flag} is unknown.{as_setting(flag) or near(flag, known, 1)}" for flag in flags)
         if not flags:
             yield f"{' '.join(given)!r} belongs to no flag"
     elif found := _BAD_VALUE.search(message):
@@ -65,7 +73,7 @@ def _new(usage: str, description: str) -> Parser:
         prog="fractrain",
         usage=f"%(prog)s {usage}".rstrip(),
         description=description,
-        formatter_class=argparse.HelpFormatter,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
 
@@ -76,8 +84,7 @@ def make_parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"fractrain_fx {metadata.version('fractrain_fx')}")
     commands = parser.add_subcommands(required=True, dest="command", metavar="COMMAND")
 
-    train = _new("[FLAGS]", "Train a model; without flags, a small timm ResNet on the embedded digits with FracTrain.")
-    train.add_argument("--config", metavar="FILE", type=str, help="YAML file with settings; flags override it")
+    train = _new("[FLAGS]", _TRAIN)
     train.add_argument("--out", metavar="DIR", type=str, help="folder of the run (default: a new one under runs/)")
     train.add_argument("--resume", metavar="DIR", type=str, help="continue the run in this folder")
     add_flags(train)
@@ -89,7 +96,6 @@ def make_parser() -> Parser:
         command.add_argument(
             "model", metavar="MODEL", type=str, help="timm:NAME, hf:TYPE, zoo:NAME or FILE.py:FUNCTION"
         )
-        command.add_argument("--config", metavar="FILE", type=str, help="YAML file with settings; flags override it")
         command.add_argument("--ops", action="store_true", default=None, help="list every contraction")
         text_shapes = "show the shapes of every tensor that enters or leaves a block"
         command.add_argument("--shapes", action="store_true", default=None, help=text_shapes)
@@ -133,7 +139,7 @@ def make_parser() -> Parser:
     report.add_argument("--plots", metavar="DIR", type=str, help="write every plot as SVG and PNG too")
     report.add_argument("--epochs", metavar="N", nargs="+", type=int, help="epochs of the bit allocation plots")
     commands.add_subcommand("report", report, help="trajectories, stages, bits and cost of runs, as one HTML file")
-    build = _new("", "Build the C++ kernels that round on a CPU, once: rounding=auto then uses them.")
+    build = _new("", "Build the C++ kernels that round on a CPU, once: run.backend=auto then uses them.")
     commands.add_subcommand("build", build, help="build the C++ kernels that make training on a CPU quicker")
     for name, each in zip(_COMMANDS, (train, plan, inspect, machines, zoo, report, build), strict=True):
         each.prog = f"fractrain {name}"

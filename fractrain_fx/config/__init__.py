@@ -1,27 +1,9 @@
 """The configuration that a user sets: frozen, validated dataclasses, and their form in YAML."""
 
-from fractrain_fx.config.choices import (
-    CODE_BITS,
-    DISPATCH_FROM,
-    TORCHAO_PRECISION,
-    Attention,
-    Control,
-    Execution,
-    GateGradient,
-    GateInit,
-    GradientGrid,
-    Indicator,
-    Kernels,
-    MemoryFormat,
-    Method,
-    Rounding,
-    Schedule,
-    Skipping,
-    Torchao,
-)
+from fractrain_fx.config.affine import AffineConfig
 from fractrain_fx.config.clock import Steps, Tokens
-from fractrain_fx.config.config import FracConfig
-from fractrain_fx.config.gate import GateConfig
+from fractrain_fx.config.config import Attention, FracConfig, Method
+from fractrain_fx.config.gate import Control, GateConfig, GateGradient, GateInit
 from fractrain_fx.config.named import NAMES, named_values, paper_values, tuned_config, tuned_values
 from fractrain_fx.config.pins import Pin
 from fractrain_fx.config.precision import (
@@ -38,6 +20,17 @@ from fractrain_fx.config.precision import (
 )
 from fractrain_fx.config.products import BLOCK_FORMATS, OperandRecipe, ProductRecipe, Recipe
 from fractrain_fx.config.recipes import RECIPES, SCALE_BITS, usual_recipe
+from fractrain_fx.config.run import CODE_BITS, TORCHAO_PRECISION, Backend, MemoryFormat, RunConfig, Torchao
+from fractrain_fx.config.schedule import (
+    ByLength,
+    Constant,
+    Cyclic,
+    Fixed,
+    LossPlateau,
+    Manual,
+    Schedule,
+    TwoStage,
+)
 
 __all__ = [
     "AUTHORS_IMAGENET_OPTIONS",
@@ -46,7 +39,6 @@ __all__ = [
     "CODE_BITS",
     "COMPACT_OPTIONS",
     "DFQ_OPTIONS",
-    "DISPATCH_FROM",
     "FINE_OPTIONS",
     "FULL",
     "NAMES",
@@ -54,17 +46,21 @@ __all__ = [
     "SCALE_BITS",
     "SKIP",
     "TORCHAO_PRECISION",
+    "AffineConfig",
     "Attention",
+    "Backend",
+    "ByLength",
+    "Constant",
     "Control",
     "CostTargets",
-    "Execution",
+    "Cyclic",
+    "Fixed",
     "FracConfig",
     "GateConfig",
     "GateGradient",
     "GateInit",
-    "GradientGrid",
-    "Indicator",
-    "Kernels",
+    "LossPlateau",
+    "Manual",
     "MemoryFormat",
     "Method",
     "OperandRecipe",
@@ -73,12 +69,12 @@ __all__ = [
     "PrecisionStages",
     "ProductRecipe",
     "Recipe",
-    "Rounding",
+    "RunConfig",
     "Schedule",
-    "Skipping",
     "Steps",
     "Tokens",
     "Torchao",
+    "TwoStage",
     "named_values",
     "paper_values",
     "tuned_config",

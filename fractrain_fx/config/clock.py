@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
-from itertools import pairwise
 from numbers import Real
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from fractrain_fx.errors import ConfigError
 
-if TYPE_CHECKING:
-    from fractrain_fx.config import FracConfig
-
-__all__ = ["Amount", "Steps", "Tokens", "check_clock", "parse_amount", "parse_turn", "windows_of"]
+__all__ = ["Amount", "Steps", "Tokens", "parse_amount", "parse_turn"]
 
 
 @dataclass(frozen=True)
@@ -70,43 +65,4 @@ def parse_turn(value: Any) -> float | Amount:
     try:
         return float(value)
     except (TypeError, ValueError):
-        return parse_amount("turns", value)
-
-
-def windows_of(config: FracConfig) -> int | None:
-    """How often the schedule is asked in a run, its end included; ``None`` if the length of the run is not known."""
-    if config.every is None:
-        return config.epochs
-    return None if config.length is None else math.ceil(config.length.number / config.every.number)
-
-
-def check_clock(config: FracConfig) -> None:
-    """Raise a ``ConfigError`` for ``every``, ``length`` and ``turns`` that do not fit together."""
-    every, length = config.every, config.length
-    if length is not None:
-        if every is None:
-            raise ConfigError(f"length={str(length)!r} changes nothing without every: give epochs=... instead")
-        if type(length) is not type(every) or length.number < every.number:
-            raise ConfigError(f"length={str(length)!r} must be at least every={str(every)!r}, in its unit")
-    if config.schedule != "fixed":
-        if config.turns:
-            raise ConfigError(f"turns changes nothing with schedule={config.schedule!r}: it is for 'fixed'")
-        return
-    if not config.turns:
-        raise ConfigError("schedule='fixed' begins stages at set places: write turns=(0.75,) or turns=(Steps(5000),)")
-    shares = [turn for turn in config.turns if isinstance(turn, float)]
-    amounts = [turn for turn in config.turns if not isinstance(turn, float)]
-    if not all(0 < share < 1 for share in shares):
-        raise ConfigError(f"turns={_shown(config)} must be shares of the run between 0 and 1, or numbers of steps")
-    if any(every is None or type(turn) is not type(every) for turn in amounts):
-        unit = amounts[0].unit
-        raise ConfigError(
-            f"turns={_shown(config)} in {unit} need a schedule that counts {unit}: write every='100 {unit}'"
-        )
-    for given in (shares, [turn.number for turn in amounts]):
-        if any(before >= after for before, after in pairwise(given)):
-            raise ConfigError(f"turns={_shown(config)} must rise")
-
-
-def _shown(config: FracConfig) -> str:
-    return f"({', '.join(map(str, config.turns))})"
+        return parse_amount("schedule.turns", value)

@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, Literal
 
-from fractrain_fx.config.checks import check_config, check_words
-from fractrain_fx.config.choices import (
-    CODE_BITS,
-    DISPATCH_FROM,
-    Attention,
-    Execution,
-    GradientGrid,
-    Indicator,
-    Kernels,
-    MemoryFormat,
-    Method,
-    Ranges,
-    Rounding,
-    Schedule,
-    Skipping,
-    Torchao,
-)
-from fractrain_fx.config.clock import Amount, parse_amount, parse_turn
+from fractrain_fx.config.affine import AffineConfig
+from fractrain_fx.config.checks import check_config
 from fractrain_fx.config.gate import GateConfig
 from fractrain_fx.config.kinds import check_kinds, require_sequence
 from fractrain_fx.config.pins import Pin, parse_pins
-from fractrain_fx.config.plain import given_fields, known_keys, plain_values, read_yaml, write_yaml
+from fractrain_fx.config.plain import changed_fields, given_fields, plain_values, read_yaml, write_yaml
 from fractrain_fx.config.precision import (
     DFQ_OPTIONS,
     FLOAT_BITS,
@@ -40,8 +25,13 @@ from fractrain_fx.config.precision import (
 )
 from fractrain_fx.config.products import BLOCK_FORMATS, Recipe
 from fractrain_fx.config.recipes import recipe_of, usual_recipe
+from fractrain_fx.config.run import CODE_BITS, RunConfig
+from fractrain_fx.config.schedule import ByLength, Schedule, parse_schedule
 
-__all__ = ["FracConfig"]
+__all__ = ["Attention", "FracConfig", "Method"]
+
+Method = Literal["float", "static", "pfq", "dfq", "fractrain", "slu"]
+Attention = Literal["quantized", "float"]
 
 
 @dataclass(frozen=True)
@@ -63,59 +53,18 @@ class FracConfig:
         weight_bits: bits of gated weights.
         targets: cp of each stage of ``fractrain``; ``dfq`` and ``slu`` hold the last one. ``None``: the paper's
             1.5/2/2.5/3 (3 for ``dfq``, 50 for ``slu``; in per cent), moved into reach of the model's gates.
-        saturate_targets: whether a target out of reach counts as the nearest one in reach instead of being an error.
+            ``CostTargets(..., saturate=True)``: a target out of reach counts as the nearest one in reach instead of
+            being an error.
         attention: ``quantized``: fused attention is opened into its two products, which get precisions like all others.
             ``float``: it stays one call in float; quicker, at a higher ``cp_total``. The paper's Transformer has it.
-        rounding: what rounds, finds ranges, and computes gates and their gradient. ``eager``: plain torch operations.
-            ``triton``: on a GPU Triton kernels, for format ``affine``; elsewhere as ``eager``. ``compiled``: on a GPU
-            as ``triton``; on a CPU C++ kernels, for ``affine`` and block formats, built at their first use. With
-            ``execution="auto"`` they also multiply codes, on a CPU with AVX2 or AVX-512. ``auto``: ``compiled`` on a
-            CPU where they were built before, else ``triton`` where Triton is installed, else ``eager``; ``fractrain
-            train`` builds them for a long run (docs/execution.md).
-        execution: ``simulate``: every block runs for all samples, and its result is dropped for samples that skip it.
-            ``auto``: samples that skip are left out if that saves time. Values stay the same, except that batch norm
-            and ranges inside a block only see the samples that run, noise is drawn for these alone, and a sample that
-            skips a block has no gradient through it (docs/execution.md). ``torchao-int8``, ``torchao-float8``,
-            ``torchao-mxfp8``: torchao's 8-bit training computes linear layers (``static`` at FW-8/BW-8): under
-            ``affine`` in its own numbers, under ``fp8`` and ``mx`` by ``fp8`` and ``mxfp8`` (docs/torchao.md).
-        skipping: ``dispatched``: ``execution="auto"`` leaves out samples that skip. ``masked``: it does not, for models
-            whose batch norm must see all samples.
-        skip_threshold: share (0..1) of a batch that must skip a block before they are left out; ``None``: as measured.
-        kernels: how ``execution="auto"`` multiplies values that format ``affine`` rounds to at most 8 bits; the results
-            are the same. ``auto``: on int8 if a short timing finds that quicker than float. Each shape, and each width
-            with C++ kernels, is timed as it first trains. ``int8``: wherever possible. ``float``: never on int8.
-        memory_format: ``auto``: on a CPU, convolutions of images and the layers between them compute in
-            ``torch.channels_last``, which is quicker. ``preserve``: in the order of inputs and weights.
-        gradient_grid: the levels of rounded output gradients in format ``affine``. ``range``: from the lowest value on.
-            ``zero``: shifted by less than a level, so that one level is 0 and zero gradients stay zero.
-        ranges: what shares a range in format ``affine``. ``tensor``: an activation or gradient, and each output channel
-            of a weight. ``row``: what a product sums over, so that each product rounds its operands anew. ``head``: as
-            ``tensor``, but with one range for each index that no product sums over: sample and head in the products of
-            attention. ``row`` and ``head`` measure in evaluation too.
         pins: rules that fix the precision of some contractions, and maybe their number format (:class:`Pin`).
-        gate: sizes and strength of the gates.
-        schedule: moves the run from stage to stage. ``None``: as ``auto`` in runs of unknown length and of twice the
-            losses that it needs at least (30 epochs for four stages); in shorter ones each stage gets the same time.
-            ``auto``: Algorithm 1. ``two-stage``: the same over the first and the last stage. ``manual``: each stage
-            gets the same time. ``cyclic``: cosine cycles from the first to the last. ``fixed``: stages begin at
-            ``turns``. ``constant``: the last stage only.
-        every: how often the schedule is asked for the stage: ``Steps(100)`` (``100 steps``) or ``Tokens(1_000_000)``;
-            ``None``: after each epoch. It then gets the mean loss since it was last asked.
-        turns: where each stage after the first begins, for ``fixed``: shares of the run (``0.75``), or ``Steps`` or
-            ``Tokens``, as ``every`` counts. A stage begins when the schedule is next asked.
-        length: length of the run in the unit of ``every``. ``fractrain train`` sets it; Hugging Face's and Lightning's
-            trainers know it, unless the unit is tokens.
-        indicator: the loss that moves the stages of ``auto`` and ``two-stage``. ``task``: the task loss. ``total``: the
-            task loss plus the cost term, as in the authors' code (``fractrain``).
-        epochs: length of the run where ``every`` is ``None``.
-        cycles: cosine cycles of the ``cyclic`` schedule.
-        epsilon, alpha: threshold of the turning point and its decay (Algorithm 1).
-        keep: share (0..1) of the old running range that a training step keeps.
-        batch_axis: dimension of the model's inputs that holds the samples.
-        compared_calls: of each recording, the number of first calls with other sizes that are compared with the model
-            itself, because code may read a size in a way that recording does not see. The first call with another type,
-            layout or setting of torch is always compared; 0 compares no call.
-        recordings: most recordings of one model, for calls with other arguments and sizes that take another path.
+        affine: how format ``affine`` finds the levels of its numbers (:class:`AffineConfig`).
+        gate: sizes and strength of the gates (:class:`GateConfig`).
+        schedule: moves the run from stage to stage: :class:`ByLength`, :class:`LossPlateau`, :class:`TwoStage`,
+            :class:`Manual`, :class:`Cyclic`, :class:`Fixed` or :class:`Constant`; or its word, for the usual settings:
+            ``by-length``, ``auto``, ``two-stage``, ``manual``, ``cyclic``, ``fixed``, ``constant``. ``None`` is
+            ``by-length``.
+        run: how the model runs, and for how long (:class:`RunConfig`).
     """
 
     method: Method = "fractrain"
@@ -126,34 +75,14 @@ class FracConfig:
     options: tuple[Precision, ...] = DFQ_OPTIONS
     weight_bits: int = 6
     targets: CostTargets | None = None
-    saturate_targets: bool = False
     attention: Attention = "quantized"
-    rounding: Rounding = "auto"
-    execution: Execution = "simulate"
-    skipping: Skipping = "dispatched"
-    skip_threshold: float | None = None
-    kernels: Kernels = "auto"
-    memory_format: MemoryFormat = "auto"
-    gradient_grid: GradientGrid = "range"
-    ranges: Ranges = "tensor"
     pins: tuple[Pin, ...] = ()
+    affine: AffineConfig = field(default_factory=AffineConfig)
     gate: GateConfig = field(default_factory=GateConfig)
-    schedule: Schedule | None = None
-    every: Amount | None = None
-    turns: tuple[float | Amount, ...] = ()
-    length: Amount | None = None
-    indicator: Indicator = "task"
-    epochs: int | None = None
-    cycles: int = 8
-    epsilon: float = 0.05
-    alpha: float = 0.3
-    keep: float = 0.9
-    batch_axis: int = 0
-    recordings: int = 8
-    compared_calls: int = 16
+    schedule: Schedule = field(default_factory=ByLength)
+    run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:
-        check_words(self)
         self._normalise()
         check_kinds(self)
         check_config(self)
@@ -167,11 +96,7 @@ class FracConfig:
         require_sequence("options", self.options, "['FW-3/BW-6', 'FW-6/BW-8']")
         set_field(self, "options", tuple(Precision.parse(option) for option in self.options))
         set_field(self, "pins", parse_pins(self.pins))
-        for name in ("every", "length"):
-            if (amount := getattr(self, name)) is not None:
-                set_field(self, name, parse_amount(name, amount))
-        require_sequence("turns", self.turns, "[0.75]")
-        set_field(self, "turns", tuple(parse_turn(turn) for turn in self.turns))
+        set_field(self, "schedule", parse_schedule(self.schedule))
         if self.targets is not None and not isinstance(self.targets, CostTargets):
             require_sequence("targets", self.targets, "[1.5, 2.0, 2.5, 3.0]")
             set_field(self, "targets", CostTargets(tuple(self.targets)))
@@ -189,7 +114,7 @@ class FracConfig:
     @property
     def per_product(self) -> bool:
         """Whether each product rounds its operands anew."""
-        return self.product_recipe is not None or self.ranges != "tensor"
+        return self.product_recipe is not None or (self.format == "affine" and self.affine.ranges != "tensor")
 
     @property
     def least_bits(self) -> tuple[int, int, int]:
@@ -200,14 +125,13 @@ class FracConfig:
     def dispatches(self) -> bool:
         """Whether blocks run only the samples that do not skip them."""
         skips = self.gated and self.gate_options[0].skips
-        return self.execution == "auto" and self.skipping == "dispatched" and skips
+        return self.run.left_out_from is not None and skips
 
     @property
     def may_use_codes(self) -> bool:
         """Whether ops may multiply on int8."""
-        if self.execution != "auto" or self.kernels == "float" or self.method == "float":
-            return False
-        if self.format != "affine" or self.per_product:
+        fits = self.format == "affine" and not self.per_product and self.affine.gradient_grid == "range"
+        if not self.run.uses_codes or self.method == "float" or not fits:
             return False
         steered = self.gate_options if self.gated else self.precision_stages
         weights = [self.gate_weight_bits] if self.gated else [each.fw for each in steered]
@@ -215,14 +139,12 @@ class FracConfig:
         return fits or any(pin.precision.fw <= CODE_BITS for pin in self.pins)
 
     @property
-    def torchao(self) -> Torchao | None:
-        """The kind of torchao training that computes linear layers, or ``None``."""
-        return cast(Torchao, self.execution) if self.execution in get_args(Torchao) else None
-
-    @property
-    def dispatch_from(self) -> float:
-        """The share of skipped samples from which they are left out."""
-        return DISPATCH_FROM if self.skip_threshold is None else self.skip_threshold
+    def windows(self) -> int | None:
+        """How often the schedule is asked in a run, its end included; ``None`` if its length is not known."""
+        length, every = self.run.length, self.schedule.every
+        if every is None or length is None:
+            return self.run.epochs
+        return None if isinstance(length, int) else math.ceil(length.number / every.number)
 
     @property
     def gated(self) -> bool:
@@ -265,9 +187,11 @@ class FracConfig:
         return (self.precision,) if self.method == "static" else self.stages.stages
 
     def replace(self, **changes: Any) -> FracConfig:
-        """A copy with some fields changed, validated again; an unknown field is an error that offers near names."""
-        known_keys(type(self), changes)
-        return replace(self, **changes)
+        """A copy with some fields changed, validated again; an unknown field is an error that offers near names.
+
+        The name of a field in a group has a dot: ``config.replace(**{"gate.beta": 1e-3})``.
+        """
+        return replace(self, **changed_fields(self, changes))
 
     @classmethod
     def paper(cls, method: str = "fractrain", **changes: Any) -> FracConfig:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import is_dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from numbers import Integral, Real
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from fractrain_fx.errors import ConfigError
+from fractrain_fx.errors import ConfigError, near
 
-__all__ = ["check_kinds", "require_numbers", "require_sequence"]
+__all__ = ["check_kinds", "known_keys", "require_numbers", "require_sequence"]
 
 _WORDS: dict[type, str] = {int: "a whole number", float: "a number", bool: "True or False", str: "text"}
 
@@ -18,8 +18,8 @@ _WORDS: dict[type, str] = {int: "a whole number", float: "a number", bool: "True
 def check_kinds(settings: Any, prefix: str = "") -> None:
     """Raise a ``ConfigError`` for a field whose value is not of its annotation's kind.
 
-    Numbers, switches, text and dataclasses are checked, also where ``None`` is possible. Fields that know certain words
-    and lists are left to their own checks.
+    Numbers, switches, text, words of a ``Literal`` and dataclasses are checked, also where ``None`` is possible. Fields
+    of several kinds and lists are left to their own checks.
 
     Args:
         settings: a dataclass.
@@ -29,12 +29,26 @@ def check_kinds(settings: Any, prefix: str = "") -> None:
         value = getattr(settings, name)
         if value is None and optional:
             continue
+        if get_origin(kind) is Literal:
+            known = get_args(kind)
+            if value not in known:
+                offer = near(str(value), known)
+                raise ConfigError(f"{prefix}{name}={value!r} is unknown: write one of {', '.join(known)}.{offer}")
+            continue
         fits = isinstance(value, kind)
         if kind in (int, float):
             fits = isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
         if not fits:
             words = _WORDS.get(kind) or f"a {kind.__name__}, like {kind.__name__}({_example(value)})"
             raise ConfigError(f"{prefix}{name}={value!r} must be {words}{', or None' if optional else ''}")
+
+
+def known_keys(cls: type, names: Iterable[Any]) -> None:
+    """Raise a ``ConfigError`` for a name that is not a field of ``cls``; it offers near names."""
+    known = [f.name for f in fields(cls)]
+    for key in names:
+        if key not in known:
+            raise ConfigError(f"{cls.__name__} has no field {key!r}; it has {', '.join(known)}.{near(str(key), known)}")
 
 
 def require_sequence(name: str, value: Any, example: str) -> None:
@@ -51,12 +65,15 @@ def require_numbers(name: str, value: Any, example: str, *, whole: bool = False)
         raise ConfigError(f"{name}={value!r} must be {'whole ' if whole else ''}numbers: write {name}={example}")
 
 
-def _fields(settings: type) -> Iterator[tuple[str, type, bool]]:
+def _fields(settings: type) -> Iterator[tuple[str, Any, bool]]:
     """Name, kind and whether it may be ``None``, of each field to check."""
+    own = {f.name for f in fields(settings)}
     for name, hint in get_type_hints(settings).items():
         choices = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
         kinds = [each for each in choices if each is not NoneType]
-        if len(kinds) == 1 and (kinds[0] in _WORDS or is_dataclass(kinds[0])):
+        if name not in own or len(kinds) != 1:
+            continue
+        if kinds[0] in _WORDS or is_dataclass(kinds[0]) or get_origin(kinds[0]) is Literal:
             yield name, kinds[0], len(choices) > 1
 
 

@@ -22,7 +22,7 @@ _VALUES: dict[str, dict[str, Any]] = {
     "fractrain": {**_GATED, "targets": [2.9, 3.4, 3.6, 3.8], "schedule": "manual"},
 }
 
-_STAGES = {"schedule": "auto", "epsilon": 0.05, "alpha": 0.3}
+_STAGES = {"schedule": {"kind": "auto", "epsilon": 0.05, "alpha": 0.3}}
 _PAPER_GATES: dict[str, Any] = {
     "options": list(map(str, DFQ_OPTIONS)),
     "weight_bits": 6,
@@ -70,7 +70,7 @@ def tuned_config(method: str = "fractrain", **changes: Any) -> FracConfig:
 
     Args:
         method: ``pfq``, ``dfq`` or ``fractrain``.
-        changes: fields of :class:`FracConfig` with another value, such as ``epochs``.
+        changes: fields of :class:`FracConfig` with another value, such as ``run=RunConfig(length=30)``.
 
     Raises:
         ConfigError: the method has no tuned settings, or a value does not fit.

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fractrain_fx.config.affine import AffineConfig
+from fractrain_fx.config.clock import Steps, Tokens
 from fractrain_fx.config.gate import GateConfig
-from fractrain_fx.config.kinds import require_sequence
+from fractrain_fx.config.kinds import known_keys, require_sequence
 from fractrain_fx.config.pins import Pin
-from fractrain_fx.errors import ConfigError, near
+from fractrain_fx.config.precision import CostTargets
+from fractrain_fx.config.run import RunConfig
+from fractrain_fx.config.schedule import parse_schedule
+from fractrain_fx.errors import ConfigError
 
 if TYPE_CHECKING:
     from fractrain_fx.config import FracConfig
 
-__all__ = ["given_fields", "known_keys", "plain_values", "read_yaml", "write_yaml"]
+__all__ = ["GROUPS", "changed_fields", "given_fields", "plain_values", "read_yaml", "write_yaml"]
 
 _PINS = "['layer4.*=FW-8/BW-8']"
+
+GROUPS: dict[str, type] = {"affine": AffineConfig, "gate": GateConfig, "run": RunConfig}
+"""The fields that are dataclasses of one kind."""
 
 
 def plain_values(config: FracConfig) -> dict[str, Any]:
@@ -26,13 +34,21 @@ def plain_values(config: FracConfig) -> dict[str, Any]:
     plain["precision"] = str(config.precision)
     plain["stages"] = str(config.stages)
     plain["options"] = [str(option) for option in config.options]
-    plain["targets"] = None if config.targets is None else list(config.targets.per_cent)
-    amounts = {name: getattr(config, name) for name in ("every", "length")}
-    plain |= {name: None if amount is None else str(amount) for name, amount in amounts.items()}
-    plain["turns"] = [turn if isinstance(turn, float) else str(turn) for turn in config.turns]
+    if (targets := config.targets) is not None:
+        per_cent = list(targets.per_cent)
+        plain["targets"] = {"per_cent": per_cent, "saturate": True} if targets.saturate else per_cent
     plain["pins"] = [pin.to_dict() for pin in config.pins]
-    plain["gate"]["dims"] = list(config.gate.dims)
-    return plain
+    plain["schedule"] = {"kind": config.schedule.kind, **_plain_fields(config.schedule)}
+    return plain | {name: _plain_fields(getattr(config, name)) for name in GROUPS}
+
+
+def _plain_fields(group: Any) -> dict[str, Any]:
+    def plain(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return [plain(each) for each in value]
+        return str(value) if isinstance(value, Steps | Tokens) else value
+
+    return {f.name: plain(getattr(group, f.name)) for f in fields(group)}
 
 
 def given_fields(cls: type[FracConfig], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -43,15 +59,37 @@ def given_fields(cls: type[FracConfig], values: Mapping[str, Any]) -> dict[str, 
     """
     known_keys(cls, values)
     given = dict(values)
-    if isinstance(given.get("gate"), Mapping):
-        known_keys(GateConfig, given["gate"])
-        given["gate"] = GateConfig(**given["gate"])
+    for name, kind in (GROUPS | {"targets": CostTargets}).items():
+        if isinstance(given.get(name), Mapping):
+            known_keys(kind, given[name])
+            given[name] = kind(**given[name])
     if given.get("pins") is not None:
         require_sequence("pins", given["pins"], _PINS)
         given["pins"] = tuple(map(_pin, given["pins"]))
     elif "pins" in given:
         given["pins"] = ()
     return given
+
+
+def changed_fields(config: FracConfig, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that ``changes`` set, where ``gate.beta`` is a field of the group ``gate``.
+
+    Raises:
+        ConfigError: a name is unknown, or a dotted one does not name a field of a group.
+    """
+    known_keys(type(config), [name.partition(".")[0] for name in changes])
+    fields = {name: value for name, value in changes.items() if "." not in name}
+    for name in changes:
+        head, dot, part = name.partition(".")
+        if not dot:
+            continue
+        group = fields.get(head, getattr(config, head))
+        group = parse_schedule(group) if head == "schedule" else group
+        if not is_dataclass(group) or isinstance(group, type):
+            raise ConfigError(f"{name} is unknown: {head}={group!r} has no fields")
+        known_keys(type(group), [part])
+        fields[head] = replace(group, **{part: changes[name]})
+    return fields
 
 
 def _pin(value: Any) -> Pin:
@@ -93,11 +131,3 @@ def read_yaml(path: str | Path) -> Mapping[str, Any]:
     if not isinstance(values, Mapping):
         raise ConfigError(f"{path} has no fields: write lines like 'method: fractrain'")
     return values
-
-
-def known_keys(cls: type, values: Mapping[str, Any]) -> None:
-    """Raise a ``ConfigError`` for a key that is no field of ``cls``; it offers near names."""
-    known = [f.name for f in fields(cls)]
-    for key in values:
-        if key not in known:
-            raise ConfigError(f"{cls.__name__} has no field {key!r}; it has {', '.join(known)}.{near(str(key), known)}")

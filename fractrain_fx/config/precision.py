@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from fractrain_fx.config.kinds import require_numbers, require_sequence
+from fractrain_fx.config.kinds import check_kinds, require_numbers, require_sequence
 from fractrain_fx.errors import ConfigError
 
 __all__ = [
@@ -152,13 +152,19 @@ class PrecisionStages:
 class CostTargets:
     """FracTrain's target cp of each stage, in per cent of the full-precision training cost (paper 3.3).
 
+    Attributes:
+        per_cent: the targets.
+        saturate: a target out of reach counts as the nearest one in reach instead of being an error.
+
     Raises:
         ConfigError: a target is not a number above 0 and at most 100.
     """
 
     per_cent: tuple[float, ...] = (1.5, 2.0, 2.5, 3.0)
+    saturate: bool = False
 
     def __post_init__(self) -> None:
+        check_kinds(self, "targets.")
         require_numbers("targets", self.per_cent, "[1.5, 2.0, 2.5, 3.0]")
         object.__setattr__(self, "per_cent", tuple(float(target) for target in self.per_cent))
         if not self.per_cent or not all(0 < target <= 100 for target in self.per_cent):

@@ -40,8 +40,6 @@ class OperandRecipe:
 
     def __post_init__(self) -> None:
         check_kinds(self)
-        if self.eight not in ("e4m3", "e5m2"):
-            raise ConfigError(f"eight={self.eight!r} is not an element of 8 bits: write 'e4m3' or 'e5m2'")
         if self.square and self.per_row:
             raise ConfigError("square and per_row name two kinds of blocks for one operand: leave one of them out")
 

@@ -127,11 +127,6 @@ def widths_of(name: str, *precisions: Precision) -> str | None:
 def check_recipe(config: FracConfig) -> None:
     """Raise a ``ConfigError`` for a recipe, or settings of a block format, that do not fit together."""
     if config.format not in BLOCK_FORMATS:
-        if config.recipe is not None:
-            raise ConfigError(
-                f"recipe={config.recipe!r} changes nothing with format={config.format!r}: it goes with "
-                f"{', '.join(map(repr, BLOCK_FORMATS))}"
-            )
         return
     recipe = config.product_recipe
     if config.recipe is not None and recipe_of(config.recipe).format != config.format:
@@ -149,19 +144,25 @@ def check_recipe(config: FracConfig) -> None:
         lacks = f"weight_bits={config.weight_bits}: {lacks}"
     if lacks is not None:
         raise ConfigError(lacks)
-    if config.gated and recipe is not None and recipe.by_product:
-        raise ConfigError(
-            f"a recipe with by_product gives weights the backward bits, which the gates of method {config.method!r} "
-            "choose for each sample: leave by_product out"
+    if config.gated and recipe is not None and (reason := _unfit_for_gates(recipe)) is not None:
+        raise ConfigError(f"format={config.format!r} with method {config.method!r}: {reason}")
+
+
+def _unfit_for_gates(recipe: Recipe) -> str | None:
+    """Why gates, which give each sample its own bits, cannot choose the bits under a recipe."""
+    if recipe.by_product:
+        return (
+            "a recipe with by_product gives weights the backward bits, which the gates choose for each sample: leave "
+            "by_product out"
         )
-    if config.gated and recipe is not None and recipe.transforms:
-        raise ConfigError(
-            f"format={config.format!r} would use a Hadamard transform, which mixes samples, and the gates of method "
-            f"{config.method!r} give each sample its own bits: write a recipe without hadamard, such as format='mx' "
-            "with recipe='mxfp8'"
+    if recipe.transforms:
+        return (
+            "its Hadamard transform mixes samples, and the gates give each sample its own bits: write a recipe without "
+            "hadamard, such as format='mx' with recipe='mxfp8'"
         )
-    if config.gated and recipe is not None and any(recipe.least):
-        raise ConfigError(
-            f"a recipe with a product in bfloat16 does not go with the gates of method {config.method!r}, which choose "
-            "the bits of all products: write another recipe, or method 'static' or 'pfq'"
+    if any(recipe.least):
+        return (
+            "a recipe with a product in bfloat16 does not go with gates, which choose the bits of all products: write "
+            "another recipe, or method 'static' or 'pfq'"
         )
+    return None

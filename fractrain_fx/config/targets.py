@@ -68,7 +68,7 @@ def scheduled_precision(config: FracConfig, target: float) -> Precision:
 def resolve_targets(config: FracConfig, reach: Reach) -> tuple[float, ...]:
     """The target cp of each stage, in per cent.
 
-    Targets that the user set stay as they are; with ``saturate_targets``, a target out of reach becomes the nearest cp
+    Targets that the user set stay as they are; with ``saturate``, a target out of reach becomes the nearest cp
     in reach. The defaults (paper 4.4) are moved up for a model whose gates cannot reach them because it has blocks
     without a skip path, or ops that follow the stage. They keep their distances as far as there is room.
 
@@ -83,7 +83,7 @@ def resolve_targets(config: FracConfig, reach: Reach) -> tuple[float, ...]:
         return tuple(_nearest(config, target, reach) for target in _move(_DEFAULTS[config.method], *reach.interval))
     targets = config.targets.per_cent if config.method == "fractrain" else config.targets.per_cent[-1:]
     nearest = tuple(_nearest(config, target, reach) for target in targets)
-    if config.saturate_targets:
+    if config.targets.saturate:
         return nearest
     for target, near in zip(targets, nearest, strict=True):
         if target != near:
@@ -92,7 +92,8 @@ def resolve_targets(config: FracConfig, reach: Reach) -> tuple[float, ...]:
                 f"target cp {target:g} % cannot be reached: with {config.gate_weight_bits}-bit weights and options "
                 f"{', '.join(map(str, config.gate_options))} this model's gates reach {low:.3f} to {high:.3f} %"
                 f"{_with_scheduled(config, target, reach)}. "
-                "Set targets in that range, other options or weight_bits, or saturate_targets=True to take the nearest"
+                "Set targets in that range, other options or weight_bits, or CostTargets(..., saturate=True) to take "
+                "the nearest"
             )
     return targets
 

@@ -3,7 +3,7 @@
 from fractrain_fx.engine.controller import CostController
 from fractrain_fx.engine.dependence import InputDependence
 from fractrain_fx.engine.engine import Engine, StageChange
-from fractrain_fx.engine.indicator import LossPlateau
+from fractrain_fx.engine.indicator import PlateauIndicator
 from fractrain_fx.engine.ledger import EpochRow, Ledger
 from fractrain_fx.engine.schedules import StageSchedule, plan_stages
 
@@ -13,7 +13,7 @@ __all__ = [
     "EpochRow",
     "InputDependence",
     "Ledger",
-    "LossPlateau",
+    "PlateauIndicator",
     "StageChange",
     "StageSchedule",
     "plan_stages",

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fractrain_fx.config import FracConfig
+from fractrain_fx.config import ByLength, FracConfig
 from fractrain_fx.engine.ledger import EpochRow, Ledger, stages_text, table
 from fractrain_fx.engine.schedules import Level, LoopLength, StagePlan, StageSchedule, plan_stages
 from fractrain_fx.engine.steered import SteeredModel, level_text, noted_run, show_level
@@ -31,11 +31,14 @@ class Course:
         config: names the schedule, and may say how long the run is.
         levels: the levels of the method.
         schedule: replaces the schedule that the configuration names.
+        epochs: epochs of the loop, if the configuration does not say them.
     """
 
-    def __init__(self, config: FracConfig, levels: tuple[Level, ...], schedule: StageSchedule | None) -> None:
+    def __init__(
+        self, config: FracConfig, levels: tuple[Level, ...], schedule: StageSchedule | None, epochs: int | None = None
+    ) -> None:
         self._config, self._levels, self._given = config, levels, schedule
-        self._length = LoopLength(epochs=config.epochs)
+        self._length = LoopLength(epochs=config.run.epochs if epochs is None else epochs)
         self._complaint: str | None = None
         self._told = False
         self._adopt(None)
@@ -82,7 +85,7 @@ class Course:
         if stages == 1:
             return
         _log.info("%d stages by %s", stages, self.plan.name)
-        if self.plan.windows is None and self._config.schedule is None and self._given is None:
+        if self.plan.windows is None and isinstance(self._config.schedule, ByLength) and self._given is None:
             every = self.plan.every
             unit = "epochs" if every is None else f"windows of {every}"
             say = "epochs=..." if every is None else f"length={type(every).__name__}(...)"

@@ -31,7 +31,7 @@ class Engine(Staged):
     """Trains a ``FracModel`` by its own configuration, inside any training loop (paper, Algorithms 1 and 2).
 
     Call :meth:`loss` after each forward of a training step, and :meth:`end_epoch` after each epoch; with the
-    configuration's ``every``, also :meth:`end_step` after each optimizer step. PFQ changes the model's precision at
+    schedule's ``every``, also :meth:`end_step` after each optimizer step. PFQ changes the model's precision at
     turning points, FracTrain its target cp and the precision of ops that no gate can choose for; DFQ and SLU hold the
     last target; static and float have one stage. Nothing in :meth:`loss` waits for the device.
 
@@ -40,7 +40,7 @@ class Engine(Staged):
         accumulate: batches whose gradients make one optimizer step, if the loop divides each loss by that number.
         schedule: replaces the schedule that the configuration names.
         epochs: length of the run, by which its stages are planned; by default the configuration's.
-        length: the same in steps or tokens, if the configuration's ``every`` counts them.
+        length: the same in steps or tokens, if the schedule's ``every`` counts them.
         watch: whether to check, in the first steps and at the end of the first epoch, that backward reaches the cost
             term and that the optimizer moves gates and model.
     """
@@ -56,13 +56,13 @@ class Engine(Staged):
         watch: bool = True,
     ) -> None:
         self.model = steered.steered_model(model)
-        given = {"epochs": epochs, "length": length}
-        config = self.model.frac_config.replace(**{name: each for name, each in given.items() if each is not None})
-        self._course = Course(config, steered.levels_of(self.model), schedule)
+        config, given = self.model.frac_config, epochs if length is None else length
+        config = config if given is None else config.replace(**{"run.length": given})
+        self._course = Course(config, steered.levels_of(self.model), schedule, epochs)
         self._controller = CostController(config.gate, config.gate_options, config.gate_weight_bits)
         self.accumulate = accumulate
         self._paused = False
-        self._clock = RunClock(config.every)
+        self._clock = RunClock(config.schedule.every)
         self._epoch = OpenEpoch(self._row)
         self._watch = LoopWatch(self.model, watch, unscaled=config.gate.gradient == "fisher")
         self.ledger = Ledger(self.model.macs, self.model.uncounted, self._course.texts)
@@ -120,7 +120,7 @@ class Engine(Staged):
 
         Raises:
             InputError: the loss is not one number, another argument does not fit, or the model has not run yet.
-            RunError: the configuration has ``every``, and :meth:`end_step` was not called after the last step.
+            RunError: the schedule has ``every``, and :meth:`end_step` was not called after the last step.
             CostTermError: the first optimizer steps changed the model, but backward never reached the cost term.
         """
         task_loss = told.check_batch(task_loss, mean, weight, tokens)
@@ -167,7 +167,7 @@ class Engine(Staged):
             The stage change, or ``None``.
 
         Raises:
-            RunError: the configuration has ``every``, and there was no batch since the last step.
+            RunError: the schedule has ``every``, and there was no batch since the last step.
             ConfigError: one optimizer step has more tokens than ``every``.
             NonFiniteLossError: a task loss since the schedule was last asked was NaN or infinite. The stage stays.
         """
@@ -199,7 +199,7 @@ class Engine(Staged):
 
         Args:
             mean_loss: the loss for the schedule; by default the mean task loss over the epoch's steps, plus the cost
-                term if the configuration's ``indicator`` is ``total``. Not with ``every``.
+                term if the schedule's ``indicator`` is ``total``. Not with ``every``.
 
         Returns:
             The stage change, or ``None``.
@@ -274,7 +274,7 @@ class Engine(Staged):
         """The loss that the schedule sees."""
         if not math.isfinite(sums.loss):  # this process had finite losses, but all must stop together
             raise NonFiniteLossError(f"a task loss of epoch {epoch} was NaN or infinite in another process")
-        return sums.loss + sums.cost_term if self.model.frac_config.indicator == "total" else sums.loss
+        return sums.loss + sums.cost_term if self.model.frac_config.schedule.by_total_loss else sums.loss
 
     def _move_to(self, stage: int, epoch: int) -> StageChange | None:
         if stage == self.stage:

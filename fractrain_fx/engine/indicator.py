@@ -9,13 +9,13 @@ from typing import Any
 
 from fractrain_fx.errors import ConfigError
 
-__all__ = ["LossPlateau"]
+__all__ = ["PlateauIndicator"]
 
 # The early epochs give the magnitude of the loss, so that one threshold fits different tasks.
 _SCALE_EPOCHS = 10
 
 
-class LossPlateau:
+class PlateauIndicator:
     """Watches epoch losses and fires at a turning point (paper, Algorithm 1).
 
     It fires when every loss of a full window lies within ``epsilon`` of the newest one, measured in units of

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from fractrain_fx.config import GateGradient
+from fractrain_fx.config.gate import GateGradient
 from fractrain_fx.execution.arithmetic import Arithmetic, Bound, Gradients, Needs
 from fractrain_fx.execution.autocast import autocast, autocast_dtype
 from fractrain_fx.formats import Format, ValueRange

@@ -25,9 +25,9 @@ def refusal(kind: Torchao, device: torch.device) -> str | None:
         return None
     if device.type not in ("cpu", "cuda"):
         return f"torchao multiplies on CPUs and on GPUs with CUDA or ROCm, not on a device of type {device.type}"
-    if kind == "torchao-mxfp8":
+    if kind == "mxfp8":
         return _no_mxfp8(device)
-    if kind == "torchao-float8":
+    if kind == "float8":
         return _no_float8(device) if device.type == "cuda" else None
     # torchao uses a Triton kernel if Triton finds a GPU, and torch._int_mm if not.
     if device.type == "cpu" and has_triton():
@@ -42,7 +42,7 @@ def refusal(kind: Torchao, device: torch.device) -> str | None:
 
 def slow(kind: Torchao, device: torch.device) -> str | None:
     """The reason why such products are not quicker than float ones on this kind of device; ``None`` if they may be."""
-    if kind == "torchao-int8":
+    if kind == "int8":
         return _lacks_int8(device)
     return "torch multiplies float8 on a CPU in other types" if device.type == "cpu" else None
 

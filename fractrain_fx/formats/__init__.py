@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fractrain_fx.config import BLOCK_FORMATS, Recipe, usual_recipe
-from fractrain_fx.config.choices import GradientGrid, Ranges
+from fractrain_fx.config.affine import GradientGrid, Ranges
 from fractrain_fx.config.recipes import RECIPES
 from fractrain_fx.errors import ConfigError, near
 from fractrain_fx.formats.affine import AffineFormat, RangedAffineFormat
@@ -57,7 +57,7 @@ def get_format(
             block = RECIPES[name].format
             raise ConfigError(
                 f"format={name!r} is a recipe of format {block!r}: write format={block!r} with recipe={name!r} "
-                f"(--format {block} --format-recipe {name})"
+                f"(--format {block} --set format_recipe={name})"
             )
         raise ConfigError(f"format={name!r} is unknown: write one of {', '.join(known)}.{near(name, known)}")
     return formats[name]

@@ -59,8 +59,8 @@ class Steering(TrainerCallback):
         config = self.frac_model.frac_config
         if self._engine is None:
             raise InputError(
-                f"schedule={config.schedule!r} divides the run, whose length Trainer knows when training begins: read "
-                "the engine after that, or write epochs=... (with every: length=...) in FracConfig"
+                f"schedule={config.schedule.kind!r} divides the run, whose length Trainer knows when training begins: "
+                "read the engine after that, or write run=RunConfig(length=...) in FracConfig"
             )
         return self._engine
 
@@ -78,10 +78,10 @@ class Steering(TrainerCallback):
                 f"Trainer got a {type(model).__name__}, which has no fractional precision to train: "
                 "pass fractrainify(model, example_kwargs=one batch with its labels)"
             )
-        if self.stage_steps is not None and model.frac_config.every is not None:
+        if self.stage_steps is not None and model.frac_config.schedule.every is not None:
             raise ConfigError(
-                f"stage_steps={self.stage_steps} and every={str(model.frac_config.every)!r} both say when the stage "
-                "may change: leave stage_steps out"
+                f"stage_steps={self.stage_steps} and every={str(model.frac_config.schedule.every)!r} both say when the "
+                "stage may change: leave stage_steps out"
             )
         if model._state.sharding is not None:
             raise ConfigError(

@@ -34,7 +34,7 @@ class FracTrainMixin:
     Args:
         model: a rewritten model, or ``None`` if ``model_init`` makes it.
         stage_steps: optimizer steps after which an epoch of the ledger ends and the stage may change; ``None``: at each
-            epoch, or as the configuration's ``every`` says.
+            epoch, or as the schedule's ``every`` says.
         args, kwargs: arguments of ``Trainer``.
 
     Raises:
@@ -130,7 +130,7 @@ class FracTrainCallback(Steering):
     Args:
         model: a rewritten model that was recorded with its labels.
         stage_steps: optimizer steps after which an epoch of the ledger ends and the stage may change; ``None``: at each
-            epoch, or as the configuration's ``every`` says.
+            epoch, or as the schedule's ``every`` says.
 
     Raises:
         CostTermError: while training, if Trainer takes its loss from elsewhere (``compute_loss_func``, label

@@ -30,7 +30,7 @@ def engine_for(model: FracModel, *, stage_steps: int | None, epochs: int | None,
     Raises:
         ConfigError: the schedule divides the run, and neither configuration nor loop say how long it is in its unit.
     """
-    every = model.frac_config.every
+    every = model.frac_config.schedule.every
     if not waits_for_length(model):
         engine = Engine(model)
     elif every is None:

@@ -32,7 +32,7 @@ class FracTrainCallback(Callback):
     Args:
         engine: the engine that the module calls; by default one is made for the module's ``FracModel``.
         stage_steps: optimizer steps after which an epoch of the ledger ends and the stage may change; ``None``: at each
-            epoch, or as the configuration's ``every`` says.
+            epoch, or as the schedule's ``every`` says.
 
     Raises:
         ConfigError: when training starts, if the module has no ``FracModel``, or several.
@@ -62,7 +62,7 @@ class FracTrainCallback(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         model = model_in(pl_module) if self._engine is None else self._engine.model
-        every = model.frac_config.every
+        every = model.frac_config.schedule.every
         if self._stage_steps is not None and every is not None:
             raise ConfigError(
                 f"stage_steps={self._stage_steps} and every={str(every)!r} both say when the stage may change: leave "

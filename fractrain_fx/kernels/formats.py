@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fractrain_fx.config import BLOCK_FORMATS, FracConfig, Recipe, usual_recipe
-from fractrain_fx.config.choices import GradientGrid, Ranges
+from fractrain_fx.config.affine import GradientGrid, Ranges
 from fractrain_fx.formats import AffineFormat, Format, MicroscalingFormat, ValueRange, get_format
 from fractrain_fx.formats.affine.format import range_shape
 from fractrain_fx.formats.base import Operand, SampleAxis, Values
@@ -34,7 +34,7 @@ def format_by_kernels(
     gradient_grid: GradientGrid = "range",
     ranges: Ranges = "tensor",
 ) -> Format:
-    """The format of a name, by the kernels that ``FracConfig.rounding`` stands for, if it has any.
+    """The format of a name, by the kernels that the backend stands for, if it has any.
 
     Args:
         config: the model's configuration.

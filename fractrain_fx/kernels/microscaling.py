@@ -1,4 +1,4 @@
-"""The block formats by C++ kernels on a CPU (``rounding="compiled"``): each rounding or transform in one pass.
+"""The block formats by C++ kernels on a CPU (``backend="cpu"``): each rounding or transform in one pass.
 
 As operations of torch, a rounding takes about eleven passes over memory.
 """

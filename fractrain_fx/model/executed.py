@@ -147,9 +147,9 @@ class Running:
         """How each quantized op multiplies, by name: see :meth:`fractrain_fx.FracModel.kernels`."""
         shown, config = self._shown, self._config
         names = [op.name for _, op in ops_of(shown.graph) if op.precision.mode not in ("float", "uncounted")]
-        if config.torchao is not None:
+        if config.run.torchao is not None:
             apart = not_on_torchao(shown, config)
-            return {name: apart.get(name) or NUMERICS[config.torchao] for name in names}
+            return {name: apart.get(name) or NUMERICS[config.run.torchao] for name in names}
         left_out = not_on_int8(shown, config)
         ran = {name: op.codes.kernel for name, op in self.fused.items() if op.codes is not None}
         return {name: left_out.get(name) or ran.get(name) or "float" for name in names}

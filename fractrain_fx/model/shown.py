@@ -64,7 +64,7 @@ class Shown(nn.Module):
 
     @property
     def frac_config(self) -> FracConfig:
-        """The configuration this model was rewritten with; ``rounding`` is what was chosen for ``auto``.
+        """The configuration this model was rewritten with; ``run.backend`` is what was chosen for ``auto``.
 
         ``model.config`` is the original's own, if it has one.
         """

@@ -68,7 +68,7 @@ class Variants:
         self._fixed: dict[int, set[int]] = {}
         self._place_of = run_by_compiler(self._place_for)
         self._watched = Watched(original)
-        self._first_calls = FirstCalls(original, config.compared_calls)
+        self._first_calls = FirstCalls(original, config.run.compared_calls)
         self._note_conditions(0, first)
 
     def __iter__(self) -> Iterator[Variant]:
@@ -227,9 +227,9 @@ class Variants:
         if why is not None:
             raise InputError(f"{why}. {refused}") from cause
         recording = next(variant.recording for variant in self if variant.form == form)
-        if recording.fixed_batch and self._config.batch_axis == 0 and (parts := sequence_first_parts(self._original)):
-            refused += f". {parts[0]} takes sequence-first inputs: if dimension 1 of yours holds the samples, set "
-            refused += "FracConfig(batch_axis=1)"
+        first = recording.fixed_batch and not self._config.run.batch_axis
+        if first and (parts := sequence_first_parts(self._original)):
+            refused += f". {parts[0]} takes sequence-first inputs: if dimension 1 has the samples, set run.batch_axis=1"
         differences = told_differences(recording, values) or other_differences(values, around=around)
         raise InputError(
             f"this call differs from the recorded one: {differences}. {type(self._original).__name__} was recorded for "
@@ -250,9 +250,9 @@ class Variants:
         if self.closed is not None:
             return self.closed
         count = 1 + len(self._others)
-        if count >= self._config.recordings:
+        if count >= self._config.run.recordings:
             return (
-                f"It has {count} recordings already: set FracConfig(recordings=...) higher, pad inputs to a few "
+                f"It has {count} recordings already: set RunConfig(recordings=...) higher, pad inputs to a few "
                 "sizes, or move that code into a submodule"
             )
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
@@ -268,7 +268,7 @@ class Variants:
         forget_notices(original)
         around = Surroundings.present(training)
         with torch.inference_mode(False):
-            recording = record(original, args, kwargs, batch_axis=config.batch_axis, surroundings=around)
+            recording = record(original, args, kwargs, batch_axis=config.run.batch_axis, surroundings=around)
             rewrite_graphs(original, recording, default_passes(config) if self._passes is None else self._passes)
         share_inserted(self.first.recording, recording)
         variant = self._variant(recording, form, f"dispatched_{len(self._others) + 1}")
@@ -283,7 +283,7 @@ class Variants:
             "%s is recorded again (%d of at most %d recordings), because this call %s",
             type(original).__name__,
             1 + len(self._others),
-            config.recordings,
+            config.run.recordings,
             told,
         )
         return variant
@@ -294,7 +294,7 @@ class Variants:
             Running(shown, self._config, self._tuner, each, recording.leaves)
             for shown, each in zip(recording.graphs, places, strict=False)
         ]
-        count = SampleCount(recording, self._config.batch_axis)
+        count = SampleCount(recording, self._config.run.batch_axis)
         dimensions = tuple(map(len, shapes_of(recording.inputs)))
         reads = reads_of(recording, self._original)
         return Variant(recording, {True: made[0], False: made[-1]}, form, count, dimensions, reads)

@@ -41,17 +41,17 @@ def kernels() -> Any:
         ConfigError: ninja is missing, or a compiler that can build them, or others may have changed the build.
     """
     file = library()
-    needs = "rounding='compiled' needs a C++ compiler (g++ or clang++) and ninja (pip install ninja)"
+    needs = "run.backend='cpu' needs a C++ compiler (g++ or clang++) and ninja (pip install ninja)"
     if not is_built() and (lacking := lacking_programs()):
-        raise ConfigError(f"{needs}, and there is no {' and no '.join(lacking)} here. Write rounding='eager'")
+        raise ConfigError(f"{needs}, and there is no {' and no '.join(lacking)} here. Write run.backend='plain'")
     if (reason := distrusted()) is not None:
-        raise ConfigError(f"{reason}. Or write rounding='eager'")
+        raise ConfigError(f"{reason}. Or write run.backend='plain'")
     try:
         if not is_built():
             _build(file)
         torch.ops.load_library(str(file))
     except (RuntimeError, OSError, ImportError) as error:
-        raise ConfigError(f"{needs}: {error}. Write rounding='eager'") from error
+        raise ConfigError(f"{needs}: {error}. Write run.backend='plain'") from error
     return _Ops()
 
 
@@ -128,7 +128,7 @@ def _build_in(file: Path) -> None:
         if is_built():
             return
         (file.parent / "lock").unlink(missing_ok=True)
-        _LOG.info("building the C++ kernels of rounding='compiled' into %s, which takes about a minute", file.parent)
+        _LOG.info("building the C++ kernels into %s, which takes about a minute", file.parent)
         sources = [str(each) for each in _files() if each.suffix == ".cpp"]
         folder = str(file.parent)
         before, os.environ["PATH"] = os.environ.get("PATH", os.defpath), _search_path()

@@ -1,4 +1,4 @@
-"""What ``rounding="auto"`` stands for: C++ kernels on a CPU, Triton kernels on a GPU, or plain torch operations."""
+"""What ``backend="auto"`` stands for: C++ kernels on a CPU, Triton kernels on a GPU, or plain torch operations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-from fractrain_fx.config import BLOCK_FORMATS, FracConfig, Rounding
+from fractrain_fx.config import BLOCK_FORMATS, Backend, FracConfig
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.native.build import distrusted, is_built, lacking_programs
 
@@ -29,14 +29,17 @@ __all__ = [
 
 _LOG = logging.getLogger(__name__)
 
-MEANING = "FRACTRAIN_ROUNDING"
-"""The environment variable that fixes what ``auto`` stands for: ``eager``, ``triton`` or ``compiled``."""
+MEANING = "FRACTRAIN_BACKEND"
+"""The environment variable that fixes what ``auto`` stands for: ``plain``, ``cuda`` or ``cpu``."""
 
 _TRITON = "it comes with torch's builds for GPUs on Linux (elsewhere, pip install triton)"
 
 _TOLD: set[RoundingChoice] = set()
 
-Used = Literal["eager", "triton", "compiled"]
+Used = Literal["plain", "cuda", "cpu"]
+
+_ASKED: dict[Backend, Used] = {"plain": "plain", "cpu": "cpu", "cuda": "cuda"}
+_ASKED |= {"codes": "cpu", "codes-always": "cpu"}  # only C++ kernels multiply codes
 
 
 @dataclass(frozen=True)
@@ -44,24 +47,24 @@ class RoundingChoice:
     """How a model rounds.
 
     Attributes:
-        asked: the configuration's ``rounding``.
-        used: ``eager``, ``triton`` or ``compiled``.
+        asked: the configuration's ``run.backend``.
+        used: ``plain``, ``cuda`` or ``cpu``.
         device: type of the device that the model is on.
         reason: words for ``asked="auto"``; empty otherwise, and where there is nothing to choose.
         hint: whether building the kernels would make this model quicker.
     """
 
-    asked: Rounding
+    asked: Backend
     used: Used
     device: str
     reason: str = ""
     hint: bool = False
 
     def __str__(self) -> str:
-        kernels = {("compiled", "cpu"): "C++", ("compiled", "cuda"): "Triton", ("triton", "cuda"): "Triton"}
+        kernels = {("cpu", "cpu"): "C++", ("cpu", "cuda"): "Triton", ("cuda", "cuda"): "Triton"}
         kind = kernels.get((self.used, self.device))
         how = f"by {kind} kernels" if kind else "by plain torch operations"
-        return f"rounds {how} (rounding={self.asked!r}: {self.reason})"
+        return f"rounds {how} (run.backend={self.asked!r}: {self.reason})"
 
 
 def kernels_fit(config: FracConfig) -> bool:
@@ -74,32 +77,32 @@ def choose_rounding(config: FracConfig, device: torch.device) -> RoundingChoice:
     """How a model on ``device`` rounds. Nothing is built for ``auto``.
 
     Raises:
-        ConfigError: the environment variable has another value than ``eager``, ``triton`` or ``compiled``, or Triton
+        ConfigError: the environment variable has another value than ``plain``, ``cuda`` or ``cpu``, or Triton
             is asked for and not installed.
     """
-    asked, here = config.rounding, device.type
+    asked, here = config.run.backend, device.type
     fixed = os.environ.get(MEANING) if asked == "auto" and kernels_fit(config) else None
-    if "triton" in (asked, fixed) and not has_triton_package():
-        raise ConfigError(f"rounding='triton' needs Triton: {_TRITON}, or write rounding='eager'")
+    if "cuda" in (asked, fixed) and not has_triton_package():
+        raise ConfigError(f"run.backend='cuda' needs Triton: {_TRITON}, or write run.backend='plain'")
     if asked != "auto":
-        return RoundingChoice(asked, asked, here)
+        return RoundingChoice(asked, _ASKED[asked], here)
     if not kernels_fit(config):
-        return RoundingChoice(asked, "eager", here)
-    known: dict[str, Used] = {"eager": "eager", "triton": "triton", "compiled": "compiled"}
+        return RoundingChoice(asked, "plain", here)
+    known: dict[str, Used] = {"plain": "plain", "cuda": "cuda", "cpu": "cpu"}
     if fixed in known:
         return RoundingChoice(asked, known[fixed], here, f"{MEANING} is {fixed!r}")
     if fixed:
-        raise ConfigError(f"the environment variable {MEANING}={fixed!r} is unknown: write eager, triton or compiled")
+        raise ConfigError(f"the environment variable {MEANING}={fixed!r} is unknown: write plain, cuda or cpu")
     # Where a model is on a CPU now, it may move to a GPU later.
-    otherwise: Used = "triton" if _triton_fits(config) and has_triton_package() else "eager"
+    otherwise: Used = "cuda" if _triton_fits(config) and has_triton_package() else "plain"
     if here == "cuda":
         return RoundingChoice(asked, otherwise, here, _on_gpu(config))
     if here != "cpu":
-        return RoundingChoice(asked, "eager", here, f"there are no kernels for a model on {here!r}")
+        return RoundingChoice(asked, "plain", here, f"there are no kernels for a model on {here!r}")
     if is_built() and (reason := distrusted()) is not None:
         return RoundingChoice(asked, otherwise, here, reason)
     if is_built():
-        return RoundingChoice(asked, "compiled", here, "they are built")
+        return RoundingChoice(asked, "cpu", here, "they are built")
     if lacking := lacking_programs():
         reason = f"there is no {' and no '.join(lacking)} here to build C++ kernels"
         return RoundingChoice(asked, otherwise, here, reason)
@@ -121,17 +124,17 @@ def _on_gpu(config: FracConfig) -> str:
 @cache
 def has_triton_package() -> bool:
     """Whether Triton can be imported."""
-    return find_spec("triton") is not None
+    return find_spec("cuda") is not None
 
 
 def uses_kernels(config: FracConfig) -> bool:
     """Whether a model on a CPU rounds by C++ kernels."""
-    return choose_rounding(config, torch.device("cpu")).used == "compiled"
+    return choose_rounding(config, torch.device("cpu")).used == "cpu"
 
 
 def uses_triton(config: FracConfig) -> bool:
     """Whether a model on a GPU rounds by Triton kernels."""
-    return choose_rounding(config, torch.device("cpu")).used != "eager" and has_triton_package()
+    return choose_rounding(config, torch.device("cpu")).used != "plain" and has_triton_package()
 
 
 def tell_rounding(choice: RoundingChoice) -> None:

@@ -1,4 +1,4 @@
-"""Gates by C++ kernels on a CPU (``rounding="compiled"``): one op for an embedding, and one for a controller's step.
+"""Gates by C++ kernels on a CPU (``backend="cpu"``): one op for an embedding, and one for a controller's step.
 
 As operations of torch, a gate takes about 40 small ones. Each of its products wakes all threads, which takes longer
 than the product.

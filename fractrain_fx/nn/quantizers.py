@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from fractrain_fx.config import GateGradient
+from fractrain_fx.config.gate import GateGradient
 from fractrain_fx.formats import Format, ValueRange
 from fractrain_fx.formats.bits import rounding
 from fractrain_fx.nn.batch_axis import BatchAxis

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from fractrain_fx.config import GateGradient
+from fractrain_fx.config.gate import GateGradient
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.formats import Format, ValueRange
 from fractrain_fx.nn.batch_axis import BatchAxis

@@ -88,8 +88,8 @@ def analysis_passes(config: FracConfig) -> list[PassBase]:
     attention: list[PassBase] = []
     if config.method != "float":
         attention = [OpenAttention() if config.attention == "quantized" else KeepAttention()]
-    separating: list[PassBase] = [FindSeparableBlocks(config.batch_axis)] if config.dispatches else []
-    return [*attention, Shapes(config.batch_axis), Macs(), Blocks(), DecidePrecision(config), *separating]
+    separating: list[PassBase] = [FindSeparableBlocks(config.run.batch_axis)] if config.dispatches else []
+    return [*attention, Shapes(config.run.batch_axis), Macs(), Blocks(), DecidePrecision(config), *separating]
 
 
 def default_passes(config: FracConfig) -> list[PassBase]:
@@ -108,9 +108,9 @@ def execution_passes(config: FracConfig, tuner: Tuner | None = None, place: str 
         place: path under ``frac.`` for the skipped blocks of this graph.
     """
     passes: list[PassBase] = [Fuse(), ReplaceReLUs()]
-    if config.memory_format == "auto":
+    if config.run.memory_format == "auto":
         passes.append(ChannelsLast())
     passes.append(ChooseBackend(config, tuner))
-    if config.dispatches:
-        passes.append(Dispatch(config.dispatch_from, place))
+    if config.dispatches and config.run.left_out_from is not None:
+        passes.append(Dispatch(config.run.left_out_from, place))
     return [*passes, RemakeOperands(), FuseSkips()]

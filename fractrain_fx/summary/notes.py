@@ -30,10 +30,10 @@ def notes_of(model: FracModel) -> Iterator[str]:
     device = next(model.parameters()).device.type
     rounding = model._state.rounding
     by_triton = device == "cuda" and uses_triton(model.frac_config) and model.frac_config.format == "affine"
-    if rounding.asked in ("triton", "compiled") and device != "cpu" and not by_triton:
-        yield f"rounding={rounding.asked!r} changes nothing here: this model is on {device!r}"
-    elif rounding.asked == "triton" and device == "cpu":
-        yield "rounding='triton' changes nothing here: it is for GPUs, and this model is on 'cpu'"
+    if rounding.asked in ("cuda", "cpu", "codes", "codes-always") and device != "cpu" and not by_triton:
+        yield f"run.backend={rounding.asked!r} changes nothing here: this model is on {device!r}"
+    elif rounding.asked == "cuda" and device == "cpu":
+        yield "run.backend='cuda' changes nothing here: it is for GPUs, and this model is on 'cpu'"
     elif rounding.reason and device == rounding.device:
         yield str(rounding)
     config = model.frac_config
@@ -44,18 +44,15 @@ def notes_of(model: FracModel) -> Iterator[str]:
         yield from _dispatched(model)
     if model.frac_config.may_use_codes:
         yield from _lowered(model)
-    if model.frac_config.torchao is not None:
-        yield from _swapped(model, model.frac_config.torchao)
+    if model.frac_config.run.torchao is not None:
+        yield from _swapped(model, model.frac_config.run.torchao)
 
 
 def _sequence_first(model: FracModel) -> str:
-    parts = sequence_first_parts(model._state.original) if model.frac_config.batch_axis == 0 else []
+    parts = sequence_first_parts(model._state.original) if model.frac_config.run.batch_axis == 0 else []
     if not parts:
         return ""
-    return (
-        f"; {parts[0]} takes sequence-first inputs: if dimension 1 of yours holds the samples, set "
-        "FracConfig(batch_axis=1)"
-    )
+    return f"; {parts[0]} takes sequence-first inputs: if dimension 1 has the samples, set run.batch_axis=1"
 
 
 def _tied(model: FracModel) -> Iterator[str]:
@@ -74,7 +71,7 @@ def _dispatched(model: FracModel) -> Iterator[str]:
     if skippable:
         yield f"{skippable - len(kept)} of {skippable} blocks with a skip path leave out the samples that skip them"
     else:
-        yield "no block of this model has a skip path, so execution='auto' changes nothing"
+        yield "no block of this model has a skip path, so run.skipping changes nothing"
     for name, reason in kept.items():
         yield f"runs for all samples, also those that skip it: {name}: {reason}"
 
@@ -82,7 +79,7 @@ def _dispatched(model: FracModel) -> Iterator[str]:
 def _lowered(model: FracModel) -> Iterator[str]:
     kept = not_on_int8(model._state.recording.train, model.frac_config)
     quantized = len(model.kernels())
-    lacking = lacks_products(next(model.parameters()).device, model.frac_config.rounding)
+    lacking = lacks_products(next(model.parameters()).device)
     here = f", but not here: {lacking}" if lacking else ""
     yield f"{quantized - len(kept)} of {quantized} quantized ops may multiply on int8{here}"
     yield from _by_reason("multiplies in float", kept)

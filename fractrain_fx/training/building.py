@@ -1,4 +1,4 @@
-"""Builds the C++ kernels for ``rounding="auto"`` where a run takes longer than building them."""
+"""Builds the C++ kernels for ``backend="auto"`` where a run takes longer than building them."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ def prepare_rounding(settings: RunSettings, built: BuiltModel, console: Console)
         console: is told of a build, which takes a while, and of the choice where the run is not on a CPU.
 
     Returns:
-        That of ``settings``; with another ``rounding`` than ``auto`` where the run is not on a CPU, or where building
+        That of ``settings``; with another ``backend`` than ``auto`` where the run is not on a CPU, or where building
         failed.
     """
     config = settings.frac
-    if config.rounding != "auto":
+    if config.run.backend != "auto":
         return config
     main = os.environ.get("RANK", "0") == "0"  # the group of processes does not exist yet
     if settings.train.device != "cpu" and torch.accelerator.is_available():
         choice = choose_rounding(config, torch.device(torch.accelerator.current_accelerator() or "cpu"))
         if main and choice.reason:
             console.print(str(choice), highlight=False, markup=False, soft_wrap=True)
-        return config.replace(rounding=choice.used)
+        return config.replace(**{"run.backend": choice.used})
     choice = choose_rounding(config, torch.device("cpu"))
     if not choice.hint:
         return config
@@ -66,7 +66,7 @@ def prepare_rounding(settings: RunSettings, built: BuiltModel, console: Console)
     except ConfigError as error:
         if main:
             console.print(f"not built: {error}", highlight=False, markup=False, soft_wrap=True)
-        return config.replace(rounding="eager")
+        return config.replace(**{"run.backend": "plain"})
     return config
 
 
@@ -76,7 +76,7 @@ def float_seconds(settings: RunSettings, built: BuiltModel) -> float:
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     length = RunLength(loop, math.ceil(len(built.data.train) / (loop.batch_size * processes)))
     samples = length.batches_before(length.epochs) * loop.batch_size
-    training = 3 * samples * _forward_macs(built, settings.frac.batch_axis)
+    training = 3 * samples * _forward_macs(built, settings.frac.run.batch_axis)
     return training / (_MACS_A_SECOND * torch.get_num_threads())
 
 

@@ -1,4 +1,4 @@
-"""The command-line flags of a run, made from the settings dataclasses and their docstrings."""
+"""The command line of a run: flags for its usual settings, ``--set`` for all of them."""
 
 from __future__ import annotations
 
@@ -9,129 +9,218 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from fractrain_fx.config import NAMES, FracConfig, GateConfig, Pin, named_values
-from fractrain_fx.errors import ConfigError
-from fractrain_fx.training.override import overridden
+import yaml
+
+from fractrain_fx.config import NAMES, CostTargets, FracConfig, named_values
+from fractrain_fx.config.plain import GROUPS
+from fractrain_fx.config.schedule import SCHEDULES
+from fractrain_fx.errors import ConfigError, near
+from fractrain_fx.training.override import merged, overridden
 from fractrain_fx.training.settings import RunSettings, TrainSettings, flat_name
 
-__all__ = ["add_flags", "given_flags", "settings_of"]
+__all__ = ["add_flags", "as_setting", "given_settings", "settings_of", "settings_text"]
 
-# Fields that take several values, with the type of each. Other fields are read as the first type in their annotation;
-# the dataclasses check the values.
-_LISTS: dict[str, type] = {
-    "options": str,
-    "turns": str,
-    "targets": float,
-    "pins": str,
-    "dims": int,
-    "milestones": float,
-    "betas": float,
+# The settings that have a flag, by group, with the kind and the help of each.
+_FLAGS: dict[str, dict[str, tuple[type, str]]] = {
+    "what is trained, and on what": {
+        "model": (str, "timm:NAME, hf:TYPE, zoo:NAME or FILE.py:FUNCTION"),
+        "data": (str, "digits, pydoc, cifar10, cifar100, imagenet, wikitext103, text or characters"),
+        "data_dir": (str, "folder of the data set's files"),
+        "image_size": (int, "side of the images"),
+        "subset": (int, "at most so many training and test samples"),
+        "setting": (str, "standard, adaptation or fine-tuning"),
+    },
+    "the loop": {
+        "epochs": (int, "length of the run"),
+        "iterations": (int, "length of the run in optimizer steps"),
+        "batch_size": (int, "samples of a batch in one process"),
+        "optimizer": (str, "sgd, adam or adamw"),
+        "lr": (float, "peak learning rate"),
+        "lr_schedule": (str, "cosine, steps, inverse-sqrt or constant"),
+        "weight_decay": (float, "weight decay"),
+        "seed": (int, "seed of weights, order of samples and noise"),
+        "device": (str, "auto, cpu, cuda or mps"),
+        "mixed_precision": (str, "no, fp16 or bf16, for ops that are not quantized"),
+        "compile": (bool, "use torch.compile on the whole model"),
+    },
+    "the method": {
+        "method": (str, "float, static, pfq, dfq, fractrain or slu"),
+        "format": (str, "affine, dorefa, wageubn, mx, nvfp4, fp8 or int"),
+        "precision": (str, "precision of static"),
+        "stages": (str, "precisions of pfq"),
+        "options": (str, "options of the gates of dfq and fractrain"),
+        "weight_bits": (int, "bits of gated weights"),
+        "targets": (float, "cp of each stage of fractrain, in per cent; dfq and slu hold the last one"),
+        "schedule": (str, "by-length, auto, two-stage, manual, cyclic, fixed or constant"),
+        "pins": (str, "rules for some contractions, such as last=FW-8/BW-16"),
+    },
 }
-_EXAMPLES = {
-    "pins": "PATTERN=FW-8/BW-16|FORMAT",
+_LISTS = ("options", "targets", "pins")
+_METAVARS = {
+    "data_dir": "DIR",
+    "pins": "RULE",
     "options": "FW-3/BW-6",
     "targets": "PER_CENT",
     "stages": "FW(3,8)/BW(6,8)",
+    "precision": "FW-8/BW-8",
 }
-_EXAMPLES |= {"every": "'N steps'", "turns": "SHARE"}
-_ONLY_TRAINING = {"model", "subset", "test_subset", "setting", "pretrain_epochs", "split_seed", "augment"}
-_TYPES: dict[str, type] = {"int": int, "float": float}
+_BY_KIND = {int: "N", float: "X", str: "NAME"}
+# Flags that only training has, beside those of the loop.
+_ONLY_TRAINING = ("model", "subset", "setting")
+_LIST_ALL = "fractrain train --set help"
 
 
 def add_flags(parser: Any, *, loop: bool = True) -> None:
-    """Give a parser one flag for each setting of a run, ``--as`` and ``--tuned``; a flag not given is ``None``.
+    """Give a parser a flag for each of the usual settings, ``--set`` and ``--as``; a flag not given is ``None``.
 
     Args:
         parser: a parser of jsonargparse.
         loop: include the flags that only training needs, and ``--model``.
     """
     defaults = RunSettings().to_dict()
-    groups: list[tuple[str, type[Any], str]] = [
-        ("what is trained, and on what", RunSettings, ""),
-        ("the method", FracConfig, ""),
-        ("the gates", GateConfig, "gate."),
-    ]
+    start = parser.add_argument_group("where the settings come from")
+    start.add_argument("--config", metavar="FILE", type=str, help="YAML file with settings; flags override it")
     if loop:
-        groups.insert(1, ("the loop", TrainSettings, ""))
-    seen = {"train", "frac", "gate", "length"}
-    if not loop:
-        seen |= {"model", "subset", "test_subset", "setting", "pretrain_epochs", "split_seed", "recipe"}
-    for title, cls, prefix in groups:
+        start.add_argument(
+            "--recipe", metavar="NAME", type=str, help="the paper's run to start from (fractrain zoo list)"
+        )
+    told = "the method's settings by name: the paper's, or those that trained best so far (docs/gates.md)"
+    start.add_argument("--as", metavar="|".join(NAMES), type=str, help=told)
+    told = f"any setting, such as gate.beta=1e-3; may be repeated ('{_LIST_ALL}' lists them)"
+    start.add_argument("--set", metavar="NAME=VALUE", action="append", type=str, help=told)
+    for title, flags in _FLAGS.items():
+        if title == "the loop" and not loop:
+            continue
         group = parser.add_argument_group(title)
-        help_texts = dict(_attributes(cls))
-        shown = defaults["gate"] if prefix else defaults
-        if cls is FracConfig:
-            text = (
-                "the method's settings by name: those of the paper, or those that trained best so far (docs/gates.md)"
-            )
-            group.add_argument("--as", metavar="|".join(NAMES), type=str, help=f"{text}; other flags override them")
-            group.add_argument("--tuned", action="store_true", default=None, help="the same as --as tuned")
-        for field in fields(cls):
-            name = flat_name(cls, field.name)
-            if name in seen:
+        for name, (kind, text) in flags.items():
+            if name in _ONLY_TRAINING and not loop:
                 continue
-            seen.add(name)
-            flag = "--" + prefix + name.replace("_", "-")
-            names = [flag] if "_" not in name else [flag, "--" + prefix + name]
-            text = f"{help_texts[field.name]} (default: {_text(shown[name])})".replace("%", "%%")
-            if field.type == "bool":
-                group.add_argument(*names, action="store_true", default=None, help=text)
+            flag, text = f"--{name.replace('_', '-')}", f"{text} (default: {_text(defaults[name])})".replace("%", "%%")
+            if kind is bool:
+                group.add_argument(flag, action="store_true", default=None, help=text)
                 continue
-            options: dict[str, Any] = {"nargs": "+"} if field.name in _LISTS else {}
-            kind = _LISTS.get(field.name) or _TYPES.get(str(field.type).split(" ")[0], str)
-            metavar = _EXAMPLES.get(name, name.upper())
-            group.add_argument(*names, type=kind, metavar=metavar, help=text, **options)
+            many: dict[str, Any] = {"nargs": "+"} if name in _LISTS else {}
+            metavar = _METAVARS.get(name, _BY_KIND[kind])
+            group.add_argument(flag, type=kind, metavar=metavar, help=text, **many)
 
 
-def given_flags(parsed: Mapping[str, Any]) -> dict[str, Any]:
+def given_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that were on the command line, as ``RunSettings.from_dict`` takes them.
 
     Raises:
-        ConfigError: a pin is not ``PATTERN=PRECISION`` or ``PATTERN=FORMAT``.
+        ConfigError: ``--set`` has no value, names no setting, or names one that another flag sets too.
     """
-    known = RunSettings().to_dict().keys()
-    given = {key: value for key, value in parsed.items() if key in known and value is not None}
-    gate = {key: value for key, value in given.pop("gate", {}).items() if value is not None}
-    if gate:
-        given["gate"] = gate
-    if "pins" in given:
-        given["pins"] = [Pin.parse(text) for text in given["pins"]]
-    return given
+    flags = {"recipe", *(name for group in _FLAGS.values() for name in group)}
+    given = {name: value for name, value in arguments.items() if name in flags and value is not None}
+    also: dict[str, Any] = {}
+    for text in arguments["set"] or ():
+        name, found, value = text.partition("=")
+        _require_setting(name, found)
+        head, _, part = (name if name != "schedule" else "schedule.kind").partition(".")
+        holder = also.setdefault(head, {}) if part else also
+        if (part or head) in holder or name in given:
+            raise ConfigError(f"{name} is given twice: leave out one of the two")
+        holder[part or head] = _value(value)
+    return merged(given, also)
 
 
 def settings_of(arguments: Mapping[str, Any]) -> RunSettings:
-    """The settings of a command: from ``--config`` or ``--recipe``, then ``--as`` or ``--tuned``; flags override both.
+    """The settings of a command: from ``--config`` or ``--recipe``, then ``--as``; flags and ``--set`` override both.
 
     Raises:
-        ConfigError: a value does not fit, ``--config`` and ``--recipe`` are both given, or ``--as`` and ``--tuned``, or
-            the method has no settings of that name.
+        ConfigError: a value does not fit, ``--config`` and ``--recipe`` are both given, or the method has no settings
+            of that name.
     """
-    given = given_flags(arguments)
+    given = given_settings(arguments)
     if arguments["config"] is None:
         start = RunSettings.from_dict({"recipe": given.get("recipe")})
     elif "recipe" in given:
         raise ConfigError("--config and --recipe both say where the settings start from: leave one out")
     else:
         start = RunSettings.from_yaml(Path(arguments["config"]))
-    values = start.to_dict()
-    name = "tuned" if arguments["tuned"] else arguments["as"]
-    if arguments["tuned"] and arguments["as"] not in (None, name):
-        raise ConfigError(f"--tuned and --as {arguments['as']} both name settings: leave one out")
+    values, name = start.to_dict(), arguments["as"]
     named = {} if name is None else named_values(name, given.get("method", values["method"]))
     return RunSettings.from_dict(overridden(overridden(values, named), given))
+
+
+def as_setting(flag: str) -> str:
+    """How to give a setting that has no flag of its own, as a phrase; empty if no setting has that name."""
+    name = flag.strip("-").replace("-", "_")
+    names = [each for each in _settings() if name in (each, each.rpartition(".")[2])]
+    return f" Write --set {names[0]}=VALUE." if names else ""
+
+
+def settings_text() -> str:
+    """Each setting that ``--set`` takes, with its default and its description."""
+    lines = []
+    for name, (default, text) in _settings().items():
+        lines.append(f"{name} (default: {default})\n    {text}")
+    return "\n".join(lines)
+
+
+def _settings() -> dict[str, tuple[str, str]]:
+    """By name, the default and the description of each setting."""
+    defaults, found = RunSettings().to_dict(), {}
+    for part in (RunSettings, TrainSettings, FracConfig):
+        told = dict(_attributes(part))
+        for field in fields(part):
+            name = flat_name(part, field.name)
+            if name in defaults and name not in GROUPS:
+                default = defaults[name]["kind"] if name == "schedule" else _text(defaults[name])
+                found[name] = (default, told[field.name])
+    for group, kind in GROUPS.items():
+        for name, text in _attributes(kind):
+            if name in defaults[group]:
+                found[f"{group}.{name}"] = (_text(defaults[group][name]), text)
+    found["targets.saturate"] = ("False", dict(_attributes(CostTargets))["saturate"])
+    for each in SCHEDULES.values():
+        usual = {f.name: f.default for f in fields(each)}
+        found |= {f"schedule.{name}": (_text(usual[name]), text) for name, text in _attributes(each)}
+    return found
+
+
+def _require_setting(name: str, found: str) -> None:
+    known = _settings()
+    if name not in known:
+        if name in GROUPS:
+            raise ConfigError(f"--set {name} is a group of settings: write one of {', '.join(_within(name, known))}")
+        close = near(name, known) or near(name, {each.rpartition(".")[2] for each in known})
+        raise ConfigError(f"--set {name}: a run has no such setting.{close} '{_LIST_ALL}' lists all")
+    if not found:
+        raise ConfigError(f"--set {name} has no value: write --set {name}=VALUE (default: {known[name][0]})")
+
+
+def _within(group: str, known: Mapping[str, Any]) -> list[str]:
+    return [name for name in known if name.startswith(f"{group}.")]
+
+
+def _value(text: str) -> Any:
+    """A number, a list or a word, as YAML reads it; ``1e-3`` is a number too, and ``no`` a word."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set: {text!r} could not be read as a value: {error}") from error
+    return text if isinstance(value, bool) and text.lower() not in ("true", "false") else value
 
 
 def _attributes(cls: type) -> Iterator[tuple[str, str]]:
     """Names and descriptions from the ``Attributes`` section of a docstring."""
     _, _, rest = (inspect.getdoc(cls) or "").partition("Attributes:\n")
     section, _, _ = rest.partition("\n\n")
-    for entry in re.split(r"\n(?= {4}\w)", section.rstrip()):
+    for entry in filter(None, re.split(r"\n(?= {4}\w)", section.rstrip())):
         names, _, text = entry.partition(":")
         for name in names.split(","):
             yield name.strip(), " ".join(re.sub(r":\w+:`([^`]*)`", r"\1", text).replace("``", "").split())
 
 
 def _text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return str(value.get("kind", value))
     if isinstance(value, list | tuple):
         return " ".join(map(str, value)) or "none"
     return "automatic" if value is None else str(value)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
+from fractrain_fx.config.plain import GROUPS
+from fractrain_fx.config.schedule import SCHEDULES, ByLength
 from fractrain_fx.zoo.recipes import read_recipe
 
-__all__ = ["from_recipe", "overridden"]
+__all__ = ["from_recipe", "merged", "overridden"]
 
 
 def from_recipe(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -21,14 +24,38 @@ def from_recipe(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def overridden(start: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """``start`` with the values of ``given``. Gate settings are replaced one by one.
+    """``start`` with the values of ``given``, as :func:`merged` puts them together.
 
     ``iterations`` would override ``epochs``, so ``epochs`` in ``given`` removes those of ``start``.
     """
-    values = {**start, **given}
+    values = merged(start, given)
     if "epochs" in given and "iterations" not in given:
         values["iterations"] = None
-    before, changes = start.get("gate"), given.get("gate")
-    if isinstance(before, Mapping) and isinstance(changes, Mapping):
-        values["gate"] = {**before, **changes}
     return values
+
+
+def merged(start: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """``start`` with the values of ``given``. The settings of a group are replaced one by one.
+
+    Another kind of schedule keeps the settings of ``start`` that it has too, and other targets keep ``saturate``.
+    """
+    values = {**start, **given}
+    for name in GROUPS:
+        before, changes = start.get(name), given.get(name)
+        if isinstance(before, Mapping) and isinstance(changes, Mapping):
+            values[name] = {**before, **changes}
+    if start.get("targets") is not None and given.get("targets") is not None:
+        before, changes = (_part(each["targets"], "per_cent") for each in (start, given))
+        values["targets"] = {**before, **changes} if len({**before, **changes}) > 1 else given["targets"]
+    if start.get("schedule") is not None and given.get("schedule") is not None:
+        before, changes = (_part(each["schedule"], "kind") for each in (start, given))
+        kind = changes.get("kind", before.get("kind", ByLength.kind))
+        known = [each.name for each in fields(SCHEDULES[kind])] if kind in SCHEDULES else []
+        kept = {key: each for key, each in before.items() if key in known}
+        values["schedule"] = {"kind": kind, **kept, **changes} if kept or len(changes) > 1 else kind
+    return values
+
+
+def _part(value: Any, name: str) -> Mapping[str, Any]:
+    """A value that is written as a mapping, or as one of its fields alone."""
+    return value if isinstance(value, Mapping) else {name: value}

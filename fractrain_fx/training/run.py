@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from torch import Tensor
 
-from fractrain_fx.config import FracConfig
+from fractrain_fx.config import FracConfig, RunConfig
 from fractrain_fx.durable import writing
 from fractrain_fx.engine.distributed import is_first, on_first
 from fractrain_fx.errors import DataError, RunError
@@ -101,7 +101,7 @@ def _trainer(
     check_outputs(settings.model, built)
     config = prepare_rounding(settings, built, console or new_console())
     model = fractrainify(built.model, config=config, example_inputs=args, example_kwargs=kwargs)
-    chosen = replace(settings, frac=settings.frac.replace(rounding=model.frac_config.rounding))
+    chosen = replace(settings, frac=settings.frac.replace(**{"run.backend": model.frac_config.run.backend}))
     return Trainer(
         model,
         built.data,
@@ -119,7 +119,9 @@ def _pretrained(settings: RunSettings, out: Path | None, console: Console | None
     loop = settings.train
     if settings.pretrain_epochs is not None:
         loop = replace(loop, epochs=settings.pretrain_epochs, iterations=None)
-    first = replace(settings, train=loop, frac=FracConfig(method="float", batch_axis=settings.frac.batch_axis))
+    first = replace(
+        settings, train=loop, frac=FracConfig(method="float", run=RunConfig(batch_axis=settings.frac.run.batch_axis))
+    )
     folder = None if out is None else out / _PRETRAINING
     trainer = _trainer(first, folder, "pre-training in float", console, pretraining=True)
     if out is not None and folder is not None:
@@ -247,8 +249,8 @@ def can_resume(out: Path) -> bool:
 
 
 def _chosen(settings: RunSettings, trainer: Trainer) -> RunSettings:
-    """The settings with the ``rounding`` that was chosen, so that a resumed run rounds as before."""
-    return replace(settings, frac=settings.frac.replace(rounding=trainer.model.frac_config.rounding))
+    """The settings with the ``backend`` that was chosen, so that a resumed run rounds as before."""
+    return replace(settings, frac=settings.frac.replace(**{"run.backend": trainer.model.frac_config.run.backend}))
 
 
 def _keep_settings(settings: RunSettings, out: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from fractrain_fx.config import FracConfig
 from fractrain_fx.config.kinds import check_kinds, require_numbers
@@ -97,12 +97,6 @@ class TrainSettings:
         for name, example in (("milestones", "[0.5, 0.75]"), ("betas", "[0.9, 0.999]")):
             require_numbers(name, getattr(self, name), example)
             object.__setattr__(self, name, tuple(float(each) for each in getattr(self, name)))
-        choices = {"device": Device, "mixed_precision": MixedPrecision, "optimizer": Optimizer}
-        choices |= {"lr_schedule": LrSchedule, "gate_lr": GateLr, "compile_mode": CompileMode}
-        for name, known in choices.items():
-            value = getattr(self, name)
-            if value not in get_args(known) and not (name == "optimizer" and value is None):
-                raise ConfigError(f"{name}={value!r} is unknown: write one of {', '.join(get_args(known))}")
         for name in ("epochs", "iterations", "epoch_steps", "batch_size", "accumulate"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -171,7 +165,7 @@ class RunSettings:
         split_seed: seed that draws the samples of a subset, and the classes and samples of a half.
         recipe: name of the paper's run from which the settings start (``fractrain zoo list``).
         train: settings of the loop.
-        frac: settings of the method; its ``epochs`` and ``length`` are those of the loop.
+        frac: settings of the method; its ``run.length`` is that of the loop.
     """
 
     model: str = "timm:resnet10t"
@@ -193,20 +187,15 @@ class RunSettings:
         check_kinds(self)
         if self.image_size is not None and self.image_size < 1:
             raise ConfigError(f"image_size={self.image_size} must be at least 1: the side of the images in pixels")
-        object.__setattr__(self, "frac", self.frac.replace(epochs=self.train.epochs))
-        if self.frac.length is not None:
+        if self.frac.run.length is not None and self.frac.run.epochs is None:
             raise ConfigError(
-                f"length={str(self.frac.length)!r} is for loops of your own: epochs or iterations set it here"
+                f"run.length={str(self.frac.run.length)!r} is for loops of your own: epochs or iterations set it here"
             )
+        object.__setattr__(self, "frac", self.frac.replace(**{"run.length": self.train.epochs}))
         for name in ("subset", "test_subset"):
             number = getattr(self, name)
             if number is not None and number < 2:
                 raise ConfigError(f"{name}={number} leaves too few samples: write 2 or more")
-        for name, known in (("setting", get_args(Setting)), ("augment", (None, *get_args(Augmentation)))):
-            if getattr(self, name) not in known:
-                raise ConfigError(
-                    f"{name}={getattr(self, name)!r} is unknown: write one of {', '.join(filter(None, known))}"
-                )
         if self.pretrain_epochs is not None and (self.setting == "standard" or self.pretrain_epochs < 1):
             raise ConfigError(
                 f"pretrain_epochs={self.pretrain_epochs}: write 1 or more, with setting adaptation or fine-tuning"
@@ -230,9 +219,10 @@ class RunSettings:
         return "" if format == "affine" else recipe if isinstance(recipe, str) else format
 
     def to_dict(self) -> dict[str, Any]:
-        """One flat mapping with the names of the command-line flags."""
+        """One mapping with the names of the command-line flags, and a mapping for each group of the configuration."""
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("train", "frac")}
         frac = {flat_name(FracConfig, name): value for name, value in self.frac.to_dict().items()}
+        del frac["run"]["length"]
         train = {f.name: getattr(self.train, f.name) for f in fields(self.train)}
         train |= {"milestones": list(self.train.milestones), "betas": list(self.train.betas)}
         return own | frac | train
@@ -255,7 +245,7 @@ class RunSettings:
             if key not in set().union(*names):
                 raise ConfigError(f"a run has no setting {key!r}.{near(str(key), sorted(set().union(*names)))}")
         own, train, frac = ({known[key]: value for key, value in values.items() if key in known} for known in names)
-        config = FracConfig.from_dict(frac | {"epochs": train.get("epochs", TrainSettings.epochs)})
+        config = FracConfig.from_dict(frac)
         return cls(**own, train=TrainSettings(**train), frac=config)
 
     def to_yaml(self, path: Path) -> None:
@@ -282,4 +272,9 @@ def _check_seed(name: str, seed: int) -> None:
 
 def identity(config: Mapping[str, Any], processes: int) -> dict[str, Any]:
     """The settings that decide the numbers of a run on so many processes."""
-    return {key: value for key, value in config.items() if key not in _NO_MATTER} | {"processes": processes}
+    found: dict[str, Any] = {"processes": processes}
+    for key, value in config.items():
+        if key not in _NO_MATTER:
+            parts = value.items() if isinstance(value, Mapping) else ()
+            found |= {f"{key}.{part}": each for part, each in parts} or {key: value}
+    return found

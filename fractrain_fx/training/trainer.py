@@ -94,7 +94,7 @@ class Trainer:
         self._accelerator, self._length = self._prepared.accelerator, self._prepared.length
         config = config or asdict(self.settings) | model.frac_config.to_dict()
         self._identity = identity(config, self._accelerator.num_processes)
-        length, epochs = self._prepared.length_in(model.frac_config.every), self.epochs
+        length, epochs = self._prepared.length_in(model.frac_config.schedule.every), self.epochs
         self.engine = Engine(model, accumulate=self.settings.accumulate, epochs=epochs, length=length)
         self.engine.expect(epochs=epochs, steps=self._length.steps_before(epochs))
         self._meter = self.objective.meter().to(self._accelerator.device)

@@ -43,7 +43,7 @@ def list_zoo(*, as_json: bool = False) -> None:
     for heading, rows in (
         ("models", [(name, "") for name in models]),
         ("tables", [*TABLES.items(), (_EDGE, EDGE)]),
-        ("formats (--format-recipe NAME)", [_format_row(name) for name in FORMAT_RECIPES]),
+        ("formats (--set format_recipe=NAME)", [_format_row(name) for name in FORMAT_RECIPES]),
         ("runs (fractrain train --recipe NAME)", [(recipe.name, recipe.row) for recipe in recipes]),
     ):
         table = Table(box=SIMPLE_HEAD, show_edge=False)

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from fractrain_fx.config import FracConfig, Pin
+from fractrain_fx.config import Cyclic, FracConfig, Manual, Pin
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.engine.schedules import plan_stages
 from fractrain_fx.errors import ConfigError
@@ -161,8 +161,8 @@ def _stages(
 ) -> list[tuple[float, Precision | float]]:
     """Each level with its share of the run; stages of an automatic schedule count as equally long."""
     epochs = _epochs(settings)
-    plan = plan_stages(settings.frac.replace(epochs=epochs), levels)
-    if settings.frac.schedule not in ("manual", "cyclic"):
+    plan = plan_stages(settings.frac.replace(**{"run.length": epochs}), levels)
+    if not isinstance(settings.frac.schedule, Manual | Cyclic):
         return [(1 / len(plan.levels), level) for level in plan.levels]
     stages = [0, *(plan.schedule.update(0.0) for _ in range(epochs - 1))]
     return [(stages.count(stage) / epochs, level) for stage, level in enumerate(plan.levels)]

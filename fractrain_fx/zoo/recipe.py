@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
+from fractrain_fx.config.schedule import parse_schedule
 from fractrain_fx.errors import ConfigError, near
 from fractrain_fx.training.settings import RunSettings
 from fractrain_fx.zoo.recipes import read_recipe, recipe_names
@@ -151,5 +152,5 @@ def _place(recipe: Recipe) -> tuple[str, str, int, str]:
         recipe.row.partition(",")[0],
         recipe.baseline or recipe.name,
         _ORDER.index(kind),
-        str(schedules.index(recipe.values.get("schedule", "auto"))) + recipe.name,
+        str(schedules.index(parse_schedule(recipe.values.get("schedule", "auto")).kind)) + recipe.name,
     )

@@ -12,7 +12,7 @@ from benchmarks import convolutions, linears
 
 def test_what_is_called_int8_multiplies_codes() -> None:
     layer, x = torch.nn.Conv2d(4, 4, 3, padding=1), torch.randn(2, 4, 6, 6).relu()
-    model = linears.rewritten(layer, x, "8/8", "auto")
+    model = linears.rewritten(layer, x, "8/8", linears.CODES)
     linears.step(model, x, torch.randn(2, 4, 6, 6))()
     assert set(model.kernels().values()) == {"int8"}
     assert list(convolutions.steps(4, 6, 2, ["8/8"], bf16=True)) == ["float", "bf16", "simulated 8/8", "int8 8/8"]

@@ -49,5 +49,5 @@ def test_int8_is_what_is_timed_under_its_name(monkeypatch: pytest.MonkeyPatch) -
     for step in linears.steps(8, 4, ["8/8", "3/6"], ["8/8"], False, "cpu").values():
         step()
     assert [list(model.kernels().values()) for model in models] == [["float"], ["int8"], ["int8"]]
-    with pytest.raises(ConfigError, match="kernels='int8' changes nothing"):
+    with pytest.raises(ConfigError, match=r"run\.backend='codes-always' changes nothing"):
         linears.steps(8, 4, ["12/12"], [], False, "cpu")

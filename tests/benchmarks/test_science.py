@@ -31,7 +31,7 @@ def test_every_run_of_the_grids_is_a_valid_run_with_a_name_of_its_own() -> None:
 def test_settings_are_joined_and_those_of_the_gates_merged() -> None:
     values = Run("digits", "fractrain", "linear-init+sign+peak-rate+zero-grid", 4, 3).values
     assert values["gate"] == {"init": "linear", "control": "sign"}
-    assert (values["gate_lr"], values["gradient_grid"], values["seed"]) == ("peak", "zero", 3)
+    assert (values["gate_lr"], values["affine"]["gradient_grid"], values["seed"]) == ("peak", "zero", 3)
     assert Run("digits", "fractrain", "default").values["gate"] == {"init": "he", "control": "multiplier"}
 
 

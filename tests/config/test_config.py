@@ -1,120 +1,187 @@
-"""What a configuration says of how blocks run; an option that would change nothing is an error."""
+"""Groups of a configuration, in code and in files; an option that would change nothing is an error."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fractrain_fx import FracConfig, GateConfig, Pin, Precision
-from fractrain_fx.config import DISPATCH_FROM
+from fractrain_fx import (
+    AffineConfig,
+    ByLength,
+    CostTargets,
+    Cyclic,
+    Fixed,
+    FracConfig,
+    GateConfig,
+    LossPlateau,
+    Pin,
+    Precision,
+    RunConfig,
+    Steps,
+    TwoStage,
+)
+from fractrain_fx.config.run import LEFT_OUT_FROM
 from fractrain_fx.errors import ConfigError
 
 
 def test_blocks_run_for_all_samples_unless_asked() -> None:
     assert not FracConfig().dispatches
-    auto = FracConfig(execution="auto")
-    assert auto.dispatches and auto.dispatch_from == DISPATCH_FROM
-    assert auto.replace(skip_threshold=0.5).dispatch_from == 0.5
-    assert not auto.replace(skipping="masked").dispatches
-    assert FracConfig.from_dict(auto.to_dict()) == auto
+    left_out = FracConfig(run=RunConfig(skipping="left-out"))
+    assert left_out.dispatches and left_out.run.left_out_from == LEFT_OUT_FROM
+    assert left_out.replace(**{"run.skipping": 0.5}).run.left_out_from == 0.5
+    assert not left_out.replace(**{"run.skipping": "computed"}).dispatches
+    assert FracConfig.from_dict(left_out.to_dict()) == left_out
 
 
 def test_ops_may_run_on_int8_where_they_have_codes() -> None:
     assert not FracConfig(method="pfq").may_use_codes
+    codes = RunConfig(backend="codes")
     for method in ("pfq", "static", "dfq", "fractrain"):
-        assert FracConfig(method=method, execution="auto").may_use_codes  # type: ignore[arg-type]
-    wide = FracConfig(execution="auto", weight_bits=12)
-    assert not wide.may_use_codes and wide.dispatches
-    assert wide.replace(pins=(Pin("head", Precision(8, 8)),)).may_use_codes
-    assert not FracConfig(execution="auto", kernels="float").may_use_codes
+        assert FracConfig(method=method, run=codes).may_use_codes  # type: ignore[arg-type]
+    assert FracConfig(run=codes, weight_bits=12, pins=(Pin("head", Precision(8, 8)),)).may_use_codes
+    assert not FracConfig(run=RunConfig(skipping="left-out")).may_use_codes
 
 
-@pytest.mark.parametrize("execution", ["torchao-int8", "torchao-float8"])
-def test_torchao_computes_at_eight_bits_only(execution: Any) -> None:
-    config = FracConfig(method="static", execution=execution)
-    assert config.torchao == execution and not config.dispatches and not config.may_use_codes
+@pytest.mark.parametrize("kind", ["int8", "float8"])
+def test_torchao_computes_at_eight_bits_only(kind: Any) -> None:
+    config = FracConfig(method="static", run=RunConfig(torchao=kind))
+    assert not config.dispatches and not config.may_use_codes
     assert FracConfig.from_dict(config.to_dict()) == config
-    assert config.replace(attention="float", pins=(Pin("head", Precision(4, 4)),)).torchao
-    assert FracConfig(method="static", execution="auto").torchao is None
+    assert config.replace(attention="float", pins=(Pin("head", Precision(4, 4)),)).run.torchao == kind
     for changes, message in (
         ({"method": "pfq"}, "which does not fit method 'pfq': write method='static'"),
         ({"method": "fractrain"}, "always computes linear layers at 8 bits"),
         ({"method": "float"}, "which does not fit method 'float'"),
         ({"precision": Precision(8, 16)}, "which does not fit method 'static' at FW-8/BW-16"),
         ({"format": "dorefa"}, "not in format 'dorefa': write format='affine'"),
-        ({"kernels": "int8"}, f"kernels='int8' changes nothing with execution='{execution}'"),
-        ({"skip_threshold": 0.5}, f"skip_threshold=0.5 changes nothing with execution='{execution}'"),
     ):
         with pytest.raises(ConfigError, match=message):
             config.replace(**changes)
 
 
 def test_torchao_follows_a_recipe_of_the_formats_that_it_has() -> None:
-    assert FracConfig(method="static", format="fp8", execution="torchao-float8").torchao == "torchao-float8"
-    assert FracConfig(method="static", format="mx", recipe="mxfp8", execution="torchao-mxfp8").torchao
+    assert FracConfig(method="static", format="fp8", run=RunConfig(torchao="float8")).run.torchao == "float8"
+    assert FracConfig(method="static", format="mx", recipe="mxfp8", run=RunConfig(torchao="mxfp8")).run.torchao
+    mxfp8 = RunConfig(torchao="mxfp8")
     for words, message in (
-        ({"execution": "torchao-mxfp8"}, "not in format 'affine': write format='mx'.*write execution='torchao-int8'"),
-        ({"execution": "torchao-float8", "format": "mx"}, "write execution='torchao-mxfp8'"),
-        (
-            {"execution": "torchao-mxfp8", "format": "mx", "recipe": "mxfp4"},
-            "follows recipe 'mxfp8', not recipe='mxfp4'",
-        ),
-        (
-            {"execution": "torchao-mxfp8", "format": "nvfp4", "precision": "4/4"},
-            "always computes linear layers at 8 bits",
-        ),
+        ({"run": mxfp8}, "not in format 'affine': write format='mx'.*write run.torchao='int8'"),
+        ({"run": RunConfig(torchao="float8"), "format": "mx"}, "write run.torchao='mxfp8'"),
+        ({"run": mxfp8, "format": "mx", "recipe": "mxfp4"}, "follows recipe 'mxfp8', not recipe='mxfp4'"),
+        ({"run": mxfp8, "format": "nvfp4", "precision": "4/4"}, "always computes linear layers at 8 bits"),
     ):
         with pytest.raises(ConfigError, match=message):
             FracConfig(**{"method": "static", **words})
 
 
 @pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: RunConfig(backend="fast"), "run.backend='fast' is unknown: write one of auto, plain, cpu"),
+        (lambda: RunConfig(skipping="drop"), "run.skipping='drop' is unknown: write one of computed, left-out"),
+        (lambda: RunConfig(skipping=1.5), "must lie in 0..1"),
+        (lambda: RunConfig(skipping=float("nan")), "must lie in 0..1"),
+        (lambda: RunConfig(skipping=True), "run.skipping=True is unknown"),
+        (lambda: RunConfig(torchao="int4"), "run.torchao='int4' is unknown: write one of int8, float8, mxfp8"),
+        (lambda: RunConfig(length=0), "run.length=0 must be at least 1 epoch"),
+        (lambda: RunConfig(length="many"), "run.length='many' is not a number of steps or tokens"),
+        (lambda: RunConfig(recordings=0), "run.recordings=0 must be at least 1"),
+        (lambda: RunConfig(batch_axis=-1), "run.batch_axis=-1 must be at least 0"),
+        (lambda: AffineConfig(gradient_grid="none"), "affine.gradient_grid='none' is unknown"),
+        (lambda: AffineConfig(ranges="rows"), "affine.ranges='rows' is unknown.*'row'"),
+        (lambda: AffineConfig(keep=1.5), "affine.keep=1.5 must lie in 0..1"),
+        (lambda: ByLength(indicator="cost"), "schedule.indicator='cost' is unknown: write one of task, total"),
+        (lambda: LossPlateau(epsilon=-1.0), "schedule.epsilon=-1.0 must lie in 0..$"),
+        (lambda: LossPlateau(alpha=2.0), "schedule.alpha=2.0 must lie in 0..1"),
+        (lambda: Cyclic(cycles=0), "schedule.cycles=0 must be at least 1"),
+        (lambda: CostTargets(saturate=1), "targets.saturate=1 must be True or False"),
+    ],
+)
+def test_a_group_refuses_a_value_that_it_cannot_have(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+LEFT_OUT, CODES, ALWAYS = (
+    {"run": RunConfig(skipping="left-out")},
+    {"run": RunConfig(backend="codes")},
+    {"run": RunConfig(backend="codes-always")},
+)
+ROW, ZERO = {"affine": AffineConfig(ranges="row")}, {"affine": AffineConfig(gradient_grid="zero")}
+FISHER = {"gate": GateConfig(gradient="fisher")}
+
+
+@pytest.mark.parametrize(
     "options, message",
     [
-        ({"execution": "fast"}, "execution='fast' is unknown: write one of simulate, auto"),
-        ({"execution": "auto", "skipping": "drop"}, "skipping='drop' is unknown"),
-        ({"execution": "auto", "method": "pfq", "kernels": "float"}, "changes nothing for method 'pfq'"),
-        ({"execution": "auto", "method": "float"}, "Write execution='simulate'"),
-        ({"execution": "auto", "method": "pfq", "format": "dorefa"}, "'affine' with ranges='tensor'"),
-        (
-            {"execution": "auto", "options": (Precision(3, 6), Precision(6, 8)), "weight_bits": 12},
-            "option FW-0/BW-0",
-        ),
-        ({"kernels": "int8"}, "kernels='int8' changes nothing with execution='simulate'"),
-        ({"kernels": "int4"}, "kernels='int4' is unknown: write one of auto, float, int8"),
-        ({"execution": "auto", "method": "slu", "kernels": "int8"}, "8 forward bits or fewer"),
-        ({"skip_threshold": 0.5}, "changes nothing with execution='simulate'"),
-        ({"execution": "auto", "skipping": "masked", "skip_threshold": 0.5}, "skipping='masked'"),
-        ({"execution": "auto", "skip_threshold": 1.5}, "must lie in 0..1"),
-        ({"execution": "auto", "skip_threshold": float("nan")}, "must lie in 0..1"),
-        ({"gradient_grid": "none"}, "gradient_grid='none' is unknown"),
-        ({"gradient_grid": "zero", "method": "float"}, "changes nothing for method 'float'"),
-        ({"gradient_grid": "zero", "format": "dorefa"}, "changes nothing for method 'fractrain' with format 'dorefa'"),
-        ({"gradient_grid": "zero", "execution": "auto"}, "goes with execution='simulate'"),
-        ({"ranges": "rows"}, "ranges='rows' is unknown.*'row'"),
-        (
-            {"ranges": "row", "format": "dorefa"},
-            "ranges='row' changes nothing for method 'fractrain' with format 'dorefa'",
-        ),
-        ({"ranges": "head", "rounding": "compiled"}, "does not go with ranges='head'.*write rounding='eager'"),
-        ({"ranges": "row", "method": "static", "execution": "torchao-int8"}, "torchao's own ranges"),
-        (
-            {"ranges": "row", "method": "static", "execution": "auto", "kernels": "int8"},
-            "kernels='int8' changes nothing",
-        ),
-        ({"saturate_targets": True}, "goes with targets that were set"),
-        ({"saturate_targets": True, "targets": (1.5,), "method": "pfq"}, "changes nothing for method 'pfq'"),
-        ({"gate": GateConfig(gradient="fisher"), "method": "slu"}, "whose options round nothing"),
-        ({"gate": GateConfig(gradient="fisher"), "execution": "auto"}, "write skipping='masked'"),
-        ({"indicator": "cost"}, "indicator='cost' is unknown: write one of task, total"),
-        ({"indicator": "total", "method": "dfq"}, "changes nothing for method 'dfq'"),
-        ({"indicator": "total", "schedule": "manual", "epochs": 4}, "with schedule='manual'"),
+        ({**LEFT_OUT, "method": "pfq"}, "run.skipping='left-out' changes nothing for method 'pfq'"),
+        ({**LEFT_OUT, "options": (Precision(3, 6), Precision(6, 8))}, "option FW-0/BW-0"),
+        ({**CODES, "method": "float"}, "Write run.backend='auto'"),
+        ({**CODES, "method": "pfq", "format": "dorefa"}, "'affine' with affine.ranges='tensor'"),
+        ({**CODES, "weight_bits": 12}, "run.backend='codes' changes nothing"),
+        ({**ALWAYS, "method": "slu"}, "8 forward bits or fewer"),
+        ({**ALWAYS, **ROW, "method": "static"}, "run.backend='codes-always' changes nothing"),
+        ({**CODES, **ZERO}, "and affine.gradient_grid='range'"),
+        ({**ROW, "run": RunConfig(backend="cpu")}, "run.backend='cpu' changes nothing.*affine.ranges='tensor'"),
+        ({"format": "mx", "method": "static", "run": RunConfig(backend="cuda")}, "run.backend='cuda' changes nothing"),
+        ({**ROW, "format": "dorefa"}, "affine.ranges='row' changes nothing for format 'dorefa': it is for 'affine'"),
+        ({**ROW, "method": "static", "run": RunConfig(torchao="int8")}, "torchao's own ranges"),
+        ({"targets": CostTargets(saturate=True), "method": "pfq"}, "changes nothing for method 'pfq'"),
+        ({**FISHER, "method": "slu"}, "whose options round nothing"),
+        ({**FISHER, **LEFT_OUT}, "or run.skipping='computed'"),
+        ({"run": RunConfig(length="100 steps")}, "run.length='100 steps' does not fit schedule.every=None"),
     ],
 )
 def test_what_changes_nothing_or_cannot_be_is_an_error(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         FracConfig(**options)
+
+
+def test_a_schedule_is_a_word_or_one_with_its_own_settings() -> None:
+    assert FracConfig(schedule=None).schedule == FracConfig().schedule == ByLength()  # type: ignore[arg-type]
+    assert FracConfig(schedule="cyclic").schedule == Cyclic(8)  # type: ignore[arg-type]
+    assert FracConfig.from_dict({"schedule": {"kind": "auto", "epsilon": 0.1}}).schedule == LossPlateau(0.1)
+    config = FracConfig(schedule=Fixed([0.5, Steps(90)], every="10 steps"))  # type: ignore[arg-type]
+    assert config.to_dict()["schedule"] == {"kind": "fixed", "every": "10 steps", "turns": [0.5, "90 steps"]}
+    assert FracConfig.from_dict(config.to_dict()) == config
+    for schedule, message in (
+        ("manuel", "schedule='manuel' is unknown.* 'manual'"),
+        ("fixed", "write Fixed"),
+        ({"kind": "manual", "epsilon": 0.1}, "Manual has no field 'epsilon'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            FracConfig.from_dict({"schedule": schedule})
+
+
+def test_replace_takes_dotted_names_and_leaves_the_rest_of_the_group() -> None:
+    config = FracConfig(gate=GateConfig(hidden=8), run=RunConfig(length=5, batch_axis=1))
+    changed = config.replace(**{"gate.beta": 0.01, "run.length": 9, "schedule.epsilon": 0.1, "weight_bits": 4})
+    assert changed.gate == GateConfig(hidden=8, beta=0.01) and changed.run == RunConfig(length=9, batch_axis=1)
+    assert changed.schedule == ByLength(0.1) and changed.weight_bits == 4
+    for name, message in (
+        ("gate.bta", "GateConfig has no field 'bta'.* 'beta'"),
+        ("gat.beta", "FracConfig has no field 'gat'.* 'gate'"),
+        ("schedule.turns", "ByLength has no field 'turns'"),
+        ("method.word", "has no fields"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            config.replace(**{name: 1})
+
+
+def test_there_are_at_most_fourteen_fields_and_all_go_through_a_file(tmp_path: Path) -> None:
+    assert len(fields(FracConfig)) <= 14
+    config = FracConfig(
+        run=RunConfig(length="1000 steps", skipping=0.25),  # type: ignore[arg-type]
+        schedule=TwoStage(0.1, indicator="total", every=Steps(100)),
+        affine=AffineConfig(keep=0.5),
+        targets=CostTargets((1.0, 9.0), saturate=True),
+    )
+    config.to_yaml(tmp_path / "config.yaml")
+    assert FracConfig.from_yaml(tmp_path / "config.yaml") == config
+    assert config.windows == 10 and config.replace(**{"run.length": 7}).windows is None
 
 
 @pytest.mark.parametrize(
@@ -138,5 +205,7 @@ def test_gains_are_those_of_the_control_unless_given() -> None:
     assert GateConfig(control="sign").gains == (0, 0)
     multiplier = GateConfig(control="multiplier", gain=3.0)
     assert multiplier.gains == (3.0, GateConfig(control="multiplier").gains[1]) and multiplier.gains[1] > 0
-    config = FracConfig(gate=multiplier, targets=(1.0, 9.0), saturate_targets=True, indicator="total")
+    config = FracConfig(
+        gate=multiplier, schedule=ByLength(indicator="total"), targets=CostTargets((1.0, 9.0), saturate=True)
+    )
     assert FracConfig.from_dict(config.to_dict()) == config

@@ -55,13 +55,13 @@ OPTIONS = ("0/0", "4/8", "8/8")
         ({"format": "nvfp4"}, "8 bits, which format 'nvfp4' lacks: it has 4 .e2m1., 16 .bfloat16., 32 .float."),
         ({"format": "mx", "pins": (Pin("last", Precision(5, 8)),)}, "FW-5/BW-8 needs a width of 5 bits"),
         ({"format": "fp8", "method": "dfq", "options": ("0/0", "8/8")}, "weight_bits=6: .* width of 6 bits"),
-        ({"format": "mx", "method": "dfq", "options": OPTIONS, "recipe": "mxfp4"}, "Hadamard transform, which mixes"),
+        ({"format": "mx", "method": "dfq", "options": OPTIONS, "recipe": "mxfp4"}, "Hadamard transform mixes"),
         ({"format": "mx", "recipe": "mxfp"}, "recipe='mxfp' is unknown: write one of mxfp8.* Did you mean"),
         ({"format": "mx", "recipe": {"formt": "mx"}}, "a recipe has no field 'formt'"),
         ({"format": "mx", "recipe": {"forward": {}}}, "a recipe needs a format"),
         ({"format": "mx", "recipe": "nvfp4"}, "recipe='nvfp4' is one of format 'nvfp4'"),
-        ({"format": "int", "method": "dfq", "options": OPTIONS, "recipe": "switchback"}, "does not go with the gates"),
-        ({"format": "affine", "recipe": "mxfp4"}, "changes nothing with format='affine'"),
+        ({"format": "int", "method": "dfq", "options": OPTIONS, "recipe": "switchback"}, "does not go with gates"),
+        ({"format": "affine", "recipe": "mxfp4"}, "recipe=mxfp4 changes nothing for format 'affine'"),
     ],
     ids=str,
 )
@@ -85,7 +85,7 @@ def test_what_does_not_fit_together(words: dict[str, Any], message: str) -> None
         (lambda: ProductRecipe(hadamard=16, bfloat16=True), "bfloat16 leaves nothing to round"),
         (lambda: ProductRecipe(first={"foo": 1}), "first of a recipe has no field 'foo'; it has stochastic, eight"),
         (lambda: Recipe("mx", forward={"foo": 1}), "forward of a recipe has no field 'foo'; it has first, second"),
-        (lambda: OperandRecipe(eight="e4m4"), "eight='e4m4' is not an element"),
+        (lambda: OperandRecipe(eight="e4m4"), "eight='e4m4' is unknown: write one of e4m3, e5m2"),
     ],
 )
 def test_recipes_that_mean_nothing(make: Any, message: str) -> None:

@@ -24,9 +24,9 @@ def reach(config: FracConfig, low: float, high: float, scheduled: float = 0.0) -
 def test_targets_out_of_reach_saturate_on_request_only() -> None:
     config = FracConfig(options=AUTHORS_OPTIONS, weight_bits=4, targets=(1.5, 2.0, 5.0))
     gates = reach(config, LOW, HIGH)
-    with pytest.raises(TargetError, match=r"1\.5 % cannot be reached.*saturate_targets"):
+    with pytest.raises(TargetError, match=r"1\.5 % cannot be reached.*saturate=True"):
         resolve_targets(config, gates)
-    assert resolve_targets(config.replace(saturate_targets=True), gates) == (LOW, 2.0, HIGH)
+    assert resolve_targets(config.replace(**{"targets.saturate": True}), gates) == (LOW, 2.0, HIGH)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_target_between_two_precisions_of_scheduled_ops_is_out_of_reach_if_few
     few = reach(config, 0.0, 5.86, scheduled=90)
     with pytest.raises(TargetError, match=r"3\.5 % cannot be reached.*90 % that no gate can choose for at FW-4/BW-6"):
         resolve_targets(config, few)
-    saturated = resolve_targets(config.replace(saturate_targets=True), few)
+    saturated = resolve_targets(config.replace(**{"targets.saturate": True}), few)
     assert saturated == (2.0, pytest.approx(0.9 * 100 * 84 / 3072 + 0.1 * 5.86))
     assert scheduled_precision(config, saturated[1]) == Precision(4, 6)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fractrain_fx.config import FracConfig, Steps, Tokens
+from fractrain_fx.config import ByLength, Fixed, FracConfig, RunConfig, Steps, Tokens
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.engine import Engine, StageChange
 from fractrain_fx.errors import ConfigError, InputError, NonFiniteLossError, RunError
@@ -18,7 +18,10 @@ LOW, HIGH = Precision(4, 4), Precision(8, 8)
 
 
 def pfq(**settings: Any) -> FracConfig:
-    return FracConfig(**{"method": "pfq", "stages": "FW(4,8)/BW(4,8)", "format": "mx", "every": Steps(3)} | settings)
+    return FracConfig(
+        **{"method": "pfq", "stages": "FW(4,8)/BW(4,8)", "format": "mx", "schedule": ByLength(every=Steps(3))}
+        | settings
+    )
 
 
 def step(engine: Engine, model: FakeModel, loss: float = 1.0, batches: int = 1) -> StageChange | None:
@@ -29,7 +32,7 @@ def step(engine: Engine, model: FakeModel, loss: float = 1.0, batches: int = 1) 
 
 
 def test_a_stage_begins_within_an_epoch_and_the_ledger_has_both_parts() -> None:
-    model = FakeModel(pfq(schedule="fixed", turns=(Steps(3),)))
+    model = FakeModel(pfq(schedule=Fixed(turns=(Steps(3),), every=Steps(3))))
     engine = Engine(model)
     changes = [step(engine, model, loss=float(number)) for number in range(5)]
     assert changes == [None, None, StageChange(1, 0, 1, LOW, HIGH, step=3), None, None]
@@ -49,7 +52,7 @@ def test_a_stage_begins_within_an_epoch_and_the_ledger_has_both_parts() -> None:
 
 
 def test_a_stage_that_begins_after_an_epochs_last_step_leaves_the_epoch_whole() -> None:
-    model = FakeModel(pfq(schedule="fixed", turns=(Steps(3),)))
+    model = FakeModel(pfq(schedule=Fixed(turns=(Steps(3),), every=Steps(3))))
     engine = Engine(model)
     assert [step(engine, model) for _ in range(3)][-1] is not None
     assert engine.steps == 3 and engine.end_epoch() is None
@@ -68,7 +71,7 @@ def test_the_plateau_sees_windows_of_steps_that_reach_over_epochs() -> None:
 
 
 def test_tokens_are_those_of_the_model_or_of_the_loop() -> None:
-    model = FakeModel(pfq(every=Tokens(100), schedule="fixed", turns=(Tokens(150),)))
+    model = FakeModel(pfq(schedule=Fixed(turns=(Tokens(150),), every=Tokens(100))))
     engine = Engine(model)
     model.tokens = 40
     changes = [step(engine, model) for _ in range(5)]
@@ -90,7 +93,7 @@ def test_tokens_are_those_of_the_model_or_of_the_loop() -> None:
 @pytest.mark.parametrize("stop", range(1, 12))
 def test_a_run_goes_on_at_the_same_step(stop: int) -> None:
     losses = [1.0, 0.9, 0.8, *[0.75] * 9]
-    config = pfq(every=Steps(2), epsilon=0.2, alpha=1.0, stages="FW(4,6,8)/BW(4,6,8)")
+    config = pfq(schedule=ByLength(epsilon=0.2, alpha=1.0, every=Steps(2)), stages="FW(4,6,8)/BW(4,6,8)")
 
     def run(engine: Engine, model: FakeModel, first: int, last: int) -> list[str]:
         told = []
@@ -111,7 +114,7 @@ def test_a_run_goes_on_at_the_same_step(stop: int) -> None:
 
 
 def test_a_bad_loss_never_moves_the_stage() -> None:
-    model = FakeModel(pfq(schedule="fixed", turns=(Steps(3),)))
+    model = FakeModel(pfq(schedule=Fixed(turns=(Steps(3),), every=Steps(3))))
     engine = Engine(model)
     step(engine, model)
     step(engine, model, loss=float("nan"))
@@ -136,24 +139,25 @@ def test_loops_that_do_not_fit_the_clock_are_told_so() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"every": "often"}, "100 steps"),
-        ({"every": Steps(10), "length": Tokens(100)}, "in its unit"),
-        ({"every": None, "length": Steps(5)}, "changes nothing without every"),
-        ({"turns": (0.5,)}, "it is for 'fixed'"),
-        ({"schedule": "fixed"}, "write turns="),
-        ({"schedule": "fixed", "turns": (Tokens(5),)}, "every='100 tokens'"),
-        ({"schedule": "fixed", "turns": (1.5,)}, "between 0 and 1"),
-        ({"schedule": "fixed", "turns": (Steps(5), Steps(4))}, "must rise"),
+        ({"schedule.every": "often"}, "100 steps"),
+        ({"schedule.every": Steps(10), "run.length": Tokens(100)}, "write a length in steps"),
+        ({"schedule.every": Steps(10), "run.length": Steps(9)}, "in steps, and at least that"),
+        ({"schedule.every": None, "run.length": Steps(5)}, "write a length in epochs"),
+        ({"schedule.turns": (0.5,)}, "ByLength has no field 'turns'"),
+        ({"schedule": "fixed"}, "write Fixed"),
+        ({"schedule": {"kind": "fixed", "turns": (Tokens(5),), "every": Steps(3)}}, "every='100 tokens'"),
+        ({"schedule": {"kind": "fixed", "turns": (1.5,)}}, "between 0 and 1"),
+        ({"schedule": {"kind": "fixed", "turns": (Steps(5), Steps(4)), "every": Steps(3)}}, "must rise"),
     ],
 )
 def test_clocks_that_mean_nothing_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        pfq(**settings)
+        pfq().replace(**settings)
 
 
 def test_a_clock_is_plain_text_in_files() -> None:
-    config = pfq(schedule="fixed", turns=(0.5,), every="1_000 steps", length=Steps(4000))
+    config = pfq(run=RunConfig(length=Steps(4000)), schedule=Fixed(turns=(0.5,), every="1_000 steps"))
     assert FracConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
-    assert config.to_dict()["every"] == "1000 steps" and config.to_dict()["turns"] == [0.5]
+    assert config.to_dict()["schedule"] == {"kind": "fixed", "every": "1000 steps", "turns": [0.5]}
     with pytest.raises(ConfigError, match="1 or more"):
         Steps(0)

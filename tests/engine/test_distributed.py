@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from fractrain_fx.config import FracConfig, GateConfig, Tokens
+from fractrain_fx.config import Fixed, FracConfig, GateConfig, Tokens
 from fractrain_fx.engine import Engine
 from fractrain_fx.engine.dependence import ChoiceMeter
 from tests.engine.fake import FakeModel
@@ -33,7 +33,7 @@ def _rank(rank: int, folder: str, config: FracConfig) -> None:
     (loss / 2).backward()  # DDP's mean over two processes
     push = float(model.cost.choice["block0"].grad[0, 1])
     engine.end_epoch()
-    clocked = FakeModel(FracConfig(method="pfq", every=Tokens(100), schedule="fixed", turns=TURNS))
+    clocked = FakeModel(FracConfig(method="pfq", schedule=Fixed(turns=TURNS, every=Tokens(100))))
     counting = Engine(clocked)
     for number in range(4):  # 40 tokens a step together; the processes have different numbers of them
         clocked.tokens = 15 + 10 * rank

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fractrain_fx.config import FracConfig, GateConfig, Steps
+from fractrain_fx.config import ByLength, FracConfig, GateConfig, RunConfig, Steps
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.engine import Engine, StageChange
 from fractrain_fx.errors import ConfigError, FracTrainWarning, InputError, NonFiniteLossError, RunError
@@ -38,7 +38,7 @@ def test_fractrain_moves_its_target_and_says_so() -> None:
 
 
 def test_pfq_sets_the_precision_of_each_stage() -> None:
-    model = FakeModel(FracConfig(method="pfq", schedule="manual", epochs=4))
+    model = FakeModel(FracConfig(method="pfq", schedule="manual", run=RunConfig(length=4)))
     engine = Engine(model)
     changes = [epoch(engine, model) for _ in range(4)]
     assert model.precisions == list(FracConfig().stages.stages)
@@ -143,7 +143,7 @@ def test_state_continues_a_run_and_is_json() -> None:
 
 
 def test_a_state_of_more_stages_is_refused() -> None:
-    model = FakeModel(FracConfig(schedule="manual", epochs=4))
+    model = FakeModel(FracConfig(schedule="manual", run=RunConfig(length=4)))
     engine = Engine(model)
     epoch(engine, model)
     epoch(engine, model)
@@ -154,7 +154,7 @@ def test_a_state_of_more_stages_is_refused() -> None:
 @pytest.mark.parametrize(
     ("saved", "mine"),
     [
-        (FracConfig(), FracConfig(schedule="manual", epochs=4)),
+        (FracConfig(), FracConfig(schedule="manual", run=RunConfig(length=4))),
         (FracConfig(method="dfq"), FracConfig()),
     ],
 )
@@ -279,7 +279,7 @@ def test_the_indicator_may_see_the_cost_term_too() -> None:
     gate = GateConfig(beta=0.5, control="sign")
 
     def seen_by(indicator: str, accumulate: int = 1, weight: float | None = None) -> float:
-        config = FracConfig(targets=(1.0, 3.0), indicator=indicator, gate=gate)  # type: ignore[arg-type]
+        config = FracConfig(targets=(1.0, 3.0), schedule=ByLength(indicator=indicator), gate=gate)  # type: ignore[arg-type]
         model = FakeModel(config)
         engine = Engine(model, accumulate=accumulate)
         for _ in range(2):
@@ -308,7 +308,7 @@ def test_an_engine_that_does_not_know_the_length_says_so_once_and_one_that_does_
         epoch(engine, model, steps=1)
     epoch(engine, model)
     epoch(Engine(model, epochs=3), model)
-    counted = FakeModel(FracConfig(every=Steps(5)))
+    counted = FakeModel(FracConfig(schedule=ByLength(every=Steps(5))))
     counted(4)
     with pytest.warns(
         FracTrainWarning, match=r"15 windows of 5 steps at the soonest: write Engine\(model, length=Steps\("

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from fractrain_fx.config import FracConfig, Steps
+from fractrain_fx.config import Cyclic, Fixed, FracConfig, LossPlateau, Manual, RunConfig, Schedule, Steps
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.engine.schedules import (
     AutoSchedule,
@@ -38,12 +38,12 @@ def test_two_stage_keeps_the_ends() -> None:
 
 
 def test_manual_gives_each_stage_the_same_number_of_epochs() -> None:
-    plan = plan_stages(FracConfig(schedule="manual", epochs=8), TARGETS)
+    plan = plan_stages(FracConfig(schedule="manual", run=RunConfig(length=8)), TARGETS)
     assert walk(plan, [float(-epoch) for epoch in range(10)]) == [0, 0, 1, 1, 2, 2, 3, 3, 3, 3]
 
 
 def test_cyclic_goes_from_the_first_to_the_last_precision_in_each_cycle() -> None:
-    plan = plan_stages(FracConfig(method="pfq", schedule="cyclic", epochs=12, cycles=2), STAGES)
+    plan = plan_stages(FracConfig(method="pfq", run=RunConfig(length=12), schedule=Cyclic(cycles=2)), STAGES)
     precisions = [plan.levels[stage] for stage in walk(plan, [1.0] * 12)]
     assert precisions[:6] == precisions[6:]
     assert precisions[0] == Precision(3, 6) and precisions[5] == Precision(8, 8)
@@ -52,7 +52,7 @@ def test_cyclic_goes_from_the_first_to_the_last_precision_in_each_cycle() -> Non
 
 
 def test_cyclic_ends_with_the_last_target_and_interpolates_targets() -> None:
-    plan = plan_stages(FracConfig(schedule="cyclic", epochs=7, cycles=2), TARGETS)
+    plan = plan_stages(FracConfig(run=RunConfig(length=7), schedule=Cyclic(cycles=2)), TARGETS)
     targets = [plan.levels[stage] for stage in walk(plan, [1.0] * 7)]
     assert targets[0] == targets[3] == 1.5
     assert targets[2] == targets[-1] == 3.0
@@ -61,7 +61,7 @@ def test_cyclic_ends_with_the_last_target_and_interpolates_targets() -> None:
 
 def test_cyclic_refuses_cycles_shorter_than_two_epochs() -> None:
     with pytest.raises(ConfigError, match="cycles=3"):
-        plan_stages(FracConfig(schedule="cyclic", epochs=7, cycles=8), TARGETS)
+        plan_stages(FracConfig(run=RunConfig(length=7), schedule=Cyclic(cycles=8)), TARGETS)
 
 
 def test_constant_holds_the_last_level() -> None:
@@ -69,10 +69,9 @@ def test_constant_holds_the_last_level() -> None:
     assert plan.levels == (3.0,) and walk(plan, [1.0] * 9) == [0] * 9
 
 
-@pytest.mark.parametrize("schedule", ["auto", "two-stage", "manual", "cyclic", "constant"])
-def test_every_schedule_continues_from_its_state(schedule: str) -> None:
-    cycles: Any = {"cycles": 2} if schedule == "cyclic" else {}
-    config = FracConfig(schedule=schedule, epochs=20, **cycles)  # type: ignore[arg-type]
+@pytest.mark.parametrize("schedule", ["auto", "two-stage", "manual", Cyclic(2), "constant"])
+def test_every_schedule_continues_from_its_state(schedule: Any) -> None:
+    config = FracConfig(schedule=schedule, run=RunConfig(length=20))
     first, second = plan_stages(config, TARGETS).schedule, plan_stages(config, TARGETS).schedule
     assert isinstance(first, StageSchedule)
     for _ in range(8):
@@ -95,7 +94,7 @@ def test_the_default_gives_the_stages_of_a_short_run_equal_parts(epochs: int, st
     plan = plan_stages(FracConfig(), TARGETS, LoopLength(epochs))
     assert [plan.first, *walk(plan, [1.0] * epochs)[1:]] == stages
     assert plan.too_short is None and f"30 epochs, and the run has {epochs} epoch" in plan.name
-    assert plan_stages(FracConfig(epochs=epochs), TARGETS).name == plan.name
+    assert plan_stages(FracConfig(run=RunConfig(length=epochs)), TARGETS).name == plan.name
 
 
 def test_few_epochs_are_divided_by_steps_where_the_loop_counts_them() -> None:
@@ -117,9 +116,9 @@ def test_few_epochs_are_divided_by_steps_where_the_loop_counts_them() -> None:
             "'auto' begins stage 4 after 15 epochs at the soonest, and the run has 15",
         ),
         ({"schedule": "two-stage"}, LoopLength(3), "'two-stage' begins stage 2 after 5 epochs at the soonest"),
-        ({"schedule": "manual", "epochs": 40}, LoopLength(8), "'manual' begins stage 4 after 30 epochs"),
+        ({"schedule": "manual", "run": RunConfig(length=40)}, LoopLength(8), "'manual' begins stage 4 after 30 epochs"),
         (
-            {"schedule": "auto", "every": Steps(10)},
+            {"schedule": LossPlateau(every=Steps(10))},
             LoopLength(1, 100),
             "after 15 windows of 10 steps at the soonest, and",
         ),
@@ -135,52 +134,51 @@ def test_a_run_that_cannot_reach_its_last_stage_says_so_with_the_way_out(
 
 
 def test_fixed_stages_begin_at_shares_of_the_run_or_at_steps() -> None:
-    shares = plan_stages(FracConfig(schedule="fixed", epochs=10, turns=(0.3, 0.5, 0.9)), TARGETS)
+    shares = plan_stages(FracConfig(run=RunConfig(length=10), schedule=Fixed(turns=(0.3, 0.5, 0.9))), TARGETS)
     assert walk(shares, [1.0] * 10) == [0, 0, 0, 1, 1, 2, 2, 2, 2, 3]
-    config = FracConfig(schedule="fixed", every="100 steps", turns=(Steps(200), "250 steps", Steps(500)))  # type: ignore[arg-type]
+    config = FracConfig(schedule=Fixed(turns=(Steps(200), "250 steps", Steps(500)), every="100 steps"))  # type: ignore[arg-type]
     assert walk(plan_stages(config, TARGETS), [1.0] * 8) == [0, 0, 1, 2, 2, 3, 3, 3]  # 250 falls into the third window
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("schedule", "message"),
     [
-        ({"turns": (0.5,)}, "4 stages have 3 turning points"),
-        ({"turns": (0.55, 0.56, 0.9)}, "leave a stage without an epoch"),
-        ({"turns": (0.2, 0.5, 0.99)}, "leave a stage without an epoch"),
-        ({"turns": (0.2, 0.5, 0.7), "every": Steps(10)}, r"length=Steps\(...\)"),
+        (Fixed((0.5,)), "4 stages have 3 turning points"),
+        (Fixed((0.55, 0.56, 0.9)), "leave a stage without an epoch"),
+        (Fixed((0.2, 0.5, 0.99)), "leave a stage without an epoch"),
+        (Fixed((0.2, 0.5, 0.7), every=Steps(10)), r"length=Steps\(...\)"),
     ],
 )
-def test_turns_that_do_not_fit_the_run_are_refused(settings: dict[str, object], message: str) -> None:
+def test_turns_that_do_not_fit_the_run_are_refused(schedule: Fixed, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        plan_stages(FracConfig(schedule="fixed", epochs=10, **settings), TARGETS)  # type: ignore[arg-type]
+        plan_stages(FracConfig(schedule=schedule, run=RunConfig(length=10)), TARGETS)
 
 
 @pytest.mark.parametrize(
-    ("clock", "message"),
-    [({"epochs": 3}, "3 epochs"), ({"every": Steps(10), "length": Steps(30)}, "3 windows of 'every'")],
+    ("schedule", "length", "message"),
+    [(Manual(), 3, "3 epochs"), (Manual(every=Steps(10)), Steps(30), "3 windows of 'every'")],
 )
-def test_a_manual_run_with_less_than_an_epoch_a_stage_is_refused(clock: dict[str, Any], message: str) -> None:
+def test_a_manual_run_with_less_than_an_epoch_a_stage_is_refused(schedule: Manual, length: Any, message: str) -> None:
+    config = FracConfig(schedule=schedule, run=RunConfig(length=length))
     with pytest.raises(ConfigError, match=message):
-        plan_stages(FracConfig(schedule="manual", **clock), TARGETS)
-    assert plan_stages(FracConfig(schedule="manual", **clock), TARGETS[:3]).levels == TARGETS[:3]
+        plan_stages(config, TARGETS)
+    assert plan_stages(config, TARGETS[:3]).levels == TARGETS[:3]
 
 
-@pytest.mark.parametrize(
-    "settings", [{"schedule": "manual"}, {"schedule": "cyclic"}, {"schedule": "fixed", "turns": (0.3, 0.5, 0.9)}]
-)
-def test_a_schedule_that_divides_the_run_asks_for_its_length(settings: dict[str, Any]) -> None:
-    config = FracConfig(**settings)
-    assert lacks_length(config, TARGETS) and not lacks_length(config.replace(epochs=20), TARGETS)
-    with pytest.raises(ConfigError, match=r"say how long it is with epochs=\.\.\."):
+@pytest.mark.parametrize("schedule", [Manual(), Cyclic(), Fixed((0.3, 0.5, 0.9))])
+def test_a_schedule_that_divides_the_run_asks_for_its_length(schedule: Schedule) -> None:
+    config = FracConfig(schedule=schedule)
+    assert lacks_length(config, TARGETS) and not lacks_length(config.replace(**{"run.length": 20}), TARGETS)
+    with pytest.raises(ConfigError, match=r"say how long it is with run\.length=epochs"):
         plan_stages(config, TARGETS)
     assert not lacks_length(config, TARGETS[:1])  # one stage
 
 
 def test_a_clock_in_steps_divides_the_run_into_windows() -> None:
-    clock = {"every": Steps(10), "length": Steps(75)}
-    manual = plan_stages(FracConfig(schedule="manual", **clock), TARGETS)  # type: ignore[arg-type]
+    run, every = RunConfig(length=Steps(75)), Steps(10)
+    manual = plan_stages(FracConfig(schedule=Manual(every=every), run=run), TARGETS)
     assert walk(manual, [1.0] * 8) == [0, 0, 1, 1, 2, 2, 3, 3]
-    cyclic = plan_stages(FracConfig(schedule="cyclic", cycles=2, **clock), TARGETS)  # type: ignore[arg-type]
+    cyclic = plan_stages(FracConfig(schedule=Cyclic(2, every=every), run=run), TARGETS)
     assert [cyclic.levels[stage] for stage in walk(cyclic, [1.0] * 8)][3::4] == [3.0, 3.0]
     with pytest.raises(ConfigError, match="windows of 10 steps"):
-        plan_stages(FracConfig(schedule="cyclic", cycles=5, **clock), TARGETS)  # type: ignore[arg-type]
+        plan_stages(FracConfig(schedule=Cyclic(5, every=every), run=run), TARGETS)

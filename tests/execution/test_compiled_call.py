@@ -15,7 +15,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.fx import GraphModule
 from torch.nn import functional as F
 
-from fractrain_fx import FracConfig, FracModel, Precision, fractrainify
+from fractrain_fx import FracConfig, FracModel, Precision, RunConfig, fractrainify
 from fractrain_fx.execution.fused_op import FusedOp
 from fractrain_fx.execution.plan import Call, Rounds
 from fractrain_fx.formats import ValueRange
@@ -48,8 +48,7 @@ def _fresh() -> None:
 
 def lowered(method: str = "pfq", **words: Any) -> FracModel:
     torch.manual_seed(0)
-    words |= {"execution": "auto", "kernels": "int8", "skipping": "masked", "rounding": "compiled"}
-    config = FracConfig(method=method, **words)  # type: ignore[arg-type]
+    config = FracConfig(method=method, run=RunConfig(backend="codes-always"), **words)  # type: ignore[arg-type]
     return fractrainify(Net(), config=config, example_inputs=(images(2),), check=False).train()
 
 

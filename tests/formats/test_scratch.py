@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fractrain_fx import Engine, FracConfig, fractrainify
-from fractrain_fx.config import Rounding
+from fractrain_fx import Engine, FracConfig, RunConfig, fractrainify
+from fractrain_fx.config import Backend
 from fractrain_fx.formats.scratch import Order, scratch
 from tests.residual import Residual
 
@@ -54,11 +54,11 @@ def test_none_is_kept_for_nothing_and_for_what_is_very_large() -> None:
     assert scratch(torch.empty(3, device="meta"), 7) is None
 
 
-@pytest.mark.parametrize("rounding", ["eager", "compiled"])
-def test_training_goes_on_after_larger_batches_in_inference_mode(rounding: Rounding) -> None:
+@pytest.mark.parametrize("backend", ["plain", "cpu"])
+def test_training_goes_on_after_larger_batches_in_inference_mode(backend: Backend) -> None:
     torch.manual_seed(0)
     x = torch.randn(512, 6)
-    config = FracConfig(method="pfq", rounding=rounding)
+    config = FracConfig(method="pfq", run=RunConfig(backend=backend))
     model = fractrainify(Residual(), config=config, example_inputs=(x[:2],), check=False).train()
     engine = Engine(model)
     engine.loss(model(x[:8]).square().mean()).backward()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from fractrain_fx import Engine, FracConfig, FracModel, GateConfig, Steps, Tokens, fractrainify
+from fractrain_fx import Engine, Fixed, FracConfig, FracModel, GateConfig, RunConfig, Steps, Tokens, fractrainify
 from fractrain_fx.errors import (
     ConfigError,
     CostTermError,
@@ -27,7 +27,7 @@ from fractrain_fx.errors import (
 from fractrain_fx.integrations.huggingface import FracTrainCallback, FracTrainMixin
 from tests.integrations.stdlib_text import LENGTH, VOCABULARY, NextWord, WhichModule, batch
 
-TWO_STAGES = FracConfig(targets=(1.0, 3.0), schedule="manual", epochs=2)
+TWO_STAGES = FracConfig(targets=(1.0, 3.0), schedule="manual", run=RunConfig(length=2))
 
 
 class Tuner(FracTrainMixin, Trainer):
@@ -121,7 +121,7 @@ def test_bert_learns_in_two_epochs_and_a_resumed_run_equals_one_that_was_left_al
 
 def test_stages_may_change_every_n_steps(tmp_path: Path) -> None:
     rows = WhichModule(20)
-    config = FracConfig(method="pfq", schedule="manual", epochs=3, stages="FW(4,6,8)/BW(6,6,8)")
+    config = FracConfig(method="pfq", schedule="manual", run=RunConfig(length=3), stages="FW(4,6,8)/BW(6,6,8)")
     trainer, engine = trainer_of("mixin", rewritten(bert(), rows, config), arguments(tmp_path), rows, stage_steps=4)
     trainer.train()
     assert [row.samples for row in engine.ledger.rows] == [32, 32, 16]
@@ -144,7 +144,7 @@ def test_trainer_tells_a_schedule_how_long_the_run_is(tmp_path: Path) -> None:
     split.train()  # 4, 4 and 2 steps
     assert [row.level for row in split.engine.ledger.rows] == ["FW-4/BW-6", "FW-4/BW-6", "FW-8/BW-8"]
 
-    late = config.replace(schedule="fixed", every=Steps(2), turns=(0.6,))
+    late = config.replace(schedule=Fixed(turns=(0.6,), every=Steps(2)))
     saving = arguments(tmp_path / "late", save_strategy="steps", save_steps=7)
     whole = Tuner(rewritten(bert(), rows, late), saving, train_dataset=rows)
     whole.train()
@@ -153,15 +153,15 @@ def test_trainer_tells_a_schedule_how_long_the_run_is(tmp_path: Path) -> None:
     resumed.train(resume_from_checkpoint=f"{tmp_path}/late/checkpoint-7")
     assert resumed.engine.ledger.to_dict() == whole.engine.ledger.to_dict()
 
-    tokens = late.replace(every=Tokens(100))
+    tokens = late.replace(**{"schedule.every": Tokens(100)})
     with pytest.raises(ConfigError, match=r"length=Tokens"):
         Tuner(rewritten(bert(), rows, tokens), arguments(tmp_path), train_dataset=rows).train()
 
 
 def test_a_stage_may_begin_at_any_step_or_token_and_a_resumed_run_goes_on_there(tmp_path: Path) -> None:
     rows = WhichModule(20)
-    clock = {"every": Steps(3), "schedule": "fixed", "turns": (Steps(6),)}
-    config = FracConfig(method="pfq", format="mx", stages="FW(4,8)/BW(4,8)", **clock)  # type: ignore[arg-type]
+    clock = Fixed((Steps(6),), every=Steps(3))
+    config = FracConfig(method="pfq", format="mx", stages="FW(4,8)/BW(4,8)", schedule=clock)  # type: ignore[arg-type]
     saving = arguments(tmp_path, save_strategy="steps", save_steps=5)
     trainer, engine = trainer_of("mixin", rewritten(bert(), rows, config), saving, rows)
     trainer.train()
@@ -169,7 +169,7 @@ def test_a_stage_may_begin_at_any_step_or_token_and_a_resumed_run_goes_on_there(
     again, resumed = trainer_of("mixin", rewritten(bert(), rows, config), saving, rows)
     again.train(resume_from_checkpoint=f"{tmp_path}/checkpoint-5")
     assert resumed.ledger.to_dict() == engine.ledger.to_dict()
-    tokens = config.replace(every=Tokens(200), turns=(Tokens(400),))
+    tokens = config.replace(schedule=Fixed((Tokens(400),), every=Tokens(200)))
     trainer, engine = trainer_of("callback", rewritten(bert(), rows, tokens), arguments(tmp_path / "tokens"), rows)
     trainer.train()
     (turn,) = engine.ledger.turning_steps
@@ -460,7 +460,7 @@ def test_logs_have_the_level_beside_the_stage_and_at_the_end_the_stages_but_not_
             seen.append(dict(logs))
 
     args = arguments(tmp_path, logging_steps=5, save_strategy="epoch", eval_strategy="epoch")
-    config = FracConfig(method="pfq", schedule="manual", epochs=2, stages="FW(4,8)/BW(6,8)")
+    config = FracConfig(method="pfq", schedule="manual", run=RunConfig(length=2), stages="FW(4,8)/BW(6,8)")
     trainer, _ = trainer_of(kind, rewritten(bert(), rows, config), args, rows)
     handler = trainer.callback_handler.callbacks
     handler.insert(0, Reporter())

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from fractrain_fx import Engine, FracConfig, FracModel, Steps, fractrainify
+from fractrain_fx import Engine, Fixed, FracConfig, FracModel, RunConfig, Steps, fractrainify
 from fractrain_fx.errors import ConfigError, CostTermError
 from fractrain_fx.integrations.lightning import FracTrainCallback
 from tests.integrations.digits import digits
 from tests.training.tiny import TinyNet
 
-TWO_STAGES = FracConfig(targets=(1.0, 3.0), schedule="manual", epochs=2)
+TWO_STAGES = FracConfig(targets=(1.0, 3.0), schedule="manual", run=RunConfig(length=2))
 
 
 def rewritten(config: FracConfig = TWO_STAGES) -> FracModel:
@@ -179,7 +179,7 @@ def test_what_drops_the_cost_term_is_told_what_to_write(tmp_path: Path) -> None:
 
 
 def test_stages_may_change_every_n_steps(tmp_path: Path) -> None:
-    config = FracConfig(method="pfq", schedule="manual", epochs=3, stages="FW(4,6,8)/BW(6,6,8)")
+    config = FracConfig(method="pfq", schedule="manual", run=RunConfig(length=3), stages="FW(4,6,8)/BW(6,6,8)")
     callback = FracTrainCallback(stage_steps=4)
     trainer_of(callback, tmp_path).fit(Digits(rewritten(config)), loaders()[0])
     assert [row.samples for row in callback.engine.ledger.rows] == [64, 64, 32]
@@ -190,7 +190,7 @@ def test_stages_may_change_every_n_steps(tmp_path: Path) -> None:
 
 def test_the_trainer_tells_a_schedule_how_long_the_run_is(tmp_path: Path) -> None:
     config = FracConfig(method="pfq", schedule="manual", stages="FW(4,8)/BW(6,8)")
-    late = config.replace(schedule="fixed", every=Steps(2), turns=(0.6,))
+    late = config.replace(schedule=Fixed(turns=(0.6,), every=Steps(2)))
     for each, options, levels in (
         (config, {}, ["FW-4/BW-6", "FW-8/BW-8"]),
         (config, {"stage_steps": 4}, ["FW-4/BW-6", "FW-4/BW-6", "FW-8/BW-8"]),
@@ -205,7 +205,7 @@ def test_the_trainer_tells_a_schedule_how_long_the_run_is(tmp_path: Path) -> Non
 
 
 def test_a_stage_may_begin_at_any_step(tmp_path: Path) -> None:
-    config = FracConfig(method="pfq", stages="FW(4,8)/BW(6,8)", every=Steps(3), schedule="fixed", turns=(Steps(6),))
+    config = FracConfig(method="pfq", stages="FW(4,8)/BW(6,8)", schedule=Fixed(turns=(Steps(6),), every=Steps(3)))
     callback = FracTrainCallback()
     trainer_of(callback, tmp_path).fit(Digits(rewritten(config)), loaders()[0])
     assert callback.engine.ledger.turning_steps == (6,) and callback.engine.state_dict()["clock"]["steps"] == 10

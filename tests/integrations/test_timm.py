@@ -18,13 +18,13 @@ from timm.utils import ModelEmaV3
 from torch import nn
 
 from examples import timm_train
-from fractrain_fx import FracConfig, FracModel, fractrainify
+from fractrain_fx import FracConfig, FracModel, RunConfig, fractrainify
 from fractrain_fx.errors import ConfigError, CostTermError
 from fractrain_fx.integrations.timm import FracTrainTask, FracTrainTaskMixin
 from tests.integrations.digits import digits
 from tests.training.tiny import TinyNet
 
-TWO_STAGES = FracConfig(targets=(1.0, 3.0), schedule="manual", epochs=2)
+TWO_STAGES = FracConfig(targets=(1.0, 3.0), schedule="manual", run=RunConfig(length=2))
 
 
 def rewritten(config: FracConfig = TWO_STAGES) -> FracModel:
@@ -79,7 +79,7 @@ def test_optimizer_scheduler_mixup_and_ema_work_with_a_task() -> None:
 
 
 def test_an_ema_of_a_pfq_model_has_the_stage_of_its_source() -> None:
-    model = rewritten(FracConfig(method="pfq", schedule="manual", epochs=2, stages="FW(4,8)/BW(6,8)"))
+    model = rewritten(FracConfig(method="pfq", schedule="manual", run=RunConfig(length=2), stages="FW(4,8)/BW(6,8)"))
     average = ModelEmaV3(model, decay=0.5)
     task = FracTrainTask(model, SoftTargetCrossEntropy(), verbose=False)
     train(task, 1)

@@ -1,4 +1,4 @@
-"""The C++ kernels of ``rounding="compiled"``: the numbers of the formula, for every layout and for bad values."""
+"""The C++ kernels of ``backend="cpu"``: the numbers of the formula, for every layout and for bad values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor, fx
 
-from fractrain_fx import FracConfig, fractrainify, plan
+from fractrain_fx import FracConfig, RunConfig, fractrainify, plan
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.formats import AffineFormat, ValueRange
 from fractrain_fx.formats.affine import fake_quantize, measure
@@ -269,9 +269,9 @@ def test_a_step_is_that_of_the_eager_form(method: str) -> None:
     torch.manual_seed(0)
     model, x = Residual(), torch.randn(2048, 6)
     losses, gradients = [], []
-    for rounding in ("eager", "compiled"):
+    for backend in ("plain", "cpu"):
         torch.manual_seed(1)
-        config = FracConfig(method=method, rounding=rounding)  # type: ignore[arg-type]
+        config = FracConfig(method=method, run=RunConfig(backend=backend))  # type: ignore[arg-type]
         rewritten = fractrainify(model, config=config, example_inputs=(x[:2],), check=False).train()
         with torch.enable_grad():
             loss = rewritten(x).square().mean()
@@ -294,20 +294,20 @@ def test_what_is_missing_to_build_them_is_an_error_that_says_so(
         monkeypatch.setenv("CXX", "no-such-compiler")
     else:
         monkeypatch.setenv("PATH", os.devnull)
-    with pytest.raises(ConfigError, match=r"(?s)needs a C\+\+ compiler.*and ninja.*rounding='eager'"):
+    with pytest.raises(ConfigError, match=r"(?s)needs a C\+\+ compiler.*and ninja.*run.backend='plain'"):
         kernels.__wrapped__()
 
 
 def test_the_summary_says_where_it_changes_nothing() -> None:
-    config = FracConfig(method="dfq", rounding="compiled")
+    config = FracConfig(method="dfq", run=RunConfig(backend="cpu"))
     for device, noted in (("cpu", False), ("meta", True)):
         with torch.device(device):
             model, x = Residual(), torch.randn(2, 6)
         told = str(plan(model, config=config, example_inputs=(x,)))
-        assert ("rounding='compiled' changes nothing here" in told) is noted, device
+        assert ("run.backend='cpu' changes nothing here" in told) is noted, device
 
 
 def test_what_it_would_not_change_is_an_error() -> None:
     for wrong in ({"method": "float"}, {"method": "slu"}, {"method": "dfq", "format": "dorefa"}):
-        with pytest.raises(ConfigError, match="rounding='compiled' changes nothing"):
-            FracConfig(rounding="compiled", **wrong)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=r"run\.backend='cpu' changes nothing"):
+            FracConfig(run=RunConfig(backend="cpu"), **wrong)  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor, nn
 
-from fractrain_fx import FracConfig, fractrainify
+from fractrain_fx import FracConfig, RunConfig, fractrainify
 from fractrain_fx.config import RECIPES
 from fractrain_fx.formats import Operand
 from fractrain_fx.formats.microscaling import ELEMENTS, MicroscalingFormat
@@ -193,8 +193,8 @@ def test_both_products_that_read_a_square_block_get_the_same_noise() -> None:
     assert not torch.equal(first, second)
 
 
-def steps(words: dict[str, Any], rounding: str, net: nn.Module, x: Tensor) -> list[Tensor]:
-    config = FracConfig(method="static", rounding=rounding, **words)  # type: ignore[arg-type]
+def steps(words: dict[str, Any], backend: str, net: nn.Module, x: Tensor) -> list[Tensor]:
+    config = FracConfig(method="static", run=RunConfig(backend=backend), **words)  # type: ignore[arg-type]
     model = fractrainify(copy.deepcopy(net), config=config, example_inputs=(x,), check=False).train()
     torch.manual_seed(3)
     out = model(x)
@@ -214,7 +214,7 @@ def steps(words: dict[str, Any], rounding: str, net: nn.Module, x: Tensor) -> li
 )
 def test_a_step_of_every_family_rounded_to_nearest_is_that_of_the_plain_arithmetic(words: dict[str, Any]) -> None:
     net, x = Everything(), torch.randn(4, 6, 8)
-    for plain, compiled in zip(*(steps(words, each, net, x) for each in ("eager", "compiled")), strict=True):
+    for plain, compiled in zip(*(steps(words, each, net, x) for each in ("plain", "cpu")), strict=True):
         # Equal operands; where they lie otherwise in memory, sums are taken in another order, and a value next to the
         # middle of two levels of the next op goes to the other one.
         assert (plain - compiled).norm() <= 1e-3 * plain.norm()
@@ -224,13 +224,13 @@ def test_a_step_of_every_family_rounded_to_nearest_is_that_of_the_plain_arithmet
 def test_a_stochastic_step_is_as_near_to_float_as_that_of_the_plain_arithmetic(words: dict[str, Any]) -> None:
     net, x = nn.Sequential(*(nn.Linear(64, 64) for _ in range(3))), torch.randn(512, 64)
     words = {**words, "precision": "4/4"}
-    exact = steps({"format": "mx", "precision": "32/32"}, "eager", net, x)
+    exact = steps({"format": "mx", "precision": "32/32"}, "plain", net, x)
     far = [
         [
             float((each - other).norm() / other.norm())
             for each, other in zip(steps(words, how, net, x), exact, strict=True)
         ]
-        for how in ("eager", "compiled")
+        for how in ("plain", "cpu")
     ]
     for plain, compiled in zip(*far, strict=True):
         assert compiled == pytest.approx(plain, rel=0.2)  # two draws of the noise of 4,096 values

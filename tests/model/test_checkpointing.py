@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.coverage.checks import difference, objective
-from fractrain_fx import FracConfig, FracModel, fractrainify
+from fractrain_fx import FracConfig, FracModel, RunConfig, fractrainify
 from fractrain_fx.errors import ConfigError, ModelError
 from tests.choices import choose
 from tests.models import build
@@ -86,9 +86,9 @@ def saved(model: FracModel, *args: Any, **kwargs: Any) -> int:
     return sum(x.untyped_storage().nbytes() for x in kept.values())
 
 
-@pytest.mark.parametrize("execution", ["simulate", "auto"])
-def test_a_step_is_the_same_bit_for_bit(execution: str) -> None:
-    model = rewritten(Residual(), IMAGES, execution=execution, options=TWO)
+@pytest.mark.parametrize("skipping", ["computed", "left-out"])
+def test_a_step_is_the_same_bit_for_bit(skipping: str) -> None:
+    model = rewritten(Residual(), IMAGES, run=RunConfig(skipping=skipping), options=TWO)
     choose(model, [0, 1, 1, 1], [0, 0, 0, 0], [1, 1, 0, 1])
     assert_same_step(model, IMAGES)
 
@@ -100,7 +100,7 @@ def test_a_step_under_autocast_is_the_same() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "config", [FracConfig(), FracConfig(execution="auto", kernels="float")], ids=["simulate", "auto"]
+    "config", [FracConfig(), FracConfig(run=RunConfig(skipping="left-out"))], ids=["computed", "left-out"]
 )
 @pytest.mark.parametrize("name", REAL)
 def test_a_step_of_real_models_is_the_same_bit_for_bit(name: str, config: FracConfig) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from fractrain_fx import FracConfig, FracModel, Precision, fractrainify
+from fractrain_fx import FracConfig, FracModel, Precision, RunConfig, fractrainify
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.passes import fused_ops
 from fractrain_fx.passes.execute.shared_code import SharedCode
@@ -84,9 +84,8 @@ def test_equal_segments_are_compiled_once_and_give_what_each_alone_gives() -> No
 
 @pytest.mark.long
 def test_segments_on_codes_are_compiled_once_too_and_each_op_chooses_for_itself() -> None:
-    words = {"method": "static", "precision": "FW-8/BW-16", "execution": "auto", "kernels": "int8"}
-    words["rounding"] = "compiled"
-    model = rewritten(Layers(), ROWS, **words).train()
+    words = {"method": "static", "precision": "FW-8/BW-16"}
+    model = rewritten(Layers(), ROWS, run=RunConfig(backend="codes-always"), **words).train()
     plain = step(model, ROWS)
     shared = SharedCode()
     kinds = Counter(type(shared.of(each)) for each in model._state.running[True].segments())

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fractrain_fx import FracConfig, FracModel, Pin, Precision, fractrainify, summarize
+from fractrain_fx import FracConfig, FracModel, Pin, Precision, RunConfig, fractrainify, summarize
 from fractrain_fx.errors import CalibrationError, InputError
 
 
@@ -40,11 +40,11 @@ def rewritten(**config: object) -> FracModel:
     return fractrainify(Positions(), config=chosen, example_inputs=(torch.randn(4, 5, 6),))
 
 
-@pytest.mark.parametrize("execution", ["simulate", "auto"])
+@pytest.mark.parametrize("skipping", ["computed", "left-out"])
 def test_other_sizes_than_the_model_takes_name_the_module_the_line_and_both_shapes(
-    execution: str, capsys: pytest.CaptureFixture[str]
+    skipping: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = rewritten(execution=execution)
+    model = rewritten(run=RunConfig(skipping=skipping))
     with pytest.raises(InputError, match=r"must match the size") as told:
         model(torch.randn(3, 7, 6))
     words = str(told.value)
@@ -146,9 +146,11 @@ class Ordered(nn.Module):
 
 def test_a_sequence_in_place_of_the_samples_is_named_where_the_batch_size_is_fixed() -> None:
     model = fractrainify(Ordered(), example_inputs=(torch.randn(7, 3, 8),))
-    hint = r"attention takes sequence-first inputs: if dimension 1 of yours holds the samples, set FracConfig\(batch_ax"
+    hint = r"attention takes sequence-first inputs: if dimension 1 has the samples, set run\.batch_axis=1"
     assert re.search(hint, " ".join(str(summarize(model)).split()))
     with pytest.raises(InputError, match=hint):
         model(torch.randn(6, 3, 8))
-    right = fractrainify(Ordered(), config=FracConfig(batch_axis=1), example_inputs=(torch.randn(7, 3, 8),))
+    right = fractrainify(
+        Ordered(), config=FracConfig(run=RunConfig(batch_axis=1)), example_inputs=(torch.randn(7, 3, 8),)
+    )
     assert right(torch.randn(7, 5, 8)).shape == (7, 5, 2) and "sequence-first" not in str(summarize(right))

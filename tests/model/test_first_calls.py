@@ -21,12 +21,12 @@ import pytest
 import torch
 from torch import Tensor, get_default_dtype, is_grad_enabled, nn
 
-from fractrain_fx import FracConfig, FracModel, fractrainify
+from fractrain_fx import FracConfig, FracModel, RunConfig, fractrainify
 from fractrain_fx.capture.checking.verify import Elsewhere
 from fractrain_fx.capture.recording.looks import Looks
 from fractrain_fx.errors import ConfigError, InputError
 
-FLOAT = FracConfig(method="float", recordings=20)
+FLOAT = FracConfig(method="float", run=RunConfig(recordings=20))
 
 
 class Reader(nn.Module):
@@ -120,14 +120,14 @@ def test_without_comparisons_or_recordings_the_difference_stays_or_is_an_error_t
 ) -> None:
     monkeypatch.setattr(Elsewhere, "check", lambda self, attempt: None)
     x = torch.randn(3, 16, 4)
-    reference, model = pair(UNSEEN["a key of text"], FracConfig(method="float", compared_calls=0))
+    reference, model = pair(UNSEEN["a key of text"], FracConfig(method="float", run=RunConfig(compared_calls=0)))
     reference.eval(), model.eval()
     assert torch.allclose(model(x) * 3, reference(x))
-    _, model = pair(UNSEEN["a key of text"], FracConfig(method="float", recordings=1))
+    _, model = pair(UNSEEN["a key of text"], FracConfig(method="float", run=RunConfig(recordings=1)))
     with pytest.raises(InputError, match=r"output differs by .* first in the model \(Reader \(.*test_first_calls.py"):
         model(x)
     with pytest.raises(ConfigError, match="compared_calls=-1"):
-        FracConfig(compared_calls=-1)
+        FracConfig(run=RunConfig(compared_calls=-1))
 
 
 def train(model: nn.Module, lengths: tuple[int, ...]) -> list[Tensor]:
@@ -158,7 +158,7 @@ def test_a_comparison_leaves_no_trace(method: str) -> None:
         torch.manual_seed(0)
         model = fractrainify(
             Three(),
-            config=FracConfig(method=method, compared_calls=compared),
+            config=FracConfig(method=method, run=RunConfig(compared_calls=compared)),
             example_inputs=(torch.randn(2, 8, 4),),
         )
         model.drop.register_forward_hook(lambda *_, seen=seen: seen.append("hook"))
@@ -178,7 +178,7 @@ def test_a_comparison_leaves_checkpointing_as_it_is() -> None:
 
 
 def test_comparisons_stop_with_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    _, model = pair(lambda net, x: 1.0, FracConfig(method="float", compared_calls=2))
+    _, model = pair(lambda net, x: 1.0, FracConfig(method="float", run=RunConfig(compared_calls=2)))
     compared: list[int] = []
     real = type(model._state.recording).difference
     with pytest.MonkeyPatch.context() as patch, caplog.at_level(logging.WARNING):

@@ -88,7 +88,7 @@ def test_a_part_in_eval_mode_gets_a_recording_of_its_own(before: bool) -> None:
 
 def test_a_part_in_another_mode_is_named_if_there_is_no_recording_left() -> None:
     x = torch.randn(3, 4)
-    model = fractrainify(whole(), config=FLOAT.replace(recordings=1), example_inputs=(x,))
+    model = fractrainify(whole(), config=FLOAT.replace(**{"run.recordings": 1}), example_inputs=(x,))
     model.get_submodule("1").eval()
     with pytest.raises(InputError, match=r"'1' in train mode, which .*test_modes.py.* reads"):
         model(x)

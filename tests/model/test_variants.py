@@ -10,7 +10,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from fractrain_fx import Engine, FracConfig, FracModel, fractrainify
+from fractrain_fx import Engine, FracConfig, FracModel, RunConfig, fractrainify
 from fractrain_fx.errors import InputError
 
 FLOAT = FracConfig(method="float")
@@ -74,7 +74,7 @@ def scaled(**config: Any) -> tuple[Scaled, FracModel]:
 
 
 def test_each_value_of_a_number_needs_a_recording_and_there_are_only_so_many(caplog: Any) -> None:
-    original, model = scaled(recordings=2)
+    original, model = scaled(run=RunConfig(recordings=2))
     assert torch.equal(model(X, scale=2.0), original(X, scale=2.0))
     assert caplog.messages[-1].endswith("argument 'scale' is 2.0, but the graph was recorded with 1.0")
     assert torch.equal(model(X), original(X))

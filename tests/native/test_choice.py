@@ -1,15 +1,16 @@
-"""What ``rounding="auto"`` stands for: the disk, the device and the method decide, and a model says so."""
+"""What ``backend="auto"`` stands for: the disk, the device and the method decide, and a model says so."""
 
 from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from fractrain_fx import FracConfig, FracModel, fractrainify, plan
+from fractrain_fx import AffineConfig, FracConfig, FracModel, RunConfig, fractrainify, plan
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.native import build, choice
 from fractrain_fx.native.choice import MEANING, choose_rounding
@@ -37,13 +38,13 @@ def rewritten(**words: object) -> FracModel:
 
 
 def test_kernels_that_are_there_are_used_and_others_are_not(built: pytest.MonkeyPatch) -> None:
-    assert choose_rounding(FracConfig(), CPU).used == "compiled"
-    assert choose_rounding(FracConfig(method="static", format="mx"), CPU).used == "compiled"
+    assert choose_rounding(FracConfig(), CPU).used == "cpu"
+    assert choose_rounding(FracConfig(method="static", format="mx"), CPU).used == "cpu"
     built.setattr(choice, "is_built", lambda: False)
     for lacking, words in (([], "run 'fractrain build' once"), (["c++", "ninja"], "no c++ and no ninja")):
         built.setattr(choice, "lacking_programs", lambda lacking=lacking: lacking)
         chosen = choose_rounding(FracConfig(), CPU)
-        assert (chosen.used, chosen.hint) == ("eager", not lacking) and words in str(chosen)
+        assert (chosen.used, chosen.hint) == ("plain", not lacking) and words in str(chosen)
 
 
 @pytest.mark.parametrize(
@@ -52,80 +53,88 @@ def test_kernels_that_are_there_are_used_and_others_are_not(built: pytest.Monkey
         {"method": "float"},
         {"method": "slu"},
         {"method": "slu", "format": "mx"},
-        {"ranges": "row"},
+        {"affine": AffineConfig(ranges="row")},
         {"format": "dorefa"},
     ],
 )
 def test_where_kernels_round_nothing_there_is_nothing_to_choose(
-    words: dict[str, str], built: pytest.MonkeyPatch
+    words: dict[str, Any], built: pytest.MonkeyPatch
 ) -> None:
     chosen = choose_rounding(FracConfig(**words), CPU)  # type: ignore[arg-type]
-    assert (chosen.used, chosen.reason) == ("eager", "")
+    assert (chosen.used, chosen.reason) == ("plain", "")
 
 
 def test_a_gpu_has_triton_kernels_where_triton_is_installed(built: pytest.MonkeyPatch) -> None:
     without = choose_rounding(FracConfig(), GPU)
-    assert without.used == "eager" and "Triton is not installed" in str(without) and not without.hint
-    for word, meaning in (("triton", "eager"), ("auto", "triton")):
+    assert without.used == "plain" and "Triton is not installed" in str(without) and not without.hint
+    for word, meaning in (("cuda", "plain"), ("auto", "cuda")):
         built.setenv(MEANING, meaning)
-        with pytest.raises(ConfigError, match="rounding='triton' needs Triton"):
-            choose_rounding(FracConfig(rounding=word), GPU)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match=r"run\.backend='cuda' needs Triton"):
+            choose_rounding(FracConfig(run=RunConfig(backend=word)), GPU)  # type: ignore[arg-type]
     built.delenv(MEANING)
     built.setattr(choice, "has_triton_package", lambda: True)
     chosen = choose_rounding(FracConfig(), GPU)
-    assert chosen.used == "triton" and str(chosen) == "rounds by Triton kernels (rounding='auto': it is installed)"
+    assert chosen.used == "cuda" and str(chosen) == "rounds by Triton kernels (run.backend='auto': it is installed)"
     blocks = choose_rounding(FracConfig(method="static", format="mx"), GPU)
-    assert blocks.used == "eager" and "format 'affine' only" in blocks.reason
-    assert choose_rounding(FracConfig(), torch.device("mps")).used == "eager"
+    assert blocks.used == "plain" and "format 'affine' only" in blocks.reason
+    assert choose_rounding(FracConfig(), torch.device("mps")).used == "plain"
 
 
 def test_a_model_on_a_cpu_is_ready_for_a_gpu(built: pytest.MonkeyPatch) -> None:
     built.setattr(choice, "has_triton_package", lambda: True)
-    for there, used, kernels in ((True, "compiled", ("cpu", "cuda")), (False, "triton", ("cuda",))):
+    for there, used, kernels in ((True, "cpu", ("cpu", "cuda")), (False, "cuda", ("cuda",))):
         built.setattr(choice, "is_built", lambda there=there: there)
         model = rewritten()
-        assert model.frac_config.rounding == used
+        assert model.frac_config.run.backend == used
         formats = [module.fmt for module in model.modules() if hasattr(module, "fmt")]
         assert formats and all(each.kernels == kernels for each in formats)
-    assert not any(module.fmt.kernels for module in rewritten(rounding="eager").modules() if hasattr(module, "fmt"))
+    assert not any(
+        module.fmt.kernels for module in rewritten(run=RunConfig(backend="plain")).modules() if hasattr(module, "fmt")
+    )
 
 
-@pytest.mark.parametrize("wrong", [{"method": "float"}, {"format": "mx"}, {"ranges": "row"}])
-def test_triton_where_it_rounds_nothing_is_an_error(wrong: dict[str, str]) -> None:
-    with pytest.raises(ConfigError, match="rounding='triton'"):
-        FracConfig(rounding="triton", **{"method": "static"} | wrong)  # type: ignore[arg-type]
+@pytest.mark.parametrize("wrong", [{"method": "float"}, {"format": "mx"}, {"affine": AffineConfig(ranges="row")}])
+def test_triton_where_it_rounds_nothing_is_an_error(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"run\.backend='cuda'"):
+        FracConfig(run=RunConfig(backend="cuda"), **{"method": "static"} | wrong)  # type: ignore[arg-type]
 
 
 def test_a_plan_says_where_triton_changes_nothing(built: pytest.MonkeyPatch) -> None:
     built.setattr(choice, "has_triton_package", lambda: True)
-    told = str(plan(net(), config=FracConfig(method="static", rounding="triton"), example_inputs=(torch.randn(4, 6),)))
-    assert "rounding='triton' changes nothing here: it is for GPUs, and this model is on 'cpu'" in told
+    told = str(
+        plan(
+            net(),
+            config=FracConfig(method="static", run=RunConfig(backend="cuda")),
+            example_inputs=(torch.randn(4, 6),),
+        )
+    )
+    assert "run.backend='cuda' changes nothing here: it is for GPUs, and this model is on 'cpu'" in told
 
 
-@pytest.mark.parametrize("asked", ["eager", "compiled"])
+@pytest.mark.parametrize("asked", ["plain", "cpu"])
 def test_a_word_in_the_configuration_is_that_and_the_environment_decides_for_auto(
     asked: str, built: pytest.MonkeyPatch
 ) -> None:
-    other = {"eager": "compiled", "compiled": "eager"}[asked]
+    other = {"plain": "cpu", "cpu": "plain"}[asked]
     built.setenv(MEANING, other)
-    assert choose_rounding(FracConfig(rounding=asked), CPU).used == asked  # type: ignore[arg-type]
+    assert choose_rounding(FracConfig(run=RunConfig(backend=asked)), CPU).used == asked  # type: ignore[arg-type]
     assert choose_rounding(FracConfig(), CPU).used == other
     built.setenv(MEANING, "fast")
-    with pytest.raises(ConfigError, match="FRACTRAIN_ROUNDING='fast' is unknown: write eager, triton or compiled"):
+    with pytest.raises(ConfigError, match="FRACTRAIN_BACKEND='fast' is unknown: write plain, cuda or cpu"):
         choose_rounding(FracConfig(), CPU)
 
 
 def test_a_model_rounds_as_chosen_and_says_so(built: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "fractrain_fx")
     x = torch.randn(4, 6)
-    for used, noted in (("compiled", "by C++ kernels"), ("eager", "by plain torch operations")):
-        built.setattr(choice, "is_built", lambda used=used: used == "compiled")
+    for used, noted in (("cpu", "by C++ kernels"), ("plain", "by plain torch operations")):
+        built.setattr(choice, "is_built", lambda used=used: used == "cpu")
         model = rewritten()
-        assert model.frac_config.rounding == used
+        assert model.frac_config.run.backend == used
         assert noted in str(plan(net(), config=FracConfig(method="static"), example_inputs=(x,)))
         assert noted in caplog.messages[-1]
         formats = [module.fmt for module in model.modules() if hasattr(module, "fmt")]
-        assert formats and {"cpu" in each.kernels for each in formats} == {used == "compiled"}
+        assert formats and {"cpu" in each.kernels for each in formats} == {used == "cpu"}
 
 
 def test_a_chain_of_ones_own_rounds_as_the_model_says(built: pytest.MonkeyPatch) -> None:
@@ -133,7 +142,7 @@ def test_a_chain_of_ones_own_rounds_as_the_model_says(built: pytest.MonkeyPatch)
     model = fractrainify(
         net(), config=config, example_inputs=(torch.randn(2, 6),), passes=default_passes(config), check=False
     )
-    assert model.frac_config.rounding == "compiled"
+    assert model.frac_config.run.backend == "cpu"
     assert {"cpu" in module.fmt.kernels for module in model.modules() if hasattr(module, "fmt")} == {True}
 
 
@@ -145,7 +154,7 @@ def test_nothing_is_built_for_a_model_in_a_loop_of_ones_own(
     built.setattr(choice, "lacking_programs", lambda: [])
     built.setattr(choice, "_TOLD", set())
     for _ in range(2):
-        assert rewritten().frac_config.rounding == "eager"
+        assert rewritten().frac_config.run.backend == "plain"
     warned = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warned) == (0 if torch.cuda.is_available() else 1)
     assert all("run 'fractrain build' once" in words for words in warned)
@@ -153,15 +162,15 @@ def test_nothing_is_built_for_a_model_in_a_loop_of_ones_own(
 
 
 def test_a_saved_model_keeps_auto_and_an_explicit_word(built: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for asked in ("auto", "eager"):
-        model = rewritten(rounding=asked)
+    for asked in ("auto", "plain"):
+        model = rewritten(run=RunConfig(backend=asked))
         model.save_pretrained(tmp_path / asked)
         loaded = FracModel.from_pretrained(tmp_path / asked, model=net())
         assert (
-            loaded.frac_config.rounding == model.frac_config.rounding == {"auto": "compiled", "eager": "eager"}[asked]
+            loaded.frac_config.run.backend == model.frac_config.run.backend == {"auto": "cpu", "plain": "plain"}[asked]
         )
     built.setattr(choice, "is_built", lambda: False)  # another machine
     elsewhere = FracModel.from_pretrained(tmp_path / "auto", model=net())
-    assert elsewhere.frac_config.rounding == "eager"
+    assert elsewhere.frac_config.run.backend == "plain"
     x = torch.randn(4, 6)
     elsewhere.train()(x)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from fractrain_fx import FracConfig, GateConfig, fractrainify
+from fractrain_fx import FracConfig, GateConfig, RunConfig, fractrainify
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.nn import gate_kernels
 from fractrain_fx.nn.batch_axis import BatchAxis
@@ -177,10 +177,10 @@ def test_a_gradient_of_a_gradient_is_refused() -> None:
             torch.autograd.grad(out.sum(), list(gates.parameters()), create_graph=True, allow_unused=True)
 
 
-@pytest.mark.parametrize("rounding", ["eager", "compiled"])
-def test_models_call_them_with_compiled_rounding(called: list[str], rounding: str) -> None:
-    config = FracConfig(method="dfq", rounding=rounding)  # type: ignore[arg-type]
+@pytest.mark.parametrize("backend", ["plain", "cpu"])
+def test_models_call_them_with_compiled_rounding(called: list[str], backend: str) -> None:
+    config = FracConfig(method="dfq", run=RunConfig(backend=backend))  # type: ignore[arg-type]
     model = fractrainify(Residual(), config=config, example_inputs=(torch.randn(2, 6),), check=False)
     called.clear()
     model(torch.randn(4, 6)).sum().backward()
-    assert bool(called) == (rounding == "compiled")
+    assert bool(called) == (backend == "cpu")

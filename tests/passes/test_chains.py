@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.fx.passes.infra.pass_base import PassBase
 
-from fractrain_fx import FracConfig, FracModel, fractrainify
+from fractrain_fx import FracConfig, FracModel, RunConfig, fractrainify
 from fractrain_fx.capture import RecordedModule
 from fractrain_fx.errors import ModelError, PassError
 from fractrain_fx.passes import Fuse, FuseSkips, execution_passes, fused_ops
@@ -37,18 +38,24 @@ def copied(model: FracModel) -> RecordedModule:
     ("options", "expected"),
     [
         ({"method": "float"}, "Fuse ReplaceReLUs ChannelsLast ChooseBackend " + LAST),
-        ({"method": "fractrain", "execution": "simulate"}, "Fuse ReplaceReLUs ChannelsLast ChooseBackend " + LAST),
-        ({"method": "fractrain", "execution": "auto"}, "Fuse ReplaceReLUs ChannelsLast ChooseBackend Dispatch " + LAST),
-        ({"method": "static", "memory_format": "preserve"}, "Fuse ReplaceReLUs ChooseBackend " + LAST),
-        ({"method": "static", "execution": "torchao-int8"}, "Fuse ReplaceReLUs ChannelsLast ChooseBackend " + LAST),
+        ({"method": "fractrain"}, "Fuse ReplaceReLUs ChannelsLast ChooseBackend " + LAST),
+        (
+            {"method": "fractrain", "run": RunConfig(skipping="left-out")},
+            "Fuse ReplaceReLUs ChannelsLast ChooseBackend Dispatch " + LAST,
+        ),
+        ({"method": "static", "run": RunConfig(memory_format="preserve")}, "Fuse ReplaceReLUs ChooseBackend " + LAST),
+        (
+            {"method": "static", "run": RunConfig(torchao="int8")},
+            "Fuse ReplaceReLUs ChannelsLast ChooseBackend " + LAST,
+        ),
     ],
 )
-def test_a_configuration_says_what_makes_the_copy_that_runs(options: dict[str, str], expected: str) -> None:
-    assert " ".join(names(execution_passes(FracConfig(**options)))) == expected  # type: ignore[arg-type]
+def test_a_configuration_says_what_makes_the_copy_that_runs(options: dict[str, Any], expected: str) -> None:
+    assert " ".join(names(execution_passes(FracConfig(**options)))) == expected
 
 
 def test_the_chain_gives_the_copy_that_runs() -> None:
-    model = residual_net(execution="auto")
+    model = residual_net(run=RunConfig(backend="codes", skipping="left-out"))
     made = copied(model)
     run_passes(made, execution_passes(model.frac_config))
     running = model._state.running[True]
@@ -58,9 +65,9 @@ def test_the_chain_gives_the_copy_that_runs() -> None:
     assert fused_ops(made).keys() == running.fused.keys() and running.fused
 
 
-@pytest.mark.parametrize("execution", ["auto", "torchao-int8"])
-def test_other_forms_of_fused_ops_are_refused_before_there_are_any(execution: str) -> None:
-    config = FracConfig(method="static", execution=execution)  # type: ignore[arg-type]
+@pytest.mark.parametrize("run", [RunConfig(backend="codes"), RunConfig(torchao="int8")], ids=["codes", "torchao"])
+def test_other_forms_of_fused_ops_are_refused_before_there_are_any(run: RunConfig) -> None:
+    config = FracConfig(method="static", run=run)
     net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
     shown = copied(
         fractrainify(net, config=FracConfig(method="static"), example_inputs=(torch.randn(2, 4),), check=False)
@@ -71,7 +78,7 @@ def test_other_forms_of_fused_ops_are_refused_before_there_are_any(execution: st
 
 
 def test_what_is_not_a_graph_of_gates_is_refused() -> None:
-    graph = copied(residual_net(execution="simulate"))
+    graph = copied(residual_net())
     (skip, *_) = (node for node in graph.graph.nodes if "skip" in node.name and node.op == "call_module")
     skip.args = skip.args[:1]
     with pytest.raises(PassError, match="not a branch and a choice"):

@@ -84,7 +84,8 @@ def test_runs_of_before_are_shown_without_what_they_did_not_keep(trained: Path, 
 
 
 def test_stages_that_share_an_epoch_have_their_own_costs(tmp_path: Path) -> None:
-    turns = ["--every", "1 steps", "--schedule", "fixed", "--turns", "0.25", "--stages", "FW(4,8)/BW(4,8)"]
+    turns = ["--set", "schedule.every=1 steps", "--set", "schedule.turns=[0.25]", "--schedule", "fixed"]
+    turns += ["--stages", "FW(4,8)/BW(4,8)"]
     loop = [*QUICK, "--subset", "128", "--epochs", "1", "--method", "pfq", "--out", str(tmp_path / "run")]
     assert main(["train", *loop, *turns]) == 0
     run = read_run(tmp_path / "run")

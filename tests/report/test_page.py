@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from fractrain_fx import FracConfig, Pin, Precision
+from fractrain_fx import FracConfig, Pin, Precision, RunConfig
 from fractrain_fx.cli import main
 from fractrain_fx.errors import RunError
 from fractrain_fx.report.page import _pack
@@ -167,7 +167,7 @@ def test_without_its_libraries_the_command_says_what_to_install(
 def test_runs_that_leave_work_out_are_not_called_simulations(trained: Path) -> None:
     first, second = read_runs([str(trained / name) for name in ("fractrain", "static")])
     assert first.settings is not None
-    frac = first.settings.frac.replace(execution="auto")
+    frac = first.settings.frac.replace(**{"run.skipping": "left-out"})
     lighter = replace(first, settings=replace(first.settings, frac=frac))
     for runs, told in (([first], (False, True)), ([lighter], (True, False)), ([lighter, second], (True, True))):
         notes = " ".join(next(panel for panel in build_sheet(runs).panels if panel.key == "stages").notes)
@@ -177,7 +177,7 @@ def test_runs_that_leave_work_out_are_not_called_simulations(trained: Path) -> N
 def test_runs_that_torchao_computes_are_said_to_be_in_its_numbers(trained: Path) -> None:
     first, second = read_runs([str(trained / name) for name in ("fractrain", "static")])
     assert first.settings is not None
-    frac = FracConfig(method="static", execution="torchao-int8")
+    frac = FracConfig(method="static", run=RunConfig(torchao="int8"))
     swapped = replace(first, settings=replace(first.settings, frac=frac))
     for runs, simulated in (([swapped], False), ([swapped, second], True)):
         notes = " ".join(next(panel for panel in build_sheet(runs).panels if panel.key == "stages").notes)

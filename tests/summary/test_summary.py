@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from fractrain_fx import FracConfig, FracModel, Pin, Precision, Summary, fractrainify, plan, summarize
+from fractrain_fx import FracConfig, FracModel, Pin, Precision, RunConfig, Summary, fractrainify, plan, summarize
 from fractrain_fx.errors import FracTrainWarning
 from fractrain_fx.summary.loud import loud_line
 from fractrain_fx.summary.numbers import plain_number, short_number, time_unit
@@ -139,7 +139,7 @@ class Timed(nn.Module):
 
 def timed(axis: int) -> tuple[nn.Module, dict[str, Any]]:
     inputs = tuple(torch.randn(shape).transpose(0, axis) for shape in ((3, 5, 16), (3, 1, 8)))
-    return Timed(), {"config": FracConfig(batch_axis=axis), "example_inputs": inputs}
+    return Timed(), {"config": FracConfig(run=RunConfig(batch_axis=axis)), "example_inputs": inputs}
 
 
 def test_shapes_are_shown_on_request_with_every_input_of_a_block() -> None:
@@ -160,7 +160,7 @@ def test_much_float_dear_gates_and_uncounted_ops_are_said_first() -> None:
     assert re.match(r"ATTENTION: \d+\.\d % of the MACs stay float .*; gates cost \d+\.\d % of the", summary.loud)
     assert " ".join(str(summary).split()).startswith(summary.loud)
     assert f"<strong>{escape(summary.loud)}</strong>" in summary._repr_html_()
-    assert plan(model, **arguments | {"config": FracConfig(method="float", batch_axis=1)}).loud == ""
+    assert plan(model, **arguments | {"config": FracConfig(method="float", run=RunConfig(batch_axis=1))}).loud == ""
     unknown = replace(summary.ops[0], name="odd", macs=None)
     assert "1 contraction is not counted in any share (odd)" in loud_line([unknown], 0, (), "float")
 

@@ -1,4 +1,4 @@
-"""Kernels for ``rounding="auto"``: built for a long run, not for a short one, and a run keeps what it began with."""
+"""Kernels for ``backend="auto"``: built for a long run, not for a short one, and a run keeps what it began with."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from fractrain_fx.config import FracConfig
+from fractrain_fx.config import FracConfig, RunConfig
 from fractrain_fx.errors import ConfigError, RunError
 from fractrain_fx.native import choice
 from fractrain_fx.native.choice import MEANING
@@ -62,12 +62,12 @@ def test_kernels_are_built_for_a_long_run_and_not_for_a_short_one(
     monkeypatch.setattr(choice, "_TOLD", set())
     trainer, words = told(settings())
     assert not [each for each in caplog.messages if each.startswith("rounds by")]  # the run says it
-    assert trainer.model.frac_config.rounding == "eager" and compiler.builds == 0
-    assert "rounds by plain torch operations (rounding='auto': C++ kernels are quicker, and not built yet" in words
+    assert trainer.model.frac_config.run.backend == "plain" and compiler.builds == 0
+    assert "rounds by plain torch operations (run.backend='auto': C++ kernels are quicker, and not built yet" in words
     trainer, words = told(settings(epochs=10_000_000))
-    assert trainer.model.frac_config.rounding == "compiled" and compiler.builds == 1
+    assert trainer.model.frac_config.run.backend == "cpu" and compiler.builds == 1
     assert "building C++ kernels, once, because this run would take roughly" in words
-    assert told(settings())[0].model.frac_config.rounding == "compiled" and compiler.builds == 1
+    assert told(settings())[0].model.frac_config.run.backend == "cpu" and compiler.builds == 1
 
 
 def test_a_run_on_a_gpu_rounds_by_triton_where_it_is_installed_and_says_so(
@@ -77,10 +77,10 @@ def test_a_run_on_a_gpu_rounds_by_triton_where_it_is_installed_and_says_so(
     built = build(run)
     monkeypatch.setattr(building.torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(building.torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
-    for there, used, words in ((True, "triton", "rounds by Triton kernels"), (False, "eager", "by plain torch")):
+    for there, used, words in ((True, "cuda", "rounds by Triton kernels"), (False, "plain", "by plain torch")):
         monkeypatch.setattr(choice, "has_triton_package", lambda there=there: there)
         stream = io.StringIO()
-        assert prepare_rounding(run, built, Console(file=stream, width=300)).rounding == used
+        assert prepare_rounding(run, built, Console(file=stream, width=300)).run.backend == used
         assert words in stream.getvalue() and compiler.builds == 0
 
 
@@ -102,16 +102,16 @@ def test_the_time_of_a_run_is_computed_from_its_macs(monkeypatch: pytest.MonkeyP
 def test_a_build_that_fails_is_told_and_the_run_is_eager(compiler: Compiler) -> None:
     compiler.reason = "no room on the disk"
     trainer, words = told(settings(epochs=10_000_000))
-    assert trainer.model.frac_config.rounding == "eager" and "not built: no room on the disk" in words
+    assert trainer.model.frac_config.run.backend == "plain" and "not built: no room on the disk" in words
 
 
 def test_a_resumed_run_rounds_as_before_though_kernels_were_built_meanwhile(compiler: Compiler, tmp_path: Path) -> None:
     quiet = Console(quiet=True)
     trainer = new_run(settings(), tmp_path, quiet)
-    assert RunSettings.from_yaml(tmp_path / "config.yaml").frac.rounding == "eager"
+    assert RunSettings.from_yaml(tmp_path / "config.yaml").frac.run.backend == "plain"
     trainer.fit()
     compiler.builds = 1
-    assert resume_run(tmp_path, quiet).model.frac_config.rounding == "eager"
+    assert resume_run(tmp_path, quiet).model.frac_config.run.backend == "plain"
 
 
 def test_a_trainer_refuses_a_checkpoint_that_was_rounded_otherwise(compiler: Compiler, tmp_path: Path) -> None:
@@ -120,14 +120,14 @@ def test_a_trainer_refuses_a_checkpoint_that_was_rounded_otherwise(compiler: Com
         made = build_trainer(settings(), console=Console(quiet=True))
         trainers.append(Trainer(made.model, made.data, made.settings, out=tmp_path, console=Console(quiet=True)))
     trainers[0].fit()
-    words = r"configuration: rounding was 'eager' and is 'compiled'\. Put it back"
+    words = r"configuration: run.backend was 'plain' and is 'cpu'\. Put it back"
     with pytest.raises(RunError, match=words):
         trainers[1].resume()
 
 
 def test_a_float_run_and_explicit_words_build_nothing(compiler: Compiler) -> None:
     run = settings(epochs=10_000_000)
-    for frac in (FracConfig(method="float"), FracConfig(method="pfq", rounding="eager")):
+    for frac in (FracConfig(method="float"), FracConfig(method="pfq", run=RunConfig(backend="plain"))):
         trainer, words = told(replace(run, frac=frac))
-        assert trainer.model.frac_config.rounding == "eager" and not words
+        assert trainer.model.frac_config.run.backend == "plain" and not words
     assert compiler.builds == 0

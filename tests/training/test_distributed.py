@@ -64,12 +64,12 @@ def test_two_processes_take_the_same_stages_and_resume(tmp_path: Path) -> None:
         "auto",
         "--epochs",
         "7",
-        "--epsilon",
-        "10",
-        "--alpha",
-        "1",
-        "--gate.beta",
-        "0.05",
+        "--set",
+        "schedule.epsilon=10",
+        "--set",
+        "schedule.alpha=1",
+        "--set",
+        "gate.beta=0.05",
     ]
     two = train(tmp_path / "two", "plain", *flags, processes=2)
     one = train(tmp_path / "one", "plain", *flags)
@@ -104,11 +104,11 @@ def together(arguments: list[str]) -> list[subprocess.Popen[str]]:
 
 
 def test_a_sharded_run_says_that_a_process_was_killed_and_goes_on(tmp_path: Path) -> None:
-    flags = ["--method", "fractrain", "--epochs", "6", "--schedule", "manual", "--gate.beta", "0.05"]
-    flags += ["--accumulate", "2", "--lr", "0.05"]
+    flags = ["--method", "fractrain", "--epochs", "6", "--schedule", "manual", "--set", "gate.beta=0.05"]
+    flags += ["--set", "accumulate=2", "--lr", "0.05"]
     model = ["--model", f"{ROOT}/tests/training/tiny.py:plain", "--batch-size", "16"]
     out = tmp_path / "sharded"
-    processes = together(["train", *model, *LOOP, *flags, "--shard", "--out", str(out)])
+    processes = together(["train", *model, *LOOP, *flags, "--set", "shard=true", "--out", str(out)])
     while not (out / "metrics.jsonl").exists() or len((out / "metrics.jsonl").read_text().splitlines()) < 2:
         assert processes[0].poll() is None, processes[0].communicate()[1]
         time.sleep(0.01)

@@ -8,21 +8,65 @@ from typing import Any
 import pytest
 from jsonargparse import ArgumentParser
 
-from fractrain_fx.config import FracConfig, Pin, Precision, Steps
+from fractrain_fx.config import CostTargets, Fixed, FracConfig, GateConfig, Manual, Pin, Precision, RunConfig, Steps
 from fractrain_fx.errors import ConfigError
-from fractrain_fx.training.flags import add_flags, given_flags
+from fractrain_fx.training.flags import add_flags, given_settings, settings_of
 from fractrain_fx.training.settings import RunSettings, TrainSettings
 from fractrain_fx.zoo.recipe import load_recipe
 
 
-def test_the_clock_has_flags() -> None:
+def given(*flags: str) -> dict[str, Any]:
     parser = ArgumentParser()
     add_flags(parser)
-    flags = ["--method", "pfq", "--every", "10 steps", "--schedule", "fixed", "--turns", "0.5", "0.7", "30 steps"]
-    frac = RunSettings.from_dict(given_flags(parser.parse_args(flags).as_dict())).frac
-    assert (frac.every, frac.turns) == (Steps(10), (0.5, 0.7, Steps(30)))
+    return given_settings(parser.parse_args(list(flags)).as_dict())
+
+
+def test_every_setting_can_be_set_by_its_dotted_name() -> None:
+    sets = ["schedule.every=10 steps", "schedule.turns=[0.5, 0.7, 30 steps]", "gate_lr=peak", "run.backend=plain"]
+    sets += ["eps=1e-6", "betas=[0.8, 0.9]", "targets.saturate=true", "mixed_precision=no", "gate.beta=2e-3"]
+    sets += ["pins=['depthwise=FW-8/BW-16']", "schedule=fixed"]
+    flags = ["--targets", "2", "3", *(part for each in sets for part in ("--set", each))]
+    settings = RunSettings.from_dict(given(*flags))
+    frac, loop = settings.frac, settings.train
+    assert frac.schedule == Fixed((0.5, 0.7, Steps(30)), every=Steps(10))
+    assert frac.targets == CostTargets((2.0, 3.0), saturate=True) and frac.pins[0].pattern == "depthwise"
+    assert (frac.gate.beta, frac.run.backend) == (2e-3, "plain")
+    assert (loop.gate_lr, loop.eps, loop.betas, loop.mixed_precision) == ("peak", 1e-6, (0.8, 0.9), "no")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--set", "gate.bta=1"], "a run has no such setting. Did you mean 'gate.beta'"),
+        (["--set", "epsilom=1"], "Did you mean .*'schedule.epsilon'"),
+        (["--set", "gate=1"], "gate is a group of settings: write one of gate.dims, gate.hidden"),
+        (["--set", "gate.beta"], r"--set gate.beta has no value: write --set gate.beta=VALUE \(default: 0.001\)"),
+        (["--set", "lr=1", "--lr", "2"], "lr is given twice"),
+        (["--set", "gate.beta=1", "--set", "gate.beta=2"], "gate.beta is given twice"),
+        (["--set", "betas=[1"], "could not be read as a value"),
+    ],
+)
+def test_a_wrong_setting_says_what_there_is(flags: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        given(*flags)
+
+
+def test_a_file_has_the_groups_and_the_command_line_changes_single_settings(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        "{method: fractrain, targets: {per_cent: [2.0, 3.0], saturate: true}, gate: {beta: 0.5, hidden: 8},"
+        " schedule: {kind: auto, epsilon: 0.1, every: 9 steps}, run: {backend: plain, recordings: 3}}"
+    )
+    arguments = {"config": str(file), "as": None, "set": ["gate.beta=0.25", "run.backend=cpu"], "schedule": "manual"}
+    frac = settings_of(arguments | {"targets": [2.5]}).frac
+    assert frac.gate == GateConfig(beta=0.25, hidden=8) and frac.run == RunConfig("cpu", recordings=3, length=30)
+    assert frac.schedule == Manual(every=Steps(9)) and frac.targets == CostTargets((2.5,), saturate=True)
+
+
+def test_the_length_of_a_run_is_that_of_its_loop() -> None:
+    frac = FracConfig(method="pfq", schedule=Manual(every=Steps(10)))
     with pytest.raises(ConfigError, match="epochs or iterations"):
-        RunSettings(frac=frac.replace(length=Steps(100)))
+        RunSettings(frac=frac.replace(**{"run.length": Steps(100)}))
 
 
 def test_settings_survive_yaml(tmp_path: Path) -> None:
@@ -53,8 +97,8 @@ def test_a_recipe_in_a_file_is_where_the_other_keys_start_from(tmp_path: Path) -
 
 
 def test_the_method_knows_the_length_of_the_run() -> None:
-    assert RunSettings(train=TrainSettings(epochs=9)).frac.epochs == 9
-    assert RunSettings.from_dict({"schedule": "manual", "epochs": 5}).frac.epochs == 5
+    assert RunSettings(train=TrainSettings(epochs=9)).frac.run.length == 9
+    assert RunSettings.from_dict({"schedule": "manual", "epochs": 5}).frac.run.length == 5
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 from torch._dynamo.utils import counters
 
-from fractrain_fx.config import CostTargets, FracConfig, PrecisionStages
+from fractrain_fx.config import CostTargets, FracConfig, Manual, PrecisionStages, RunConfig, Tokens
 from fractrain_fx.errors import ConfigError, NonFiniteLossError, RunError
 from fractrain_fx.hardware.run_cost import StepPrices, run_cost
 from fractrain_fx.hardware.run_machines import PRICED, price_run
@@ -34,9 +34,9 @@ def settings(method: str = "fractrain", function: str = "net", epochs: int = 2, 
     stages = min(epochs, 4)
     fewer: dict[str, Any] = {
         "pfq": {"stages": PrecisionStages(PrecisionStages().stages[-stages:])},
-        "fractrain": {"targets": CostTargets((1.5, 2.0, 2.5, 3.0)[-stages:]), "saturate_targets": True},
+        "fractrain": {"targets": CostTargets((1.5, 2.0, 2.5, 3.0)[-stages:], saturate=True)},
     }
-    frac = FracConfig(method=method, schedule="manual", epochs=epochs, **fewer.get(method, {}))  # type: ignore[arg-type]
+    frac = FracConfig(method=method, schedule="manual", run=RunConfig(length=epochs), **fewer.get(method, {}))  # type: ignore[arg-type]
     loop = TrainSettings(**{"epochs": epochs, "batch_size": 32, "lr": 0.05, "device": "cpu"} | train)  # type: ignore[arg-type]
     return RunSettings(f"{TINY}:{function}", image_size=8, subset=96, train=loop, frac=frac)
 
@@ -212,7 +212,7 @@ def test_an_epoch_can_be_shorter_or_longer_than_a_pass(tmp_path: Path) -> None:
 
 
 def test_a_stage_may_begin_within_an_epoch_and_a_stopped_run_goes_on_at_the_same_step(tmp_path: Path) -> None:
-    clock = {"schedule": "fixed", "every": "2 steps", "turns": ["4 steps"]}  # 3 steps an epoch
+    clock = {"schedule": {"kind": "fixed", "every": "2 steps", "turns": ["4 steps"]}}  # 3 steps an epoch
     whole = settings("pfq", epochs=3).to_dict() | {"stages": "FW(4,8)/BW(6,8)"} | clock
     run = new_run(RunSettings.from_dict(whole), tmp_path / "whole", quiet())
     result = run.fit()
@@ -249,7 +249,9 @@ def test_a_run_keeps_what_it_would_take_on_machines(tmp_path: Path) -> None:
 
 def test_a_clock_in_tokens_needs_text() -> None:
     with pytest.raises(ConfigError, match="has none: count steps"):
-        build_trainer(RunSettings.from_dict(settings("pfq").to_dict() | {"every": "100 tokens"}), console=quiet())
+        build_trainer(
+            RunSettings.from_dict(settings("pfq").to_dict() | {"schedule": {"every": "100 tokens"}}), console=quiet()
+        )
 
 
 def test_the_seed_decides_the_run() -> None:
@@ -329,7 +331,7 @@ def test_metrics_say_how_far_the_gates_chose_by_input(tmp_path: Path) -> None:
 
 def test_a_multiplier_goes_on_where_the_run_was_stopped(tmp_path: Path) -> None:
     run = settings(epochs=3)
-    run = replace(run, frac=run.frac.replace(gradient_grid="zero"))
+    run = replace(run, frac=run.frac.replace(**{"affine.gradient_grid": "zero"}))
     whole = new_run(run, tmp_path / "whole", quiet())
     whole.fit()
     parts = new_run(run, tmp_path / "parts", quiet())
@@ -345,8 +347,7 @@ def test_a_multiplier_goes_on_where_the_run_was_stopped(tmp_path: Path) -> None:
 
 
 def test_text_is_trained_by_perplexity() -> None:
-    stages = {"stages": "FW(4,6,8)/BW(6,6,8)", "schedule": "manual", "every": "512 tokens"}
-    clock = FracConfig(method="pfq", **stages)  # type: ignore[arg-type]
+    clock = FracConfig(method="pfq", stages="FW(4,6,8)/BW(6,6,8)", schedule=Manual(every=Tokens(512)))  # type: ignore[arg-type]
     loop = TrainSettings(epochs=2, batch_size=16, device="cpu")
     trainer = build_trainer(
         RunSettings("hf:gpt2", "pydoc", block_length=16, subset=64, train=loop, frac=clock), console=quiet()

@@ -90,7 +90,7 @@ def test_progressive_runs_are_computed_with_stages_of_equal_length() -> None:
     recipe = load_recipe("table5-adaptation-pfq")
     mean = sum(share(stage) for stage in recipe.settings.frac.stages.stages) / 4
     assert expected(recipe.settings).cp == pytest.approx(mean, rel=2e-3)
-    cyclic = dict(recipe.values) | {"schedule": "cyclic", "cycles": 2, "epochs": 12, "iterations": None}
+    cyclic = dict(recipe.values) | {"schedule": {"kind": "cyclic", "cycles": 2}, "epochs": 12, "iterations": None}
     # half a cosine over six epochs, in whole bits
     epochs = [share(Precision(*bits)) for bits in ((3, 6), (3, 6), (5, 7), (6, 7), (8, 8), (8, 8))]
     assert expected(RunSettings.from_dict(cyclic)).cp == pytest.approx(sum(epochs) / 6, rel=2e-3)

@@ -11,7 +11,7 @@ from torch import nn
 
 from benchmarks.coverage.cases import Ready
 from benchmarks.coverage.checks import Step
-from fractrain_fx import FracConfig, FracModel
+from fractrain_fx import FracConfig, FracModel, RunConfig
 from fractrain_fx.capture import Recording
 from fractrain_fx.capture.state import Snapshot
 from fractrain_fx.config import Method
@@ -66,5 +66,5 @@ class Trial:
 
     def rewrite(self, recording: Recording, method: Method) -> FracModel:
         """Rewrite the model from a recording of it."""
-        config = FracConfig(method=method, rounding="eager")  # with or without built kernels
+        config = FracConfig(method=method, run=RunConfig(backend="plain"))  # with or without built kernels
         return FracModel(rewrite(self.model, recording, config))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from fractrain_fx.config.precision import Precision
-from fractrain_fx.engine.indicator import LossPlateau
+from fractrain_fx.engine.indicator import PlateauIndicator
 
 __all__ = ["AutoSchedule", "EpochSchedule", "Level", "StageSchedule"]
 
@@ -37,7 +37,7 @@ class StageSchedule(Protocol):
 class AutoSchedule:
     """Algorithm 1: go to the next stage when the loss has stopped falling, until the last."""
 
-    def __init__(self, stages: int, plateau: LossPlateau) -> None:
+    def __init__(self, stages: int, plateau: PlateauIndicator) -> None:
         self._last = stages - 1
         self._plateau = plateau
         self._stage = 0

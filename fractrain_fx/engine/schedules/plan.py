@@ -11,10 +11,11 @@ import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from fractrain_fx.config import FracConfig
-from fractrain_fx.config.clock import Amount, Steps, windows_of
+from fractrain_fx.config import ByLength, Cyclic, Fixed, FracConfig, Manual, TwoStage
+from fractrain_fx.config.clock import Amount, Steps
 from fractrain_fx.config.precision import Precision
-from fractrain_fx.engine.indicator import LossPlateau
+from fractrain_fx.config.schedule import Plateau
+from fractrain_fx.engine.indicator import PlateauIndicator
 from fractrain_fx.engine.schedules.kinds import AutoSchedule, EpochSchedule, Level, StageSchedule
 from fractrain_fx.errors import ConfigError
 
@@ -115,49 +116,60 @@ def plan_stages(config: FracConfig, levels: tuple[Level, ...], length: LoopLengt
             do not fit the stages, or the length of the run is needed and not known.
     """
     length = length or LoopLength()
-    windows = length.windows(config.every)
-    windows = windows_of(config) if windows is None else windows
-    if config.schedule is None and len(levels) > 1:
-        return _by_length(config, levels, length, windows)
+    windows = length.windows(config.schedule.every)
+    windows = config.windows if windows is None else windows
+    if isinstance(config.schedule, ByLength) and len(levels) > 1:
+        return _by_length(config.schedule, levels, length, windows)
     plan = _named(config, levels, length)
-    return replace(plan, windows=windows, every=config.every, name=f"schedule={config.schedule!r}")
+    return replace(plan, windows=windows, every=config.schedule.every, name=f"schedule={config.schedule.kind!r}")
 
 
 def _named(config: FracConfig, levels: tuple[Level, ...], length: LoopLength) -> StagePlan:
-    """The schedule of this name over its levels."""
-    if config.schedule == "constant" or len(levels) == 1:
-        return StagePlan(levels[-1:], EpochSchedule((0,)))
-    if config.schedule == "cyclic":
-        return _cyclic(levels, config, _windows(config, length))
-    if config.schedule == "manual":
-        windows = _windows(config, length)
-        if windows < len(levels):
-            unit = "epochs" if config.every is None else "windows of 'every'"
-            raise ConfigError(
-                f"schedule='manual' gives {len(levels)} stages equal parts of the run, and {windows} {unit} are too "
-                "few for that: train longer, take fewer stages, leave schedule out (some stages are then left out), "
-                "or write schedule='constant' for the last stage only"
-            )
-        return StagePlan(levels, EpochSchedule(_equal_parts(len(levels), windows)))
-    if config.schedule == "fixed":
-        return StagePlan(levels, EpochSchedule(_fixed(len(levels), config, length)))
-    if config.schedule == "two-stage":
-        levels = (levels[0], levels[-1])
-    return StagePlan(levels, AutoSchedule(len(levels), LossPlateau(config.epsilon, config.alpha)))
+    """A schedule over its levels."""
+    if len(levels) == 1:
+        return StagePlan(levels, EpochSchedule((0,)))
+    match config.schedule:
+        case Plateau() as plateau:
+            levels = (levels[0], levels[-1]) if isinstance(plateau, TwoStage) else levels
+            return StagePlan(levels, _algorithm(plateau, levels))
+        case Manual():
+            return StagePlan(levels, EpochSchedule(_manual(len(levels), config, length)))
+        case Cyclic(cycles=cycles):
+            return _cyclic(levels, config, cycles, _windows(config, length))
+        case Fixed(turns=turns):
+            return StagePlan(levels, EpochSchedule(_fixed(len(levels), config, turns, length)))
+        case _:
+            return StagePlan(levels[-1:], EpochSchedule((0,)))
 
 
-def _by_length(config: FracConfig, levels: tuple[Level, ...], length: LoopLength, windows: int | None) -> StagePlan:
+def _algorithm(plateau: Plateau, levels: tuple[Level, ...]) -> AutoSchedule:
+    return AutoSchedule(len(levels), PlateauIndicator(plateau.epsilon, plateau.alpha))
+
+
+def _manual(stages: int, config: FracConfig, length: LoopLength) -> tuple[int, ...]:
+    windows = _windows(config, length)
+    if windows < stages:
+        unit = "epochs" if config.schedule.every is None else "windows of 'every'"
+        raise ConfigError(
+            f"schedule='manual' gives {stages} stages equal parts of the run, and {windows} {unit} are too few for "
+            "that: train longer, take fewer stages, leave schedule out (some stages are then left out), or write "
+            "schedule='constant' for the last stage only"
+        )
+    return _equal_parts(stages, windows)
+
+
+def _by_length(schedule: ByLength, levels: tuple[Level, ...], length: LoopLength, windows: int | None) -> StagePlan:
     """Algorithm 1 where the run is long enough for it, else equal parts."""
-    plateau, every = AutoSchedule(len(levels), LossPlateau(config.epsilon, config.alpha)), config.every
+    plateau, every = _algorithm(schedule, levels), schedule.every
     enough, given = _ROOM * plateau.soonest, windows
     few = windows is None or windows < len(levels)
     if every is None and few and length.steps is not None:  # too few epochs for a stage each
         every = Steps(max(1, length.steps // (_FINE * len(levels))))
         windows = length.windows(every)
-    if windows is None or (every == config.every and windows >= enough):
+    if windows is None or (every == schedule.every and windows >= enough):
         return StagePlan(levels, plateau, windows=windows, every=every, name="Algorithm 1")
     parts = EpochSchedule(_equal_parts(len(levels), windows))
-    unit = "epoch" if config.every is None else f"window of {config.every}"
+    unit = "epoch" if schedule.every is None else f"window of {schedule.every}"
     told = f"{length.steps} steps" if given is None else f"{given} {unit}{'' if given == 1 else 's'}"
     name = f"equal parts, because Algorithm 1 needs {enough} {unit}s, and the run has {told}"
     return StagePlan(levels, parts, first=parts.first, windows=windows, every=every, name=name)
@@ -174,45 +186,45 @@ def _equal_parts(stages: int, windows: int) -> tuple[int, ...]:
 
 def lacks_length(config: FracConfig, levels: tuple[Level, ...]) -> bool:
     """Whether :func:`plan_stages` would need the length of the run, which the configuration does not say."""
-    shares = config.schedule == "fixed" and any(isinstance(turn, float) for turn in config.turns)
-    divides = config.schedule in ("manual", "cyclic") or shares
-    return divides and len(levels) > 1 and windows_of(config) is None
+    return config.schedule.divides and len(levels) > 1 and config.windows is None
 
 
 def _windows(config: FracConfig, length: LoopLength) -> int:
-    windows = windows_of(config) or length.windows(config.every)
+    windows = config.windows or length.windows(config.schedule.every)
     if windows is None:
-        say = "epochs=..." if config.every is None else f"length={type(config.every).__name__}(...)"
-        raise ConfigError(f"schedule={config.schedule!r} divides a run into parts: say how long it is with {say}")
+        every = config.schedule.every
+        kind = "epochs" if every is None else f"{type(every).__name__}(...)"
+        raise ConfigError(
+            f"schedule={config.schedule.kind!r} divides a run into parts: say how long it is with run.length={kind}"
+        )
     return windows
 
 
-def _fixed(stages: int, config: FracConfig, length: LoopLength) -> tuple[int, ...]:
+def _fixed(stages: int, config: FracConfig, turns: tuple[float | Amount, ...], length: LoopLength) -> tuple[int, ...]:
     """The stage of each window. A stage begins with the first window that begins at its turn or later."""
-    if len(config.turns) != stages - 1:
-        raise ConfigError(f"{stages} stages have {stages - 1} turning points, and turns has {len(config.turns)}")
+    if len(turns) != stages - 1:
+        raise ConfigError(f"{stages} stages have {stages - 1} turning points, and turns has {len(turns)}")
     places = [
-        (turn * _windows(config, length)) if isinstance(turn, float) else turn.number / _every(config)
-        for turn in config.turns
+        (turn * _windows(config, length)) if isinstance(turn, float) else turn.number / _every(config) for turn in turns
     ]
     starts = [math.ceil(place - _TINY) for place in places]
-    windows = windows_of(config) or length.windows(config.every)
+    windows = config.windows or length.windows(config.schedule.every)
     ends = [0, *starts, *([] if windows is None else [windows])]
     if any(before >= after for before, after in pairwise(ends)):
-        window = "an epoch" if config.every is None else str(config.every)
+        window = "an epoch" if config.schedule.every is None else str(config.schedule.every)
         raise ConfigError(
-            f"turns=({', '.join(map(str, config.turns))}) leave a stage without {window}: write turns that are further "
+            f"turns=({', '.join(map(str, turns))}) leave a stage without {window}: write turns that are further "
             "apart and before the run's end, or a smaller every"
         )
     return tuple(sum(window >= start for start in starts) for window in range(starts[-1] + 1))
 
 
 def _every(config: FracConfig) -> int:
-    return 1 if config.every is None else config.every.number
+    return 1 if config.schedule.every is None else config.schedule.every.number
 
 
-def _cyclic(levels: tuple[Level, ...], config: FracConfig, epochs: int) -> StagePlan:
-    cycles, unit = config.cycles, "epochs" if config.every is None else f"windows of {config.every}"
+def _cyclic(levels: tuple[Level, ...], config: FracConfig, cycles: int, epochs: int) -> StagePlan:
+    unit = "epochs" if config.schedule.every is None else f"windows of {config.schedule.every}"
     if epochs < 2 * cycles:
         raise ConfigError(
             f"{cycles} cycles in {epochs} {unit} leave less than two {unit} a cycle: "

@@ -56,7 +56,7 @@ class CodedProducts:
         """Evaluation uses the form that training used last, if the call has that form."""
         reason = self._has_no_codes(plan, call)
         if call.bits is None:
-            chosen = self.kernel == "int8" or self.tuner.kernels == "int8"
+            chosen = self.kernel == "int8" or self.tuner.always
             return reason if reason is not None or chosen else "did not multiply codes when it trained last"
         if reason is None and not self._is_quicker(plan, call, needs):
             self.kernel = "float"
@@ -157,7 +157,7 @@ class CodedProducts:
         return self._bits(call).refuses(plan, call)
 
     def _is_quicker(self, plan: Plan, call: Call, needs: Needs) -> bool:
-        if self.tuner.kernels == "int8":
+        if self.tuner.always:
             return True
         bits, outputs = self._bits(call), self.layout.columns(call.b)
         gated = len(bits.fw) > 1 or len(bits.bw) > 1

@@ -31,7 +31,7 @@ class Cpu:
 
     def refuses(self, plan: Plan, call: Call, needs: Needs) -> str | None:
         if not plan.has_kernels("cpu"):
-            return "does not round in format 'affine' by C++ kernels (rounding='compiled')"
+            return "does not round in format 'affine' by C++ kernels (run.backend='cpu')"
         if torch.compiler.is_compiling():
             return "is traced by torch.compile, which makes kernels of its own"
         if not (has_kernels(call.a, call.of_a.within and call.of_a.within.lo) and has_kernels(call.b)):

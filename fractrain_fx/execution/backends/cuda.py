@@ -28,9 +28,9 @@ class Cuda:
 
     def refuses(self, plan: Plan, call: Call, needs: Needs) -> str | None:
         if not plan.has_kernels("cuda"):
-            return "does not round in format 'affine' by Triton kernels (rounding='triton')"
+            return "does not round in format 'affine' by Triton kernels (run.backend='cuda')"
         if cast("AffineFormat", plan.fmt).gradient_grid != "range":
-            return "shifts the levels of gradients (gradient_grid='zero')"
+            return "shifts the levels of gradients (affine.gradient_grid='zero')"
         if plan.first.frozen is not None or plan.second.frozen is not None:
             return "has a weight that is kept as codes"
         if not (has_triton(call.a) and has_triton(call.b)):

@@ -20,13 +20,13 @@ from fractrain_fx.nn.rounding import refuse_create_graph
 __all__ = ["MULTIPLES", "NUMERICS", "TorchaoLinear"]
 
 NUMERICS: dict[Torchao, str] = {
-    "torchao-int8": "torchao int8: symmetric, a scale for each row and column, rounded to the nearest",
-    "torchao-float8": "torchao float8: e4m3, gradients e5m2, a scale for each tensor, rounded to the nearest",
-    "torchao-mxfp8": "torchao MXFP8: e4m3, a power of two for every 32, rounded to the nearest; as format mx",
+    "int8": "torchao int8: symmetric, a scale for each row and column, rounded to the nearest",
+    "float8": "torchao float8: e4m3, gradients e5m2, a scale for each tensor, rounded to the nearest",
+    "mxfp8": "torchao MXFP8: e4m3, a power of two for every 32, rounded to the nearest; as format mx",
 }
 """The numbers in which a layer is computed, with their differences from the simulation."""
 
-MULTIPLES: dict[Torchao, int] = {"torchao-float8": 16, "torchao-mxfp8": 32}
+MULTIPLES: dict[Torchao, int] = {"float8": 16, "mxfp8": 32}
 """torchao multiplies by a weight only if both of its sizes are multiples of this: those of ``torch._scaled_mm``, and
 whole blocks."""
 
@@ -70,9 +70,9 @@ class TorchaoLinear:
         # Rows of zeros change no scale and no sum. MX sums the weight's gradient over whole blocks of rows. Of a single
         # row, torchao's int8 gradient of the weight is wrong by orders of magnitude on some CPUs with AMX.
         missing = 0
-        if self.kind == "torchao-mxfp8":
+        if self.kind == "mxfp8":
             missing = -len(flat) % MULTIPLES[self.kind]
-        elif self.kind == "torchao-int8":
+        elif self.kind == "int8":
             missing = max(0, 2 - len(flat))
         if missing:
             rows = self._rows(F.pad(flat, (0, 0, 0, missing)), weight, bias)[: len(flat)]
@@ -93,9 +93,9 @@ def _rows(kind: Torchao, module: nn.Module) -> _Linear:
 
     def run(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if (reason := refusal(kind, rows.device)) is not None:
-            raise ConfigError(f"execution={kind!r} cannot run here: {reason}, or write execution='simulate'")
+            raise ConfigError(f"run.torchao={kind!r} cannot run here: {reason}, or write run.torchao=None")
         if kind in MULTIPLES and rows.dtype == torch.float64:
-            raise ConfigError(f"execution={kind!r} cannot multiply float64: write model.float()")
+            raise ConfigError(f"run.torchao={kind!r} cannot multiply float64: write model.float()")
         parameters = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
         out: Tensor = functional_call(module, parameters, (rows,))
         return out
@@ -109,13 +109,13 @@ def _converted(kind: Torchao, inputs: int, outputs: int, bias: bool) -> nn.Modul
     """A layer without values, converted by torchao's public functions."""
     layer: Any = nn.Linear(inputs, outputs, bias=bias, device="meta")
     try:
-        if kind == "torchao-int8":
+        if kind == "int8":
             from torchao.prototype.quantized_training import Int8MixedPrecisionTrainingConfig
             from torchao.quantization import quantize_
 
             # By default torchao makes the weight a tensor subclass, with which a CPU silently multiplies in float.
             quantize_(layer, Int8MixedPrecisionTrainingConfig(module_swap=True))
-        elif kind == "torchao-mxfp8":
+        elif kind == "mxfp8":
             layer = _mxfp8(inputs, outputs, bias)
         else:
             from torchao.float8 import Float8LinearConfig, convert_to_float8_training
@@ -124,8 +124,8 @@ def _converted(kind: Torchao, inputs: int, outputs: int, bias: bool) -> nn.Modul
             layer = convert_to_float8_training(layer, config=Float8LinearConfig(pad_inner_dim=True))
     except ImportError as error:
         raise ConfigError(
-            f"execution={kind!r} needs torchao: pip install 'fractrain_fx[torchao]' ({error}), or write "
-            "execution='simulate'"
+            f"run.torchao={kind!r} needs torchao: pip install 'fractrain_fx[torchao]' ({error}), or write "
+            "run.torchao=None"
         ) from error
     module: nn.Module = layer
     return module

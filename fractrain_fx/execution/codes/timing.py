@@ -12,11 +12,10 @@ from typing import NamedTuple
 
 import torch
 
-from fractrain_fx.config import FracConfig, Kernels, Rounding
+from fractrain_fx.config import FracConfig
 from fractrain_fx.execution.codes.kept import keep, recall
 from fractrain_fx.formats.scratch import Order
 from fractrain_fx.native import kernels
-from fractrain_fx.native.choice import choose_rounding
 
 __all__ = ["Timing", "TimingKey", "Tuner", "lacks_products"]
 
@@ -69,26 +68,25 @@ class Tuner:
     """The choices of one model: a timing for each kind of product, kept from an earlier run or made as one trains.
 
     Args:
-        kernels: ``auto`` times both forms, ``int8`` chooses integers without timing.
-        rounding: how the model rounds.
+        always: choose integers without timing.
 
     Attributes:
         timings: the timing of each kind of product.
     """
 
-    def __init__(self, kernels: Kernels, rounding: Rounding) -> None:
-        self.kernels, self._rounding = kernels, rounding
+    def __init__(self, *, always: bool = False) -> None:
+        self.always = always
         self.timings: dict[Hashable, Timing] = {}
         self._told: set[str] = set()
 
     @classmethod
     def of(cls, config: FracConfig) -> Tuner:
         """The tuner of a model with a configuration."""
-        return cls(config.kernels, choose_rounding(config, torch.device("cpu")).used)
+        return cls(always=config.run.backend == "codes-always")
 
     def lacks(self, device: torch.device) -> str | None:
         """The reason why no op can run on integers on a device, logged once; ``None`` if there is none."""
-        reason = lacks_products(device, self._rounding)
+        reason = lacks_products(device)
         if reason is not None and reason not in self._told:
             self._told.add(reason)
             _log.warning("all ops compute in float, with the same numbers: %s", reason)
@@ -102,7 +100,7 @@ class Tuner:
             name: the op's name, for the log.
             forms: runs all products of the op, on integers if it is given ``True``.
         """
-        if self.kernels == "int8":
+        if self.always:
             return True
         if kind not in self.timings:
             key = str(kind)
@@ -123,17 +121,10 @@ class Tuner:
         return self.timings[kind].int8
 
 
-def lacks_products(device: torch.device, rounding: Rounding) -> str | None:
-    """The reason why no kernel multiplies codes on a device; ``None`` if one does.
-
-    Args:
-        device: where they would run.
-        rounding: how the model rounds.
-    """
+def lacks_products(device: torch.device) -> str | None:
+    """The reason why no kernel multiplies codes on a device; ``None`` if one does."""
     if device.type != "cpu":
         return f"only a CPU multiplies codes, by C++ kernels, and this is a device of type {device.type}"
-    if rounding != "compiled":
-        return "only C++ kernels multiply codes, and this model does not round by them: write rounding='compiled'"
     return None if _has_products() else "the C++ kernels multiply codes by AVX2, which this CPU lacks"
 
 

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fractrain_fx.config.choices import GradientGrid
+from fractrain_fx.config.affine import GradientGrid
 from fractrain_fx.errors import InputError
 from fractrain_fx.formats.affine.gate_gradient import affine_gains
 from fractrain_fx.formats.affine.grid import modest

@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxtyping import Int
 from torch import Tensor
 
-from fractrain_fx.config.choices import GradientGrid, Ranges
+from fractrain_fx.config.affine import GradientGrid, Ranges
 from fractrain_fx.formats.affine.format import measure, range_between
 from fractrain_fx.formats.affine.rounding import round_affine, shifted_to_zero
 from fractrain_fx.formats.base import Bits, Operand, ValueRange, Values

@@ -217,14 +217,14 @@ def _require_packable(state: ModelState) -> None:
         raise ModelError("the model is sharded: call pack_frozen() before fully_shard, which then shards the codes")
     if any(True for _ in _packed(state)):
         raise ModelError("frozen weights are codes already: call model.restore() first, which puts float values back")
-    if config.method in ("float", "slu") or config.format != "affine" or config.ranges != "tensor":
+    if config.method in ("float", "slu") or config.format != "affine" or config.affine.ranges != "tensor":
         raise ConfigError(
-            f"pack_frozen() keeps the codes of format 'affine' with ranges='tensor', and method {config.method!r} with "
-            f"format {config.format!r} and ranges={config.ranges!r} has no such weights: write method='fractrain', "
-            "format='affine' and weight_bits=4"
+            f"pack_frozen() keeps the codes of format 'affine' with affine.ranges='tensor', and method "
+            f"{config.method!r} with format {config.format!r} and affine.ranges={config.affine.ranges!r} has no such "
+            "weights: write method='fractrain', format='affine' and weight_bits=4"
         )
-    if config.torchao is not None:
-        raise ConfigError(f"execution={config.execution!r} reads float weights: write execution='simulate'")
+    if config.run.torchao is not None:
+        raise ConfigError(f"run.torchao={config.run.torchao!r} reads float weights: write run.torchao=None")
     if config.scheduled:
         stages, widths = config.precision_stages, {each.fw for each in config.precision_stages}
         now = next(int(each.fw) for each in state.recording.train.modules() if isinstance(each, StageBits))

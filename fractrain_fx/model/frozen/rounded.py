@@ -66,7 +66,7 @@ def _values(graph_module: RecordedModule, node: Node, parameter: nn.Parameter) -
         if role == "fused":
             raise ConfigError(
                 f"{node.target} is rounded anew for each product that reads it, so it has no one rounded value: take "
-                "restore(), or a format that rounds weights once, such as 'affine' with ranges='tensor'"
+                "restore(), or a format that rounds weights once, such as 'affine' with affine.ranges='tensor'"
             )
         quantizer = graph_module.get_submodule(str(user.target)) if role == "weight" else None
         if isinstance(quantizer, WeightQuantizer):

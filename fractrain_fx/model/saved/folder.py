@@ -38,7 +38,7 @@ def save(model: nn.Module, state: ModelState, directory: Path, name: str, *, tog
     """Write recipe, example inputs, weights and card.
 
     The original's weights are in a file of their own, beside the original's ``config.json`` if transformers can load
-    it. ``rounding="auto"`` is written as that, because the machine that reads it may have no compiler.
+    it. ``backend="auto"`` is written as that, because the machine that reads it may have no compiler.
 
     Of a sharded model the first process writes whole weights; all must call this.
 
@@ -90,7 +90,7 @@ def _write(weights: dict[str, Tensor], state: ModelState, directory: Path, toget
     recipe = {
         "fractrain_fx": _FORMAT,
         "architecture": type(state.original).__name__,
-        "config": state.config.to_dict() | {"rounding": state.rounding.asked},
+        "config": state.config.replace(**{"run.backend": state.rounding.asked}).to_dict(),
         "example_inputs": call,
         "passes": state.chain,
     }

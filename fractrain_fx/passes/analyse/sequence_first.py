@@ -36,7 +36,7 @@ def sequence_first_words(paths: Sequence[str]) -> str:
     more = f" (and {len(paths) - 1} more)" if len(paths) > 1 else ""
     return (
         f"{paths[0]}{more} takes sequence-first inputs (batch_first=False: sequence, batch, features), and gets the "
-        "samples in dimension 0. If dimension 1 of your inputs holds the samples, set FracConfig(batch_axis=1), "
+        "samples in dimension 0. If dimension 1 of your inputs holds the samples, set RunConfig(batch_axis=1), "
         "otherwise set batch_first=True there"
     )
 

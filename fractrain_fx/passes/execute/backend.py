@@ -31,9 +31,9 @@ __all__ = ["ChooseBackend", "not_on_int8", "not_on_torchao"]
 class ChooseBackend(PassBase):
     """Give each fused op the backends that may compute it, best first.
 
-    At each call the first that does not refuse it does. ``codes`` is for activations times weights of at most 8 bits
-    under ``execution="auto"`` (:func:`not_on_int8` names the other ops), ``cpu`` and ``cuda`` for formats whose kernels
-    the model calls, and ``plain`` for all. A linear layer under a torchao execution is computed by torchao instead
+    At each call the first that does not refuse it does. ``codes`` is for activations times weights of at most 8 bits,
+    if the configuration asks for it (:func:`not_on_int8` names the other ops), ``cpu`` and ``cuda`` for formats whose
+    kernels the model calls, and ``plain`` for all. With ``run.torchao`` torchao computes linear layers instead
     (:func:`not_on_torchao` names the other ops).
 
     Requires: a graph after ``Fuse``. Ensures: nodes and parameters stay the same; every op has a backend that never
@@ -60,8 +60,8 @@ class ChooseBackend(PassBase):
         ops = {op.name: op for _, op in ops_of(graph_module.graph)}
         for name, fused in found.items():
             fused.backends = self._backends(name, fused.plan, ops[name])
-        if self._config.torchao is not None:
-            self._set_layers(graph_module, self._config.torchao)
+        if self._config.run.torchao is not None:
+            self._set_layers(graph_module, self._config.run.torchao)
         return PassResult(graph_module, bool(found))
 
     def ensures(self, graph_module: GraphModule) -> None:
@@ -96,8 +96,8 @@ class ChooseBackend(PassBase):
         quantized = any(facts(node).role in ("fused", "gradient") for node in graph_module.graph.nodes)
         if quantized and not given:
             raise ModelError(
-                f"execution={kind!r} would change nothing: no quantized op of this model is a linear layer that "
-                "torchao can compute (plan(model, ...) gives each reason); use execution='simulate'"
+                f"run.torchao={kind!r} would change nothing: no quantized op of this model is a linear layer that "
+                "torchao can compute (plan(model, ...) gives each reason); use run.torchao=None"
             )
 
 
@@ -120,9 +120,9 @@ def not_on_int8(graph_module: GraphModule, config: FracConfig) -> dict[str, str]
 
 def not_on_torchao(graph_module: GraphModule, config: FracConfig) -> dict[str, str]:
     """By name, the quantized ops of a shown graph that torchao does not compute, with the reason."""
-    if config.torchao is None:
+    if config.run.torchao is None:
         return {}
-    kind = config.torchao
+    kind = config.run.torchao
 
     def reason(node: Node, op: Op, arithmetic: Arithmetic, weight: Node) -> str | None:
         fused = node.op == "call_module"
@@ -194,6 +194,5 @@ def _not_torchaos(arithmetic: Arithmetic, op: Op, weight: Node, bias: Node | Non
         return "adds something else than one number for each channel"
     multiple = MULTIPLES.get(kind, 1)
     if any(size % multiple for size in sizes):
-        word = kind.removeprefix("torchao-")
-        return f"its weight is {'x'.join(map(str, sizes))}, and {word} takes multiples of {multiple} only"
+        return f"its weight is {'x'.join(map(str, sizes))}, and {kind} takes multiples of {multiple} only"
     return None

@@ -176,7 +176,7 @@ class Block:
         macs: forward MACs of those for one sample.
         branches: names of the nodes that the add takes besides the skip path.
         gated: whether a gate chooses its precision.
-        inseparable_because: the reason that ``execution="auto"`` cannot leave out the samples that skip it; ``None`` if
+        inseparable_because: the reason that samples that skip it cannot be left out; ``None`` if
             it can, or before ``FindSeparableBlocks`` has looked.
     """
 

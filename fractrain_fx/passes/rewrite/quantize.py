@@ -60,9 +60,9 @@ class Quantize(PassBase):
         self.fmt = fmt or format_by_kernels(
             config,
             config.format,
-            gradient_grid=config.gradient_grid,
+            gradient_grid=config.affine.gradient_grid,
             recipe=config.product_recipe,
-            ranges=config.ranges,
+            ranges=config.affine.ranges,
         )
 
     def requires(self, graph_module: GraphModule) -> None:
@@ -192,7 +192,9 @@ class _Writer:
                 ("activation", source, self._format_of(op), bits.choice, *widths, *own),
                 node,
                 f"quant.{identifier(op.name)}.{side}",
-                lambda: MixedActivationQuantizer(self._format_of(op), widths, batch, self._config.keep, estimate),
+                lambda: MixedActivationQuantizer(
+                    self._format_of(op), widths, batch, self._config.affine.keep, estimate
+                ),
                 [source, bits.choice],
                 op,
             )
@@ -201,7 +203,7 @@ class _Writer:
             ("activation", source, self._format_of(op), bits.fw),
             node,
             f"quant.{identifier(op.name)}.{side}",
-            lambda: ActivationQuantizer(self._format_of(op), self._config.keep, batch),
+            lambda: ActivationQuantizer(self._format_of(op), self._config.affine.keep, batch),
             [source, bits.fw],
             op,
         )

@@ -68,13 +68,15 @@ def stages(runs: Sequence[Run], rows: Sequence[frames.Row], slugs: Mapping[str, 
         notes.append(f"No formula counts some contractions, which are in no share of cost: {counts}.")
     if not timed:
         notes.append("The time of steps was not kept by these runs: epochs are shown, with their evaluation.")
-    lighter = [run.name for run in runs if run.settings is not None and run.settings.frac.execution == "auto"]
-    if lighter:
+    known = [(run.name, run.settings.frac) for run in runs if run.settings is not None]
+    lighter = [name for name, frac in known if frac.dispatches or frac.may_use_codes]
+    if left_out := [name for name, frac in known if frac.dispatches]:
+        notes.append(f"In {', '.join(left_out)} samples that skip a block are left out of it.")
+    if coded := [name for name, frac in known if frac.may_use_codes]:
         notes.append(
-            f"execution='auto' in {', '.join(lighter)}: samples that skip a block are left out of it, and products of "
-            "8 bits may run on int8. What else is rounded computes in float."
+            f"In {', '.join(coded)} products of 8 bits may run on integers. What else is rounded computes in float."
         )
-    swapped = [run.name for run in runs if run.settings is not None and run.settings.frac.torchao is not None]
+    swapped = [name for name, frac in known if frac.run.torchao is not None]
     if swapped:
         notes.append(
             f"In {', '.join(swapped)} torchao computes linear layers, in 8-bit numbers of its own. What else is "

@@ -48,11 +48,9 @@ def varied(name: str, values: Mapping[str, Any], variant: str) -> dict[str, Any]
     gate = dict(values.get("gate", {})) | {"control": "sign"}
     if variant == AS_THE_PAPER:
         return dict(values) | {"gate": gate}
-    changed: dict[str, Any] = {
-        "saturate_targets": True,
-    }
+    changed: dict[str, Any] = {"targets": {"per_cent": values["targets"], "saturate": True}}
     if values["method"] == "fractrain":
-        changed["indicator"] = "total"
+        changed["schedule"] = {"kind": "auto", **values["schedule"], "indicator": "total"}
     if values["method"] != "slu" and "mobilenet" not in values["model"]:
         changed["options"] = _CODE_OPTIONS.get(values["data"], list(map(str, AUTHORS_OPTIONS)))
     if values["data"] == "imagenet":

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fractrain_fx import FracConfig, FracModel, fractrainify, summarize
+from fractrain_fx import FracConfig, FracModel, RunConfig, fractrainify, summarize
 from fractrain_fx.errors import CaptureError, InputError
 
 Code = Callable[["Layers", Tensor], Any]
@@ -406,7 +406,7 @@ def labels_that_may_be_missing(m: Layers, x: Tensor) -> Tensor:
 
 def built(code: Code) -> tuple[nn.Module, FracModel]:
     model = type("Probe", (Layers,), {"forward": code})()
-    config = FracConfig(method="float", recordings=12)
+    config = FracConfig(method="float", run=RunConfig(recordings=12))
     return model, fractrainify(model, config=config, example_inputs=(torch.randn(2, 5, 4),))
 
 
@@ -452,7 +452,7 @@ def test_inputs_with_other_dimensions_are_recorded_anew() -> None:
 
 def test_a_call_that_no_recording_may_be_made_for_names_the_line_and_both_sizes() -> None:
     model = type("Probe", (Layers,), {"forward": loop_over_a_length})()
-    config = FracConfig(method="float", recordings=1)
+    config = FracConfig(method="float", run=RunConfig(recordings=1))
     rewritten = fractrainify(model, config=config, example_inputs=(torch.randn(2, 5, 4),))
     sizes = r"x was float32 \(2, 5, 4\) and is float32 \(2, 7, 4\)"
     with pytest.raises(InputError, match=rf"{sizes}.*== 5, which .*test_guards\.py:\d+ \(for t in range.*recordings"):

@@ -7,7 +7,7 @@ import torch
 import torch._dynamo
 from torch import Tensor, nn
 
-from fractrain_fx import FracConfig, FracModel, fractrainify, summarize
+from fractrain_fx import FracConfig, FracModel, RunConfig, fractrainify, summarize
 from fractrain_fx.capture import record
 from fractrain_fx.capture.sizes.input_values import InputValues, holds_sizes
 from fractrain_fx.errors import InputError
@@ -36,7 +36,7 @@ OTHERS = [torch.tensor(each) for each in ([[1, 4], [4, 2]], [[12, 1]], [[3, 2], 
 
 
 def rewritten(model: nn.Module, recordings: int = 8) -> FracModel:
-    config = FracConfig(method="float", recordings=recordings)
+    config = FracConfig(method="float", run=RunConfig(recordings=recordings))
     return fractrainify(model, config=config, example_inputs=(PIXELS, GRIDS))
 
 
@@ -64,7 +64,7 @@ def test_another_number_of_images_is_recorded_again_too() -> None:
 
 
 def test_too_many_different_values_are_refused_with_both_values_and_the_line() -> None:
-    made = rewritten(Images(), recordings=2).eval()
+    made = rewritten(Images(), run=RunConfig(recordings=2)).eval()
     made(PIXELS, OTHERS[0])
     with pytest.raises(
         InputError, match=r"grids == \[\[2, 3\], \[3, 2\]\], which .*test_input_values.py:\d+ .*2 recor"

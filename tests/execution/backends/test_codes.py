@@ -93,7 +93,7 @@ _CASES: dict[str, Case] = {
 def _op(case: Case, quantizers: Sequence[Any], low: bool) -> FusedOp:
     op = FusedOp(case[0], case[1], *quantizers)
     if low:
-        op.backends = (CodedProducts("op", case[2], Tuner("int8", "compiled")), *op.backends)
+        op.backends = (CodedProducts("op", case[2], Tuner(always=True)), *op.backends)
     return op
 
 

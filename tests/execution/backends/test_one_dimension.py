@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fractrain_fx import FracConfig, fractrainify
+from fractrain_fx import AffineConfig, FracConfig, fractrainify
 
 CONFIGS = [
     FracConfig(method="static", precision="8/8"),
-    FracConfig(method="static", precision="8/8", ranges="row"),
-    FracConfig(method="static", precision="8/8", ranges="head"),
+    FracConfig(method="static", precision="8/8", affine=AffineConfig(ranges="row")),
+    FracConfig(method="static", precision="8/8", affine=AffineConfig(ranges="head")),
     FracConfig(method="static", precision="8/8", format="dorefa"),
     FracConfig(method="static", precision="8/8", format="wageubn"),
     FracConfig(method="static", precision="8/8", format="mx"),

@@ -15,7 +15,18 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional as F
 
-from fractrain_fx import Engine, FracConfig, FracModel, GateConfig, Pin, Precision, fractrainify, summarize
+from fractrain_fx import (
+    AffineConfig,
+    CostTargets,
+    Engine,
+    FracConfig,
+    FracModel,
+    GateConfig,
+    Pin,
+    Precision,
+    fractrainify,
+    summarize,
+)
 from fractrain_fx.config import RECIPES, GateGradient, OperandRecipe, ProductRecipe, Recipe
 from fractrain_fx.drawing import draw
 from fractrain_fx.execution.fused_op import FusedOp
@@ -156,8 +167,8 @@ def test_a_weight_may_come_first() -> None:
         ({"precision": "4/4", "format": "nvfp4"}, 5),
         ({"precision": "8/8", "format": "fp8"}, 12),
         ({"precision": "8/8", "format": "int"}, 20),
-        ({"precision": "8/8", "format": "affine", "ranges": "row"}, 20),
-        ({"precision": "8/8", "format": "affine", "ranges": "head"}, 20),
+        ({"precision": "8/8", "format": "affine", "affine": AffineConfig(ranges="row")}, 20),
+        ({"precision": "8/8", "format": "affine", "affine": AffineConfig(ranges="head")}, 20),
         ({"precision": "8/8", "format": "int", "recipe": "switchback"}, 20),
     ],
     ids=str,
@@ -248,11 +259,15 @@ def test_gates_get_the_gradient_of_the_forward_rounding(gradient: GateGradient) 
     assert (of_choice[:, 0] == 0).all()
 
 
-@pytest.mark.parametrize(("method", "words"), [("dfq", {}), ("fractrain", {"format": "affine", "ranges": "row"})])
+@pytest.mark.parametrize(
+    ("method", "words"), [("dfq", {}), ("fractrain", {"format": "affine", "affine": AffineConfig(ranges="row")})]
+)
 def test_gated_methods_train(method: str, words: dict[str, Any]) -> None:
     x = torch.randn(6, 6)
     options = ("FW-0/BW-0", "FW-4/BW-8", "FW-6/BW-8", "FW-8/BW-8")
-    model = rewritten(Residual(), x, method=method, options=options, targets=(4.0,), saturate_targets=True, **words)
+    model = rewritten(
+        Residual(), x, method=method, options=options, targets=CostTargets((4.0,), saturate=True), **words
+    )
     engine, optimizer = Engine(model), torch.optim.SGD(model.parameters(), 0.1)
     losses = []
     for _ in range(8):

@@ -71,7 +71,7 @@ def test_autocast_gives_a_half_type_and_gradients_in_the_type_of_parameters(kind
 
 
 def test_float8_of_float64_is_refused() -> None:
-    layer, weight, bias = _layer("torchao-float8")
+    layer, weight, bias = _layer("float8")
     with pytest.raises(ConfigError, match=r"write model.float\(\)"):
         layer(torch.randn(4, 32).to(weight).double(), weight.double(), bias.double())
 
@@ -86,19 +86,19 @@ def test_a_device_that_cannot_is_an_error_at_the_first_call(kind: str, monkeypat
 
 def test_what_a_device_can_is_told_by_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     refusal = torchao_device.refusal
-    assert "device of type mps" in str(refusal("torchao-int8", torch.device("mps")))
-    assert refusal("torchao-float8", torch.device("meta")) is None
+    assert "device of type mps" in str(refusal("int8", torch.device("mps")))
+    assert refusal("float8", torch.device("meta")) is None
     for triton in (True, False):
         monkeypatch.setattr(torchao_device, "has_triton", lambda triton=triton: triton)
-        assert (refusal("torchao-int8", _CPU) is not None) == triton
-        assert (refusal("torchao-int8", _GPU) is None) == triton
-        assert refusal("torchao-float8", _CPU) is None
+        assert (refusal("int8", _CPU) is not None) == triton
+        assert (refusal("int8", _GPU) is None) == triton
+        assert refusal("float8", _CPU) is None
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A100")
     for capability in ((8, 0), (8, 9), (9, 0)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, each=capability: each)
-        assert (refusal("torchao-float8", _GPU) is None) == (capability >= (8, 9))
+        assert (refusal("float8", _GPU) is None) == (capability >= (8, 9))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    assert "A100 cannot multiply float8" in str(refusal("torchao-float8", _GPU))
+    assert "A100 cannot multiply float8" in str(refusal("float8", _GPU))
 
 
 @pytest.mark.parametrize("rows", [64, 50])
@@ -108,7 +108,7 @@ def test_mxfp8_gives_the_numbers_of_format_mx_where_torchao_emulates_it(
     pytest.importorskip("torchao.prototype.moe_training.mxfp8_linear")
     monkeypatch.setattr(swapped, "_mxfp8", partial(swapped._mxfp8, emulated=True))
     monkeypatch.setattr(swapped, "refusal", lambda kind, device: None)
-    layer, mx8 = TorchaoLinear("torchao-mxfp8", 96, 64, True), partial(fake_quantize, element="e4m3")
+    layer, mx8 = TorchaoLinear("mxfp8", 96, 64, True), partial(fake_quantize, element="e4m3")
     x, g = torch.randn(rows, 96, requires_grad=True), torch.randn(rows, 64)
     weight, bias = torch.randn(64, 96, requires_grad=True), torch.randn(64, requires_grad=True)
     out = layer(x, weight, bias)
@@ -121,17 +121,17 @@ def test_mxfp8_gives_the_numbers_of_format_mx_where_torchao_emulates_it(
 
 def test_mxfp8_needs_a_gpu_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     refusal = torchao_device.refusal
-    assert "on GPUs only, and the model is on a CPU: write model.to('cuda')" in str(refusal("torchao-mxfp8", _CPU))
+    assert "on GPUs only, and the model is on a CPU: write model.to('cuda')" in str(refusal("mxfp8", _CPU))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "H100")
     for capability in ((9, 0), (10, 0), (12, 0)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, each=capability: each)
-        found = refusal("torchao-mxfp8", _GPU)
+        found = refusal("mxfp8", _GPU)
         assert (found is None) == (capability >= (10, 0))
         assert found is None or "H100 cannot multiply MXFP8, which needs compute capability 10.0" in found
 
 
 def test_where_it_saves_no_time_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
-    assert "VNNI" in str(torchao_device.slow("torchao-int8", _CPU))
-    assert "in other types" in str(torchao_device.slow("torchao-float8", _CPU))
-    assert torchao_device.slow("torchao-float8", _GPU) is None
+    assert "VNNI" in str(torchao_device.slow("int8", _CPU))
+    assert "in other types" in str(torchao_device.slow("float8", _CPU))
+    assert torchao_device.slow("float8", _GPU) is None

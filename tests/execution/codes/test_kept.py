@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from fractrain_fx import FracConfig, fractrainify
+from fractrain_fx import FracConfig, RunConfig, fractrainify
 from fractrain_fx.execution.codes import kept
 from fractrain_fx.execution.codes.kept import VARIABLE, keep, recall
 from fractrain_fx.execution.codes.timing import Tuner
@@ -31,12 +31,12 @@ def only_file(folder: Path) -> Path:
 
 def test_a_later_run_takes_the_same_form_without_timing(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     runs: list[bool] = []
-    chosen = Tuner("auto", "eager").int8("kind", "op", lambda int8: runs.append(int8))
+    chosen = Tuner().int8("kind", "op", lambda int8: runs.append(int8))
     assert len(runs) == 8
     with caplog.at_level(logging.INFO):
-        assert Tuner("auto", "eager").int8("kind", "op", lambda int8: runs.append(int8)) == chosen
+        assert Tuner().int8("kind", "op", lambda int8: runs.append(int8)) == chosen
     assert len(runs) == 8 and "in an earlier run" in caplog.text
-    Tuner("auto", "eager").int8("other kind", "op", lambda int8: runs.append(int8))
+    Tuner().int8("other kind", "op", lambda int8: runs.append(int8))
     assert len(runs) == 16 and len(json.loads(only_file(folder).read_text())["timings"]) == 2
 
 
@@ -106,7 +106,7 @@ def test_the_kinds_of_a_model_are_found_again(folder: Path) -> None:
     before: dict[str, list[float]] = {}
     for _ in range(2):
         net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4))
-        config = FracConfig(method="static", execution="auto", rounding="compiled")
+        config = FracConfig(method="static", run=RunConfig(backend="codes"))
         model = fractrainify(net, config=config, example_inputs=(x[:2],), check=False)
         model(x).sum().backward()
         held = json.loads(only_file(folder).read_text())["timings"]

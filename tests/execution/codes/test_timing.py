@@ -29,7 +29,7 @@ class _Clock:
 def test_the_quicker_form_is_taken_and_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, int8_s: float, chosen: bool
 ) -> None:
-    clock, tuner = _Clock(monkeypatch, int8_s, 1.0), Tuner("auto", "eager")
+    clock, tuner = _Clock(monkeypatch, int8_s, 1.0), Tuner()
     with caplog.at_level(logging.INFO):
         assert [tuner.int8("kind", name, clock.run) for name in ("first", "second")] == [chosen, chosen]
     assert clock.runs == 8  # each form once to warm up, and three times
@@ -39,19 +39,18 @@ def test_the_quicker_form_is_taken_and_said(
 
 
 def test_int8_can_be_had_without_a_timing(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, tuner = _Clock(monkeypatch, 2.0, 1.0), Tuner("int8", "eager")
+    clock, tuner = _Clock(monkeypatch, 2.0, 1.0), Tuner(always=True)
     assert tuner.int8("kind", "op", clock.run) and not clock.runs
 
 
 def test_what_cannot_multiply_codes_is_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tuner = Tuner("auto", "eager")
-    reasons = [tuner.lacks(_CPU) for _ in range(3)]
-    assert len(set(reasons)) == 1 and "write rounding='compiled'" in str(reasons[0])
-    assert caplog.messages == [f"all ops compute in float, with the same numbers: {reasons[0]}"]
+    tuner = Tuner()
     monkeypatch.setattr(tuning, "_has_products", lambda: False)
-    assert "AVX2" in str(lacks_products(_CPU, "compiled"))
+    reasons = [tuner.lacks(_CPU) for _ in range(3)]
+    assert len(set(reasons)) == 1 and "AVX2" in str(reasons[0])
+    assert caplog.messages == [f"all ops compute in float, with the same numbers: {reasons[0]}"]
     monkeypatch.setattr(tuning, "_has_products", lambda: True)
-    assert Tuner("auto", "compiled").lacks(_CPU) is None
-    assert "type cuda" in str(Tuner("int8", "compiled").lacks(torch.device("cuda")))
+    assert lacks_products(_CPU) is None
+    assert "type cuda" in str(lacks_products(torch.device("cuda")))

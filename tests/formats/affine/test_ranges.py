@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fractrain_fx import FracConfig, fractrainify
+from fractrain_fx import AffineConfig, FracConfig, fractrainify
 from fractrain_fx.formats import Operand, get_format
 from fractrain_fx.formats.affine import RangedAffineFormat, fake_quantize
 
@@ -68,7 +68,7 @@ def test_ranges_are_constant_along_what_a_product_sums_over(
     kind: str, ranges: Literal["row", "head"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     net, x = {"linear": LINEAR, "conv": CONV, "attention": Attention()}[kind], torch.randn(INPUTS[kind])
-    config = FracConfig(method="static", ranges=ranges)
+    config = FracConfig(method="static", affine=AffineConfig(ranges=ranges))
     model = fractrainify(net, config=config, example_inputs=(x,), check=False).train()
     seen: dict[tuple[str, str], tuple[int, ...]] = {}
     range_of = RangedAffineFormat.range_of
@@ -114,7 +114,7 @@ def test_a_gradient_of_heads_is_rounded_once_and_one_of_rows_for_each_product() 
 def test_finer_ranges_need_no_calibration_and_say_what_they_are() -> None:
     x = torch.randn(2, 4, 5, 6)
     for ranges, words in (("row", "x affine (a range a row)"), ("head", "x affine (a range a sample and head)")):
-        config = FracConfig(method="static", ranges=ranges, precision="FW-8/BW-8")  # type: ignore[arg-type]
+        config = FracConfig(method="static", affine=AffineConfig(ranges=ranges), precision="FW-8/BW-8")  # type: ignore[arg-type]
         net = Attention()
         model = fractrainify(net, config=config, example_inputs=(x,), check=False).eval()
         assert words in str(model.graph_module)

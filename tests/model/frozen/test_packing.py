@@ -14,7 +14,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from fractrain_fx import Engine, FracConfig, FracModel, Pin, Precision, fractrainify
+from fractrain_fx import AffineConfig, Engine, FracConfig, FracModel, Pin, Precision, RunConfig, fractrainify
 from fractrain_fx.errors import ConfigError, InputError, ModelError
 
 WORDS = torch.randint(1, 50, (4, 9), generator=torch.Generator().manual_seed(0))
@@ -72,9 +72,9 @@ def require_same(a: tuple[list[Tensor], dict[str, Tensor]], b: tuple[list[Tensor
         FRACTRAIN,
         PFQ,
         FracConfig(method="static", precision="4/8"),  # type: ignore[arg-type]
-        pytest.param(FracConfig(weight_bits=5, execution="auto"), marks=pytest.mark.long),
+        pytest.param(FracConfig(weight_bits=5, run=RunConfig(skipping="left-out")), marks=pytest.mark.long),
         pytest.param(FracConfig(method="dfq", weight_bits=3, pins=HEAD), marks=pytest.mark.long),
-        pytest.param(FRACTRAIN.replace(rounding="compiled"), marks=pytest.mark.long),
+        pytest.param(FRACTRAIN.replace(**{"run.backend": "cpu"}), marks=pytest.mark.long),
     ],
 )
 def test_outputs_and_gradients_are_those_of_the_floats(config: FracConfig) -> None:
@@ -193,8 +193,8 @@ def test_one_width_for_each_weight() -> None:
     [
         (FracConfig(method="float"), "has no such weights"),
         (FracConfig(method="static", format="dorefa"), "format 'dorefa'"),
-        (FracConfig(method="static", ranges="row"), "ranges='row'"),
-        (FracConfig(method="static", execution="torchao-int8"), "reads float weights"),
+        (FracConfig(method="static", affine=AffineConfig(ranges="row")), "ranges='row'"),
+        (FracConfig(method="static", run=RunConfig(torchao="int8")), "reads float weights"),
     ],
 )
 def test_what_has_no_codes_is_refused(config: FracConfig, words: str) -> None:
@@ -239,7 +239,7 @@ def test_costs_optimizers_and_groups_do_not_see_codes() -> None:
     assert torch.equal(model.cost.cp, plain.cost.cp)
     groups = [p for group in model.param_groups(gates={"lr": 0.1}) for p in group["params"]]
     assert all(p.is_floating_point() for p in groups)
-    kernels = packed(FRACTRAIN.replace(execution="auto")).kernels()
+    kernels = packed(FRACTRAIN.replace(**{"run.backend": "codes"})).kernels()
     assert "its frozen weight is kept as codes, which are read as floats" in kernels.values()
 
 

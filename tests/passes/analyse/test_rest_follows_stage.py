@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fractrain_fx import Engine, FracConfig, FracModel, GateConfig, Precision, fractrainify, summarize
+from fractrain_fx import Engine, FracConfig, FracModel, GateConfig, Precision, RunConfig, fractrainify, summarize
 from fractrain_fx.hardware.run_cost import StepPrices, run_cost
 from fractrain_fx.passes import costed
 from fractrain_fx.passes.graph.facts import facts
@@ -66,7 +66,7 @@ def test_what_cannot_choose_sample_by_sample_is_scheduled(method: str) -> None:
 
 
 def test_the_precision_follows_the_target_of_the_stage_and_the_graph_stays() -> None:
-    model = rewritten("fractrain", targets=(2.2, 3.0), schedule="manual", epochs=2)
+    model = rewritten("fractrain", targets=(2.2, 3.0), schedule="manual", run=RunConfig(length=2))
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     torch._dynamo.utils.counters.clear()
     engine, seen = Engine(model), []
@@ -117,10 +117,10 @@ def test_the_table_says_at_which_precision_and_why() -> None:
     assert "scheduled: its samples are in mixed order" in printed and "scheduled: all samples share it" in printed
 
 
-def test_both_executions_give_the_same_numbers() -> None:
+def test_skipped_samples_that_are_left_out_give_the_same_numbers() -> None:
     outputs = []
-    for execution in ("simulate", "auto"):
-        model = rewritten("dfq", execution=execution)
+    for skipping in ("computed", "left-out"):
+        model = rewritten("dfq", run=RunConfig(skipping=skipping))
         torch.manual_seed(1)
         outputs.append(model(X))
     torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-4, atol=1e-5)  # products are summed in another order

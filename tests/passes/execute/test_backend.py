@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fractrain_fx import Engine, FracConfig, FracModel, Pin, Precision, fractrainify, plan, summarize
+from fractrain_fx import Engine, FracConfig, FracModel, Pin, Precision, RunConfig, fractrainify, plan, summarize
 from fractrain_fx.config import Method
+from fractrain_fx.execution.codes import timing
 from fractrain_fx.passes import not_on_int8
 from tests.products import needs_kernels
 
@@ -65,7 +66,7 @@ class _Mixed(nn.Module):
 
 def _made(model: nn.Module | None = None, inputs: Tensor | None = None, **options: Any) -> FracModel:
     """A rewritten model, whose kernels multiply codes unless the options say otherwise."""
-    options = {"rounding": "compiled"} | options
+    options = {"run": RunConfig(backend="cpu")} | options
     torch.manual_seed(0)
     inputs = torch.randn(4, 64) if inputs is None else inputs
     return fractrainify(model or _Net(), config=FracConfig(**options), example_inputs=(inputs,), check=False)
@@ -91,18 +92,17 @@ def _trained(steps: int = 12, **options: Any) -> tuple[FracModel, list[float], l
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "skipping"),
     [
-        {"method": "pfq"},
-        {"method": "static", "precision": Precision(8, 16)},
-        {"method": "fractrain", "skipping": "masked"},
-        {"method": "fractrain", "skip_threshold": 0.0},
+        ({"method": "pfq"}, "computed"),
+        ({"method": "static", "precision": Precision(8, 16)}, "computed"),
+        ({"method": "fractrain"}, "computed"),
+        ({"method": "fractrain"}, 0.0),
     ],
 )
-def test_training_gives_the_losses_and_choices_of_the_simulation(options: dict[str, Any]) -> None:
-    forms = {"execution": "auto", "kernels": "float"} if "skip_threshold" in options else {}
-    _, wanted, picked = _trained(**{**options, "skipping": "dispatched"}, **forms)
-    model, losses, choices = _trained(**options, execution="auto", kernels="int8")
+def test_training_gives_the_losses_and_choices_of_the_simulation(options: dict[str, Any], skipping: Any) -> None:
+    _, wanted, picked = _trained(**options, run=RunConfig(backend="cpu", skipping=skipping))
+    model, losses, choices = _trained(**options, run=RunConfig(backend="codes-always", skipping=skipping))
     assert set(model.kernels().values()) == {"int8"} and len(model.kernels()) == 4
     assert losses[0] == pytest.approx(wanted[0], rel=1e-6)
     # A sum in another order may move a value across the middle of two levels, by one of up to 8.
@@ -115,7 +115,7 @@ def test_training_gives_the_losses_and_choices_of_the_simulation(options: dict[s
 
 def test_every_quantized_op_says_why_it_has_no_form_on_integers() -> None:
     inputs = torch.randn(2, 3, 8, 8)
-    model = _made(_Mixed(), inputs, method="pfq", execution="auto", kernels="int8")
+    model = _made(_Mixed(), inputs, method="pfq", run=RunConfig(backend="codes-always"))
     reasons = not_on_int8(model.graph_module, model.frac_config)
     assert reasons["grouped"] == "convolves groups of channels"
     assert sum(reason == "multiplies two activations" for reason in reasons.values()) == 2
@@ -132,12 +132,12 @@ def test_every_quantized_op_says_why_it_has_no_form_on_integers() -> None:
 
 
 def test_bits_that_have_no_codes_are_a_reason() -> None:
-    wide = {"pins": (Pin("layers.0.wide", Precision(12, 12)),), "execution": "auto", "kernels": "int8"}
+    wide = {"pins": (Pin("layers.0.wide", Precision(12, 12)),), "run": RunConfig(backend="codes-always")}
     model = _made(method="pfq", **wide)
     assert not_on_int8(model.graph_module, model.frac_config) == {
         "layers.0.wide": "its weight has 12 bits, more than 8"
     }
-    model = _made(method="pfq", stages="FW(4,12)/BW(6,12)", execution="auto", kernels="int8")
+    model = _made(method="pfq", stages="FW(4,12)/BW(6,12)", run=RunConfig(backend="codes-always"))
     assert not not_on_int8(model.graph_module, model.frac_config)
     model(torch.randn(4, 64)).sum().backward()
     assert set(model.kernels().values()) == {"int8"}
@@ -146,14 +146,16 @@ def test_bits_that_have_no_codes_are_a_reason() -> None:
     assert set(model.kernels().values()) == {"operands of 12 and 12 bits have no 8-bit codes"}
 
 
-def test_without_kernels_all_stays_float_and_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_units_for_codes_all_stays_float_and_is_said(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timing, "_has_products", lambda: False)
     x = torch.randn(4, 64)
-    eager: dict[str, Any] = {"method": "pfq", "rounding": "eager"}
-    model, simulated = _made(**eager, execution="auto"), _made(**eager)
+    model, simulated = _made(method="pfq", run=RunConfig(backend="codes")), _made(method="pfq")
     assert set(model.kernels().values()) == {"not yet timed"} and set(simulated.kernels().values()) == {"float"}
     with caplog.at_level(logging.WARNING):
         assert torch.equal(*(_seeded(each, x) for each in (model, simulated)))
-    reason = "only C++ kernels multiply codes, and this model does not round by them: write rounding='compiled'"
+    reason = "the C++ kernels multiply codes by AVX2, which this CPU lacks"
     assert len(caplog.messages) == 1 and reason in caplog.messages[0]
     assert set(model.kernels().values()) == {reason}
     assert f"but not here: {reason}" in " ".join(str(summarize(model)).split())
@@ -163,7 +165,7 @@ def test_kernels_multiply_without_units_for_bytes(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(torch, "_int_mm", None)
-    model = _made(method="pfq", execution="auto")
+    model = _made(method="pfq", run=RunConfig(backend="codes"))
     assert "but not here" not in str(summarize(model))
     with caplog.at_level(logging.WARNING):
         model(torch.randn(4, 64)).sum().backward()
@@ -171,7 +173,7 @@ def test_kernels_multiply_without_units_for_bytes(
 
 
 def test_the_form_is_timed_in_the_first_training_step_only() -> None:
-    model, x = _made(method="static", execution="auto"), torch.randn(8, 64)
+    model, x = _made(method="static", run=RunConfig(backend="codes")), torch.randn(8, 64)
     tuner = model._state.running[True].fused["layers.0.wide"].codes.tuner
     model(x).sum().backward()
     # Blocks are alike; the two layers of one are not.
@@ -187,7 +189,7 @@ def test_the_form_is_timed_in_the_first_training_step_only() -> None:
 
 def test_other_widths_are_timed_anew() -> None:
     """The kernels take less time for fewer bits."""
-    model = _made(method="pfq", execution="auto")
+    model = _made(method="pfq", run=RunConfig(backend="codes"))
     for precision in (Precision(3, 6), Precision(8, 8), Precision(3, 6)):
         model.set_precision(precision)
         model(torch.randn(8, 64)).sum().backward()
@@ -209,7 +211,7 @@ def _seeded(model: Any, x: Tensor) -> Tensor:
 
 
 def test_a_step_that_is_computed_again_is_the_same() -> None:
-    model, x = _made(method="pfq", execution="auto", kernels="int8"), torch.randn(4, 64)
+    model, x = _made(method="pfq", run=RunConfig(backend="codes-always")), torch.randn(4, 64)
     wanted = _seeded(model, x)
     model.zero_grad()
     torch.manual_seed(2)
@@ -220,13 +222,13 @@ def test_a_step_that_is_computed_again_is_the_same() -> None:
 @pytest.mark.parametrize("method", ["pfq", "dfq"])
 def test_under_autocast_and_in_half_types_products_are_of_codes(method: Method) -> None:
     x = torch.randn(4, 64)
-    model = _made(method=method, execution="auto", kernels="int8")
+    model = _made(method=method, run=RunConfig(backend="codes-always"))
     with torch.autocast("cpu", torch.bfloat16):
         out = model(x)
         out.float().square().sum().backward()
     assert out.dtype == torch.bfloat16 and set(model.kernels().values()) == {"int8"}
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())
-    half = _made(method="pfq", execution="auto", kernels="int8").bfloat16()
+    half = _made(method="pfq", run=RunConfig(backend="codes-always")).bfloat16()
     out = half(x.bfloat16())
     out.float().square().sum().backward()
     assert out.dtype == torch.bfloat16 and set(half.kernels().values()) == {"int8"}
@@ -234,20 +236,20 @@ def test_under_autocast_and_in_half_types_products_are_of_codes(method: Method) 
 
 
 def test_double_precision_stays_simulated() -> None:
-    model, x = _made(method="pfq", execution="auto", kernels="int8").double(), torch.randn(4, 64).double()
+    model, x = _made(method="pfq", run=RunConfig(backend="codes-always")).double(), torch.randn(4, 64).double()
     model(x).sum().backward()
     assert set(model.kernels().values()) == {"computes in torch.float64"}
 
 
 def test_a_copy_runs_like_its_original() -> None:
-    model, x = _made(method="pfq", execution="auto", kernels="int8"), torch.randn(4, 64)
+    model, x = _made(method="pfq", run=RunConfig(backend="codes-always")), torch.randn(4, 64)
     wanted = _seeded(model, x)
     assert torch.equal(_seeded(copy.deepcopy(model), x), wanted)
 
 
 def test_the_table_says_what_computed_each_op_and_why_quicker_backends_did_not() -> None:
     x = torch.randn(4, 64)
-    coded = _made(method="pfq", execution="auto", kernels="int8")
+    coded = _made(method="pfq", run=RunConfig(backend="codes-always"))
     coded(x).sum().backward()
     assert {each.backend for each in coded.backends().values()} == {"codes"}
     coded.set_precision(Precision(16, 16))
@@ -257,9 +259,9 @@ def test_the_table_says_what_computed_each_op_and_why_quicker_backends_did_not()
     coded.double()(x.double()).sum().backward()
     backend, refused = coded.backends()["layers.0.wide"]
     assert backend == "plain" and refused.keys() == {"codes", "cpu", "cuda"} and "float64" in refused["codes"]
-    eager = _made(method="pfq", rounding="eager")
+    eager = _made(method="pfq", run=RunConfig(backend="plain"))
     eager(x).sum().backward()
     assert set(map(tuple, ((each.backend, *each.refused) for each in eager.backends().values()))) == {("plain",)}
-    mixed = _made(_Mixed(), torch.randn(2, 3, 8, 8), method="pfq", execution="auto", kernels="int8")
+    mixed = _made(_Mixed(), torch.randn(2, 3, 8, 8), method="pfq", run=RunConfig(backend="codes-always"))
     mixed(torch.randn(2, 3, 8, 8)).sum().backward()
     assert mixed.backends()["grouped"] == ("cpu", {"codes": "convolves groups of channels"})

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from fractrain_fx import Engine, FracConfig, FracModel, fractrainify, plan, summarize
+from fractrain_fx import Engine, FracConfig, FracModel, RunConfig, fractrainify, plan, summarize
 from fractrain_fx.capture import resize_batch
 from fractrain_fx.execution.fused_op import FusedOp
 from fractrain_fx.passes import FindSeparableBlocks, default_passes, facts, undispatched
@@ -54,13 +54,10 @@ def batch_of(case: Case, samples: int = SAMPLES) -> tuple[list[Any], dict[str, A
     return args, kwargs
 
 
-def rewritten(case: Case, execution: str = "auto", method: str = "slu", **changes: Any) -> FracModel:
+def rewritten(case: Case, skipping: Any = 0.0, method: str = "slu", **changes: Any) -> FracModel:
     """A copy of the model, without what is random or counts samples: dropout, and batch norm's own statistics."""
-    if execution == "auto":
-        changes.setdefault("skip_threshold", 0.0)
-        changes.setdefault("kernels", "float")
     torch.manual_seed(1)
-    config = FracConfig(method=method, execution=execution, **changes)  # type: ignore[arg-type]
+    config = FracConfig(method=method, run=RunConfig(skipping=skipping), **changes)  # type: ignore[arg-type]
     model = fractrainify(
         copy.deepcopy(case.model), config=config, example_inputs=case.args, example_kwargs=case.keywords, check=False
     ).train()
@@ -129,10 +126,10 @@ def test_outputs_costs_and_gradients_are_those_of_the_masked_form(name: str) -> 
     case = case_of(name)
     args, kwargs = batch_of(case)
     results = []
-    for execution in ("simulate", "auto"):
-        model = rewritten(case, execution)
+    for skipping in ("computed", 0.0):
+        model = rewritten(case, skipping)
         choose(model, *rows_of_options(OPTIONS["slu"]))
-        if execution == "simulate":
+        if skipping == "computed":
             without_gradient_of_skipping(model)
         results.append(step(model, args, kwargs))
     assert_same(results[1], results[0])
@@ -144,8 +141,8 @@ def test_where_ranges_are_given_rounded_numbers_are_those_of_the_masked_form(nam
     case = case_of(name)
     args, kwargs = batch_of(case)
     found = []
-    for execution in ("simulate", "auto"):
-        model = rewritten(case, execution, "dfq")
+    for skipping in ("computed", 0.0):
+        model = rewritten(case, skipping, "dfq")
         torch.manual_seed(3)
         model(*args, **kwargs)  # the same ranges: no sample skips yet
         choose(model, *rows_of_options(OPTIONS["dfq"]))
@@ -175,8 +172,8 @@ def test_below_the_threshold_every_bit_is_that_of_the_masked_form() -> None:
     case = case_of("resnet10t")
     args, kwargs = batch_of(case)
     results = []
-    for execution in ("simulate", "auto"):
-        model = rewritten(case, execution, "dfq", **({"skip_threshold": 0.9} if execution == "auto" else {}))
+    for skipping in ("computed", 0.9):
+        model = rewritten(case, skipping, "dfq")
         choose(model, [0, 1, 0, 2, 0, 6], [0, 0, 5, 0, 0, 0])
         results.append(step(model, args, kwargs) | dict(model.named_buffers()))
     for name, expected in results[0].items():
@@ -185,7 +182,7 @@ def test_below_the_threshold_every_bit_is_that_of_the_masked_form() -> None:
 
 def test_the_model_keeps_its_names_and_the_graph_that_is_shown() -> None:
     case = case_of("bert")
-    masked, model = rewritten(case, "simulate"), rewritten(case)
+    masked, model = rewritten(case, "computed"), rewritten(case)
     assert model.code == masked.code
     assert model.state_dict().keys() == masked.state_dict().keys()
     assert [n for n, _ in model.named_parameters()] == [n for n, _ in masked.named_parameters()]
@@ -194,11 +191,11 @@ def test_the_model_keeps_its_names_and_the_graph_that_is_shown() -> None:
     assert added and all(name.startswith("frac.dispatched") for name in added)
 
 
-@pytest.mark.parametrize("execution", ["simulate", "auto"])
-def test_all_samples_skip_all_blocks(execution: str) -> None:
+@pytest.mark.parametrize("skipping", ["computed", 0.0])
+def test_all_samples_skip_all_blocks(skipping: str | float) -> None:
     case = case_of("transformer_base")
     args, kwargs = batch_of(case)
-    model = rewritten(case, execution)
+    model = rewritten(case, skipping)
     choose(model, [0] * SAMPLES)
     found = step(model, args, kwargs)
     zero = [name for name, p in model.named_parameters() if name.startswith("layers.") and p.grad is not None]
@@ -209,7 +206,7 @@ def test_all_samples_skip_all_blocks(execution: str) -> None:
         model(*args, **kwargs)
         seen.clear()
         model(*args, **kwargs)
-    assert (not any("layers" in name for name in seen)) == (execution == "auto")
+    assert (not any("layers" in name for name in seen)) == (skipping == 0.0)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -236,8 +233,8 @@ def test_under_autocast_types_and_losses_are_those_of_the_masked_form(name: str)
     case = case_of(name)
     args, kwargs = batch_of(case)
     found = []
-    for execution in ("simulate", "auto"):
-        model = rewritten(case, execution)
+    for skipping in ("computed", 0.0):
+        model = rewritten(case, skipping)
         choose(model, *rows_of_options(OPTIONS["slu"]))
         with torch.autocast("cpu", torch.bfloat16):
             out = model(*args, **kwargs)
@@ -294,7 +291,10 @@ def test_calibrating_sees_the_ranges_of_blocks_that_all_skip() -> None:
 def test_compiled_the_masked_form_runs_without_a_graph_break() -> None:
     x = torch.randn(4, 6)
     model = fractrainify(
-        Residual(), config=FracConfig(method="dfq", execution="auto"), example_inputs=(x,), check=False
+        Residual(),
+        config=FracConfig(method="dfq", run=RunConfig(skipping="left-out")),
+        example_inputs=(x,),
+        check=False,
     )
     twin = copy.deepcopy(model)
     with torch.no_grad():
@@ -327,7 +327,7 @@ class MixesSamples(nn.Module):
 
 def test_a_branch_that_needs_all_samples_runs_for_all_and_says_why() -> None:
     x = torch.randn(4, 4)
-    config = FracConfig(method="slu", execution="auto", skip_threshold=0.0)
+    config = FracConfig(method="slu", run=RunConfig(skipping=0.0))
     model = fractrainify(MixesSamples(), config=config, example_inputs=(x,), check=False)
     reasons = undispatched(model.graph_module)
     names = [block.name for block in model.blocks if block.skip]
@@ -345,7 +345,7 @@ def test_a_branch_that_needs_all_samples_runs_for_all_and_says_why() -> None:
 def test_a_chain_without_the_trial_leaves_out_only_what_needs_none() -> None:
     """Nobody has looked which sizes grow with the batch: branches that read them from outside run for all."""
     case = case_of("bert")
-    config = FracConfig(method="slu", execution="auto", skip_threshold=0.0)
+    config = FracConfig(method="slu", run=RunConfig(skipping=0.0))
     chain = [each for each in default_passes(config) if not isinstance(each, FindSeparableBlocks)]
     model = fractrainify(case.model, config=config, example_kwargs=case.keywords, passes=chain, check=False)
     assert any("may depend on the number of samples" in reason for reason in undispatched(model.graph_module).values())
@@ -369,7 +369,7 @@ class Writes(nn.Module):
 
 def test_a_branch_that_writes_into_what_others_read_runs_for_all() -> None:
     x = torch.randn(4, 4)
-    config = FracConfig(method="slu", execution="auto")
+    config = FracConfig(method="slu", run=RunConfig(skipping="left-out"))
     model = fractrainify(Writes(), config=config, example_inputs=(x,), check=False)
     names = [block.name for block in model.blocks if block.skip]
     reasons = undispatched(model.graph_module)

@@ -11,7 +11,7 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fractrain_fx import Engine, FracConfig, FracModel, fractrainify
+from fractrain_fx import Engine, FracConfig, FracModel, RunConfig, fractrainify
 from fractrain_fx.passes import undispatched
 from tests.choices import choose, without_gradient_of_skipping
 
@@ -41,12 +41,12 @@ def batch_of(rank: int) -> Tensor:
     return torch.randn(4, 4, generator=torch.Generator().manual_seed(rank))
 
 
-def model_of(execution: str, rank: int) -> FracModel:
+def model_of(skipping: str, rank: int) -> FracModel:
     torch.manual_seed(0)
-    config = FracConfig(method="slu", execution=execution)  # type: ignore[arg-type]
+    config = FracConfig(method="slu", run=RunConfig(skipping=skipping))  # type: ignore[arg-type]
     model = fractrainify(Decoder(), config=config, example_inputs=(torch.randn(2, 4),), check=False)
     choose(model, *OPTIONS[rank])
-    if execution == "simulate":
+    if skipping == "computed":
         without_gradient_of_skipping(model)
     return model
 
@@ -57,7 +57,7 @@ def step(model: nn.Module, engine: Engine, x: Tensor) -> None:
 
 def _process(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    model = model_of("auto", rank)
+    model = model_of("left-out", rank)
     together = DistributedDataParallel(model)
     engine = Engine(together)
     for _ in range(3):  # an unused parameter would be an error in the second step
@@ -68,12 +68,12 @@ def _process(rank: int, folder: str) -> None:
 
 
 def test_a_process_on_which_all_skip_keeps_up_with_one_on_which_some_run(tmp_path: Path) -> None:
-    assert undispatched(model_of("auto", 0).graph_module) == {}
+    assert undispatched(model_of("left-out", 0).graph_module) == {}
     mp.spawn(_process, (str(tmp_path),), nprocs=2)
     mine, theirs = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
     alone: list[dict[str, Tensor | None]] = []
     for rank in (0, 1):
-        model = model_of("simulate", rank)
+        model = model_of("computed", rank)
         step(model, Engine(model), batch_of(rank))
         alone.append({name: p.grad for name, p in model.named_parameters()})
     for name in mine:

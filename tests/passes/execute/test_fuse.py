@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fractrain_fx import FracConfig, FracModel, GateConfig, Precision, fractrainify
-from fractrain_fx.config import GateGradient, Rounding
+from fractrain_fx import FracConfig, FracModel, GateConfig, Precision, RunConfig, fractrainify
+from fractrain_fx.config import Backend, GateGradient
 from fractrain_fx.execution.backends import cpu
 from fractrain_fx.formats.affine import format as affine
 from fractrain_fx.passes import facts, unfused
 from tests.models import build
 from tests.test_invariants import objective
 
-FORMATS = [("affine", "eager"), ("affine", "compiled"), ("dorefa", "eager")]
+FORMATS = [("affine", "plain"), ("affine", "cpu"), ("dorefa", "plain")]
 
 
 class Everything(nn.Module):
@@ -67,10 +67,10 @@ def step(model: FracModel, x: Tensor, *, shown: bool) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("method", ["static", "pfq"])
-@pytest.mark.parametrize(("fmt", "rounding"), FORMATS)
-def test_scheduled_ops_give_the_same_numbers_noise_included(method: str, fmt: str, rounding: str) -> None:
+@pytest.mark.parametrize(("fmt", "backend"), FORMATS)
+def test_scheduled_ops_give_the_same_numbers_noise_included(method: str, fmt: str, backend: str) -> None:
     torch.manual_seed(1)
-    model, x = rewritten(method, format=fmt, rounding=rounding)
+    model, x = rewritten(method, format=fmt, run=RunConfig(backend=backend))
     shown, run = step(model, x, shown=True), step(model, x, shown=False)
     assert shown.keys() == run.keys()
     ranges = [name for name in shown if name.endswith((".lo", ".span"))]
@@ -113,10 +113,10 @@ def test_ops_that_read_the_same_values_tell_the_gate_the_same_in_both_graphs(gra
     torch.testing.assert_close(told[0], told[1], rtol=1e-4, atol=1e-6 * float(told[0].abs().max()))
 
 
-@pytest.mark.parametrize("rounding", ["eager", "compiled"])
-def test_gated_ops_give_the_same_numbers_and_the_gates_the_same_gradients(rounding: Rounding) -> None:
+@pytest.mark.parametrize("backend", ["plain", "cpu"])
+def test_gated_ops_give_the_same_numbers_and_the_gates_the_same_gradients(backend: Backend) -> None:
     case = build("vit_tiny_patch16_224")
-    config = FracConfig(method="dfq", rounding=rounding)
+    config = FracConfig(method="dfq", run=RunConfig(backend=backend))
     model = fractrainify(case.model, config=config, example_inputs=case.args, check=False)
     results = []
     for shown in (True, False):
@@ -149,14 +149,14 @@ class Heads(nn.Module):
         return self.last(a * b + c)
 
 
-@pytest.mark.parametrize("rounding", ["eager", "compiled"])
-def test_layers_that_read_one_tensor_round_it_once(rounding: Rounding, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("backend", ["plain", "cpu"])
+def test_layers_that_read_one_tensor_round_it_once(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(4, 8)
-    config = FracConfig(method="static", rounding=rounding)
+    config = FracConfig(method="static", run=RunConfig(backend=backend))
     model = fractrainify(Heads(), config=config, example_inputs=(x,), check=False)
     expected = step(model, x, shown=True)
     rounded: list[int] = []
-    place, name = (cpu, "round_compiled") if rounding == "compiled" else (affine, "round_affine")
+    place, name = (cpu, "round_compiled") if backend == "cpu" else (affine, "round_affine")
     plain = getattr(place, name)
 
     def counted(x: Tensor, *args: Any, **options: Any) -> Tensor:

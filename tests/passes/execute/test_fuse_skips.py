@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from fractrain_fx import FracConfig, FracModel, fractrainify
+from fractrain_fx import FracConfig, FracModel, RunConfig, fractrainify
 from fractrain_fx.execution.blocks.skipped_norm import SkippedNorm
 from fractrain_fx.passes import facts
 from fractrain_fx.zoo.models import resnet20
@@ -38,7 +38,7 @@ def _called(model: FracModel) -> list[str]:
 @pytest.mark.parametrize("training", [True, False])
 def test_the_numbers_are_those_of_the_graph_shown(training: bool) -> None:
     # Without rounding, whose noise would answer to the last bit of a gate's gradient, and with one order of sums.
-    config = FracConfig(method="slu", memory_format="preserve")
+    config = FracConfig(method="slu", run=RunConfig(memory_format="preserve"))
     model = fractrainify(resnet20(), config=config, example_inputs=(torch.randn(2, 3, 32, 32),), check=False)
     x = torch.randn(6, 3, 32, 32)
     model.train()(x)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fractrain_fx import Engine, FracConfig, GateConfig, fractrainify
+from fractrain_fx import Engine, FracConfig, GateConfig, RunConfig, fractrainify
 from fractrain_fx.config import Method
 from fractrain_fx.training.data.embedded import load_digits
 from tests.products import needs_kernels
@@ -61,9 +61,9 @@ def _trained(config: FracConfig) -> tuple[list[float], list[list[int]], dict[str
 def test_codes_train_as_the_simulation_does(method: Method) -> None:
     # The sign of the error is the same in both, where a multiplier would carry on the smallest difference of cp.
     gate = GateConfig(control="sign", init="linear") if method == "dfq" else GateConfig()
-    config = FracConfig(method=method, rounding="compiled", gate=gate)
+    config = FracConfig(method=method, run=RunConfig(backend="cpu"), gate=gate)
     wanted, picked, _ = _trained(config)
-    coded = config.replace(execution="auto", kernels="int8", skipping="masked")
+    coded = config.replace(**{"run.backend": "codes-always"})
     losses, choices, kernels = _trained(coded)
     assert set(kernels.values()) == {"int8"}
     assert choices[:ALIKE] == picked[:ALIKE]

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fractrain_fx import FracConfig, FracModel, fractrainify
-from fractrain_fx.config import MemoryFormat, Rounding
+from fractrain_fx import FracConfig, FracModel, RunConfig, fractrainify
+from fractrain_fx.config import Backend, MemoryFormat
 from fractrain_fx.execution.fused_op import FusedOp
 from fractrain_fx.execution.plan import convolves_channels_last
 from fractrain_fx.passes import fused_ops
@@ -59,8 +59,8 @@ class Written(nn.Module):
         return out
 
 
-def _model(net: nn.Module, memory_format: MemoryFormat, rounding: Rounding = "compiled", **options: Any) -> FracModel:
-    config = FracConfig("static", rounding=rounding, memory_format=memory_format, **options)
+def _model(net: nn.Module, memory_format: MemoryFormat, backend: Backend = "cpu", **options: Any) -> FracModel:
+    config = FracConfig("static", run=RunConfig(backend=backend, memory_format=memory_format), **options)
     torch.manual_seed(1)
     x = torch.randn(4, 3, 12, 12)
     return fractrainify(copy.deepcopy(net), config=config, example_inputs=(x,), check=False).train()
@@ -77,13 +77,13 @@ def _orders(model: FracModel, x: Tensor) -> tuple[Any, dict[str, bool]]:
 
 
 @oneDNN
-@pytest.mark.parametrize("rounding", ["eager", "compiled"])
-def test_numbers_and_orders_outside_stay(rounding: Rounding) -> None:
+@pytest.mark.parametrize("backend", ["plain", "cpu"])
+def test_numbers_and_orders_outside_stay(backend: Backend) -> None:
     torch.manual_seed(0)
     net, x = Net(), torch.randn(8, 3, 12, 12)
     found = []
     for memory_format in ("auto", "preserve"):
-        model = _model(net, memory_format, rounding)
+        model = _model(net, memory_format, backend)
         (logits, images), seen = _orders(model, x)
         assert images.is_contiguous()
         assert seen == dict.fromkeys(("grouped", "down"), memory_format == "auto")
@@ -151,9 +151,11 @@ class Block(nn.Module):
         return out
 
 
-@pytest.mark.parametrize("options", [{}, {"execution": "auto"}, {"rounding": "eager"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"run.backend": "codes", "run.skipping": "left-out"}, {"run.backend": "plain"}]
+)
 def test_gated_blocks(options: dict[str, Any]) -> None:
-    config = FracConfig("dfq", rounding="compiled").replace(options=("FW-0/BW-0", "FW-6/BW-8"), **options)
+    config = FracConfig("dfq", run=RunConfig(backend="cpu")).replace(options=("FW-0/BW-0", "FW-6/BW-8"), **options)
     x = torch.randn(4, 3, 12, 12)
     model = fractrainify(Block(), config=config, example_inputs=(x,), check=False).train()
     model(x).sum().backward()

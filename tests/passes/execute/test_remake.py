@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from fractrain_fx import Engine, FracConfig, FracModel, fractrainify
+from fractrain_fx import Engine, FracConfig, FracModel, RunConfig, fractrainify
 from fractrain_fx.execution.attention import Probabilities
 from fractrain_fx.execution.remade import ModuleMaker
 from fractrain_fx.zoo.models.transformer import TransformerLM
@@ -37,7 +37,7 @@ def keep_operands(monkeypatch: pytest.MonkeyPatch) -> None:
     ("settings", "how"),
     [
         ({"method": "pfq"}, None),
-        ({"method": "dfq", "execution": "auto", "kernels": "float"}, None),
+        ({"method": "dfq", "run": RunConfig(skipping="left-out")}, None),
         ({"method": "dfq"}, None),
         ({"method": "pfq"}, "autocast"),
         ({"method": "dfq"}, "checkpointed"),

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from benchmarks.coverage.checks import difference, objective
-from fractrain_fx import FracConfig, FracModel, fractrainify
+from fractrain_fx import FracConfig, FracModel, RunConfig, fractrainify
 from fractrain_fx.passes import facts
 from fractrain_fx.passes.execute.segments import Segment, chain
 from tests.models import build
@@ -81,10 +81,10 @@ def assert_equal_to_whole(model: FracModel, values: tuple[Any, ...]) -> None:
         assert difference(cut, whole) is None
 
 
-@pytest.mark.parametrize("execution", ["simulate", "auto"])
-def test_segments_give_the_numbers_of_the_whole(execution: str) -> None:
+@pytest.mark.parametrize("skipping", ["computed", "left-out"])
+def test_segments_give_the_numbers_of_the_whole(skipping: str) -> None:
     assert_equal_to_whole(
-        rewritten(Residual(), IMAGES, execution=execution, options=("FW-0/BW-0", "FW-4/BW-8")), (IMAGES,)
+        rewritten(Residual(), IMAGES, run=RunConfig(skipping=skipping), options=("FW-0/BW-0", "FW-4/BW-8")), (IMAGES,)
     )
 
 

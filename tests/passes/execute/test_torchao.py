@@ -14,7 +14,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from fractrain_fx import FracConfig, FracModel, Pin, Precision, fractrainify, plan, summarize
+from fractrain_fx import FracConfig, FracModel, Pin, Precision, RunConfig, fractrainify, plan, summarize
 from fractrain_fx.errors import ConfigError, ModelError
 from fractrain_fx.execution.backends import torchao as swapped
 from fractrain_fx.execution.backends.torchao import NUMERICS
@@ -63,8 +63,8 @@ class _Mixed(nn.Module):
         return self.head((x @ self.weight).mean(1))
 
 
-def _made(kind: str, model: nn.Module | None = None, x: Tensor | None = None, **options: Any) -> FracModel:
-    config = FracConfig(method="static", execution=kind, **options)  # type: ignore[arg-type]
+def _made(kind: str | None, model: nn.Module | None = None, x: Tensor | None = None, **options: Any) -> FracModel:
+    config = FracConfig(method="static", run=RunConfig(torchao=kind), **options)  # type: ignore[arg-type]
     x = torch.randn(4, 6, 32) if x is None else x
     model = _Net() if model is None else model
     return fractrainify(model.to(x.device), config=config, example_inputs=(x,), check=False)
@@ -77,7 +77,7 @@ def _converted(kind: str, model: nn.Module, names: set[str]) -> nn.Module:
         return name in names
 
     model = copy.deepcopy(model)
-    if kind == "torchao-float8":
+    if kind == "float8":
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
         config = Float8LinearConfig(pad_inner_dim=True)
@@ -152,7 +152,7 @@ def _layers() -> list[str]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_graph_the_state_and_the_cost_are_the_simulations(kind: str) -> None:
     net, x = _Net(), torch.randn(4, 6, 32, device=place(kind))
-    simulated = _made("simulate", copy.deepcopy(net), x)
+    simulated = _made(None, copy.deepcopy(net), x)
     model = _made(kind, net, x)
     assert model.code == simulated.code
     assert model.state_dict().keys() == simulated.state_dict().keys()
@@ -191,10 +191,10 @@ def _losses(model: nn.Module, x: Tensor) -> list[float]:
 
 
 def test_every_other_op_stays_simulated_and_says_why() -> None:
-    x = torch.randn(2, 3, 4, 4, device=place("torchao-int8"))
+    x = torch.randn(2, 3, 4, 4, device=place("int8"))
     pins = (Pin("pinned", Precision(4, 8)),)
-    model = _made("torchao-int8", _Mixed(), x, pins=pins)
-    taken = NUMERICS["torchao-int8"]
+    model = _made("int8", _Mixed(), x, pins=pins)
+    taken = NUMERICS["int8"]
     kernels = model.kernels()
     assert [name for name, kernel in kernels.items() if kernel == taken] == ["taken", "odd"]
     assert kernels["pinned"] == "is pinned to FW-4/BW-8, and torchao computes at FW-8/BW-8"
@@ -203,11 +203,11 @@ def test_every_other_op_stays_simulated_and_says_why() -> None:
     assert list(kernels.values()).count(kernels["point"]) == 2
     fused = model._state.running[True].fused
     assert {name for name, op in fused.items() if op.layer is not None} == {"taken", "odd"}
-    wide = _made("torchao-float8", _Mixed(), x, pins=(Pin("pinned", Precision(8, 8)),))
+    wide = _made("float8", _Mixed(), x, pins=(Pin("pinned", Precision(8, 8)),))
     assert not_on_torchao(wide.graph_module, wide.frac_config)["odd"] == (
         "its weight is 10x16, and float8 takes multiples of 16 only"
     )
-    assert "16x10" in wide.kernels()["pinned"] and wide.kernels()["taken"] == NUMERICS["torchao-float8"]
+    assert "16x10" in wide.kernels()["pinned"] and wide.kernels()["taken"] == NUMERICS["float8"]
     _step(model, x)
 
 
@@ -217,7 +217,7 @@ def test_the_summary_and_the_plan_name_the_numbers(kind: str) -> None:
     x = torch.randn(2, 3, 4, 4)
     model = _made(kind, _Mixed(), x)
     told = " ".join(str(summarize(model)).split())
-    counted = {"torchao-int8": "3 of 7", "torchao-float8": "1 of 7"}[kind]
+    counted = {"int8": "3 of 7", "float8": "1 of 7"}[kind]
     assert f"{counted} quantized ops are computed by {NUMERICS[kind]}" in told  # type: ignore[index]
     assert "simulated in float: " in told and "multiplies two activations" in told
     drafted = " ".join(str(plan(_Mixed(), config=model.frac_config, example_inputs=(x,))).split())
@@ -228,7 +228,7 @@ def test_a_model_without_linear_layers_is_an_error() -> None:
     pytest.importorskip("torchao")
     net = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 3), nn.Conv2d(8, 4, 1))
     with pytest.raises(ModelError, match="would change nothing: no quantized op of this model is a linear layer"):
-        _made("torchao-int8", net, torch.randn(2, 3, 8, 8))
+        _made("int8", net, torch.randn(2, 3, 8, 8))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -238,13 +238,13 @@ def test_without_torchao_the_error_says_how_to_get_it(
     for name in [name for name in sys.modules if name.split(".")[0] == "torchao"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torchao", None)
-    with pytest.raises(ConfigError, match=rf"execution='{kind}' needs torchao: pip install 'fractrain_fx\[torchao\]'"):
+    with pytest.raises(ConfigError, match=rf"run.torchao='{kind}' needs torchao: .*'fractrain_fx\[torchao\]'"):
         _made(kind)
 
 
 def test_stages_of_other_bits_are_refused() -> None:
     pytest.importorskip("torchao")
-    model = _made("torchao-int8")
+    model = _made("int8")
     with pytest.raises(ConfigError, match="computes at FW-8/BW-8, not at FW-4/BW-8"):
         model.set_precision(Precision(4, 8))
     model.set_precision(Precision(8, 8))
@@ -276,40 +276,38 @@ def test_the_recipe_mxfp8_runs_for_real_with_the_numbers_of_its_simulation(monke
     pytest.importorskip("torchao.prototype.moe_training.mxfp8_linear")
     x, found = torch.randn(10, 20), {}
     config = FracConfig(method="static", format="mx", recipe="mxfp8")
-    for execution in ("simulate", "torchao-mxfp8"):
-        if execution == "torchao-mxfp8":  # what a Blackwell GPU computes, emulated by torchao
+    for kind in (None, "mxfp8"):
+        if kind is not None:  # what a Blackwell GPU computes, emulated by torchao
             monkeypatch.setattr(swapped, "_mxfp8", partial(swapped._mxfp8, emulated=True))
             monkeypatch.setattr(swapped, "refusal", lambda kind, device: None)
         model = fractrainify(
-            _wide_net(), config=config.replace(execution=execution), example_inputs=(x,), check=False
+            _wide_net(), config=config.replace(**{"run.torchao": kind}), example_inputs=(x,), check=False
         ).train()
         out = model(x)
         out.square().sum().backward()
-        found[execution] = [out.detach(), *(parameter.grad for parameter in model.parameters())]
+        found[kind] = [out.detach(), *(parameter.grad for parameter in model.parameters())]
     for simulated, real in zip(*found.values(), strict=True):
         assert torch.allclose(simulated, real, rtol=1e-4, atol=1e-6)
     kernels = model.kernels()
-    assert kernels["1"] == kernels["2"] == NUMERICS["torchao-mxfp8"]
+    assert kernels["1"] == kernels["2"] == NUMERICS["mxfp8"]
     assert kernels["3"] == "its weight is 40x64, and mxfp8 takes multiples of 32 only"
 
 
 def test_without_the_hardware_the_first_call_says_what_is_missing() -> None:
     pytest.importorskip("torchao.prototype.moe_training.mxfp8_linear")
     x = torch.randn(10, 20)
-    config = FracConfig(method="static", format="mx", recipe="mxfp8", execution="torchao-mxfp8")
+    config = FracConfig(method="static", format="mx", recipe="mxfp8", run=RunConfig(torchao="mxfp8"))
     model = fractrainify(_wide_net(), config=config, example_inputs=(x,), check=False)
     assert "cannot run here: torchao multiplies MXFP8 on GPUs only" in str(summarize(model))
-    with pytest.raises(
-        ConfigError, match="execution='torchao-mxfp8' cannot run here: torchao multiplies MXFP8 on GPUs"
-    ):
+    with pytest.raises(ConfigError, match=r"run\.torchao='mxfp8' cannot run here: torchao multiplies MXFP8 on GPUs"):
         model(x)
 
 
 def test_format_fp8_runs_on_torchaos_float8() -> None:
     x, found = torch.randn(10, 20), []
-    device = place("torchao-float8")
-    for execution in ("simulate", "torchao-float8"):
-        config = FracConfig(method="static", format="fp8", execution=execution)  # type: ignore[arg-type]
+    device = place("float8")
+    for kind in (None, "float8"):
+        config = FracConfig(method="static", format="fp8", run=RunConfig(torchao=kind))  # type: ignore[arg-type]
         model = fractrainify(_wide_net(), config=config, example_inputs=(x,), check=False).to(device)
         found.append(model(x.to(device)).detach())
     assert (found[0] - found[1]).norm() < 0.05 * found[0].norm()

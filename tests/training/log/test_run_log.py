@@ -79,7 +79,7 @@ def test_a_run_explains_its_words_and_logs_steps_and_bits(tmp_path: Path, monkey
     assert "cp_total" in first and "A stage is" in first
     assert re.match(r"ATTENTION: \d+\.\d % of the MACs stay float .*first contraction.*; gates cost", loud)
     assert "2 stages: target cp " in second and " % / " in second
-    assert how.startswith("rounds by ") and "(rounding='auto': FRACTRAIN_ROUNDING is " in how
+    assert how.startswith("rounds by ") and "(run.backend='auto': FRACTRAIN_BACKEND is " in how
     assert LINE.fullmatch(lines[1]) and "stage 1 (cp " in lines[3] and re.search(r"accuracy \d+\.\d\d %$", lines[3])
 
     steps = events(tmp_path / "tensorboard" / "steps")

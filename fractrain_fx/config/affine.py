@@ -1,0 +1,38 @@
+"""The settings of format ``affine``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fractrain_fx.config.kinds import check_kinds
+from fractrain_fx.errors import ConfigError
+
+__all__ = ["AffineConfig", "GradientGrid", "Ranges"]
+
+GradientGrid = Literal["range", "zero"]
+Ranges = Literal["tensor", "head", "row"]
+
+
+@dataclass(frozen=True)
+class AffineConfig:
+    """How format ``affine`` finds the levels of its numbers.
+
+    Attributes:
+        gradient_grid: the levels of rounded output gradients. ``range``: from the lowest value on. ``zero``: shifted by
+            less than a level, so that one level is 0 and zero gradients stay zero.
+        ranges: what shares a range. ``tensor``: an activation or gradient, and each output channel of a weight.
+            ``row``: what a product sums over, so that each product rounds its operands anew. ``head``: as ``tensor``,
+            but with one range for each index that no product sums over: sample and head in the products of attention.
+            ``row`` and ``head`` measure in evaluation too.
+        keep: share (0..1) of the old running range that a training step keeps.
+    """
+
+    gradient_grid: GradientGrid = "range"
+    ranges: Ranges = "tensor"
+    keep: float = 0.9
+
+    def __post_init__(self) -> None:
+        check_kinds(self, "affine.")
+        if not 0 <= self.keep <= 1:
+            raise ConfigError(f"affine.keep={self.keep} must lie in 0..1")

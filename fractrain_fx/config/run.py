@@ -1,0 +1,134 @@
+"""The settings of how a model runs: they change its speed and memory, and at most details of its numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any, Literal, get_args
+
+from fractrain_fx.config.clock import Amount, parse_amount
+from fractrain_fx.config.kinds import check_kinds
+from fractrain_fx.config.precision import Precision
+from fractrain_fx.errors import ConfigError, near
+
+__all__ = [
+    "CODE_BITS",
+    "LEFT_OUT_FROM",
+    "TORCHAO_FORMATS",
+    "TORCHAO_PRECISION",
+    "Backend",
+    "MemoryFormat",
+    "RunConfig",
+    "Torchao",
+]
+
+Backend = Literal["auto", "plain", "cpu", "cuda", "codes", "codes-always"]
+Torchao = Literal["int8", "float8", "mxfp8"]
+Skipping = Literal["computed", "left-out"]
+MemoryFormat = Literal["auto", "preserve"]
+
+# The most bits of a code that products of codes multiply, which is one byte.
+CODE_BITS = 8
+
+# Share of skipped samples from which the gathered form of a block was measured to be faster (docs/execution.md).
+LEFT_OUT_FROM = 0.1
+
+# The precision at which torchao computes, at every stage.
+TORCHAO_PRECISION = Precision(8, 8)
+
+# The formats whose linear layers each kind of torchao training may compute, with the recipe that it follows. Under
+# ``affine`` the layer is in torchao's numbers instead of the format's.
+TORCHAO_FORMATS: dict[str, dict[str, str | None]] = {
+    "int8": {"affine": None},
+    "float8": {"affine": None, "fp8": "fp8"},
+    "mxfp8": {"mx": "mxfp8"},
+}
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """How a model runs, and for how long.
+
+    Attributes:
+        backend: what rounds, finds ranges, multiplies, and computes gates and their gradient. ``plain``: torch
+            operations. ``cuda``: on a GPU Triton kernels, for format ``affine``; elsewhere as ``plain``. ``cpu``: on a
+            CPU C++ kernels, for ``affine`` and block formats, built at their first use; on a GPU as ``cuda``.
+            ``codes``: as ``cpu``, and a CPU with AVX2 or AVX-512 multiplies what ``affine`` rounds to at most 8 bits as
+            integers, with the same results, if a short timing finds that quicker than float. Each shape and each width
+            is timed as it first trains. ``codes-always``: the same wherever possible, without a timing. ``auto``:
+            ``cpu`` on a CPU where the kernels were built before, else ``cuda`` where Triton is installed, else
+            ``plain``; ``fractrain train`` builds them for a long run (docs/execution.md).
+        torchao: torchao's 8-bit training computes linear layers, for ``static`` at FW-8/BW-8: ``int8`` and ``float8``
+            under format ``affine``, in numbers that differ from the format's; ``float8`` under ``fp8``, and ``mxfp8``
+            under ``mx``. ``None``: it computes none (docs/torchao.md).
+        skipping: what blocks do for samples that skip them. ``computed``: they run for all samples, and the result is
+            dropped. ``left-out``: these samples are left out if that saves time, from a tenth of the batch on. A number
+            is another share (0..1) of the batch. Values stay the same, except that batch norm and ranges inside a block
+            only see the samples that run, noise is drawn for these alone, and a sample that skips a block has no
+            gradient through it (docs/execution.md).
+        memory_format: ``auto``: on a CPU, convolutions of images and the layers between them compute in
+            ``torch.channels_last``, which is quicker. ``preserve``: in the order of inputs and weights.
+        batch_axis: dimension of the model's inputs that holds the samples.
+        recordings: most recordings of one model, for calls with other arguments and sizes that take another path.
+        compared_calls: of each recording, the number of first calls with other sizes that are compared with the model
+            itself, because code may read a size in a way that recording does not see. The first call with another type,
+            layout or setting of torch is always compared; 0 compares no call.
+        length: length of the run: a number of epochs, or ``Steps(1000)`` or ``Tokens(1_000_000)`` in the unit of the
+            schedule's ``every``. ``fractrain train`` sets it; Hugging Face's and Lightning's trainers know it, unless
+            the unit is tokens.
+    """
+
+    backend: Backend = "auto"
+    torchao: Torchao | None = None
+    skipping: Skipping | float = "computed"
+    memory_format: MemoryFormat = "auto"
+    batch_axis: int = 0
+    recordings: int = 8
+    compared_calls: int = 16
+    length: int | Amount | None = None
+
+    def __post_init__(self) -> None:
+        check_kinds(self, "run.")
+        if isinstance(self.skipping, bool) or not isinstance(self.skipping, Real):
+            words = get_args(Skipping)
+            if self.skipping not in words:
+                offer = near(str(self.skipping), words)
+                raise ConfigError(
+                    f"run.skipping={self.skipping!r} is unknown: write one of {', '.join(words)}, or a share of the "
+                    f"batch.{offer}"
+                )
+        elif not 0 <= self.skipping <= 1:
+            raise ConfigError(f"run.skipping={self.skipping} must lie in 0..1, the share of a batch")
+        for name, least, means in (
+            ("batch_axis", 0, "count dimensions from the first"),
+            ("compared_calls", 0, "0 compares no call"),
+            ("recordings", 1, "a model is recorded once"),
+        ):
+            if (value := getattr(self, name)) < least:
+                raise ConfigError(f"run.{name}={value} must be at least {least}: {means}")
+        object.__setattr__(self, "length", _length(self.length))
+
+    @property
+    def epochs(self) -> int | None:
+        """The length of the run in epochs; ``None`` if it is in another unit, or not known."""
+        return self.length if isinstance(self.length, int) else None
+
+    @property
+    def uses_codes(self) -> bool:
+        """Whether products of integers are asked for."""
+        return self.backend in ("codes", "codes-always")
+
+    @property
+    def left_out_from(self) -> float | None:
+        """The share of skipped samples from which they are left out; ``None``: they are computed."""
+        if isinstance(self.skipping, str):
+            return LEFT_OUT_FROM if self.skipping == "left-out" else None
+        return self.skipping
+
+
+def _length(value: Any) -> int | Amount | None:
+    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
+        if value is not None and value < 1:
+            raise ConfigError(f"run.length={value} must be at least 1 epoch")
+        return value
+    return parse_amount("run.length", value)
