@@ -69,6 +69,7 @@ def fractrainify(
         warn(f"{type(model).__name__}: {sequence_first_words(misplaced)}")
     tell_rounding(rewritten.rounding)
     made = FracModel(rewritten)
+    made.checkpoint_as_before()
     made._state.measure_examples(made)
     return_freed_memory()
     return made

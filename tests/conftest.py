@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 from collections.abc import Iterator
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -37,3 +38,13 @@ def _plain_attention() -> Iterator[None]:
     torch.backends.mha.set_fastpath_enabled(False)
     yield
     torch.backends.mha.set_fastpath_enabled(enabled)
+
+
+@pytest.fixture(autouse=True)
+def _without_compiled_code() -> Iterator[None]:
+    """What one test compiled is gone in the next: torch stops compiling code that was compiled eight times."""
+    yield
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is not None and dynamo.utils.counters["frames"]:
+        dynamo.reset()
+        dynamo.utils.counters.clear()

@@ -15,11 +15,6 @@ from tests.test_invariants import objective, rewrite
 pytestmark = pytest.mark.long
 
 
-@pytest.fixture(autouse=True)
-def _fresh() -> None:
-    torch._dynamo.reset()
-
-
 def small(method: str, backend: str = "plain") -> tuple[nn.Module, torch.Tensor]:
     case = build("multihead_attention")
     config = FracConfig(method=method, run=RunConfig(backend=backend))  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from fractrain_fx.capture.source import warn
 from fractrain_fx.errors import ConfigError, ModelError, require_known
 from fractrain_fx.model.shown import Shown
 
@@ -61,6 +62,15 @@ class BySegment(Shown):
     def gradient_checkpointing_disable(self) -> None:
         """Keep all activations again."""
         self._state.checkpointing = None
+
+    def checkpoint_as_before(self) -> None:
+        """Switch checkpointing on if the original had it on when it was recorded; warns if that is not possible."""
+        if not self._state.recording.python.checkpointed:
+            return
+        try:
+            self.gradient_checkpointing_enable()
+        except ModelError as error:
+            warn(f"{type(self._state.original).__name__} was set to checkpoint activations, and they are kept: {error}")
 
     # Before each call of a module that torch.compile made from this one, torch calls ``_infer_parameters`` outside of
     # compiled code if the module has this attribute, as modules with lazy parameters do.

@@ -200,6 +200,7 @@ class FracModel(Savable):
 
             path = fetch(str(directory), **hub)
         rebuilt = cls(load(path, model, passes))
+        rebuilt.checkpoint_as_before()
         load_weights(rebuilt, rebuilt._state.original, path)
         return rebuilt
 

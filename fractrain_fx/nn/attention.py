@@ -1,4 +1,4 @@
-"""The part of scaled dot-product attention between its two products, as torch documents it."""
+"""Scaled dot-product attention around its two products, as torch documents it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from fractrain_fx.formats.bits import readable
 
-__all__ = ["attention_probabilities", "repeat_heads"]
+__all__ = ["attention_probabilities", "in_order", "repeat_heads"]
 
 
 def repeat_heads(x: Float[Tensor, "*batch heads length width"], query: Tensor) -> Tensor:
@@ -52,3 +52,11 @@ def attention_probabilities(
     if empty is not None:
         probabilities = probabilities.masked_fill(empty, 0.0)
     return F.dropout(probabilities, p=dropout_p)
+
+
+def in_order(x: Float[Tensor, "*x"], order: tuple[int, ...]) -> Float[Tensor, "*x"]:
+    """``x`` with its dimensions in this order in memory, the outermost first; it is copied only if they are not."""
+    turned = x.permute(order)
+    if turned.is_contiguous():
+        return x
+    return turned.contiguous().permute([order.index(dim) for dim in range(x.ndim)])

@@ -41,11 +41,6 @@ class Net(nn.Module):
         return self.head(x.mean((2, 3)))
 
 
-@pytest.fixture(autouse=True)
-def _fresh() -> None:
-    torch._dynamo.reset()
-
-
 def lowered(method: str = "pfq", **words: Any) -> FracModel:
     torch.manual_seed(0)
     config = FracConfig(method=method, run=RunConfig(backend="codes-always"), **words)  # type: ignore[arg-type]

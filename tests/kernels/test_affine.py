@@ -214,7 +214,6 @@ def test_compiled_graphs_call_the_kernel_of_gains(dtype: torch.dtype, squared: b
 
     x, g = torch.randn(4, 50, dtype=dtype), torch.randn(50, 4, dtype=dtype).t()
     lo, span, _ = measure(x)
-    torch._dynamo.reset()
     found = torch.compile(run, backend=backend, fullgraph=True)(x, g)
     assert (torch.ops.fractrain_fx.gains in called) == (dtype == torch.float32)
     if dtype == torch.float32:

@@ -23,11 +23,6 @@ ROUND, ROTATE = "fractrain_fx.round_operand", "fractrain_fx.rotate_operand"
 LAYOUTS = ["contiguous", "reversed", "inner dimensions first", "with gaps", "expanded"]
 
 
-@pytest.fixture(autouse=True)
-def _fresh() -> None:
-    torch._dynamo.reset()
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(3, 40, 6, 8), (5, 37)], ids=str)

@@ -19,11 +19,6 @@ from tests.models import COMPILES_EXPERTS, build
 from tests.passes.execute.test_segments import IMAGES, ROWS, Residual, rewritten
 
 
-@pytest.fixture(autouse=True)
-def _fresh() -> None:
-    torch._dynamo.reset()
-
-
 def small(method: str, **settings: Any) -> tuple[FracModel, torch.Tensor]:
     case = build("multihead_attention")
     config = FracConfig(method=method, **settings)  # type: ignore[arg-type]

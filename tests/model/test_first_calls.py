@@ -327,7 +327,6 @@ def test_a_question_whether_an_input_was_made_in_inference_mode_is_answered_or_r
 def test_a_compiled_model_is_compared_before_its_call(name: str, by_method: bool) -> None:
     reference, model = pair(UNSEEN[name])
     reference.eval(), model.eval()
-    torch._dynamo.reset()
     if by_method:
         model.compile(backend="eager", fullgraph=True)
     compiled = model if by_method else torch.compile(model, backend="eager", fullgraph=True)

@@ -54,7 +54,7 @@ def test_a_part_in_torchscript_is_one_node_and_stays_float(make: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["resnet", "vit", "densenet"])
-def test_checkpointing_that_was_on_before_is_off_while_recording(kind: str) -> None:
+def test_checkpointing_that_was_on_before_is_off_while_recording_and_on_again_afterwards(kind: str) -> None:
     if kind == "densenet":
         densenet = torchvision.models.DenseNet(8, (2, 2), 8, memory_efficient=True, num_classes=4)
         model, plain = densenet, torchvision.models.DenseNet(8, (2, 2), 8, num_classes=4)
@@ -64,13 +64,27 @@ def test_checkpointing_that_was_on_before_is_off_while_recording(kind: str) -> N
         model.set_grad_checkpointing(True)
     plain.load_state_dict(model.state_dict())
     x = torch.randn(4, 3, 32, 32)
-    with pytest.warns(UserWarning, match=r"asked for activation checkpointing.*gradient_checkpointing_enable"):
-        rewritten = fractrainify(model, config=FLOAT, example_inputs=(x,))
+    rewritten = fractrainify(model, config=FLOAT, example_inputs=(x,))
+    assert rewritten.is_gradient_checkpointing
     for each in (rewritten, plain):
         each(x).square().sum().backward()
     for name, p in plain.named_parameters():
         assert p.grad is not None and torch.equal(rewritten.get_parameter(name).grad, p.grad), name
     assert all(torch.equal(b, rewritten.state_dict()[name]) for name, b in plain.named_buffers())
+
+
+def test_checkpointing_that_was_on_before_and_can_not_be_on_again_is_a_warning() -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = nn.Linear(6, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.utils.checkpoint.checkpoint(self.part, x, use_reentrant=False)
+
+    with pytest.warns(UserWarning, match=r"was set to checkpoint activations, and they are kept.*one segment"):
+        rewritten = fractrainify(Checkpointed(), config=FLOAT, example_inputs=(torch.randn(4, 6),))
+    assert not rewritten.is_gradient_checkpointing
 
 
 def test_adapters_that_are_merged_after_the_rewrite_do_not_count_twice() -> None:

@@ -91,7 +91,6 @@ def test_arguments_that_the_model_does_not_take_are_refused_with_both_reasons() 
 @pytest.mark.long
 def test_a_compiled_model_is_recorded_for_another_form_before_its_compiled_call() -> None:
     original, model = scaled()
-    torch._dynamo.reset()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     assert torch.equal(compiled(X, torch.ones(2, 2)), original(X, torch.ones(2, 2)))
     assert torch.equal(compiled(X), original(X))

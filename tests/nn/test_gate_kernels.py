@@ -129,7 +129,6 @@ def test_kernels_run_for_float32_on_a_cpu_and_for_few_weights(called: list[str])
 def test_compiled_graphs_call_them(features: int) -> None:
     _, gates = pair(features)
     graphs = CompileCounterWithBackend("aot_eager")
-    torch._dynamo.reset()
     found = []
     for run in (gates, torch.compile(gates, fullgraph=True, backend=graphs)):
         gates.zero_grad()

@@ -282,7 +282,6 @@ def test_compiled_steps_equal_eager_ones_and_new_bits_never_recompile(
 ) -> None:
     for module in (affine_rounding, dorefa):  # eager steps draw their noise as compiled ones do
         monkeypatch.setattr(module, "dither", lambda like, seed: noise.hashed(like.numel(), like, seed))
-    torch._dynamo.reset()
     counter = CompileCounterWithBackend("aot_eager")
     eager = _Layer(bits_of is gated, fmt)
     twin = copy.deepcopy(eager)

@@ -280,7 +280,6 @@ def test_a_run_compiles_in_the_mode_that_is_asked_for(monkeypatch: pytest.Monkey
 @pytest.mark.long
 def test_a_run_compiles_segments() -> None:
     trainer = build_trainer(settings("pfq", epochs=1, compile_segments=True), console=quiet())
-    torch._dynamo.reset()
     counters.clear()
     before = weights(trainer)
     trainer.fit()

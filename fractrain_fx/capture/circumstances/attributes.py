@@ -105,14 +105,14 @@ class Attributes:
 
     Attributes:
         accesses: the attributes that were read or set, by holder and name.
-        checkpointed: paths of modules that asked for activation checkpointing.
+        checkpointed: whether code asked for activation checkpointing.
     """
 
     def __init__(self, model: nn.Module, recorder: Recorder) -> None:
         self._recorder = recorder
         self._places = holders(model)
         self.accesses: dict[tuple[int, str], Access] = {}
-        self.checkpointed: set[str] = set()
+        self.checkpointed = False
 
     @contextlib.contextmanager
     def observed(self) -> Iterator[None]:
@@ -238,8 +238,7 @@ class Attributes:
 
     def _checkpoint(self, real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            if not self._recorder.paused:
-                self.checkpointed.add(self._recorder.writer.path)
+            self.checkpointed |= not self._recorder.paused
             return real(*args, **kwargs)
 
         return call

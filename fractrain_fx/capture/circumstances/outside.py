@@ -31,11 +31,13 @@ class PythonState:
         read: plain attributes whose values decided what was recorded.
         notes: warnings about harmless things that the graph leaves out.
         types: whether code read the floating type of a tensor, so that the graph may have this type as a constant.
+        checkpointed: whether code asked for activation checkpointing, which a graph does not have.
     """
 
     read: tuple[Access, ...] = ()
     notes: tuple[str, ...] = ()
     types: bool = False
+    checkpointed: bool = False
 
     @classmethod
     def joined(cls, parts: Iterable[PythonState]) -> PythonState:
@@ -46,7 +48,8 @@ class PythonState:
         for part in parts:
             read |= {(id(each.holder), each.place.name): each for each in reversed(part.read)}
             notes |= dict.fromkeys(part.notes)
-        return cls(tuple(read.values()), tuple(notes), any(part.types for part in parts))
+        flags = (any(part.types for part in parts), any(part.checkpointed for part in parts))
+        return cls(tuple(read.values()), tuple(notes), *flags)
 
 
 class Outside:
@@ -97,18 +100,13 @@ class Outside:
         read = [each for each in self._attributes.accesses.values() if self._decided(each, called)]
         read += self._attributes.variables()
         notes = list(self._notes)
-        if asked := sorted(self._attributes.checkpointed):
-            notes.append(
-                f"{_some(map(repr, asked))} asked for activation checkpointing, which is not recorded: all "
-                "activations are kept, until gradient_checkpointing_enable() is called on the rewritten model"
-            )
         left = [each for each in self._left if self._is_shown([each.place.module], called)]
         if left := [each for each in left if self._is_shown(each.writers, called)]:
             notes.append(
                 f"forward leaves values in {_some(f'{each.place} ({each.line})' for each in left)}, which the "
                 "rewritten model does not set: return them from forward if a loss or a log needs them"
             )
-        return PythonState(tuple(read), tuple(notes), self._recorder.types.floating)
+        return PythonState(tuple(read), tuple(notes), self._recorder.types.floating, self._attributes.checkpointed)
 
     def _decided(self, access: Access, called: list[str]) -> bool:
         # An attribute that the forward changes is kept up to date by the forward itself.

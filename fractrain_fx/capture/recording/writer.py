@@ -15,12 +15,15 @@ from torch.fx import Graph, Node
 from fractrain_fx.capture.recording.constants import Additions
 from fractrain_fx.capture.recording.kept.callees import Callee
 from fractrain_fx.capture.source import model_line
-from fractrain_fx.capture.trees import tensors_in
+from fractrain_fx.capture.trees import is_strided, tensors_in
 
-__all__ = ["SHAPE", "Mark", "Obstacle", "Return", "Source", "UnrepresentableError", "Writer"]
+__all__ = ["ORDER", "SHAPE", "Mark", "Obstacle", "Return", "Source", "UnrepresentableError", "Writer"]
 
 SHAPE = "recorded_shape"
 """Key of ``node.meta``: the shape of the node's tensor in the recorded run."""
+
+ORDER = "recorded_order"
+"""Key of ``node.meta``: the dimensions of that tensor in memory, the outermost first; missing in the usual order."""
 
 ModuleStack = OrderedDict[str, tuple[str, type[nn.Module]]]
 
@@ -171,6 +174,11 @@ class Writer:
         self._alive.append(value)
         self._nodes[id(value)] = node
         node.meta.setdefault(SHAPE, None if value.is_nested else tuple(value.shape))
+        if is_strided(value) and not value.is_contiguous():
+            strides = value.stride()
+            order = tuple(sorted(range(value.ndim), key=lambda dim: (-strides[dim], dim)))
+            if value.permute(order).is_contiguous():
+                node.meta.setdefault(ORDER, order)
         if self._home is None:
             self._home = node, value.device
 

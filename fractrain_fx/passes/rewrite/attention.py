@@ -8,17 +8,22 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
+from fractrain_fx.capture import ORDER
 from fractrain_fx.errors import ModelError, PassError
-from fractrain_fx.nn.attention import attention_probabilities, repeat_heads
+from fractrain_fx.nn.attention import attention_probabilities, in_order, repeat_heads
 from fractrain_fx.passes.graph.contractions import function_name
 
 __all__ = ["KeepAttention", "OpenAttention"]
 
+_GIVES_USUAL_ORDER = frozenset({"reshape", "flatten", "contiguous", "linear", "matmul", "bmm", "mm", "addmm"})
 _ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale")
 
 
 class OpenAttention(PassBase):
     """Replace each ``scaled_dot_product_attention`` by query @ key, masked softmax, @ value.
+
+    The fused op gives its result in the order of its query in memory, which later code may rely on: a ``view`` joins
+    dimensions that lie side by side. For such code the result of the second product is put in that order.
 
     Requires: nothing. Ensures: no such node is left; the numbers are those of torch's documented formula.
     """
@@ -77,8 +82,25 @@ def _open(node: Node) -> None:
         scores = graph.call_function(torch.matmul, (query, transposed))
         probabilities = graph.call_function(attention_probabilities, (scores, query), given)
         output = graph.call_function(torch.matmul, (probabilities, value))
-    for each in (*made, transposed, scores, probabilities, output):
-        each.meta = dict(node.meta)
-        each.meta.pop("frac", None)
+        made += [transposed, scores, probabilities, output]
+        if ORDER in node.meta and _is_viewed(node):
+            output = graph.call_function(in_order, (output, node.meta[ORDER]))
+            made.append(output)
+    for each in made:
+        each.meta = {key: value for key, value in node.meta.items() if key not in ("frac", ORDER)}
     node.replace_all_uses_with(output)
     graph.erase_node(node)
+
+
+def _is_viewed(node: Node) -> bool:
+    """Whether a ``view`` reads the result of a node, or of calls that keep its order in memory."""
+    waiting, met = [node], {node}
+    while waiting:
+        for user in waiting.pop().users:
+            name = function_name(user)
+            if name in ("view", "view_as"):
+                return True
+            if user not in met and name not in _GIVES_USUAL_ORDER:
+                met.add(user)
+                waiting.append(user)
+    return False

@@ -146,7 +146,6 @@ def test_a_gradient_region_is_one_for_every_call(name: str, frozen: bool) -> Non
 
 
 def test_a_region_compiles() -> None:
-    torch._dynamo.reset()
     _, model, x = pair(REGIONS["no_grad"], frozen=True)
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     assert torch.allclose(compiled(x), model(x))

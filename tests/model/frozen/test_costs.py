@@ -126,7 +126,6 @@ def test_targets_out_of_reach_are_told() -> None:
 
 @pytest.mark.long
 def test_a_compiled_model_follows_without_a_new_compilation_of_costs() -> None:
-    torch._dynamo.reset()
     model, case = rewritten("multihead_attention", method="static")
     counter = CompileCounterWithBackend("aot_eager")
     compiled = torch.compile(model, fullgraph=True, backend=counter)

@@ -83,7 +83,6 @@ def saved_by(function: Any, *given: Tensor) -> tuple[list[Tensor], list[torch.dt
         kept.extend(node.meta["val"].dtype for node in output.args[0] if hasattr(node, "meta"))
         return make_boxed_func(graph_module.forward)
 
-    torch._dynamo.reset()
     backend = aot_autograd(
         fw_compiler=forward,
         bw_compiler=lambda graph_module, _: make_boxed_func(graph_module.forward),
@@ -112,7 +111,6 @@ def test_a_compiled_one_keeps_no_mask_and_has_the_same_gradient(inplace: bool) -
 @pytest.mark.long
 def test_gradients_that_are_no_numbers_pass_where_torch_lets_them() -> None:
     x, g = torch.tensor([-1.0, 2.0, -1.0, 2.0]), torch.tensor([torch.inf, torch.inf, 1.0, 1.0])
-    torch._dynamo.reset()
     x.requires_grad_()
     torch.compile(relu, fullgraph=True, backend="aot_eager")(x).backward(g)
     assert x.grad is not None and x.grad.tolist() == [0, torch.inf, 0, 1]
@@ -123,7 +121,6 @@ def test_hooks_of_a_relu_are_heard_in_compiled_graphs_too() -> None:
     model = rewritten(Activations())
     heard = []
     model.get_submodule("plain").register_forward_hook(lambda *_: heard.append(1))
-    torch._dynamo.reset()
     torch.compile(model, backend="aot_eager")(torch.randn(2, 8))
     assert heard == [1]
 
@@ -133,7 +130,6 @@ def test_a_compiled_model_trains_with_the_gradients_of_eager_mode() -> None:
     model = rewritten(Activations())
     model.set_precision(Precision(32, 32))
     twin = copy.deepcopy(model)
-    torch._dynamo.reset()
     x = torch.randn(4, 8)
     model(x).square().sum().backward()
     torch.compile(twin, fullgraph=True, backend="aot_eager")(x).square().sum().backward()
