@@ -16,11 +16,11 @@ from fractrain_fx.capture.sizes.guards import Place
 from fractrain_fx.capture.trees import tensors_in
 
 __all__ = [
+    "GRADIENTS",
+    "INFERENCE",
     "Autocast",
     "BufferShape",
     "Circumstance",
-    "GradMode",
-    "InferenceMode",
     "InputFact",
     "PartMode",
     "Read",
@@ -77,25 +77,20 @@ class PartMode:
 
 
 @dataclass(frozen=True)
-class GradMode:
-    """Whether gradients are on around the call."""
+class Switch:
+    """Whether something of torch is on around the call: ``GRADIENTS`` or ``INFERENCE``."""
+
+    name: str
 
     def reader(self, model: nn.Module) -> Read:
-        return lambda _: torch.is_grad_enabled()
+        ask = torch.is_grad_enabled if self == GRADIENTS else torch.is_inference_mode_enabled
+        return lambda _: ask()
 
     def told(self, value: Any) -> str:
-        return f"gradients switched {'on' if value else 'off'}"
+        return f"{self.name} switched {'on' if value else 'off'}"
 
 
-@dataclass(frozen=True)
-class InferenceMode:
-    """Whether the call is made in inference mode."""
-
-    def reader(self, model: nn.Module) -> Read:
-        return lambda _: torch.is_inference_mode_enabled()
-
-    def told(self, value: Any) -> str:
-        return f"inference mode switched {'on' if value else 'off'}"
+GRADIENTS, INFERENCE = Switch("gradients"), Switch("inference mode")
 
 
 @dataclass(frozen=True)

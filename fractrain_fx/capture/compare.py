@@ -1,17 +1,19 @@
-"""Compare the results of two runs: structure, shapes, and every bit."""
+"""Compare the results of two runs (structure, shapes, every bit), and an attribute with its earlier value."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 
-from fractrain_fx.capture.trees import fields_of
+from fractrain_fx.capture.trees import items_of
 
-__all__ = ["difference", "same_tensor"]
+__all__ = ["copied", "difference", "same", "same_tensor"]
 
 # Containers of a graph that is interpreted; its generated code makes plain ones.
 _MUTABLE: Mapping[type, type] = {immutable_dict: dict, immutable_list: list}
@@ -55,20 +57,18 @@ def difference(a: Any, b: Any, where: str = "output", tolerance: float = 0.0) ->
     kinds = [_MUTABLE.get(type(each), type(each)) for each in (a, b)]
     if kinds[0] is not kinds[1] and not _same_fields(*kinds):
         return f"{where} is a {type(b).__name__} instead of a {type(a).__name__}"
-    if isinstance(a, Mapping):
-        if list(a) != list(b):
+    parts, others = items_of(a), items_of(b) or []
+    if parts is None:
+        return f"{where} is {b!r} instead of {a!r}" if a != b else None
+    if [key for key, _ in parts] != [key for key, _ in others]:
+        if isinstance(a, Mapping):
             return f"{where} has keys {list(b)} instead of {list(a)}"
-        pairs = [(a[key], b[key], f"{where}[{key!r}]") for key in a]
-    elif isinstance(a, (tuple, list)):
-        if len(a) != len(b):
-            return f"{where} has {len(b)} parts instead of {len(a)}"
-        pairs = [(x, y, f"{where}[{i}]") for i, (x, y) in enumerate(zip(a, b, strict=True))]
-    else:
-        theirs = dict(fields_of(b))
-        pairs = [(x, theirs[name], f"{where}.{name}") for name, x in fields_of(a)]
-        if not pairs and a != b:
-            return f"{where} is {b!r} instead of {a!r}"
-    found = (difference(*pair, tolerance) for pair in pairs)
+        return f"{where} has {len(others)} parts instead of {len(parts)}"
+    named = not isinstance(a, (Mapping, list, tuple))
+    pairs = zip(parts, others, strict=True)
+    found = (
+        difference(x, y, f"{where}.{key}" if named else f"{where}[{key!r}]", tolerance) for (key, x), (_, y) in pairs
+    )
     return next((words for words in found if words), None)
 
 
@@ -76,3 +76,42 @@ def _same_fields(a: type, b: type) -> bool:
     """Whether both are named tuples of one name: some models make the class again in each call."""
     fields = getattr(a, "_fields", ())
     return bool(fields) and a.__name__ == b.__name__ and fields == getattr(b, "_fields", ())
+
+
+def copied(value: Any) -> Any:
+    """``value`` with its containers and arrays copied, so that later changes inside are noticed."""
+    if type(value) in (list, deque):
+        return type(value)(copied(part) for part in value)
+    if type(value) is dict:
+        return {key: copied(part) for key, part in value.items()}
+    if type(value) is np.ndarray:
+        return value.copy()
+    return set(value) if type(value) is set else value
+
+
+def same(before: Any, now: Any) -> bool:
+    """Whether two values of an attribute mean the same. A tensor that was moved or cast does."""
+    if before is now:
+        return True
+    if isinstance(before, Tensor) and isinstance(now, Tensor):
+        return _same_up_to_a_move(before, now)
+    if type(before) is not type(now):
+        return False
+    if isinstance(before, np.ndarray):
+        return (before.dtype, before.shape, before.tobytes()) == (now.dtype, now.shape, now.tobytes())
+    if isinstance(before, list | tuple | deque):
+        return len(before) == len(now) and all(map(same, before, now))
+    if isinstance(before, dict):
+        return list(before) == list(now) and all(same(before[key], now[key]) for key in before)
+    try:
+        return bool(before == now)
+    except Exception:  # an object without a plain == counts as different
+        return False
+
+
+def _same_up_to_a_move(before: Tensor, now: Tensor) -> bool:
+    if before.shape != now.shape or before.is_meta or now.is_meta:
+        return before.shape == now.shape
+    if before.dtype == now.dtype and before.device == now.device:
+        return torch.equal(before, now)
+    return torch.allclose(before.detach().cpu().double(), now.detach().cpu().double(), rtol=1e-2, equal_nan=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fractrain_fx.capture.asked import Seen
 from fractrain_fx.capture.checking.check import Batching
@@ -15,7 +15,6 @@ from fractrain_fx.capture.checking.first_call import FloatGraph, first_differenc
 from fractrain_fx.capture.checking.guard_check import Guards
 from fractrain_fx.capture.circumstances.arguments import Arguments
 from fractrain_fx.capture.circumstances.outside import PythonState
-from fractrain_fx.capture.inputs.caches import fill_caches
 from fractrain_fx.capture.inputs.call import CallSpec, Example, describe_call, own_containers
 from fractrain_fx.capture.inputs.data import has_data, without_data
 from fractrain_fx.capture.layerdrop import dropped_in_graph
@@ -165,7 +164,7 @@ def record(
     arguments = Arguments(example)
     with dropped_in_graph(model) as notes:
         around = surroundings or Surroundings()
-        snapshot = fill_caches(model, example, around) if real else Snapshot(model, around)
+        snapshot = _fill_caches(model, example, around) if real else Snapshot(model, around)
         arguments.notes(model, None)  # a changed object would be another argument in the next run
         with snapshot.preserved(), torch.enable_grad(), around.applied(model):
             settled = settle(Task(snapshot, example, batch_axis, check and real))
@@ -199,3 +198,36 @@ def record(
 
 def _types_of(model: nn.Module) -> dict[str, torch.dtype]:
     return {name: x.dtype for name, x in model.named_parameters() if x.is_floating_point()}
+
+
+def _fill_caches(model: nn.Module, example: Example, surroundings: Surroundings) -> Snapshot:
+    """Let ``model`` make such tables now (relative positions for an image size), and keep nothing else of the run.
+
+    A graph only reads a buffer that the model would first replace by one of another shape, so this must happen before.
+    A model that rejects the example is left alone, and its next run reports the error.
+
+    Returns:
+        The state of the model after that.
+    """
+    found: list[tuple[nn.Module, str, Tensor]] = []
+    snapshot = Snapshot(model, surroundings)
+    shapes = {(module, name): x.shape for module in model.modules() for name, x in _caches(module)}
+    call = example.renewed()
+    try:
+        with snapshot.preserved(), torch.no_grad():
+            model.eval()(*call.args, **call.kwargs)
+            for module in model.modules():
+                found += [(module, name, x) for name, x in _caches(module) if shapes.get((module, name)) != x.shape]
+    except Exception:  # a model may raise anything for inputs that it does not take
+        return snapshot
+    for module, name, x in found:
+        module.register_buffer(name, x, persistent=False)
+    if not found:
+        return snapshot
+    del snapshot  # before the next one copies all parameters again
+    return Snapshot(model, surroundings)
+
+
+def _caches(module: nn.Module) -> list[tuple[str, Tensor]]:
+    buffers = module._buffers
+    return [(name, x) for name in module._non_persistent_buffers_set if (x := buffers.get(name)) is not None]

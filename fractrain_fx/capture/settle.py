@@ -20,7 +20,7 @@ from fractrain_fx.capture.circumstances.outside import Outside, PythonState
 from fractrain_fx.capture.inputs.call import Example
 from fractrain_fx.capture.inputs.data import has_data, needs_data, rejection
 from fractrain_fx.capture.module import RecordedModule
-from fractrain_fx.capture.recording.arguments import argument
+from fractrain_fx.capture.recording.arguments import argument, map_results
 from fractrain_fx.capture.recording.cleanup import join_whole_lists, remove_dead
 from fractrain_fx.capture.recording.constants import WRITTEN, Additions
 from fractrain_fx.capture.recording.kept.leaves import opaque_reason
@@ -28,7 +28,6 @@ from fractrain_fx.capture.recording.kept.whole import KeepWholeError, Whole
 from fractrain_fx.capture.recording.merge import merge_modes, same_calls
 from fractrain_fx.capture.recording.patch import Calls, recording
 from fractrain_fx.capture.recording.recorder import Recorder
-from fractrain_fx.capture.recording.results import map_results
 from fractrain_fx.capture.recording.writer import Obstacle, Return, UnrepresentableError
 from fractrain_fx.capture.sizes.input_values import size_inputs
 from fractrain_fx.capture.source import in_words

@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from fractrain_fx.capture.asked import Autocast, Circumstance, GradMode, InferenceMode
+from fractrain_fx.capture.asked import GRADIENTS, INFERENCE, Autocast, Circumstance, Switch
+from fractrain_fx.capture.replaced import replaced
 from fractrain_fx.capture.sizes.standins import files_of
 from fractrain_fx.capture.source import by_capture, by_library, model_line
 
@@ -81,8 +82,8 @@ class Surroundings:
         # The compiler knows torch's functions by what they are when it is imported, and comparing runs imports it.
         importlib.import_module("torch._dynamo")
         answers = {
-            "is_grad_enabled": self._grad_enabled(torch.is_grad_enabled),
-            "is_inference_mode_enabled": self._inference_enabled(torch.is_inference_mode_enabled),
+            "is_grad_enabled": self._switch(torch.is_grad_enabled, GRADIENTS, self.grad),
+            "is_inference_mode_enabled": self._switch(torch.is_inference_mode_enabled, INFERENCE, self.inference),
             "is_autocast_enabled": self._autocast(torch.is_autocast_enabled, None, read_type=False),
             "get_autocast_dtype": self._autocast(torch.get_autocast_dtype, None, read_type=True),
             "is_autocast_cpu_enabled": self._autocast(torch.is_autocast_cpu_enabled, "cpu", read_type=False),
@@ -101,36 +102,24 @@ class Surroundings:
                 (kind, "__enter__", self._entered(kind.__enter__)),
                 (kind, "__exit__", self._left(kind.__exit__)),
             ]
-        with contextlib.ExitStack() as stack:
-            for owner, name, value in places:
-                stack.callback(setattr, owner, name, vars(owner)[name])
-                setattr(owner, name, value)
+        with replaced(*places):
             yield
+
+    def _switch(self, real: Callable[[], bool], switch: Switch, of_call: bool) -> Callable[[], bool]:
+        def ask() -> bool:
+            frame, value = sys._getframe(1), real()
+            # In a region in which the model itself switched gradients on or off, the call does not matter.
+            own = value is not (switch is GRADIENTS) or (switch is GRADIENTS and any(self._regions))
+            if by_library(frame) or own:
+                return value
+            self._told(switch, of_call, frame)
+            return of_call
+
+        return ask
 
     def _told(self, circumstance: Circumstance, value: Any, frame: FrameType) -> None:
         if self._watcher is not None:
             self._watcher.read(circumstance, value, frame)
-
-    def _grad_enabled(self, real: Callable[[], bool]) -> Callable[[], bool]:
-        def ask() -> bool:
-            frame = sys._getframe(1)
-            # In a region in which the model itself switched gradients on or off, the call does not matter.
-            if by_library(frame) or not real() or any(entry is not None for entry in self._regions):
-                return real()
-            self._told(GradMode(), self.grad, frame)
-            return self.grad
-
-        return ask
-
-    def _inference_enabled(self, real: Callable[[], bool]) -> Callable[[], bool]:
-        def ask() -> bool:
-            frame = sys._getframe(1)
-            if by_library(frame) or real():
-                return real()
-            self._told(InferenceMode(), self.inference, frame)
-            return self.inference
-
-        return ask
 
     def _autocast(self, real: Callable[..., Any], device: str | None, read_type: bool) -> Callable[..., Any]:
         def ask(*devices: str) -> Any:

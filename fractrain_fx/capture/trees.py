@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from types import FunctionType, ModuleType
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Node
+from torch.fx.immutable_collections import immutable_dict, immutable_list
 
-from fractrain_fx.capture.values import ValueList
 from fractrain_fx.errors import InputError
 
 __all__ = [
     "DISTRIBUTED",
     "PLAIN",
+    "ValueList",
     "fields_of",
     "has_mask",
     "hides_tensor",
     "holds_tensor",
     "is_strided",
+    "items_of",
+    "leaves_in",
     "map_tensors",
     "map_tree",
     "tensors_in",
@@ -32,23 +37,68 @@ DISTRIBUTED = (torch.distributions.Distribution, torch.distributions.Transform)
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 """Types of values that hold nothing and never change."""
 
+_DICTIONARIES = (dict, immutable_dict)
+
+
+_READERS = (
+    *("__iter__", "__getitem__", "__len__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__contains__"),
+    *("__add__", "__iadd__", "__mul__", "__rmul__", "__imul__", "__reversed__", "__setitem__", "__delitem__", "append"),
+    *("extend", "insert", "remove", "pop", "clear", "index", "count", "sort", "reverse", "copy"),
+)
+
+
+class ValueList(list[Any]):
+    """The result of ``tolist()``. Models pass sizes of parts on, or return values for a log, without reading them.
+
+    Args:
+        items: the values.
+        source: the node that reads them from a tensor.
+        looked: is called with the code that is about to read the list.
+    """
+
+    def __init__(self, items: Iterable[Any], source: Node, looked: Callable[[FrameType], None]) -> None:
+        super().__init__(items)
+        self.source = source
+        self._looked = looked
+
+    def unread(self) -> list[Any]:
+        """The values, without calling ``looked``."""
+        return list(list.__iter__(self))
+
+
+def _noticed(name: str) -> Callable[..., Any]:
+    real = getattr(list, name)
+
+    def method(self: ValueList, *args: Any, **kwargs: Any) -> Any:
+        self._looked(sys._getframe(1))
+        return real(self, *args, **kwargs)
+
+    return method
+
+
+for _name in _READERS:
+    setattr(ValueList, _name, _noticed(_name))
+
+
+def items_of(value: Any) -> list[tuple[Any, Any]] | None:
+    """Keys and parts of a container or the fields of a dataclass; ``None`` for other objects."""
+    if isinstance(value, (*PLAIN, ValueList)):
+        return None
+    if isinstance(value, Mapping):
+        return [(key, value[key]) for key in value]
+    if isinstance(value, (list, tuple)):
+        return list(enumerate(value))
+    return list(fields_of(value)) or None
+
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
     """Tensors in lists, tuples, mappings, slices and dataclasses, in order."""
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, ValueList):
-        return
-    elif isinstance(value, (tuple, list)):
-        for part in value:
-            yield from tensors_in(part)
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from tensors_in(part)
     elif isinstance(value, slice):
         yield from tensors_in((value.start, value.stop, value.step))
     else:
-        for _, part in fields_of(value):
+        for _, part in items_of(value) or ():
             yield from tensors_in(part)
 
 
@@ -72,11 +122,9 @@ def hides_tensor(value: Any) -> bool:
         if id(part) in seen or isinstance(part, (int, float, type, ModuleType, FunctionType, nn.Module)):
             return False
         seen.add(id(part))
-        if isinstance(part, Mapping):
-            return any(hides(each, hidden) for each in part.values())
-        if isinstance(part, (tuple, list)):
-            return any(hides(each, hidden) for each in part)
-        known = dict(fields_of(part))
+        known = dict(items_of(part) or ())
+        if isinstance(part, (Mapping, tuple, list)):
+            return any(hides(each, hidden) for each in known.values())
         return any(hides(each, hidden or name not in known) for name, each in getattr(part, "__dict__", {}).items())
 
     return hides(value, hidden=False)
@@ -91,16 +139,33 @@ def fields_of(value: Any) -> Iterator[tuple[str, Any]]:
             yield name, getattr(value, name, None)
 
 
+def leaves_in(value: Any) -> Iterator[Any]:
+    """Everything in ``value`` that is not a list, tuple, slice or plain dictionary, in order."""
+    if isinstance(value, (tuple, list)) and not isinstance(value, ValueList):
+        for part in value:
+            yield from leaves_in(part)
+    elif isinstance(value, slice):
+        yield from leaves_in((value.start, value.stop, value.step))
+    elif type(value) in _DICTIONARIES:
+        yield from leaves_in(list(value.values()))
+    else:
+        yield value
+
+
 def map_tree(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Apply ``change`` to everything in ``value`` that is not a list, tuple, slice or plain dictionary."""
+    """Apply ``change`` to everything in ``value`` that is not a list, tuple, slice or plain dictionary.
+
+    Immutable containers of ``torch.fx`` become plain ones.
+    """
     if isinstance(value, (tuple, list)) and not isinstance(value, ValueList):
         parts = [map_tree(part, change) for part in value]
         if isinstance(value, torch.Size) and not all(isinstance(part, int) for part in parts):
             return tuple(parts)
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+        kind = list if type(value) is immutable_list else type(value)
+        return kind(*parts) if hasattr(value, "_fields") else kind(parts)
     if isinstance(value, slice):
         return slice(*(map_tree(part, change) for part in (value.start, value.stop, value.step)))
-    if type(value) is dict:
+    if type(value) in _DICTIONARIES:
         return {key: map_tree(part, change) for key, part in value.items()}
     return change(value)
 
@@ -113,17 +178,11 @@ def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
     """
     if isinstance(value, Tensor):
         return change(value)
-    if isinstance(value, ValueList):
-        return value
     if type(value) in (list, tuple, dict, slice) or hasattr(value, "_fields"):
         return map_tree(value, lambda part: map_tensors(part, change))
     if type(value) is set:
         return set(value)
-    if isinstance(value, Mapping):
-        parts = [(key, value[key]) for key in value]
-    else:
-        parts = list(enumerate(value)) if isinstance(value, (list, tuple)) else list(fields_of(value))
-    changed = [(key, new) for key, part in parts if (new := map_tensors(part, change)) is not part]
+    changed = [(key, new) for key, part in items_of(value) or () if (new := map_tensors(part, change)) is not part]
     if not changed and not isinstance(value, MutableMapping):
         return value
     try:
@@ -143,8 +202,5 @@ def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
 
 def has_mask(index: Any) -> bool:
     """Whether an index picks by a boolean mask, so that the result's size depends on values."""
-    if isinstance(index, Tensor):
-        return index.dtype in (torch.bool, torch.uint8) and index.ndim > 0
-    if isinstance(index, ValueList):
-        return False
-    return isinstance(index, (tuple, list)) and any(map(has_mask, index))
+    masks = (x for x in leaves_in(index) if isinstance(x, Tensor) and x.dtype in (torch.bool, torch.uint8))
+    return any(x.ndim for x in masks)

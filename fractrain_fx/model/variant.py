@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fractrain_fx.capture import PartMode, Read, RecordedModule, Recording, Seen, batch_size, shapes_of
 from fractrain_fx.capture.checking.check import Batching
-from fractrain_fx.capture.trees import fields_of, tensors_in
+from fractrain_fx.capture.trees import items_of, tensors_in
 from fractrain_fx.errors import InputError
 from fractrain_fx.model.executed import Running
 from fractrain_fx.passes.graph.edit import NAMESPACE
@@ -188,14 +188,9 @@ def _steps_to(value: Any, axis: int, size: int | None) -> tuple[_Step, ...] | No
     """The steps from ``value`` to its first tensor with ``size`` samples."""
     if isinstance(value, Tensor):
         return () if value.ndim > axis and value.shape[axis] == size else None
-    if isinstance(value, Mapping):
-        parts = [(_Step(key, False), part) for key, part in value.items()]
-    elif isinstance(value, list | tuple):
-        parts = [(_Step(index, False), part) for index, part in enumerate(value)]
-    else:
-        parts = [(_Step(name, True), part) for name, part in fields_of(value)]
-    for step, part in parts:
+    is_field = not isinstance(value, (Mapping, list, tuple))
+    for key, part in items_of(value) or ():
         rest = _steps_to(part, axis, size)
         if rest is not None:
-            return (step, *rest)
+            return (_Step(key, is_field), *rest)
     return None

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.fx import Graph, Interpreter, Node
 from torch.utils import _pytree as pytree
 
-from fractrain_fx.capture.asked import GradMode, InputFact, RequiresGrad, Seen
+from fractrain_fx.capture.asked import GRADIENTS, InputFact, RequiresGrad, Seen
 from fractrain_fx.capture.checking.check import ROUNDING, Mismatch, Trial
 from fractrain_fx.capture.checking.locate import locate
 from fractrain_fx.capture.checking.outcome import Outcome
@@ -64,7 +64,8 @@ class FloatGraph:
             Return(each.path, tuple(nodes.get(node) if node is not None else None for node in each.nodes))
             for each in returns
         )
-        asked = any(isinstance(each.circumstance, (GradMode, RequiresGrad, InputFact)) for each in seen)
+        read = [each.circumstance for each in seen]
+        asked = GRADIENTS in read or any(isinstance(each, (RequiresGrad, InputFact)) for each in read)
         hooks = any(getattr(node.target, "__name__", "") in HOOKS for node in graph.nodes)
         return cls(copied, moved, asked or hooks)
 

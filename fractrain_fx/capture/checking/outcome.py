@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+import hashlib
+import math
+from collections.abc import Callable, Container, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from fractrain_fx.capture.checking.digest import Digest, digest
 from fractrain_fx.capture.checking.indices import CheckedIndices
 from fractrain_fx.capture.inputs.call import Example
 from fractrain_fx.capture.module import RecordedModule
@@ -20,12 +21,41 @@ from fractrain_fx.capture.state import Snapshot, seeded
 from fractrain_fx.capture.trees import is_strided, tensors_in
 from fractrain_fx.memory import return_freed_memory
 
-__all__ = ["Outcome", "outcome_of", "read_run", "second_output"]
+__all__ = ["Digest", "Outcome", "digest", "outcome_of", "read_run", "second_output"]
 
 # Freed bytes of gradients after which they are given back to the system. Asking for them again takes time.
 _RETURNED = 2**25
 
+# Bytes that are hashed at once, which is what a digest needs beside the tensor.
+_CHUNK = 2**22
+
+_COMPARED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
 Reader = Callable[[str, Tensor], None]
+
+
+@dataclass(frozen=True)
+class Digest:
+    """A tensor's shape, its type and a SHA-256 of its values.
+
+    Digests are equal if and only if the tensors are, value for value: NaN equals NaN, and 0 equals -0.
+
+    Attributes:
+        shape: of the tensor.
+        dtype: of the tensor.
+        content: the hash.
+        largest: the largest finite magnitude of a floating tensor, else 0.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    content: bytes
+    largest: float
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor."""
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -176,3 +206,34 @@ def _gradients_one_by_one(loss: Tensor | None, leaves: dict[str, Tensor], read: 
     finally:
         for handle in handles:
             handle.remove()
+
+
+def digest(x: Tensor) -> Digest:
+    """Read a tensor once, in chunks."""
+    hashed, largest = hashlib.sha256(), 0.0
+    for part in _chunks(x.detach()):
+        if part.dtype in _COMPARED and part.numel():
+            part = part + 0.0  # turns -0 into 0
+            top = float(part.abs().amax())
+            if not math.isfinite(top):
+                part = part.masked_fill_(part.isnan(), torch.nan)  # NaN has many bit patterns
+                top = float(part.abs().nan_to_num(0.0, 0.0).amax())
+            largest = max(largest, top)
+        hashed.update(part.contiguous().view(torch.uint8).cpu().numpy().data)
+    return Digest(tuple(x.shape), x.dtype, hashed.digest(), largest)
+
+
+def _chunks(x: Tensor) -> Iterator[Tensor]:
+    if x.is_nested:
+        for each in x.unbind():
+            yield from _chunks(each)
+        return
+    if x.layout is not torch.strided:
+        x = (x if x.layout is torch.sparse_coo else x.to_sparse_coo()).coalesce()
+        yield from _chunks(x.indices())
+        yield from _chunks(x.values())
+        return
+    x = torch.view_as_real(x.resolve_conj()) if x.is_complex() else x.reshape(1) if x.ndim == 0 else x
+    rows = max(1, _CHUNK // max(1, x[:1].numel() * x.element_size()))
+    for start in range(0, len(x), rows):
+        yield x[start : start + rows].reshape(-1)

@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from fractrain_fx.capture.inputs.call import Example
-from fractrain_fx.capture.inputs.form import attributes_of, items_of
+from fractrain_fx.capture.inputs.form import attributes_of
 from fractrain_fx.capture.source import in_words
-from fractrain_fx.capture.trees import PLAIN
+from fractrain_fx.capture.trees import PLAIN, items_of
 from fractrain_fx.errors import CaptureError
 
 __all__ = ["Arguments"]

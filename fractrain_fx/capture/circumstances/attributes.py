@@ -12,10 +12,12 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils import checkpoint
 
-from fractrain_fx.capture.circumstances.equality import copied, same
-from fractrain_fx.capture.circumstances.holders import holders, replaced_method
+from fractrain_fx.capture.circumstances.holders import holders
+from fractrain_fx.capture.compare import copied, same
 from fractrain_fx.capture.recording import patch
 from fractrain_fx.capture.recording.recorder import Recorder
+from fractrain_fx.capture.replaced import Place as Replaced
+from fractrain_fx.capture.replaced import replaced
 from fractrain_fx.capture.source import by_capture, by_library, forward_of
 from fractrain_fx.capture.trees import PLAIN
 
@@ -118,16 +120,14 @@ class Attributes:
     def observed(self) -> Iterator[None]:
         """Watch inside."""
         held = {type(holder) for holder, _, name in self._places.values() if name} - {SimpleNamespace}
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(replaced_method(nn.Module, "__getattr__", self._missing))
-            for name, made in (("__getattribute__", self._getter), ("__setattr__", self._setter)):
-                for kind in {nn.Module, *(_owner_of(name, each) for each in held)}:
-                    stack.enter_context(replaced_method(kind, name, made))
-            for owner, name in _CHECKPOINTS:
-                if name not in vars(owner):
-                    continue
-                stack.callback(setattr, owner, name, vars(owner)[name])
-                setattr(owner, name, self._checkpoint(getattr(owner, name)))
+        places: list[Replaced] = [(nn.Module, "__getattr__", self._missing(nn.Module.__getattr__))]
+        for name, made in (("__getattribute__", self._getter), ("__setattr__", self._setter)):
+            kinds = {nn.Module, *(_owner_of(name, each) for each in held)}
+            places += [(kind, name, made(getattr(kind, name))) for kind in kinds]
+        for owner, name in _CHECKPOINTS:
+            if name in vars(owner):
+                places.append((owner, name, self._checkpoint(getattr(owner, name))))
+        with replaced(*places):
             yield
 
     def carried(self) -> list[Access]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import nn
 from fractrain_fx.capture.compare import difference
 from fractrain_fx.capture.generators import LEVELS, Generators, drawing
 from fractrain_fx.capture.inputs.call import Example
-from fractrain_fx.capture.recording.kept.callees import Callee, callees
+from fractrain_fx.capture.recording.kept.callees import callees
 from fractrain_fx.capture.recording.kept.foreign import is_foreign, same_draws
 from fractrain_fx.capture.recording.kept.whole import Whole
 from fractrain_fx.capture.recording.patch import plain_paths
@@ -25,19 +24,6 @@ from fractrain_fx.capture.state import Snapshot, seeded
 __all__ = ["draws"]
 
 _LIBRARIES = ("random", "numpy")
-
-
-@dataclass
-class _Site:
-    """A line that draws: the module in whose forward it runs, and the functions and methods around it.
-
-    ``foreign``: the line is in a library function that is always recorded as one call.
-    """
-
-    module: str
-    line: str
-    callees: tuple[Callee, ...] = field(default_factory=tuple)
-    foreign: bool = False
 
 
 def draws(snapshot: Snapshot, example: Example, train: bool, whole: Whole) -> list[Obstacle]:
@@ -52,31 +38,15 @@ def draws(snapshot: Snapshot, example: Example, train: bool, whole: Whole) -> li
     generators = Generators(snapshot.model)
     with snapshot.preserved(), seeded(), _quiet():
         held = generators.states()[2:]
-        owners = _owners(snapshot, generators, example, train)
-        holds = generators.states()[2:] != held
-    with snapshot.preserved(), seeded(), _quiet():
-        sites = _sites(snapshot, generators, example, train, owners)
-    # A module whose draws no line shows is kept whole too.
-    sites += [_Site(path, "") for path in owners if path not in {site.module for site in sites}]
-    left = [site for site in sites if not _stays_one_call(site, whole)]
-    if not left or not (holds or _matters(snapshot, example, train)):
-        return []
-    return [Obstacle(site.module, _cause(site), site.callees, site.line) for site in left]
-
-
-def _cause(site: _Site) -> str:
-    where = f" ({site.line})" if site.line else ""
-    return (
-        f"it draws random numbers of Python or numpy{where}, which a graph would repeat at every call (drawn with "
-        "torch, as by torch.rand, they are part of the graph)"
-    )
-
-
-def _stays_one_call(site: _Site, whole: Whole) -> bool:
-    if site.foreign:
-        return True
-    inside = any(f"{site.module}.".startswith(f"{path}.") for path in whole.modules)
-    return inside or any(callee in whole.callees for callee in site.callees)
+        sites = _sites(snapshot, generators, example, train)
+        own = generators.states()[2:] != held
+    inside = tuple(f"{path}." for path in whole.modules)
+    left = [
+        each
+        for each in sites
+        if not f"{each.module}.".startswith(inside) and not any(callee in whole.callees for callee in each.callees)
+    ]
+    return left if left and (own or _matters(snapshot, example, train)) else []
 
 
 @contextlib.contextmanager
@@ -91,84 +61,44 @@ def _call(snapshot: Snapshot, example: Example, train: bool) -> Any:
     return snapshot.model(*call.args, **call.kwargs)
 
 
-def _owners(snapshot: Snapshot, generators: Generators, example: Example, train: bool) -> set[str]:
-    """Paths of the modules whose own code, not that of a child, drew from a generator."""
-    found: set[str] = set()
-    running: list[str] = []
-    state = generators.states()
+def _sites(snapshot: Snapshot, generators: Generators, example: Example, train: bool) -> list[Obstacle]:
+    """The lines that draw, found by comparing generators whenever a function returns.
 
-    def look() -> None:
-        nonlocal state
-        now = generators.states()
-        if now != state:
-            found.add(running[-1] if running else "")
-            state = now
-
-    handles = []
-    for path, module in snapshot.model.named_modules():
-
-        def enter(_: nn.Module, __: Any, path: str = path) -> None:
-            look()
-            running.append(path)
-
-        def leave(_: nn.Module, __: Any, ___: Any) -> None:
-            look()
-            running.pop()
-
-        handles += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
-    try:
-        _call(snapshot, example, train)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return found
-
-
-def _sites(snapshot: Snapshot, generators: Generators, example: Example, train: bool, owners: set[str]) -> list[_Site]:
-    """The lines of these modules that draw, found by comparing generators at each event of Python's profiler."""
+    Those in library functions that are always recorded as one call are left out.
+    """
     paths: dict[int, str] = {}
     for path, module in snapshot.model.named_modules():
         paths.setdefault(id(module), path)
-    found: dict[tuple[str, str], _Site] = {}
+    found: dict[tuple[str, str], Obstacle] = {}
     state = generators.states()
 
     def event(frame: FrameType, kind: str, _: Any) -> None:
         nonlocal state
-        now = generators.states()
-        if now == state:
+        if kind not in ("return", "c_return") or (now := generators.states()) == state:
             return
-        state = now
-        at: FrameType | None = frame.f_back if kind == "call" else frame
-        while at is not None and str(at.f_globals.get("__name__", "")).partition(".")[0] in _LIBRARIES:
+        state, at = now, frame
+        while _is_library(at) and at.f_back is not None:
             at = at.f_back
-        if at is None:
+        if is_foreign(at):
             return
-        line = f"{at.f_code.co_filename}:{at.f_lineno}"
-        module = _module_of(at, paths)
-        found.setdefault((module, line), _Site(module, line, tuple(callees(at, paths)), is_foreign(at)))
+        line, module = f"{at.f_code.co_filename}:{at.f_lineno}", _module_of(at, paths)
+        cause = (
+            f"it draws random numbers of Python or numpy ({line}), which a graph would repeat at every call (drawn "
+            "with torch, as by torch.rand, they are part of the graph)"
+        )
+        found.setdefault((module, line), Obstacle(module, cause, tuple(callees(at, paths)), line))
 
-    handles = []
-    before: list[Any] = []
-    for path, module in snapshot.model.named_modules():
-        # Children that do not draw run unobserved; the generators are compared again when they return.
-        watch = event if path in owners else None
-
-        def enter(_: nn.Module, __: Any, watch: Any = watch) -> None:
-            before.append(sys.getprofile())
-            sys.setprofile(watch)
-
-        def leave(_: nn.Module, __: Any, ___: Any) -> None:
-            sys.setprofile(before.pop())
-
-        handles += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
     profile = sys.getprofile()
+    sys.setprofile(event)
     try:
         _call(snapshot, example, train)
     finally:
         sys.setprofile(profile)
-        for handle in handles:
-            handle.remove()
     return list(found.values())
+
+
+def _is_library(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in _LIBRARIES
 
 
 def _module_of(frame: FrameType | None, paths: dict[int, str]) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import sys
 from argparse import Namespace
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from types import CellType, FunctionType, SimpleNamespace
 from typing import Any
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 
 from fractrain_fx.capture.source import forward_of
 
-__all__ = ["holders", "replaced_method"]
+__all__ = ["holders"]
 
 _DEPTH = 3
 _ENTRIES = 1000  # of a container; a longer one is data
@@ -44,20 +43,6 @@ def holders(model: nn.Module) -> dict[int, tuple[Any, str, str]]:
                     below.append(found[id(value)])
         level = below
     return found
-
-
-@contextlib.contextmanager
-def replaced_method(kind: type, name: str, made: Callable[[Any], Any]) -> Iterator[None]:
-    """Replace a special method of a class by ``made(method)``, inside; inherited methods are inherited again then."""
-    own, real = name in vars(kind), getattr(kind, name)
-    setattr(kind, name, made(real))
-    try:
-        yield
-    finally:
-        if own:
-            setattr(kind, name, real)
-        else:
-            delattr(kind, name)
 
 
 def _held_by(holder: Any) -> Iterator[tuple[str, Any]]:

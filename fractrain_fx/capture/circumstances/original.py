@@ -17,9 +17,9 @@ from typing import Any, Self
 from torch import Tensor, nn
 
 from fractrain_fx.capture.circumstances.attributes import ABSENT, Access
-from fractrain_fx.capture.circumstances.equality import copied, same
 from fractrain_fx.capture.circumstances.notices import Notice
 from fractrain_fx.capture.circumstances.structure import ADAPTERS_FIRST, SHARDED_ELSEWHERE, Structure
+from fractrain_fx.capture.compare import copied, same
 from fractrain_fx.capture.source import warn
 from fractrain_fx.capture.trees import PLAIN
 from fractrain_fx.errors import ModelError

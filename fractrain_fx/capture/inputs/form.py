@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
@@ -12,16 +12,40 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fractrain_fx.capture.inputs.kinds import kind_of
-from fractrain_fx.capture.trees import PLAIN, fields_of
+from fractrain_fx.capture.trees import PLAIN, fields_of, items_of
 from fractrain_fx.errors import InputError
 
-__all__ = ["attributes_of", "fits", "form_of", "items_of", "require_tensors", "shown"]
+__all__ = ["Kind", "attributes_of", "fits", "form_of", "kind_of", "require_tensors", "shown"]
 
 _SHOWN = 200  # characters of a form in a message
 
 # Objects that are what they are: their attributes change for other reasons than a call, or not at all.
 _AS_THEY_ARE = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, nn.Module, torch.Generator)
+
+
+class Kind:
+    """The kind of numbers in a tensor, on which code may branch. It stands for the tensor in a form."""
+
+    def __init__(self, words: str) -> None:
+        self._words = words
+
+    def __repr__(self) -> str:
+        return self._words
+
+
+_FLOATS = Kind("a tensor")
+_COMPLEX = Kind("a tensor of complex numbers")
+_INTEGERS = Kind("a tensor of integers")
+_BOOLEANS = Kind("a tensor of booleans")
+
+
+def kind_of(dtype: torch.dtype) -> Kind:
+    """The kind of a type. A mask of booleans and one of floats mean different things, float16 and float32 do not."""
+    if dtype.is_floating_point:
+        return _FLOATS
+    if dtype.is_complex:
+        return _COMPLEX
+    return _BOOLEANS if dtype == torch.bool else _INTEGERS
 
 
 def form_of(value: Any) -> Any:
@@ -143,15 +167,6 @@ def _equal(a: Any, b: Any) -> bool:
         return bool(a == b) or (a != a and b != b)
     except Exception:  # an object without a plain ==
         return False
-
-
-def items_of(value: Any) -> list[tuple[Any, Any]] | None:
-    """Keys and parts of a container or the fields of a dataclass; ``None`` for other objects."""
-    if isinstance(value, Mapping):
-        return [(key, value[key]) for key in value]
-    if isinstance(value, (list, tuple)):
-        return list(enumerate(value))
-    return list(fields_of(value)) or None
 
 
 def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:

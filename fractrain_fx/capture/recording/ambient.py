@@ -11,17 +11,17 @@ from torch import Tensor, nn
 from torch.fx import Node
 
 from fractrain_fx.capture.asked import (
+    GRADIENTS,
+    INFERENCE,
     Autocast,
     BufferShape,
     Circumstance,
-    GradMode,
-    InferenceMode,
     InputFact,
     PartMode,
     RequiresGrad,
     Seen,
 )
-from fractrain_fx.capture.inputs.kinds import Kind, kind_of
+from fractrain_fx.capture.inputs.form import Kind, kind_of
 from fractrain_fx.capture.recording.writer import Writer
 from fractrain_fx.capture.sizes.guards import place_of
 from fractrain_fx.capture.source import by_library
@@ -124,7 +124,7 @@ class Ambient:
         if place is not None:
             self.read(InputFact(place, "is_inference"), value, frame)
         else:
-            self.read(InferenceMode(), value, frame)
+            self.read(INFERENCE, value, frame)
 
     def read_shape(self, x: Tensor, frame: FrameType) -> None:
         """Note that code read the shape of a buffer."""
@@ -139,7 +139,7 @@ class Ambient:
         """Note the circumstances that decide whether a tensor of the graph requires a gradient."""
         sources = self._sources(node)
         if value:
-            self.read(GradMode(), True, frame)
+            self.read(GRADIENTS, True, frame)
         elif sources.reader(self._model)(self.inputs):
             return  # the model cut it from them
         if sources.names or sources.inputs:
@@ -147,22 +147,17 @@ class Ambient:
 
     def _sources(self, node: Node) -> RequiresGrad:
         """The parameters and inputs from which a node is computed."""
-        places = {self._writer.known(x): place for place, x in enumerate(self.inputs)}
+        made_from = _sources([node])
+        inputs = [place for place, x in enumerate(self.inputs) if self._writer.known(x) in made_from]
         names: dict[str, None] = {}
-        inputs, waiting, met = set(), [node], {node}
-        while waiting:
-            each = waiting.pop()
-            if each in places:
-                inputs.add(places[each])
-            elif each.op == "get_attr" and not str(each.target).startswith("frac."):
-                names[str(each.target)] = None
-            elif each.op == "call_module" and not str(each.target).startswith("frac."):
-                part = self._model.get_submodule(str(each.target))
-                names |= dict.fromkeys(f"{each.target}.{name}" for name, _ in part.named_parameters())
-            new = [x for x in each.all_input_nodes if x not in met]
-            met.update(new)
-            waiting += new
-        return RequiresGrad(tuple(names), tuple(sorted(inputs)))
+        for each in made_from:
+            target = str(each.target)
+            if each.op == "get_attr" and not target.startswith("frac."):
+                names[target] = None
+            elif each.op == "call_module" and not target.startswith("frac."):
+                part = self._model.get_submodule(target)
+                names |= dict.fromkeys(f"{target}.{name}" for name, _ in part.named_parameters())
+        return RequiresGrad(tuple(names), tuple(inputs))
 
     def enter(self, mode: bool = True) -> Node | None:
         """Write that gradients are on (or off) from here, whatever the mode around the call."""
@@ -220,13 +215,13 @@ class Types:
         return frozenset(i for i, node, kind in found if node in reached.get(kind, ()))
 
 
-def _sources(nodes: Iterable[Node]) -> set[Node]:
+def _sources(nodes: Iterable[Node]) -> dict[Node, None]:
     """Nodes that are still in the graph, with all nodes that they are computed from."""
-    found: set[Node] = set()
+    found: dict[Node, None] = {}
     waiting = [node for node in nodes if not node._erased]
     while waiting:
         node = waiting.pop()
         if node not in found:
-            found.add(node)
+            found[node] = None
             waiting += node.all_input_nodes
     return found

@@ -1,12 +1,13 @@
-"""Turn the values that a call was given into the arguments of its node."""
+"""Turn the values that a call was given into the arguments of its node, and map what it returned to the node."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterable, Mapping
+import operator
+from collections.abc import Callable, Iterable, Mapping
 from keyword import iskeyword
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,10 +18,13 @@ from torch.utils import _pytree as pytree
 from fractrain_fx.capture.recording.writer import UnrepresentableError, Writer
 from fractrain_fx.capture.sizes.symbolic import READS, SymbolicFloat, SymbolicInt, has_symbols, plain, value_of
 from fractrain_fx.capture.targets import function_node
-from fractrain_fx.capture.trees import DISTRIBUTED, fields_of, holds_tensor
-from fractrain_fx.capture.values import ValueList
+from fractrain_fx.capture.trees import DISTRIBUTED, ValueList, fields_of, holds_tensor, map_tree
 
-__all__ = ["argument"]
+if TYPE_CHECKING:
+    from fractrain_fx.capture.recording.effects import Watch
+    from fractrain_fx.capture.recording.recorder import Recorder
+
+__all__ = ["argument", "map_results", "write_closed"]
 
 _LITERALS = (str, bool, int, float, complex, type(None), type(...), torch.dtype, torch.layout, torch.memory_format)
 
@@ -133,3 +137,87 @@ def _rebuilt(writer: Writer, value: Any, cut: bool) -> Node:
 def _built(writer: Writer, kind: type[Any], args: Iterable[Any], kwargs: dict[str, Any]) -> Node:
     # Code generation fails for a class as argument or target of a node, but not for a function that calls it.
     return writer.create("call_function", function_node(kind, kind.__name__), tuple(args), kwargs)
+
+
+def map_results(writer: Writer, result: Any, node: Node, taken: set[int], in_place: set[int], cut: bool = False) -> Any:
+    """Map the tensors in a call's result to its node.
+
+    Args:
+        writer: gets the node of each tensor.
+        result: the result of the call.
+        node: the call's node.
+        taken: identities of the call's arguments.
+        in_place: identities of the arguments that the call changed.
+        cut: whether the results were computed with gradients switched off.
+
+    Returns:
+        ``result``, with a new tensor object for each argument that was returned unchanged. Two nodes must not share
+        one object, or users of the argument would read it from this call.
+    """
+
+    def part_of(part: Any, follow: Callable[..., Any], key: Any) -> Any:
+        if not holds_tensor(part):
+            return part
+        picked = writer.create("call_function", follow, (node, key))
+        if writer.is_cut(node):
+            writer.mark_cut(picked)
+        return map_results(writer, part, picked, taken, in_place, cut)
+
+    if isinstance(result, Tensor):
+        if id(result) in in_place or (node.op == "call_method" and str(node.target).endswith("_")):
+            return result
+        if id(result) in taken or writer.known(result) is not None or writer.owned(result):
+            result = torch.ops.aten.alias.default(result)
+        has_history = cut and (result.is_floating_point() or result.is_complex())
+        writer.bind(result, writer.detached(node) if has_history else node)
+        return result
+    if isinstance(result, (tuple, list)):
+        parts = [part_of(part, operator.getitem, i) for i, part in enumerate(result)]
+        if all(a is b for a, b in zip(parts, result, strict=True)):
+            return result
+        if isinstance(result, list):
+            return parts
+        return type(result)(*parts) if hasattr(result, "_fields") else type(result)(parts)
+    items = result.items() if isinstance(result, Mapping) else fields_of(result)
+    follow = operator.getitem if isinstance(result, Mapping) else getattr
+    for key, part in items:
+        part_of(part, follow, key)
+    return result
+
+
+@dataclasses.dataclass(frozen=True)
+class _Slot:
+    """The place of a tensor or a size among the arguments of a node."""
+
+    place: int
+
+
+def write_closed(
+    recorder: Recorder,
+    name: str,
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    result: Any,
+    watched: Watch,
+) -> Any:
+    """Write a call by a closure that keeps all arguments but tensors and sizes."""
+    given: list[Any] = []
+
+    def slot(value: Any) -> Any:
+        if not isinstance(value, (Tensor, SymbolicInt, SymbolicFloat)):
+            return value
+        given.append(value)
+        return _Slot(len(given) - 1)
+
+    kept_args, kept_kwargs = map_tree(args, slot), map_tree(dict(kwargs), slot)
+
+    def call(*values: Any) -> Any:
+        def fill(value: Any) -> Any:
+            return values[value.place] if isinstance(value, _Slot) else value
+
+        return func(*map_tree(kept_args, fill), **map_tree(kept_kwargs, fill))
+
+    return recorder.write(
+        "call_function", function_node(call, name.strip("_") or "call"), tuple(given), {}, result, watched
+    )

@@ -20,7 +20,7 @@ from fractrain_fx.capture.targets import function_node
 if TYPE_CHECKING:
     from fractrain_fx.capture.recording.recorder import Recorder
 
-__all__ = ["Effects", "Watch", "seed_places", "version_of"]
+__all__ = ["Effects", "Watch", "refused", "seed_places", "version_of"]
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,18 @@ class Effects:
         return [generator.get_state() for generator in generators]
 
 
+def refused(recorder: Recorder, real: Callable[..., Any], what: str) -> Callable[..., Any]:
+    """Stand in for a function that no graph can call again."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not recorder.paused:
+            recorder.writer.block(f"it {what}, which a graph would not do again", line=model_line() or "")
+        with recorder.pause():
+            return real(*args, **kwargs)
+
+    return call
+
+
 def seed_places(recorder: Recorder) -> list[tuple[Any, str, Any]]:
     """Owner, name and replacement of the functions that set a generator: torch's own one by nodes of the graph."""
     real_seed, real_get, real_set = torch.random.manual_seed, torch.random.get_rng_state, torch.random.set_rng_state
@@ -86,22 +98,15 @@ def seed_places(recorder: Recorder) -> list[tuple[Any, str, Any]]:
 
         return call
 
-    def refused(real: Callable[..., Any], what: str) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if not recorder.paused:
-                recorder.writer.block(f"it {what}, which a graph would not do again", line=model_line() or "")
-            return real(*args, **kwargs)
-
-        return call
-
-    generator = stand_in(torch.Generator, refused(torch.Generator, "makes a generator of random numbers"))
+    made = refused(recorder, torch.Generator, "makes a generator of random numbers")
+    generator = stand_in(torch.Generator, made)
     places: list[tuple[Any, str, Any]] = [(torch, "Generator", generator)]
     for owner in (torch, torch.random):
         for name, real in (("manual_seed", real_seed), ("get_rng_state", real_get), ("set_rng_state", real_set)):
             places.append((owner, name, written(real)))
-        places.append((owner, "seed", refused(torch.random.seed, "seeds torch by chance")))
+        places.append((owner, "seed", refused(recorder, torch.random.seed, "seeds torch by chance")))
     for owner in (random, np.random):
-        places.append((owner, "seed", refused(owner.seed, f"seeds {owner.__name__}")))
+        places.append((owner, "seed", refused(recorder, owner.seed, f"seeds {owner.__name__}")))
     return places
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from types import CellType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
@@ -13,8 +12,9 @@ from torch.autograd import graph as autograd_graph
 from torch.utils.hooks import RemovableHandle
 
 from fractrain_fx.capture.recording.arguments import argument
+from fractrain_fx.capture.recording.effects import refused
 from fractrain_fx.capture.recording.writer import UnrepresentableError
-from fractrain_fx.capture.source import by_library, model_line
+from fractrain_fx.capture.source import model_line
 from fractrain_fx.capture.targets import function_node
 from fractrain_fx.capture.trees import hides_tensor
 
@@ -66,22 +66,10 @@ def hook_places(recorder: Recorder) -> list[tuple[Any, str, Any]]:
             recorder.writer.create("call_function", _remove, (known[1],), effect=True)
         remove(handle)
 
-    def refused(real: Callable[..., Any], what: str) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if not recorder.paused and not by_library(sys._getframe(1)):
-                recorder.writer.block(f"it registers {what}, which a graph would not register", line=model_line() or "")
-            with recorder.pause():
-                return real(*args, **kwargs)
-
-        return call
-
-    saved = autograd_graph.saved_tensors_hooks
-    many = autograd_graph.register_multi_grad_hook
-    return [
-        (RemovableHandle, "remove", removed),
-        (autograd_graph, "register_multi_grad_hook", refused(many, "a hook on several tensors")),
-        (saved, "__enter__", refused(saved.__enter__, "hooks on tensors that are saved for backward")),
-    ]
+    saved, several = autograd_graph.saved_tensors_hooks, "register_multi_grad_hook"
+    many = refused(recorder, autograd_graph.register_multi_grad_hook, "registers a hook on several tensors")
+    enter = refused(recorder, saved.__enter__, "registers hooks on tensors that are saved for backward")
+    return [(RemovableHandle, "remove", removed), (autograd_graph, several, many), (saved, "__enter__", enter)]
 
 
 class History:

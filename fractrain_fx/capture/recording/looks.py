@@ -17,10 +17,9 @@ from fractrain_fx.capture.recording.arguments import argument
 from fractrain_fx.capture.recording.kept.callees import callees
 from fractrain_fx.capture.recording.writer import Obstacle, Source, Writer
 from fractrain_fx.capture.sizes.branches import guards_an_error, tests_for_overflow
-from fractrain_fx.capture.sizes.data_sizes import decided_dims, deciding
 from fractrain_fx.capture.sizes.guards import Expression, Guard, Place, Size, place_of
 from fractrain_fx.capture.sizes.input_values import InputValues
-from fractrain_fx.capture.sizes.parts import part_count
+from fractrain_fx.capture.sizes.results import decided_dims, deciding, part_count
 from fractrain_fx.capture.sizes.symbolic import (
     READS,
     SymbolicFloat,
@@ -32,8 +31,7 @@ from fractrain_fx.capture.sizes.symbolic import (
     value_of,
 )
 from fractrain_fx.capture.source import by_capture
-from fractrain_fx.capture.trees import has_mask, tensors_in
-from fractrain_fx.capture.values import ValueList
+from fractrain_fx.capture.trees import ValueList, has_mask, tensors_in
 from fractrain_fx.errors import InputError
 
 __all__ = ["Looks"]

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from torch.fx import Graph, Node
+from torch.fx.node import map_aggregate
 
 from fractrain_fx.capture.recording.constants import Additions
 from fractrain_fx.capture.recording.writer import SHAPE
 from fractrain_fx.capture.source import CAPTURE
 
 __all__ = ["merge_modes", "same_calls"]
-
-
-class _DifferError(Exception):
-    """The two graphs are not the same calls in the same order."""
 
 
 def merge_modes(train: Graph, evaluation: Graph, additions: Additions) -> bool:
@@ -28,14 +25,12 @@ def merge_modes(train: Graph, evaluation: Graph, additions: Additions) -> bool:
         Whether that was possible; if not, nothing was changed.
     """
     changes = _changes(train, evaluation, additions)
-    if changes is None:
-        return False
-    for node, args, kwargs in changes:
+    for node, other in changes or ():
         with train.inserting_before(node):
-            switch = _switcher(train, node, additions)
-            node.args = _mixed(node.args, args, switch)
-            node.kwargs = _mixed(node.kwargs, kwargs, switch)
-    return True
+            values, switch = iter(_flat(other)[1]), _switcher(train, node, additions)
+            given = map_aggregate((node.args, node.kwargs), lambda ours: _mixed(ours, next(values), switch))  # noqa: B023
+            node.args, node.kwargs = given
+    return changes is not None
 
 
 def same_calls(a: Graph, b: Graph, additions: Additions) -> bool:
@@ -44,27 +39,50 @@ def same_calls(a: Graph, b: Graph, additions: Additions) -> bool:
     return operator.eq(*shapes) and _changes(a, b, additions) == []
 
 
-def _changes(train: Graph, evaluation: Graph, additions: Additions) -> list[tuple[Node, Any, Any]] | None:
-    """Nodes whose constants differ, with the other graph's arguments; ``None`` if the graphs make other calls."""
+def _changes(train: Graph, evaluation: Graph, additions: Additions) -> list[tuple[Node, Node]] | None:
+    """Nodes whose constants differ, each with that of the other graph; ``None`` if the graphs make other calls."""
     pairs: dict[Node, Node] = {}
-    changes: list[tuple[Node, Any, Any]] = []
+    changes: list[tuple[Node, Node]] = []
     # The place of a get_attr node does not matter, so these nodes are compared as arguments.
     calls = [[node for node in graph.nodes if node.op != "get_attr"] for graph in (train, evaluation)]
     if len(calls[0]) != len(calls[1]):
         return None
-    try:
-        for ours, theirs in zip(*calls, strict=True):
-            if (ours.op, _name(ours)) != (theirs.op, _name(theirs)):
+    for ours, theirs in zip(*calls, strict=True):
+        (form, mine), (other_form, others) = _flat(ours), _flat(theirs)
+        if (ours.op, _name(ours), form) != (theirs.op, _name(theirs), other_form):
+            return None
+        constants = []
+        for a, b in zip(mine, others, strict=True):
+            if not isinstance(a, Node) and not isinstance(b, Node):
+                constants.append(_same(a, b))
+            elif not _same_node(a, b, pairs, additions):
                 return None
-            found: list[tuple[Any, Any]] = []
-            _compare(ours.args, theirs.args, pairs, found, additions)
-            _compare(ours.kwargs, theirs.kwargs, pairs, found, additions)
-            if found:
-                changes.append((ours, theirs.args, theirs.kwargs))
-            pairs[theirs] = ours
-    except _DifferError:
-        return None
+        if not all(constants):
+            changes.append((ours, theirs))
+        pairs[theirs] = ours
     return changes
+
+
+def _flat(node: Node) -> tuple[Any, list[Any]]:
+    """The containers of a node's arguments, and what lies in them."""
+    leaves: list[Any] = []
+    return map_aggregate((node.args, node.kwargs), lambda leaf: leaves.append(leaf)), leaves
+
+
+def _same_node(a: Any, b: Any, pairs: dict[Node, Node], additions: Additions) -> bool:
+    if not (isinstance(a, Node) and isinstance(b, Node)):
+        return False
+    if a.op == b.op == "get_attr":
+        return additions.same(str(a.target), str(b.target))
+    return pairs.get(b) is a
+
+
+def _same(a: Any, b: Any) -> bool:
+    return type(a) is type(b) and bool(a == b or (a != a and b != b))
+
+
+def _mixed(a: Any, b: Any, switch: Callable[[Any, Any], Node]) -> Any:
+    return a if isinstance(a, Node) or _same(a, b) else switch(a, b)
 
 
 def _name(node: Node) -> Any:
@@ -72,53 +90,6 @@ def _name(node: Node) -> Any:
     local = getattr(node.target, "__qualname__", None) if callable(node.target) else None
     made_here = str(getattr(node.target, "__module__", "")).startswith(f"{CAPTURE}.")
     return local if made_here else node.target
-
-
-def _compare(a: Any, b: Any, pairs: dict[Node, Node], found: list[tuple[Any, Any]], additions: Additions) -> None:
-    if isinstance(a, Node) and isinstance(b, Node) and a.op == b.op == "get_attr":
-        if not additions.same(str(a.target), str(b.target)):
-            raise _DifferError
-    elif isinstance(a, Node) or isinstance(b, Node):
-        if not isinstance(b, Node) or pairs.get(b) is not a:
-            raise _DifferError
-    elif _alike(a, b):
-        for x, y in _children(a, b):
-            _compare(x, y, pairs, found, additions)
-    elif isinstance(a, (tuple, list, dict, slice)) or isinstance(b, (tuple, list, dict, slice)):
-        raise _DifferError
-    elif type(a) is not type(b) or not (a == b or (a != a and b != b)):
-        found.append((a, b))
-
-
-def _mixed(a: Any, b: Any, switch: Callable[[Any, Any], Node]) -> Any:
-    if isinstance(a, Node):
-        return a
-    if isinstance(a, dict):
-        return {key: _mixed(a[key], b[key], switch) for key in a}
-    if isinstance(a, slice):
-        return slice(*(_mixed(x, y, switch) for x, y in _children(a, b)))
-    if isinstance(a, (tuple, list)):
-        parts = [_mixed(x, y, switch) for x, y in zip(a, b, strict=True)]
-        if isinstance(a, list):
-            return parts
-        return type(a)(*parts) if hasattr(a, "_fields") else tuple(parts)
-    return a if type(a) is type(b) and (a == b or a != a) else switch(a, b)
-
-
-def _alike(a: Any, b: Any) -> bool:
-    if isinstance(a, dict) and isinstance(b, dict):
-        return list(a) == list(b)
-    if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
-        return len(a) == len(b)
-    return isinstance(a, slice) and isinstance(b, slice)
-
-
-def _children(a: Any, b: Any) -> Iterable[tuple[Any, Any]]:
-    if isinstance(a, dict):
-        return [(a[key], b[key]) for key in a]
-    if isinstance(a, slice):
-        return [(a.start, b.start), (a.stop, b.stop), (a.step, b.step)]
-    return list(zip(a, b, strict=True))
 
 
 def _switcher(graph: Graph, node: Node, additions: Additions) -> Callable[[Any, Any], Node]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils import checkpoint
 
 from fractrain_fx.capture import targets
-from fractrain_fx.capture.recording.closures import write_closed
+from fractrain_fx.capture.recording.arguments import write_closed
 from fractrain_fx.capture.recording.effects import seed_places
 from fractrain_fx.capture.recording.hooks import hook_places
 from fractrain_fx.capture.recording.kept.callees import Callee, Method, only_constants, own_containers, placed
@@ -22,6 +22,7 @@ from fractrain_fx.capture.recording.kept.hidden import contractions_in_backward
 from fractrain_fx.capture.recording.kept.leaves import Depth, adds_inputs, depth_of
 from fractrain_fx.capture.recording.recorder import Recorder
 from fractrain_fx.capture.recording.writer import UnrepresentableError
+from fractrain_fx.capture.replaced import Place, replaced
 from fractrain_fx.capture.sizes.memos import memoized_functions
 from fractrain_fx.capture.sizes.standins import standins
 from fractrain_fx.capture.sizes.symbolic import observed, plain
@@ -194,24 +195,23 @@ def recording(recorder: Recorder, calls: Calls, callees: Iterable[Callee]) -> It
         return leave(self, *error)
 
     with (
-        contextlib.ExitStack() as stack,
         plain_paths(),
-        _replaced(nn.Module, "__call__", call),
-        _replaced(nn.Module, "_apply", convert),
-        _replaced(nn.Module, "__setattr__", recorder.written.setter(nn.Module.__setattr__)),
-        _replaced(torch.autograd.Function, "apply", classmethod(apply_function)),
-        _replaced(torch.autocast, "__enter__", enter_region),
-        _replaced(torch.autocast, "__exit__", leave_region),
-        # ``len`` turns the result of ``__len__`` into a plain int, so a symbolic size would be lost.
-        _replaced(builtins, "len", length),
+        replaced(
+            (nn.Module, "__call__", call),
+            (nn.Module, "_apply", convert),
+            (nn.Module, "__setattr__", recorder.written.setter(nn.Module.__setattr__)),
+            (torch.autograd.Function, "apply", classmethod(apply_function)),
+            (torch.autocast, "__enter__", enter_region),
+            (torch.autocast, "__exit__", leave_region),
+            # ``len`` turns the result of ``__len__`` into a plain int, so a symbolic size would be lost.
+            (builtins, "len", length),
+        ),
         observed(recorder.looks.saw),
         recorder,
+        replaced(*foreign_functions(recorder), *standins(calls.root), *memoized_functions(calls.root)),
+        replaced(*hook_places(recorder), *seed_places(recorder)),
+        replaced(*map(calls.as_one_call, callees)),
     ):
-        places = (*foreign_functions(recorder), *standins(calls.root), *memoized_functions(calls.root))
-        for place in (*places, *hook_places(recorder), *seed_places(recorder)):
-            stack.enter_context(_replaced(*place))
-        for callee in callees:
-            stack.enter_context(_replaced(*calls.as_one_call(callee)))
         yield
         recorder.written.finish()
 
@@ -226,22 +226,22 @@ def plain_paths(*, value_free: bool = True) -> Iterator[None]:
         value_free: also tell libraries that values must not be read, as a CUDA stream capture does. Transformers then
             always builds attention masks, without reading whether this batch needs one.
     """
+    places: list[Place] = [(checkpoint.CheckpointFunction, "apply", _without_checkpoint)]
+    names = ("_checkpoint_without_reentrant_generator", "_checkpoint_without_reentrant_generator_impl")
+    places += [(checkpoint, name, _around_nothing) for name in names if name in vars(checkpoint)]
+    if value_free:
+        places.append((torch.cuda, "is_current_stream_capturing", lambda: True))
+        places.append((nn.modules.transformer, "_detect_is_causal_mask", _stated_causality))
+        masks = sys.modules.get("transformers.masking_utils")
+        if hasattr(masks, "_vmap_expansion_sdpa"):
+            places.append((masks, "_vmap_expansion_sdpa", _broadcast_mask))
     fast_path = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
-    with contextlib.ExitStack() as stack:
-        stack.callback(torch.backends.mha.set_fastpath_enabled, fast_path)
-        stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(_replaced(checkpoint.CheckpointFunction, "apply", _without_checkpoint))
-        for name in ("_checkpoint_without_reentrant_generator", "_checkpoint_without_reentrant_generator_impl"):
-            if name in vars(checkpoint):
-                stack.enter_context(_replaced(checkpoint, name, _around_nothing))
-        if value_free:
-            stack.enter_context(_replaced(torch.cuda, "is_current_stream_capturing", lambda: True))
-            stack.enter_context(_replaced(nn.modules.transformer, "_detect_is_causal_mask", _stated_causality))
-            masks = sys.modules.get("transformers.masking_utils")
-            if hasattr(masks, "_vmap_expansion_sdpa"):
-                stack.enter_context(_replaced(masks, "_vmap_expansion_sdpa", _broadcast_mask))
-        yield
+    try:
+        with torch.compiler.set_stance("force_eager"), replaced(*places):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
 
 
 def _without_checkpoint(function: Callable[..., Any], preserve_random_state: bool, *args: Any) -> Any:
@@ -267,17 +267,3 @@ def _broadcast_mask(mask: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return mask(*indices).expand(len(batch), len(head), len(query), len(key))
 
     return over
-
-
-@contextlib.contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    own = name in vars(owner)
-    before = vars(owner)[name] if own else None
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if own:
-            setattr(owner, name, before)
-        else:
-            delattr(owner, name)

@@ -17,18 +17,16 @@ from torch.overrides import TorchFunctionMode
 
 from fractrain_fx.capture import targets
 from fractrain_fx.capture.recording.ambient import GRADIENT_READS, TYPE_READS, Ambient, Types
-from fractrain_fx.capture.recording.arguments import argument
-from fractrain_fx.capture.recording.closures import write_closed
+from fractrain_fx.capture.recording.arguments import argument, map_results, write_closed
 from fractrain_fx.capture.recording.constants import Additions
 from fractrain_fx.capture.recording.effects import Effects, Watch
 from fractrain_fx.capture.recording.hooks import HOOKS, History, write_hook
 from fractrain_fx.capture.recording.kept.callees import Callee
 from fractrain_fx.capture.recording.kept.hidden import HiddenCalls
 from fractrain_fx.capture.recording.looks import Looks
-from fractrain_fx.capture.recording.results import map_results
 from fractrain_fx.capture.recording.writer import Mark, Return, UnrepresentableError, Writer
 from fractrain_fx.capture.recording.written import Written
-from fractrain_fx.capture.sizes.data_sizes import passed_on
+from fractrain_fx.capture.sizes.results import passed_on
 from fractrain_fx.capture.sizes.symbolic import plain
 from fractrain_fx.capture.source import by_capture, by_library, model_line
 from fractrain_fx.capture.trees import holds_tensor, tensors_in

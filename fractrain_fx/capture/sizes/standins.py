@@ -11,12 +11,10 @@ from typing import Any, Union
 import numpy as np
 from torch import Tensor, nn
 
+from fractrain_fx.capture.replaced import Place
 from fractrain_fx.capture.sizes.symbolic import SymbolicFloat, SymbolicInt, number_of, observe, plain, symbols_in
 
 __all__ = ["files_of", "stand_in", "standins"]
-
-Place = tuple[Any, str, Any]
-"""Owner, name, and replacement while a model is recorded."""
 
 
 class _StandsFor(type):

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fractrain_fx.capture.values import ValueList
+from fractrain_fx.capture.trees import ValueList, leaves_in, map_tree
 
 __all__ = [
     "READS",
@@ -231,41 +231,22 @@ def symbolic_shape(x: Tensor, read: Callable[..., Any] = torch.Tensor.size) -> t
 
 def plain(value: Any) -> Any:
     """The same value with every symbol replaced by its number; containers without a symbol are not rebuilt."""
+    return map_tree(value, _number) if has_symbols(value) else value
+
+
+def _number(value: Any) -> Any:
     if isinstance(value, SymbolicInt):
         return int.__int__(value)
     if isinstance(value, SymbolicFloat):
         return float.__float__(value)
-    if isinstance(value, ValueList):
-        return value.unread()
-    if not has_symbols(value):
-        return value
-    if isinstance(value, torch.Size):
-        return torch.Size(map(plain, value))
-    if isinstance(value, tuple):
-        parts = [plain(part) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-    if isinstance(value, list):
-        return [plain(part) for part in value]
-    if isinstance(value, slice):
-        return slice(plain(value.start), plain(value.stop), plain(value.step))
-    return {key: plain(part) for key, part in value.items()}
+    return value.unread() if isinstance(value, ValueList) else value
 
 
 def has_symbols(value: Any) -> bool:
     """Whether a symbol lies in ``value`` or in the plain containers that make it up."""
-    if isinstance(value, (_Symbol, ValueList)):
-        return True
-    if isinstance(value, (tuple, list)):
-        return any(map(has_symbols, value))
-    if isinstance(value, slice):
-        return has_symbols((value.start, value.stop, value.step))
-    return type(value) is dict and any(map(has_symbols, value.values()))
+    return any(isinstance(each, (_Symbol, ValueList)) for each in leaves_in(value))
 
 
 def symbols_in(value: Any) -> Iterator[Any]:
-    """The symbols in ``value`` and in the tuples and lists that make it up."""
-    if isinstance(value, _Symbol):
-        yield value
-    elif isinstance(value, (tuple, list)) and not isinstance(value, ValueList):
-        for part in value:
-            yield from symbols_in(part)
+    """The symbols in ``value`` and in the plain containers that make it up."""
+    return (each for each in leaves_in(value) if isinstance(each, _Symbol))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fractrain_fx.capture import record
 from fractrain_fx.capture.checking.check import find_mismatch, trials_of
-from fractrain_fx.capture.checking.digest import digest
+from fractrain_fx.capture.checking.outcome import digest
 from fractrain_fx.capture.compare import same_tensor
 from fractrain_fx.capture.inputs.call import describe_call
 from fractrain_fx.capture.state import Snapshot

@@ -13,13 +13,10 @@ from types import FrameType
 from typing import Any
 
 from torch import Tensor, nn
-from torch.fx.immutable_collections import immutable_dict, immutable_list
 
-from fractrain_fx.capture.trees import map_tree, tensors_in
+from fractrain_fx.capture.trees import leaves_in, map_tree
 
 __all__ = ["Callee", "Method", "callees", "only_constants", "own_containers", "placed"]
-
-_CONTAINERS = (tuple, list, dict, immutable_list, immutable_dict)
 
 
 @dataclass(frozen=True)
@@ -52,7 +49,7 @@ class Method(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the method."""
-        return getattr(self._owner[0], self.name)(*_own(args), **_own(kwargs))
+        return own_containers(getattr(self._owner[0], self.name))(*args, **kwargs)
 
     def extra_repr(self) -> str:
         """The class and name of the method."""
@@ -92,28 +89,17 @@ def _is_function(value: Any, code: Any) -> bool:
 
 def only_constants(result: Any) -> bool:
     """Whether a call returned only tensors without a gradient, or nothing."""
-    parts: list[Any] = []
-    map_tree(result, parts.append)
-    return all(part is None or isinstance(part, Tensor) for part in parts) and not any(
-        x.requires_grad for x in tensors_in(result)
-    )
+    return all(part is None or (isinstance(part, Tensor) and not part.requires_grad) for part in leaves_in(result))
 
 
 def own_containers(real: Callable[..., Any]) -> Callable[..., Any]:
     """The same function on copies of lists and dictionaries: it may change them, and those of a graph are frozen."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        return real(*_own(args), **_own(kwargs))
+        own_args, own_kwargs = map_tree((args, kwargs), lambda part: part)
+        return real(*own_args, **own_kwargs)
 
     return call
-
-
-def _own(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _own(part) for key, part in value.items()} if type(value) in _CONTAINERS else value
-    if isinstance(value, (list, tuple)) and type(value) in _CONTAINERS:
-        return tuple(map(_own, value)) if isinstance(value, tuple) else [_own(part) for part in value]
-    return value
 
 
 def placed(callee: Callee, model: nn.Module) -> tuple[Any, Callable[..., Any]]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from types import FrameType, ModuleType
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fractrain_fx.capture.recording.recorder import Recorder
+from fractrain_fx.capture.replaced import replaced
 from fractrain_fx.capture.sizes.symbolic import plain
 from fractrain_fx.capture.state import seeded
 from fractrain_fx.capture.targets import function_node
@@ -31,14 +32,9 @@ def foreign_functions(recorder: Recorder) -> Iterator[tuple[ModuleType, str, Cal
         yield module, name, _written(recorder, vars(module)[name], name)
 
 
-@contextlib.contextmanager
-def same_draws() -> Iterator[None]:
+def same_draws() -> AbstractContextManager[None]:
     """Make these functions draw the same numbers at each call inside, whatever the generators would give."""
-    with contextlib.ExitStack() as stack:
-        for module, name in _loaded():
-            stack.callback(setattr, module, name, vars(module)[name])
-            setattr(module, name, _seeded(vars(module)[name]))
-        yield
+    return replaced(*((module, name, _seeded(vars(module)[name])) for module, name in _loaded()))
 
 
 def _seeded(real: Callable[..., Any]) -> Callable[..., Any]:
