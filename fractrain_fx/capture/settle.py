@@ -14,7 +14,7 @@ from torch.fx import Graph
 from fractrain_fx.capture.asked import Seen
 from fractrain_fx.capture.checking.check import Batching, Trial, trials_of
 from fractrain_fx.capture.checking.guard_check import Guards
-from fractrain_fx.capture.checking.verify import Attempt, Elsewhere, check_repeated, check_trial, tie_batch
+from fractrain_fx.capture.checking.verify import Attempt, check_repeated, check_trial, tie_batch
 from fractrain_fx.capture.circumstances.arguments import Arguments
 from fractrain_fx.capture.circumstances.outside import Outside, PythonState
 from fractrain_fx.capture.inputs.call import Example
@@ -107,15 +107,12 @@ def _compared(task: Task, tied: frozenset[str] = frozenset()) -> Settled:
     batching = Batching.FIXED if tied else Batching.ROWS
     if task.check:
         trials, batching = trials_of(snapshot, example, axis, grow=not tied)
-    others = [Elsewhere(snapshot, example, axis, batching, train=train) for train in (False, True) if trials]
     while True:
         try:
             attempt = _attempt(snapshot, example, whole, tied)
             for trial in trials:
                 check_trial(snapshot, attempt, trial, batching)
                 check_repeated(snapshot, attempt, trial)
-            for elsewhere in others:
-                elsewhere.check(attempt)
             break
         except KeepWholeError as found:
             known = set(whole.callees), set(whole.refused)
@@ -130,7 +127,6 @@ def _compared(task: Task, tied: frozenset[str] = frozenset()) -> Settled:
                 # The model's own code counts its samples, so the graph only holds for the number in the example.
                 whole = Whole(dict(closed))
                 trials, batching = trials_of(snapshot, example, axis, grow=False)
-                others = [Elsewhere(snapshot, example, axis, batching, train=train) for train in (False, True)]
     if batching is Batching.FIXED:
         tie_batch(snapshot.model, attempt, example, axis)
     return Settled(attempt, whole, batching, bool(trials))

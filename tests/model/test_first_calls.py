@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, get_default_dtype, is_grad_enabled, nn
 
 from fractrain_fx import FracConfig, FracModel, RunConfig, fractrainify
-from fractrain_fx.capture.checking.verify import Elsewhere
 from fractrain_fx.capture.recording.looks import Looks
 from fractrain_fx.errors import ConfigError, InputError
 
@@ -98,9 +97,8 @@ UNSEEN: dict[str, Callable[[Reader, Tensor], Any]] = {
 def test_a_reader_that_recording_does_not_see_is_found_by_the_comparison_alone(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards and the check at other lengths are switched off."""
+    """Guards are switched off."""
     monkeypatch.setattr(Looks, "guards", lambda self, joined=(): ())
-    monkeypatch.setattr(Elsewhere, "check", lambda self, attempt: None)
     reference, model = pair(UNSEEN[name])
     for length in (8, 16, 13, 4, 16):
         assert_equal(reference, model, torch.randn(3, length, 4))
@@ -115,10 +113,7 @@ def test_nothing_is_silently_different_with_all_mechanisms(name: str) -> None:
         assert_equal(reference, model, torch.randn(3, length, 4))
 
 
-def test_without_comparisons_or_recordings_the_difference_stays_or_is_an_error_that_names_the_module(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(Elsewhere, "check", lambda self, attempt: None)
+def test_without_comparisons_or_recordings_the_difference_stays_or_is_an_error_that_names_the_module() -> None:
     x = torch.randn(3, 16, 4)
     reference, model = pair(UNSEEN["a key of text"], FracConfig(method="float", run=RunConfig(compared_calls=0)))
     reference.eval(), model.eval()

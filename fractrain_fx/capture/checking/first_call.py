@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from fractrain_fx.capture.asked import GRADIENTS, InputFact, RequiresGrad, Seen
 from fractrain_fx.capture.checking.check import ROUNDING, Mismatch, Trial
 from fractrain_fx.capture.checking.locate import locate
-from fractrain_fx.capture.checking.outcome import Outcome
+from fractrain_fx.capture.checking.outcome import Outcome, checked_indices
 from fractrain_fx.capture.compare import difference
 from fractrain_fx.capture.inputs.call import Example
 from fractrain_fx.capture.layerdrop import dropped_in_graph
@@ -159,7 +159,7 @@ def _run(
 ) -> _Result:
     """The output of the model or of a graph, and the buffers after a call in training."""
     call, model = call.renewed(), snapshot.model
-    with snapshot.preserved(), plain_paths(value_free=value_free), seeded():
+    with snapshot.preserved(), plain_paths(value_free=value_free), seeded(), checked_indices(snapshot):
         model.training = training
         if isinstance(run, Interpreter):
             run.extra_traceback = False

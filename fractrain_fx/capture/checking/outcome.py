@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Container, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from fractrain_fx.capture.state import Snapshot, seeded
 from fractrain_fx.capture.trees import is_strided, tensors_in
 from fractrain_fx.memory import return_freed_memory
 
-__all__ = ["Digest", "Outcome", "digest", "outcome_of", "read_run", "second_output"]
+__all__ = ["Digest", "Outcome", "checked_indices", "digest", "outcome_of", "read_run", "second_output"]
 
 # Freed bytes of gradients after which they are given back to the system. Asking for them again takes time.
 _RETURNED = 2**25
@@ -156,9 +156,14 @@ def second_output(snapshot: Snapshot, run: nn.Module, train: bool, example: Exam
     return pytree.tree_map_only(Tensor, Tensor.detach, output)
 
 
+def checked_indices(snapshot: Snapshot) -> AbstractContextManager[object]:
+    """Refuse indices out of range inside, if a part of the model is where they would end all work of the process."""
+    return CheckedIndices() if snapshot.on_gpu else nullcontext()
+
+
 def _call(snapshot: Snapshot, run: nn.Module, train: bool, example: Example) -> Any:
     snapshot.set_mode(train)
-    with CheckedIndices() if snapshot.on_gpu else nullcontext():
+    with checked_indices(snapshot):
         if isinstance(run, RecordedModule):
             run.set_mode(train)
             # Not through ``__call__``, which prints the generated code when a node fails.

@@ -1,12 +1,11 @@
-"""Show that a recorded graph equals its model: on more samples, on one, and at other lengths and image sizes."""
+"""Show that a recorded graph equals its model on more samples, and find the module to blame if it does not."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -16,25 +15,20 @@ from fractrain_fx.capture.checking.check import (
     Mismatch,
     Trial,
     find_mismatch,
-    raise_if_lost,
     repeated,
-    trial_of,
 )
 from fractrain_fx.capture.checking.guard_check import Guards
 from fractrain_fx.capture.checking.locate import locate
 from fractrain_fx.capture.circumstances.outside import PythonState
-from fractrain_fx.capture.inputs.batch import batch_size
 from fractrain_fx.capture.inputs.call import Example
-from fractrain_fx.capture.inputs.other_sizes import Change, Length, dims_of, lengths, longer, shorter
 from fractrain_fx.capture.module import RecordedModule
 from fractrain_fx.capture.recording.kept.whole import KeepWholeError
 from fractrain_fx.capture.recording.writer import Obstacle, Return
 from fractrain_fx.capture.sizes.guards import Expression, Guard, Place, Size
-from fractrain_fx.capture.sizes.input_values import InputValues
 from fractrain_fx.capture.source import forward_code
 from fractrain_fx.capture.state import Snapshot
 
-__all__ = ["Attempt", "Elsewhere", "broken", "check_repeated", "check_trial", "tie_batch"]
+__all__ = ["Attempt", "check_repeated", "check_trial", "tie_batch"]
 
 
 @dataclass(frozen=True)
@@ -64,19 +58,14 @@ class Attempt:
         return self.train if train else self.eval
 
 
-def broken(snapshot: Snapshot, attempt: Attempt, example: Example, train: bool) -> Guard | InputValues | None:
-    """The first guard that does not hold for a call."""
-    values = tuple(example.tensors.values())
-    return attempt.guards[train].broken(values, attempt.graph(train), snapshot.model)
-
-
 def check_trial(snapshot: Snapshot, attempt: Attempt, trial: Trial, batching: Batching) -> None:
     """Compare the graph with the model.
 
     Raises:
         KeepWholeError: they differ, or the model's own code looks at the number of samples; names the modules to blame.
     """
-    guard = broken(snapshot, attempt, trial.example, trial.train)
+    values = tuple(trial.example.tensors.values())
+    guard = attempt.guards[trial.train].broken(values, attempt.graph(trial.train), snapshot.model)
     if guard is not None:
         cause = f"run on more samples than it was recorded with, its code takes another way ({guard}, {guard.place})"
         raise KeepWholeError([Obstacle(guard.module, cause, line=guard.place.line_only)], compared=True)
@@ -112,106 +101,14 @@ def check_repeated(snapshot: Snapshot, attempt: Attempt, trial: Trial) -> None:
         raise KeepWholeError([Obstacle(".".join(names[0] for names in around), cause)])
 
 
-class Elsewhere:
-    """Runs of the model in one mode at other sizes than the example's, each made once, when first needed.
-
-    Sizes that the model itself refuses are left out.
-
-    Args:
-        snapshot: the model.
-        example: the call that is recorded.
-        axis: the dimension of the inputs that holds the samples.
-        batching: how inputs grow with the number of samples.
-        train: the mode.
-    """
-
-    def __init__(self, snapshot: Snapshot, example: Example, axis: int, batching: Batching, *, train: bool) -> None:
-        self._snapshot, self._example, self._axis, self._batching = snapshot, example, axis, batching
-        self._train = train
-        self._inputs = (example.args, example.kwargs)
-        self._trials: dict[Change, Trial | None] = {}
-
-    def check(self, attempt: Attempt) -> None:
-        """Compare the graph with the model at other sizes; if they differ, add guards for the recorded sizes.
-
-        What differs in eval mode is taken to differ in train mode too. A graph that both modes share is compared once.
-        """
-        if self._train and attempt.train is attempt.eval:
-            return
-        samples = batch_size(self._inputs, self._axis, packed=self._batching is Batching.PACKED) or 1
-        one = 1 if samples > 1 and self._batching is not Batching.FIXED else None
-        found = lengths(self._inputs, self._axis)
-        # One run of one sample at another length checks both changes, if it agrees.
-        whole = [Change(one, Length(found[0], other(found[0]))) for other in (shorter, longer)] if found else []
-        apart = [change for change in whole if not self._agrees(attempt, change)]
-        if one and len(apart) == len(whole):
-            self._settle(attempt, Change(one))
-        for change in apart:
-            self._settle_length(attempt, change.length)
-        for before in found[1:]:
-            self._settle_length(attempt, Length(before, longer(before)))
-
-    def _agrees(self, attempt: Attempt, change: Change) -> bool:
-        """Whether graph and model agree for several changes at once."""
-        trial = self._trial(change)
-        if trial is None or broken(self._snapshot, attempt, trial.example, self._train) is not None:
-            return False
-        return find_mismatch(self._snapshot, attempt.graph(self._train), trial) is None
-
-    def _settle_length(self, attempt: Attempt, length: Length | None) -> None:
-        """Try one length; if the model refuses it, try it in each dimension of that size alone."""
-        if length is None or self._settle(attempt, Change(length=length)):
-            return
-        dims = dims_of(self._inputs, self._axis, length.before)
-        for dim in dims if len(dims) > 1 else ():
-            self._settle(attempt, Change(length=replace(length, dim=dim)))
-
-    def _settle(self, attempt: Attempt, change: Change) -> bool:
-        """Compare, and add guards if the graph differs; returns whether the model runs with the change."""
-        trial = self._trial(change)
-        if trial is None:
-            return False
-        if broken(self._snapshot, attempt, trial.example, self._train) is None:
-            mismatch = find_mismatch(self._snapshot, attempt.graph(self._train), trial)
-            if mismatch is not None:
-                place = _place(self._snapshot.model, _blamed(self._snapshot, attempt, mismatch))
-                for guards in [attempt.guards[True]] if self._train else attempt.guards.values():
-                    guards.add(self._ties(guards, change, *place))
-        return True
-
-    def _ties(self, guards: Guards, change: Change, path: str, place: Place) -> Iterator[Guard]:
-        for node, x in _inputs(guards, self._example):
-            if change.batch is not None and x.ndim > self._axis:
-                yield Guard(Expression(operator.gt, (Size(node, self._axis), 1)), True, path, place)
-            for dim, size in enumerate(x.shape):
-                if change.length is not None and dim != self._axis and change.length.changes(dim, size):
-                    yield Guard(Expression(operator.pos, (Size(node, dim),)), size, path, place)
-
-    def _trial(self, change: Change) -> Trial | None:
-        if change not in self._trials:
-            try:
-                changed = change.of(self._inputs, self._axis, packed=self._batching is Batching.PACKED)
-                call = self._example.on(*changed)
-                self._trials[change] = trial_of(self._snapshot, call, self._train)
-            except Exception as error:  # a model may raise anything for sizes that it does not take
-                raise_if_lost(error)
-                self._trials[change] = None
-        return self._trials[change]
-
-
 def tie_batch(model: nn.Module, attempt: Attempt, example: Example, axis: int) -> None:
     """Add guards to both graphs for the example's number of samples."""
-    path, place = _place(model, "")
+    code = forward_code(model)
+    place = Place(code.co_filename, code.co_firstlineno) if code else Place("?", 0)
+    inputs = [(i, x) for i, x in enumerate(example.tensors.values()) if isinstance(x, Tensor) and x.ndim > axis]
     for guards in attempt.guards.values():
-        sizes = [(Size(node, axis), x.shape[axis]) for node, x in _inputs(guards, example) if x.ndim > axis]
-        guards.add(Guard(Expression(operator.pos, (size,)), count, path, place) for size, count in sizes)
-
-
-def _inputs(guards: Guards, example: Example) -> Iterator[tuple[Any, Tensor]]:
-    """The node and the example value of each input that is a tensor."""
-    for index, value in enumerate(example.tensors.values()):
-        if isinstance(value, Tensor):
-            yield guards.placeholder(index), value
+        sizes = [(Size(guards.placeholder(i), axis), x.shape[axis]) for i, x in inputs]
+        guards.add(Guard(Expression(operator.pos, (size,)), count, "", place) for size, count in sizes)
 
 
 def _blamed(snapshot: Snapshot, attempt: Attempt, mismatch: Mismatch) -> str:
@@ -225,9 +122,3 @@ def _blamed(snapshot: Snapshot, attempt: Attempt, mismatch: Mismatch) -> str:
 
 def _is_of_torch(module: nn.Module) -> bool:
     return type(module).__module__.startswith("torch.nn.")
-
-
-def _place(model: nn.Module, path: str) -> tuple[str, Place]:
-    """A module's path with the first line of its forward."""
-    code = forward_code(model.get_submodule(path))
-    return path, Place(code.co_filename, code.co_firstlineno) if code else Place("?", 0)

@@ -1,4 +1,4 @@
-"""Lengths that a model cannot take, on a device whose kernels do not raise: indices are looked at before."""
+"""Sizes that a model cannot take, on a device whose kernels do not raise: indices are looked at before."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fractrain_fx.capture import record
-from fractrain_fx.capture.checking import verify
+from fractrain_fx.capture.checking import check
 from fractrain_fx.capture.checking.indices import CheckedIndices
 from fractrain_fx.errors import CaptureError
 from tests.elsewhere import Elsewhere, put_elsewhere
@@ -52,18 +52,19 @@ def test_a_negative_index_counts_from_the_end_only_where_torch_counts_so() -> No
         assert len(X[torch.tensor([], dtype=torch.long)]) == 0
 
 
-class Positions(nn.Module):
-    """Has as many positions as its example."""
+class Places(nn.Module):
+    """Has a place for each sample of its example, and a few more."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.words, self.places, self.head = nn.Embedding(11, 4), nn.Embedding(8, 4), nn.Linear(4, 11)
+        self.words, self.places, self.head = nn.Embedding(11, 4), nn.Embedding(3, 4), nn.Linear(4, 11)
 
     def forward(self, words: Tensor) -> Tensor:
-        return self.head(self.words(words) + self.places(torch.arange(words.shape[1], device=words.device)))
+        places = self.places(torch.arange(len(words), device=words.device))
+        return self.head(self.words(words) + places[:, None])
 
 
-def test_a_model_is_tried_at_a_length_that_it_refuses_without_an_error_of_the_device(
+def test_a_model_is_tried_with_more_samples_than_it_takes_without_an_error_of_the_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     refused = []
@@ -75,9 +76,9 @@ def test_a_model_is_tried_at_a_length_that_it_refuses_without_an_error_of_the_de
 
     monkeypatch.setattr("fractrain_fx.capture.checking.outcome.CheckedIndices", Spying)
     words = torch.randint(11, (2, 8))
-    assert record(Positions(), (words,)).checked and not refused  # a CPU raises by itself
+    assert record(Places(), (words,)).checked and not refused  # a CPU raises by itself
     with Elsewhere():
-        model = Positions()
+        model = Places()
         put_elsewhere(model)
         assert record(model, (words.to("lazy"),)).checked
     assert IndexError in refused and None in refused
@@ -87,6 +88,6 @@ def test_a_device_that_was_lost_is_an_error_that_says_so(monkeypatch: pytest.Mon
     def lost(*_: object) -> None:
         raise torch.AcceleratorError("device-side assert triggered")
 
-    monkeypatch.setattr(verify, "trial_of", lost)
+    monkeypatch.setattr(check, "trial_of", lost)
     with pytest.raises(CaptureError, match=r"the GPU stopped.*rewrite the model on the CPU"):
-        record(Positions(), (torch.randint(11, (2, 8)),))
+        record(Places(), (torch.randint(11, (2, 8)),))
