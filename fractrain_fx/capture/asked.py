@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import call
 from typing import Any, Protocol
 
 import torch
@@ -47,9 +48,12 @@ _SETTINGS = tuple(
 
 def settings_now() -> tuple[Any, ...]:
     """Torch's global settings that code can read: gradient mode, inference mode, autocast, precision, kernels."""
+    settings = tuple(map(call, _SETTINGS))
     on_cpu, on_gpu = torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda")
+    if not (on_cpu or on_gpu):
+        return settings
     types = torch.get_autocast_dtype("cpu") if on_cpu else None, torch.get_autocast_dtype("cuda") if on_gpu else None
-    return (*[read() for read in _SETTINGS], *types)
+    return settings + types
 
 
 class Circumstance(Protocol):
@@ -58,7 +62,7 @@ class Circumstance(Protocol):
     def reader(self, model: nn.Module) -> Read:
         """A function that gives the present value for a model."""
 
-    def told(self, value: Any) -> str:
+    def words(self, value: Any) -> str:
         """The circumstance with a value, in words."""
 
 
@@ -72,7 +76,7 @@ class PartMode:
         part = model.get_submodule(self.path)
         return lambda _: part.training
 
-    def told(self, value: Any) -> str:
+    def words(self, value: Any) -> str:
         return f"{self.path!r} in {'train' if value else 'eval'} mode"
 
 
@@ -86,7 +90,7 @@ class Switch:
         ask = torch.is_grad_enabled if self == GRADIENTS else torch.is_inference_mode_enabled
         return lambda _: ask()
 
-    def told(self, value: Any) -> str:
+    def words(self, value: Any) -> str:
         return f"{self.name} switched {'on' if value else 'off'}"
 
 
@@ -111,7 +115,7 @@ class Autocast:
             return lambda _: ask(self.device)
         return lambda values: ask(next((x.device.type for x in tensors_in(values)), "cpu"))
 
-    def told(self, value: Any) -> str:
+    def words(self, value: Any) -> str:
         if self.read_type:
             return f"autocast to {value}"
         return f"autocast switched {'on' if value else 'off'}"
@@ -140,7 +144,7 @@ class RequiresGrad:
 
         return read
 
-    def told(self, value: Any) -> str:
+    def words(self, value: Any) -> str:
         named = [repr(name) for name in self.names] + [f"tensor {place + 1} of the inputs" for place in self.inputs]
         words = named[0] if len(named) == 1 else f"any of {len(named)} tensors ({', '.join(named[:2])}, ...)"
         return f"{words} {'requiring' if value else 'not requiring'} a gradient"
@@ -161,7 +165,7 @@ class InputFact:
 
         return read
 
-    def told(self, value: Any) -> str:
+    def words(self, value: Any) -> str:
         return f"tensor {self.place + 1} of the inputs with {self.name} {value}"
 
 
@@ -176,7 +180,7 @@ class BufferShape:
         part = model.get_submodule(path)
         return lambda _: None if getattr(part, name, None) is None else tuple(getattr(part, name).shape)
 
-    def told(self, value: Any) -> str:
+    def words(self, value: Any) -> str:
         return f"buffer {self.name!r} of shape {value}"
 
 
@@ -197,4 +201,4 @@ class Seen:
     place: Place
 
     def __str__(self) -> str:
-        return f"{self.circumstance.told(self.value)}, which {self.place} reads"
+        return f"{self.circumstance.words(self.value)}, which {self.place} reads"

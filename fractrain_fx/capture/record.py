@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fractrain_fx.capture.asked import Seen
+from fractrain_fx.capture.attempts import Task, record_until_equal
 from fractrain_fx.capture.checking.check import Batching
 from fractrain_fx.capture.checking.first_call import FloatGraph, first_difference
 from fractrain_fx.capture.checking.guard_check import Guards
@@ -20,7 +21,6 @@ from fractrain_fx.capture.inputs.data import has_data, without_data
 from fractrain_fx.capture.layerdrop import dropped_in_graph
 from fractrain_fx.capture.module import RecordedModule
 from fractrain_fx.capture.recording.kept.leaves import hooks_left_out
-from fractrain_fx.capture.settle import Task, settle
 from fractrain_fx.capture.sizes.guards import Guard
 from fractrain_fx.capture.sizes.input_values import InputValues
 from fractrain_fx.capture.source import in_words
@@ -76,7 +76,7 @@ class Recording:
         """Whether the graph only holds for the example's batch size."""
         return self.batching is Batching.FIXED
 
-    def broken(self, values: tuple[Any, ...], model: nn.Module, training: bool) -> Guard | InputValues | None:
+    def failed_guard(self, values: tuple[Any, ...], model: nn.Module, training: bool) -> Guard | InputValues | None:
         """The first guard of a mode's graph that does not hold for a call; ``None`` if the graph equals the model.
 
         Args:
@@ -84,7 +84,7 @@ class Recording:
             model: the model that was recorded.
             training: the mode.
         """
-        return self.guards[training].broken(values, self.train if training else self.eval, model)
+        return self.guards[training].failed_guard(values, self.train if training else self.eval, model)
 
     def difference(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], training: bool
@@ -167,8 +167,8 @@ def record(
         snapshot = _fill_caches(model, example, around) if real else Snapshot(model, around)
         arguments.notes(model, None)  # a changed object would be another argument in the next run
         with snapshot.preserved(), torch.enable_grad(), around.applied(model):
-            settled = settle(Task(snapshot, example, batch_axis, check and real))
-    attempt, mode = settled.attempt, model.training
+            found = record_until_equal(Task(snapshot, example, batch_axis, check and real))
+    attempt, mode = found.attempt, model.training
     shared = attempt.train is attempt.eval
     plain = {
         each: FloatGraph.of(attempt.graph(each).graph, attempt.returns[each], attempt.seen[each])
@@ -178,12 +178,12 @@ def record(
         train=attempt.train,
         eval=attempt.eval,
         call=example.spec,
-        leaves=settled.whole.modules,
+        leaves=found.one_nodes.modules,
         args=args,
         kwargs=kwargs,
         inputs=tuple(example.tensors.values()),
-        batching=settled.batching,
-        checked=settled.checked,
+        batching=found.batching,
+        checked=found.checked,
         guards=attempt.guards,
         python=replace(attempt.python, notes=(*attempt.python.notes, *notes, *hooks_left_out(model))),
         types=_types_of(model) if attempt.python.types else None,

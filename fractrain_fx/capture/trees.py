@@ -53,16 +53,16 @@ class ValueList(list[Any]):
     Args:
         items: the values.
         source: the node that reads them from a tensor.
-        looked: is called with the code that is about to read the list.
+        noticed: is called with the code that is about to read the list.
     """
 
-    def __init__(self, items: Iterable[Any], source: Node, looked: Callable[[FrameType], None]) -> None:
+    def __init__(self, items: Iterable[Any], source: Node, noticed: Callable[[FrameType], None]) -> None:
         super().__init__(items)
         self.source = source
-        self._looked = looked
+        self._noticed = noticed
 
     def unread(self) -> list[Any]:
-        """The values, without calling ``looked``."""
+        """The values, without calling ``noticed``."""
         return list(list.__iter__(self))
 
 
@@ -70,7 +70,7 @@ def _noticed(name: str) -> Callable[..., Any]:
     real = getattr(list, name)
 
     def method(self: ValueList, *args: Any, **kwargs: Any) -> Any:
-        self._looked(sys._getframe(1))
+        self._noticed(sys._getframe(1))
         return real(self, *args, **kwargs)
 
     return method

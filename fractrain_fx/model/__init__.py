@@ -1,5 +1,5 @@
 """FracModel, the module that runs a rewritten graph and otherwise behaves like the original model, and its parts."""
 
-from fractrain_fx.model.face import FracModel
+from fractrain_fx.model.frac_model import FracModel
 
 __all__ = ["FracModel"]

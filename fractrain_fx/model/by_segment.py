@@ -10,14 +10,14 @@ import torch
 
 from fractrain_fx.capture.source import warn
 from fractrain_fx.errors import ConfigError, ModelError, require_known
-from fractrain_fx.model.shown import Shown
+from fractrain_fx.model.properties import Properties
 
 __all__ = ["BySegment"]
 
 _OPTIONS = ("preserve_rng_state", "determinism_check", "early_stop")
 
 
-class BySegment(Shown):
+class BySegment(Properties):
     """The part of :class:`fractrain_fx.FracModel` that switches activation checkpointing and compilation by segment.
 
     Under checkpointing, training keeps what goes from segment to segment, and computes a segment's activations again in

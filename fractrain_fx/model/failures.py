@@ -15,9 +15,10 @@ from fractrain_fx.capture.source import error_line
 from fractrain_fx.capture.trees import tensors_in
 from fractrain_fx.engine.distributed import LOST, is_lost_process
 from fractrain_fx.errors import FracTrainError, InputError, ModelError, RunError
+from fractrain_fx.model.eager_code import eager_forward
 from fractrain_fx.passes import facts
 
-__all__ = ["other_differences", "refused_again", "run_graph", "told_differences"]
+__all__ = ["differences_in_words", "other_differences", "refused_again", "run_graph"]
 
 # Errors that torch and models raise for sizes that do not fit. Torch uses other exceptions to stop a run early, as in
 # activation checkpointing.
@@ -49,7 +50,7 @@ def run_graph(graph_module: RecordedModule, values: Sequence[Any], recording: Re
     if torch.compiler.is_compiling():
         return graph_module(*values)
     try:
-        return graph_module.forward(*values)  # hooks belong to the rewritten model
+        return eager_forward(graph_module)(graph_module, *values)  # hooks belong to the rewritten model
     except FracTrainError:
         raise
     except _OF_THE_DEVICE:
@@ -64,7 +65,7 @@ def run_graph(graph_module: RecordedModule, values: Sequence[Any], recording: Re
         if torch._C._get_tracing_state() is not None or torch._C._functorch.peek_interpreter_stack() is not None:
             raise ModelError(_TRANSFORMED) from error
         place = _place(error)
-        differences = told_differences(recording, values)
+        differences = differences_in_words(recording, values)
         if differences is None:
             error.add_note(f"fractrain_fx: raised in {place}, on inputs of the recorded shapes")
             raise
@@ -75,7 +76,7 @@ def run_graph(graph_module: RecordedModule, values: Sequence[Any], recording: Re
         ) from error.with_traceback(None)  # its lines are those of generated code
 
 
-def told_differences(recording: Recording, values: Sequence[Any]) -> str | None:
+def differences_in_words(recording: Recording, values: Sequence[Any]) -> str | None:
     """The recorded and the present form of the inputs that differ, in words; ``None`` if all are as recorded."""
     differences = list(_differences(recording, values))
     return ("; ".join(differences[:_SHOWN]) + (" ..." if len(differences) > _SHOWN else "")) or None
@@ -118,7 +119,7 @@ def _failed_node(error: Exception) -> Node | None:
     found, trace = None, error.__traceback__
     while trace is not None:
         graph_module = trace.tb_frame.f_locals.get("self")
-        if isinstance(graph_module, RecordedModule) and trace.tb_frame.f_code is _forward_code(graph_module):
+        if isinstance(graph_module, RecordedModule) and trace.tb_frame.f_code in _codes(graph_module):
             lines = graph_module.code.splitlines()
             line = lines[trace.tb_lineno - 1] if trace.tb_lineno <= len(lines) else ""
             name = line.partition("=")[0].partition(":")[0].strip()
@@ -127,8 +128,9 @@ def _failed_node(error: Exception) -> Node | None:
     return found
 
 
-def _forward_code(graph_module: RecordedModule) -> Any:
-    return getattr(type(graph_module).forward, "__code__", None)
+def _codes(graph_module: RecordedModule) -> tuple[Any, Any]:
+    """The code that blocks and the compiler call, and the one for eager mode: both have the lines of the graph."""
+    return type(graph_module).forward.__code__, eager_forward(graph_module).__code__
 
 
 def _differences(recording: Recording, values: Sequence[Any]) -> Iterator[str]:

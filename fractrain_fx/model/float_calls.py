@@ -23,7 +23,7 @@ from fractrain_fx.capture.targets import call_name, is_product
 from fractrain_fx.capture.trees import tensors_in
 from fractrain_fx.errors import ModelError
 
-__all__ = ["FloatCalls", "belongs_to_original", "require_no_part", "told_of_generate"]
+__all__ = ["FloatCalls", "belongs_to_original", "generate_warning", "require_no_part"]
 
 
 class FloatCalls:
@@ -69,7 +69,7 @@ class FloatCalls:
             return
         self._told.add(name)
         if name == "generate":
-            words = told_of_generate(type(self.original).__name__)
+            words = generate_warning(type(self.original).__name__)
         else:
             words = (
                 f"model.{name}(...) runs layers of the float original, with the trained weights and outside the "
@@ -130,7 +130,7 @@ class _Layers(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def told_of_generate(kind: str) -> str:
+def generate_warning(kind: str) -> str:
     """The warning about generating with a rewritten model."""
     return (
         f"generate() runs the float {kind} with the trained weights, not the rewritten graph: its results, and every "

@@ -123,9 +123,11 @@ class ModelState:
             CalibrationError: the model is evaluated before its activation ranges were seen.
             ModelError: modules or parameters of the original were replaced.
         """
-        if not torch.compiler.is_compiling():
+        compiling = torch.compiler.is_compiling()
+        if not compiling:
             self.as_recorded.check()
             forget_roundings()
+            self.reach = self._frozen.follow(self.reach, self.targets)
             self.runs += torch.is_grad_enabled()
             if training and self.engine_stage is not None:
                 set_stage(self.recording.train, self.engine_stage)
@@ -135,10 +137,9 @@ class ModelState:
                 "this model is evaluated before its activation ranges were seen: train it for a step, "
                 "load a trained checkpoint, or call model.calibrate(loader) with a few batches"
             )
-        if not (training or torch.compiler.is_compiling() or self.calibrated or self._told_provisional):
+        if not (training or compiling or self.calibrated or self._told_provisional):
             self._told_provisional = True
             warn(_PROVISIONAL)
-        self.follow_frozen()
         if self.sharding is not None:
             self.sharding.require_call()
         variant, values = self.variants.choose(args, kwargs, training)

@@ -43,14 +43,14 @@ class Variant:
     dimensions: tuple[int, ...]
     reads: Mapping[bool, tuple[tuple[Read, Seen], ...]]
 
-    def misfit(self, values: tuple[Any, ...], training: bool) -> Seen | None:
+    def changed_circumstance(self, values: tuple[Any, ...], training: bool) -> Seen | None:
         """The first circumstance of a call that its code would find changed; ``None`` if the graph fits the call."""
         for read, seen in self.reads[training]:
             if read(values) != seen.value:
                 return seen
         return None
 
-    def broken(self, values: tuple[Any, ...], model: nn.Module, training: bool) -> str | None:
+    def failed_condition(self, values: tuple[Any, ...], model: nn.Module, training: bool) -> str | None:
         """A condition that a call does not meet, with the line that reads it; ``None`` if the graph fits the call."""
         if tuple(map(len, shapes_of(values))) != self.dimensions:
             return f"inputs of {', '.join(map(str, self.dimensions))} dimensions"
@@ -60,7 +60,7 @@ class Variant:
         if not self.recording.takes_types(values):
             wanted = dict.fromkeys(str(each).removeprefix("torch.") for each in self.recording.input_types if each)
             return f"inputs of type {' and '.join(wanted)}, which its code reads"
-        guard = self.recording.broken(values, model, training)
+        guard = self.recording.failed_guard(values, model, training)
         if guard is None:
             return None
         words = str(guard)

@@ -22,7 +22,7 @@ from fractrain_fx.config import FracConfig
 from fractrain_fx.errors import FracTrainError, InputError
 from fractrain_fx.execution.codes.timing import Tuner
 from fractrain_fx.model.executed import Running
-from fractrain_fx.model.failures import other_differences, refused_again, told_differences
+from fractrain_fx.model.failures import differences_in_words, other_differences, refused_again
 from fractrain_fx.model.first_calls import FirstCalls, outside_the_compiler, run_by_compiler
 from fractrain_fx.model.variant import SampleCount, Variant, Watched, reads_of, share_inserted
 from fractrain_fx.passes import default_passes
@@ -164,12 +164,12 @@ class Variants:
         alike = form == 0 and tuple(map(len, shapes_of(values))) == first.dimensions
         alike = alike and self._holds_always and not self._first_calls.differed
         alike = alike and first.recording.takes_types(values)
-        if alike and first.misfit(values, training) is None:
+        if alike and first.changed_circumstance(values, training) is None:
             return first  # its sizes may be symbols of the compiler
         place = -1
         if form < len(self._forms):
             every = (first, *self._others)
-            fits = tuple([each.form == form and each.misfit(values, training) is None for each in every])
+            fits = tuple([each.form == form and each.changed_circumstance(values, training) is None for each in every])
             place = self._place_of(form, training, forms_of(values), fits)
         if place < 0:
             raise InputError(
@@ -190,7 +190,7 @@ class Variants:
         recording = next(variant.recording for variant in self if variant.form == form)
         values = map_tensors(list(recording.inputs), lambda _: next(made))
         for place, variant in enumerate(self):
-            if fits[place] and variant.broken(values, self._original, training) is None:
+            if fits[place] and variant.failed_condition(values, self._original, training) is None:
                 return place
         return -1
 
@@ -200,8 +200,8 @@ class Variants:
         for variant in self:
             if variant.form != form:
                 continue
-            seen = variant.misfit(values, training)
-            condition = str(seen) if seen else variant.broken(values, self._original, training)
+            seen = variant.changed_circumstance(values, training)
+            condition = str(seen) if seen else variant.failed_condition(values, self._original, training)
             if condition is None and self.closed is None:
                 unseen = self._first_calls.difference(variant, call, training, kind)
                 condition = None if unseen is None else f"calls on which it equals its graph; here {unseen}"
@@ -211,11 +211,11 @@ class Variants:
             around = around or seen is not None
         refused, cause = self._refusal(), None
         if refused is None:
-            told = (
+            difference = (
                 f"does not meet: {conditions[0]}" if why is None else f"has other arguments: {why.partition(': ')[0]}"
             )
             try:
-                made = outside_the_compiler(self._record)(form, call, training, told)
+                made = outside_the_compiler(self._record)(form, call, training, difference)
                 again = None if unseen is None else self._first_calls.difference(made, call, training, kind)
                 if again is None:
                     return made
@@ -230,7 +230,7 @@ class Variants:
         first = recording.fixed_batch and not self._config.run.batch_axis
         if first and (parts := sequence_first_parts(self._original)):
             refused += f". {parts[0]} takes sequence-first inputs: if dimension 1 has the samples, set run.batch_axis=1"
-        differences = told_differences(recording, values) or other_differences(values, around=around)
+        differences = differences_in_words(recording, values) or other_differences(values, around=around)
         raise InputError(
             f"this call differs from the recorded one: {differences}. {type(self._original).__name__} was recorded for "
             f"{conditions[0]}. {refused}"
@@ -262,7 +262,7 @@ class Variants:
             )
         return None
 
-    def _record(self, form: int, call: Call, training: bool, told: str) -> Variant:
+    def _record(self, form: int, call: Call, training: bool, difference: str) -> Variant:
         config, original = self._config, self._original
         args, kwargs = call
         forget_notices(original)
@@ -272,7 +272,7 @@ class Variants:
             rewrite_graphs(original, recording, default_passes(config) if self._passes is None else self._passes)
         share_inserted(self.first.recording, recording)
         variant = self._variant(recording, form, f"dispatched_{len(self._others) + 1}")
-        if seen := variant.misfit(recording.call.bind(args, kwargs), training):
+        if seen := variant.changed_circumstance(recording.call.bind(args, kwargs), training):
             raise InputError(f"a recording can only be made for {seen}: make the call so")
         self._others.append(variant)
         if form == len(self._forms):
@@ -284,7 +284,7 @@ class Variants:
             type(original).__name__,
             1 + len(self._others),
             config.run.recordings,
-            told,
+            difference,
         )
         return variant
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, get_default_dtype, is_grad_enabled, nn
 
 from fractrain_fx import FracConfig, FracModel, RunConfig, fractrainify
-from fractrain_fx.capture.recording.looks import Looks
+from fractrain_fx.capture.recording.python_reads import PythonReads
 from fractrain_fx.errors import ConfigError, InputError
 
 FLOAT = FracConfig(method="float", run=RunConfig(recordings=20))
@@ -98,7 +98,7 @@ def test_a_reader_that_recording_does_not_see_is_found_by_the_comparison_alone(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards are switched off."""
-    monkeypatch.setattr(Looks, "guards", lambda self, joined=(): ())
+    monkeypatch.setattr(PythonReads, "guards", lambda self, joined=(): ())
     reference, model = pair(UNSEEN[name])
     for length in (8, 16, 13, 4, 16):
         assert_equal(reference, model, torch.randn(3, length, 4))

@@ -156,8 +156,7 @@ def test_a_hook_from_before_on_the_model_itself_is_told_of(kind: str) -> None:
         fractrainify(plain, config=FLOAT, example_inputs=(rows,))
 
 
-def test_activation_checkpointing_from_before_is_told_of() -> None:
+def test_activation_checkpointing_from_before_is_on_again() -> None:
     plain: Any = original_of(gpt2())
     plain.gradient_checkpointing_enable()
-    with pytest.warns(FracTrainWarning, match=r"until gradient_checkpointing_enable\(\) is called"):
-        fractrainify(plain, config=FLOAT, example_kwargs=text())
+    assert fractrainify(plain, config=FLOAT, example_kwargs=text()).is_gradient_checkpointing

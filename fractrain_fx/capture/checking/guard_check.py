@@ -76,11 +76,11 @@ class Guards:
         """Add conditions on sizes of inputs, after the graph was found to differ from its model at other sizes."""
         known = set(map(str, self.guards))
         new = tuple(guard for guard in ties if str(guard) not in known)
-        self._added = (*self._broken_before(), *new)
+        self._added = (*self._failed_before(), *new)
         self.guards += new
         self._known.clear()
 
-    def broken(self, values: Sequence[Any], owner: nn.Module, model: nn.Module) -> Guard | InputValues | None:
+    def failed_guard(self, values: Sequence[Any], owner: nn.Module, model: nn.Module) -> Guard | InputValues | None:
         """The first guard that does not hold for a call; ``None`` if the graph equals its model.
 
         Args:
@@ -97,7 +97,7 @@ class Guards:
         if self._reads_strides:
             form += tuple(x.stride() for x in tensors_in(values))
         if form not in self._known:
-            self._known[form] = self._look(values, owner, model)
+            self._known[form] = self._failing(values, owner, model)
         return next(iter(self._known[form]), None)
 
     @property
@@ -108,12 +108,12 @@ class Guards:
     @property
     def ties(self) -> list[Guard | InputValues]:
         """The conditions that did not hold for some call so far, those of :meth:`add`, and those on values."""
-        return [*self.values, *self._broken_before()]
+        return [*self.values, *self._failed_before()]
 
-    def _broken_before(self) -> list[Guard]:
+    def _failed_before(self) -> list[Guard]:
         return list(dict.fromkeys(guard for found in (self._added, *self._known.values()) for guard in found))
 
-    def _look(self, values: Sequence[Any], owner: nn.Module, model: nn.Module) -> tuple[Guard, ...]:
+    def _failing(self, values: Sequence[Any], owner: nn.Module, model: nn.Module) -> tuple[Guard, ...]:
         wanted = {size for guard in self.guards for size in guard.expression.sizes}
         sizes: dict[Size, int] = {}
         for size in wanted:
@@ -133,9 +133,9 @@ class Guards:
         if node.op == "placeholder":
             return values[self._placeholders.index(node)]
         if node.target is operator.getitem and isinstance(node.args[0], Node):
-            whole = self._given(node.args[0], values)
-            if isinstance(whole, (Mapping, list, tuple)) and not isinstance(node.args[1], Node):
-                return whole[node.args[1]]  # type: ignore[index]
+            container = self._given(node.args[0], values)
+            if isinstance(container, (Mapping, list, tuple)) and not isinstance(node.args[1], Node):
+                return container[node.args[1]]  # type: ignore[index]
         return None
 
     def _inner(self, wanted: set[Size], values: Sequence[Any], owner: nn.Module, model: nn.Module) -> dict[Size, int]:

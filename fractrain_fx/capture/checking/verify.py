@@ -22,7 +22,7 @@ from fractrain_fx.capture.checking.locate import locate
 from fractrain_fx.capture.circumstances.outside import PythonState
 from fractrain_fx.capture.inputs.call import Example
 from fractrain_fx.capture.module import RecordedModule
-from fractrain_fx.capture.recording.kept.whole import KeepWholeError
+from fractrain_fx.capture.recording.kept.one_node import OneNodeError
 from fractrain_fx.capture.recording.writer import Obstacle, Return
 from fractrain_fx.capture.sizes.guards import Expression, Guard, Place, Size
 from fractrain_fx.capture.source import forward_code
@@ -62,13 +62,13 @@ def check_trial(snapshot: Snapshot, attempt: Attempt, trial: Trial, batching: Ba
     """Compare the graph with the model.
 
     Raises:
-        KeepWholeError: they differ, or the model's own code looks at the number of samples; names the modules to blame.
+        OneNodeError: they differ, or the model's own code looks at the number of samples; names the modules to blame.
     """
     values = tuple(trial.example.tensors.values())
-    guard = attempt.guards[trial.train].broken(values, attempt.graph(trial.train), snapshot.model)
+    guard = attempt.guards[trial.train].failed_guard(values, attempt.graph(trial.train), snapshot.model)
     if guard is not None:
         cause = f"run on more samples than it was recorded with, its code takes another way ({guard}, {guard.place})"
-        raise KeepWholeError([Obstacle(guard.module, cause, line=guard.place.line_only)], compared=True)
+        raise OneNodeError([Obstacle(guard.module, cause, line=guard.place.line_only)], compared=True)
     mismatch = find_mismatch(snapshot, attempt.graph(trial.train), trial)
     if mismatch is None:
         return
@@ -80,14 +80,14 @@ def check_trial(snapshot: Snapshot, attempt: Attempt, trial: Trial, batching: Ba
     alike = [name for name, module in model.named_modules() if name and type(module) is kind] if path else [path]
     samples = "as many samples as" if batching is Batching.FIXED else "more samples than"
     cause = f"in {mode} mode, run on {samples} it was recorded with, {mismatch.cause}"
-    raise KeepWholeError([Obstacle(name, cause) for name in alike], compared=True)
+    raise OneNodeError([Obstacle(name, cause) for name in alike], compared=True)
 
 
 def check_repeated(snapshot: Snapshot, attempt: Attempt, trial: Trial) -> None:
     """Compare the second of two calls in a row, if modules stay one call each: they may keep something.
 
     Raises:
-        KeepWholeError: the graph's second call differs from the model's; names the module around all of them.
+        OneNodeError: the graph's second call differs from the model's; names the module around all of them.
     """
     graph = attempt.graph(trial.train)
     called = {str(node.target) for node in graph.graph.nodes if node.op == "call_module"}
@@ -98,7 +98,7 @@ def check_repeated(snapshot: Snapshot, attempt: Attempt, trial: Trial) -> None:
         cause = f"in a second call {words}: it resets what its parts {parts}, one call each, keep from the first"
         owners = [[] if call.startswith("frac.") else call.split(".")[:-1] for call in calls]
         around = takewhile(lambda names: len(set(names)) == 1, zip(*owners, strict=False))
-        raise KeepWholeError([Obstacle(".".join(names[0] for names in around), cause)])
+        raise OneNodeError([Obstacle(".".join(names[0] for names in around), cause)])
 
 
 def tie_batch(model: nn.Module, attempt: Attempt, example: Example, axis: int) -> None:

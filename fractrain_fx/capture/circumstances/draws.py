@@ -16,7 +16,7 @@ from fractrain_fx.capture.generators import LEVELS, Generators, drawing
 from fractrain_fx.capture.inputs.call import Example
 from fractrain_fx.capture.recording.kept.callees import callees
 from fractrain_fx.capture.recording.kept.foreign import is_foreign, same_draws
-from fractrain_fx.capture.recording.kept.whole import Whole
+from fractrain_fx.capture.recording.kept.one_node import OneNodes
 from fractrain_fx.capture.recording.patch import plain_paths
 from fractrain_fx.capture.recording.writer import Obstacle
 from fractrain_fx.capture.state import Snapshot, seeded
@@ -26,25 +26,25 @@ __all__ = ["draws"]
 _LIBRARIES = ("random", "numpy")
 
 
-def draws(snapshot: Snapshot, example: Example, train: bool, whole: Whole) -> list[Obstacle]:
+def draws(snapshot: Snapshot, example: Example, train: bool, one_nodes: OneNodes) -> list[Obstacle]:
     """Modules and functions that must stay one call because they compute with random numbers of Python or numpy.
 
     Args:
         snapshot: the model, restored after each run.
         example: the call to make.
         train: the mode.
-        whole: modules and functions that stay one call already, and therefore draw again at every run.
+        one_nodes: modules and functions that stay one call already, and therefore draw again at every run.
     """
     generators = Generators(snapshot.model)
     with snapshot.preserved(), seeded(), _quiet():
         held = generators.states()[2:]
         sites = _sites(snapshot, generators, example, train)
         own = generators.states()[2:] != held
-    inside = tuple(f"{path}." for path in whole.modules)
+    inside = tuple(f"{path}." for path in one_nodes.modules)
     left = [
         each
         for each in sites
-        if not f"{each.module}.".startswith(inside) and not any(callee in whole.callees for callee in each.callees)
+        if not f"{each.module}.".startswith(inside) and not any(callee in one_nodes.callees for callee in each.callees)
     ]
     return left if left and (own or _matters(snapshot, example, train)) else []
 

@@ -17,7 +17,7 @@ from fractrain_fx.capture.compare import copied, difference, same
 from fractrain_fx.capture.generators import Generators
 from fractrain_fx.capture.inputs.call import Example
 from fractrain_fx.capture.inputs.data import has_data
-from fractrain_fx.capture.recording.kept.whole import Whole
+from fractrain_fx.capture.recording.kept.one_node import OneNodes
 from fractrain_fx.capture.recording.patch import plain_paths
 from fractrain_fx.capture.recording.recorder import Recorder
 from fractrain_fx.capture.recording.writer import Obstacle
@@ -78,11 +78,11 @@ class Outside:
             self._changed = self._attributes.carried()
             self._left = self._attributes.left_behind()
 
-    def obstacles(self, snapshot: Snapshot, example: Example, train: bool, whole: Whole) -> list[Obstacle]:
+    def obstacles(self, snapshot: Snapshot, example: Example, train: bool, one_nodes: OneNodes) -> list[Obstacle]:
         """Modules and functions that must stay one call because the model's next run would differ from this one."""
         found, self._notes = _carried(snapshot, example, train, self._changed)
         if self._drew:
-            found += draws(snapshot, example, train, whole)
+            found += draws(snapshot, example, train, one_nodes)
         return found + list(self._set_from_outside())
 
     def _set_from_outside(self) -> Iterator[Obstacle]:

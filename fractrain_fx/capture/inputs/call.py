@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fractrain_fx.capture.inputs.form import fits, form_of, require_tensors, shown
+from fractrain_fx.capture.inputs.form import fits, form_of, require_tensors, shown_form
 from fractrain_fx.capture.source import forward_line
 from fractrain_fx.capture.trees import holds_tensor, map_tensors
 from fractrain_fx.errors import InputError
@@ -69,7 +69,7 @@ class CallSpec:
         for name, recorded in self.constants:
             if name not in given:
                 raise InputError(
-                    f"argument {name!r} is missing; the graph was recorded with {name}={shown(recorded)}: pass it"
+                    f"argument {name!r} is missing; the graph was recorded with {name}={shown_form(recorded)}: pass it"
                 )
             _require(name, given.pop(name), recorded)
         for name, default in self.defaults:
@@ -89,8 +89,8 @@ class CallSpec:
 def _require(name: str, value: Any, recorded: Any) -> None:
     if not fits(recorded, value):
         raise InputError(
-            f"argument {name!r} is {shown(form_of(value))}, but the graph was recorded with {shown(recorded)}: "
-            f"record the model with {name!r} in the example inputs as you will pass it"
+            f"argument {name!r} is {shown_form(form_of(value))}, but the graph was recorded with "
+            f"{shown_form(recorded)}: record the model with {name!r} in the example inputs as you will pass it"
         )
 
 

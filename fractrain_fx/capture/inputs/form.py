@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from fractrain_fx.capture.trees import PLAIN, fields_of, items_of
 from fractrain_fx.errors import InputError
 
-__all__ = ["Kind", "attributes_of", "fits", "form_of", "kind_of", "require_tensors", "shown"]
+__all__ = ["Kind", "attributes_of", "fits", "form_of", "kind_of", "require_tensors", "shown_form"]
 
-_SHOWN = 200  # characters of a form in a message
+_LONGEST = 200  # characters of a form in a message
 
 # Objects that are what they are: their attributes change for other reasons than a call, or not at all.
 _AS_THEY_ARE = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, nn.Module, torch.Generator)
@@ -81,10 +81,10 @@ def _form(value: Any, *, hidden: bool, seen: dict[int, Any]) -> Any:
     return form
 
 
-def shown(form: Any) -> str:
+def shown_form(form: Any) -> str:
     """A form on one line, its end left out if it is long."""
     words = " ".join(repr(form).split())
-    return words if len(words) <= _SHOWN else f"{words[:_SHOWN]}..."
+    return words if len(words) <= _LONGEST else f"{words[:_LONGEST]}..."
 
 
 @dataclass(frozen=True, eq=False)

@@ -74,9 +74,9 @@ class Ambient:
 
     def seen(self, called: Iterable[str]) -> tuple[Seen, ...]:
         """The circumstances that code of the graph read. Modules that it calls read theirs again at every run."""
-        whole = tuple(f"{path}." for path in called)
-        shown = (each for each in self._noted.values() if not f"{each.module}.".startswith(whole))
-        return tuple({(each.circumstance, each.value): each for each in shown}.values())
+        called_parts = tuple(f"{path}." for path in called)
+        in_graph = (each for each in self._noted.values() if not f"{each.module}.".startswith(called_parts))
+        return tuple({(each.circumstance, each.value): each for each in in_graph}.values())
 
     def read(self, circumstance: Circumstance, value: Any, frame: FrameType) -> None:
         """Note that code read a circumstance."""

@@ -107,7 +107,7 @@ class Calls:
             result = self._through(path, forward, module, args, kwargs)
             # A module that adds to a list among its arguments cannot be a node: its result would be its argument.
             same = [id(x) for x in watched.tensors] == [id(x) for x in tensors_in((args, kwargs))]
-            passes_on = len(recorder.looks.reads) > mark.reads and len(recorder.writer.obstacles) == mark.obstacles
+            passes_on = len(recorder.reads.of_values) > mark.reads and len(recorder.writer.obstacles) == mark.obstacles
             seen = passes_on or recorder.contractions > mark.contractions or adds_inputs(mark.last, watched.tensors)
             if seen or not same or hides_tensor(result) or not recorder.writes((args, kwargs)):
                 return result
@@ -206,7 +206,7 @@ def recording(recorder: Recorder, calls: Calls, callees: Iterable[Callee]) -> It
             # ``len`` turns the result of ``__len__`` into a plain int, so a symbolic size would be lost.
             (builtins, "len", length),
         ),
-        observed(recorder.looks.saw),
+        observed(recorder.reads.saw),
         recorder,
         replaced(*foreign_functions(recorder), *standins(calls.root), *memoized_functions(calls.root)),
         replaced(*hook_places(recorder), *seed_places(recorder)),

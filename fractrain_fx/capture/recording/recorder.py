@@ -23,7 +23,7 @@ from fractrain_fx.capture.recording.effects import Effects, Watch
 from fractrain_fx.capture.recording.hooks import HOOKS, History, write_hook
 from fractrain_fx.capture.recording.kept.callees import Callee
 from fractrain_fx.capture.recording.kept.hidden import HiddenCalls
-from fractrain_fx.capture.recording.looks import Looks
+from fractrain_fx.capture.recording.python_reads import PythonReads
 from fractrain_fx.capture.recording.writer import Mark, Return, UnrepresentableError, Writer
 from fractrain_fx.capture.recording.written import Written
 from fractrain_fx.capture.sizes.results import passed_on
@@ -42,7 +42,7 @@ class Recorder(TorchFunctionMode):
 
     Attributes:
         writer: the graph and its tensors.
-        looks: the sizes and values that Python code read.
+        reads: the sizes and values that Python code read.
         returns: module calls in the order in which they ended.
         contractions: number of written contractions through which a gradient flows.
         types: the types that code read.
@@ -70,7 +70,7 @@ class Recorder(TorchFunctionMode):
         for path, module in model.named_modules():
             self.paths.setdefault(id(module), path)
         self.refused: set[Callee] = set()
-        self.looks = Looks(self.writer, self.paths, lambda: self.paused)
+        self.reads = PythonReads(self.writer, self.paths, lambda: self.paused)
         self.ambient = Ambient(model, self.writer, lambda: self.paused)
         self.written = Written(model, self.writer, lambda: self.paused)
         self.hidden = HiddenCalls()
@@ -104,8 +104,8 @@ class Recorder(TorchFunctionMode):
 
     def mark(self) -> Mark:
         """The present point of the recording."""
-        writer = self.writer
-        counts = len(self.returns), self.contractions, len(self.looks), len(self.types), len(self.looks.reads)
+        writer, reads = self.writer, self.reads
+        counts = len(self.returns), self.contractions, len(reads), len(self.types), len(reads.of_values)
         return Mark(writer.graph._root.prev, len(writer.obstacles), *counts)
 
     def fold(self, mark: Mark) -> None:
@@ -114,8 +114,8 @@ class Recorder(TorchFunctionMode):
         del self.writer.obstacles[mark.obstacles :]
         del self.returns[mark.returns :]
         self.types.cut(mark.typed)
-        self.looks.forget_after(mark.guards)
-        del self.looks.reads[mark.reads :]
+        self.reads.forget_after(mark.guards)
+        del self.reads.of_values[mark.reads :]
 
     def writes(self, value: Any) -> bool:
         """Whether a value can be a node's argument."""
@@ -223,22 +223,22 @@ class Recorder(TorchFunctionMode):
         if name in _SIZES:
             return self.size(name, args, kwargs)
         if name == "is_contiguous":
-            return self.looks.contiguous(args[0], func(*args, **kwargs), kwargs.get("memory_format", (*args, None)[1]))
+            return self.reads.contiguous(args[0], func(*args, **kwargs), kwargs.get("memory_format", (*args, None)[1]))
         if name == "is_inference":
             self.ambient.read_inference(args[0], func(*args), sys._getframe(1))
         watched = self.watch(args, kwargs)
         if name in TYPE_READS:
             self.types.read(tensors_in((args, kwargs)))
-        result = self.looks.values(name, args, func(*plain(args), **plain(dict(kwargs))), sys._getframe(1))
+        result = self.reads.values(name, args, func(*plain(args), **plain(dict(kwargs))), sys._getframe(1))
         if name in HOOKS:
             return write_hook(self, name, (*args, *kwargs.values()), result)
         if targets.call_name(func) in targets.CONTRACTIONS and any(x.requires_grad for x in tensors_in(result)):
             self.contractions += 1
         try:
-            result = self.write(op, target, ordered, kwargs, result, watched, decided=self.looks.decided(name, args))
+            result = self.write(op, target, ordered, kwargs, result, watched, decided=self.reads.decided(name, args))
         except UnrepresentableError:
             return write_closed(self, name, func, args, kwargs, result, watched)
-        self.looks.cut(name, args, kwargs, result)
+        self.reads.cut(name, args, kwargs, result)
         return result
 
     def _note_code(self, frame: FrameType | None) -> None:
@@ -250,7 +250,7 @@ class Recorder(TorchFunctionMode):
     def _property(self, func: Any, name: str, args: tuple[Any, ...]) -> Any:
         if name == "shape":
             self.ambient.read_shape(args[0], sys._getframe(2))
-            return self.looks.shape(args[0])
+            return self.reads.shape(args[0])
         if name in ("nbytes", "itemsize", "dtype"):
             self.types.read(args)
         if name == "_version" and not by_library(sys._getframe(2)):
@@ -279,9 +279,9 @@ class Recorder(TorchFunctionMode):
             frame = frame.f_back
         if frame is not None:
             self.ambient.read_shape(args[0], frame)
-        shape = self.looks.shape(args[0], torch.Tensor.stride if name == "stride" else torch.Tensor.size)
+        shape = self.reads.shape(args[0], torch.Tensor.stride if name == "stride" else torch.Tensor.size)
         if name in ("numel", "nelement"):
             return math.prod(shape)
         dim = args[1] if len(args) > 1 else kwargs.get("dim")
-        whole = tuple(shape) if name == "stride" else shape
-        return whole if dim is None else shape[dim]
+        sizes = tuple(shape) if name == "stride" else shape
+        return sizes if dim is None else shape[dim]

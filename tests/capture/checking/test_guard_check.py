@@ -18,4 +18,4 @@ def test_sizes_behind_a_product_of_experts_need_no_data() -> None:
     assert recording.guards[True].all
     for each in (values, without_data):
         recording.guards[True]._known.clear()
-        assert recording.broken(each, model._state.original, True) is None
+        assert recording.failed_guard(each, model._state.original, True) is None

@@ -27,7 +27,7 @@ class Pictures(nn.Module):
 
 
 class Loops(Pictures):
-    """Looks at the sizes."""
+    """PythonReads at the sizes."""
 
     def cut(self, x: Tensor, sizes: Tensor) -> tuple[Tensor, ...]:
         return tuple(part * n for part, n in zip(super().cut(x, sizes), sizes.prod(-1).tolist(), strict=True))

@@ -34,7 +34,7 @@ from fractrain_fx.capture.source import by_capture
 from fractrain_fx.capture.trees import ValueList, has_mask, tensors_in
 from fractrain_fx.errors import InputError
 
-__all__ = ["Looks"]
+__all__ = ["PythonReads"]
 
 
 def _require_as_recorded(value: bool | Tensor, recorded: bool, message: str) -> None:
@@ -61,7 +61,7 @@ _CONTIGUOUS = {
 }
 
 
-class Looks:
+class PythonReads:
     """Notes which sizes and values Python code reads while a model is recorded.
 
     Args:
@@ -71,7 +71,7 @@ class Looks:
 
     Attributes:
         read_tied: the path of the first module whose code read values of tied inputs, and the line.
-        reads: the calls by which code read values of tensors (``item()``, ``tolist()``), and the obstacles that they
+        of_values: calls by which code read values of tensors (``item()``, ``tolist()``), with the obstacles that they
             would be.
         spoofed: the numbers of reads that give Python other values than the tensor has.
     """
@@ -81,7 +81,7 @@ class Looks:
         self._paths = paths
         self._paused = paused
         self.read_tied: tuple[str, Place] | None = None
-        self.reads: list[tuple[Node, Obstacle]] = []
+        self.of_values: list[tuple[Node, Obstacle]] = []
         self.spoofed: Collection[int] = ()
         self._guards: dict[tuple[Expression, Any], Guard] = {}
         self._parts: dict[tuple[Expression, Any], Node] = {}
@@ -239,11 +239,11 @@ class Looks:
 
     def notes(self) -> list[str]:
         """A warning about values that were read and that the graph does not use."""
-        lines = dict.fromkeys(obstacle.line for node, obstacle in self.reads if not (node._erased or node.users))
+        lines = dict.fromkeys(obstacle.line for node, obstacle in self.of_values if not (node._erased or node.users))
         if not lines:
             return []
-        told = "for code around the graph, such as print or a log, which the rewritten model does not run"
-        return [f"forward reads values of tensors at {', '.join(lines)} {told}"]
+        audience = "for code around the graph, such as print or a log, which the rewritten model does not run"
+        return [f"forward reads values of tensors at {', '.join(lines)} {audience}"]
 
     def decided(self, name: str, args: tuple[Any, ...]) -> frozenset[int]:
         """Dimensions of a call's results whose length depends on values that vary."""
@@ -256,8 +256,8 @@ class Looks:
         node = self._writer.create("call_method", name, (self._writer.node_of(x),))
         value = result
         if name == "item" or x.is_floating_point():  # whole numbers in a list may be sizes, and torch checks their sum
-            value = spoofed(result) if len(self.reads) in self.spoofed else result
-            self.reads.append((node, self._obstacle(node, f"{name}()", frame)))
+            value = spoofed(result) if len(self.of_values) in self.spoofed else result
+            self.of_values.append((node, self._obstacle(node, f"{name}()", frame)))
         return symbol_of_value(value, node) if name == "item" else ValueList(value, node, partial(self._listed, node))
 
     def _listed(self, node: Node, frame: FrameType) -> None:

@@ -25,12 +25,12 @@ from fractrain_fx.passes.analyse.trained import trained_share
 from fractrain_fx.passes.graph.edit import NAMESPACE
 from fractrain_fx.rewriting import OWN
 
-__all__ = ["Shown"]
+__all__ = ["Properties"]
 
 _T = TypeVar("_T")
 
 
-class Shown(nn.Module):
+class Properties(nn.Module):
     """The part of :class:`fractrain_fx.FracModel` that only reads. Costs are those of the parameters trained now."""
 
     @property

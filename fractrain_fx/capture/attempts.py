@@ -24,7 +24,7 @@ from fractrain_fx.capture.recording.arguments import argument, map_results
 from fractrain_fx.capture.recording.cleanup import join_whole_lists, remove_dead
 from fractrain_fx.capture.recording.constants import WRITTEN, Additions
 from fractrain_fx.capture.recording.kept.leaves import opaque_reason
-from fractrain_fx.capture.recording.kept.whole import KeepWholeError, Whole
+from fractrain_fx.capture.recording.kept.one_node import OneNodeError, OneNodes
 from fractrain_fx.capture.recording.merge import merge_modes, same_calls
 from fractrain_fx.capture.recording.patch import Calls, recording
 from fractrain_fx.capture.recording.recorder import Recorder
@@ -35,7 +35,7 @@ from fractrain_fx.capture.state import Snapshot
 from fractrain_fx.capture.trees import tensors_in
 from fractrain_fx.errors import CaptureError
 
-__all__ = ["Settled", "Task", "settle"]
+__all__ = ["EqualRecording", "Task", "record_until_equal"]
 
 # If modules that are one node each hold this share of the parameters, little is left to choose bits for.
 _MOST = 0.5
@@ -67,33 +67,33 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Settled:
+class EqualRecording:
     """A recording that equals the model."""
 
     attempt: Attempt
-    whole: Whole
+    one_nodes: OneNodes
     batching: Batching
     checked: bool
 
 
-def settle(task: Task) -> Settled:
+def record_until_equal(task: Task) -> EqualRecording:
     """Record; if values of inputs that hold sizes force most of the model into single nodes, for these values alone."""
     sizes = size_inputs(task.example.tensors) if has_data(task.snapshot.model) else frozenset()
     try:
-        settled = _compared(task)
+        found = _compared(task)
     except CaptureError:
         if not sizes:
             raise
         return _compared(task, sizes)
-    if not sizes or settled.whole.share(task.snapshot.model) < _MOST:
-        return settled
+    if not sizes or found.one_nodes.share(task.snapshot.model) < _MOST:
+        return found
     try:
-        return min(settled, _compared(task, sizes), key=lambda each: each.whole.share(task.snapshot.model))
+        return min(found, _compared(task, sizes), key=lambda each: each.one_nodes.share(task.snapshot.model))
     except CaptureError:
-        return settled
+        return found
 
 
-def _compared(task: Task, tied: frozenset[str] = frozenset()) -> Settled:
+def _compared(task: Task, tied: frozenset[str] = frozenset()) -> EqualRecording:
     """Record and compare until graph and model agree, with more and more modules as one node each.
 
     Args:
@@ -102,39 +102,39 @@ def _compared(task: Task, tied: frozenset[str] = frozenset()) -> Settled:
     """
     snapshot, example, axis = task.snapshot, task.example, task.axis
     closed = {path: why for path, part in snapshot.model.named_modules() if path and (why := opaque_reason(part))}
-    whole = Whole(dict(closed))
+    one_nodes = OneNodes(dict(closed))
     trials: list[Trial] = []
     batching = Batching.FIXED if tied else Batching.ROWS
     if task.check:
         trials, batching = trials_of(snapshot, example, axis, grow=not tied)
     while True:
         try:
-            attempt = _attempt(snapshot, example, whole, tied)
+            attempt = _attempt(snapshot, example, one_nodes, tied)
             for trial in trials:
                 check_trial(snapshot, attempt, trial, batching)
                 check_repeated(snapshot, attempt, trial)
             break
-        except KeepWholeError as found:
-            known = set(whole.callees), set(whole.refused)
-            new = whole.add(found.obstacles, found.refused)
-            if not new and known != (set(whole.callees), set(whole.refused)):
+        except OneNodeError as found:
+            known = set(one_nodes.callees), set(one_nodes.refused)
+            new = one_nodes.add(found.obstacles, found.refused)
+            if not new and known != (set(one_nodes.callees), set(one_nodes.refused)):
                 continue
             try:
-                whole.keep(snapshot.model, new)
+                one_nodes.keep(snapshot.model, new)
             except CaptureError:
                 if not found.compared or batching is Batching.FIXED:
                     raise
                 # The model's own code counts its samples, so the graph only holds for the number in the example.
-                whole = Whole(dict(closed))
+                one_nodes = OneNodes(dict(closed))
                 trials, batching = trials_of(snapshot, example, axis, grow=False)
     if batching is Batching.FIXED:
         tie_batch(snapshot.model, attempt, example, axis)
-    return Settled(attempt, whole, batching, bool(trials))
+    return EqualRecording(attempt, one_nodes, batching, bool(trials))
 
 
-def _attempt(snapshot: Snapshot, example: Example, whole: Whole, tied: frozenset[str]) -> Attempt:
+def _attempt(snapshot: Snapshot, example: Example, one_nodes: OneNodes, tied: frozenset[str]) -> Attempt:
     model, additions = snapshot.model, Additions()
-    passes = {train: _run(snapshot, example, whole, additions, train, tied) for train in (True, False)}
+    passes = {train: _run(snapshot, example, one_nodes, additions, train, tied) for train in (True, False)}
     graphs = passes[True].graph, passes[False].graph
     # Merge before removing dead nodes: an unused branch that draws random numbers would stay in training only.
     one = merge_modes(*graphs, additions)
@@ -202,7 +202,7 @@ def _leaks(
 def _run(
     snapshot: Snapshot,
     example: Example,
-    whole: Whole,
+    one_nodes: OneNodes,
     additions: Additions,
     train: bool,
     tied: frozenset[str],
@@ -211,16 +211,16 @@ def _run(
     model = snapshot.model
     recorder = Recorder(model, additions)
     writer = recorder.writer
-    recorder.looks.spoofed = spoofed
+    recorder.reads.spoofed = spoofed
     call = example.renewed()
     for name, value in call.tensors.items():
         map_results(writer, value, writer.placeholder(name, name in tied), set(), set())
     inputs, arguments = list(tensors_in(call.tensors)), Arguments(call)
     try:
-        calls, outside = Calls(model, recorder, whole.modules), Outside(model, recorder)
+        calls, outside = Calls(model, recorder, one_nodes.modules), Outside(model, recorder)
         recorder.ambient.inputs = tuple(tensors_in(call.tensors))
         watched = snapshot.surroundings.watched(recorder.ambient)
-        with snapshot.preserved(), watched, recording(recorder, calls, whole.callees):
+        with snapshot.preserved(), watched, recording(recorder, calls, one_nodes.callees):
             snapshot.set_mode(train)
             with outside.observed():
                 output = model(*call.args, **call.kwargs)
@@ -237,17 +237,17 @@ def _run(
         raise needs_data(model, recorder.failed, error) from error
     notes = arguments.notes(model, output)
     if recorder.refused:  # other obstacles may be its consequences
-        raise KeepWholeError((), recorder.refused)
-    if obstacles := [*writer.obstacles, *outside.obstacles(snapshot, example, train, whole)]:
-        raise KeepWholeError(obstacles)
+        raise OneNodeError((), recorder.refused)
+    if obstacles := [*writer.obstacles, *outside.obstacles(snapshot, example, train, one_nodes)]:
+        raise OneNodeError(obstacles)
     if not spoofed:
-        again = partial(_run, snapshot, example, whole, additions, train, tied)
-        reads = [obstacle for _, obstacle in recorder.looks.reads]
+        again = partial(_run, snapshot, example, one_nodes, additions, train, tied)
+        reads = [obstacle for _, obstacle in recorder.reads.of_values]
         if leaks := _leaks(again, writer.graph, reads, additions):
-            raise KeepWholeError(leaks)
-    notes += recorder.looks.notes()
-    guards = recorder.looks.guards(join_whole_lists(writer.graph))
-    values = recorder.looks.values_of(call.tensors, tied)
+            raise OneNodeError(leaks)
+    notes += recorder.reads.notes()
+    guards = recorder.reads.guards(join_whole_lists(writer.graph))
+    values = recorder.reads.values_of(call.tensors, tied)
     seen = recorder.ambient.seen(str(node.target) for node in writer.graph.find_nodes(op="call_module"))
     python = outside.state(writer.graph)
     if line := snapshot.surroundings.left_off:

@@ -12,11 +12,11 @@ from fractrain_fx.capture.recording.writer import Obstacle
 from fractrain_fx.capture.source import forward_line, forward_of
 from fractrain_fx.errors import CaptureError
 
-__all__ = ["KeepWholeError", "Whole"]
+__all__ = ["OneNodeError", "OneNodes"]
 
 
 @dataclass
-class Whole:
+class OneNodes:
     """The modules, functions and methods that stay one node, with reasons, and those that cannot.
 
     Attributes:
@@ -35,7 +35,7 @@ class Whole:
         """Add the obstacles of one recording.
 
         Returns:
-            The modules to keep whole next, by path.
+            The modules to keep as one node next, by path.
         """
         self.refused |= set(refused)
         for each in refused:
@@ -93,7 +93,7 @@ def _largest_part(model: nn.Module, path: str, not_graphs: Collection[str]) -> s
     return f"; or rewrite its largest part alone: {largest} = fractrainify({largest}, example_inputs=(...))"
 
 
-class KeepWholeError(Exception):
+class OneNodeError(Exception):
     """A module, function or method must stay one node; the model is recorded again.
 
     Attributes:
