@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import warnings
+from functools import lru_cache
 from types import CodeType, FrameType
 from typing import Any
 
@@ -108,7 +109,12 @@ def in_words(module: nn.Module) -> str:
 
 def by_library(frame: FrameType) -> bool:
     """Whether code is torch's or this package's own, whose ways a graph does not depend on."""
-    return _module_of(frame).partition(".")[0] in ("torch", _PACKAGE)
+    return _is_library(_module_of(frame))
+
+
+@lru_cache(maxsize=4096)
+def _is_library(name: str) -> bool:
+    return name.partition(".")[0] in ("torch", _PACKAGE)
 
 
 def warn(words: str, at: FrameType | None = None, category: type[Warning] = FracTrainWarning) -> None:

@@ -6,6 +6,8 @@ present ``requires_grad`` of the parameters tells which ops need EB and GC witho
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch import nn
 from torch.fx import GraphModule
 
@@ -56,7 +58,7 @@ def find_trained(graph_module: GraphModule, example: str) -> None:
             for source in node.all_input_nodes:
                 mask |= facts(source).trained_by
         if node.op == "call_module":
-            mask |= bits_of(graph_module, graph_module.get_submodule(str(node.target)))
+            mask |= _mask(graph_module.get_submodule(str(node.target)), bits)
         record.trained_by = mask if record.flows else 0
         record.requires_grad = bool(record.trained_by & now)
 
@@ -83,11 +85,14 @@ def trained_share(graph_module: GraphModule) -> float:
 
 def bits_of(graph_module: GraphModule, module: nn.Module) -> int:
     """The bits of a module's parameters."""
-    named = {id(parameters[name]): bit for bit, (parameters, name) in enumerate(places_of(graph_module), start=1)}
+    places = enumerate(places_of(graph_module), start=1)
+    return _mask(module, {id(parameters[name]): 1 << bit for bit, (parameters, name) in places})
+
+
+def _mask(module: nn.Module, bits: Mapping[int, int]) -> int:
     mask = 0
     for parameter in module.parameters():
-        bit = named.get(id(parameter))
-        mask |= _ALWAYS * parameter.requires_grad if bit is None else 1 << bit
+        mask |= bits.get(id(parameter), _ALWAYS * parameter.requires_grad)
     return mask
 
 
