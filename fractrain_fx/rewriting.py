@@ -13,9 +13,9 @@ from torch.fx.passes.infra.pass_base import PassBase
 
 from fractrain_fx.capture import RecordedModule, Recording, record
 from fractrain_fx.capture.circumstances.notices import forget_notices
-from fractrain_fx.capture.generators import Generators
 from fractrain_fx.capture.inputs.examples import example_inputs as find_examples
 from fractrain_fx.capture.source import warn
+from fractrain_fx.capture.state import Generators
 from fractrain_fx.capture.trees import tensors_in
 from fractrain_fx.config import FracConfig
 from fractrain_fx.config.targets import Reach, resolve_targets, scheduled_precision

@@ -9,8 +9,7 @@ from fractrain_fx.capture.record import Recording, record
 from fractrain_fx.capture.recording.cleanup import changes_operands
 from fractrain_fx.capture.recording.constants import WRITTEN, TensorWrite
 from fractrain_fx.capture.recording.writer import ORDER
-from fractrain_fx.capture.sizes.guards import Guard
-from fractrain_fx.capture.sizes.input_values import InputValues
+from fractrain_fx.capture.sizes.guards import Guard, InputValues
 from fractrain_fx.capture.surroundings import Surroundings
 
 __all__ = [

@@ -29,7 +29,7 @@ from fractrain_fx.capture.recording.merge import merge_modes, same_calls
 from fractrain_fx.capture.recording.patch import Calls, recording
 from fractrain_fx.capture.recording.recorder import Recorder
 from fractrain_fx.capture.recording.writer import Obstacle, Return, UnrepresentableError
-from fractrain_fx.capture.sizes.input_values import size_inputs
+from fractrain_fx.capture.sizes.guards import size_inputs
 from fractrain_fx.capture.source import in_words
 from fractrain_fx.capture.state import Snapshot
 from fractrain_fx.capture.trees import tensors_in

@@ -21,8 +21,7 @@ from fractrain_fx.capture.inputs.data import has_data, without_data
 from fractrain_fx.capture.layerdrop import dropped_in_graph
 from fractrain_fx.capture.module import RecordedModule
 from fractrain_fx.capture.recording.kept.leaves import hooks_left_out
-from fractrain_fx.capture.sizes.guards import Guard
-from fractrain_fx.capture.sizes.input_values import InputValues
+from fractrain_fx.capture.sizes.guards import Guard, InputValues
 from fractrain_fx.capture.source import in_words
 from fractrain_fx.capture.state import Snapshot
 from fractrain_fx.capture.surroundings import Surroundings

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.fx import Graph, Interpreter, Node
 from torch.nn.modules import activation, batchnorm, dropout, normalization
 
-from fractrain_fx.capture.sizes.guards import Guard, Size
-from fractrain_fx.capture.sizes.input_values import InputValues
+from fractrain_fx.capture.sizes.guards import Guard, InputValues, Size
 from fractrain_fx.capture.state import Snapshot
 from fractrain_fx.capture.trees import map_tensors, tensors_in
 

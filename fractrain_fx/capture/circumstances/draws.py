@@ -12,14 +12,13 @@ import torch
 from torch import nn
 
 from fractrain_fx.capture.compare import difference
-from fractrain_fx.capture.generators import LEVELS, Generators, drawing
 from fractrain_fx.capture.inputs.call import Example
 from fractrain_fx.capture.recording.kept.callees import callees
 from fractrain_fx.capture.recording.kept.foreign import is_foreign, same_draws
 from fractrain_fx.capture.recording.kept.one_node import OneNodes
 from fractrain_fx.capture.recording.patch import plain_paths
 from fractrain_fx.capture.recording.writer import Obstacle
-from fractrain_fx.capture.state import Snapshot, seeded
+from fractrain_fx.capture.state import LEVELS, Generators, Snapshot, drawing, seeded
 
 __all__ = ["draws"]
 

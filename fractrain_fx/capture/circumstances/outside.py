@@ -14,14 +14,13 @@ from torch.fx import Graph
 from fractrain_fx.capture.circumstances.attributes import Access, Attributes
 from fractrain_fx.capture.circumstances.draws import draws
 from fractrain_fx.capture.compare import copied, difference, same
-from fractrain_fx.capture.generators import Generators
 from fractrain_fx.capture.inputs.call import Example
 from fractrain_fx.capture.inputs.data import has_data
 from fractrain_fx.capture.recording.kept.one_node import OneNodes
 from fractrain_fx.capture.recording.patch import plain_paths
 from fractrain_fx.capture.recording.recorder import Recorder
 from fractrain_fx.capture.recording.writer import Obstacle
-from fractrain_fx.capture.state import Snapshot, seeded
+from fractrain_fx.capture.state import Generators, Snapshot, seeded
 
 __all__ = ["Outside", "PythonState"]
 

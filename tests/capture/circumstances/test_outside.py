@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fractrain_fx.capture import Recording, record
-from fractrain_fx.capture.generators import LEVELS, drawing
+from fractrain_fx.capture.state import LEVELS, drawing
 from fractrain_fx.errors import CaptureError
 from tests.capture.conftest import Call, huggingface_call, timm_call
 

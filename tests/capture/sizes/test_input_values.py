@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fractrain_fx import FracConfig, FracModel, RunConfig, fractrainify, summarize
 from fractrain_fx.capture import record
-from fractrain_fx.capture.sizes.input_values import InputValues, holds_sizes
+from fractrain_fx.capture.sizes.guards import InputValues, holds_sizes
 from fractrain_fx.errors import InputError
 
 
