@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.fx import Node
 from torch.fx.graph import _format_target
 
@@ -59,7 +60,7 @@ def _place(graph_module: RecordedModule, target: str) -> str | None:
     words = "self"
     for parent in parents:
         module, words = module._modules.get(parent), f"{words}._modules[{parent!r}]"
-        if module is None:
+        if module is None or isinstance(module, torch.jit.ScriptModule):  # whose dictionaries are made at each look-up
             return None
     for kind in ("_modules", "_parameters", "_buffers"):
         if getattr(module, kind).get(name) is not None:
