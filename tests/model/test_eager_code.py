@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fractrain_fx import FracConfig, fractrainify
+from fractrain_fx import FracConfig, RunConfig, fractrainify
 from fractrain_fx.errors import InputError
 
 
@@ -56,7 +56,7 @@ def test_parameters_buffers_and_modules_that_take_the_place_of_others_are_read()
 
 def test_an_error_names_the_node_whose_line_it_came_from() -> None:
     model = fractrainify(
-        Net(), config=FracConfig(method="float", compared_calls=0), example_inputs=(torch.randn(2, 4),)
+        Net(), config=FracConfig(method="float", run=RunConfig(compared_calls=0)), example_inputs=(torch.randn(2, 4),)
     )
     with pytest.raises(InputError, match=r"It failed in node 'mul' of the model's own code"):
         model(torch.randn(2, 5))
