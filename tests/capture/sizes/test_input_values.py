@@ -64,7 +64,7 @@ def test_another_number_of_images_is_recorded_again_too() -> None:
 
 
 def test_too_many_different_values_are_refused_with_both_values_and_the_line() -> None:
-    made = rewritten(Images(), run=RunConfig(recordings=2)).eval()
+    made = rewritten(Images(), recordings=2).eval()
     made(PIXELS, OTHERS[0])
     with pytest.raises(
         InputError, match=r"grids == \[\[2, 3\], \[3, 2\]\], which .*test_input_values.py:\d+ .*2 recor"
