@@ -26,6 +26,7 @@ from benchmarks.page import markdown_table, write_section
 from benchmarks.records import Quartiles, command, machine_words, quartiles, ratios, rich_table, spread
 from benchmarks.step.measure import interleaved
 from fractrain_fx import FracConfig, FracModel, Pin, Precision, RunConfig, fractrainify
+from fractrain_fx.config import RECIPES
 
 _NAME = "benchmarks.linears"
 SIMULATED, CODES = RunConfig(backend="cpu"), RunConfig(backend="codes-always")
@@ -116,11 +117,12 @@ def crossovers(found: Mapping[tuple[int, int], Times], base: str) -> list[str]:
     return lines
 
 
-def rewritten(layer: nn.Module, x: Tensor, precision: str, run: RunConfig) -> FracModel:
+def rewritten(layer: nn.Module, x: Tensor, precision: str, run: RunConfig, recipe: str | None = None) -> FracModel:
     """The layer in a model that quantizes it."""
     bits = Precision.parse(precision)
     pins = (Pin("0", bits),)  # otherwise the first layer of a model stays float
-    config = FracConfig(method="static", precision=bits, pins=pins, run=run)
+    fmt = "affine" if recipe is None else RECIPES[recipe].format
+    config = FracConfig(method="static", format=fmt, recipe=recipe, precision=bits, pins=pins, run=run)
     return fractrainify(nn.Sequential(layer), config=config, example_inputs=(x[:2],)).train()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
-from typing import Literal
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
-from fractrain_fx import Engine, FracConfig, Precision, RunConfig, fractrainify
+from fractrain_fx import Engine, FracConfig, RunConfig, fractrainify
 from fractrain_fx.errors import CaptureError, ConfigError, CostTermError
 from tests.integrations.digits import digits
 from tests.plain import rewritten
@@ -146,12 +145,12 @@ def test_a_loop_that_leaves_the_cost_term_out_can_be_found_out() -> None:
         engine.accumulate = 0
 
 
-@pytest.mark.parametrize("torchao", [None, "int8"])
-def test_a_gradient_penalty_is_refused_and_taken_through_the_original(
-    torchao: Literal["int8"] | None,
-) -> None:
-    precision = Precision(8, 8)
-    config = FracConfig(method="static", precision=precision, run=RunConfig(torchao=torchao))
+@pytest.mark.parametrize(
+    "config",
+    [FracConfig(method="static"), FracConfig(method="static", format="fp8", run=RunConfig(torchao=True))],
+    ids=["plain", "torchao"],
+)
+def test_a_gradient_penalty_is_refused_and_taken_through_the_original(config: FracConfig) -> None:
     net = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 1))
     x = torch.randn(8, 4, requires_grad=True)
     model = fractrainify(net, config=config, example_inputs=(x,))

@@ -16,7 +16,6 @@ from benchmarks.records import quartiles, ratios
 from benchmarks.step.measure import interleaved
 from benchmarks.step.methods import tf32
 from fractrain_fx import RunConfig
-from fractrain_fx.config import Torchao
 
 __all__ = ["HOW", "items"]
 
@@ -28,7 +27,8 @@ training on int8 or float8, compiled by `torch.compile`, under bfloat16 autocast
 
 _Call = Callable[[], None]
 _BASE = "bf16"
-_TORCHAO: tuple[Torchao, ...] = ("float8", "int8")
+_TORCHAO = {"torchao-float8": "fp8", "torchao-int8": "int8"}
+"""The recipe of each form."""
 
 
 def items(setting: Setting) -> Mapping[str, Any]:
@@ -45,7 +45,7 @@ def _rows(width: int, tokens: int, torchao: bool, setting: Setting) -> Iterator[
     x, g = torch.randn(2, tokens, width, device=setting.device)
     made: dict[str, Callable[[], _Call]] = {_BASE: lambda: step(layer, x, g.bfloat16(), bf16=True)}
     if torchao:
-        made |= {f"torchao-{kind}": partial(_torchao, layer, x, g.bfloat16(), kind) for kind in _TORCHAO}
+        made |= {form: partial(_torchao, layer, x, g.bfloat16(), recipe) for form, recipe in _TORCHAO.items()}
     else:
         made |= {
             "float32": lambda: step(layer, x, g),
@@ -80,6 +80,7 @@ def _in_tf32(call: _Call) -> _Call:
     return run
 
 
-def _torchao(layer: nn.Module, x: torch.Tensor, g: torch.Tensor, kind: Torchao) -> _Call:
-    compiled: Any = torch.compile(rewritten(layer, x, "8/8", RunConfig(backend="cpu", torchao=kind)), fullgraph=True)
+def _torchao(layer: nn.Module, x: torch.Tensor, g: torch.Tensor, recipe: str) -> _Call:
+    model = rewritten(layer, x, "8/8", RunConfig(backend="cpu", torchao=True), recipe)
+    compiled: Any = torch.compile(model, fullgraph=True)
     return step(compiled, x, g, bf16=True)

@@ -24,7 +24,7 @@ A step is forward, `engine.loss` and backward in training mode, without the opti
 step of the same round: median (quartiles). `to float alike` is the ratio to float in the same modes (TF32, bfloat16
 autocast, compiled). `+kernels` is `backend="cpu"`, which takes Triton kernels, as `auto` does where Triton is
 installed; ours without it have `backend="plain"`. `+auto` is `skipping="left-out"`, `+torchao-...` is
-`torchao="..."`, `+compiled` is `torch.compile(model, fullgraph=True)`, and `+graphs` the same with
+`torchao=True`, `+compiled` is `torch.compile(model, fullgraph=True)`, and `+graphs` the same with
 `mode="reduce-overhead"`, that is CUDA graphs. Several models were compiled at a time, beside the checks above, so a
 compiled method's first step is longer than alone. The samples of a batch choose all options of DFQ equally often.
 `waits` are waits of the host for the GPU in one step. {_TITLES}.

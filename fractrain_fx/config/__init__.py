@@ -20,7 +20,7 @@ from fractrain_fx.config.precision import (
 )
 from fractrain_fx.config.products import BLOCK_FORMATS, OperandRecipe, ProductRecipe, Recipe
 from fractrain_fx.config.recipes import RECIPES, SCALE_BITS, usual_recipe
-from fractrain_fx.config.run import CODE_BITS, TORCHAO_PRECISION, Backend, MemoryFormat, RunConfig, Torchao
+from fractrain_fx.config.run import CODE_BITS, Backend, MemoryFormat, RunConfig
 from fractrain_fx.config.schedule import (
     ByLength,
     Constant,
@@ -45,7 +45,6 @@ __all__ = [
     "RECIPES",
     "SCALE_BITS",
     "SKIP",
-    "TORCHAO_PRECISION",
     "AffineConfig",
     "Attention",
     "Backend",
@@ -73,7 +72,6 @@ __all__ = [
     "Schedule",
     "Steps",
     "Tokens",
-    "Torchao",
     "TwoStage",
     "named_values",
     "paper_values",

@@ -9,8 +9,8 @@ from fractrain_fx.config.affine import AffineConfig
 from fractrain_fx.config.gate import GateConfig
 from fractrain_fx.config.precision import FLOAT_BITS, SKIP, CostTargets, Precision
 from fractrain_fx.config.products import BLOCK_FORMATS
-from fractrain_fx.config.recipes import RECIPES, check_recipe, widths_of
-from fractrain_fx.config.run import CODE_BITS, TORCHAO_FORMATS, TORCHAO_PRECISION
+from fractrain_fx.config.recipes import check_recipe, widths_of
+from fractrain_fx.config.run import CODE_BITS, TORCHAO_FORMATS
 from fractrain_fx.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -56,11 +56,6 @@ def check_stage(config: FracConfig, precision: Precision) -> None:
         raise ConfigError(f"{precision} computes nothing, and only gates can skip: write 2 bits or more")
     if config.format in BLOCK_FORMATS and (lacks := widths_of(config.format, precision)) is not None:
         raise ConfigError(lacks)
-    if config.run.torchao is not None and precision != TORCHAO_PRECISION:
-        raise ConfigError(
-            f"run.torchao={config.run.torchao!r} computes at {TORCHAO_PRECISION}, not at {precision}: write "
-            "run.torchao=None"
-        )
 
 
 def _check_used(config: FracConfig) -> None:
@@ -137,33 +132,17 @@ def _unfit_backend(config: FracConfig) -> str | None:
 
 def _unfit_torchao(config: FracConfig) -> str | None:
     """Why torchao cannot compute the linear layers."""
-    kind = config.run.torchao
-    if kind is None:
+    if not config.run.torchao:
         return None
-    asked, formats = f"run.torchao={kind!r}", TORCHAO_FORMATS[kind]
-    if config.method != "static" or config.precision != TORCHAO_PRECISION:
-        given = f"method {config.method!r}" + (f" at {config.precision}" if config.method == "static" else "")
+    if not config.scheduled:
         return (
-            f"{asked} always computes linear layers at 8 bits, which does not fit {given}: write method='static' with "
-            f"precision='{TORCHAO_PRECISION}', or run.torchao=None"
+            f"run.torchao=True computes ops of one precision at a time, and method {config.method!r} has none: write "
+            "method='static' or 'pfq', or leave it out"
         )
-    if config.format not in formats:
-        fitting = [each for each, known in TORCHAO_FORMATS.items() if config.format in known]
-        others = f"write run.torchao={fitting[0]!r}" if fitting else "torchao trains in none that fits"
+    if not {config.format, *(pin.number_format for pin in config.pins)} & set(TORCHAO_FORMATS):
         return (
-            f"{asked} computes linear layers in torchao's number format, not in format {config.format!r}: write "
-            f"format={' or '.join(map(repr, formats))}, or run.torchao=None ({others})"
-        )
-    recipe = formats[config.format]
-    if recipe is not None and config.product_recipe != RECIPES[recipe]:
-        return (
-            f"{asked} follows recipe {recipe!r}, not recipe={config.recipe!r}: write recipe={recipe!r}, or "
-            "run.torchao=None"
-        )
-    if config.affine.ranges != "tensor":
-        return (
-            f"{asked} has torchao's own ranges, not affine.ranges={config.affine.ranges!r}: write "
-            "affine.ranges='tensor', or run.torchao=None"
+            f"run.torchao=True computes in formats {', '.join(TORCHAO_FORMATS)}, not in {config.format!r}: write one "
+            "of these, or leave it out"
         )
     return None
 

@@ -24,6 +24,7 @@ _USUAL = {
     "nvfp4": Precision(4, 4),
     "fp8": Precision(8, 8),
     "jetfire": Precision(8, 8),
+    "int8": Precision(8, 8),
     "switchback": Precision(8, 8),
     "bfloat16": _HALF,
     "float": Precision(FLOAT_BITS, FLOAT_BITS),
@@ -43,7 +44,7 @@ class Pin:
         format: their number format, if not that of the configuration: ``affine``, ``dorefa``, ``wageubn``, ``mx``,
             ``nvfp4``, ``fp8``, ``int``; or ``bfloat16`` or ``float``, without bits.
         recipe: how the operands of their products are rounded: ``mxfp8``, ``mxfp4``, ``nvfp4``, ``fp8``, ``jetfire``,
-            ``switchback``, each with its usual bits if no others are given, or a :class:`Recipe`.
+            ``int8``, ``switchback``, each with its usual bits if no others are given, or a :class:`Recipe`.
 
     Raises:
         ConfigError: there is no pattern, no bits, or bits that do not fit the format; or the format is unknown.

@@ -66,6 +66,7 @@ RECIPES: dict[str, Recipe] = {
         input_gradient=ProductRecipe(_SQUARE_BY_CHANCE, _SQUARE),
         weight_gradient=ProductRecipe(_SQUARE_BY_CHANCE, _SQUARE),
     ),
+    "int8": Recipe("int", ProductRecipe(_ROW, _ROW), ProductRecipe(_ROW, _ROW), ProductRecipe(_ROW, _ROW)),
     "switchback": Recipe(
         "int",
         forward=ProductRecipe(_ROW),
@@ -73,8 +74,8 @@ RECIPES: dict[str, Recipe] = {
         weight_gradient=ProductRecipe(bfloat16=True),
     ),
 }
-"""The recipes in use, by name: ``nvfp4`` is that of arXiv 2509.25149, ``jetfire`` has the operands of arXiv 2403.12422
-and ``switchback`` those of arXiv 2304.13013."""
+"""The recipes in use, by name: ``nvfp4`` is that of arXiv 2509.25149, ``jetfire`` has the operands of arXiv 2403.12422,
+``int8`` those of torchao's int8 training, and ``switchback`` those of arXiv 2304.13013."""
 
 _USUAL = {"nvfp4": "nvfp4", "fp8": "fp8", "int": "jetfire"}
 

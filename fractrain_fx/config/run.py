@@ -8,22 +8,18 @@ from typing import Any, Literal, get_args
 
 from fractrain_fx.config.clock import Amount, parse_amount
 from fractrain_fx.config.kinds import check_kinds
-from fractrain_fx.config.precision import Precision
 from fractrain_fx.errors import ConfigError, near
 
 __all__ = [
     "CODE_BITS",
     "LEFT_OUT_FROM",
     "TORCHAO_FORMATS",
-    "TORCHAO_PRECISION",
     "Backend",
     "MemoryFormat",
     "RunConfig",
-    "Torchao",
 ]
 
 Backend = Literal["auto", "plain", "cpu", "cuda", "codes", "codes-always"]
-Torchao = Literal["int8", "float8", "mxfp8"]
 Skipping = Literal["computed", "left-out"]
 MemoryFormat = Literal["auto", "preserve"]
 
@@ -33,16 +29,8 @@ CODE_BITS = 8
 # Share of skipped samples from which the gathered form of a block was measured to be faster (docs/execution.md).
 LEFT_OUT_FROM = 0.1
 
-# The precision at which torchao computes, at every stage.
-TORCHAO_PRECISION = Precision(8, 8)
-
-# The formats whose linear layers each kind of torchao training may compute, with the recipe that it follows. Under
-# ``affine`` the layer is in torchao's numbers instead of the format's.
-TORCHAO_FORMATS: dict[str, dict[str, str | None]] = {
-    "int8": {"affine": None},
-    "float8": {"affine": None, "fp8": "fp8"},
-    "mxfp8": {"mx": "mxfp8"},
-}
+# The formats that torchao has kernels for, at 8 bits.
+TORCHAO_FORMATS = ("mx", "fp8", "int")
 
 
 @dataclass(frozen=True)
@@ -58,9 +46,8 @@ class RunConfig:
             is timed as it first trains. ``codes-always``: the same wherever possible, without a timing. ``auto``:
             ``cpu`` on a CPU where the kernels were built before, else ``cuda`` where Triton is installed, else
             ``plain``; ``fractrain train`` builds them for a long run (docs/execution.md).
-        torchao: torchao's 8-bit training computes linear layers, for ``static`` at FW-8/BW-8: ``int8`` and ``float8``
-            under format ``affine``, in numbers that differ from the format's; ``float8`` under ``fp8``, and ``mxfp8``
-            under ``mx``. ``None``: it computes none (docs/torchao.md).
+        torchao: whether torchao computes linear layers of ``static`` and ``pfq`` under formats ``mx``, ``fp8`` and
+            ``int``, at the bits that it has kernels for (docs/torchao.md).
         skipping: what blocks do for samples that skip them. ``computed``: they run for all samples, and the result is
             dropped. ``left-out``: these samples are left out if that saves time, from a tenth of the batch on. A number
             is another share (0..1) of the batch. Values stay the same, except that batch norm and ranges inside a block
@@ -79,7 +66,7 @@ class RunConfig:
     """
 
     backend: Backend = "auto"
-    torchao: Torchao | None = None
+    torchao: bool = False
     skipping: Skipping | float = "computed"
     memory_format: MemoryFormat = "auto"
     batch_axis: int = 0

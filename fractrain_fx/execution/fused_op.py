@@ -7,13 +7,14 @@ again (``execution/remade.py``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from fractrain_fx.config import Precision
 from fractrain_fx.execution.arithmetic import Arithmetic, Needs
 from fractrain_fx.execution.backends.codes import CodedProducts
 from fractrain_fx.execution.backends.cpu import CPU
@@ -25,6 +26,7 @@ from fractrain_fx.execution.plan import CALL_TENSORS, Backend, Call, Kept, Plan,
 from fractrain_fx.execution.remade import Made, Maker
 from fractrain_fx.execution.rounded import FIRST, SECOND
 from fractrain_fx.formats import ValueRange
+from fractrain_fx.nn.bits import StageBits
 from fractrain_fx.nn.quantizers import ActivationQuantizer, GradientQuantizer, WeightQuantizer
 from fractrain_fx.nn.rounding import gradients_unrounded, refuse_create_graph
 
@@ -63,10 +65,9 @@ class FusedOp(nn.Module):
         """Everything about the op except its tensors."""
         self.backends: tuple[Backend, ...] = (CPU, CUDA, PLAIN)
         """What may compute the op, best first; at each call the first that does not refuse it does."""
-        self.layer: Callable[[Tensor, Tensor, Tensor | None], Tensor] | None = None
-        """A layer of torchao that computes the op instead, with a gradient of its own."""
         self.maker: Maker | None = None
         """Can make the first factor again, if the pass ``RemakeOperands`` set it."""
+        self._stage: tuple[StageBits | Precision, ...] = ()
         self._used: str | None = None
         self._refused: dict[str, str] = {}
         self._number = number_of(self)
@@ -101,8 +102,6 @@ class FusedOp(nn.Module):
             added: the term that is added to the product.
             made: the value in whose memory ``a`` may lie, if it can be made again.
         """
-        if self.layer is not None:
-            return self.layer(a, b, added)
         plan, compiling = self.plan, torch.compiler.is_compiling()
         a_choice, b_choice, call = self.call_of(controls, choice, ranges, seed, a, b, added)
         if compiling:
@@ -115,8 +114,17 @@ class FusedOp(nn.Module):
             tensors = _told_apart(tensors)
         again = None if made is None or self.maker is None or compiling else self.maker.recipe_of(a, made)
         recipe, sources = (None, ()) if again is None else again
-        out: Tensor = _Fused.apply(*tensors, *sources, measured_here, plan, backend, recipe)
+        out: Tensor = _Fused.apply(*tensors, *sources, measured_here, call.precision, plan, backend, recipe)
         return out
+
+    def knows(self, stage: StageBits | Precision) -> None:
+        """Let backends know the bits of each call on the host: those of the present stage, or of a pin."""
+        self._stage = (stage,)  # in a tuple, as the quantizers
+
+    @property
+    def precision(self) -> Precision | None:
+        """The present bits, if backends are to know them on the host."""
+        return next((each.known if isinstance(each, StageBits) else each for each in self._stage), None)
 
     def choose(self, call: Call, needs: Needs) -> Backend:
         """The first backend that does not refuse a call of which ``needs`` gradients will be asked."""
@@ -124,7 +132,8 @@ class FusedOp(nn.Module):
         for backend in self.backends:
             reason = backend.refuses(self.plan, call, needs)
             if reason is None:
-                self._used, self._refused = backend.name, refused
+                if not torch.compiler.is_compiling():
+                    self._used, self._refused = backend.name, refused
                 return backend
             refused[backend.name] = reason
         return PLAIN
@@ -160,10 +169,12 @@ class FusedOp(nn.Module):
         b_choice, of_b = _rounds(second, controls[1], choice, ranges[1])
         bits = gradient.bits_of(controls[2]) if self.training else None
         seed_here = gradient.seed_of(seed) if self.training else None
-        return a_choice, b_choice, Call(a, b, added, of_a, of_b, bits, seed_here)
+        return a_choice, b_choice, Call(a, b, added, of_a, of_b, bits, seed_here, self.precision)
 
     def _traced(self, call: Call) -> tuple[Backend, Call]:
         """The backend in a compiled graph. An op that may run on codes is one call, for which the graph measures."""
+        if self.precision is not None:
+            return self.choose(call, _needs_of(call)), call
         if self.codes is None or not _is_plain(call):
             return PLAIN, call
         within = call.of_b.within or self.plan.second.fmt.weight_range(call.b.detach(), dim=self.plan.second.channel)
@@ -216,16 +227,16 @@ def _needs_of(call: Call) -> Needs:
 
 
 class _Fused(torch.autograd.Function):
-    """Inputs: the choices of both factors, the results of :meth:`Call.flatten`, the plan, the backend and a recipe.
+    """Inputs: choices of both factors, results of :meth:`Call.flatten`, a precision, a plan, a backend and a recipe.
 
     The recipe makes the first factor again in backward from the sources, the tensors behind those of the call.
     """
 
     @staticmethod
     def forward(ctx: Any, a_choice: Tensor | None, b_choice: Tensor | None, *rest: Any) -> Tensor:
-        *tensors, ctx.measured_here, ctx.plan, ctx.backend, ctx.recipe = rest
+        *tensors, ctx.measured_here, ctx.precision, ctx.plan, ctx.backend, ctx.recipe = rest
         tensors, sources = tensors[:CALL_TENSORS], tensors[CALL_TENSORS:]
-        call, plan = Call.unflatten(tensors, ctx.measured_here), ctx.plan
+        call, plan = Call.unflatten(tensors, ctx.measured_here, ctx.precision), ctx.plan
         ctx.choices = tuple(None if each is None else each.dtype for each in (a_choice, b_choice))
         ctx.types = call.a.dtype, call.b.dtype
         out, kept = ctx.backend.forward(plan, call)
@@ -246,7 +257,7 @@ class _Fused(torch.autograd.Function):
         del tensors[CALL_TENSORS:]
         if ctx.recipe is not None:
             tensors[0] = ctx.recipe.make(*sources)
-        plan, call = ctx.plan, Call.unflatten(tensors, ctx.measured_here)
+        plan, call = ctx.plan, Call.unflatten(tensors, ctx.measured_here, ctx.precision)
         a, b, added = call.a, call.b, call.added
         if gradients_unrounded():
             call = call._replace(bits=None)
@@ -264,7 +275,7 @@ class _Fused(torch.autograd.Function):
             None if of_b is None else plan.second.gradient(b, _as(of_b, ctx.types[1]), call.of_b.bits),
             None if of_added is None or added is None else _as(of_added, added.dtype),
             *[None] * (len(tensors) - 3),
-            *[None] * (ctx.sources + 4),
+            *[None] * (ctx.sources + 5),
         )
 
 

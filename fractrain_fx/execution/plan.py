@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from fractrain_fx.config import Precision
 from fractrain_fx.config.gate import GateGradient
 from fractrain_fx.execution.arithmetic import Arithmetic, Bound, Gradients, Needs
 from fractrain_fx.execution.autocast import autocast, autocast_dtype
@@ -143,6 +144,7 @@ class Call(NamedTuple):
         added: the term that is added to the product.
         of_a, of_b: how the factors are rounded.
         bits, seed: bits of the gradient and seed of its noise; ``bits`` is ``None`` in evaluation.
+        precision: the bits as the host knows them, for a backend that has a kernel for each width; else ``None``.
     """
 
     a: Any
@@ -152,9 +154,13 @@ class Call(NamedTuple):
     of_b: Rounds
     bits: Tensor | None
     seed: Tensor | None
+    precision: Precision | None = None
 
     def flatten(self) -> tuple[list[Tensor | None], tuple[bool, bool]]:
-        """All tensors, and for both factors whether the range was measured on it: arguments that an op can take."""
+        """All tensors, and for both factors whether the range was measured on it: arguments that an op can take.
+
+        The precision is not among them.
+        """
         tensors, measured = [self.a, self.b, self.added], []
         for bits, within in (self.of_a, self.of_b):
             tensors += [bits, None, None] if within is None else [bits, within.lo, within.span]
@@ -162,13 +168,15 @@ class Call(NamedTuple):
         return [*tensors, self.bits, self.seed], (measured[0], measured[1])
 
     @staticmethod
-    def unflatten(tensors: Sequence[Tensor | None], measured_here: Sequence[bool]) -> Call:
-        """The call from the results of :meth:`flatten`."""
+    def unflatten(
+        tensors: Sequence[Tensor | None], measured_here: Sequence[bool], precision: Precision | None = None
+    ) -> Call:
+        """The call from the results of :meth:`flatten` and its precision."""
         a, b, added, a_bits, a_lo, a_span, b_bits, b_lo, b_span, bits, seed = tensors
         assert a_bits is not None and b_bits is not None
         of_a = Rounds(a_bits, range_of(a_lo, a_span, measured_here[0]))
         of_b = Rounds(b_bits, range_of(b_lo, b_span, measured_here[1]))
-        return Call(a, b, added, of_a, of_b, bits, seed)
+        return Call(a, b, added, of_a, of_b, bits, seed, precision)
 
 
 CALL_TENSORS = 11

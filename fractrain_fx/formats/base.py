@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from fractrain_fx.config.products import Recipe
 from fractrain_fx.formats.bits import known_bits, of_options, put_where, sum_of_samples, work_dtype
 
 __all__ = ["Bits", "CodedFormat", "Format", "Operand", "SampleAxis", "ValueRange", "Values"]
@@ -90,6 +91,7 @@ class Format(Protocol):
         has_codes: whether rounded values are ``scale * code + zero`` with whole codes and one range for a tensor, or
             for each output channel of a weight.
         kernels: types of the devices on which kernels compute what these functions give.
+        recipe: how a block format rounds the operands of each product; ``None`` for other formats.
     """
 
     name: str
@@ -98,6 +100,7 @@ class Format(Protocol):
     by_product: bool = False
     has_codes: bool = False
     kernels: tuple[str, ...] = ()
+    recipe: Recipe | None = None
 
     def operand(self, x: Values, bits: Bits, of: Operand, *, seed: Int[Tensor, ""] | None = None) -> Values:
         """Round an operand of a product: the same for every product, unless the format is ``per_product``."""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from fractrain_fx.capture.source import warn
+from fractrain_fx.capture.state import preserved_random_state
 from fractrain_fx.errors import ConfigError, ModelError, require_known
 from fractrain_fx.model.properties import Properties
+from fractrain_fx.nn.bits import set_stage, stage_of
 
 __all__ = ["BySegment"]
 
@@ -107,6 +111,49 @@ class BySegment(Properties):
         require_known("torch.compile", options, list(inspect.signature(torch.compile).parameters)[1:])
         self._state.compiler = options
         self._make_chains()
+
+    def compile_stages(self, *args: Any, run: Callable[..., Any] | None = None, **kwargs: Any) -> None:
+        """Compile a training step for the precision of each stage now, so that no turning point has to wait for it.
+
+        Only kernels of torchao depend on the precision; any other model is compiled once for all stages. Parameters,
+        gradients, buffers, the stage and random numbers stay as they are.
+
+        Args:
+            *args: arguments of a call, with the sizes that training will have.
+            **kwargs: the same by keyword.
+            run: the result of ``torch.compile(model)``; by default the model itself, after :meth:`compile` or
+                :meth:`compile_segments`.
+
+        Raises:
+            ConfigError: nothing compiles the model, or it is not in training mode.
+        """
+        state, config = self._state, self.frac_config
+        if run is None and self._compiled_call_impl is None and state.compiler is None:
+            raise ConfigError("compile_stages() runs what compiles the model: call model.compile() before it")
+        if not self.training:
+            raise ConfigError("compile_stages() compiles training steps: call model.train() before it")
+        call, now = self if run is None else run, stage_of(self)
+        stages = dict.fromkeys(config.precision_stages) if config.run.torchao else {now: None}
+        held = [(x, x.detach().clone()) for x in self.buffers()]
+        gradients = [(parameter, parameter.grad) for parameter in self.parameters()]
+        told = state.cost, state.batch, state.tokens, state.runs
+        try:
+            with preserved_random_state():
+                for stage in stages:
+                    if stage is not None:
+                        set_stage(self, stage)
+                    found = [x for x in tree_leaves(call(*args, **kwargs)) if isinstance(x, Tensor)]
+                    torch.autograd.backward([x.sum() for x in found if x.requires_grad])
+                    for parameter, _ in gradients:
+                        parameter.grad = None
+        finally:
+            state.cost, state.batch, state.tokens, state.runs = told
+            for x, before in held:
+                x.copy_(before)
+            for parameter, gradient in gradients:
+                parameter.grad = gradient
+            if now is not None:
+                set_stage(self, now)
 
     def _make_chains(self) -> None:
         """Make the chain of segments for training now, because a call that torch compiles can make none."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -11,11 +12,12 @@ from torch import nn
 
 from fractrain_fx.capture import RecordedModule
 from fractrain_fx.config import FracConfig
-from fractrain_fx.execution.backends.torchao import NUMERICS
+from fractrain_fx.execution.backends.torchao import TORCHAO
 from fractrain_fx.execution.codes.timing import Tuner
 from fractrain_fx.execution.fused_op import FusedOp
 from fractrain_fx.execution.gathered import Gathered, ParameterGroup
 from fractrain_fx.execution.recomputed import Recomputed
+from fractrain_fx.execution.torchao_kernels import PRODUCTS, kernel_of
 from fractrain_fx.passes import execution_passes, fused_ops, not_on_int8, not_on_torchao, ops_of, unfused
 from fractrain_fx.passes.execute.segments import Segment, chain, cut
 from fractrain_fx.passes.execute.shared_code import SharedCode
@@ -47,10 +49,12 @@ class OpBackend(NamedTuple):
     Attributes:
         backend: its name; ``quantizers`` if the op runs as the graph shows it; ``None`` before it ran in eager mode.
         refused: by name, why quicker backends did not.
+        products: for an op that torchao may compute, what computes each product in the present stage.
     """
 
     backend: str | None
     refused: dict[str, str]
+    products: Mapping[str, str] = MappingProxyType({})
 
 
 class Running:
@@ -137,22 +141,46 @@ class Running:
             op = self.fused.get(name)
             if op is None:
                 found[name] = OpBackend("quantizers", refused | {"fused": apart.get(name, "is not fused")})
-            elif op.layer is not None:
-                found[name] = OpBackend("torchao", refused)
+            elif TORCHAO in op.backends:
+                found[name] = self._by_torchao(op, refused)
             else:
                 found[name] = OpBackend(op.used, refused | op.refused)
         return found
+
+    def _by_torchao(self, op: FusedOp, refused: dict[str, str]) -> OpBackend:
+        """As the host knows it without a run, so that it holds for compiled graphs too."""
+        weight = next(self._shown.parameters())
+        assert op.precision is not None
+        told: dict[str, str] = {}
+        lacks: dict[str, str] = {}
+        for product in PRODUCTS:
+            kernel = kernel_of(op.plan.fmt.recipe, product, op.precision, weight.device, weight.dtype)
+            told[product] = f"simulated: {kernel}" if isinstance(kernel, str) else str(kernel)
+            lacks |= {product: kernel} if isinstance(kernel, str) else {}
+        if len(lacks) == len(PRODUCTS):
+            return OpBackend("plain", refused | {"torchao": lacks["forward"]}, told)
+        return OpBackend("torchao", refused, told)
 
     def kernels(self) -> dict[str, str]:
         """How each quantized op multiplies, by name: see :meth:`fractrain_fx.FracModel.kernels`."""
         shown, config = self._shown, self._config
         names = [op.name for _, op in ops_of(shown.graph) if op.precision.mode not in ("float", "uncounted")]
-        if config.run.torchao is not None:
+        if config.run.torchao:
             apart = not_on_torchao(shown, config)
-            return {name: apart.get(name) or NUMERICS[config.run.torchao] for name in names}
+            told = {
+                name: _told(self._by_torchao(op, {}).products) for name, op in self.fused.items() if name not in apart
+            }
+            return {name: apart.get(name) or told.get(name, "torchao, once the model is rewritten") for name in names}
         left_out = not_on_int8(shown, config)
         ran = {name: op.codes.kernel for name, op in self.fused.items() if op.codes is not None}
         return {name: left_out.get(name) or ran.get(name) or "float" for name in names}
+
+
+def _told(products: Mapping[str, str]) -> str:
+    """How an op multiplies, in one line: once if all three products are computed alike."""
+    if len(set(products.values())) == 1:
+        return next(iter(products.values()))
+    return "; ".join(f"{product.replace('_', ' ')}: {words}" for product, words in products.items())
 
 
 def _wrapped(segment: Segment, wrapping: Wrapping, shared: SharedCode) -> nn.Module:

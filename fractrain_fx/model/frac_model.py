@@ -112,7 +112,7 @@ class FracModel(Savable):
 
         Raises:
             ConfigError: the method has no scheduled ops, there are 0 bits, the format has no elements of these bits,
-                frozen weights are codes of other bits, or torchao computes some ops, always at 8 bits.
+                or frozen weights are codes of other bits.
         """
         precision = Precision.parse(precision)
         check_stage(self.frac_config, precision)

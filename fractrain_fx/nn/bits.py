@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -11,13 +13,20 @@ __all__ = ["StageBits", "WidthTable", "set_stage", "stage_of", "width_name"]
 
 
 class StageBits(nn.Module):
-    """The precision that all scheduled ops have now."""
+    """The precision that all scheduled ops have now.
+
+    Attributes:
+        fw, bw: its bits, as data that a graph reads.
+        known: the same on the host, for a backend whose kernels depend on it. A compiled graph that reads it is
+            compiled once for each precision.
+    """
 
     fw: Tensor
     bw: Tensor
 
     def __init__(self, precision: Precision) -> None:
         super().__init__()
+        self.known = precision
         self.register_buffer("fw", torch.tensor(precision.fw, dtype=torch.int32))
         self.register_buffer("bw", torch.tensor(precision.bw, dtype=torch.int32))
 
@@ -25,6 +34,12 @@ class StageBits(nn.Module):
         """Change the precision in place (0-dim int32 buffers)."""
         self.fw.fill_(precision.fw)
         self.bw.fill_(precision.bw)
+        self.known = precision
+
+    def _load_from_state_dict(self, *args: Any, **options: Any) -> None:
+        super()._load_from_state_dict(*args, **options)
+        if not self.fw.is_meta:
+            self.known = Precision(int(self.fw), int(self.bw))
 
 
 def stage_of(model: nn.Module) -> Precision | None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fractrain_fx.config import CODE_BITS, SCALE_BITS, Torchao
-from fractrain_fx.execution.backends.torchao import NUMERICS
+from fractrain_fx.config import CODE_BITS, SCALE_BITS
 from fractrain_fx.execution.codes.timing import lacks_products
-from fractrain_fx.execution.torchao_devices import refusal, slow
+from fractrain_fx.execution.torchao_kernels import PRODUCTS, Kernel, kernel_of, slow
 from fractrain_fx.model import FracModel
 from fractrain_fx.native.choice import uses_triton
 from fractrain_fx.passes import fixed_batch, not_on_int8, not_on_torchao, undispatched
@@ -44,8 +43,8 @@ def notes_of(model: FracModel) -> Iterator[str]:
         yield from _dispatched(model)
     if model.frac_config.may_use_codes:
         yield from _lowered(model)
-    if model.frac_config.run.torchao is not None:
-        yield from _swapped(model, model.frac_config.run.torchao)
+    if model.frac_config.run.torchao:
+        yield from _by_torchao(model)
 
 
 def _sequence_first(model: FracModel) -> str:
@@ -85,16 +84,19 @@ def _lowered(model: FracModel) -> Iterator[str]:
     yield from _by_reason("multiplies in float", kept)
 
 
-def _swapped(model: FracModel, kind: Torchao) -> Iterator[str]:
-    kept = not_on_torchao(model._state.recording.train, model.frac_config)
+def _by_torchao(model: FracModel) -> Iterator[str]:
+    config, weight = model.frac_config, next(model.parameters())
+    kept = not_on_torchao(model._state.recording.train, config)
     quantized = len(model.kernels())
-    device = next(model.parameters()).device
-    yield f"{quantized - len(kept)} of {quantized} quantized ops are computed by {NUMERICS[kind]}"
-    yield "costs are those of FW-8/BW-8, also for ops that torchao computes"
-    if (reason := refusal(kind, device)) is not None:
-        yield f"cannot run here: {reason}"
-    elif (reason := slow(kind, device)) is not None:
-        yield f"saves no time here: {reason}"
+    yield f"{quantized - len(kept)} of {quantized} quantized ops may be multiplied by torchao"
+    for stage in dict.fromkeys(config.precision_stages):
+        kernels = [kernel_of(config.product_recipe, each, stage, weight.device, weight.dtype) for each in PRODUCTS]
+        words = [str(each) if isinstance(each, Kernel) else f"simulated: {each}" for each in kernels]
+        parts = dict(zip(PRODUCTS, words, strict=True)).items() if len(set(words)) > 1 else [("all products", words[0])]
+        yield f"{stage}: " + "; ".join(f"{product.replace('_', ' ')}: {told}" for product, told in parts)
+        for kind in {each.kind for each in kernels if isinstance(each, Kernel) and each.emulated is None}:
+            if (reason := slow(kind, weight.device)) is not None:
+                yield f"{stage} saves no time here: {reason}"
     yield from _by_reason("simulated in float", kept)
 
 

@@ -89,6 +89,13 @@ FORMAT_RECIPES = {
             "16 bits",
         ),
         FormatRecipe(
+            "int8",
+            Precision(8, 8),
+            "torchao, Int8MixedPrecisionTrainingConfig",
+            "32 bits for a row of both operands",
+            "attention's products in 16 bits",
+        ),
+        FormatRecipe(
             "switchback",
             Precision(8, 8),
             "arXiv 2304.13013",

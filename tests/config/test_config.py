@@ -46,35 +46,16 @@ def test_ops_may_run_on_int8_where_they_have_codes() -> None:
     assert not FracConfig(run=RunConfig(skipping="left-out")).may_use_codes
 
 
-@pytest.mark.parametrize("kind", ["int8", "float8"])
-def test_torchao_computes_at_eight_bits_only(kind: Any) -> None:
-    config = FracConfig(method="static", run=RunConfig(torchao=kind))
-    assert not config.dispatches and not config.may_use_codes
+def test_torchao_computes_ops_of_one_precision_in_formats_that_it_has() -> None:
+    config = FracConfig(method="static", format="mx", recipe="mxfp8", run=RunConfig(torchao=True))
     assert FracConfig.from_dict(config.to_dict()) == config
-    assert config.replace(attention="float", pins=(Pin("head", Precision(4, 4)),)).run.torchao == kind
+    assert FracConfig(method="static", pins=(Pin("head", recipe="mxfp8"),), run=RunConfig(torchao=True)).run.torchao
     for changes, message in (
-        ({"method": "pfq"}, "which does not fit method 'pfq': write method='static'"),
-        ({"method": "fractrain"}, "always computes linear layers at 8 bits"),
-        ({"method": "float"}, "which does not fit method 'float'"),
-        ({"precision": Precision(8, 16)}, "which does not fit method 'static' at FW-8/BW-16"),
-        ({"format": "dorefa"}, "not in format 'dorefa': write format='affine'"),
+        ({"method": "fractrain"}, "one precision at a time, and method 'fractrain'"),
+        ({"format": "affine", "recipe": None}, "computes in formats mx, fp8, int, not in 'affine'"),
     ):
         with pytest.raises(ConfigError, match=message):
             config.replace(**changes)
-
-
-def test_torchao_follows_a_recipe_of_the_formats_that_it_has() -> None:
-    assert FracConfig(method="static", format="fp8", run=RunConfig(torchao="float8")).run.torchao == "float8"
-    assert FracConfig(method="static", format="mx", recipe="mxfp8", run=RunConfig(torchao="mxfp8")).run.torchao
-    mxfp8 = RunConfig(torchao="mxfp8")
-    for words, message in (
-        ({"run": mxfp8}, "not in format 'affine': write format='mx'.*write run.torchao='int8'"),
-        ({"run": RunConfig(torchao="float8"), "format": "mx"}, "write run.torchao='mxfp8'"),
-        ({"run": mxfp8, "format": "mx", "recipe": "mxfp4"}, "follows recipe 'mxfp8', not recipe='mxfp4'"),
-        ({"run": mxfp8, "format": "nvfp4", "precision": "4/4"}, "always computes linear layers at 8 bits"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            FracConfig(**{"method": "static", **words})
 
 
 @pytest.mark.parametrize(
@@ -85,7 +66,6 @@ def test_torchao_follows_a_recipe_of_the_formats_that_it_has() -> None:
         (lambda: RunConfig(skipping=1.5), "must lie in 0..1"),
         (lambda: RunConfig(skipping=float("nan")), "must lie in 0..1"),
         (lambda: RunConfig(skipping=True), "run.skipping=True is unknown"),
-        (lambda: RunConfig(torchao="int4"), "run.torchao='int4' is unknown: write one of int8, float8, mxfp8"),
         (lambda: RunConfig(length=0), "run.length=0 must be at least 1 epoch"),
         (lambda: RunConfig(length="many"), "run.length='many' is not a number of steps or tokens"),
         (lambda: RunConfig(recordings=0), "run.recordings=0 must be at least 1"),
@@ -128,7 +108,6 @@ FISHER = {"gate": GateConfig(gradient="fisher")}
         ({**ROW, "run": RunConfig(backend="cpu")}, "run.backend='cpu' changes nothing.*affine.ranges='tensor'"),
         ({"format": "mx", "method": "static", "run": RunConfig(backend="cuda")}, "run.backend='cuda' changes nothing"),
         ({**ROW, "format": "dorefa"}, "affine.ranges='row' changes nothing for format 'dorefa': it is for 'affine'"),
-        ({**ROW, "method": "static", "run": RunConfig(torchao="int8")}, "torchao's own ranges"),
         ({"targets": CostTargets(saturate=True), "method": "pfq"}, "changes nothing for method 'pfq'"),
         ({**FISHER, "method": "slu"}, "whose options round nothing"),
         ({**FISHER, **LEFT_OUT}, "or run.skipping='computed'"),

@@ -45,7 +45,7 @@ def copied(model: FracModel) -> RecordedModule:
         ),
         ({"method": "static", "run": RunConfig(memory_format="preserve")}, "Fuse ReplaceReLUs ChooseBackend " + LAST),
         (
-            {"method": "static", "run": RunConfig(torchao="int8")},
+            {"method": "static", "format": "fp8", "run": RunConfig(torchao=True)},
             "Fuse ReplaceReLUs ChannelsLast ChooseBackend " + LAST,
         ),
     ],
@@ -65,9 +65,15 @@ def test_the_chain_gives_the_copy_that_runs() -> None:
     assert fused_ops(made).keys() == running.fused.keys() and running.fused
 
 
-@pytest.mark.parametrize("run", [RunConfig(backend="codes"), RunConfig(torchao="int8")], ids=["codes", "torchao"])
-def test_other_forms_of_fused_ops_are_refused_before_there_are_any(run: RunConfig) -> None:
-    config = FracConfig(method="static", run=run)
+@pytest.mark.parametrize(
+    "config",
+    [
+        FracConfig(method="static", run=RunConfig(backend="codes")),
+        FracConfig(method="static", format="fp8", run=RunConfig(torchao=True)),
+    ],
+    ids=["codes", "torchao"],
+)
+def test_other_forms_of_fused_ops_are_refused_before_there_are_any(config: FracConfig) -> None:
     net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
     shown = copied(
         fractrainify(net, config=FracConfig(method="static"), example_inputs=(torch.randn(2, 4),), check=False)

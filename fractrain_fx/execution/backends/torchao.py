@@ -1,149 +1,199 @@
-"""A linear layer that torchao computes, forward and backward, on the weight and bias of the graph."""
+"""torchao multiplies linear layers in 8 bits, product by product, where it has the numbers of the present stage.
+
+A product that torchao lacks at these bits is the plain backend's, so a stage may raise one product only. Where a device
+has no units for MX blocks, torchao's own rounding emulates them, with the numbers of format ``mx``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from jaxtyping import Float
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
 from torch.nn import functional as F
 
-from fractrain_fx.config import Torchao
-from fractrain_fx.errors import ConfigError
-from fractrain_fx.execution.autocast import autocast
-from fractrain_fx.execution.torchao_devices import refusal
-from fractrain_fx.nn.rounding import refuse_create_graph
+from fractrain_fx.execution.arithmetic import AddMatMul, Arithmetic, Bound, Gradients, Linear, MatMul, Needs
+from fractrain_fx.execution.autocast import autocast, autocast_dtype
+from fractrain_fx.execution.backends.plain import PLAIN
+from fractrain_fx.execution.plan import NOTHING_KEPT, Call, Computed, Kept, Plan, contract
+from fractrain_fx.execution.torchao_kernels import PRODUCTS, Kernel, Kind, ProductName, kernel_of, require_torchao
+from fractrain_fx.nn.rounding import gradients_unrounded
 
-__all__ = ["MULTIPLES", "NUMERICS", "TorchaoLinear"]
+__all__ = ["TORCHAO", "Torchao", "not_linear", "torchao_backend"]
 
-NUMERICS: dict[Torchao, str] = {
-    "int8": "torchao int8: symmetric, a scale for each row and column, rounded to the nearest",
-    "float8": "torchao float8: e4m3, gradients e5m2, a scale for each tensor, rounded to the nearest",
-    "mxfp8": "torchao MXFP8: e4m3, a power of two for every 32, rounded to the nearest; as format mx",
-}
-"""The numbers in which a layer is computed, with their differences from the simulation."""
+_FLOAT8 = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+_BLOCK = 32
 
-MULTIPLES: dict[Torchao, int] = {"float8": 16, "mxfp8": 32}
-"""torchao multiplies by a weight only if both of its sizes are multiples of this: those of ``torch._scaled_mm``, and
-whole blocks."""
-
-_Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+# Sums and rows are filled up to whole blocks. Of a sum over one row, torchao's int8 is wrong on some CPUs with AMX.
+_WHOLE: dict[Kind, int] = {"mxfp8": _BLOCK, "int8": 2}
 
 
-class TorchaoLinear:
-    """``x @ weight.T + bias`` as torchao trains it.
+class Torchao:
+    """Rounds and multiplies by torchao. The sums of its kernels run in an order of their own."""
 
-    Args:
-        kind: int8, float8 or MXFP8.
-        inputs, outputs: channels.
-        bias: whether there is a bias.
+    name = "torchao"
+
+    def refuses(self, plan: Plan, call: Call, needs: Needs) -> str | None:
+        """The reason that torchao computes no product of a call."""
+        asked = True, call.bits is not None and needs[0], call.bits is not None and needs[1]
+        kernels = [_kernel(plan, call, product) for product, each in zip(PRODUCTS, asked, strict=True) if each]
+        reasons = [each for each in kernels if isinstance(each, str)]
+        return reasons[0] if len(reasons) == len(kernels) else None
+
+    def forward(self, plan: Plan, call: Call) -> Computed:
+        kernel, by_columns = _kernel(plan, call, "forward"), not isinstance(plan.arithmetic, Linear)
+        if isinstance(kernel, str):
+            return PLAIN.forward(plan, call)
+        if kernel.emulated is not None:
+            first = _emulated(call.a, kernel.first, across=False)
+            second = _emulated(call.b, kernel.second, across=by_columns)
+            return contract(plan, call, first, second), NOTHING_KEPT
+        dtype = autocast_dtype(call.a.device.type) or call.a.dtype
+        a, b, added = (autocast(each, dtype) for each in (call.a, call.b, call.added))
+        rows = _product(kernel, _matrix(a, across=False), _matrix(b, across=by_columns), "forward")
+        out = rows.reshape(*a.shape[:-1], rows.shape[-1])
+        return out if added is None else out + added, NOTHING_KEPT
+
+    def backward(self, plan: Plan, call: Call, g: Tensor, kept: tuple[Kept, Kept], needs: Needs) -> Gradients:
+        if call.bits is None or gradients_unrounded():
+            return PLAIN.backward(plan, call, g, kept, needs)
+        of_input, of_weight = (_kernel(plan, call, product, g.dtype) for product in PRODUCTS[1:])
+        plain = needs[0] and isinstance(of_input, str), needs[1] and isinstance(of_weight, str), needs[2]
+        a, b, added = PLAIN.backward(plan, call, g, kept, plain) if any(plain) else (None, None, None)
+        if needs[0] and isinstance(of_input, Kernel):
+            a = _input_gradient(plan, call, g, of_input)
+        if needs[1] and isinstance(of_weight, Kernel):
+            b = _weight_gradient(plan, call, g, of_weight)
+        return a, b, added
+
+
+TORCHAO = Torchao()
+
+
+def torchao_backend() -> Torchao:
+    """The backend, which compiled graphs may then call as well.
 
     Raises:
-        ConfigError: torchao is not installed, or is too old for this kind.
+        ConfigError: torchao is missing or too old.
     """
-
-    def __init__(self, kind: Torchao, inputs: int, outputs: int, bias: bool) -> None:
-        self.kind = kind
-        self._rows = _rows(kind, _converted(kind, inputs, outputs, bias))
-
-    def __call__(
-        self, x: Float[Tensor, "*rows inputs"], weight: Float[Tensor, "outputs inputs"], bias: Tensor | None
-    ) -> Float[Tensor, "*rows outputs"]:
-        """The layer's output.
-
-        Raises:
-            ConfigError: the device cannot run such products, or float8 is asked to multiply float64.
-        """
-        if not x.numel():
-            return F.linear(x, weight, bias)  # torchao would fail: it takes the maximum
-        device = x.device.type
-        if torch.is_autocast_enabled(device):
-            # torchao looks at the autocast of GPUs only. It converts the weight to the activation's type itself.
-            dtype = torch.get_autocast_dtype(device)
-            x, bias = autocast(x, dtype), autocast(bias, dtype)
-        # As one matrix, so that its gradient is one too: torchao views tensors of more dimensions as matrices, which
-        # some strides forbid.
-        flat = x.reshape(-1, x.shape[-1])
-        # Rows of zeros change no scale and no sum. MX sums the weight's gradient over whole blocks of rows. Of a single
-        # row, torchao's int8 gradient of the weight is wrong by orders of magnitude on some CPUs with AMX.
-        missing = 0
-        if self.kind == "mxfp8":
-            missing = -len(flat) % MULTIPLES[self.kind]
-        elif self.kind == "int8":
-            missing = max(0, 2 - len(flat))
-        if missing:
-            rows = self._rows(F.pad(flat, (0, 0, 0, missing)), weight, bias)[: len(flat)]
-        else:
-            rows = self._rows(flat, weight, bias)
-        if rows.requires_grad and not torch.compiler.is_compiling():
-            rows.register_hook(_look_at_mode)
-        return rows.reshape(*x.shape[:-1], rows.shape[-1])
+    require_torchao()
+    for function in (_round_blocks, _multiply):  # Dynamo cannot trace the settings that torchao's functions pass on
+        torch.compiler.allow_in_graph(function)
+    return TORCHAO
 
 
-def _look_at_mode(_: Tensor) -> None:
-    """A hook on a gradient, because the backward of torchao's own Functions is not ours."""
-    refuse_create_graph()
+def not_linear(arithmetic: Arithmetic, static: tuple[Any, ...]) -> str | None:
+    """The reason that a contraction is not a matrix of rows times a weight; ``None`` if it is."""
+    if isinstance(arithmetic, AddMatMul) and static != (1, 1):
+        return "scales its product or its added term"
+    linear = isinstance(arithmetic, Linear | MatMul | AddMatMul)
+    return None if linear else "is not a linear layer, and torchao computes only those"
 
 
-def _rows(kind: Torchao, module: nn.Module) -> _Linear:
-    """A function that runs a module of torchao on parameters that the module does not hold."""
-
-    def run(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if (reason := refusal(kind, rows.device)) is not None:
-            raise ConfigError(f"run.torchao={kind!r} cannot run here: {reason}, or write run.torchao=None")
-        if kind in MULTIPLES and rows.dtype == torch.float64:
-            raise ConfigError(f"run.torchao={kind!r} cannot multiply float64: write model.float()")
-        parameters = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
-        out: Tensor = functional_call(module, parameters, (rows,))
-        return out
-
-    # One call for Dynamo, which cannot trace the configuration that torchao's int8 layer passes to its own Function.
-    allowed: _Linear = torch.compiler.allow_in_graph(run)
-    return allowed
+def _kernel(plan: Plan, call: Call, product: ProductName, dtype: torch.dtype | None = None) -> Kernel | str:
+    """What computes a product of a call, or the reason that torchao does not; ``dtype`` is that of its gradient."""
+    if call.precision is None:
+        return "has bits that only tensors know"
+    if not call.a.numel() or call.a.ndim < 2:  # torchao would take the maximum of no values
+        return "multiplies a vector, or nothing"
+    dtype = dtype or autocast_dtype(call.a.device.type)
+    if dtype is None and call.a.dtype != call.b.dtype:
+        return "its operands have two types"
+    return kernel_of(plan.fmt.recipe, product, call.precision, call.a.device, dtype or call.a.dtype)
 
 
-def _converted(kind: Torchao, inputs: int, outputs: int, bias: bool) -> nn.Module:
-    """A layer without values, converted by torchao's public functions."""
-    layer: Any = nn.Linear(inputs, outputs, bias=bias, device="meta")
-    try:
-        if kind == "int8":
-            from torchao.prototype.quantized_training import Int8MixedPrecisionTrainingConfig
-            from torchao.quantization import quantize_
-
-            # By default torchao makes the weight a tensor subclass, with which a CPU silently multiplies in float.
-            quantize_(layer, Int8MixedPrecisionTrainingConfig(module_swap=True))
-        elif kind == "mxfp8":
-            layer = _mxfp8(inputs, outputs, bias)
-        else:
-            from torchao.float8 import Float8LinearConfig, convert_to_float8_training
-
-            # The weight's gradient is summed over the rows, whose number need not be a multiple of 16.
-            layer = convert_to_float8_training(layer, config=Float8LinearConfig(pad_inner_dim=True))
-    except ImportError as error:
-        raise ConfigError(
-            f"run.torchao={kind!r} needs torchao: pip install 'fractrain_fx[torchao]' ({error}), or write "
-            "run.torchao=None"
-        ) from error
-    module: nn.Module = layer
-    return module
+def _input_gradient(plan: Plan, call: Call, g: Tensor, kernel: Kernel) -> Tensor:
+    """Output gradient times weight, summed over outputs."""
+    by_rows = isinstance(plan.arithmetic, Linear)
+    if kernel.emulated is None:
+        weight = _matrix(call.b.to(g.dtype), across=by_rows)
+        return _product(kernel, _matrix(g, across=False), weight, "input_gradient").reshape(call.a.shape)
+    error, weight = _emulated(g, kernel.first, across=False), _emulated(call.b, kernel.second, across=by_rows)
+    bound = Bound(call.a.to(g.dtype), weight.to(g.dtype), call.added, plan.static)
+    return plan.arithmetic.backward(error, bound, (True, False, False))[0]  # type: ignore[return-value]
 
 
-def _mxfp8(inputs: int, outputs: int, bias: bool, *, emulated: bool = False) -> nn.Module:
-    """Torchao's MXFP8 layer, with scales as format ``mx`` has them; ``emulated`` computes it on any device."""
-    from torchao.prototype.moe_training.mxfp8_linear import MXFP8Linear
-    from torchao.prototype.mx_formats.config import ScaleCalculationMode
+def _weight_gradient(plan: Plan, call: Call, g: Tensor, kernel: Kernel) -> Tensor:
+    """Output gradient times activation, summed over all rows."""
+    if kernel.emulated is None:
+        rows = _matrix(call.a.to(g.dtype), across=True)
+        of_linear = _product(kernel, _matrix(g, across=True), rows, "weight_gradient")
+        return of_linear if isinstance(plan.arithmetic, Linear) else of_linear.t()
+    error, x = _emulated(g, kernel.first, across=True), _emulated(call.a, kernel.second, across=True)
+    bound = Bound(x.to(g.dtype), call.b.to(g.dtype), call.added, plan.static)
+    return plan.arithmetic.backward(error, bound, (False, True, False))[1]  # type: ignore[return-value]
+
+
+def _matrix(x: Tensor, *, across: bool) -> Tensor:
+    """A tensor as a matrix whose rows are summed: its last dimension, or ``across`` that, all others."""
+    flat = x.reshape(-1, x.shape[-1])
+    return flat.t() if across else flat
+
+
+def _emulated(x: Tensor, element: str, *, across: bool) -> Tensor:
+    """A tensor after torchao's rounding to blocks along the rows of its :func:`_matrix`."""
+    rounded = _round_blocks(_matrix(x, across=across), element)
+    return (rounded.t() if across else rounded).reshape(x.shape).contiguous()
+
+
+def _round_blocks(rows: Tensor, element: str) -> Tensor:
+    from torchao.prototype.mx_formats.mx_tensor import to_dtype, to_mx
+
+    length, dtype = rows.shape[-1], _FLOAT8[element]
+    scales, codes = to_mx(F.pad(rows, (0, -length % _BLOCK)).contiguous(), dtype, _BLOCK)
+    values: Tensor = to_dtype(codes, scales, dtype, _BLOCK, rows.dtype)
+    return values[:, :length]
+
+
+def _product(kernel: Kernel, first: Tensor, second: Tensor, product: ProductName) -> Tensor:
+    """``first @ second.t()``; zeros that fill up rows and sums change no scale and no result."""
+    whole, rows = _WHOLE.get(kernel.kind, 1), first.shape[0]
+    more = -first.shape[1] % whole
+    if more or rows % whole:
+        first, second = F.pad(first, (0, more, 0, -rows % whole)), F.pad(second, (0, more))
+    out: Tensor = _multiply(first, second, kernel.kind, kernel.first, kernel.second, product)
+    return out[:rows]
+
+
+def _multiply(first: Tensor, second: Tensor, kind: Kind, to: str, second_to: str, product: ProductName) -> Tensor:
+    """The product in numbers of a kind. Compiled graphs hold it as one call of this function, which torch traces."""
+    found: Any
+    if kind == "bfloat16":
+        found = torch.mm(first.bfloat16(), second.bfloat16().t(), out_dtype=first.dtype)
+    elif kind == "mxfp8":
+        found = torch.mm(_mx(first), _mx(second).t()).to(first.dtype)  # torchao's product gives bfloat16
+    elif kind == "int8":
+        from torchao.prototype.quantized_training.int8_mixed_precision import scaled_int8_mm
+
+        (codes, scales), (others, of_others) = _int8(first, to), _int8(second, second_to)
+        found = scaled_int8_mm(codes, others.t(), scales, of_others)
+    else:
+        found = torch.mm(*_float8(first, second, to, second_to, product))
+    return found  # type: ignore[no-any-return]
+
+
+def _mx(rows: Tensor) -> Any:
+    from torchao.prototype.mx_formats.mx_tensor import MXTensor
     from torchao.quantization.quantize_.common.kernel_preference import KernelPreference
 
-    kernels = KernelPreference.EMULATED if emulated else KernelPreference.AUTO
-    layer: nn.Module = MXFP8Linear(
-        inputs,
-        outputs,
-        bias=bias,
-        device="meta",
-        kernel_preference=kernels,
-        scale_calculation_mode=ScaleCalculationMode.FLOOR,
-    )
-    return layer
+    return MXTensor.to_mx(rows.contiguous(), _FLOAT8["e4m3"], _BLOCK, kernel_preference=KernelPreference.AUTO)
+
+
+def _int8(rows: Tensor, scale: str) -> tuple[Tensor, Tensor]:
+    from torchao.prototype.quantized_training.int8 import quantize_int8_rowwise
+
+    codes, scales = quantize_int8_rowwise(rows if scale == "row" else rows.reshape(1, -1))
+    return codes.reshape(rows.shape).contiguous(), scales.expand(len(rows)).contiguous()
+
+
+def _float8(first: Tensor, second: Tensor, to: str, second_to: str, product: ProductName) -> tuple[Any, Any]:
+    from torchao.float8.float8_scaling_utils import hp_tensor_to_float8_dynamic
+    from torchao.float8.float8_training_tensor import GemmInputRole, LinearMMConfig, ScaledMMConfig
+
+    quick, exact = ScaledMMConfig(use_fast_accum=True, pad_inner_dim=True), ScaledMMConfig(pad_inner_dim=True)
+    config = LinearMMConfig(quick, exact, exact)
+    x, w, g = GemmInputRole.INPUT, GemmInputRole.WEIGHT, GemmInputRole.GRAD_OUTPUT
+    roles = {"forward": (x, w), "input_gradient": (g, w), "weight_gradient": (g, x)}[product]
+    a = hp_tensor_to_float8_dynamic(first, _FLOAT8[to], config, gemm_input_role=roles[0])
+    b = hp_tensor_to_float8_dynamic(second, _FLOAT8[second_to], config, gemm_input_role=roles[1])
+    return a, b.t()

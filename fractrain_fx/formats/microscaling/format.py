@@ -49,7 +49,7 @@ class MicroscalingFormat(PerProductFormat):
 
     def __init__(self, recipe: Recipe) -> None:
         self.name: str = recipe.format
-        self.recipe = recipe
+        self.recipe: Recipe = recipe
         self.by_product = recipe.by_product
         self._elements = {
             (product, tensor): self._elements_of(self._of(product, tensor), tensor)

@@ -223,8 +223,6 @@ def _require_packable(state: ModelState) -> None:
             f"{config.method!r} with format {config.format!r} and affine.ranges={config.affine.ranges!r} has no such "
             "weights: write method='fractrain', format='affine' and weight_bits=4"
         )
-    if config.run.torchao is not None:
-        raise ConfigError(f"run.torchao={config.run.torchao!r} reads float weights: write run.torchao=None")
     if config.scheduled:
         stages, widths = config.precision_stages, {each.fw for each in config.precision_stages}
         now = next(int(each.fw) for each in state.recording.train.modules() if isinstance(each, StageBits))

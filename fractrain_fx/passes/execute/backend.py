@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from fractrain_fx.config import CODE_BITS, TORCHAO_PRECISION, FracConfig, Torchao
+from fractrain_fx.config import CODE_BITS, FracConfig, Precision
 from fractrain_fx.errors import ModelError, PassError
 from fractrain_fx.execution.arithmetic import AddMatMul, Arithmetic, Convolution, Linear, MatMul
 from fractrain_fx.execution.backends.codes import CodedProducts
 from fractrain_fx.execution.backends.cpu import CPU
 from fractrain_fx.execution.backends.cuda import CUDA
 from fractrain_fx.execution.backends.plain import PLAIN
-from fractrain_fx.execution.backends.torchao import MULTIPLES, TorchaoLinear
+from fractrain_fx.execution.backends.torchao import not_linear, torchao_backend
 from fractrain_fx.execution.codes.layout import Convolved, Features, Layout
 from fractrain_fx.execution.codes.timing import Tuner
 from fractrain_fx.execution.fused_op import FusedOp
 from fractrain_fx.execution.plan import Backend, Plan
+from fractrain_fx.execution.torchao_kernels import MULTIPLES
+from fractrain_fx.nn.bits import StageBits
 from fractrain_fx.nn.quantizers import WeightQuantizer
 from fractrain_fx.passes.execute.fuse import fused_ops, require_fused
 from fractrain_fx.passes.execute.left_out import left_out
-from fractrain_fx.passes.graph.edit import owner_module
+from fractrain_fx.passes.graph.edit import NAMESPACE, owner_module
 from fractrain_fx.passes.graph.facts import Op, facts, ops_of
 
 __all__ = ["ChooseBackend", "not_on_int8", "not_on_torchao"]
@@ -33,7 +36,7 @@ class ChooseBackend(PassBase):
 
     At each call the first that does not refuse it does. ``codes`` is for activations times weights of at most 8 bits,
     if the configuration asks for it (:func:`not_on_int8` names the other ops), ``cpu`` and ``cuda`` for formats whose
-    kernels the model calls, and ``plain`` for all. With ``run.torchao`` torchao computes linear layers instead
+    kernels the model calls, and ``plain`` for all. ``torchao`` is for linear layers with ``run.torchao``
     (:func:`not_on_torchao` names the other ops).
 
     Requires: a graph after ``Fuse``. Ensures: nodes and parameters stay the same; every op has a backend that never
@@ -60,16 +63,14 @@ class ChooseBackend(PassBase):
         ops = {op.name: op for _, op in ops_of(graph_module.graph)}
         for name, fused in found.items():
             fused.backends = self._backends(name, fused.plan, ops[name])
-        if self._config.run.torchao is not None:
-            self._set_layers(graph_module, self._config.run.torchao)
+        if self._config.run.torchao:
+            self._give_to_torchao(graph_module, found, ops)
         return PassResult(graph_module, bool(found))
 
     def ensures(self, graph_module: GraphModule) -> None:
         for name, fused in fused_ops(graph_module).items():
             if fused.backends[-1] is not PLAIN:
                 raise PassError(f"{name!r} has no backend that computes every call")
-            if fused.layer is not None and fused.codes is not None:
-                raise PassError(f"{name!r} was given both to torchao and to products of codes")
 
     def _backends(self, name: str, plan: Plan, op: Op) -> tuple[Backend, ...]:
         kernels = [backend for backend in (CPU, CUDA) if plan.has_kernels(backend.name)]
@@ -86,19 +87,21 @@ class ChooseBackend(PassBase):
         layout = None if _wide(op, self._config) else _layout(plan.arithmetic, plan.static)
         return None if isinstance(layout, str) else layout
 
-    def _set_layers(self, graph_module: GraphModule, kind: Torchao) -> None:
-        given = 0
-        for node in graph_module.graph.find_nodes(op="call_module"):
-            fused, op = graph_module.get_submodule(str(node.target)), facts(node).op
-            if isinstance(fused, FusedOp) and op is not None:
-                fused.layer = _layer(node, fused.plan, op, kind)
-                given += fused.layer is not None
-        quantized = any(facts(node).role in ("fused", "gradient") for node in graph_module.graph.nodes)
-        if quantized and not given:
+    def _give_to_torchao(self, graph_module: GraphModule, found: dict[str, FusedOp], ops: dict[str, Op]) -> None:
+        apart = not_on_torchao(graph_module, self._config)
+        taken = [name for name in found if name not in apart]
+        if found and not taken:
             raise ModelError(
-                f"run.torchao={kind!r} would change nothing: no quantized op of this model is a linear layer that "
-                "torchao can compute (plan(model, ...) gives each reason); use run.torchao=None"
+                "run.torchao=True would change nothing: no quantized op of this model is a linear layer that "
+                "torchao can compute (plan(model, ...) gives each reason); leave it out"
             )
+        backend = torchao_backend()
+        for name in taken:
+            fused, pinned = found[name], ops[name].precision.precision
+            stage = graph_module.get_submodule(f"{NAMESPACE}.stage") if pinned is None else pinned
+            assert isinstance(stage, StageBits | Precision)
+            fused.knows(stage)
+            fused.backends = (backend, *fused.backends)
 
 
 def not_on_int8(graph_module: GraphModule, config: FracConfig) -> dict[str, str]:
@@ -119,15 +122,14 @@ def not_on_int8(graph_module: GraphModule, config: FracConfig) -> dict[str, str]
 
 
 def not_on_torchao(graph_module: GraphModule, config: FracConfig) -> dict[str, str]:
-    """By name, the quantized ops of a shown graph that torchao does not compute, with the reason."""
-    if config.run.torchao is None:
+    """By name, the quantized ops of a shown graph that torchao computes at no precision, with the reason."""
+    if not config.run.torchao:
         return {}
-    kind = config.run.torchao
 
     def reason(node: Node, op: Op, arithmetic: Arithmetic, weight: Node) -> str | None:
-        fused = node.op == "call_module"
-        added = node.kwargs["added"] if fused else arithmetic.bind(node.args, node.kwargs).added
-        return _not_torchaos(arithmetic, op, weight, added if isinstance(added, Node) else None, kind)
+        fused = owner_module(graph_module, node)
+        static = fused.plan.static if isinstance(fused, FusedOp) else arithmetic.bind(node.args, node.kwargs).static
+        return not_linear(arithmetic, static) or _misfit(facts(weight).shape or (), op, config)
 
     return left_out(graph_module, reason)
 
@@ -168,31 +170,12 @@ def _wide(op: Op, config: FracConfig) -> str | None:
     return None
 
 
-def _layer(node: Node, plan: Plan, op: Op, kind: Torchao) -> TorchaoLinear | None:
-    """The layer of torchao that computes a fused op, if there is one."""
-    weight, added = node.kwargs["b"], node.kwargs["added"]
-    if plan.first.weight or not plan.second.weight or not isinstance(weight, Node):
-        return None
-    bias = added if isinstance(added, Node) else None
-    if _not_torchaos(plan.arithmetic, op, weight, bias, kind) is not None:
-        return None
-    outputs, inputs = facts(weight).shape or ()
-    return TorchaoLinear(kind, inputs, outputs, bias is not None)
-
-
-def _not_torchaos(arithmetic: Arithmetic, op: Op, weight: Node, bias: Node | None, kind: Torchao) -> str | None:
-    """The reason torchao does not compute an activation times a weight; ``None`` if it does."""
-    if not isinstance(arithmetic, Linear):
-        return "is not a linear layer, and torchao computes only those"
-    pinned = op.precision.precision
-    if op.precision.format is not None:
-        return f"is pinned to format {op.precision.format!r}, and torchao computes in its own"
-    if pinned not in (None, TORCHAO_PRECISION):
-        return f"is pinned to {pinned}, and torchao computes at {TORCHAO_PRECISION}"
-    sizes = facts(weight).shape or ()
-    if bias is not None and facts(bias).shape != sizes[:1]:
-        return "adds something else than one number for each channel"
-    multiple = MULTIPLES.get(kind, 1)
+def _misfit(sizes: Sequence[int], op: Op, config: FracConfig) -> str | None:
+    """The reason that torchao cannot multiply by a weight of these sizes; ``None`` if it can."""
+    if len(sizes) != 2:
+        return "multiplies by a batch of matrices"
+    name = op.precision.format or config.format
+    multiple = MULTIPLES.get(name, 1)
     if any(size % multiple for size in sizes):
-        return f"its weight is {'x'.join(map(str, sizes))}, and {kind} takes multiples of {multiple} only"
+        return f"its weight is {'x'.join(map(str, sizes))}, and {name} by torchao takes multiples of {multiple} only"
     return None

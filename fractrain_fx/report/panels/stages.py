@@ -76,10 +76,10 @@ def stages(runs: Sequence[Run], rows: Sequence[frames.Row], slugs: Mapping[str, 
         notes.append(
             f"In {', '.join(coded)} products of 8 bits may run on integers. What else is rounded computes in float."
         )
-    swapped = [name for name, frac in known if frac.run.torchao is not None]
+    swapped = [name for name, frac in known if frac.run.torchao]
     if swapped:
         notes.append(
-            f"In {', '.join(swapped)} torchao computes linear layers, in 8-bit numbers of its own. What else is "
+            f"In {', '.join(swapped)} torchao computes linear layers at the bits that it has kernels for. What else is "
             "rounded computes in float."
         )
     if len(lighter) + len(swapped) < len(runs):

@@ -1,137 +1,136 @@
-"""One layer that torchao computes: types, shapes and devices."""
+"""One product that torchao computes, forward and backward, beside the plain backend's."""
 
 from __future__ import annotations
 
-from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from fractrain_fx.errors import ConfigError
-from fractrain_fx.execution import torchao_devices as torchao_device
-from fractrain_fx.execution.backends import torchao as swapped
-from fractrain_fx.execution.backends.torchao import TorchaoLinear
-from fractrain_fx.formats.microscaling import fake_quantize
+from fractrain_fx import Precision
+from fractrain_fx.config import RECIPES, Recipe
+from fractrain_fx.execution.arithmetic import AddMatMul, Arithmetic, Linear, MatMul
+from fractrain_fx.execution.backends.plain import PLAIN
+from fractrain_fx.execution.backends.torchao import TORCHAO, not_linear
+from fractrain_fx.execution.plan import NOTHING_KEPT, Call, Factor, Plan, Rounds
+from fractrain_fx.execution.torchao_kernels import Kind
+from fractrain_fx.formats import get_format
+from fractrain_fx.nn.batch_axis import BatchAxis
+from fractrain_fx.nn.rounding import unrounded_gradients
 from tests.swapping import KINDS, place
 
-_CPU, _GPU = torch.device("cpu"), torch.device("cuda")
+ALL = (True, True, True)
+RECIPE: dict[Kind, str] = {"int8": "int8", "float8": "fp8", "mxfp8": "mxfp8"}
+TOLERANCE: dict[Kind, float] = {"int8": 1e-6, "float8": 1e-6, "mxfp8": 0.0}  # sums of codes run in another order
+
+ARITHMETIC: dict[str, tuple[Arithmetic, tuple[int, ...]]] = {
+    "linear": (Linear(), ()),
+    "addmm": (AddMatMul(("input", "mat1", "mat2")), (1, 1)),
+    "matmul": (MatMul(), ()),
+}
 
 
-def _layer(kind: str) -> tuple[TorchaoLinear, Tensor, Tensor]:
+def _case(
+    kind: Kind, shape: tuple[int, ...], form: str = "linear", bits: str = "8/8", recipe: str | Recipe = ""
+) -> tuple[Plan, Call, Tensor]:
+    """A product with a weight of 48 (or 64) outputs, and the gradient of its output."""
     torch.manual_seed(0)
     device = place(kind)
-    weight = torch.randn(48, 32, device=device, requires_grad=True)
-    bias = torch.randn(48, device=device, requires_grad=True)
-    return TorchaoLinear(kind, 32, 48, True), weight, bias  # type: ignore[arg-type]
+    arithmetic, static = ARITHMETIC[form]
+    how = RECIPES[recipe or RECIPE[kind]] if isinstance(recipe, str) else recipe
+    fmt = get_format(how.format, recipe=how)
+    factors = Factor(fmt, (), BatchAxis(), "matrices"), Factor(fmt, (), BatchAxis(), "matrices", True, 0)
+    plan = Plan(arithmetic, static, *factors, fmt, BatchAxis())
+    outputs = 64 if kind == "mxfp8" else 48
+    x, g = torch.randn(shape, device=device), torch.randn(*shape[:-1], outputs, device=device)
+    weight = torch.randn(outputs, shape[-1], device=device)
+    bias = None if form == "matmul" else torch.randn(outputs, device=device)
+    precision = Precision.parse(bits)
+    fw, bw = (torch.tensor(each, device=device) for each in (precision.fw, precision.bw))
+    rounds, seed = Rounds(fw, None), torch.tensor(7, device=device)
+    weight = weight if form == "linear" else weight.t().contiguous()
+    return plan, Call(x, weight, bias, rounds, rounds, bw, seed, precision), g
+
+
+def _run(backend: Any, plan: Plan, call: Call, g: Tensor) -> list[Tensor]:
+    out, kept = backend.forward(plan, call)
+    return [out, *(x for x in backend.backward(plan, call, g, kept, ALL) if x is not None)]
+
+
+def _near(kind: Kind, found: list[Tensor], wanted: list[Tensor]) -> bool:
+    if TOLERANCE[kind] == 0:
+        return all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+    distances = [(a - b).norm() / b.norm() for a, b in zip(found, wanted, strict=True)]
+    return max(distances) < TOLERANCE[kind] and all(a.shape == b.shape for a, b in zip(found, wanted, strict=True))
+
+
+@pytest.mark.parametrize("kind", (*KINDS, "mxfp8"))
+@pytest.mark.parametrize("shape", [(1, 32), (5, 32), (2, 3, 7, 32)])
+def test_outputs_and_gradients_are_the_simulations(kind: Kind, shape: tuple[int, ...]) -> None:
+    case = _case(kind, shape)
+    assert TORCHAO.refuses(*case[:2], ALL) is None
+    assert _near(kind, _run(TORCHAO, *case), _run(PLAIN, *case))
+
+
+@pytest.mark.parametrize("kind", (*KINDS, "mxfp8"))
+@pytest.mark.parametrize("form", ["addmm", "matmul"])
+def test_weights_may_lie_the_other_way_round(kind: Kind, form: str) -> None:
+    case = _case(kind, (6, 32), form)
+    assert _near(kind, _run(TORCHAO, *case), _run(PLAIN, *case))
+    assert not_linear(case[0].arithmetic, (1, 1)) is None
+    assert form == "matmul" or "scales" in str(not_linear(case[0].arithmetic, (1, 2)))
+
+
+@pytest.mark.parametrize("bits", ["8/16", "16/8", "4/8"])
+def test_each_product_has_the_kernel_of_its_own_bits(bits: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, call, g = _case("mxfp8", (40, 32), bits=bits, recipe=Recipe("mx", by_product=True))
+    rounded: list[bool] = []
+    emulated = TORCHAO.forward.__globals__["_emulated"]
+    monkeypatch.setitem(
+        TORCHAO.forward.__globals__,
+        "_emulated",
+        lambda x, *rest, **how: rounded.append(True) or emulated(x, *rest, **how),
+    )
+    assert _near("mxfp8", _run(TORCHAO, plan, call, g), _run(PLAIN, plan, call, g))
+    assert len(rounded) == {"8/16": 2, "16/8": 4, "4/8": 4}[bits]  # operands that torchao rounded
+    assert (TORCHAO.refuses(plan, call._replace(bits=None), ALL) is None) == bits.startswith("8")
+
+
+def test_switchback_multiplies_int8_twice_and_16_bits_once() -> None:
+    case = _case("int8", (6, 32), recipe="switchback")
+    assert TORCHAO.refuses(*case[:2], ALL) is None
+    assert _near("int8", _run(TORCHAO, *case), _run(PLAIN, *case))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("shape", [(32,), (1, 32), (5, 32), (2, 3, 7, 32)])
-def test_any_number_of_rows_is_near_the_float_layer(kind: str, shape: tuple[int, ...]) -> None:
-    layer, weight, bias = _layer(kind)
-    x = torch.randn(shape, device=weight.device, requires_grad=True)
-    out, wanted = layer(x, weight, bias), F.linear(x, weight, bias)
-    g = torch.randn_like(out)
-    ours = torch.autograd.grad(out, (x, weight, bias), g)
-    for each, theirs in zip((out, *ours), (wanted, *torch.autograd.grad(wanted, (x, weight, bias), g)), strict=True):
-        # float8 has 3 bits behind the point, 2 in gradients: an error of up to 1/8 of a value, less in sums.
-        assert each.shape == theirs.shape and (each - theirs).norm() < 0.1 * theirs.norm()
+def test_autocast_gives_the_half_type(kind: Kind) -> None:
+    plan, call, g = _case(kind, (4, 32))
+    half = call._replace(a=call.a.bfloat16())  # as a layer before it gives it
+    with torch.autocast(call.a.device.type, torch.bfloat16):
+        out, _ = TORCHAO.forward(plan, half)
+        gradients = TORCHAO.backward(plan, half, g.bfloat16(), NOTHING_KEPT, ALL)
+    again = TORCHAO.backward(plan, half, g.bfloat16(), NOTHING_KEPT, ALL)  # a loop calls backward outside of autocast
+    assert all(torch.equal(a, b) for a, b in zip(gradients, again, strict=True))  # type: ignore[arg-type]
+    wanted, (of_x, of_weight, _) = PLAIN.forward(plan, call)[0], PLAIN.backward(plan, call, g, NOTHING_KEPT, ALL)
+    assert out.dtype == gradients[0].dtype == torch.bfloat16  # type: ignore[union-attr]
+    for found, exact in ((out, wanted), (gradients[0], of_x), (gradients[1], of_weight)):
+        # Eight bits hold to a hundredth; values that change their level by the rounding to bfloat16 add as much.
+        assert (found - exact).norm() < 0.04 * exact.norm()  # type: ignore[operator,union-attr]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_empty_batch_gives_gradients_of_zero(kind: str) -> None:
-    layer, weight, bias = _layer(kind)
-    x = torch.zeros(0, 4, 32, device=weight.device, requires_grad=True)
-    out = layer(x, weight, bias)
-    out.sum().backward()
-    assert out.shape == (0, 4, 48) and x.grad is not None and x.grad.shape == x.shape
-    assert weight.grad is not None and not weight.grad.any() and bias.grad is not None and not bias.grad.any()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_bias_learns_though_the_weight_is_frozen(kind: str) -> None:
-    layer, weight, bias = _layer(kind)
-    layer(torch.randn(2, 5, 32, device=weight.device), weight.detach(), bias).sum().backward()
-    assert bias.grad is not None and torch.equal(bias.grad, torch.full_like(bias, 10.0))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_autocast_gives_a_half_type_and_gradients_in_the_type_of_parameters(kind: str) -> None:
-    layer, weight, bias = _layer(kind)
-    x = torch.randn(4, 32, device=weight.device, requires_grad=True)
-    with torch.autocast(x.device.type, torch.bfloat16):
-        out = layer(x, weight, bias)
-    assert out.dtype == torch.bfloat16
-    out.float().square().sum().backward()
-    assert all(each.grad is not None and each.grad.dtype == torch.float32 for each in (x, weight, bias))
-    half = layer(x.bfloat16(), weight.bfloat16(), bias.bfloat16())
-    assert half.dtype == torch.bfloat16 and (half - out).norm() < 0.02 * out.norm()
-
-
-def test_float8_of_float64_is_refused() -> None:
-    layer, weight, bias = _layer("float8")
-    with pytest.raises(ConfigError, match=r"write model.float\(\)"):
-        layer(torch.randn(4, 32).to(weight).double(), weight.double(), bias.double())
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_device_that_cannot_is_an_error_at_the_first_call(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    layer, weight, bias = _layer(kind)
-    monkeypatch.setattr(swapped, "refusal", lambda kind, device: "no such units: take another GPU")
-    with pytest.raises(ConfigError, match=f"execution='{kind}' cannot run here: no such units: take another GPU, or"):
-        layer(torch.randn(4, 32).to(weight), weight, bias)
-
-
-def test_what_a_device_can_is_told_by_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
-    refusal = torchao_device.refusal
-    assert "device of type mps" in str(refusal("int8", torch.device("mps")))
-    assert refusal("float8", torch.device("meta")) is None
-    for triton in (True, False):
-        monkeypatch.setattr(torchao_device, "has_triton", lambda triton=triton: triton)
-        assert (refusal("int8", _CPU) is not None) == triton
-        assert (refusal("int8", _GPU) is None) == triton
-        assert refusal("float8", _CPU) is None
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "A100")
-    for capability in ((8, 0), (8, 9), (9, 0)):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, each=capability: each)
-        assert (refusal("float8", _GPU) is None) == (capability >= (8, 9))
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    assert "A100 cannot multiply float8" in str(refusal("float8", _GPU))
-
-
-@pytest.mark.parametrize("rows", [64, 50])
-def test_mxfp8_gives_the_numbers_of_format_mx_where_torchao_emulates_it(
-    rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("torchao.prototype.moe_training.mxfp8_linear")
-    monkeypatch.setattr(swapped, "_mxfp8", partial(swapped._mxfp8, emulated=True))
-    monkeypatch.setattr(swapped, "refusal", lambda kind, device: None)
-    layer, mx8 = TorchaoLinear("mxfp8", 96, 64, True), partial(fake_quantize, element="e4m3")
-    x, g = torch.randn(rows, 96, requires_grad=True), torch.randn(rows, 64)
-    weight, bias = torch.randn(64, 96, requires_grad=True), torch.randn(64, requires_grad=True)
-    out = layer(x, weight, bias)
-    of_x, of_weight, of_bias = torch.autograd.grad(out, (x, weight, bias), g)
-    assert torch.equal(out, mx8(x) @ mx8(weight).t() + bias)
-    assert torch.allclose(of_x, mx8(g) @ mx8(weight, axis=0), atol=1e-5)
-    assert torch.allclose(of_weight, mx8(g, axis=0).t() @ mx8(x, axis=0), atol=1e-4)
-    assert torch.allclose(of_bias, g.sum(0), atol=1e-5)
-
-
-def test_mxfp8_needs_a_gpu_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    refusal = torchao_device.refusal
-    assert "on GPUs only, and the model is on a CPU: write model.to('cuda')" in str(refusal("mxfp8", _CPU))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "H100")
-    for capability in ((9, 0), (10, 0), (12, 0)):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, each=capability: each)
-        found = refusal("mxfp8", _GPU)
-        assert (found is None) == (capability >= (10, 0))
-        assert found is None or "H100 cannot multiply MXFP8, which needs compute capability 10.0" in found
-
-
-def test_where_it_saves_no_time_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
-    assert "VNNI" in str(torchao_device.slow("int8", _CPU))
-    assert "in other types" in str(torchao_device.slow("float8", _CPU))
-    assert torchao_device.slow("float8", _GPU) is None
+def test_what_it_cannot_take_is_refused_and_unrounded_gradients_are_plain() -> None:
+    plan, call, g = _case("float8", (4, 32))
+    for changes, reason in (
+        ({"precision": None}, "only tensors know"),
+        ({"a": call.a[:0]}, "or nothing"),
+        ({"a": call.a[0]}, "multiplies a vector"),
+        ({"a": call.a.double()}, "two types"),
+        ({"a": call.a.double(), "b": call.b.double()}, "computes in torch.float64"),
+        ({"precision": Precision(4, 4)}, "multiplies 4 bits by 4"),
+    ):
+        assert reason in str(TORCHAO.refuses(plan, call._replace(**changes), ALL))
+    with unrounded_gradients():
+        found = TORCHAO.backward(plan, call, g, NOTHING_KEPT, ALL)
+        wanted = PLAIN.backward(plan, call, g, NOTHING_KEPT, ALL)
+    assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))  # type: ignore[arg-type]

@@ -194,7 +194,6 @@ def test_one_width_for_each_weight() -> None:
         (FracConfig(method="float"), "has no such weights"),
         (FracConfig(method="static", format="dorefa"), "format 'dorefa'"),
         (FracConfig(method="static", affine=AffineConfig(ranges="row")), "ranges='row'"),
-        (FracConfig(method="static", run=RunConfig(torchao="int8")), "reads float weights"),
     ],
 )
 def test_what_has_no_codes_is_refused(config: FracConfig, words: str) -> None:
