@@ -51,7 +51,7 @@ def test_torchao_computes_ops_of_one_precision_in_formats_that_it_has() -> None:
     assert FracConfig.from_dict(config.to_dict()) == config
     assert FracConfig(method="static", pins=(Pin("head", recipe="mxfp8"),), run=RunConfig(torchao=True)).run.torchao
     for changes, message in (
-        ({"method": "fractrain"}, "one precision at a time, and method 'fractrain'"),
+        ({"method": "float"}, "one precision at a time, and method 'float'"),
         ({"format": "affine", "recipe": None}, "computes in formats mx, fp8, int, not in 'affine'"),
     ):
         with pytest.raises(ConfigError, match=message):
