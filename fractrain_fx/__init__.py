@@ -1,5 +1,9 @@
 """FracTrain (NeurIPS 2020) for any PyTorch model, as passes over a recorded ``torch.fx`` graph."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from fractrain_fx.api import fractrainify, plan
 from fractrain_fx.config import (
     AffineConfig,
@@ -27,6 +31,10 @@ from fractrain_fx.memory import keep_freed_memory
 from fractrain_fx.model import FracModel
 from fractrain_fx.summary import Summary, summarize
 
+if TYPE_CHECKING:
+    from fractrain_fx.numerics.allocation import allocate
+    from fractrain_fx.numerics.sensitivity import sensitivity
+
 __all__ = [
     "AffineConfig",
     "ByLength",
@@ -50,9 +58,22 @@ __all__ = [
     "Summary",
     "Tokens",
     "TwoStage",
+    "allocate",
     "fractrainify",
     "keep_freed_memory",
     "plan",
+    "sensitivity",
     "summarize",
     "tuned_config",
 ]
+
+_LATER = {"allocate": "allocation", "sensitivity": "sensitivity"}
+
+
+def __getattr__(name: str) -> Any:
+    """Functions of ``numerics``, which are imported when they are first used."""
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.numerics.{_LATER[name]}"), name)

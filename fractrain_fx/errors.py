@@ -116,6 +116,7 @@ _EXTRAS = {
     "train": ("accelerate", "filelock", "sklearn", "torchmetrics"),
     "draw": ("graphviz",),
     "report": ("altair", "jinja2", "vl_convert"),
+    "allocate": ("scipy",),
 }
 """The packages that only some users need, as they are imported, by the extra of ``pyproject.toml`` that has them."""
 

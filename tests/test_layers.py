@@ -28,7 +28,7 @@ ROOMS = (
         "passes",
         "engine",
     ),
-    *("rewriting", "model", "distributed", "hardware", "summary", "drawing", "integrations", "api"),
+    *("rewriting", "model", "distributed", "hardware", "numerics", "summary", "drawing", "integrations", "api"),
     *("zoo/models", "zoo/recipes", "training"),
     *("report", "zoo", "cli", ""),
 )

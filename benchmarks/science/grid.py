@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from benchmarks.science.allocations import BUDGETS, RULES, allocated_settings
 from benchmarks.science.named import AUTHORS_BETA, METHODS, RETIRED, SETTINGS, TASKS, Settings
 from fractrain_fx.engine.controller import authors_beta
 from fractrain_fx.errors import ConfigError, near
@@ -50,7 +51,7 @@ class Run:
         for name in self.setting.split("+"):
             if name in RETIRED:
                 raise ConfigError(f"setting {name!r} runs at commit 88ad369 only: git worktree add ../older 88ad369")
-            values = merged(values, _named(SETTINGS, name))
+            values = merged(values, _named(SETTINGS, name, allocated_settings(self.task)))
         if (gate := values.get("gate", {})).get("beta") == AUTHORS_BETA:
             frac = RunSettings.from_dict(values | {"gate": {}}).frac
             values["gate"] = gate | {"beta": authors_beta(frac.gate_options, frac.gate_weight_bits)}
@@ -79,6 +80,7 @@ _NO_SKIP = f"no-skip+{_RAMP}"
 _TUNED, _FISHER = f"sign+{_NO_SKIP}", f"fisher+{_NO_SKIP}"
 _DFQ = [f"{options}cp-3.8" for options in ("fine-options+", "rising-options+", "")]
 _PFQ = ["default", "stages-from-4", "stages-from-5"]
+_SPENT = [f"{rule}-{per_cent}" for per_cent in BUDGETS for rule in RULES]
 _TEXTS = ["characters", "wikitext-characters"]
 GRIDS: dict[str, list[Run]] = {
     "quick": runs_of(["digits"], ["static"], epochs=[4])
@@ -130,6 +132,11 @@ GRIDS: dict[str, list[Run]] = {
         *runs_of([_MAIN], ["fractrain"], ["sign+no-skip+cp-1.4-to-2"]),
         *runs_of([_MAIN], ["dfq"], ["sign+no-skip+cp-2.6"]),
     ],
+    # Bits where they count, beside the rule of thumb and one precision for all, at 40, 55 and 70 % of static's cost.
+    "allocated": [
+        *runs_of([_MAIN], ["static"], _SPENT, seeds=[0, 1, 2]),
+        *runs_of(_TEXTS[:1], ["static"], _SPENT, epochs=[4], seeds=[0, 1, 2]),
+    ],
     "others": runs_of([_MAIN], ["slu", "dorefa", "wageubn"]),
     # The paper's targets, which cost 42 per cent of static training.
     "paper": runs_of([_MAIN], ["dfq", "fractrain"], ["default", "authors-options", "sign+authors-strength"]),
@@ -168,7 +175,9 @@ GRIDS: dict[str, list[Run]] = {
 """In the order of their worth."""
 
 
-def _named(known: Mapping[str, Settings], name: str) -> Settings:
+def _named(known: Mapping[str, Settings], name: str, of_task: Mapping[str, Settings] | None = None) -> Settings:
+    if of_task is not None:
+        known = {**known, **of_task}
     if name not in known:
         raise ConfigError(f"{name!r} is unknown: write one of {', '.join(known)}.{near(name, known)}")
     return known[name]

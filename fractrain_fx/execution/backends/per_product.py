@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fractrain_fx.config.precision import FLOAT_BITS
 from fractrain_fx.execution.arithmetic import Bound, Gradients, Needs
 from fractrain_fx.execution.axes import Dims, of_first, of_output, of_second, positions
 from fractrain_fx.execution.plan import NOTHING_KEPT, Call, Computed, Factor, Plan, Rounds, contract
@@ -20,14 +21,14 @@ from fractrain_fx.formats.bits import of_options, put_where, sum_of_samples, wor
 from fractrain_fx.formats.noise import APART, draw_seed
 from fractrain_fx.nn.rounding import gradients_unrounded, of_mean_loss
 
-__all__ = ["backward", "choice_gradient", "forward"]
+__all__ = ["backward", "choice_gradient", "forward", "forward_factors", "gradient_error"]
 
 ProductName = Literal["forward", "input_gradient", "weight_gradient"]
 
 
 def forward(plan: Plan, call: Call) -> Computed:
     """Round both factors for the forward product, and multiply."""
-    first, second = _forward_factors(plan, call)
+    first, second = forward_factors(plan, call)
     return contract(plan, call, first, second), NOTHING_KEPT
 
 
@@ -38,7 +39,7 @@ def backward(plan: Plan, call: Call, g: Tensor, needs: Needs) -> Gradients:
     """
     arithmetic, static = plan.arithmetic, plan.static
     if gradients_unrounded():
-        first, second = (each.to(g.dtype) for each in _forward_factors(plan, call))
+        first, second = (each.to(g.dtype) for each in forward_factors(plan, call))
         return arithmetic.backward(g, Bound(first, second, call.added, static), needs)
     g = _without_skipped(plan, call, g)
     # Under autocast the product was taken in a half type, and so are its gradients.
@@ -54,6 +55,15 @@ def backward(plan: Plan, call: Call, g: Tensor, needs: Needs) -> Gradients:
     if needs[2]:
         of_added = arithmetic.backward(g, Bound(a, b, call.added, static), (False, False, True))[2]
     return of_a, of_b, of_added
+
+
+def gradient_error(plan: Plan, call: Call, g: Tensor, slot: int) -> Tensor:
+    """What rounding adds to ``g`` in its product with the factor ``slot``; after the transform, if there is one."""
+    bits = call.bits
+    assert bits is not None and call.seed is not None
+    exact = call._replace(bits=torch.full_like(bits, FLOAT_BITS))
+    rounded, unrounded = (_gradient_operands(plan, each, g, slot, call.seed)[0] for each in (call, exact))
+    return rounded - unrounded
 
 
 def choice_gradient(plan: Plan, call: Call, slot: int, g: Tensor) -> Tensor:
@@ -79,7 +89,7 @@ def choice_gradient(plan: Plan, call: Call, slot: int, g: Tensor) -> Tensor:
     return of_mean_loss(of_options(factor.widths, gains), samples, factor.estimate)
 
 
-def _forward_factors(plan: Plan, call: Call) -> tuple[Tensor, Tensor]:
+def forward_factors(plan: Plan, call: Call) -> tuple[Tensor, Tensor]:
     """Both factors, rounded for the forward product."""
     summed = of_output(plan.arithmetic, call.a, call.b)
     first = _factor(plan, call, FIRST, "forward", summed.first, call.a)

@@ -1,0 +1,1 @@
+"""Benchmarks of fractrain_fx.numerics."""

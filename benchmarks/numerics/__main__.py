@@ -1,0 +1,115 @@
+"""Compare estimated sensitivities with the true change of the loss, op by op, and print a table.
+
+``python -m benchmarks.numerics --data-dir DIR --text-dir DIR`` trains ResNet-20 (16 pixels), a small ViT and GPT-2 of
+two layers for some steps, and measures both on batches that were not trained on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any, NamedTuple
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.numerics.truth import factor_changes, gradient_changes, spearman
+from fractrain_fx.numerics.sensitivity import sensitivity
+from fractrain_fx.numerics.sensitivity.twin import Twin
+from fractrain_fx.training import RunSettings
+from fractrain_fx.training.data.loader import Share, make_loader
+from fractrain_fx.training.objective import Objective
+from fractrain_fx.training.run import build
+
+_IMAGES = {"data": "cifar10", "batch_size": 128, "lr": 0.1}
+SUBJECTS: dict[str, dict[str, Any]] = {
+    "resnet20": {"model": "zoo:resnet20", "image_size": 16, **_IMAGES},
+    "vit": {"model": "benchmarks/numerics/models.py:tiny_vit", **_IMAGES, "batch_size": 64, "lr": 1e-3},
+    "gpt2": {"model": "hf:gpt2", "data": "characters", "batch_size": 32, "lr": 2e-3},
+}
+WIDTHS = (2, 3, 4, 6)
+
+
+class Agreement(NamedTuple):
+    """Rank correlations of estimates and true changes, over all ops and widths.
+
+    ``plain_x`` and ``plain_w`` are those with the change in which the first order is left.
+    """
+
+    x: float
+    w: float
+    g: float
+    plain_x: float
+    plain_w: float
+
+
+def agreement(name: str, seed: int, steps: int, batches: int, folder: str | None) -> Agreement:
+    """Train a subject a little, and compare."""
+    values = SUBJECTS[name]
+    settings = RunSettings.from_dict({**values, "data_dir": folder, "seed": seed, "method": "float"})
+    built = build(settings)
+    objective = Objective.of(built.data)
+    loader = make_loader(built.data, Share(settings.train.batch_size, seed, torch.device("cpu")))
+    key = built.input_name
+    held = [(x if key is None else {key: x}, y) for x, y in loader.train(0, steps + 2 * batches)]
+
+    def criterion(output: Any, targets: Any) -> torch.Tensor:
+        return objective.loss(objective.logits(output), targets)
+
+    _learn(built.model, held[:steps], criterion, values)
+    measured, others = held[steps : steps + batches], held[steps + batches :]
+    found = sensitivity(built.model, measured, criterion=criterion, precisions=WIDTHS)
+    twin = Twin(built.model, measured[0], criterion, None)
+    keys = [(op.name, bits) for op in found.measured for bits in WIDTHS]
+    ranks: dict[str, float] = {}
+    for operand in ("x", "w"):
+        true = factor_changes(twin, operand, WIDTHS, others)
+        estimates = [found.of(op, operand, bits).change or 0.0 for op, bits in keys]
+        ranks[operand] = spearman(estimates, [true[each].even for each in keys])
+        ranks[f"plain_{operand}"] = spearman(estimates, [true[each].plain for each in keys])
+    after = gradient_changes(twin, WIDTHS, others[0], others[1:2], rate=values["lr"])
+    noise = [found.of(op, "g", bits).noise or 0.0 for op, bits in keys]
+    return Agreement(g=spearman(noise, [after[each] for each in keys]), **ranks)
+
+
+def _learn(model: torch.nn.Module, batches: list[Any], criterion: Any, values: dict[str, Any]) -> None:
+    parameters = model.train().parameters()
+    sgd = values["model"].startswith("zoo:")
+    optimizer: torch.optim.Optimizer = (
+        torch.optim.SGD(parameters, values["lr"], momentum=0.9, weight_decay=1e-4)
+        if sgd
+        else torch.optim.AdamW(parameters, values["lr"])
+    )
+    for inputs, targets in batches:
+        output = model(**inputs) if isinstance(inputs, dict) else model(inputs)
+        criterion(output, targets).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.numerics", description=__doc__)
+    parser.add_argument("--model", nargs="+", choices=SUBJECTS, default=list(SUBJECTS))
+    parser.add_argument("--seed", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=200, help="of training, before measuring")
+    parser.add_argument("--batches", type=int, default=5, help="to estimate on, and as many to measure on")
+    parser.add_argument("--data-dir", help="folder of CIFAR-10's files")
+    parser.add_argument("--text-dir", help="folder of text files")
+    options = parser.parse_args(argv)
+    table = Table(box=box.SIMPLE_HEAD)
+    for column in ("model", "seed", "activations", "weights", "gradients", "with first order: x", "w"):
+        table.add_column(column)
+    for name in options.model:
+        folder = options.text_dir if SUBJECTS[name]["data"] == "characters" else options.data_dir
+        for seed in options.seed:
+            each = agreement(name, seed, options.steps, options.batches, folder)
+            print(name, seed, each, flush=True)
+            table.add_row(name, str(seed), *(f"{value:.2f}" for value in each))
+    Console().print(table)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""What rounding one operand of one op really does to the loss, op by op, for comparison with the estimates.
+
+The true change is the mean of the losses with the rounding error added and with it subtracted, less the loss without
+it. The first-order part cancels: over a training it has no mean, because weights and activations move over their grids.
+The change with the error as it is stands beside it (``plain``).
+
+For gradients it is the change of the loss after a step, which the rounding's noise moves to either side: again the
+mean of both sides, less the loss after the step without noise, divided by the square of the step's size. The noise is
+scaled to a hundredth of the weights' length, because its effect at most widths is below float32's resolution.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fractrain_fx.execution.plan import Call, Plan
+from fractrain_fx.execution.rounded import FIRST
+from fractrain_fx.numerics.sensitivity.rounded import factor_error, gradient_errors, slot_of
+from fractrain_fx.numerics.sensitivity.twin import Twin
+
+__all__ = ["Change", "factor_changes", "gradient_changes", "spearman"]
+
+_STEP = 0.01  # length of a step along the noise, as a share of the weights' length
+Key = tuple[str, int]
+
+
+class Change(NamedTuple):
+    """A true change of the loss: with the error as it is, and the mean of both signs."""
+
+    plain: float
+    even: float
+
+
+@torch.no_grad()
+def factor_changes(
+    twin: Twin, operand: Literal["x", "w"], widths: Sequence[int], batches: Sequence[Any]
+) -> dict[Key, Change]:
+    """The change for each op and width of an activation or a weight, as a mean over batches."""
+    twin.release()
+    base = [float(twin.loss(batch)) for batch in batches]
+    found: dict[Key, Change] = {}
+    for name, probe in twin.probes.items():
+        for bits in widths:
+            changes = []
+            for sign in (1, -1):
+                probe.on_forward = _rounding(operand, bits, sign)
+                losses = [float(twin.loss(batch)) for batch in batches]
+                changes.append(sum(map(float.__sub__, losses, base)) / len(base))
+            probe.release()
+            found[name, bits] = Change(changes[0], sum(changes) / 2)
+    return found
+
+
+def _rounding(operand: Literal["x", "w"], bits: int, sign: int) -> Callable[[Plan, Call], tuple[Tensor, Tensor]]:
+    def factors(plan: Plan, call: Call) -> tuple[Tensor, Tensor]:
+        slot = slot_of(plan, operand)
+        error = sign * factor_error(plan, call, slot, bits)
+        return (call.a + error, call.b) if slot == FIRST else (call.a, call.b + error)
+
+    return factors
+
+
+def gradient_changes(
+    twin: Twin, widths: Sequence[int], step_batch: Any, batches: Sequence[Any], rate: float, seeds: Sequence[int] = (0,)
+) -> dict[Key, float]:
+    """The change of the loss after a step of size 1, for each op and width of an output gradient.
+
+    Args:
+        twin: of the model.
+        widths: in bits.
+        step_batch: gives the step.
+        batches: those whose loss is measured.
+        rate: size of the step at whose end the loss is measured.
+        seeds: of the noise, over which the change is averaged.
+    """
+    twin.release()
+    exact = twin.gradients(step_batch)
+    size = _length({name: twin.parameters[name].detach() for name in exact})
+    with torch.no_grad(), twin.moved(exact, -rate):
+        base = [float(twin.loss(batch)) for batch in batches]
+    found: dict[Key, float] = {}
+    for name, probe in twin.probes.items():
+        for bits in widths:
+            total = 0.0
+            for seed in seeds:
+                probe.on_backward = _noise(bits, seed)
+                noisy = twin.gradients(step_batch)
+                probe.release()
+                noise = {weight: each - exact[weight] for weight, each in noisy.items()}
+                scale = _STEP * size / max(_length(noise), 1e-30)
+                for sign in (scale, -scale):
+                    step = {weight: sign * each - rate * exact[weight] for weight, each in noise.items()}
+                    with torch.no_grad(), twin.moved(step, 1.0):
+                        losses = [float(twin.loss(batch)) for batch in batches]
+                    total += sum(map(float.__sub__, losses, base)) / len(base) / scale**2
+            found[name, bits] = total / 2 / len(seeds)
+    return found
+
+
+def _noise(bits: int, seed: int) -> Callable[[Plan, Call, Tensor], tuple[Tensor, Tensor]]:
+    def gradients(plan: Plan, call: Call, g: Tensor) -> tuple[Tensor, Tensor]:
+        errors = gradient_errors(plan, call, g, bits, torch.tensor(1_000_003 + seed))
+        return g + errors.by_second, g + errors.by_first
+
+    return gradients
+
+
+def _length(tensors: Mapping[str, Tensor]) -> float:
+    return math.sqrt(sum(float(each.square().sum()) for each in tensors.values()))
+
+
+def spearman(first: Sequence[float], second: Sequence[float]) -> float:
+    """The rank correlation of two lists."""
+    ranks = [torch.tensor(values, dtype=torch.float64).argsort().argsort().double() for values in (first, second)]
+    return float(torch.corrcoef(torch.stack(ranks))[0, 1])

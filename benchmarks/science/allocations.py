@@ -1,0 +1,120 @@
+"""Widths for trainings at 40, 55 and 70 per cent of the cost of static FW-8/BW-8.
+
+``python -m benchmarks.science.allocations --task resnet20-16px --data-dir DIR`` trains the task's model in float for
+some steps, measures its sensitivities on further batches, and writes ``benchmarks/science/allocations/TASK.yaml``.
+
+``allocated-40``: the widths of ``allocate``. ``ends-high-40``: the rule of thumb, 8 bits in the first and the last
+block, and one precision elsewhere. ``uniform-40``: one precision everywhere. The last two take the dearest precision
+that the budget allows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Mapping
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from fractrain_fx import Precision, allocate, sensitivity
+from fractrain_fx.durable import write_text
+from fractrain_fx.numerics.sensitivity import Sensitivities
+from fractrain_fx.training import RunSettings, new_run
+from fractrain_fx.training.data.loader import Share, make_loader
+from fractrain_fx.training.objective import Objective
+from fractrain_fx.training.run import build
+
+__all__ = ["BUDGETS", "RULES", "allocated_settings", "settings_under"]
+
+FOLDER = Path(__file__).parent / "allocations"
+BUDGETS = (40, 55, 70)
+RULES = ("allocated", "ends-high", "uniform")
+_FULL = Precision(8, 8)
+_STEPS, _BATCHES = 200, 8
+_ROUNDED = 0.49  # FW-4/BW-6 costs 40.4 %
+
+
+@cache
+def allocated_settings(task: str) -> Mapping[str, Mapping[str, Any]]:
+    """The settings that were found for a task, by name; empty if none were."""
+    path = FOLDER / f"{task}.yaml"
+    if not path.is_file():
+        return {}
+    found: dict[str, dict[str, Any]] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return found
+
+
+def settings_under(found: Sensitivities) -> dict[str, dict[str, Any]]:
+    """The settings of every rule and budget, from the sensitivities of a task's model."""
+    settings: dict[str, dict[str, Any]] = {}
+    ladder = [Precision(fw, bw) for fw, bw in product(range(2, 9), range(4, 9)) if fw <= bw <= fw + 2]
+    ladder.sort(key=lambda each: (found.cost(each), each.fw))
+    ends = {found.measured[0].block, found.measured[-1].block}
+    for per_cent in BUDGETS:
+        budget = (per_cent + _ROUNDED) / 100 * found.cost(_FULL)
+        settings[f"allocated-{per_cent}"] = {"pins": [str(pin) for pin in allocate(found, budget).pins]}
+        mixed = {
+            each: {op.name: _FULL if op.block in ends else each for op in found.measured} for each in ladder
+        }
+        high = _dearest(ladder, budget, {each: found.cost(bits) for each, bits in mixed.items()})
+        if high is not None:
+            rules = [f"{op.name}={_FULL}" for op in found.measured if op.block in ends]
+            settings[f"ends-high-{per_cent}"] = {"precision": str(high), "pins": rules}
+        flat = _dearest(ladder, budget, {each: found.cost(each) for each in ladder})
+        if flat is not None:
+            settings[f"uniform-{per_cent}"] = {"precision": str(flat)}
+    return settings
+
+
+def _dearest(ladder: list[Precision], budget: float, costs: Mapping[Precision, float]) -> Precision | None:
+    fitting = [each for each in ladder if costs[each] <= budget]
+    return max(fitting, key=lambda each: (costs[each], each.fw), default=None)
+
+
+def measure(task: str, data_dir: str | None, steps: int, seed: int) -> Sensitivities:
+    """The sensitivities of a task's model after some steps in float."""
+    from benchmarks.science.named import TASKS
+
+    values = dict(TASKS[task]) | {"method": "float", "compile": False}
+    settings = RunSettings.from_dict(
+        values
+        | {"data_dir": data_dir, "seed": seed, "device": "cpu", "epochs": 1, "epoch_steps": steps, "test_subset": 256}
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = new_run(settings, Path(folder) / "run")
+        trainer.fit()
+    data, objective = trainer.data, Objective.of(trainer.data)
+    loader = make_loader(data, Share(settings.train.batch_size, seed, torch.device("cpu")))
+    model, name = trainer.model, build(settings).input_name
+    batches = [(x if name is None else {name: x}, y) for x, y in loader.train(steps, _BATCHES)]
+    return sensitivity(model, batches, criterion=lambda out, y: objective.loss(objective.logits(out), y))
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.science.allocations", description=__doc__)
+    parser.add_argument("--task", nargs="+", default=["resnet20-16px", "characters"])
+    parser.add_argument("--data-dir", help="folder of the data sets' files")
+    parser.add_argument("--steps", type=int, default=_STEPS)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(argv)
+    for task in options.task:
+        found = measure(task, options.data_dir, options.steps, options.seed)
+        FOLDER.mkdir(exist_ok=True)
+        found.to_json(FOLDER / f"{task}.json")
+        command = (
+            f"# python -m benchmarks.science.allocations --task {task} --steps {options.steps} --seed {options.seed}"
+        )
+        text = yaml.safe_dump(settings_under(found), sort_keys=False, width=120)
+        write_text(FOLDER / f"{task}.yaml", f"{command}\n{text}")
+        print(f"{task}: loss {found.loss:.3f}, written to {FOLDER / task}.yaml")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

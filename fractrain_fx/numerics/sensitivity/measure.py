@@ -1,0 +1,111 @@
+"""``sensitivity``: what rounding each operand of each op to each width does to the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Any
+
+from torch import nn
+
+from fractrain_fx.config import FracConfig
+from fractrain_fx.config.precision import Precision
+from fractrain_fx.config.products import BLOCK_FORMATS
+from fractrain_fx.config.recipes import widths_of
+from fractrain_fx.errors import ConfigError, InputError
+from fractrain_fx.numerics.sensitivity.estimate import LEAST, Estimates
+from fractrain_fx.numerics.sensitivity.result import MeasuredOp, Sensitivities, Sensitivity
+from fractrain_fx.numerics.sensitivity.twin import Criterion, Twin
+
+__all__ = ["BATCHES", "sensitivity"]
+
+BATCHES = 8
+"""The batches that are measured, unless ``limit`` says otherwise."""
+
+_WIDTHS = range(2, 9)
+
+
+def sensitivity(
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    criterion: Criterion | None = None,
+    precisions: Sequence[int] | None = None,
+    config: FracConfig | None = None,
+    limit: int = BATCHES,
+    seed: int = 0,
+) -> Sensitivities:
+    """Estimate what rounding each operand of each op to each width does to the loss, from a few passes over batches.
+
+    A float copy of the model runs in training mode; the model itself does not change. Each batch takes two training
+    steps' passes and two forward passes, for all ops and widths together.
+
+    Args:
+        model: a rewritten model of any method, whose formats and rules count; or any other model, with ``config``.
+        batches: ``(inputs, targets)`` with ``criterion``, else what the model takes with labels: a mapping of
+            arguments, or a tuple of them. All are of one size, at least four.
+        criterion: gets the model's output and the targets, and returns the mean loss, such as ``F.cross_entropy``.
+        precisions: widths in bits; by default 2 to 8, as far as the number format has them.
+        config: formats and rules for a model that was not rewritten; affine by default.
+        limit: the most batches that are read.
+        seed: of the noise with which gradients are rounded.
+
+    Raises:
+        ConfigError: a width is not one of the format's.
+        InputError: there are too few batches, or there is no loss.
+        ModelError: nothing of the model is rounded in training.
+    """
+    held = list(islice(iter(batches), limit))
+    if len(held) < LEAST:
+        raise InputError(
+            f"{len(held)} batches do not show how much a gradient varies from batch to batch: give {LEAST} or more"
+        )
+    twin = Twin(model, held[0], criterion, config)
+    costs = {op.name: (op, cost) for op, cost in twin.costs}
+    formats = {name: costs[name][0].precision.format or twin.config.format for name in twin.probes}
+    widths = {name: _widths(each, precisions) for name, each in formats.items()}
+    estimates = Estimates(twin, widths, held, seed)
+    ops = tuple(
+        MeasuredOp(
+            name=op.name,
+            kind=op.kind,
+            module=op.module,
+            macs=cost.macs,
+            block=op.block,
+            weight=cost.weight,
+            least=cost.least,
+            by_product=cost.by_product,
+            format=formats.get(op.name, "affine"),
+            fixed=None if op.name in formats else 32,
+            product=op.product,
+        )
+        for op, cost in twin.costs
+    )
+    return Sensitivities(ops, tuple(_rows(estimates, widths)), estimates.loss, len(held), type(twin.original).__name__)
+
+
+def _rows(estimates: Estimates, widths: dict[str, tuple[int, ...]]) -> Iterable[Sensitivity]:
+    for op, own in widths.items():
+        for operand in ("x", "w"):
+            yield from (Sensitivity(op, operand, bits, change=estimates.change(op, operand, bits)) for bits in own)
+        for bits in own:
+            added, batch = estimates.variances(op, bits) or (None, None)
+            yield Sensitivity(op, "g", bits, noise=estimates.noise(op, bits), variance=added, batch_variance=batch)
+
+
+def _widths(format: str, asked: Sequence[int] | None) -> tuple[int, ...]:
+    """The widths to measure in a number format."""
+    if asked is None:
+        return tuple(bits for bits in _WIDTHS if format not in BLOCK_FORMATS or widths_of(format, _both(bits)) is None)
+    if not asked:
+        raise ConfigError("precisions is empty: write widths such as [4, 6, 8]")
+    for bits in asked:
+        if not isinstance(bits, int) or not 2 <= bits <= 16:
+            raise ConfigError(f"precisions has {bits!r}, and a width is 2 to 16 bits")
+        if format in BLOCK_FORMATS and (lacks := widths_of(format, _both(bits))) is not None:
+            raise ConfigError(lacks)
+    return tuple(dict.fromkeys(asked))
+
+
+def _both(bits: int) -> Precision:
+    return Precision(bits, bits)

@@ -1,0 +1,161 @@
+"""Allocations: exact, within the budget, and what a model is then trained at."""
+
+from __future__ import annotations
+
+import sys
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+
+from fractrain_fx import FracConfig, Pin, Precision, allocate, fractrainify
+from fractrain_fx.errors import ConfigError, MissingPackageError
+from fractrain_fx.numerics.allocation import solve
+from fractrain_fx.numerics.sensitivity import MeasuredOp, Sensitivities, Sensitivity
+from fractrain_fx.training import RunSettings
+
+WIDTHS = (2, 3, 4, 6, 8)
+MACS = {"a": 1000, "b": 3000, "c": 500}
+HARM = {"a": 1.0, "b": 0.05, "c": 0.4}
+
+
+def sensitivities(**changes: object) -> Sensitivities:
+    """Three ops, and one that is not rounded. Errors fall by four for each bit."""
+    ops = [MeasuredOp(name, "linear", name, (macs, macs, macs), **changes) for name, macs in MACS.items()]  # type: ignore[arg-type]
+    ops.append(MeasuredOp("head", "linear", "head", (10, 10, 10), fixed=32))
+    rows = []
+    for name, scale in HARM.items():
+        for bits in WIDTHS:
+            error = scale * 4.0**-bits
+            rows += [Sensitivity(name, operand, bits, change=error) for operand in ("x", "w")]  # type: ignore[arg-type]
+            rows.append(Sensitivity(name, "g", bits, noise=0.3 * error))
+    return Sensitivities(tuple(ops), tuple(rows), 1.0, 4)
+
+
+def test_no_other_choice_under_the_budget_harms_less() -> None:
+    found = sensitivities()
+    for budget in (2.0, 3.5, 5.0):
+        allocation = allocate(found, budget, noise_price=0.5)
+        options = [Precision(fw, bw) for fw, bw in product((3, 4, 6, 8), (4, 6, 8))]
+        best = min(
+            sum(found.harm(name, each, 0.5) for name, each in zip(MACS, choice, strict=True))
+            for choice in product(options, repeat=3)
+            if found.cost(dict(zip(MACS, choice, strict=True))) <= budget
+        )
+        assert allocation.harm == pytest.approx(best, rel=1e-5)
+        assert allocation.cost == pytest.approx(found.cost(allocation.precisions))
+        assert allocation.cost <= budget
+
+
+def test_bits_go_where_they_count() -> None:
+    chosen = allocate(sensitivities(), "FW-4/BW-6").precisions
+    assert chosen["a"].fw > chosen["b"].fw, "20 times the harm at a third of the cost"
+    free = allocate(sensitivities(), 100).precisions
+    assert set(free.values()) == {Precision(8, 8)}
+
+
+def test_a_precision_is_a_budget() -> None:
+    found = sensitivities()
+    allocation = allocate(found, "FW-6/BW-6")
+    assert allocation.budget == pytest.approx(found.cost("FW-6/BW-6"))
+    assert allocation.harm <= sum(found.harm(name, Precision(6, 6), 0.2) for name in MACS)
+    same = allocate(found, "FW-4/BW-6", options=["FW-4/BW-6"])
+    assert set(same.precisions.values()) == {Precision(4, 6)}
+
+
+def test_the_noise_of_gradients_has_a_price() -> None:
+    cheap, dear = (allocate(sensitivities(), "FW-4/BW-6", noise_price=price) for price in (0.0, 1e3))
+    assert {each.bw for each in cheap.precisions.values()} == {4}
+    assert min(each.bw for each in dear.precisions.values()) > 4
+
+
+@pytest.mark.parametrize(("unit", "machine"), [("seconds", "h200"), ("joules", "bitfusion")])
+def test_budgets_of_a_machine(unit: str, machine: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(64, 64), nn.ReLU())), nn.Linear(64, 4))
+    rewritten = fractrainify(model, config=FracConfig(method="static"), example_inputs=(torch.randn(2, 64),))
+    ops = tuple(
+        MeasuredOp(
+            op.name,
+            op.kind,
+            op.module,
+            op.training_macs,
+            fixed=None if op.name in ("2", "4") else 32,
+            product=op.product,
+        )
+        for op in rewritten.ops
+    )
+    rows = [
+        Sensitivity(name, operand, bits, **({"noise": 0.1**bits} if operand == "g" else {"change": 0.1**bits}))  # type: ignore[arg-type]
+        for name, operand, bits in product(("2", "4"), "xwg", (4, 8, 16))
+    ]
+    found = Sensitivities(ops, tuple(rows), 1.0, 4)
+    wide = allocate(found, "FW-16/BW-16", unit, machine=machine, batch=4096)  # type: ignore[arg-type]
+    narrow = allocate(found, "FW-8/BW-8", unit, machine=machine, batch=4096)  # type: ignore[arg-type]
+    assert 0 < narrow.cost <= narrow.budget <= wide.budget
+    assert narrow.harm >= wide.harm
+    with pytest.raises(ConfigError, match="needs a machine"):
+        allocate(found, 1.0, unit)  # type: ignore[arg-type]
+
+
+def test_a_model_is_trained_at_the_allocation(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(8, 8), nn.ReLU())), nn.Linear(8, 4))
+    x = torch.randn(4, 8)
+    found = fractrainify(model, config=FracConfig(method="static"), example_inputs=(x,))
+    ops = tuple(
+        MeasuredOp(op.name, op.kind, op.module, op.training_macs, fixed=32 if op.precision.mode == "float" else None)
+        for op in found.ops
+    )
+    names = [op.name for op in ops if op.fixed is None]
+    rows = [Sensitivity(n, o, b, change=0.5**b * int(n), noise=0.1**b) for n, o, b in product(names, "xwg", WIDTHS)]  # type: ignore[arg-type]
+    allocation = allocate(Sensitivities(ops, tuple(rows), 1.0, 4), "FW-4/BW-6")
+    allocation.to_yaml(tmp_path / "net.yaml")
+    config = RunSettings.from_yaml(tmp_path / "net.yaml").frac
+    assert config.pins == allocation.pins
+    trained = fractrainify(model, config=config, example_inputs=(x,))
+    trained.train()(x)
+    assert {op.name: op.precision.precision for op in trained.ops if op.name in names} == allocation.precisions
+    assert 100 * float(trained.cost.cp_total) == pytest.approx(allocation.cost, rel=1e-5)
+
+
+def test_names_are_matched_literally() -> None:
+    found = sensitivities()
+    allocation = allocate(found, "FW-4/BW-6")
+    odd = type(allocation)({"a.b[0]": Precision(4, 4), "a": Precision(8, 8)}, {"a.b[0]": "a", "a": ""}, 1, 1, "cp", 0)
+    assert odd.pins == (Pin("a", Precision(8, 8)), Pin("a.b[[]0]", Precision(4, 4))), "that of the module comes first"
+
+
+def test_the_table_fits_80_columns() -> None:
+    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(allocate(sensitivities(), "FW-4/BW-6"))
+    text = console.export_text()
+    assert max(map(len, text.splitlines())) <= 80
+    assert "% of training at 32 bits" in text
+
+
+@pytest.mark.parametrize(
+    ("budget", "arguments", "words"),
+    [
+        (0.1, {}, "is below the 1.294"),
+        (0, {}, "must be a number above 0"),
+        ("four", {}, "is not a precision"),
+        (3.0, {"unit": "watts"}, "unit='watts' is unknown"),
+        (3.0, {"machine": "h200"}, "changes nothing for unit='cp'"),
+        (3.0, {"options": ["FW-5/BW-6"]}, "was not measured at 5 bits"),
+        (3.0, {"noise_price": -1}, "must be 0 or more"),
+    ],
+)
+def test_mistakes_are_named(budget: object, arguments: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        allocate(sensitivities(), budget, **arguments)  # type: ignore[arg-type]
+
+
+def test_scipy_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    monkeypatch.setattr(solve.require_packages.__globals__["importlib"].util, "find_spec", lambda name: None)
+    with pytest.raises(MissingPackageError, match=r"fractrain_fx\[allocate\]"):
+        allocate(sensitivities(), 3.0)

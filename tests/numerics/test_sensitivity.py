@@ -1,0 +1,194 @@
+"""Sensitivities: estimates against the true change of the loss, what can be measured, and how it is shown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from torch import nn
+
+import fractrain_fx
+from benchmarks.numerics.truth import _noise, factor_changes, gradient_changes, spearman
+from fractrain_fx import AffineConfig, FracConfig, Pin, Precision, fractrainify, sensitivity
+from fractrain_fx.errors import ConfigError, InputError, ModelError, RunError
+from fractrain_fx.numerics.sensitivity import Sensitivities
+from fractrain_fx.numerics.sensitivity.twin import Twin
+from tests.numerics.trained import Trained, conv_net, gpt2
+
+WIDTHS = (2, 4, 6)
+
+
+@pytest.fixture(scope="module")
+def net() -> Trained:
+    return conv_net()
+
+
+@pytest.fixture(scope="module")
+def found(net: Trained) -> Sensitivities:
+    return sensitivity(net.model, net.batches[:4], criterion=net.criterion)
+
+
+@pytest.mark.parametrize("made", [conv_net, gpt2])
+def test_estimates_have_the_order_of_the_true_changes(made: Callable[[], Trained]) -> None:
+    model, batches, criterion = made()
+    found = sensitivity(model, batches[:5], criterion=criterion, precisions=WIDTHS)
+    twin = Twin(model, batches[0], criterion, None)
+    keys = [(op.name, bits) for op in found.measured for bits in WIDTHS]
+    for operand in ("x", "w"):
+        true = factor_changes(twin, operand, WIDTHS, batches[5:7])
+        estimates = [found.of(name, operand, bits).change or 0.0 for name, bits in keys]
+        assert spearman(estimates, [true[key].even for key in keys]) > 0.8
+    steps = gradient_changes(twin, WIDTHS, batches[5], batches[6:7], rate=0.01)
+    noise = [found.of(name, "g", bits).noise or 0.0 for name, bits in keys]
+    assert spearman(noise, [steps[key] for key in keys]) > 0.8
+
+
+def test_the_variance_of_a_gradient_is_that_of_many_roundings(net: Trained) -> None:
+    found = sensitivity(net.model, net.batches[:4], criterion=net.criterion, precisions=[3])
+    name = found.measured[-1].name
+    twin = Twin(net.model, net.batches[0], net.criterion, None)
+    exact = [twin.gradients(batch)[twin.weights[name]] for batch in net.batches[:4]]
+    squares = []
+    for seed in range(20):
+        twin.probes[name].on_backward = _noise(3, seed)
+        for batch, each in zip(net.batches[:4], exact, strict=True):
+            squares.append(float((twin.gradients(batch)[twin.weights[name]] - each).square().sum()))
+    twin.release()
+    row = found.of(name, "g", 3)
+    assert row.variance == pytest.approx(sum(squares) / len(squares), rel=0.2), "one rounding of four batches"
+    assert row.batch_variance == pytest.approx(float(torch.stack(exact).var(0).sum()), rel=1e-3)
+
+
+def test_the_model_stays_as_it_is(net: Trained) -> None:
+    before = {name: each.clone() for name, each in net.model.state_dict().items()}
+    net.model.eval()
+    state = torch.get_rng_state()
+    sensitivity(net.model, net.batches[:4], criterion=net.criterion, precisions=[4])
+    assert not net.model.training
+    assert all(torch.equal(each, before[name]) for name, each in net.model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(each.grad is None for each in net.model.parameters())
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        FracConfig(method="fractrain"),
+        FracConfig(method="pfq"),
+        FracConfig(method="float"),
+        FracConfig(method="static", affine=AffineConfig(ranges="row")),
+        FracConfig(method="static", format="mx"),
+        FracConfig(method="static", format="nvfp4", precision="FW-4/BW-4"),
+        FracConfig(method="static", format="dorefa", pins=[Pin("3", format="mx", precision="FW-8/BW-8")]),
+    ],
+    ids=lambda config: f"{config.method}-{config.format}-{config.affine.ranges}",
+)
+def test_rewritten_models_of_any_method_and_format(net: Trained, config: FracConfig) -> None:
+    model = fractrainify(net.model, config=config, example_inputs=(net.batches[0][0],))
+    found = sensitivity(model, net.batches[:4], criterion=net.criterion)
+    assert len(found.measured) == 3, "all but the first convolution and the last layer"
+    for op in found.measured:
+        for operand, name in (("x", "change"), ("w", "change"), ("g", "noise")):
+            values = [getattr(found.of(op.name, operand, bits), name) for bits in found.widths(op.name)]
+            assert min(values) > 0
+            if op.format != "dorefa":  # which bends values at any width
+                assert values[0] == max(values), "fewer bits harm more"
+            if op.format == "affine":  # 6 and 8 bits of mx have as long a mantissa
+                assert values == sorted(values, reverse=True)
+        assert found.widths(op.name) == {"mx": (4, 6, 8), "nvfp4": (4,)}.get(op.format, tuple(range(2, 9)))
+
+
+def test_a_models_own_loss() -> None:
+    model, batches, _ = gpt2(steps=5)
+    found = sensitivity(model, batches[:4], precisions=[4])
+    assert found.loss == pytest.approx(model(**batches[0]).loss.item(), rel=0.2)
+    assert {row.op for row in found.rows if row.operand == "w"} == {op.name for op in found.measured}
+
+
+def test_it_is_written_and_read(found: Sensitivities, tmp_path: Path) -> None:
+    found.to_json(tmp_path / "net.json")
+    assert Sensitivities.from_json(tmp_path / "net.json") == found
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(RunError, match="does not hold sensitivities"):
+        Sensitivities.from_json(tmp_path / "other.json")
+    with pytest.raises(RunError, match="cannot be read"):
+        Sensitivities.from_json(tmp_path / "missing.json")
+
+
+def test_the_table_fits_80_columns(found: Sensitivities) -> None:
+    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(found)
+    lines = console.export_text().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "…" not in "".join(lines)
+    assert all(any(line.strip().startswith(op.name) for line in lines) for op in found.measured)
+
+
+def test_the_heat_map_has_a_cell_for_each_row(found: Sensitivities, tmp_path: Path) -> None:
+    found.to_svg(tmp_path / "net.svg")
+    root = ElementTree.parse(tmp_path / "net.svg").getroot()
+    cells = root.findall("{http://www.w3.org/2000/svg}rect")
+    assert len(cells) == len(found.rows)
+    shades = {cell.find("{http://www.w3.org/2000/svg}title").text: cell.get("fill") for cell in cells}  # type: ignore[union-attr]
+    dark, light = (
+        int(re.findall(r"\d+", shades[next(t for t in shades if t.startswith(f"3, weights at {bits} bits"))])[1])
+        for bits in (2, 8)
+    )
+    assert dark < light
+    with pytest.raises(InputError, match=r"write .*net\.svg"):
+        found.to_svg(tmp_path / "net.png")
+
+
+def test_costs_are_those_of_the_ledger(net: Trained, found: Sensitivities) -> None:
+    model = fractrainify(
+        net.model, config=FracConfig(method="static", precision="FW-4/BW-6"), example_inputs=(net.batches[0][0],)
+    )
+    model.train()(net.batches[0][0])
+    assert found.cost("FW-4/BW-6") == pytest.approx(100 * float(model.cost.cp_total), rel=1e-5)
+    with pytest.raises(ConfigError, match="no precision for"):
+        found.cost({})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"limit": 3}, InputError, "3 batches do not show"),
+        ({"criterion": None}, InputError, "too many positional arguments"),
+        ({"precisions": []}, ConfigError, "precisions is empty"),
+        ({"precisions": [1]}, ConfigError, "a width is 2 to 16 bits"),
+        ({"precisions": [5], "config": FracConfig(method="static", format="mx")}, ConfigError, "lacks"),
+    ],
+)
+def test_mistakes_are_named(net: Trained, arguments: dict[str, object], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        sensitivity(net.model, net.batches, **{"criterion": net.criterion, **arguments})  # type: ignore[arg-type]
+
+
+def test_a_config_for_a_rewritten_model_is_refused(net: Trained) -> None:
+    model = fractrainify(net.model, config=FracConfig(method="static"), example_inputs=(net.batches[0][0],))
+    with pytest.raises(ConfigError, match="leave it out"):
+        sensitivity(model, net.batches, criterion=net.criterion, config=FracConfig())
+
+
+def test_a_model_with_nothing_to_round(net: Trained) -> None:
+    batches = [(torch.randn(8, 4), torch.randint(2, (8,))) for _ in range(4)]
+    with pytest.raises(ModelError, match="finds nothing to quantize"):
+        sensitivity(nn.Linear(4, 2), batches, criterion=F.cross_entropy)
+
+
+def test_a_width_that_was_not_measured(found: Sensitivities) -> None:
+    name = found.measured[0].name
+    with pytest.raises(ConfigError, match=r"not measured at 12 bits: write precisions=\[\.\.\., 12\]"):
+        found.harm(name, Precision(12, 8), 1.0)
+
+
+def test_the_names_are_known_without_being_imported() -> None:
+    assert "sensitivity" in fractrain_fx.__all__
+    with pytest.raises(AttributeError, match="no attribute 'sensitivities'"):
+        fractrain_fx.sensitivities  # noqa: B018
