@@ -1,7 +1,8 @@
 """Widths for trainings at 40, 55 and 70 per cent of the cost of static FW-8/BW-8.
 
 ``python -m benchmarks.science.allocations --task resnet20-16px --data-dir DIR`` trains the task's model in float for
-some steps, measures its sensitivities on further batches, and writes ``benchmarks/science/allocations/TASK.yaml``.
+some steps, measures its sensitivities on further batches (``benchmarks/science/allocations/TASK.json``), and writes the
+settings (``TASK.yaml``).
 
 ``allocated-40``: the widths of ``allocate``. ``ends-high-40``: the rule of thumb, 8 bits in the first and the last
 block, and one precision elsewhere. ``uniform-40``: one precision everywhere. The last two take the dearest precision
@@ -30,12 +31,11 @@ from fractrain_fx.training.data.loader import Share, make_loader
 from fractrain_fx.training.objective import Objective
 from fractrain_fx.training.run import build
 
-__all__ = ["BUDGETS", "RULES", "allocated_settings", "settings_under"]
+__all__ = ["allocated_settings", "settings_under"]
 
 FOLDER = Path(__file__).parent / "allocations"
 BUDGETS = (40, 55, 70)
-RULES = ("allocated", "ends-high", "uniform")
-_FULL = Precision(8, 8)
+_FULL, _LEAST = Precision(8, 8), Precision(3, 4)
 _STEPS, _BATCHES = 200, 8
 _ROUNDED = 0.49  # FW-4/BW-6 costs 40.4 %
 
@@ -51,17 +51,17 @@ def allocated_settings(task: str) -> Mapping[str, Mapping[str, Any]]:
 
 
 def settings_under(found: Sensitivities) -> dict[str, dict[str, Any]]:
-    """The settings of every rule and budget, from the sensitivities of a task's model."""
+    """The settings of every rule, and every budget within reach, from the sensitivities of a task's model."""
     settings: dict[str, dict[str, Any]] = {}
     ladder = [Precision(fw, bw) for fw, bw in product(range(2, 9), range(4, 9)) if fw <= bw <= fw + 2]
     ladder.sort(key=lambda each: (found.cost(each), each.fw))
     ends = {found.measured[0].block, found.measured[-1].block}
     for per_cent in BUDGETS:
         budget = (per_cent + _ROUNDED) / 100 * found.cost(_FULL)
+        if found.cost(_LEAST) > budget:  # ops that stay float may cost more
+            continue
         settings[f"allocated-{per_cent}"] = {"pins": [str(pin) for pin in allocate(found, budget).pins]}
-        mixed = {
-            each: {op.name: _FULL if op.block in ends else each for op in found.measured} for each in ladder
-        }
+        mixed = {each: {op.name: _FULL if op.block in ends else each for op in found.measured} for each in ladder}
         high = _dearest(ladder, budget, {each: found.cost(bits) for each, bits in mixed.items()})
         if high is not None:
             rules = [f"{op.name}={_FULL}" for op in found.measured if op.block in ends]
@@ -102,11 +102,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--data-dir", help="folder of the data sets' files")
     parser.add_argument("--steps", type=int, default=_STEPS)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--measured", action="store_true", help="allocate anew from the file that was measured before")
     options = parser.parse_args(argv)
+    FOLDER.mkdir(exist_ok=True)
     for task in options.task:
-        found = measure(task, options.data_dir, options.steps, options.seed)
-        FOLDER.mkdir(exist_ok=True)
-        found.to_json(FOLDER / f"{task}.json")
+        measured = FOLDER / f"{task}.json"
+        if options.measured:
+            found = Sensitivities.from_json(measured)
+        else:
+            found = measure(task, options.data_dir, options.steps, options.seed)
+            found.to_json(measured)
         command = (
             f"# python -m benchmarks.science.allocations --task {task} --steps {options.steps} --seed {options.seed}"
         )

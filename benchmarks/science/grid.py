@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from benchmarks.science.allocations import BUDGETS, RULES, allocated_settings
+from benchmarks.science.allocations import allocated_settings
 from benchmarks.science.named import AUTHORS_BETA, METHODS, RETIRED, SETTINGS, TASKS, Settings
 from fractrain_fx.engine.controller import authors_beta
 from fractrain_fx.errors import ConfigError, near
@@ -80,7 +80,6 @@ _NO_SKIP = f"no-skip+{_RAMP}"
 _TUNED, _FISHER = f"sign+{_NO_SKIP}", f"fisher+{_NO_SKIP}"
 _DFQ = [f"{options}cp-3.8" for options in ("fine-options+", "rising-options+", "")]
 _PFQ = ["default", "stages-from-4", "stages-from-5"]
-_SPENT = [f"{rule}-{per_cent}" for per_cent in BUDGETS for rule in RULES]
 _TEXTS = ["characters", "wikitext-characters"]
 GRIDS: dict[str, list[Run]] = {
     "quick": runs_of(["digits"], ["static"], epochs=[4])
@@ -134,8 +133,8 @@ GRIDS: dict[str, list[Run]] = {
     ],
     # Bits where they count, beside the rule of thumb and one precision for all, at 40, 55 and 70 % of static's cost.
     "allocated": [
-        *runs_of([_MAIN], ["static"], _SPENT, seeds=[0, 1, 2]),
-        *runs_of(_TEXTS[:1], ["static"], _SPENT, epochs=[4], seeds=[0, 1, 2]),
+        *runs_of([_MAIN], ["static"], allocated_settings(_MAIN), seeds=[0, 1, 2]),
+        *runs_of(_TEXTS[:1], ["static"], allocated_settings(_TEXTS[0]), epochs=[4], seeds=[0, 1, 2]),
     ],
     "others": runs_of([_MAIN], ["slu", "dorefa", "wageubn"]),
     # The paper's targets, which cost 42 per cent of static training.

@@ -1,0 +1,49 @@
+"""Widths for trainings under a budget, as a command found them."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.science.allocations import FOLDER, allocated_settings, settings_under
+from benchmarks.science.grid import GRIDS, Run
+from fractrain_fx import Pin, Precision
+from fractrain_fx.config import FracConfig
+from fractrain_fx.errors import ConfigError
+from fractrain_fx.numerics.sensitivity import Sensitivities
+from fractrain_fx.training import RunSettings
+
+TASKS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_settings_are_those_of_the_measured_sensitivities(task: str) -> None:
+    found = Sensitivities.from_json(FOLDER / f"{task}.json")
+    assert settings_under(found) == allocated_settings(task)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_setting_keeps_its_budget(task: str) -> None:
+    found = Sensitivities.from_json(FOLDER / f"{task}.json")
+    for name, values in allocated_settings(task).items():
+        config = RunSettings.from_dict({"method": "static", **values}).frac
+        own = {pin.pattern: pin.precision for pin in config.pins}
+        bits = {op.name: own.get(op.name, config.precision) for op in found.measured}
+        share = 100 * found.cost(bits) / found.cost("FW-8/BW-8")
+        budget = int(name.rpartition("-")[2])
+        assert budget - 10 < share < budget + 0.5
+        if name.startswith("ends-high"):
+            assert bits[found.measured[0].name] == bits[found.measured[-1].name] == Precision(8, 8)
+
+
+def test_the_grid_has_them_for_three_seeds() -> None:
+    runs = GRIDS["allocated"]
+    assert {run.seed for run in runs} == {0, 1, 2}
+    run = next(run for run in runs if run.task == "resnet20-16px" and run.setting == "allocated-40")
+    config = RunSettings.from_dict(run.values).frac
+    assert isinstance(config, FracConfig) and config.method == "static"
+    assert all(isinstance(pin, Pin) for pin in config.pins) and len(config.pins) == 20
+
+
+def test_a_task_without_allocations_says_so() -> None:
+    with pytest.raises(ConfigError, match="'allocated-40' is unknown"):
+        assert Run("resnet38", "static", "allocated-40").values
