@@ -29,7 +29,6 @@ from fractrain_fx.numerics.sensitivity import Sensitivities
 from fractrain_fx.training import RunSettings, new_run
 from fractrain_fx.training.data.loader import Share, make_loader
 from fractrain_fx.training.objective import Objective
-from fractrain_fx.training.run import build
 
 __all__ = ["allocated_settings", "settings_under"]
 
@@ -91,7 +90,7 @@ def measure(task: str, data_dir: str | None, steps: int, seed: int) -> Sensitivi
         trainer.fit()
     data, objective = trainer.data, Objective.of(trainer.data)
     loader = make_loader(data, Share(settings.train.batch_size, seed, torch.device("cpu")))
-    model, name = trainer.model, build(settings).input_name
+    model, name = trainer.model, trainer.input_name
     batches = [(x if name is None else {name: x}, y) for x, y in loader.train(steps, _BATCHES)]
     return sensitivity(model, batches, criterion=lambda out, y: objective.loss(objective.logits(out), y))
 

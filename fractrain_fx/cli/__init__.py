@@ -1,4 +1,4 @@
-"""The ``fractrain`` command: train, plan, inspect, machines, zoo, report, build.
+"""The ``fractrain`` command: train, plan, inspect, machines, zoo, report, sensitivity, build.
 
 Each command imports the heavy modules that it needs, so that ``fractrain --help`` answers at once.
 """
@@ -39,6 +39,7 @@ def _command(given: list[str]) -> int:
     chosen["given"] = given
     commands = {"train": _train, "plan": _plan, "inspect": _inspect}
     commands |= {"machines": _machines, "zoo": _zoo, "report": _report, "build": _build}
+    commands |= {"sensitivity": _sensitivity}
     try:
         return commands[arguments["command"]](chosen)
     except FracTrainError as error:
@@ -199,3 +200,9 @@ def _report(arguments: dict[str, Any]) -> int:
     plots = None if arguments["plots"] is None else Path(arguments["plots"])
     write_report(arguments["runs"], Path(arguments["out"]), plots=plots, epochs=arguments["epochs"] or ())
     return 0
+
+
+def _sensitivity(arguments: dict[str, Any]) -> int:
+    from fractrain_fx.cli.sensitivity import show_sensitivity
+
+    return show_sensitivity(arguments)

@@ -17,7 +17,7 @@ from fractrain_fx.training.flags import add_flags, as_setting
 __all__ = ["Parser", "make_parser"]
 
 _BAD_VALUE = re.compile(r"Parser key \"([^\"]+)\"[^:]*:\s+Expected a <class '(\w+)'>\. Got value: (.*)", re.DOTALL)
-_COMMANDS = ("train", "plan", "inspect", "machines", "zoo", "report", "build")
+_COMMANDS = ("train", "plan", "inspect", "machines", "zoo", "report", "sensitivity", "build")
 _KINDS = {"int": "a whole number", "float": "a number"}
 _TRAIN = """Train a model; without flags, a small timm ResNet on the embedded digits with FracTrain.
 
@@ -139,9 +139,22 @@ def make_parser() -> Parser:
     report.add_argument("--plots", metavar="DIR", type=str, help="write every plot as SVG and PNG too")
     report.add_argument("--epochs", metavar="N", nargs="+", type=int, help="epochs of the bit allocation plots")
     commands.add_subcommand("report", report, help="trajectories, stages, bits and cost of runs, as one HTML file")
+    sensitivity = _new(
+        "RUN [FLAGS]", "Estimate what rounding each operand of each op does to the loss of a trained model."
+    )
+    text_run = "folder of a run, or the file that --out wrote"
+    sensitivity.add_argument("run", metavar="RUN", type=str, help=text_run)
+    sensitivity.add_argument("--batches", metavar="N", type=int, help="training batches to measure on (default: 8)")
+    sensitivity.add_argument("--out", metavar="FILE", type=str, help="write the numbers as JSON")
+    sensitivity.add_argument("--draw", metavar="FILE", type=str, help="draw a heat map as SVG")
+    text_budget = "also choose widths that cost no more: FW-4/BW-6, or cp_total in per cent"
+    sensitivity.add_argument("--budget", metavar="COST", type=str, help=text_budget)
+    text_allocation = "write these widths as settings for fractrain train --config"
+    sensitivity.add_argument("--allocation", metavar="FILE", type=str, help=text_allocation)
+    commands.add_subcommand("sensitivity", sensitivity, help="which op is hurt by few bits, and widths under a budget")
     build = _new("", "Build the C++ kernels that round on a CPU, once: run.backend=auto then uses them.")
     commands.add_subcommand("build", build, help="build the C++ kernels that make training on a CPU quicker")
-    for name, each in zip(_COMMANDS, (train, plan, inspect, machines, zoo, report, build), strict=True):
+    for name, each in zip(_COMMANDS, (train, plan, inspect, machines, zoo, report, sensitivity, build), strict=True):
         each.prog = f"fractrain {name}"
         each.add_argument("--debug", action="store_true", default=None, help="show the traceback of an error")
     return parser

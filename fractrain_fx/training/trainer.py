@@ -88,7 +88,7 @@ class Trainer:
         self.out = out
         self.label = label or model.frac_config.method
         self.objective = Objective.of(data)
-        self._input_name = input_name
+        self.input_name = input_name
         self._console = console
         self._prepared = Prepared(model, data, self.settings)
         self._accelerator, self._length = self._prepared.accelerator, self._prepared.length
@@ -275,7 +275,7 @@ class Trainer:
                 log.look(Look.at(place, self.model, self.engine, loss, prepared.rate))
 
     def _forward(self, module: Any, inputs: Tensor) -> Tensor:
-        named = {} if self._input_name is None else {self._input_name: inputs}
+        named = {} if self.input_name is None else {self.input_name: inputs}
         return self.objective.logits(self._prepared.call(module, *(() if named else (inputs,)), **named))
 
     def _last_good(self) -> str:

@@ -1,0 +1,76 @@
+"""``fractrain sensitivity``: the sensitivities of a trained run, and an allocation of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fractrain_fx.errors import ConfigError
+from fractrain_fx.numerics.allocation import allocate
+from fractrain_fx.numerics.sensitivity import Sensitivities, sensitivity
+from fractrain_fx.training.data.loader import Share, make_loader
+from fractrain_fx.training.log import new_console
+from fractrain_fx.training.objective import Objective
+from fractrain_fx.training.run import resume_run
+
+__all__ = ["measure_run", "show_sensitivity"]
+
+
+def show_sensitivity(arguments: dict[str, Any]) -> int:
+    """Measure a run, or read what was measured, and print and write what the flags ask for."""
+    source, budget = Path(arguments["run"]), arguments["budget"]
+    if arguments["allocation"] is not None and budget is None:
+        raise ConfigError("--allocation writes the widths under a budget: add --budget FW-4/BW-6, or leave it out")
+    if source.suffix == ".json":
+        if arguments["batches"] is not None:
+            raise ConfigError(f"{source} was measured before, so that --batches changes nothing: leave it out")
+        found = Sensitivities.from_json(source)
+    else:
+        found = measure_run(source, 8 if arguments["batches"] is None else arguments["batches"])
+    console = new_console()
+    console.print(found)
+    if arguments["out"] is not None:
+        found.to_json(arguments["out"])
+    if arguments["draw"] is not None:
+        found.to_svg(arguments["draw"])
+    if budget is not None:
+        chosen = allocate(found, _budget(budget))
+        console.print(chosen)
+        if arguments["allocation"] is not None:
+            chosen.to_yaml(arguments["allocation"])
+    return 0
+
+
+def measure_run(folder: Path, batches: int) -> Sensitivities:
+    """The sensitivities of a run's model as it was trained so far, on batches of its training data.
+
+    Raises:
+        RunError: there is no run in the folder.
+        InputError: there are too few batches.
+    """
+    trainer = resume_run(folder)
+    try:
+        objective, loop = Objective.of(trainer.data), trainer.settings
+        device = next(trainer.model.parameters()).device
+        loader = make_loader(trainer.data, Share(loop.batch_size, loop.seed, torch.device(device)))
+        name = trainer.input_name
+        held = [(x if name is None else {name: x}, y) for x, y in loader.train(0, batches)]
+
+        def criterion(output: Any, targets: Tensor) -> Tensor:
+            return objective.loss(objective.logits(output), targets)
+
+        return sensitivity(trainer.model, held, criterion=criterion, limit=batches)
+    finally:
+        if trainer.held is not None:
+            trainer.held.release()
+
+
+def _budget(text: str) -> float | str:
+    """A number as such, and all else as a precision."""
+    try:
+        return float(text)
+    except ValueError:
+        return text

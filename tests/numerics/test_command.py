@@ -1,0 +1,43 @@
+"""``fractrain sensitivity``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fractrain_fx import cli
+from fractrain_fx.numerics.sensitivity import Sensitivities
+from fractrain_fx.training import RunSettings
+
+
+def test_a_run_is_measured_and_its_widths_are_allocated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = "--model zoo:resnet20 --image-size 8 --subset 160 --batch-size 16 --epochs 1 --device cpu"
+    assert cli.main(["train", *small.split(), "--method", "float", "--out", "run"]) == 0
+    flags = "--batches 4 --out net.json --draw net.svg --budget FW-4/BW-6 --allocation net.yaml"
+    assert cli.main(["sensitivity", "run", *flags.split()]) == 0
+    printed = capsys.readouterr().out
+    found = Sensitivities.from_json("net.json")
+    assert "expected change of the loss" in printed and found.batches == 4
+    assert len(found.measured) == len(RunSettings.from_yaml("net.yaml").frac.pins) == 20
+    assert Path("net.svg").read_text().startswith("<svg")
+    assert cli.main(["sensitivity", "net.json", "--budget", "3"]) == 0
+    assert "of 3 % of training at 32 bits" in capsys.readouterr().out
+    assert cli.main(["sensitivity", "run", "--batches", "2"]) == 2
+    assert "2 batches do not show" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("missing", "holds no run"),
+        ("missing --allocation net.yaml", "add --budget"),
+        ("net.json --batches 4", "leave it out"),
+    ],
+)
+def test_mistakes_are_named(flags: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["sensitivity", *flags.split()]) == 2
+    assert words in capsys.readouterr().err
