@@ -192,7 +192,7 @@ class Engine(Staged):
 
     def check_finite(self) -> None:
         """Raise a ``NonFiniteLossError`` if a loss of this epoch so far is not finite. Waits for the device."""
-        refuse_bad_step(self._epoch.bad_step(), len(self.ledger.rows) + 1, self.steps)
+        refuse_bad_step(self._epoch.bad_step(), len(self.ledger.rows) + 1, self.steps, self.model)
 
     def end_epoch(self, mean_loss: float | None = None) -> StageChange | None:
         """Close the epoch, and move to the next stage if the schedule says so and is asked at epochs.
@@ -224,7 +224,7 @@ class Engine(Staged):
         self._course.end_epoch(self.ledger.rows)
         if sums is None:  # the stage changed after the epoch's last step, and all losses were finite
             return None
-        refuse_bad_step(sums.bad_step, row.epoch, batches)
+        refuse_bad_step(sums.bad_step, row.epoch, batches, self.model)
         loss = self._finite_loss(sums, row.epoch)
         if self._clock.every is not None:
             return None

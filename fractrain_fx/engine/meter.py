@@ -144,13 +144,14 @@ class EpochMeter:
         )
 
 
-def refuse_bad_step(step: int, epoch: int, steps: int) -> None:
+def refuse_bad_step(step: int, epoch: int, steps: int, model: Any = None) -> None:
     """Refuse an epoch with a loss that is not finite.
 
     Args:
         step: the first step with such a loss, counted from 1; 0 if there is none.
         epoch: the epoch.
         steps: its steps so far.
+        model: if it is watched, the message names the op that was first out.
 
     Raises:
         NonFiniteLossError: ``step`` is not 0.
@@ -159,4 +160,12 @@ def refuse_bad_step(step: int, epoch: int, steps: int) -> None:
         raise NonFiniteLossError(
             f"the task loss of step {step} of epoch {epoch} (of {steps} steps so far) was NaN or infinite: the stage "
             "stays. Go back to the last checkpoint and lower the learning rate, or check this batch's data"
+            + _seen(model)
         )
+
+
+def _seen(model: Any) -> str:
+    """What a watched model's last watched step shows, as a sentence that may follow a message."""
+    describe = getattr(model, "describe_watched", None)
+    told = None if describe is None else describe()
+    return "" if told is None else f". {told[0].upper()}{told[1:]}"

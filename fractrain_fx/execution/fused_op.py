@@ -22,6 +22,7 @@ from fractrain_fx.execution.backends.cuda import CUDA
 from fractrain_fx.execution.backends.per_product import choice_gradient
 from fractrain_fx.execution.backends.plain import PLAIN
 from fractrain_fx.execution.compiled_call import CalledBackend, number_of
+from fractrain_fx.execution.observed import ObservedBackend, Observer
 from fractrain_fx.execution.plan import CALL_TENSORS, Backend, Call, Kept, Plan, Rounds, factor, range_of
 from fractrain_fx.execution.remade import Made, Maker
 from fractrain_fx.execution.rounded import FIRST, SECOND
@@ -65,6 +66,7 @@ class FusedOp(nn.Module):
         """Everything about the op except its tensors."""
         self.backends: tuple[Backend, ...] = (CPU, CUDA, PLAIN)
         """What may compute the op, best first; at each call the first that does not refuse it does."""
+        self.observer: Observer | None = None  # sees the next calls, if a watched step set it
         self.maker: Maker | None = None
         """Can make the first factor again, if the pass ``RemakeOperands`` set it."""
         self._stage: tuple[StageBits | Precision, ...] = ()
@@ -108,6 +110,8 @@ class FusedOp(nn.Module):
             backend, call = self._traced(call)
         else:
             backend = self.choose(call, _needs_of(call))
+            if self.observer is not None:
+                backend = ObservedBackend(backend, self.observer)
         tensors, measured_here = call.flatten()
         tensors = [a_choice, b_choice, *tensors]
         if compiling:

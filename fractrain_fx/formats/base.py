@@ -13,7 +13,7 @@ from torch import Tensor
 from fractrain_fx.config.products import Recipe
 from fractrain_fx.formats.bits import known_bits, of_options, put_where, sum_of_samples, work_dtype
 
-__all__ = ["Bits", "CodedFormat", "Format", "Operand", "SampleAxis", "ValueRange", "Values"]
+__all__ = ["Bits", "CodedFormat", "Format", "Operand", "Reach", "SampleAxis", "ValueRange", "Values"]
 
 Bits = int | Int[Tensor, "*bits"]
 Values = Float[Tensor, "*dims"]
@@ -69,6 +69,22 @@ class Operand(NamedTuple):
     def summed(self) -> tuple[int, ...]:
         """The dimensions along which a scale has to be constant to factor out of the sum."""
         return tuple(sorted({*self.along, *self.positions}))
+
+
+class Reach(NamedTuple):
+    """How far the levels of a rounded operand reach. Its tensors broadcast against the values, or are ``None``.
+
+    Attributes:
+        ends: the lowest and the highest level. Values beyond them are clipped. ``None`` if no value lies beyond.
+        zero: the lowest and the highest value that rounding to nearest takes to the level of 0. ``None``: to 0 itself.
+        scales: the factor of each block, if blocks share factors; 0 for a block without one.
+        saturated: whether each of these is smaller than its type can hold, or larger.
+    """
+
+    ends: tuple[Tensor, Tensor] | None = None
+    zero: tuple[Tensor, Tensor] | None = None
+    scales: Tensor | None = None
+    saturated: Tensor | None = None
 
 
 class Format(Protocol):
@@ -128,6 +144,13 @@ class Format(Protocol):
             seed: of what is random about it.
         """
         return first, second
+
+    def reach(self, x: Values, bits: Int[Tensor, "*bits"], of: Operand, within: ValueRange | None) -> Reach:
+        """How far the levels of a rounded operand reach; ``within`` is the range that it is rounded in, if it has one.
+
+        By default a value becomes 0 only if it is exactly 0 afterwards, and none is clipped.
+        """
+        return Reach()
 
     @abstractmethod
     def activation_range(self, x: Values) -> ValueRange:

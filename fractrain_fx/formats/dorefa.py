@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from fractrain_fx.formats.base import Bits, Format, SampleAxis, ValueRange, Values
+from fractrain_fx.formats.base import Bits, Format, Operand, Reach, SampleAxis, ValueRange, Values
 from fractrain_fx.formats.bits import as_bits, highest_level, is_rounded, unrounded, work_dtype
 from fractrain_fx.formats.noise import dither
 
@@ -21,6 +23,14 @@ class DoReFaFormat(Format):
 
     name = "dorefa"
     straight = False
+
+    def reach(self, x: Values, bits: Int[Tensor, "*bits"], of: Operand, within: ValueRange | None) -> Reach:
+        """Activations are clipped to 0..1; levels of weights and gradients reach to their largest value."""
+        if of.tensor == "g" or of.weight:
+            return Reach()
+        rounds, half = is_rounded(bits), 0.5 / highest_level(bits, work_dtype(x))
+        low, high = (torch.where(rounds, end, math.copysign(torch.inf, end - 0.5)) for end in (0.0, 1.0))
+        return Reach((low, high), (torch.zeros_like(half), torch.where(rounds, half, torch.nan)))
 
     def activation_range(self, x: Values) -> ValueRange:
         """Always 0..1: this format measures nothing."""

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from fractrain_fx.formats.base import Bits, Format, SampleAxis, ValueRange, Values
+from fractrain_fx.formats.base import Bits, Format, Operand, Reach, SampleAxis, ValueRange, Values
 from fractrain_fx.formats.bits import as_bits, is_rounded, unrounded, work_dtype
 from fractrain_fx.formats.noise import dither
 
@@ -35,6 +35,17 @@ class WageubnFormat(Format):
     """
 
     name = "wageubn"
+
+    def reach(self, x: Values, bits: Int[Tensor, "*bits"], of: Operand, within: ValueRange | None) -> Reach:
+        """Weights are clipped to one step below 1, errors to the largest level; activations are not clipped."""
+        steps = _steps_to_one(bits, work_dtype(x))
+        largest = torch.full_like(steps, torch.inf)
+        if of.tensor == "g" and x.numel():
+            largest = (steps - 1) * _power_of_two_near(x) / steps
+        elif of.weight:
+            largest = 1 - 1 / steps
+        largest = torch.where(is_rounded(bits), largest, torch.inf)
+        return Reach((-largest, largest))
 
     def activation_range(self, x: Values) -> ValueRange:
         """Always -1..1, the grid's own unit: this format measures nothing."""

@@ -14,6 +14,7 @@ from fractrain_fx.capture.source import warn
 from fractrain_fx.capture.state import preserved_random_state
 from fractrain_fx.errors import ConfigError, ModelError, require_known
 from fractrain_fx.model.properties import Properties
+from fractrain_fx.model.watcher import counts_step
 from fractrain_fx.nn.bits import set_stage, stage_of
 
 __all__ = ["BySegment"]
@@ -83,7 +84,10 @@ class BySegment(Properties):
     def _infer_parameters(self, module: Any, args: Any, kwargs: Any = None) -> None:
         """Choose the recording for a call, or make one, because compiled code can neither record nor compare."""
         if torch._guards.TracingContext.try_get() is None and not torch.compiler.is_compiling():
-            self._state.variants.choose(tuple(args), dict(kwargs or {}), self.training)
+            state = self._state
+            state.variants.choose(tuple(args), dict(kwargs or {}), self.training)
+            if counts_step(state.watcher, self.training):
+                state.watcher.before_compiled()
 
     def compile(self, *args: Any, **options: Any) -> None:
         """Compile calls of this model, as ``nn.Module.compile`` does."""

@@ -194,6 +194,14 @@ class Properties(nn.Module):
         """The gated ops as a share (0..1) of the cost that cp is over; the others are scheduled."""
         return 1.0 if self._state.reach is None else self._state.reach.gated_share
 
+    def describe_watched(self) -> str | None:
+        """In a sentence, the op that was first not finite or furthest out in the last watched step.
+
+        ``None`` if the model is not watched (:func:`fractrain_fx.numerics.watch`).
+        """
+        watcher = self._state.watcher
+        return None if watcher is None else watcher.describe()
+
     def get_submodule(self, target: str) -> nn.Module:
         """A module of the original, also if its name is one of this class's, such as ``blocks``."""
         first, _, rest = target.partition(".")

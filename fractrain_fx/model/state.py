@@ -22,8 +22,9 @@ from fractrain_fx.model.failures import run_graph
 from fractrain_fx.model.float_calls import FloatCalls
 from fractrain_fx.model.frozen.costs import Frozen
 from fractrain_fx.model.sharding import Sharding
-from fractrain_fx.model.variant import Variant
+from fractrain_fx.model.variant import Variant, call_of, token_count
 from fractrain_fx.model.variants import Variants
+from fractrain_fx.model.watcher import Watcher, counts_step, watched_step
 from fractrain_fx.nn.bits import set_stage
 from fractrain_fx.nn.cost import Cost
 from fractrain_fx.nn.quantized_leaf import QuantizedLeaf
@@ -73,6 +74,7 @@ class ModelState:
         float_calls: watches which attributes are looked up on the original.
         checkpointing: options of ``torch.utils.checkpoint.checkpoint`` if training computes activations again.
         compiler: options of ``torch.compile`` if segments are compiled one by one.
+        watcher: watches training steps, if :func:`fractrain_fx.numerics.watch` set it.
         sharding: the groups of parameters, if :func:`fractrain_fx.distributed.fully_shard` made them.
     """
 
@@ -97,6 +99,7 @@ class ModelState:
         self._told_provisional = self._told_float = False
         self.checkpointing: Mapping[str, Any] | None = None
         self.compiler: Mapping[str, Any] | None = None
+        self.watcher: Watcher | None = None
         self.sharding: Sharding | None = None
         self.variants = Variants(original, recording, config, rewritten.chain)
         self.running = self.variants.first.running
@@ -143,8 +146,15 @@ class ModelState:
         if self.sharding is not None:
             self.sharding.require_call()
         variant, values = self.variants.choose(args, kwargs, training)
-        self.batch, self.tokens = variant.count(values), _tokens(values)
-        output, self.cost = run_graph(self._graph(variant, training), values, variant.recording)
+        self.batch, self.tokens = variant.count(values), token_count(values)
+        graph = self._graph(variant, training)
+        if torch.compiler.is_compiling() or not counts_step(self.watcher, training):
+            output, self.cost = run_graph(graph, values, variant.recording)
+        else:
+            compiled = self.compiler is not None
+            with watched_step(self.watcher, variant.running[True].current, compiled, self.checkpointing is not None):
+                output, self.cost = run_graph(graph, values, variant.recording)
+            self.watcher.note_choices(self.cost.choice)
         if self.sharding is not None and training:
             self.sharding.share_buffers(self.changing_buffers)
         return output
@@ -251,7 +261,7 @@ class ModelState:
 
     def fill_ranges(self, batches: Iterable[Any]) -> int:
         """Update the activation ranges from batches that run in evaluation mode; returns the number of batches."""
-        calls = map(_call_of, batches)
+        calls = map(call_of, batches)
         seen = self._fill((self.variants.choose(args, kwargs, False) for args, kwargs in calls), self._ranges())
         if self.sharding is not None:
             self.sharding.share_buffers(self.changing_buffers)
@@ -282,19 +292,3 @@ def _called_by(original: nn.Module, recording: Recording) -> set[str]:
             leaf = module.leaf if isinstance(module, QuantizedLeaf) else module
             called.add(paths.get(id(leaf), str(node.target)))
     return called
-
-
-def _tokens(values: Iterable[Any]) -> int | None:
-    """The size of the first input that is a matrix of whole numbers: a row of tokens for each sample."""
-    for value in values:
-        if isinstance(value, Tensor) and value.ndim == 2 and value.dtype in (torch.int64, torch.int32):
-            return value.numel()
-    return None
-
-
-def _call_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(batch, Mapping):
-        return (), dict(batch)
-    if isinstance(batch, tuple | list):
-        return (batch[0],), {}
-    return (batch,), {}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from fractrain_fx.capture import PartMode, Read, RecordedModule, Recording, Seen, batch_size, shapes_of
@@ -15,7 +16,7 @@ from fractrain_fx.errors import InputError
 from fractrain_fx.model.executed import Running
 from fractrain_fx.passes.graph.edit import NAMESPACE
 
-__all__ = ["SampleCount", "Variant", "Watched", "reads_of", "share_inserted"]
+__all__ = ["SampleCount", "Variant", "Watched", "call_of", "reads_of", "share_inserted", "token_count"]
 
 _LONGEST = 100  # characters of a condition in a message; a longer one is computed from many sizes
 
@@ -194,3 +195,20 @@ def _steps_to(value: Any, axis: int, size: int | None) -> tuple[_Step, ...] | No
         if rest is not None:
             return (_Step(key, is_field), *rest)
     return None
+
+
+def token_count(values: Iterable[Any]) -> int | None:
+    """The size of the first input that is a matrix of whole numbers: a row of tokens for each sample."""
+    for value in values:
+        if isinstance(value, Tensor) and value.ndim == 2 and value.dtype in (torch.int64, torch.int32):
+            return value.numel()
+    return None
+
+
+def call_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call on a batch: a tensor, a tuple whose first element is the input, or keyword arguments."""
+    if isinstance(batch, Mapping):
+        return (), dict(batch)
+    if isinstance(batch, tuple | list):
+        return (batch[0],), {}
+    return (batch,), {}

@@ -13,8 +13,14 @@ from fractrain_fx.config.affine import GradientGrid
 from fractrain_fx.errors import InputError
 from fractrain_fx.formats.affine.gate_gradient import affine_gains
 from fractrain_fx.formats.affine.grid import modest
-from fractrain_fx.formats.affine.rounding import codes_affine, round_affine, shifted_to_zero, values_affine
-from fractrain_fx.formats.base import Bits, Format, SampleAxis, ValueRange, Values
+from fractrain_fx.formats.affine.rounding import (
+    codes_affine,
+    reach_affine,
+    round_affine,
+    shifted_to_zero,
+    values_affine,
+)
+from fractrain_fx.formats.base import Bits, Format, Operand, Reach, SampleAxis, ValueRange, Values
 from fractrain_fx.formats.bits import as_bits, checked_bits, dense, once, readable, work_dtype
 
 __all__ = ["AffineFormat", "fake_quantize", "measure", "range_between", "range_shape"]
@@ -92,6 +98,13 @@ class AffineFormat(Format):
         """The range in which a gradient is rounded."""
         found = self.measure(g)
         return found if self.gradient_grid == "range" else shifted_to_zero(bits, found)
+
+    def reach(self, x: Values, bits: Int[Tensor, "*bits"], of: Operand, within: ValueRange | None) -> Reach:
+        if within is None and of.tensor == "g":
+            within = self.gradient_range(x, bits)
+        elif within is None:
+            within = self.weight_range(x, dim=of.channel) if of.weight else self.activation_range(x)
+        return reach_affine(bits, within)
 
     def codes(self, x: Values, bits: Int[Tensor, "*bits"], within: ValueRange) -> Int[Tensor, "*dims"]:
         return codes_affine(x, bits, within)

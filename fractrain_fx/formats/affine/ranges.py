@@ -7,8 +7,8 @@ from torch import Tensor
 
 from fractrain_fx.config.affine import GradientGrid, Ranges
 from fractrain_fx.formats.affine.format import measure, range_between
-from fractrain_fx.formats.affine.rounding import round_affine, shifted_to_zero
-from fractrain_fx.formats.base import Bits, Operand, ValueRange, Values
+from fractrain_fx.formats.affine.rounding import reach_affine, round_affine, shifted_to_zero
+from fractrain_fx.formats.base import Bits, Operand, Reach, ValueRange, Values
 from fractrain_fx.formats.bits import as_bits, work_dtype
 from fractrain_fx.formats.noise import APART
 from fractrain_fx.formats.per_product import PerProductFormat
@@ -47,6 +47,12 @@ class RangedAffineFormat(PerProductFormat):
             return round_affine(x, bits, within, stochastic=True, seed=seed, quick=True)
         shifted = shifted_to_zero(bits, within)
         return round_affine(x, bits, shifted, stochastic=True, seed=seed, quick=True) * (x != 0)
+
+    def reach(self, x: Values, bits: Int[Tensor, "*bits"], of: Operand, within: ValueRange | None) -> Reach:
+        measured = self.range_of(x, of)
+        if of.tensor == "g" and self.gradient_grid == "zero":
+            measured = shifted_to_zero(bits, measured)
+        return reach_affine(bits, measured)._replace(scales=measured.span)
 
     def range_of(self, x: Values, of: Operand) -> ValueRange:
         """The ranges of an operand, which broadcast against it."""

@@ -11,11 +11,11 @@ from torch import Tensor
 from fractrain_fx.config.precision import FLOAT_BITS
 from fractrain_fx.formats.affine.grid import Grid
 from fractrain_fx.formats.affine.scale import scales
-from fractrain_fx.formats.base import ValueRange
+from fractrain_fx.formats.base import Reach, ValueRange
 from fractrain_fx.formats.bits import highest_level, is_rounded, once, readable, unrounded
 from fractrain_fx.formats.noise import dither
 
-__all__ = ["codes_affine", "round_affine", "shifted_to_zero", "values_affine"]
+__all__ = ["codes_affine", "reach_affine", "round_affine", "shifted_to_zero", "values_affine"]
 
 # Samples of at least this many values are rounded one after the other: one width takes fewer passes than several.
 _LARGE_SAMPLE = 1 << 15
@@ -75,6 +75,20 @@ def shifted_to_zero(bits: Int[Tensor, "*bits"], within: ValueRange) -> ValueRang
     scale, lo = once(scales(within.span, bits)), within.lo
     shifted = torch.where(is_rounded(bits), (lo / scale).round() * scale, lo)
     return ValueRange(shifted, within.span.expand_as(shifted).contiguous())
+
+
+def reach_affine(bits: Int[Tensor, "*bits"], within: ValueRange) -> Reach:
+    """The ends of the range, unless it was measured on the values, and the values nearest to the level of 0."""
+    scale, rounds = scales(within.span, bits), is_rounded(bits)
+    level = (-within.lo / scale).round().clamp(min=0).minimum(highest_level(bits, within.lo.dtype))
+    zero = torch.where(rounds, level * scale + within.lo, torch.nan)
+    ends = None
+    if not within.measured_here:
+        ends = (
+            torch.where(rounds, within.lo, -torch.inf),
+            torch.where(rounds, within.lo + within.span, torch.inf),
+        )
+    return Reach(ends, (zero - scale / 2, zero + scale / 2))
 
 
 def codes_affine(x: Tensor, bits: Tensor, within: ValueRange) -> Tensor:

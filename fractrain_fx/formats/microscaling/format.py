@@ -13,12 +13,12 @@ from fractrain_fx.config.precision import FLOAT_BITS
 from fractrain_fx.config.products import OperandRecipe, Recipe
 from fractrain_fx.config.recipes import elements_of
 from fractrain_fx.errors import InputError
-from fractrain_fx.formats.base import Bits, Operand, Values
+from fractrain_fx.formats.base import Bits, Operand, Reach, ValueRange, Values
 from fractrain_fx.formats.bits import as_bits, known_bits, unrounded, work_dtype
 from fractrain_fx.formats.microscaling.blocks import Blocks, Cut
 from fractrain_fx.formats.microscaling.elements import ELEMENTS, HALF_BITS, Grid, to_bfloat16
 from fractrain_fx.formats.microscaling.hadamard import rotate, rotation
-from fractrain_fx.formats.microscaling.quantize import round_blocks
+from fractrain_fx.formats.microscaling.quantize import reach_of_blocks, round_blocks
 from fractrain_fx.formats.microscaling.scales import Scale
 from fractrain_fx.formats.noise import APART
 from fractrain_fx.formats.per_product import PerProductFormat
@@ -67,9 +67,7 @@ class MicroscalingFormat(PerProductFormat):
         """
         if not x.numel():
             return x
-        bits = as_bits(bits, x)
-        if getattr(self.recipe, of.product).bfloat16:
-            bits = torch.where(bits == 0, bits, bits.clamp(min=HALF_BITS))
+        bits = self._widened(as_bits(bits, x), of)
         how, width = self._how(of), known_bits(bits)
         elements = self._elements[of.product, of.tensor]
         if width in (0, FLOAT_BITS):
@@ -84,6 +82,29 @@ class MicroscalingFormat(PerProductFormat):
             seed = seed + APART
         noise: dict[str, Any] = {"stochastic": how.stochastic, "seed": seed}
         return self._rounded(x, bits, elements, cuts, scale, of, noise)
+
+    def reach(self, x: Values, bits: Int[Tensor, "*bits"], of: Operand, within: ValueRange | None) -> Reach:
+        bits = self._widened(bits, of)
+        elements, width = self._elements[of.product, of.tensor], known_bits(bits)
+        if not x.numel() or width in (0, HALF_BITS, FLOAT_BITS):
+            return Reach()
+        cuts, scale = self._cuts(x, of, self._how(of))
+        blocks = Blocks(x.shape, cuts)
+        grid = elements[width] if width is not None else _by_bits(elements, _spread(bits, x, blocks))
+        found = reach_of_blocks(x, grid, blocks, scale)
+        if width is not None or found.ends is None or found.zero is None:
+            return found
+        rounds = (bits != 0) & (bits != HALF_BITS) & (bits != FLOAT_BITS)
+        (low, high), (least, most) = found.ends, found.zero
+        ends = torch.where(rounds, low, -torch.inf), torch.where(rounds, high, torch.inf)
+        zero = torch.where(rounds, least, torch.nan), torch.where(rounds, most, torch.nan)
+        return found._replace(ends=ends, zero=zero)
+
+    def _widened(self, bits: Tensor, of: Operand) -> Tensor:
+        """The bits of an operand: at least 16 in a product that the recipe leaves in bfloat16."""
+        if not getattr(self.recipe, of.product).bfloat16:
+            return bits
+        return torch.where(bits == 0, bits, bits.clamp(min=HALF_BITS))
 
     def _rounded(
         self,

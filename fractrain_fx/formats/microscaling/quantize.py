@@ -9,13 +9,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from fractrain_fx.errors import InputError, near
+from fractrain_fx.formats.base import Reach
 from fractrain_fx.formats.bits import work_dtype
 from fractrain_fx.formats.microscaling.blocks import Blocks, Cut
 from fractrain_fx.formats.microscaling.elements import ELEMENTS, Grid, round_to_grid
-from fractrain_fx.formats.microscaling.scales import Scale, scales
+from fractrain_fx.formats.microscaling.scales import Scale, saturated, scales
 from fractrain_fx.formats.noise import dither
 
-__all__ = ["fake_quantize", "round_blocks"]
+__all__ = ["fake_quantize", "reach_of_blocks", "round_blocks"]
 
 
 def fake_quantize(
@@ -98,6 +99,22 @@ def round_blocks(
     scaled = parts * down
     noise = dither(scaled, seed) if stochastic else None
     return blocks.join(round_to_grid(scaled, grid, noise).mul_(up)).to(x.dtype)
+
+
+def reach_of_blocks(x: Float[Tensor, "*dims"], grid: Grid, blocks: Blocks, scale: Scale) -> Reach:
+    """How far the levels of each block reach, and its scale, 0 for a block of zeros, which needs none.
+
+    Arguments as those of :func:`round_blocks`.
+    """
+    parts = blocks.split(x.detach().to(work_dtype(x)))
+    largest = blocks.largest(parts)
+    up = scales(largest, grid, scale).up
+
+    def of_values(number: float | Tensor) -> Tensor:
+        return blocks.join((up * number).expand_as(parts))
+
+    end, least = of_values(grid.largest), of_values(grid.smallest * grid.relative / 2)
+    return Reach((-end, end), (-least, least), up * (largest > 0), saturated(largest, grid, scale))
 
 
 class _FakeQuantize(torch.autograd.Function):

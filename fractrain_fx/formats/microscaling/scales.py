@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from fractrain_fx.formats.microscaling.elements import ELEMENTS, Grid, exponents, round_to_grid
 
-__all__ = ["Scale", "Scales", "scales"]
+__all__ = ["Scale", "Scales", "saturated", "scales"]
 
 Scale = Literal["e8m0", "e4m3", "float32"]
 
@@ -57,6 +57,23 @@ def scales(largest: Float[Tensor, "*blocks"], grid: Grid, kind: Scale) -> Scales
     relative = round_to_grid(relative, e4m3.grid)
     # In this order, which is that of NVIDIA's kernels and of torchao.
     return Scales(1 / of_tensor / relative, _capped(of_tensor * relative, grid) + poison.amax())
+
+
+def saturated(largest: Float[Tensor, "*blocks"], grid: Grid, kind: Scale) -> Bool[Tensor, "*blocks"]:
+    """Whether the scale that each block needs lies beyond those of its type; a block of zeros needs none.
+
+    Args: as those of :func:`scales`.
+    """
+    if kind == "e8m0":
+        exponent = exponents(largest) - grid.top
+        beyond = (exponent < _LOWEST) | (exponent > _HIGHEST)
+    elif kind == "float32":
+        beyond = _over(largest, grid.largest) < _TINY
+    else:
+        e4m3 = ELEMENTS["e4m3"]
+        of_tensor = _over(largest.amax(), e4m3.largest * grid.largest).clamp(min=_TINY)
+        beyond = _over(largest, grid.largest) / of_tensor < e4m3.smallest
+    return beyond & (largest > 0)
 
 
 def _over(x: Tensor, number: float | Tensor) -> Tensor:

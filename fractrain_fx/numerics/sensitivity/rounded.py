@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from fractrain_fx.config.precision import FLOAT_BITS
-from fractrain_fx.execution.backends.per_product import forward_factors, gradient_error
 from fractrain_fx.execution.plan import Call, Plan, Rounds
 from fractrain_fx.execution.rounded import FIRST, SECOND, round_factor
+from fractrain_fx.execution.roundings import forward_roundings, gradient_roundings
 from fractrain_fx.nn.rounding import rounded_gradient
 
 __all__ = ["OPERANDS", "GradientErrors", "OperandName", "factor_error", "gradient_errors", "slot_of"]
@@ -41,7 +41,8 @@ def factor_error(plan: Plan, call: Call, slot: int, bits: int) -> Tensor:
         full = torch.full_like(width, FLOAT_BITS)
         widths = (width, full) if slot == FIRST else (full, width)
         of_a, of_b = (Rounds(each, old.within) for each, old in zip(widths, (call.of_a, call.of_b), strict=True))
-        values = forward_factors(plan, call._replace(of_a=of_a, of_b=of_b))[0 if slot == FIRST else 1]
+        roundings = forward_roundings(plan, call._replace(of_a=of_a, of_b=of_b))
+        values = roundings[0 if slot == FIRST else 1].rounded()
     else:
         factor, rounds = (plan.first, call.of_a) if slot == FIRST else (plan.second, call.of_b)
         values = round_factor(factor, x, Rounds(width, rounds.within), slot).values
@@ -55,6 +56,13 @@ def gradient_errors(plan: Plan, call: Call, g: Tensor, bits: int, seed: Tensor) 
     width = torch.tensor(bits, dtype=torch.int32, device=g.device)
     if plan.fmt.per_product:
         call = call._replace(bits=width, seed=seed)
-        return GradientErrors(gradient_error(plan, call, g, SECOND), gradient_error(plan, call, g, FIRST))
+        return GradientErrors(_gradient_error(plan, call, g, SECOND), _gradient_error(plan, call, g, FIRST))
     error = rounded_gradient(plan.fmt, g, width, plan.axis, seed).to(g.dtype) - g
     return GradientErrors(error, error)
+
+
+def _gradient_error(plan: Plan, call: Call, g: Tensor, slot: int) -> Tensor:
+    """What rounding adds to ``g`` in its product with the factor ``slot``; after the transform, if there is one."""
+    of_g, _ = gradient_roundings(plan, call, g, slot, call.seed)
+    assert of_g is not None
+    return of_g.rounded() - of_g.values

@@ -1,0 +1,135 @@
+"""The six operands of an op's three products, and how each is rounded.
+
+The first factor is ``x`` and the second is ``w``, unless the first is the op's weight. Of two activations the second
+stands for the weight.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from fractrain_fx.execution.axes import Dims, Summed, of_first, of_output, of_second, positions
+from fractrain_fx.execution.plan import Call, Factor, Plan, Rounds
+from fractrain_fx.execution.rounded import FIRST, SECOND
+from fractrain_fx.formats import Format, Operand, Reach, ValueRange
+from fractrain_fx.formats.bits import put_where
+from fractrain_fx.formats.noise import APART
+
+__all__ = ["ProductName", "Rounding", "factor_of", "forward_roundings", "gradient_roundings", "without_skipped"]
+
+ProductName = Literal["forward", "input_gradient", "weight_gradient"]
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """One operand of a product before it is rounded, and how it is rounded.
+
+    Attributes:
+        values: the operand, after a transform of both operands if the format has one.
+        bits: its widths, which broadcast against the values.
+        of: which operand it is.
+        fmt: its number format.
+        within: the range that it is rounded in, if the format rounds all products alike.
+        seed: of its noise.
+    """
+
+    values: Tensor
+    bits: Tensor
+    of: Operand
+    fmt: Format
+    within: ValueRange | None = None
+    seed: Tensor | None = None
+
+    def rounded(self) -> Tensor:
+        """The values as the product multiplies them."""
+        fmt, x, bits, of = self.fmt, self.values, self.bits, self.of
+        if fmt.per_product:
+            return fmt.operand(x, bits, of, seed=self.seed)
+        if of.samples is not None:
+            return fmt.output_gradient(x, bits, axis=of.samples, seed=self.seed)
+        if of.weight:
+            return fmt.weight(x, bits, dim=of.channel, within=self.within)
+        return fmt.activation(x, bits, self.within or fmt.activation_range(x))
+
+    def reach(self) -> Reach:
+        """How far the levels reach, and which values become 0."""
+        return self.fmt.reach(self.values, self.bits, self.of, self.within)
+
+
+def forward_roundings(plan: Plan, call: Call) -> tuple[Rounding, Rounding]:
+    """Both factors of the forward product."""
+    summed = of_output(plan.arithmetic, call.a, call.b)
+    first = _factor(plan, call, FIRST, "forward", summed.first, call.a)
+    return first, _factor(plan, call, SECOND, "forward", summed.second, call.b)
+
+
+def gradient_roundings(
+    plan: Plan, call: Call, g: Tensor, slot: int, seed: Tensor | None
+) -> tuple[Rounding | None, Rounding]:
+    """The operands of the product of ``g`` and the factor ``slot``, which gives the other factor's gradient.
+
+    The first is ``None`` if the gradient is not rounded.
+    """
+    _, x, rounds = factor_of(plan, call, slot)
+    product: ProductName = "weight_gradient" if (slot == SECOND) == plan.first.weight else "input_gradient"
+    summed, other = _summed_backward(plan, call, g, slot)
+    own = call.bits if plan.fmt.by_product and call.bits is not None else rounds.bits
+    if call.bits is None or seed is None:
+        return None, _factor(plan, call, slot, product, summed.second, x, own)
+    if summed.one is not None:
+        g, x = plan.fmt.transform(product, g, x, summed.one, (call.bits, own), seed + 2 * APART)
+    axis = plan.axis.at(g.shape, len(call.bits)) if call.bits.ndim else plan.axis
+    of = Operand(product, "g", summed.first, axis, across=other.first, positions=positions(plan.arithmetic, g))
+    of_g = Rounding(g, axis.expand(call.bits, g.shape), of, plan.fmt, seed=seed)
+    return of_g, _factor(plan, call, slot, product, summed.second, x, own)
+
+
+def factor_of(plan: Plan, call: Call, slot: int) -> tuple[Factor, Tensor, Rounds]:
+    """A factor, its tensor, and how it is rounded."""
+    return (plan.first, call.a, call.of_a) if slot == FIRST else (plan.second, call.b, call.of_b)
+
+
+def without_skipped(plan: Plan, call: Call, g: Tensor) -> Tensor:
+    """Exactly zero for samples at 0 bits, whose block is skipped."""
+    if call.bits is None or not call.bits.ndim:
+        return g
+    axis = plan.axis.at(g.shape, len(call.bits))
+    return put_where(axis.expand(call.bits, g.shape), (0,), 0.0, g.clone())
+
+
+def _summed_backward(plan: Plan, call: Call, g: Tensor, slot: int) -> tuple[Summed, Summed]:
+    """The dimensions summed by the product of ``g`` and a factor, and by the other product that reads ``g``."""
+    of_a, of_b = of_first(plan.arithmetic, g, call.b), of_second(plan.arithmetic, g, call.a, call.b)
+    return (of_b, of_a) if slot == FIRST else (of_a, of_b)
+
+
+def _factor(
+    plan: Plan, call: Call, slot: int, product: ProductName, along: Dims, x: Tensor, bits: Tensor | None = None
+) -> Rounding:
+    """A factor (transformed, perhaps) for one product, at ``bits`` instead of its own where they are given."""
+    factor, _, rounds = factor_of(plan, call, slot)
+    bits = rounds.bits if bits is None else bits
+    tensor: Literal["x", "w"] = "w" if (slot == FIRST) == plan.first.weight else "x"
+    across = _read_across(plan, call, slot, product)
+    window = positions(plan.arithmetic, x)
+    of = Operand(product, tensor, along, None, factor.channel, across, factor.weight, window)
+    expanded = bits if factor.weight else factor.axis.expand(bits, x.shape)
+    return Rounding(x, expanded, of, factor.fmt, rounds.within)
+
+
+def _summed_forward(plan: Plan, call: Call, slot: int) -> Dims:
+    """The dimensions of a factor that the forward product sums over."""
+    summed = of_output(plan.arithmetic, call.a, call.b)
+    return summed.first if slot == FIRST else summed.second
+
+
+def _read_across(plan: Plan, call: Call, slot: int, product: ProductName) -> Dims:
+    """The dimensions that the other product which reads a factor sums over."""
+    if product != "forward":
+        return _summed_forward(plan, call, slot)
+    if slot == SECOND:
+        return of_first(plan.arithmetic, call.a, call.b).second
+    return of_second(plan.arithmetic, call.b, call.a, call.b).second

@@ -1,0 +1,60 @@
+"""Name the op that a loss which is not finite, or jumps, comes from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from fractrain_fx.numerics.findings import Finding, find
+from fractrain_fx.numerics.records import OperandRecord, WatchedStep
+
+__all__ = ["blame", "first_beyond"]
+
+_NAMES = {"x": "the input x", "w": "the second operand w", "g": "the gradient of the output", "y": "the output"}
+
+
+def blame(steps: Sequence[WatchedStep], where: str | None = None) -> str | None:
+    """The operand that was first not finite in the last step, or else furthest out; ``None`` without steps.
+
+    ``where`` names the step in the sentence.
+
+    Furthest out is the operand that grew most since the step before, or whose largest value is furthest above that of
+    the same operand of the other ops.
+    """
+    if not steps or not steps[-1].operands:
+        return None
+    last = steps[-1]
+    where = where or f"in watched step {last.step}"
+    if (found := first_beyond(last)) is not None:
+        return f"{where}, {_NAMES[found.operand]} of {found.op} in {found.product} was first out: {found.why}"
+    before = {_key(record): record.statistics.largest for record in (steps[-2].operands if len(steps) > 1 else ())}
+    own = [record for record in last.operands if not record.as_if and record.statistics.largest > 0]
+    if not own:
+        return None
+    usual = {letter: _median([r.statistics.largest for r in own if r.operand == letter]) for letter in "xwgy"}
+
+    def growth(record: OperandRecord) -> float:
+        return record.statistics.largest / (before.get(_key(record)) or usual[record.operand])
+
+    worst = max(own, key=growth)
+    against = "what it was in the watched step before" if before.get(_key(worst)) else "what is usual in other ops"
+    return (
+        f"{where}, all values were finite, and {_NAMES[worst.operand]} of {worst.op} was furthest out: it reached "
+        f"{worst.statistics.largest:.3g}, {growth(worst):.2g} times {against}"
+    )
+
+
+def first_beyond(step: WatchedStep) -> Finding | None:
+    """The operand that is first not finite, or of another size than those of the other ops."""
+    order = list(dict.fromkeys(record.op for record in step.operands))
+    findings = find(step.operands, order, math.inf)
+    bad = [found for found in findings if found.kind == "not finite"]
+    return next(iter(bad or [found for found in findings if found.kind == "magnitude"]), None)
+
+
+def _key(record: OperandRecord) -> tuple[str, str, tuple[str, ...]]:
+    return record.op, record.operand, record.products
+
+
+def _median(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 2] if values else 1.0

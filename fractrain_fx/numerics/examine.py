@@ -1,0 +1,106 @@
+"""Run one step of a model again, by its shown graph, and look at every op."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from fractrain_fx.engine.steered import steered_model
+from fractrain_fx.errors import InputError, ModelError
+from fractrain_fx.model import FracModel
+from fractrain_fx.numerics.blame import blame
+from fractrain_fx.numerics.losses import Criterion, arguments_of, loss_of
+from fractrain_fx.numerics.observe import Seen, observe
+from fractrain_fx.numerics.records import OperandRecord, WatchedStep
+from fractrain_fx.numerics.twin import Pass, Twin
+
+__all__ = ["examine", "observed_pass", "twin_of"]
+
+_AGAIN = "in this step, run again"
+_SHOWN = 3  # names in a message
+
+
+def examine(model: Any, batch: Any, criterion: Criterion | None = None) -> str | None:
+    """In a sentence, the op that a loss which is not finite, or jumps, comes from. The model stays as it is.
+
+    Args:
+        model: the rewritten model.
+        batch: the batch of that step, as :func:`fractrain_fx.numerics.compare` takes it.
+        criterion: the loss from output and batch, as there.
+
+    Raises:
+        InputError, ModelError: as :func:`fractrain_fx.numerics.compare`.
+    """
+    found = steered_model(model)
+    named = list(found.named_parameters()) if isinstance(found, FracModel) else []
+    bad = [name for name, p in named if not bool(torch.isfinite(p).all())]
+    with twin_of(model, batch, criterion) as twin:
+        _, records = observed_pass(twin, Seen())
+    told = blame([WatchedStep(0, "", records)], _AGAIN)
+    if 2 * len(bad) < len(named):
+        return told
+    more = f" and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
+    return (
+        f"the weights are not finite any more ({', '.join(bad[:_SHOWN])}{more}), so an earlier step did it: train from "
+        "the last checkpoint with --watch 1, or inside fractrain_fx.numerics.watch(model, every=Steps(1))"
+    )
+
+
+@contextlib.contextmanager
+def twin_of(model: Any, batch: Any, criterion: Criterion | None) -> Iterator[Twin]:
+    """The graph that a batch runs in training, with the batch; the model is in training mode meanwhile.
+
+    Raises:
+        InputError: the model was not made by fractrainify.
+        ModelError: it is sharded.
+    """
+    found = steered_model(model)
+    if not isinstance(found, FracModel):
+        raise InputError(f"this needs a model made by fractrainify, got {type(found).__name__}")
+    if found._state.sharding is not None:
+        raise ModelError("the graph is run on whole weights here: compare before fully_shard, and watch afterwards")
+    with _training(found):
+        args, kwargs = arguments_of(batch)
+        variant, values = found._state.variants.choose(args, kwargs, True)
+        yield Twin(variant.recording.train, values, lambda output: loss_of(output, batch, criterion))
+
+
+def observed_pass(twin: Twin, seen: Seen, *, locally: bool = False) -> tuple[Pass, tuple[OperandRecord, ...]]:
+    """A pass as the model trains, and what was seen of all its ops."""
+
+    @contextlib.contextmanager
+    def around() -> Iterator[None]:
+        end, _ = observe(twin.graph_module, seen)
+        try:
+            yield
+        finally:
+            end()
+
+    found = twin.run(locally=locally, around=around)
+    apart = Seen()
+    for name in twin.ops.keys() - set(twin.rounding):
+        if name in found.outputs:
+            apart.add_output(name, found.outputs[name])
+        if name in found.gradients:
+            apart.add_output(name, found.gradients[name], "g", ("EB", "GC"))
+    place = {name: index for index, name in enumerate(twin.ops)}
+    return found, tuple(sorted((*seen.read(), *apart.read()), key=lambda record: place.get(record.op, len(place))))
+
+
+@contextlib.contextmanager
+def _training(model: FracModel) -> Iterator[None]:
+    """The model in training mode, and in its own afterwards."""
+    was = model.training
+    modes = [(module, module.training) for module in model.modules()]
+    if not was:
+        model.train()
+    try:
+        yield
+    finally:
+        if not was:
+            model.train(False)
+            for module, mode in modes:
+                module.training = mode

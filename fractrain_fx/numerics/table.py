@@ -1,0 +1,75 @@
+"""Tables of numerics that fit a terminal of 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from fractrain_fx.numerics.comparison import Comparison, OpDifference
+
+__all__ = ["comparison_table", "shortened"]
+
+_ROWS = 20
+_REST = 56  # characters of the columns beside the name
+
+
+def comparison_table(found: Comparison, width: int) -> Iterator[Any]:
+    """The parts of a comparison, from top to bottom."""
+    yield Text(
+        f"loss {found.loss:.4g}, in float {found.float_loss:.4g}; output differs by {_per_cent(found.output)}, "
+        f"weight gradients by {_per_cent(found.gradient)}"
+    )
+    if found.first is None:
+        yield Text("no operand is beyond a bound")
+    else:
+        more = len(found.findings) - 1
+        yield Text(f"first beyond a bound: {found.first}" + (f" ({more} more follow)" if more else ""))
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("op", no_wrap=True)
+    for heading in (
+        "output\ndiffers",
+        "its\ngradient",
+        "weight's\ngradient",
+        "least\nSQNR",
+        "share of\noutput",
+        "share of\ngradient",
+    ):
+        table.add_column(heading, justify="right", no_wrap=True)
+    shown = found.by_share[:_ROWS]
+    for each in shown:
+        table.add_row(
+            shortened(each.name, max(width - _REST, 12)),
+            *map(_per_cent, (each.output, each.gradient, each.weight)),
+            _worst(found, each),
+            f"{each.output_share:.0%}",
+            f"{each.gradient_share:.0%}",
+        )
+    yield table
+    how = "each op was switched to float" if found.how == "switched" else "estimated from each op's own error"
+    left = len(found.ops) - len(shown)
+    yield Text(f"Shares: {how}." + (f" {left} more ops have smaller ones." if left > 0 else ""), style="dim")
+
+
+def shortened(name: str, room: int) -> str:
+    """A name with its end, which tells ops apart."""
+    return name if len(name) <= room else "…" + name[1 - room :]
+
+
+def _worst(found: Comparison, op: OpDifference) -> str:
+    """The operand that rounding leaves least of."""
+    rows = [record for record in found.operands if record.op == op.name and record.statistics.sqnr is not None]
+    if not rows:
+        return "-"
+    worst = min(rows, key=lambda record: record.statistics.sqnr or 0.0)
+    return f"{worst.operand} {worst.statistics.sqnr:.0f} dB"
+
+
+def _per_cent(value: float | None) -> str:
+    if value is None or value != value:
+        return "-"
+    return f"{100 * value:.2g}%" if value < 10 else f"{value:.2g}x"

@@ -1,0 +1,86 @@
+"""Formats and precisions that a tensor is rounded in for comparison, beside the ones that train."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fractrain_fx.config import Pin, Precision
+from fractrain_fx.config.products import BLOCK_FORMATS
+from fractrain_fx.config.recipes import widths_of
+from fractrain_fx.errors import ConfigError
+from fractrain_fx.execution.plan import Call, Plan, Rounds
+from fractrain_fx.formats import Format, ValueRange, get_format
+
+__all__ = ["WhatIf", "read_what_ifs"]
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """Another precision, and perhaps another number format.
+
+    Attributes:
+        name: as the user wrote it.
+        precision: the widths of activations and weights, and of gradients.
+        fmt: the number format; ``None`` for the op's own.
+    """
+
+    name: str
+    precision: Precision
+    fmt: Format | None = None
+
+    def format_for(self, own: Format) -> Format:
+        """The format of an operand whose own is ``own``."""
+        return self.fmt or own
+
+    def applied(self, plan: Plan, call: Call) -> tuple[Plan, Call]:
+        """An op, and a call of it, as they would be in this format and precision."""
+        first, second = (replace(each, fmt=self.format_for(each.fmt)) for each in (plan.first, plan.second))
+        other = replace(plan, first=first, second=second, fmt=self.format_for(plan.fmt))
+        of_a, of_b = (self._rounds(rounds, x) for rounds, x in ((call.of_a, call.a), (call.of_b, call.b)))
+        bits = None if call.bits is None else _number(self.precision.bw, call.a)
+        return other, call._replace(of_a=of_a, of_b=of_b, bits=bits)
+
+    def _rounds(self, own: Rounds, x: Tensor) -> Rounds:
+        return Rounds(_number(self.precision.fw, x), self.range_of(own.within))
+
+    def range_of(self, own: ValueRange | None) -> ValueRange | None:
+        """The range of an operand; that of another format is measured anew."""
+        return own if self.fmt is None else None
+
+
+def read_what_ifs(given: str | Iterable[str], formats: Sequence[str]) -> tuple[WhatIf, ...]:
+    """Read names of recipes and formats (``mxfp4``, ``mx:FW-4/BW-8``) and precisions (``FW-4/BW-8``).
+
+    Args:
+        given: the names, as ``Pin.parse`` reads what follows the pattern.
+        formats: the number formats of the model's ops.
+
+    Raises:
+        ConfigError: a name is unknown, or an op's format has no numbers of a width.
+    """
+    names = (given,) if isinstance(given, str) else tuple(given)
+    return tuple(_read(str(name), formats) for name in names)
+
+
+def _read(name: str, formats: Sequence[str]) -> WhatIf:
+    try:
+        pin = Pin.parse(f"*={name}")
+    except ConfigError as error:
+        raise ConfigError(
+            f"as_if={name!r} is neither a format or recipe (mxfp4, nvfp4, mx:FW-4/BW-8) nor a precision (FW-4/BW-8): "
+            f"{error}"
+        ) from error
+    if pin.number_format is not None:
+        return WhatIf(name, pin.precision, get_format(pin.number_format, recipe=pin.product_recipe))
+    for fmt in formats:
+        if fmt in BLOCK_FORMATS and (lacks := widths_of(fmt, pin.precision)) is not None:
+            raise ConfigError(f"as_if={name!r}: {lacks}. Name a format too, such as 'affine:{pin.precision}'")
+    return WhatIf(name, pin.precision)
+
+
+def _number(bits: int, like: Tensor) -> Tensor:
+    return torch.tensor(bits, device=like.device)
