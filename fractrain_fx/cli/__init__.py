@@ -1,4 +1,4 @@
-"""The ``fractrain`` command: train, plan, inspect, machines, zoo, report, sensitivity, build.
+"""The ``fractrain`` command: train, plan, inspect, compare, machines, zoo, report, sensitivity, build.
 
 Each command imports the heavy modules that it needs, so that ``fractrain --help`` answers at once.
 """
@@ -37,7 +37,7 @@ def _command(given: list[str]) -> int:
     arguments = make_parser().parse_args(given).as_dict()
     chosen: dict[str, Any] = arguments[arguments["command"]]
     chosen["given"] = given
-    commands = {"train": _train, "plan": _plan, "inspect": _inspect}
+    commands = {"train": _train, "plan": _plan, "inspect": _inspect, "compare": _compare}
     commands |= {"machines": _machines, "zoo": _zoo, "report": _report, "build": _build}
     commands |= {"sensitivity": _sensitivity}
     try:
@@ -91,6 +91,7 @@ def _run(arguments: dict[str, Any]) -> int:
             held = hold_folder(settings, None if arguments["out"] is None else Path(arguments["out"]))
             out = held.path
             trainer = new_run(settings, held, console)
+        trainer.watched_every = arguments["watch"]
         if trainer.is_main:
             keep_start(out, trainer.start(arguments["given"]))
         result = trainer.fit()
@@ -150,6 +151,26 @@ def _show(arguments: dict[str, Any], *, rewrite: bool) -> int:
         print(json.dumps(summary.to_dict(), default=str))
     else:
         new_console().print(replace(summary, show_ops=bool(arguments["ops"]), show_shapes=bool(arguments["shapes"])))
+    return 0
+
+
+def _compare(arguments: dict[str, Any]) -> int:
+    from fractrain_fx.api import fractrainify
+    from fractrain_fx.numerics import compare
+    from fractrain_fx.training.flags import settings_of
+    from fractrain_fx.training.log import new_console
+    from fractrain_fx.training.run import build
+
+    settings = settings_of(arguments)
+    built = build(settings, own_sizes=arguments["data"] is None and arguments["config"] is None)
+    args, kwargs = built.examples()
+    model = fractrainify(built.model, config=settings.frac, example_inputs=args, example_kwargs=kwargs)
+    bound = {} if arguments["bound"] is None else {"bound": arguments["bound"]}
+    found = compare(model, kwargs or args, **bound)
+    if arguments["json"]:
+        print(json.dumps(found.to_dict()))
+    else:
+        new_console().print(found)
     return 0
 
 

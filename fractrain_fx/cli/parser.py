@@ -17,7 +17,7 @@ from fractrain_fx.training.flags import add_flags, as_setting
 __all__ = ["Parser", "make_parser"]
 
 _BAD_VALUE = re.compile(r"Parser key \"([^\"]+)\"[^:]*:\s+Expected a <class '(\w+)'>\. Got value: (.*)", re.DOTALL)
-_COMMANDS = ("train", "plan", "inspect", "machines", "zoo", "report", "sensitivity", "build")
+_COMMANDS = ("train", "plan", "inspect", "compare", "machines", "zoo", "report", "sensitivity", "build")
 _KINDS = {"int": "a whole number", "float": "a number"}
 _TRAIN = """Train a model; without flags, a small timm ResNet on the embedded digits with FracTrain.
 
@@ -87,6 +87,8 @@ def make_parser() -> Parser:
     train = _new("[FLAGS]", _TRAIN)
     train.add_argument("--out", metavar="DIR", type=str, help="folder of the run (default: a new one under runs/)")
     train.add_argument("--resume", metavar="DIR", type=str, help="continue the run in this folder")
+    text_watch = "measure what rounding does to every op, every N batches, into numerics.jsonl (docs/numerics.md)"
+    train.add_argument("--watch", metavar="N", type=int, help=text_watch)
     add_flags(train)
     commands.add_subcommand("train", train, help="train a model and report its cost")
 
@@ -109,6 +111,16 @@ def make_parser() -> Parser:
             command.add_argument("--batch", metavar="N", type=int, help="samples of that step (default: 128)")
         add_flags(command, loop=False)
         commands.add_subcommand("plan" if command is plan else "inspect", command, help=text)
+
+    compare = _new(
+        "MODEL [FLAGS]",
+        "Run one batch through a rewritten model and its float twin, and name the ops that differ.",
+    )
+    compare.add_argument("model", metavar="MODEL", type=str, help="timm:NAME, hf:TYPE, zoo:NAME or FILE.py:FUNCTION")
+    compare.add_argument("--bound", metavar="ERROR", type=float, help="rounding error that is named (default: 0.4)")
+    compare.add_argument("--json", action="store_true", default=None, help="print JSON")
+    add_flags(compare, loop=False)
+    commands.add_subcommand("compare", compare, help="a rewritten model beside its float twin")
 
     machines = _new("[--json]", "List the machines that --machine takes, with their figures and where those come from.")
     machines.add_argument("--json", action="store_true", default=None, help="print JSON")
@@ -154,7 +166,8 @@ def make_parser() -> Parser:
     commands.add_subcommand("sensitivity", sensitivity, help="which op is hurt by few bits, and widths under a budget")
     build = _new("", "Build the C++ kernels that round on a CPU, once: run.backend=auto then uses them.")
     commands.add_subcommand("build", build, help="build the C++ kernels that make training on a CPU quicker")
-    for name, each in zip(_COMMANDS, (train, plan, inspect, machines, zoo, report, sensitivity, build), strict=True):
+    made = (train, plan, inspect, compare, machines, zoo, report, sensitivity, build)
+    for name, each in zip(_COMMANDS, made, strict=True):
         each.prog = f"fractrain {name}"
         each.add_argument("--debug", action="store_true", default=None, help="show the traceback of an error")
     return parser

@@ -21,7 +21,7 @@ from fractrain_fx.model import FracModel
 from fractrain_fx.model.saved.folder import save
 from fractrain_fx.passes.graph.edit import NAMESPACE
 
-__all__ = ["face_of", "share_of"]
+__all__ = ["face_of", "frac_model_of", "share_of"]
 
 # What the original's class does not have, taken from the rewritten model: ``trainer.model.ops``.
 _SHOWN = ("ops", "blocks", "macs", "cost", "stage", "targets", "frac_config", "kernels", "param_groups", "restore")
@@ -181,3 +181,8 @@ def _with_loss(output: Any, loss: Tensor) -> Any:
         return (loss, *output[1:])
     output["loss"] = loss
     return output
+
+
+def frac_model_of(model: Any) -> Any:
+    """The rewritten model behind the one that Trainer has; another model as it is."""
+    return model.__dict__.get("_frac_model", model)

@@ -11,16 +11,25 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import PrinterCallback, ProgressCallback, Trainer, TrainerControl, TrainerState, TrainingArguments
+from transformers import (
+    PrinterCallback,
+    ProgressCallback,
+    Trainer,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
 
 from fractrain_fx.engine import Engine
 from fractrain_fx.engine.distributed import world_size
 from fractrain_fx.errors import ConfigError, CostTermError
-from fractrain_fx.integrations.hf_face import face_of, share_of
+from fractrain_fx.integrations.hf_face import face_of, frac_model_of, share_of
 from fractrain_fx.integrations.hf_steering import Steering, refuse_fsdp
 from fractrain_fx.model import FracModel
+from fractrain_fx.numerics import Watch, watch
 
-__all__ = ["FracTrainCallback", "FracTrainMixin"]
+__all__ = ["FracTrainCallback", "FracTrainMixin", "WatchCallback"]
 
 
 class FracTrainMixin:
@@ -174,3 +183,29 @@ class FracTrainCallback(Steering):
                 "the labels from it): use class MyTrainer(FracTrainMixin, Trainer) instead of the callback"
             )
         super()._require_cost()
+
+
+class WatchCallback(TrainerCallback):
+    """Watches the numbers of a training, by :func:`fractrain_fx.numerics.watch`.
+
+    Args:
+        options: ``every``, ``as_if`` and ``out`` of ``watch``; ``out`` is Trainer's ``output_dir`` by default.
+
+    Attributes:
+        watched: the watched steps; ``None`` before training begins.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self._options = options
+        self.watched: Watch | None = None
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **_: Any
+    ) -> None:
+        found = frac_model_of(model)
+        self.watched = watch(found, **{"out": args.output_dir} | self._options)
+        self.watched.__enter__()
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self.watched is not None:
+            self.watched.close()

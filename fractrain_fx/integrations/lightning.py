@@ -15,8 +15,9 @@ from fractrain_fx.engine import Engine
 from fractrain_fx.errors import ConfigError, CostTermError
 from fractrain_fx.integrations.find import model_in
 from fractrain_fx.integrations.length import engine_for, tell_length
+from fractrain_fx.numerics import Watch, watch
 
-__all__ = ["FracTrainCallback"]
+__all__ = ["FracTrainCallback", "WatchCallback"]
 
 
 class FracTrainCallback(Callback):
@@ -184,6 +185,29 @@ class FracTrainCallback(Callback):
         share = (loss - task).detach() / self.engine.accumulate
         self._values = {"task_loss": task.detach(), "cost_loss": share}
         return {**output, "loss": loss} if isinstance(output, Mapping) else loss
+
+
+class WatchCallback(Callback):
+    """Watches the numbers of a training (:func:`fractrain_fx.numerics.watch`), beside ``FracTrainCallback``.
+
+    Args:
+        options: ``every``, ``as_if`` and ``out`` of ``watch``; ``out`` is Lightning's ``default_root_dir`` by default.
+
+    Attributes:
+        watched: the watched steps; ``None`` before training begins.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self._options = options
+        self.watched: Watch | None = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.watched = watch(model_in(pl_module), **{"out": trainer.default_root_dir} | self._options)
+        self.watched.__enter__()
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if self.watched is not None:
+            self.watched.close()
 
 
 def _only_measures(trainer: Trainer) -> bool:

@@ -79,6 +79,7 @@ def _figure(figure: Figure, panel: Panel, sheet: Sheet) -> dict[str, Any]:
         "columns": [vars(column) for column in figure.columns],
         "where": figure.where,
         "pivot": figure.pivot,
+        "picks": figure.picks,
         "last": max(row["epoch"] for row in table) if by_epoch else None,
         "canvas": not by_epoch and figure.pivot is not None and len(table) > _CANVAS_ROWS,
     }

@@ -55,6 +55,7 @@ class Figure:
         pivot: the table's fields for rows, columns and values, if it is a matrix.
         width: share of the page's width: ``whole``, ``half`` or ``third``.
         plots: the variants that ``--plots`` writes.
+        picks: a control, and the field of a clicked mark that sets it.
     """
 
     key: str
@@ -65,6 +66,7 @@ class Figure:
     pivot: tuple[str, str, str] | None = None
     width: Width = "whole"
     plots: tuple[str, ...] = ("",)
+    picks: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from fractrain_fx.training.folder.held import HeldFolder, hold, hold_together
 from fractrain_fx.training.folder.schema import STATE, TENSORS, reading
 from fractrain_fx.training.interrupt import Interrupt
 from fractrain_fx.training.log import RunLog
+from fractrain_fx.training.log.alarm import Alarm, watch_run
 from fractrain_fx.training.log.extremes import Extremes, write_samples
 from fractrain_fx.training.log.look import Look, epoch_bits
 from fractrain_fx.training.log.messages import EXPLANATION, announcement, bits_line, epoch_line
@@ -63,6 +64,7 @@ class Trainer:
         config: settings that a checkpoint must agree with; by default those of the loop and the model.
 
     Attributes:
+        watched_every: batches from one watched step to the next (``numerics.jsonl``); ``None`` watches none.
         held: keeps other processes from ``out`` until :meth:`fit` ends.
 
     Raises:
@@ -99,6 +101,8 @@ class Trainer:
         self.engine.expect(epochs=epochs, steps=self._length.steps_before(epochs))
         self._meter = self.objective.meter().to(self._accelerator.device)
         self._progress, self._interrupt = Progress(), Interrupt()
+        self._alarm = Alarm(model, self.objective, input_name)
+        self.watched_every: int | None = None
         self._resumed = False
         self.held: HeldFolder | None = None
 
@@ -134,7 +138,8 @@ class Trainer:
             if begins:
                 self._save()  # so that a run that is interrupted at once can continue too
             try:
-                with self._interrupt:
+                watched = watch_run(self._prepared.module, self.watched_every, self.out, done, log.numerics)
+                with self._interrupt, watched:
                     while self._progress.epoch < self.epochs:
                         self._train_epoch(log)
             except NonFiniteLossError as error:
@@ -263,16 +268,18 @@ class Trainer:
             with prepared.batch(step_ends=step_ends):
                 loss = self.objective.loss(self._forward(prepared.module, inputs), targets)
                 self._accelerator.backward(self.engine.loss(loss))
+            looks = number % _STEPS_BETWEEN_LOOKS == 1 or log.due
+            if looks and processes == 1:  # other processes would wait for one that stops
+                self._alarm.check(self.engine, inputs, targets)
             if step_ends:
                 prepared.step()
                 if (change := self.engine.end_step()) is not None:
                     log.say(f"  {change}")
             log.step(len(targets) * processes)
-            if number % _STEPS_BETWEEN_LOOKS == 1 or log.due:
-                if processes == 1:  # other processes would wait for one that stops
-                    self.engine.check_finite()
+            if looks:
                 place = self._length.place(epoch, number)
-                log.look(Look.at(place, self.model, self.engine, loss, prepared.rate))
+                look = Look.at(place, self.model, self.engine, loss, prepared.rate)
+                self._alarm.look(log, look, (inputs, targets) if processes == 1 else None)
 
     def _forward(self, module: Any, inputs: Tensor) -> Tensor:
         named = {} if self.input_name is None else {self.input_name: inputs}

@@ -24,7 +24,8 @@ from fractrain_fx.errors import (
     NonFiniteLossError,
     RunError,
 )
-from fractrain_fx.integrations.huggingface import FracTrainCallback, FracTrainMixin
+from fractrain_fx.integrations.huggingface import FracTrainCallback, FracTrainMixin, WatchCallback
+from fractrain_fx.numerics import read_steps
 from tests.integrations.stdlib_text import LENGTH, VOCABULARY, NextWord, WhichModule, batch
 
 TWO_STAGES = FracConfig(targets=(1.0, 3.0), schedule="manual", run=RunConfig(length=2))
@@ -479,3 +480,15 @@ def test_logs_have_the_level_beside_the_stage_and_at_the_end_the_stages_but_not_
     assert f"| eval_loss | {measured:g} |" in (tmp_path / "saved" / "README.md").read_text()
     loaded = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "saved")
     assert torch.equal(loaded.state_dict()["classifier.weight"], trainer.model.state_dict()["classifier.weight"])
+
+
+@pytest.mark.parametrize("kind", ["mixin", "callback"])
+def test_a_callback_watches_the_numbers_of_a_training(kind: str, tmp_path: Path) -> None:
+    rows = WhichModule(20)
+    trainer, _ = trainer_of(kind, rewritten(bert(), rows), arguments(tmp_path, num_train_epochs=1), rows)
+    callback = WatchCallback(every=2)
+    trainer.add_callback(callback)
+    trainer.train()
+    assert callback.watched is not None and callback.watched.steps > 2
+    assert [step.step for step in read_steps(tmp_path / "numerics.jsonl")] == [1, 3, 5][: len(callback.watched.records)]
+    assert callback.watched.records[0].commonest is not None  # FracTrain has gates

@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader
 
 from fractrain_fx import Engine, Fixed, FracConfig, FracModel, RunConfig, Steps, fractrainify
 from fractrain_fx.errors import ConfigError, CostTermError
-from fractrain_fx.integrations.lightning import FracTrainCallback
+from fractrain_fx.integrations.lightning import FracTrainCallback, WatchCallback
+from fractrain_fx.numerics import read_steps
 from tests.integrations.digits import digits
 from tests.training.tiny import TinyNet
 
@@ -230,3 +231,11 @@ def test_a_fit_without_the_callback_is_refused_and_a_validation_is_not(name: str
     trainer.validate(Plain(rewritten()), loaders()[1], verbose=False)
     with pytest.raises(ConfigError, match=r"callbacks=\[FracTrainCallback\(\)\]"):
         trainer.fit(Plain(rewritten()), *loaders())
+
+
+def test_a_callback_watches_the_numbers_of_a_training(tmp_path: Path) -> None:
+    callback = WatchCallback(every=4, as_if="mxfp4")
+    trainer_of(FracTrainCallback(), tmp_path, epochs=1, callbacks=[callback]).fit(Digits(rewritten()), loaders()[0])
+    assert callback.watched is not None
+    assert [step.step for step in read_steps(tmp_path / "numerics.jsonl")] == [1, 5]
+    assert {each.as_if for each in callback.watched.records[0].operands} == {"", "mxfp4"}

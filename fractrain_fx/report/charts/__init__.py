@@ -3,6 +3,7 @@
 from fractrain_fx.report.charts.choices import allocation, bits, information, samples
 from fractrain_fx.report.charts.costs import MEASURES, blocks, machines, paths, stages
 from fractrain_fx.report.charts.epochs import AXES, cost, trajectory
+from fractrain_fx.report.charts.numerics import op_ranges, op_ratios, ratio_map
 
 __all__ = [
     "AXES",
@@ -13,7 +14,10 @@ __all__ = [
     "cost",
     "information",
     "machines",
+    "op_ranges",
+    "op_ratios",
     "paths",
+    "ratio_map",
     "samples",
     "stages",
     "trajectory",

@@ -75,6 +75,7 @@
         tooltip: { theme: "custom" },
       });
       before?.finalize();
+      if (figure.picks) result.view.addEventListener("click", (_, item) => pick(panel, figure.picks, item?.datum));
       result.variant = variant;
       drawn.set(key, result);
       if (epoch !== null) await result.view.signal("epoch", epoch).runAsync();
@@ -83,6 +84,13 @@
     const details = element.querySelector("details");
     if (details.open) await fill(element);
     else details.querySelector(".scroll").replaceChildren();
+  }
+
+  function pick(panel, [control, field], datum) {
+    const select = panel.querySelector(`select[data-control="${control}"]`);
+    if (datum?.[field] === undefined || !select) return;
+    select.value = datum[field];
+    select.dispatchEvent(new Event("change", { bubbles: true }));
   }
 
   function leaveOut(element) {

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from fractrain_fx.numerics import WatchedStep
 from fractrain_fx.training.log.look import Look
 
 __all__ = ["Board", "has_tensorboard"]
@@ -48,6 +51,22 @@ class Board:
         """Write the numbers of a step; ``speed`` is in samples a second."""
         numbers = {name: getattr(look, name) for name in ("loss", "cp", "cp_total", "stage")}
         _add(self._steps, numbers | {"lr": look.rate, "samples_per_second": speed}, look.bits, look.place.total)
+
+    def numerics(self, seen: WatchedStep) -> None:
+        """Write a watched step: histograms over the ops of each operand's bits that survive, and of block scales."""
+        for letter in "xwg":
+            own = [each.statistics for each in seen.operands if each.operand == letter and not each.as_if]
+            bits = [each.effective_bits for each in own if each.effective_bits is not None]
+            if bits:
+                self._steps.add_histogram(f"effective_bits/{letter}", torch.tensor(bits), seen.step)
+        for each in seen.operands:
+            name = f"{each.op}/{each.operand}.{each.products[0]}" + (f".as_{each.as_if}" if each.as_if else "")
+            if each.statistics.sqnr is not None:
+                self._steps.add_scalar(f"sqnr/{name}", each.statistics.sqnr, seen.step)
+            if each.statistics.scales:
+                exponents = torch.tensor(list(each.statistics.scales))
+                counts = torch.tensor(list(each.statistics.scales.values()))
+                self._steps.add_histogram(f"scales/{name}", exponents.repeat_interleave(counts), seen.step)
 
     def close(self) -> None:
         """Write what is left."""

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fractrain_fx.durable import write_text, writing
+from fractrain_fx.numerics import WatchedStep
 from fractrain_fx.summary.text import columns_or
 from fractrain_fx.training.log.board import Board, has_tensorboard
 from fractrain_fx.training.log.look import Look
@@ -124,6 +125,11 @@ class RunLog:
         if self.due:
             self.say(step_line(look, speed, self._pace.left()))
             self._printed = time.monotonic()
+
+    def numerics(self, seen: WatchedStep) -> None:
+        """Write a watched step to TensorBoard; its line of JSON is written by who watches."""
+        if self._board is not None:
+            self._board.numerics(seen)
 
     def say(self, text: str, style: str | None = None) -> None:
         """Print a line (above the bar, on a terminal)."""

@@ -1,0 +1,130 @@
+"""The panel of watched steps: a map of ops by time, and the curves of the op that is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fractrain_fx.numerics import WatchedStep, read_steps
+from fractrain_fx.numerics.records import FILE
+from fractrain_fx.report import charts, frames
+from fractrain_fx.report.runs import Run
+from fractrain_fx.report.sheet import Column, Control, Figure, Panel, Variant
+
+__all__ = ["numerics"]
+
+_TIMES = 60  # columns of the map; steps between are drawn together, by their worst numbers
+
+_CURVES = (
+    Column("op", "op"),
+    Column("operand", "operand"),
+    Column("step", "step", "d"),
+    Column("sqnr", "SQNR, dB", "f1"),
+    Column("underflowed", "underflowed, %", "g3"),
+    Column("clipped", "clipped, %", "g3"),
+    Column("zero", "zero, %", "g3"),
+    Column("largest", "largest value", "g3"),
+)
+
+
+def numerics(runs: Sequence[Run], tables: dict[str, list[frames.Row]], slugs: Mapping[str, str]) -> Panel | None:
+    """The panel; adds the tables of its figures. ``None`` if no run was watched."""
+    figures: list[Figure] = []
+    ops: dict[str, str] = {}
+    for run in runs:
+        path = run.path / FILE
+        steps = list(read_steps(path)) if run.path.is_dir() and path.is_file() else []
+        curves = _curve_rows(steps)
+        if not curves:
+            continue
+        slug, own = slugs[run.name], list(dict.fromkeys(row["op"] for row in curves))
+        ops |= dict.fromkeys(own, "")
+        tables[f"numerics-{slug}"], tables[f"curves-{slug}"] = _map_rows(curves), curves
+        figures += [_map(run, f"numerics-{slug}", len(own), len(steps)), *_curves(run, f"curves-{slug}", own)]
+    if not figures:
+        return None
+    control = Control("op", "Op", {op: op for op in ops})
+    return Panel(
+        "numerics",
+        "Numerics",
+        "What rounding leaves of each op's operands in the watched steps (fractrain train --watch): the "
+        "signal-to-quantization-noise ratio. The map has the worst operand of each op. A click on it, or the list, "
+        "chooses the op whose curves are drawn below.",
+        tuple(figures),
+        (control,),
+    )
+
+
+def _map(run: Run, table: str, ops: int, steps: int) -> Figure:
+    return Figure(
+        key=table,
+        summary=f"A map of {ops} ops by {steps} watched steps: the least SQNR of the op's operands.",
+        columns=(Column("sqnr", "least SQNR, dB", "f1"),),
+        variants={"": Variant(charts.ratio_map(table, ops), (table,), f"{run.name}: least SQNR of each op")},
+        pivot=("op", "end", "sqnr"),
+        picks=("op", "op"),
+    )
+
+
+def _curves(run: Run, table: str, ops: Sequence[str]) -> list[Figure]:
+    drawn = (("ratios", charts.op_ratios, "SQNR of each operand"), ("ranges", charts.op_ranges, "largest values"))
+    return [
+        Figure(
+            key=f"{table}-{name}",
+            summary=f"Curves over the watched steps, one for each operand of the chosen op: {title}.",
+            columns=_CURVES,
+            variants={op: Variant(draw(table, op), (table,), f"{run.name}, {op}: {title}") for op in ops},
+            width="half",
+            plots=(),
+        )
+        for name, draw, title in drawn
+    ]
+
+
+def _curve_rows(steps: Sequence[WatchedStep]) -> list[frames.Row]:
+    """A row for each operand and stretch of steps, with the worst numbers of the stretch."""
+    size = -(-len(steps) // _TIMES)
+    found: list[frames.Row] = []
+    for at in range(0, len(steps), size or 1):
+        stretch = steps[at : at + size]
+        rows: dict[tuple[str, str], frames.Row] = {}
+        for step in stretch:
+            for each in step.operands:
+                if each.as_if:
+                    continue
+                name = f"{each.operand} of {' and '.join(each.products)}"
+                row = rows.setdefault((each.op, name), {"op": each.op, "operand": name, "step": stretch[-1].step})
+                seen = each.statistics
+                row["sqnr"] = _worst(min, row.get("sqnr"), seen.sqnr)
+                for share in ("underflowed", "clipped", "zero"):
+                    row[share] = _worst(max, row.get(share), round(100 * getattr(seen, share), 4))
+                row["largest"] = _worst(max, row.get("largest"), seen.largest if seen.finite else None) or None
+        found += rows.values()
+    return found
+
+
+def _map_rows(curves: Sequence[frames.Row]) -> list[frames.Row]:
+    """A row for each op and stretch: its operand with the least ratio."""
+    starts = _starts(sorted({row["step"] for row in curves}))
+    worst: dict[tuple[str, int], frames.Row] = {}
+    for row in curves:
+        before = worst.get((row["op"], row["step"]))
+        if row["sqnr"] is not None and (before is None or row["sqnr"] < before["sqnr"]):
+            worst[row["op"], row["step"]] = {
+                "op": row["op"],
+                "start": starts[row["step"]],
+                "end": row["step"],
+                "sqnr": row["sqnr"],
+                "operand": row["operand"],
+            }
+    return list(worst.values())
+
+
+def _starts(ends: Sequence[int]) -> dict[int, int]:
+    """Where each stretch begins: where the one before ends."""
+    first = 2 * ends[0] - ends[1] if len(ends) > 1 else ends[0] - 1
+    return dict(zip(ends, (first, *ends), strict=False))
+
+
+def _worst(worse: object, one: float | None, other: float | None) -> float | None:
+    known = [x for x in (one, other) if x is not None]
+    return worse(known) if known else None  # type: ignore[operator]

@@ -1,0 +1,97 @@
+"""Watch the numbers of a run; name the op behind a loss that is not finite or that jumps."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from fractrain_fx.engine import Engine
+from fractrain_fx.engine.distributed import is_first
+from fractrain_fx.errors import NonFiniteLossError
+from fractrain_fx.numerics import Watch, examine
+from fractrain_fx.numerics.records import FILE, drop_steps_after
+from fractrain_fx.training.objective import Objective
+
+if TYPE_CHECKING:
+    from fractrain_fx.model import FracModel
+    from fractrain_fx.numerics import WatchedStep
+    from fractrain_fx.training.log.look import Look
+    from fractrain_fx.training.log.run_log import RunLog
+
+__all__ = ["Alarm", "watch_run"]
+
+_LOOKS = 10  # losses that a loss is compared with
+_DEVIATIONS = 6.0
+_LEAST = 1.5  # times the largest of them
+
+
+class Alarm:
+    """Watches the losses that a run looks at.
+
+    Args:
+        model: the model that trains.
+        objective: of the run.
+        input_name: keyword of the model's input; ``None``: its first positional argument.
+    """
+
+    def __init__(self, model: FracModel, objective: Objective, input_name: str | None) -> None:
+        self._model, self._objective, self._input_name = model, objective, input_name
+        self._losses: deque[float] = deque(maxlen=_LOOKS)
+
+    def check(self, engine: Engine, inputs: Tensor, targets: Tensor) -> None:
+        """Raise a ``NonFiniteLossError`` that names the op if a loss of the epoch so far is not finite."""
+        try:
+            engine.check_finite()
+        except NonFiniteLossError as error:
+            told = self._examine(inputs, targets)
+            raise NonFiniteLossError(f"{error}{'' if told is None else f'. {told[0].upper()}{told[1:]}'}") from error
+
+    def look(self, log: RunLog, look: Look, batch: tuple[Tensor, Tensor] | None) -> None:
+        """Report a step, and a loss that jumps; ``batch`` is ``None`` if other processes train with this one."""
+        log.look(look)
+        if batch is not None and (line := self.jumped(look.loss, *batch)) is not None:
+            log.say(line)
+
+    def jumped(self, loss: float, inputs: Tensor, targets: Tensor) -> str | None:
+        """A line about a loss far above those before; ``None`` if it is not."""
+        before = list(self._losses)
+        self._losses.append(loss)
+        if len(before) < _LOOKS:
+            return None
+        usual, spread = fmean(before), pstdev(before)
+        if loss < usual + _DEVIATIONS * spread or loss < _LEAST * max(before):
+            return None
+        self._losses.clear()  # the next line only after as many losses
+        return f"  the loss jumped from about {usual:.3g} to {loss:.3g}: {self._examine(inputs, targets)}"
+
+    def _examine(self, inputs: Tensor, targets: Tensor) -> str | None:
+        if self._model._state.sharding is not None:  # no process has whole weights
+            return None
+        objective = self._objective
+        batch = (inputs, targets) if self._input_name is None else {self._input_name: inputs}
+        return examine(self._model, batch, lambda output, _: objective.loss(objective.logits(output), targets))
+
+
+def watch_run(
+    module: Any, every: int | None, out: Path | None, done: int, told: Callable[[WatchedStep], None]
+) -> AbstractContextManager[object]:
+    """A context in which a run's training is watched, if ``every`` is given.
+
+    Args:
+        module: the model as training calls it.
+        every: batches from one watched step to the next.
+        out: the run's folder.
+        done: batches that a resumed run has already done.
+        told: called after each watched step.
+    """
+    if every is None:
+        return nullcontext()
+    if out is not None and is_first():
+        drop_steps_after(out / FILE, done)
+    return Watch(module, every=every, out=out, done=done, told=told)
