@@ -73,7 +73,7 @@ def observed_pass(twin: Twin, seen: Seen, *, locally: bool = False) -> tuple[Pas
 
     @contextlib.contextmanager
     def around() -> Iterator[None]:
-        end, _ = observe(twin.graph_module, seen)
+        end = observe(twin.graph_module, seen)
         try:
             yield
         finally:

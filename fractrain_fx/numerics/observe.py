@@ -88,13 +88,13 @@ class Seen:
         return tuple(found)
 
 
-def observe(graph_module: GraphModule, seen: Seen) -> tuple[Callable[[], None], dict[str, str]]:
+def observe(graph_module: GraphModule, seen: Seen) -> Callable[[], None]:
     """Show the next run of a graph, and its backward pass, to ``seen``.
 
     Returns:
-        A function that ends it for later runs; and the ops whose operands cannot be seen, with the reason.
+        A function that ends it for later runs.
     """
-    fused, unseen = fused_ops(graph_module), {}
+    fused = fused_ops(graph_module)
     handles: list[RemovableHandle] = []
     for name, op in fused.items():
         op.observer = _OpObserver(name, seen, _running_ranges(op))
@@ -107,7 +107,7 @@ def observe(graph_module: GraphModule, seen: Seen) -> tuple[Callable[[], None], 
         for handle in handles:
             handle.remove()
 
-    return end, unseen
+    return end
 
 
 class _OpObserver:

@@ -47,7 +47,6 @@ class WatchedStep:
         operands: the operands of every op, in the order in which the step read them.
         information: for each gated block, the mutual information between sample and option in bits.
         commonest: the option of each gated block that most samples got together, with the share of these samples.
-        unseen: ops whose operands cannot be seen, with the reason.
     """
 
     step: int
@@ -55,7 +54,6 @@ class WatchedStep:
     operands: tuple[OperandRecord, ...]
     information: dict[str, float] = field(default_factory=dict)
     commonest: tuple[dict[str, int], float] | None = None
-    unseen: dict[str, str] = field(default_factory=dict)
 
     def of(self, op: str, operand: str, product: str | None = None, as_if: str = "") -> Statistics:
         """The numbers of one operand.
@@ -86,7 +84,7 @@ class WatchedStep:
         if self.commonest is not None:
             options, share = self.commonest
             plain |= {"information": self.information, "commonest": {"options": options, "share": share}}
-        return plain | ({"unseen": self.unseen} if self.unseen else {})
+        return plain
 
     @classmethod
     def from_dict(cls, plain: dict[str, Any]) -> WatchedStep:
@@ -109,7 +107,6 @@ class WatchedStep:
             operands,
             plain.get("information", {}),
             None if commonest is None else (commonest["options"], commonest["share"]),
-            plain.get("unseen", {}),
         )
 
 

@@ -102,7 +102,6 @@ class Watch:
         self._seen: Seen | None = None
         self._step = done
         self._counted: bool | None = None  # whether the call that begins is watched, if that is known already
-        self._unseen: dict[str, str] = {}
         self._ran = _EAGER
         self._choices: dict[str, Tensor] = {}
         self._eager = ExitStack()
@@ -161,7 +160,7 @@ class Watch:
         end: Callable[[], None] | None = None
         if is_first():
             self._seen, self._step = Seen(self._what_ifs, self._finish_after_backward), self.steps
-            end, self._unseen = observe(graph_module, self._seen)
+            end = observe(graph_module, self._seen)
         try:
             yield
         finally:
@@ -182,7 +181,7 @@ class Watch:
         if seen is None:
             return
         choices, self._choices = self._choices, {}
-        step = WatchedStep(self._step, ran, seen.read(), *_choices(choices), self._unseen)
+        step = WatchedStep(self._step, ran, seen.read(), *_choices(choices))
         self.records.append(step)
         if self._path is not None:
             append_step(self._path, step)
