@@ -19,7 +19,7 @@ from torch import nn
 from fractrain_fx.durable import sync, writing
 from fractrain_fx.errors import RunError
 from fractrain_fx.model.saved.folder import Weights, read_weights
-from fractrain_fx.training.folder.schema import MODEL, STATE, SUMS, TENSORS, reading, require_form
+from fractrain_fx.training.folder.schema import MODEL, STATE, SUMS, TENSORS, VERSION, reading, require_form
 from fractrain_fx.training.log.records import METRICS, kept_lines
 
 __all__ = ["Checkpoint", "latest_checkpoint", "load_checkpoint", "save_checkpoint"]
@@ -80,7 +80,8 @@ def _write(draft: Path, model: nn.Module | Weights, checkpoint: Checkpoint) -> N
         torch.save(dict(checkpoint.tensors), draft / TENSORS)
     except (RuntimeError, SafetensorError) as error:  # which both libraries raise for a full disk
         raise OSError(str(error)) from error
-    state = {"epoch": checkpoint.epoch, "config": dict(checkpoint.config), "state": dict(checkpoint.state)}
+    parts = {"config": dict(checkpoint.config), "state": dict(checkpoint.state)}
+    state = {"version": VERSION, "epoch": checkpoint.epoch, **parts}
     (draft / STATE).write_text(json.dumps(state, allow_nan=False), encoding="utf-8")
     sums = {name: _digest(draft / name) for name in (MODEL, TENSORS, STATE)}
     (draft / SUMS).write_text(json.dumps(sums), encoding="utf-8")
@@ -128,6 +129,11 @@ def _read(folder: Path) -> Checkpoint:
             raise ValueError(f"{name} is not as it was written")
     state = json.loads((folder / STATE).read_text(encoding="utf-8"))
     require_form(STATE, state)
+    if state.get("version", VERSION) > VERSION:
+        raise RunError(
+            f"{folder} was written by a newer version of this package (schema {state['version']}, and this one reads "
+            f"{VERSION}): update it"
+        )
     try:
         tensors = torch.load(folder / TENSORS, map_location="cpu", weights_only=True)
     except UnpicklingError as error:

@@ -11,9 +11,12 @@ from torch import Tensor
 
 from fractrain_fx.errors import FracTrainError, RunError
 
-__all__ = ["MODEL", "STATE", "SUMS", "TENSORS", "Optional", "reading", "require_form"]
+__all__ = ["MODEL", "STATE", "SUMS", "TENSORS", "VERSION", "Optional", "reading", "require_form"]
 
 MODEL, TENSORS, STATE, SUMS = "model.safetensors", "training.pt", "state.json", "sha256.json"
+
+VERSION = 1
+"""Of the schema: docs/deploying.md says where a checkpoint keeps ranges, bits and pins. Files without one have 1."""
 
 _DAMAGE = (OSError, EOFError, LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RuntimeError)
 
@@ -38,6 +41,7 @@ _RANDOM = {"torch": Tensor, "device": Optional(Tensor), "python": tuple, "numpy"
 FORMS: dict[str, Any] = {
     SUMS: {name: str for name in (MODEL, TENSORS, STATE)},
     STATE: {
+        "version": Optional(int),
         "epoch": int,
         "config": dict,
         "state": {"engine": _ENGINE, "seconds": _NUMBER, "value": Optional(_NUMBER), "best": _BEST},

@@ -50,6 +50,15 @@ def test_weights_state_and_tensors_come_back(tmp_path: Path) -> None:
     assert loaded.tensors["optimizer"]["state"][0]["step"] == 3
 
 
+def test_a_checkpoint_of_a_newer_schema_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "VERSION", 2)
+    folder = save_checkpoint(tmp_path, Tied(), saved(1))
+    assert json.loads((folder / "state.json").read_text())["version"] == 2
+    monkeypatch.undo()
+    with pytest.raises(RunError, match="newer version"):
+        load_checkpoint(tmp_path, Tied(), CONFIG)
+
+
 def test_only_the_newest_is_kept(tmp_path: Path) -> None:
     for epoch in (9998, 9999, 10000):
         save_checkpoint(tmp_path, Tied(), saved(epoch))
