@@ -6,6 +6,7 @@ __all__ = [
     "ConfigError",
     "CostTermError",
     "DataError",
+    "ExportError",
     "FracTrainError",
     "FracTrainWarning",
     "InputError",
@@ -82,6 +83,10 @@ class RunError(FracTrainError, RuntimeError):
     """A run cannot go on: files missing or damaged, another configuration, calls in a wrong order, a lost process."""
 
 
+class ExportError(FracTrainError, ValueError):
+    """A trained precision has no form in the format asked for, or in any: the message has the way out."""
+
+
 class MissingPackageError(FracTrainError, ImportError):
     """A package that this needs is not installed; the message has the command that installs it."""
 
@@ -117,10 +122,15 @@ _EXTRAS = {
     "draw": ("graphviz",),
     "report": ("altair", "jinja2", "vl_convert"),
     "allocate": ("scipy",),
+    "export": ("compressed_tensors", "onnx", "onnxscript", "onnxruntime", "torchao"),
 }
 """The packages that only some users need, as they are imported, by the extra of ``pyproject.toml`` that has them."""
 
-_NAMES = {"sklearn": "scikit-learn", "vl_convert": "vl-convert-python"}
+_NAMES = {
+    "sklearn": "scikit-learn",
+    "vl_convert": "vl-convert-python",
+    "compressed_tensors": "compressed-tensors",
+}
 
 
 def require_packages(what: str, extra: str) -> None:

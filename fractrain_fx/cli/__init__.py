@@ -1,4 +1,4 @@
-"""The ``fractrain`` command: train, plan, inspect, compare, machines, zoo, report, sensitivity, build.
+"""The ``fractrain`` command: train, plan, inspect, compare, machines, zoo, report, sensitivity, export, build.
 
 Each command imports the heavy modules that it needs, so that ``fractrain --help`` answers at once.
 """
@@ -37,9 +37,8 @@ def _command(given: list[str]) -> int:
     arguments = make_parser().parse_args(given).as_dict()
     chosen: dict[str, Any] = arguments[arguments["command"]]
     chosen["given"] = given
-    commands = {"train": _train, "plan": _plan, "inspect": _inspect, "compare": _compare}
-    commands |= {"machines": _machines, "zoo": _zoo, "report": _report, "build": _build}
-    commands |= {"sensitivity": _sensitivity}
+    commands = {"train": _train, "plan": _plan, "inspect": _inspect, "compare": _compare, "machines": _machines}
+    commands |= {"zoo": _zoo, "report": _report, "sensitivity": _sensitivity, "export": _export, "build": _build}
     try:
         return commands[arguments["command"]](chosen)
     except FracTrainError as error:
@@ -101,6 +100,9 @@ def _run(arguments: dict[str, Any]) -> int:
     if trainer.is_main:
         console.print(results_table([result]))
         console.print(f"run folder: {out}", highlight=False, soft_wrap=True)
+        if trainer.model.frac_config.method != "float":
+            told = f"deploy it at this precision: fractrain export {out} --to onnx"
+            console.print(told, highlight=False, markup=False, soft_wrap=True)
     return 0
 
 
@@ -212,6 +214,13 @@ def _build(arguments: dict[str, Any]) -> int:
 
     kernels()
     print(library())
+    return 0
+
+
+def _export(arguments: dict[str, Any]) -> int:
+    from fractrain_fx.cli.export import export
+
+    export(arguments)
     return 0
 
 

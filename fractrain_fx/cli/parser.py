@@ -17,7 +17,10 @@ from fractrain_fx.training.flags import add_flags, as_setting
 __all__ = ["Parser", "make_parser"]
 
 _BAD_VALUE = re.compile(r"Parser key \"([^\"]+)\"[^:]*:\s+Expected a <class '(\w+)'>\. Got value: (.*)", re.DOTALL)
-_COMMANDS = ("train", "plan", "inspect", "compare", "machines", "zoo", "report", "sensitivity", "build")
+_COMMANDS = (
+    *("train", "plan", "inspect", "compare", "machines", "zoo", "report"),
+    *("sensitivity", "export", "build"),
+)
 _KINDS = {"int": "a whole number", "float": "a number"}
 _TRAIN = """Train a model; without flags, a small timm ResNet on the embedded digits with FracTrain.
 
@@ -164,9 +167,28 @@ def make_parser() -> Parser:
     text_allocation = "write these widths as settings for fractrain train --config"
     sensitivity.add_argument("--allocation", metavar="FILE", type=str, help=text_allocation)
     commands.add_subcommand("sensitivity", sensitivity, help="which op is hurt by few bits, and widths under a budget")
+    export = _new(
+        "RUN --to FORMAT [FLAGS]",
+        "Write a trained model, with the precision that it was trained with, for other libraries.",
+    )
+    text_run = "folder of a run, or of a model that save_pretrained wrote"
+    export.add_argument("run", metavar="RUN", type=str, help=text_run)
+    formats = ["onnx", "compressed-tensors", "torchao"]
+    export.add_argument("--to", choices=formats, required=True, type=str, help="the format")
+    export.add_argument("--out", metavar="DIR", type=str, help="folder of the files (default: export-FORMAT in RUN)")
+    export.add_argument("--model", metavar="MODEL", type=str, help="architecture, where a saved model does not name it")
+    text_stage = "precision of all that the stage steers, such as 8/8, or the number of a stage (-1: the last)"
+    export.add_argument("--stage", metavar="STAGE", type=str, help=text_stage)
+    text_levels = "levels of format affine: those of evaluation, or those that integer kernels multiply"
+    export.add_argument("--levels", choices=["exact", "integer"], default="exact", type=str, help=text_levels)
+    text_choices = "fix the option that most test samples choose in each gated block, and say what that costs"
+    export.add_argument("--commonest", action="store_true", default=None, help=text_choices)
+    text_fold = "fold batch norms into the convolutions before them (onnx)"
+    export.add_argument("--fold-batch-norm", action="store_true", default=None, help=text_fold)
+    commands.add_subcommand("export", export, help="a trained model for onnxruntime, transformers or torchao")
     build = _new("", "Build the C++ kernels that round on a CPU, once: run.backend=auto then uses them.")
     commands.add_subcommand("build", build, help="build the C++ kernels that make training on a CPU quicker")
-    made = (train, plan, inspect, compare, machines, zoo, report, sensitivity, build)
+    made = (train, plan, inspect, compare, machines, zoo, report, sensitivity, export, build)
     for name, each in zip(_COMMANDS, made, strict=True):
         each.prog = f"fractrain {name}"
         each.add_argument("--debug", action="store_true", default=None, help="show the traceback of an error")

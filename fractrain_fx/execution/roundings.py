@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from fractrain_fx.execution.axes import Dims, Summed, of_first, of_output, of_second, positions
@@ -18,7 +19,15 @@ from fractrain_fx.formats import Format, Operand, Reach, ValueRange
 from fractrain_fx.formats.bits import put_where
 from fractrain_fx.formats.noise import APART
 
-__all__ = ["ProductName", "Rounding", "factor_of", "forward_roundings", "gradient_roundings", "without_skipped"]
+__all__ = [
+    "ProductName",
+    "Rounding",
+    "factor_of",
+    "forward_operands",
+    "forward_roundings",
+    "gradient_roundings",
+    "without_skipped",
+]
 
 ProductName = Literal["forward", "input_gradient", "weight_gradient"]
 
@@ -64,6 +73,13 @@ def forward_roundings(plan: Plan, call: Call) -> tuple[Rounding, Rounding]:
     summed = of_output(plan.arithmetic, call.a, call.b)
     first = _factor(plan, call, FIRST, "forward", summed.first, call.a)
     return first, _factor(plan, call, SECOND, "forward", summed.second, call.b)
+
+
+def forward_operands(plan: Plan, a: Tensor, b: Tensor) -> tuple[Operand, Operand]:
+    """Both factors as operands of the forward product; of the tensors only the shapes are read."""
+    rounds = Rounds(torch.zeros((), dtype=torch.int32), None)
+    first, second = forward_roundings(plan, Call(a, b, None, rounds, rounds, None, None))
+    return first.of, second.of
 
 
 def gradient_roundings(

@@ -16,12 +16,12 @@ from fractrain_fx.config.precision import Precision
 from fractrain_fx.config.targets import scheduled_precision
 from fractrain_fx.engine.steered import is_steered
 from fractrain_fx.errors import ConfigError, InputError, ModelError
+from fractrain_fx.model.deployable import Deployable
 from fractrain_fx.model.float_calls import belongs_to_original, require_no_part
 from fractrain_fx.model.frozen.packing import require_form, require_stage, unpack
 from fractrain_fx.model.frozen.rounded import rounded_copy
 from fractrain_fx.model.groups import param_groups
 from fractrain_fx.model.loops import refuse_plain_fit, refuse_plain_trainer
-from fractrain_fx.model.saved.savable import Savable
 from fractrain_fx.model.state import ModelState
 from fractrain_fx.nn.bits import set_stage, stage_of
 from fractrain_fx.passes.graph.edit import NAMESPACE
@@ -30,7 +30,7 @@ from fractrain_fx.rewriting import OWN, Rewritten
 __all__ = ["FracModel"]
 
 
-class FracModel(Savable):
+class FracModel(Deployable):
     """A model that trains with fractional precision; made by :func:`fractrain_fx.fractrainify`.
 
     Its modules, parameters and buffers are the original's own objects under their own names; inserted ones live under

@@ -15,10 +15,13 @@ from fractrain_fx.config import FracConfig, RunConfig
 from fractrain_fx.durable import writing
 from fractrain_fx.engine.distributed import is_first, on_first
 from fractrain_fx.errors import DataError, RunError
+from fractrain_fx.model import FracModel
+from fractrain_fx.model.saved.folder import read_weights
 from fractrain_fx.training.building import prepare_rounding
 from fractrain_fx.training.data import DataSet, draw_subset, load_dataset, phases_of
 from fractrain_fx.training.folder.checkpoint import latest_checkpoint
 from fractrain_fx.training.folder.held import HeldFolder, hold, hold_new, hold_together
+from fractrain_fx.training.folder.schema import MODEL, reading
 from fractrain_fx.training.log import new_console
 from fractrain_fx.training.log.records import METRICS, STARTS
 from fractrain_fx.training.models import BuiltModel, build_model
@@ -27,7 +30,7 @@ from fractrain_fx.training.processes import make_accelerator, seed_all
 from fractrain_fx.training.settings import RunSettings
 from fractrain_fx.training.trainer import Trainer
 
-__all__ = ["build", "build_trainer", "can_resume", "hold_folder", "new_run", "resume_run"]
+__all__ = ["build", "build_trainer", "can_resume", "hold_folder", "new_run", "resume_run", "trained_model"]
 
 _SETTINGS = "config.yaml"
 _PRETRAINING = "pretrain"
@@ -230,6 +233,29 @@ def _resumed(out: Path, console: Console | None) -> Trainer:
     trainer = build_trainer(settings, out=out, console=console)
     _keep_settings(_chosen(settings, trainer), out)
     return trainer
+
+
+def trained_model(out: Path) -> tuple[FracModel, BuiltModel]:
+    """The model of a run as it is after its last whole epoch, in evaluation mode, and its data.
+
+    Raises:
+        RunError: there is no run, or it has no checkpoint, or that is damaged or of another model.
+    """
+    from fractrain_fx.api import fractrainify
+
+    if not can_resume(out):
+        raise RunError(f"{out} holds no run (no {_SETTINGS}): give the folder that fractrain train wrote to")
+    folder = latest_checkpoint(out)
+    if folder is None:
+        raise RunError(f"{out} has no checkpoint yet: let fractrain train --resume {out} finish an epoch")
+    settings = RunSettings.from_yaml(out / _SETTINGS)
+    built = build(settings)
+    args, kwargs = built.examples()
+    model = fractrainify(built.model, config=settings.frac, example_inputs=args, example_kwargs=kwargs)
+    with reading(folder):
+        weights = read_weights(folder / MODEL)
+    model.load_state_dict(weights)
+    return model.eval(), built
 
 
 def _set_aside(out: Path) -> str:

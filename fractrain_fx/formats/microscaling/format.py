@@ -19,7 +19,7 @@ from fractrain_fx.formats.microscaling.blocks import Blocks, Cut
 from fractrain_fx.formats.microscaling.elements import ELEMENTS, HALF_BITS, Grid, to_bfloat16
 from fractrain_fx.formats.microscaling.hadamard import rotate, rotation
 from fractrain_fx.formats.microscaling.quantize import reach_of_blocks, round_blocks
-from fractrain_fx.formats.microscaling.scales import Scale
+from fractrain_fx.formats.microscaling.scales import Scale, scales
 from fractrain_fx.formats.noise import APART
 from fractrain_fx.formats.per_product import PerProductFormat
 
@@ -123,6 +123,14 @@ class MicroscalingFormat(PerProductFormat):
         if width is not None:
             return rounded
         return unrounded(bits, x, torch.where(bits == HALF_BITS, to_bfloat16(x), rounded))
+
+    def scales_of(self, x: Values, bits: int, of: Operand) -> Values:
+        """The scale that each value of an operand is rounded with, for another library's form of the same numbers."""
+        cuts, kind = self._cuts(x, of, self._how(of))
+        blocks = Blocks(x.shape, cuts)
+        parts = blocks.split(x.detach().to(work_dtype(x)))
+        up = scales(blocks.largest(parts), self._elements[of.product, of.tensor][bits], kind).up
+        return blocks.join(up.expand_as(parts).contiguous())
 
     def transform(
         self, product: str, first: Values, second: Values, dims: tuple[int, int], bits: tuple[Bits, Bits], seed: Tensor

@@ -20,6 +20,7 @@ from fractrain_fx.engine.course import run_of
 from fractrain_fx.errors import InputError, RunError
 from fractrain_fx.model.frozen.packing import CODES, Packable, pack
 from fractrain_fx.model.saved.card import card_text, loads_as_float
+from fractrain_fx.model.saved.named import RECIPE, named
 from fractrain_fx.model.state import ModelState
 from fractrain_fx.passes import ops_of
 from fractrain_fx.passes.graph.edit import NAMESPACE
@@ -27,7 +28,7 @@ from fractrain_fx.rewriting import Rewritten, record_model, rewrite
 
 __all__ = ["FILES", "Weights", "load", "load_weights", "read_weights", "save"]
 
-_RECIPE, _EXAMPLES = "fractrain_fx.json", "example_inputs.safetensors"
+_RECIPE, _EXAMPLES = RECIPE, "example_inputs.safetensors"
 _WEIGHTS, _INSERTED = "model.safetensors", "fractrain_fx.safetensors"
 _CONFIG, _CARD = "config.json", "README.md"  # the names that transformers and the Hub read
 FILES = (_RECIPE, _EXAMPLES, _WEIGHTS, _INSERTED, _CONFIG, _CARD)
@@ -93,6 +94,7 @@ def _write(weights: dict[str, Tensor], state: ModelState, directory: Path, toget
         "config": state.config.replace(**{"run.backend": state.rounding.asked}).to_dict(),
         "example_inputs": call,
         "passes": state.chain,
+        "named": named(state.original),
     }
     directory.mkdir(parents=True, exist_ok=True)
     write_text(directory / _RECIPE, json.dumps(recipe, indent=2) + "\n")

@@ -1,0 +1,1 @@
+"""The trained low precision outside training: a plain module, and files that other libraries load."""

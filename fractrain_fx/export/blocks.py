@@ -1,0 +1,79 @@
+"""The scales of a weight in a block format, as other libraries hold them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fractrain_fx.errors import ExportError
+from fractrain_fx.export.factors import FrozenFactor, FrozenOp
+from fractrain_fx.formats import MicroscalingFormat
+
+__all__ = ["BlockScales", "block_of", "require_block"]
+
+_GROUPS = {"mx": 32, "nvfp4": 16}
+
+
+class BlockScales(NamedTuple):
+    """The scales of a weight.
+
+    Attributes:
+        scale: of each row's blocks, or of the tensor.
+        relative: of each row's blocks, relative to ``of_tensor`` (``nvfp4``).
+        of_tensor: the scale of the tensor (``nvfp4``).
+    """
+
+    scale: Tensor
+    relative: Tensor
+    of_tensor: Tensor
+
+
+def require_block(op: FrozenOp, factor: FrozenFactor, target: str, way_out: str) -> None:
+    """Check that a factor of a block format is rounded as other libraries round it.
+
+    Raises:
+        ExportError: it is not.
+    """
+    fmt, name = factor.fmt, factor.fmt.name
+    if not isinstance(fmt, MicroscalingFormat) or name == "int":
+        raise ExportError(
+            f"{op.name} is rounded in format {name!r}, in square blocks or rows of integers, which {target} does not "
+            f"have: train with format 'affine', or {way_out}"
+        )
+    has = {"mx": (4, 8), "nvfp4": (4,), "fp8": (8,)}[name]
+    if factor.bits not in has:
+        raise ExportError(
+            f"{op.name} has {factor.bits} bits in format {name!r}, and {target} has {' and '.join(map(str, has))}: pin "
+            f"it to one of these, or {way_out}"
+        )
+    forward = fmt.recipe.forward
+    if any(each.per_row for each in (forward.first, forward.second)):
+        raise ExportError(
+            f"{op.name} has a scale for each row of an operand (per_row), and files here hold one for the tensor: "
+            f"train with a recipe without it, or {way_out}"
+        )
+    if factor.bits == 8 and any(each.eight == "e5m2" for each in (forward.first, forward.second)):
+        raise ExportError(f"{op.name} multiplies e5m2 numbers, and {target} has e4m3: train with e4m3, or {way_out}")
+    group = _GROUPS.get(name)
+    size = factor.value.shape[-1] if factor.weight and factor.value is not None else None
+    if group and size and size % group:
+        raise ExportError(
+            f"{op.name} sums over {size} values, not a multiple of the {group} of a block, and {target} has only whole "
+            f"blocks: {way_out}"
+        )
+
+
+def block_of(weight: FrozenFactor) -> BlockScales:
+    """The scales that evaluation rounds a weight with; square blocks repeat theirs in each row."""
+    assert weight.value is not None and weight.of is not None and isinstance(weight.fmt, MicroscalingFormat)
+    w = weight.value.detach()
+    up = weight.fmt.scales_of(w, weight.bits, weight.of)
+    group = _GROUPS.get(weight.fmt.name)
+    if group is None:
+        return BlockScales(up.flatten()[:1], up, up)
+    scale = up[..., ::group].contiguous()
+    # As formats/microscaling/scales.py takes it: the largest value becomes the largest e4m3 number times that of e2m1.
+    of_tensor = (w.float().abs().amax() / torch.tensor(448.0 * 6.0)).clamp(min=2.0**-126)
+    return BlockScales(scale, scale / of_tensor, of_tensor)

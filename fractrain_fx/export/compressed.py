@@ -1,0 +1,286 @@
+"""Write a Hugging Face model in the compressed-tensors format, by that library's own compressors."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from fractrain_fx.errors import ExportError
+from fractrain_fx.export.blocks import block_of, require_block
+from fractrain_fx.export.deploy import is_hugging_face
+from fractrain_fx.export.factors import FrozenFactor, FrozenOp
+from fractrain_fx.export.layers import attentions, layers, with_rounded_layers
+from fractrain_fx.export.result import Exported, sizes_of
+from fractrain_fx.export.write import Request
+from fractrain_fx.formats.affine.scale import scales
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["check", "write"]
+
+_WAY_OUT = "leave it float with Pin({name!r}, format='float'), or export format='onnx'"
+_ATTENTION = (
+    "the products of attention stay float, because compressed-tensors has only layers: {names}. FracConfig("
+    "attention='float') trains them so"
+)
+_MX_NOTE = (
+    "compressed-tensors rounds the block scales of activations up where the largest value is at least 1.75 times a "
+    "power of two, and evaluation rounds them down (OCP Microscaling 1.0); weights are the same"
+)
+_NVFP4_NOTE = "activations have the fixed tensor scale of the given batches, and evaluation measures it at each call"
+_HALF_NOTE = (
+    "the model is written in bfloat16, because compressed-tensors unpacks weights of formats 'mx' and 'nvfp4' to that "
+    "type; evaluation here computes in the type of the model"
+)
+_HALF = {"mx", "nvfp4"}
+_BYTE_NOTE = (
+    "codes of fewer than 8 bits take a byte each, because levels='exact' has zero points that are not whole: "
+    "levels='integer' packs them"
+)
+
+
+def check(request: Request) -> None:
+    """Check that compressed-tensors has what the model rounds to.
+
+    Raises:
+        ExportError: it has not.
+    """
+    if not is_hugging_face(request.original):
+        raise ExportError(
+            f"format='compressed-tensors' is for models of transformers, and this is a "
+            f"{type(request.original).__name__}: export format='onnx', or format='torchao' for linear layers"
+        )
+    if request.skipped:
+        raise ExportError(
+            f"every sample skips block {min(request.skipped)!r}, and a model of transformers runs all blocks: give the "
+            "number of another option in choices={...}, stage='8/8', or export format='onnx'"
+        )
+    for op in _split(request)[0].values():
+        for factor in op.factors:
+            if factor.is_rounded:
+                _require(op, factor)
+        if _kind(op) == "nvfp4" and not request.batches:
+            raise ExportError(
+                f"{op.name} is rounded in format 'nvfp4', whose activations compressed-tensors gives a fixed tensor "
+                "scale: give batches=[...], on which it is measured"
+            )
+
+
+def write(folder: Path, request: Request) -> Exported:
+    """Write the folder that ``from_pretrained`` of transformers loads."""
+    from compressed_tensors.compressors import ModelCompressor
+    from compressed_tensors.quantization.lifecycle.initialize import initialize_module_for_quantization
+    from compressed_tensors.quantization.quant_config import QuantizationStatus
+
+    found, attention = _split(request)
+    copied, _ = with_rounded_layers(request.original, {}, {})
+    model: Any = copied
+    if {_kind(op) for op in found.values()} & _HALF:
+        model.to(torch.bfloat16)
+    scales = _input_scales(request, found)
+    single = len({_key(op) for op in found.values()}) == 1
+    schemes = {key: _scheme(request, found, key, single) for key in {_key(op) for op in found.values()}}
+    for path, op in found.items():
+        layer: Any = model.get_submodule(path)
+        weight = op.weight
+        assert weight is not None
+        values = nn.Parameter(weight.rounded_weight().float(), requires_grad=False)
+        layer.register_parameter("weight", values)
+        initialize_module_for_quantization(layer, schemes[_key(op)], force_zero_point=False)
+        for name, value in _numbers(op, request, scales.get(path)).items():
+            held = layer.get_parameter(name)
+            held.data.copy_(value.reshape(held.shape))
+        layer.quantization_status = QuantizationStatus.FROZEN
+    with _quiet():
+        compressor = ModelCompressor.from_pretrained_model(model)
+        compressor.compress_model(model)
+        model.save_pretrained(folder)
+        compressor.update_config(str(folder))
+    names = sorted(op.name for pair in attention.values() for op in pair)
+    return Exported(folder, "compressed-tensors", sizes_of(folder), tuple(_notes(found, request, names)))
+
+
+def _split(request: Request) -> tuple[dict[str, FrozenOp], dict[str, tuple[FrozenOp, FrozenOp]]]:
+    """The linear layers to write, by path, and the attentions, which stay float."""
+    found, attention = layers(request.original, request.ops), dict(attentions(request.ops))
+    linear = {path: op for path, op in found.items() if isinstance(request.original.get_submodule(path), nn.Linear)}
+    named = {op.name for op in linear.values()} | {op.name for pair in attention.values() for op in pair}
+    for op in request.ops:
+        if op.name in named or not any(factor.is_rounded for factor in op.factors):
+            continue
+        owner = type(request.original.get_submodule(op.op.module)).__name__
+        raise ExportError(
+            f"{op.name} is not an nn.Linear that multiplies its input by its weight (it is a product in {owner}), and "
+            f"compressed-tensors has no other layers: {_WAY_OUT.format(name=op.name)}"
+        )
+    return {path: op for path, op in linear.items() if op.weight and op.weight.is_rounded}, attention
+
+
+def _require(op: FrozenOp, factor: FrozenFactor) -> None:
+    name = factor.fmt.name
+    if name == "affine":
+        if factor.bits > 8:
+            raise ExportError(
+                f"{op.name} has {factor.bits} bits, and compressed-tensors has integers of 2 to 8: "
+                f"pin it to 8 bits, or {_WAY_OUT.format(name=op.name)}"
+            )
+        return
+    require_block(op, factor, "compressed-tensors", _WAY_OUT.format(name=op.name))
+
+
+def _kind(op: FrozenOp) -> str:
+    return op.factors[0].fmt.name
+
+
+def _key(op: FrozenOp) -> tuple[Any, ...]:
+    weight, given = op.weight, op.activation
+    assert weight is not None and given is not None
+    return weight.fmt.name, weight.bits, given.fmt.name, given.bits
+
+
+def _scheme(request: Request, found: dict[str, FrozenOp], key: tuple[Any, ...], single: bool) -> Any:
+    """The config group of the layers with one precision."""
+    from compressed_tensors.config import CompressionFormat
+    from compressed_tensors.quantization import QuantizationScheme
+
+    name, bits, _, given = key
+    targets = ["Linear"] if single else [path for path, op in found.items() if _key(op) == key]
+    made = QuantizationScheme(
+        targets=targets,
+        weights=_arguments(name, bits, request, weight=True),
+        input_activations=_arguments(name, given, request, weight=False) if given != 32 else None,
+    )
+    if name == "affine":
+        packed = bits < 8 and request.levels == "integer"
+        made.format = CompressionFormat.pack_quantized if packed else CompressionFormat.int_quantized
+    return made
+
+
+def _arguments(name: str, bits: int, request: Request, *, weight: bool) -> Any:
+    from compressed_tensors.quantization import QuantizationArgs
+
+    if name == "affine":
+        exact = request.levels == "exact"
+        symmetric = weight and not exact
+        more = {} if symmetric else {"zp_dtype": torch.float32 if exact else torch.int8}
+        return QuantizationArgs(
+            num_bits=bits, type="int", symmetric=symmetric, strategy="channel" if weight else "tensor", **more
+        )
+    dynamic: Any = not weight
+    if name == "fp8":
+        return QuantizationArgs(num_bits=8, type="float", symmetric=True, strategy="tensor", dynamic=dynamic)
+    if name == "nvfp4":
+        return QuantizationArgs(
+            num_bits=4,
+            type="float",
+            symmetric=True,
+            strategy="tensor_group",
+            group_size=16,
+            dynamic=dynamic and "local",
+            scale_dtype=torch.float8_e4m3fn,
+            zp_dtype=torch.float8_e4m3fn,
+        )
+    return QuantizationArgs(
+        num_bits=bits,
+        type="float",
+        symmetric=True,
+        strategy="group",
+        group_size=32,
+        dynamic=dynamic,
+        scale_dtype=torch.uint8,
+        zp_dtype=torch.uint8,
+    )
+
+
+def _numbers(op: FrozenOp, request: Request, input_scale: Tensor | None) -> dict[str, Tensor]:
+    """Scales and zero points of a layer, by the names that compressed-tensors gives them."""
+    weight, given = op.weight, op.activation
+    assert weight is not None and given is not None
+    if weight.fmt.name == "affine":
+        found = _affine("weight", weight, symmetric=request.levels == "integer")
+        return found | (_affine("input", given, symmetric=False) if given.is_rounded else {})
+    scales = block_of(weight)
+    if weight.fmt.name == "nvfp4":
+        # compressed-tensors divides by its tensor scale.
+        found = {"weight_scale": scales.relative, "weight_global_scale": 1 / scales.of_tensor}
+        return found | ({} if input_scale is None else {"input_global_scale": input_scale})
+    return {"weight_scale": scales.scale}
+
+
+def _affine(name: str, factor: FrozenFactor, *, symmetric: bool) -> dict[str, Tensor]:
+    """Scale and zero point for codes from ``-2^(bits - 1)``."""
+    assert factor.within is not None
+    lo, span, _ = factor.within
+    scale = scales(span, factor.bits)
+    if symmetric:
+        return {f"{name}_scale": scale}
+    return {f"{name}_scale": scale, f"{name}_zero_point": -lo / scale - 2 ** (factor.bits - 1)}
+
+
+@torch.no_grad()
+def _input_scales(request: Request, found: dict[str, FrozenOp]) -> dict[str, Tensor]:
+    """The tensor scales of activations of format ``nvfp4``, measured on the batches in the rounded model."""
+    from compressed_tensors.quantization.utils import generate_gparam
+
+    watched = {path: op for path, op in found.items() if _kind(op) == "nvfp4" and op.activation}
+    if not watched or not request.batches:
+        return {}
+    model, _ = with_rounded_layers(request.original, found, attentions(request.ops))
+    largest: dict[str, Tensor] = {}
+
+    def watch(path: str) -> Callable[..., None]:
+        def see(layer: nn.Module, args: Any, output: Any) -> None:
+            size = args[0].detach().float().abs().amax()
+            largest[path] = torch.maximum(largest.get(path, size), size)
+
+        return see
+
+    for path in watched:
+        model.get_submodule(path).register_forward_hook(watch(path))
+    for batch in request.batches:
+        model(**batch) if isinstance(batch, dict) else model(batch[0] if isinstance(batch, tuple | list) else batch)
+    missing = watched.keys() - largest.keys()
+    if missing:
+        raise ExportError(
+            f"the batches do not run {min(missing)}, so its activations have no tensor scale: give others"
+        )
+    return {path: generate_gparam(-each, each) for path, each in largest.items()}
+
+
+def _notes(found: dict[str, FrozenOp], request: Request, attention: Sequence[str]) -> Iterator[str]:
+    kinds = {_kind(op) for op in found.values()}
+    if attention:
+        yield _ATTENTION.format(names=", ".join(attention))
+    if kinds & _HALF:
+        yield _HALF_NOTE
+    if "mx" in kinds:
+        yield _MX_NOTE
+    if "nvfp4" in kinds:
+        yield _NVFP4_NOTE
+    few = any(op.weight and op.weight.bits < 8 and op.weight.fmt.name == "affine" for op in found.values())
+    if few and request.levels == "exact":
+        yield _BYTE_NOTE
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the progress bars of compressed-tensors and the notices of transformers to themselves."""
+    from unittest.mock import patch
+
+    from compressed_tensors.compressors.model_compressors import model_compressor
+
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with patch.object(model_compressor, "tqdm", lambda items, **_: items):
+            yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,214 @@
+"""Read from an evaluation graph how each product rounds its two factors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
+
+from fractrain_fx.config.precision import FLOAT_BITS, Precision
+from fractrain_fx.errors import ExportError
+from fractrain_fx.execution.fused_op import FusedOp
+from fractrain_fx.execution.roundings import forward_operands
+from fractrain_fx.export.rounding import FrozenRounding, LevelsName, integer_range
+from fractrain_fx.formats import Format, Operand, ValueRange
+from fractrain_fx.nn.quantizers import ActivationQuantizer, WeightQuantizer
+from fractrain_fx.passes import facts, ops_of
+from fractrain_fx.passes.graph.contractions import OPAQUE_KINDS, contraction, operand
+from fractrain_fx.passes.graph.facts import Op
+
+__all__ = ["Choices", "FrozenFactor", "FrozenOp", "frozen_ops", "rounded_ops"]
+
+Choices = Mapping[str, int] | Precision | None
+"""Instead of gates: the number of the option of each block, or one precision for every op that the stage steers."""
+
+
+@dataclass(frozen=True)
+class FrozenFactor:
+    """One factor of a product, and how it is rounded.
+
+    Attributes:
+        fmt: the number format.
+        bits: of the values; 32 for a factor that is not rounded.
+        source: the node of the unrounded values.
+        quantizer: rounds them in training.
+        within: the range, where the format has one; for a weight that of each output channel.
+        of: the operand of the forward product, for a format that measures blocks as it rounds.
+        parameter: the path of the parameter, if it is one.
+        value: the tensor that the node reads; ``None`` for values that the graph computes.
+    """
+
+    fmt: Format
+    bits: int
+    source: Node
+    quantizer: ActivationQuantizer | WeightQuantizer
+    within: ValueRange | None = None
+    of: Operand | None = None
+    parameter: str | None = None
+    value: Tensor | None = None
+
+    @property
+    def weight(self) -> bool:
+        """Whether it is a weight."""
+        return isinstance(self.quantizer, WeightQuantizer)
+
+    @property
+    def is_rounded(self) -> bool:
+        """Whether it is rounded at all."""
+        return self.bits != FLOAT_BITS
+
+    def rounding(self) -> FrozenRounding:
+        """A module that rounds the activation."""
+        return FrozenRounding(self.fmt, self.bits, self.within, self.of)
+
+    @torch.no_grad()
+    def rounded_weight(self) -> Tensor:
+        """The values of the weight after rounding."""
+        assert self.value is not None and isinstance(self.quantizer, WeightQuantizer)
+        w = self.value.detach()
+        if not self.is_rounded:
+            return w.clone()
+        bits = torch.tensor(self.bits, dtype=torch.int32, device=w.device)
+        if self.of is not None:
+            return self.fmt.operand(w, bits, self.of).clone()
+        return self.fmt.weight(w, bits, dim=self.quantizer.dim, within=self.within).clone()
+
+
+@dataclass(frozen=True)
+class FrozenOp:
+    """One product with both of its factors.
+
+    Attributes:
+        node: of the graph.
+        op: its record.
+        factors: the first and the second.
+    """
+
+    node: Node
+    op: Op
+    factors: tuple[FrozenFactor, FrozenFactor]
+
+    @property
+    def name(self) -> str:
+        """The op's name."""
+        return self.op.name
+
+    @property
+    def weight(self) -> FrozenFactor | None:
+        """The factor that is a parameter, if one is."""
+        return next((each for each in self.factors if each.parameter is not None), None)
+
+    @property
+    def activation(self) -> FrozenFactor | None:
+        """The factor beside a weight."""
+        others = [each for each in self.factors if not each.weight]
+        return others[0] if len(others) == 1 else None
+
+
+def rounded_ops(graph_module: GraphModule) -> list[tuple[Node, Op]]:
+    """The products of a graph that are rounded."""
+    return [(node, op) for node, op in ops_of(graph_module.graph) if op.precision.mode not in ("float", "uncounted")]
+
+
+def frozen_ops(graph_module: GraphModule, choices: Choices, levels: LevelsName = "exact") -> list[FrozenOp]:
+    """Every rounded product of an evaluation graph.
+
+    Args:
+        graph_module: the shown graph.
+        choices: what takes the place of gates and of the present stage.
+        levels: those of format ``affine``.
+
+    Raises:
+        ExportError: a gate chooses and ``choices`` has no option for its block, or weights are kept as codes.
+    """
+    found = []
+    for node, op in rounded_ops(graph_module):
+        if op.kind in OPAQUE_KINDS:
+            raise ExportError(
+                f"{op.name} is a module whose inside was not recorded ({op.kind}), so its rounded weights have no "
+                f"layer to stand in: leave it float with Pin({op.name!r}, format='float')"
+            )
+        module = graph_module.get_submodule(str(node.target)) if node.op == "call_module" else None
+        made = _fused(graph_module, node, module, choices) if isinstance(module, FusedOp) else None
+        first, second = made or _unfused(graph_module, node, choices)
+        found.append(FrozenOp(node, op, (_settled(first, levels), _settled(second, levels))))
+    return found
+
+
+def _fused(graph_module: GraphModule, node: Node, module: FusedOp, choices: Choices) -> list[FrozenFactor]:
+    controls: Any = node.args[0]
+    sources = [node.kwargs["a"], node.kwargs["b"]]
+    shapes = [facts(each).shape or () for each in sources]  # type: ignore[arg-type]
+    a, b = (torch.empty(shape, device="meta") for shape in shapes)
+    operands = forward_operands(module.plan, a, b)
+    quantizers: Any = module._quantizers[:2]
+    return [
+        _factor(graph_module, source, quantizer, control, of, choices)  # type: ignore[arg-type]
+        for source, quantizer, control, of in zip(sources, quantizers, controls, operands, strict=False)
+    ]
+
+
+def _unfused(graph_module: GraphModule, node: Node, choices: Choices) -> list[FrozenFactor]:
+    family = contraction(node)
+    assert family is not None  # the Quantize pass refuses others
+    found = []
+    for place in family.operands:
+        quantize: Node = operand(node, place)
+        module: Any = graph_module.get_submodule(str(quantize.target))
+        source, control = quantize.args[:2]
+        found.append(_factor(graph_module, source, module, control, None, choices))  # type: ignore[arg-type]
+    return found
+
+
+def _factor(
+    graph_module: GraphModule,
+    source: Node,
+    quantizer: ActivationQuantizer | WeightQuantizer,
+    control: Node,
+    of: Operand | None,
+    choices: Choices,
+) -> FrozenFactor:
+    bits = _bits(graph_module, quantizer, control, choices)
+    parameter = str(source.target) if source.op == "get_attr" else None
+    value = attrgetter(str(source.target))(graph_module) if source.op == "get_attr" else None
+    if isinstance(quantizer, WeightQuantizer):
+        if quantizer.frozen is not None:
+            raise ExportError(
+                f"{parameter} is kept as codes (pack_frozen): call model.restore() first, which puts float values back"
+            )
+        within = None if of is not None or value is None else quantizer.fmt.weight_range(value, dim=quantizer.dim)
+    else:
+        within = None if of is not None else ValueRange(quantizer.range.lo, quantizer.range.span)
+    weight = parameter if isinstance(quantizer, WeightQuantizer) and isinstance(value, nn.Parameter) else None
+    return FrozenFactor(quantizer.fmt, bits, source, quantizer, within, of, weight, value)
+
+
+def _bits(graph_module: GraphModule, quantizer: nn.Module, control: Node, choices: Choices) -> int:
+    """The bits that a node gives, after choices have taken the place of gates and stage."""
+    if control.op == "get_attr":
+        if isinstance(choices, Precision) and str(control.target).endswith("stage.fw"):
+            return choices.fw
+        return int(attrgetter(str(control.target))(graph_module)) or FLOAT_BITS
+    if isinstance(choices, Precision):
+        return choices.fw
+    block = facts(control).owner or ""
+    if choices is None or block not in choices:
+        raise ExportError(
+            f"a gate chooses the precision of block {block!r} for each input, which no file holds: give "
+            "stage=Precision(8, 8) for one precision in all blocks, or choices='commonest' with batches=[...], which "
+            "fixes the option that these batches choose most often"
+        )
+    options: Any = quantizer.options
+    # A skipped block is taken out of the graph; a projection on its skip path has an option that computes.
+    return int(options[choices[block]]) or FLOAT_BITS
+
+
+def _settled(factor: FrozenFactor, levels: LevelsName) -> FrozenFactor:
+    if levels == "exact" or factor.within is None or not factor.is_rounded or not factor.fmt.has_codes:
+        return factor
+    return replace(factor, within=integer_range(factor.within, factor.bits, weight=factor.weight))

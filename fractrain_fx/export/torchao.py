@@ -1,0 +1,189 @@
+"""Write a model's weights as torchao's tensor classes, which multiply them when the state is loaded."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fractrain_fx.errors import ExportError
+from fractrain_fx.export.blocks import block_of, require_block
+from fractrain_fx.export.factors import FrozenFactor, FrozenOp
+from fractrain_fx.export.layers import attentions, layers
+from fractrain_fx.export.result import Exported, sizes_of
+from fractrain_fx.export.rounding import CodedWeight
+from fractrain_fx.export.write import Request
+
+__all__ = ["STATE", "check", "write"]
+
+STATE = "model.pt"
+
+_WAY_OUT = "leave it float with Pin({name!r}, format='float'), or export format='onnx'"
+_ACTIVATIONS = (
+    "activations are not rounded, because torchao has no class with a fixed range for them beside weights whose levels "
+    "have no 0; weights are the same"
+)
+_NVFP4 = (
+    "activations are not rounded, because torchao multiplies two tensors of format 'nvfp4' on the newest GPUs only; "
+    "weights are the same"
+)
+_ATTENTION = "the products of attention stay float, because torchao has classes for weights only: {names}"
+
+
+def check(request: Request) -> None:
+    """Check that torchao has classes for what the model rounds to.
+
+    Raises:
+        ExportError: it has not.
+    """
+    if request.skipped:
+        raise ExportError(
+            f"every sample skips block {min(request.skipped)!r}, and a state has no place for that: give the number of "
+            "another option in choices={...}, stage='8/8', or export format='onnx'"
+        )
+    found = _layers(request)
+    named = {op.name for op in found.values()} | {op.name for pair in attentions(request.ops).values() for op in pair}
+    for op in request.ops:
+        if op.name not in named and any(factor.is_rounded for factor in op.factors):
+            owner = type(request.original.get_submodule(op.op.module)).__name__
+            raise ExportError(
+                f"{op.name} is not an nn.Linear that multiplies its input by its weight (it is a product in {owner}), "
+                f"and torchao's tensor classes multiply no others: {_WAY_OUT.format(name=op.name)}"
+            )
+    for op in found.values():
+        weight, given = op.weight, op.activation
+        assert weight is not None and given is not None
+        if weight.fmt.name != "affine":
+            for each in (weight, given):
+                if not each.is_rounded:
+                    raise ExportError(f"{op.name} rounds one factor only: {_WAY_OUT.format(name=op.name)}")
+                require_block(op, each, "torchao", _WAY_OUT.format(name=op.name))
+        elif weight.bits > 8:
+            raise ExportError(
+                f"{op.name} has {weight.bits} bits, and torchao has integers of 2 to 8: pin it to 8 bits, or "
+                f"{_WAY_OUT.format(name=op.name)}"
+            )
+
+
+@torch.no_grad()
+def write(folder: Path, request: Request) -> Exported:
+    """Write ``model.pt``: the state of the original, with torchao's tensors for weights."""
+    found = _layers(request)
+    state = {name: x.detach().clone() for name, x in copy.deepcopy(request.original).state_dict().items()}
+    for path, op in found.items():
+        assert op.weight is not None
+        state[f"{path}.weight"] = {"affine": _affine, "fp8": _fp8, "mx": _mx, "nvfp4": _nvfp4}[op.weight.fmt.name](
+            op.weight
+        )
+    _multiply(request, found, state)
+    # Not safetensors: torchao's reader of these files takes no parameter of the model itself, such as `cls_token`.
+    torch.save(state, folder / STATE)
+    return Exported(folder, "torchao", sizes_of(folder), tuple(_notes(request, found)))
+
+
+def _multiply(request: Request, found: dict[str, FrozenOp], state: dict[str, Any]) -> None:
+    """Run the state on the example inputs, because torchao's classes do not take inputs of every form.
+
+    Raises:
+        ExportError: one of them does not.
+    """
+    model = copy.deepcopy(request.original).eval()
+    model.load_state_dict(state, assign=True)
+    latest = [""]
+
+    def enter(path: str) -> Callable[..., None]:
+        return lambda *_: latest.__setitem__(0, path)
+
+    for path in found:
+        model.get_submodule(path).register_forward_pre_hook(enter(path))
+    try:
+        model(*request.recording.args, **request.recording.kwargs)
+    except Exception as error:  # an assertion, or whatever a kernel raises
+        raise ExportError(
+            f"{latest[0]} cannot be multiplied by torchao's {type(state[f'{latest[0]}.weight']).__name__} "
+            f"({type(error).__name__}: {error}), which takes no input with gaps in memory, for example: "
+            f"{_WAY_OUT.format(name=latest[0])}"
+        ) from error
+
+
+def _layers(request: Request) -> dict[str, FrozenOp]:
+    """The linear layers with a rounded weight, by path."""
+    return {
+        path: op
+        for path, op in layers(request.original, request.ops).items()
+        if isinstance(request.original.get_submodule(path), nn.Linear) and op.weight and op.weight.is_rounded
+    }
+
+
+def _affine(weight: FrozenFactor) -> Any:
+    from torchao.quantization import IntxUnpackedToInt8Tensor
+
+    assert weight.within is not None
+    rounded = weight.rounded_weight()
+    coded = CodedWeight.of(rounded, weight.within, weight.bits)
+    shift = torch.zeros_like(coded.scale) if coded.center is None else coded.center
+    # Not `from_hp`, which adds the zero point after rounding, so that it has to be whole.
+    return IntxUnpackedToInt8Tensor(
+        coded.codes,
+        coded.scale,
+        -shift / coded.scale,
+        getattr(torch, f"int{weight.bits}"),
+        (1, rounded.shape[-1]),
+        rounded.dtype,
+        None,
+    )
+
+
+def _fp8(weight: FrozenFactor) -> Any:
+    from torchao.float8.inference import Float8MMConfig
+    from torchao.quantization import Float8Tensor, PerTensor
+    from torchao.quantization.quantize_.workflows import QuantizeTensorToFloat8Kwargs
+
+    assert weight.value is not None
+    how: dict[str, Any] = {"granularity": PerTensor(), "mm_config": Float8MMConfig(use_fast_accum=False)}
+    return Float8Tensor.from_hp(weight.value.detach(), act_quant_kwargs=QuantizeTensorToFloat8Kwargs(**how), **how)
+
+
+def _mx(weight: FrozenFactor) -> Any:
+    from torchao.prototype.mx_formats.mx_tensor import MXTensor, QuantizeTensorToMXKwargs
+
+    assert weight.value is not None
+    element = torch.float8_e4m3fn if weight.bits == 8 else torch.float4_e2m1fn_x2
+    given = QuantizeTensorToMXKwargs(elem_dtype=element)
+    # Of rounded values, because square blocks share the scale of all of their rows; their scales are the same powers.
+    return MXTensor.to_mx(weight.rounded_weight().contiguous(), element, 32, act_quant_kwargs=given)
+
+
+def _nvfp4(weight: FrozenFactor) -> Any:
+    from torchao.prototype.mx_formats.kernels import f32_to_f4_unpacked, pack_uint4
+    from torchao.prototype.mx_formats.nvfp4_tensor import NVFP4Tensor
+
+    scales = block_of(weight)
+    rounded = weight.rounded_weight()
+    relative = scales.relative.to(torch.float8_e4m3fn)
+    up = (relative.float() * scales.of_tensor).repeat_interleave(16, dim=-1)
+    return NVFP4Tensor(
+        pack_uint4(f32_to_f4_unpacked(rounded.float() / up)),
+        relative,
+        16,
+        rounded.dtype,
+        scales.of_tensor,
+    )
+
+
+_CLASSES: dict[str, Callable[[FrozenFactor], Any]] = {"affine": _affine, "fp8": _fp8, "mx": _mx, "nvfp4": _nvfp4}
+"""The tensor class of each format."""
+
+
+def _notes(request: Request, found: dict[str, FrozenOp]) -> Iterator[str]:
+    if any(op.weight and op.weight.fmt.name == "affine" and op.activation for op in found.values()):
+        yield _ACTIVATIONS
+    if any(op.weight and op.weight.fmt.name == "nvfp4" for op in found.values()):
+        yield _NVFP4
+    attention = sorted(op.name for pair in attentions(request.ops).values() for op in pair)
+    if attention:
+        yield _ATTENTION.format(names=", ".join(attention))

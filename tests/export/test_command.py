@@ -1,0 +1,77 @@
+"""``fractrain export``: from a folder alone, in a process that did not train."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fractrain_fx import FracModel
+from fractrain_fx.cli import main
+from fractrain_fx.errors import FracTrainError, RunError
+from fractrain_fx.model.saved.named import architecture_in
+from tests.deployable import bert, difference, rewritten, vit
+
+pytest.importorskip("compressed_tensors", reason="needs the extra: pip install 'fractrain_fx[export]'")
+ort = pytest.importorskip("onnxruntime", reason="needs the extra: pip install 'fractrain_fx[export]'")
+
+TINY = Path(__file__).parents[1] / "training" / "tiny.py"
+QUICK = ["--model", f"{TINY}:net", "--image-size", "8", "--subset", "64", "--batch-size", "32", "--device", "cpu"]
+
+
+def test_a_run_is_exported_and_training_ends_by_naming_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert main(["train", *QUICK, "--method", "static", "--precision", "8/8", "--epochs", "1", "--out", str(run)]) == 0
+    assert f"fractrain export {run} --to onnx" in capsys.readouterr().out
+    assert main(["export", str(run), "--to", "onnx", "--fold-batch-norm"]) == 0
+    assert "model.onnx" in str(list((run / "export-onnx").iterdir())) and "bytes" in capsys.readouterr().out
+    assert main(["export", str(run), "--to", "compressed-tensors"]) == 2
+    assert "models of transformers" in capsys.readouterr().err
+
+
+def test_gates_of_a_run_are_fixed_on_its_test_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    train = ["--method", "dfq", "--targets", "3.5", "--schedule", "manual", "--epochs", "1"]
+    assert main(["train", *QUICK, *train, "--out", str(run)]) == 0
+    assert main(["export", str(run), "--to", "onnx"]) == 2
+    assert "commonest" in capsys.readouterr().err
+    assert main(["export", str(run), "--to", "onnx", "--commonest"]) == 0
+    assert "takes accuracy from" in capsys.readouterr().out
+    assert main(["export", str(run), "--to", "onnx", "--stage", "8/8", "--out", str(tmp_path / "out")]) == 0
+
+
+@torch.no_grad()
+def test_a_saved_model_of_transformers_needs_no_code(tmp_path: Path) -> None:
+    model = rewritten(bert(), attention="float", format="fp8")
+    model.save_pretrained(tmp_path / "saved")
+    assert main(["export", str(tmp_path / "saved"), "--to", "compressed-tensors", "--out", str(tmp_path / "out")]) == 0
+    again = type(model._state.original).from_pretrained(tmp_path / "out")  # type: ignore[attr-defined]
+    inputs = dict(model._state.recording.kwargs)
+    assert difference(model(**inputs), again(**inputs)) < 1e-5
+
+
+def test_a_saved_timm_model_names_its_architecture_where_that_says_enough(tmp_path: Path) -> None:
+    import timm
+
+    model = rewritten(timm.create_model("resnet10t", num_classes=3), torch.randn(2, 3, 32, 32))
+    model.save_pretrained(tmp_path / "named")
+    again = FracModel.from_pretrained(tmp_path / "named", model=architecture_in(tmp_path / "named")).eval()
+    x = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        assert torch.equal(model(x), again(x)) and torch.equal(model.deployed()(x), again.deployed()(x))
+    rewritten(vit()).save_pretrained(tmp_path / "changed")  # with sizes that its name does not say
+    with pytest.raises(FracTrainError):
+        FracModel.from_pretrained(tmp_path / "changed", model=architecture_in(tmp_path / "changed"))
+
+
+def test_other_folders_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="neither a run"):
+        architecture_in(tmp_path)
+    rewritten(
+        torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)), torch.randn(2, 4)
+    ).save_pretrained(tmp_path)
+    with pytest.raises(RunError, match="--model"):
+        architecture_in(tmp_path)

@@ -1,0 +1,130 @@
+"""ONNX files: onnxruntime computes what evaluation does; what a file cannot hold is refused before any is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fractrain_fx import FracModel, Pin, Precision
+from fractrain_fx.capture.trees import tensors_in
+from fractrain_fx.config import AffineConfig
+from fractrain_fx.errors import ExportError
+from tests.deployable import Convolutions, difference, llama, rewritten, vit
+
+onnx = pytest.importorskip("onnx", reason="needs the extra: pip install 'fractrain_fx[export]'")
+ort = pytest.importorskip("onnxruntime", reason="needs the extra: pip install 'fractrain_fx[export]'")
+
+IMAGES = (2, 3, 8, 8)
+
+
+def run(folder: Path, *inputs: Tensor) -> list[Tensor]:
+    session = ort.InferenceSession(folder / "model.onnx", providers=["CPUExecutionProvider"])
+    names = [each.name for each in session.get_inputs()]
+    found = session.run(None, {name: x.numpy() for name, x in zip(names, inputs, strict=True)})
+    return [torch.from_numpy(each) for each in found]
+
+
+def kinds(folder: Path) -> set[int]:
+    graph = onnx.load(folder / "model.onnx").graph
+    return {each.data_type for each in graph.initializer}
+
+
+@pytest.fixture(scope="module")
+def images() -> FracModel:
+    return rewritten(Convolutions(), torch.randn(IMAGES))
+
+
+@torch.no_grad()
+def test_it_computes_what_evaluation_does_at_any_batch(images: FracModel, tmp_path: Path) -> None:
+    written = images.export(tmp_path)
+    x = torch.randn(5, *IMAGES[1:])
+    assert difference(images(x), run(tmp_path, x)) < 1e-5
+    assert written.notes == () and written.files.keys() == {"model.onnx"}
+    graph = onnx.load(tmp_path / "model.onnx").graph
+    assert [each.name for each in graph.input] == ["x"] and [each.name for each in graph.output] == ["output"]
+    assert {"QuantizeLinear", "DequantizeLinear"} <= {node.op_type for node in graph.node}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("levels", ["exact", "integer"])
+def test_batch_norms_fold_into_scales_whatever_their_sign(images: FracModel, tmp_path: Path, levels: Any) -> None:
+    images.export(tmp_path, fold_batch_norm=True, levels=levels)
+    x = torch.randn(3, *IMAGES[1:])
+    assert difference(images.deployed(levels=levels)(x), run(tmp_path, x)) < 1e-5
+    assert "BatchNormalization" not in {node.op_type for node in onnx.load(tmp_path / "model.onnx").graph.node}
+
+
+@torch.no_grad()
+def test_few_bits_are_stored_in_half_bytes_and_other_widths_are_clamped(tmp_path: Path) -> None:
+    model = rewritten(
+        Convolutions(), torch.randn(IMAGES), pins=[Pin("conv", Precision(4, 8)), Pin("matmul", Precision(3, 8))]
+    )
+    model.export(tmp_path)
+    x = 3 * torch.randn(4, *IMAGES[1:])  # beyond the ranges that were seen
+    assert difference(model(x), run(tmp_path, x)) < 1e-5
+    assert onnx.TensorProto.INT4 in kinds(tmp_path)
+
+
+@torch.no_grad()
+def test_layers_of_4_and_8_bits_stand_behind_a_clamp(tmp_path: Path) -> None:
+    model = rewritten(
+        nn.Sequential(*[layer for _ in range(4) for layer in (nn.Linear(8, 8), nn.ReLU6())]),
+        torch.randn(4, 8),
+        pins=[Pin("2", Precision(4, 8))],
+    )
+    model.export(tmp_path)
+    x = torch.randn(4, 8)
+    assert difference(model(x), run(tmp_path, x)) < 1e-5
+    assert {onnx.TensorProto.INT4, onnx.TensorProto.INT8} <= kinds(tmp_path)
+
+
+@torch.no_grad()
+def test_a_language_model_takes_other_batches_and_lengths(tmp_path: Path) -> None:
+    model = rewritten(llama())
+    model.export(tmp_path)
+    ids = torch.randint(0, 32, (3, 9))
+    mask = torch.ones_like(ids)
+    found = run(tmp_path, ids, mask)
+    assert difference(model(input_ids=ids, attention_mask=mask).logits, found[0]) < 1e-2  # one step at a tie
+    graph = onnx.load(tmp_path / "model.onnx").graph
+    assert [each.name for each in graph.input] == ["input_ids", "attention_mask"]
+    assert [each.name for each in graph.output] == ["logits"]
+
+
+@torch.no_grad()
+def test_the_sizes_of_the_examples_can_be_kept(tmp_path: Path) -> None:
+    model = rewritten(vit())
+    model.export(tmp_path, dynamic=False)
+    shape = onnx.load(tmp_path / "model.onnx").graph.input[0].type.tensor_type.shape
+    assert all(each.dim_value for each in shape.dim)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"format": "mx"}, "fixed scales"),
+        ({"format": "dorefa"}, "dorefa"),
+        ({"format": "wageubn"}, "wageubn"),
+        ({"affine": AffineConfig(ranges="row")}, "ranges='tensor'"),
+        ({"precision": Precision(12, 12)}, "12 bits"),
+    ],
+)
+def test_what_a_file_cannot_hold_is_refused_and_nothing_written(
+    tmp_path: Path, settings: dict[str, Any], words: str
+) -> None:
+    model = rewritten(nn.Sequential(*[nn.Linear(4, 4) for _ in range(3)]), torch.randn(2, 4), **settings)
+    with pytest.raises(ExportError, match=words):
+        model.export(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_unknown_formats_and_options_are_refused(images: FracModel, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="Did you mean 'onnx'"):
+        images.export(tmp_path, format="onxx")  # type: ignore[arg-type]
+    with pytest.raises(ExportError, match="fold_batch_norm"):
+        images.export(tmp_path, fold=True)
+    assert list(tensors_in(images.deployed().state_dict()))
