@@ -1,0 +1,1 @@
+"""Which trained precisions leave for which libraries, and how far their outputs are from evaluation here."""

@@ -1,0 +1,257 @@
+"""``python -m benchmarks.export.matrix --python FRESH``: every model, precision and library, loaded elsewhere.
+
+``FRESH`` is the Python of an environment with torch, transformers, timm and the libraries, but not this package.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from benchmarks.export.load import latency
+from benchmarks.export.models import IMAGES, MODELS, llama
+from benchmarks.machine import describe, versions
+from benchmarks.page import markdown_table, write_section
+from fractrain_fx import Engine, FracConfig, FracModel, Pin, Precision, fractrainify
+from fractrain_fx.capture.trees import tensors_in
+from fractrain_fx.errors import FracTrainError
+
+ROOT = Path(__file__).parents[2]
+PAGE, RESULTS = ROOT / "docs" / "deploying.md", ROOT / "docs" / "results" / "export.json"
+FORMATS: tuple[Literal["compressed-tensors", "onnx", "torchao"], ...] = ("compressed-tensors", "onnx", "torchao")
+FOUR, EIGHT = Precision(4, 4), Precision(8, 8)
+PRECISIONS: dict[str, dict[str, Any]] = {
+    "static 8/8": {"method": "static", "precision": EIGHT},
+    "PFQ's last stage": {"method": "pfq"},
+    "mixed pins 4/8": {"method": "static", "precision": EIGHT},
+    "fp8": {"method": "static", "precision": EIGHT, "format": "fp8"},
+    "mxfp8": {"method": "static", "precision": EIGHT, "format": "mx"},
+    "mxfp4": {"method": "static", "precision": FOUR, "format": "mx"},
+    "nvfp4": {"method": "static", "precision": FOUR, "format": "nvfp4"},
+}
+
+
+@dataclass
+class Cell:
+    """One model at one precision in one library: the difference of its outputs, or the reason for none."""
+
+    model: str
+    precision: str
+    format: str
+    difference: float | None = None
+    refused: str | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def made(model: str, precision: str) -> FracModel:
+    """A model whose ranges have seen its inputs, at a precision."""
+    torch.manual_seed(0)
+    original = MODELS[model]()
+    settings = PRECISIONS[precision] | ({} if model in ("ResNet-18", "MobileNetV2") else {"attention": "float"})
+    inputs = (torch.randn(4, 3, IMAGES[model], IMAGES[model]),) if model in IMAGES else None
+    if inputs is not None:
+        original.train()(*inputs)  # batch norms of a new model would change nothing
+    if precision.startswith("mixed"):
+        found = fractrainify(original, config=FracConfig(**settings), example_inputs=inputs)
+        names = [op.name for op in found.ops if op.precision.mode == "scheduled"]
+        settings = settings | {"pins": [Pin(name, FOUR) for name in names[::2]]}
+        original = found.restore()
+    found = fractrainify(original, config=FracConfig(**settings), example_inputs=inputs)
+    recording = found._state.recording
+    found.calibrate([dict(recording.kwargs) or recording.args[0]])
+    if settings["method"] == "pfq":
+        found.set_precision(found.frac_config.precision_stages[-1])
+    return found.eval()
+
+
+def jobs_of(model: str, precision: str, folder: Path) -> Iterator[tuple[Cell, dict[str, Any] | None]]:
+    """Export one model at one precision to every library."""
+    found = made(model, precision)
+    recording = found._unlabelled()
+    inputs = dict(zip(recording.call.placeholders, recording.inputs, strict=True))
+    with torch.no_grad():
+        output = found(*recording.args, **recording.kwargs)
+    reference = folder / "reference.pt"
+    torch.save({"inputs": inputs, "output": next(tensors_in(getattr(output, "logits", output)))}, reference)
+    for format in FORMATS:
+        cell, target = Cell(model, precision, format), folder / format
+        try:
+            batches = [dict(recording.kwargs)] if recording.kwargs and precision == "nvfp4" else None
+            options: dict[str, Any] = {"batches": batches} if batches and format == "compressed-tensors" else {}
+            cell.notes = list(found.export(target, format=format, **options).notes)
+        except FracTrainError as error:
+            cell.refused = str(error)
+            yield cell, None
+            continue
+        keywords = bool(recording.kwargs)
+        job = {"format": format, "folder": str(target), "reference": str(reference), "model": model}
+        yield cell, job | {"keywords": keywords}
+
+
+def generation(folder: Path) -> tuple[dict[str, Any], list[int]]:
+    """A tiny LLaMA, trained with PFQ and written; the job that loads it, and the tokens of ``deployed()``."""
+    torch.manual_seed(0)
+    model = fractrainify(llama(), config=FracConfig(method="pfq", attention="float"))
+    engine, optimizer = Engine(model, epochs=4), torch.optim.AdamW(model.parameters(), 3e-3)
+    text = torch.arange(64).remainder(17).repeat(8, 1)
+    for _ in range(4):
+        for start in range(8):
+            ids = text[:, start : start + 32]
+            loss = engine.loss(model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids).loss)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        engine.end_epoch()
+    model.eval().export(folder, format="compressed-tensors", stage=-1)
+    plain: Any = model.deployed(-1)
+    prompt = text[0, :8].tolist()
+    settings = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    tokens = plain.generate(torch.tensor([prompt]), max_new_tokens=24, **settings)[0].tolist()
+    inputs = {"input_ids": text[:2, :16]}
+    with torch.no_grad():
+        torch.save({"inputs": inputs, "output": plain(**inputs).logits}, folder / "reference.pt")
+    job = {"format": "compressed-tensors", "folder": str(folder), "reference": str(folder / "reference.pt")}
+    return job | {"model": "LLaMA", "keywords": True, "prompt": prompt}, tokens
+
+
+def sizes(folder: Path) -> dict[str, dict[str, float]]:
+    """Bytes of files as shares (0..1) of float32's, and milliseconds of a call in onnxruntime."""
+    found: dict[str, dict[str, float]] = {}
+    torch.manual_seed(0)
+    for name, build, x in (("ResNet-18", MODELS["ResNet-18"], torch.randn(1, 3, 64, 64)),):
+        whole_model = folder / f"{name}.onnx"
+        torch.onnx.export(build().eval(), (x,), whole_model, dynamo=True, external_data=False, verbose=False)
+        float32 = folder / f"{name}-float32"
+        float32.mkdir()
+        whole_model.rename(float32 / "model.onnx")
+        whole, row = (float32 / "model.onnx").stat().st_size, {}
+        row["float32 ms"] = latency(float32, {"x": x})
+        for bits in (8, 4):
+            config = FracConfig(method="static", precision=Precision(bits, 8))
+            model = fractrainify(build(), config=config, example_inputs=(x.repeat(2, 1, 1, 1),))
+            model.calibrate([torch.randn(8, *x.shape[1:])])
+            for levels in ("exact", "integer"):
+                out = folder / f"{name}-{bits}-{levels}"
+                written = model.export(out, fold_batch_norm=True, levels=levels)
+                row[f"int{bits} {levels} bytes"] = sum(written.files.values()) / whole
+                row[f"int{bits} {levels} ms"] = latency(out, {"x": x})
+        found[name] = row
+    text = llama(hidden_size=512, intermediate_size=1408, num_hidden_layers=4, vocab_size=1000)
+    whole = 4 * sum(p.numel() for p in text.parameters())
+    row = {}
+    for bits in (8, 4):
+        model = fractrainify(text, config=FracConfig(method="static", precision=Precision(bits, 8), attention="float"))
+        model.calibrate([dict(model._state.recording.kwargs)])
+        written = model.export(folder / f"llama-{bits}", format="compressed-tensors", levels="integer")
+        row[f"int{bits} integer bytes"] = written.files["model.safetensors"] / whole
+        text = model.restore()
+    return found | {"LLaMA of 512": row}
+
+
+def table(cells: list[Cell]) -> str:
+    """The matrix as a table: differences, or refusals by number, which are listed below."""
+    reasons: dict[str, str] = {}
+    rows = []
+    for model in MODELS:
+        for precision in PRECISIONS:
+            row = [model, precision]
+            for format in FORMATS:
+                cell = next(c for c in cells if (c.model, c.precision, c.format) == (model, precision, format))
+                if cell.refused is None:
+                    marks = [reasons.setdefault(note, f"{len(reasons) + 1}") for note in cell.notes]
+                    row.append(f"{cell.difference:.1g}" + (f" ({', '.join(marks)})" if marks else ""))
+                else:
+                    row.append(f"refused ({reasons.setdefault(_general(cell.refused), f'{len(reasons) + 1}')})")
+            rows.append(row)
+    legend = [f"{number}. {reason}" for reason, number in reasons.items()]
+    return markdown_table(("model", "precision", *FORMATS), rows, 2) + "\n\n" + "\n".join(legend)
+
+
+def _general(refusal: str) -> str:
+    """A refusal without the name of the op that it begins with."""
+    first, _, rest = refusal.partition(" ")
+    return f"An op {rest}".replace(first, "the op") if "." in first else refusal
+
+
+def cells_of(place: Path) -> tuple[list[Cell], list[dict[str, Any]]]:
+    """All cells, and the jobs of those that were written; what a stopped run has written is not written again."""
+    cells, jobs = [], []
+    for model in MODELS:
+        for precision in PRECISIONS:
+            folder = place / f"{model} {precision}".replace("/", "-")
+            done = folder / "cells.json"
+            if not done.exists():
+                folder.mkdir(parents=True, exist_ok=True)
+                found = [(asdict(cell), job) for cell, job in jobs_of(model, precision, folder)]
+                done.write_text(json.dumps(found))
+            for cell, job in json.loads(done.read_text()):
+                cells.append(Cell(**cell))
+                jobs += [] if job is None else [job | {"cell": len(cells) - 1}]
+            print(model, precision, flush=True)
+    return cells, jobs
+
+
+def main() -> None:
+    """Run all cells and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--python", required=True, help="a Python without this package")
+    parser.add_argument("--work", type=Path, help="a folder to go on in, if a run was stopped")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as name:
+        place = arguments.work or Path(name)
+        cells, jobs = cells_of(place)
+        generating = place / "generation"
+        generating.mkdir(exist_ok=True)
+        job, tokens = generation(generating)
+        file = place / "jobs.json"
+        file.write_text(json.dumps([*jobs, job]))
+        loader = Path(__file__).parent / "load.py"
+        alone = {"HF_HUB_OFFLINE": "1", "PATH": os.environ["PATH"]}  # without PYTHONPATH
+        subprocess.run([arguments.python, str(loader), str(file)], check=True, env=alone)
+        *done, generated = json.loads(file.read_text())
+        for each in done:
+            cell = cells[each["cell"]]
+            cell.difference, cell.refused = each.get("difference"), each.get("failed")
+        with tempfile.TemporaryDirectory() as files:
+            measured = sizes(Path(files))
+    same = generated.get("tokens") == tokens
+    libraries = versions("torch", "transformers", "compressed-tensors", "onnx", "onnxruntime", "torchao")
+    result = {
+        "machine": describe("cpu") | libraries,
+        "cells": [asdict(cell) for cell in cells],
+        "generation": {"same_tokens": same, "tokens": len(tokens), "difference": generated.get("difference")},
+        "sizes": measured,
+    }
+    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+    write_section(PAGE, "matrix", table(cells))
+    write_section(PAGE, "sizes", size_table(measured))
+    print(json.dumps(result["generation"]), json.dumps(measured, indent=1))
+
+
+def size_table(measured: dict[str, dict[str, float]]) -> str:
+    """Bytes and milliseconds as a table."""
+    rows = []
+    for model, row in measured.items():
+        if "float32 ms" in row:
+            rows.append((model, "float32", "1", f"{row['float32 ms']:.2f}"))
+        kinds = [key.removesuffix(" bytes") for key in row if key.endswith(" bytes")]
+        rows += [(model, kind, f"{row[f'{kind} bytes']:.3f}", _ms(row.get(f"{kind} ms"))) for kind in kinds]
+    return markdown_table(("model", "levels", "bytes, of float32", "ms in onnxruntime"), rows, 2)
+
+
+def _ms(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+if __name__ == "__main__":
+    main()
