@@ -211,10 +211,10 @@ class DeployedGraph(nn.Module):
         """
         values = self._call.bind(args, kwargs)
         if not torch.compiler.is_compiling():
-            broken = self._guards.broken(values, self.graph, self.graph)
-            if broken is not None:
+            guard = self._guards.failed_guard(values, self.graph, self.graph)
+            if guard is not None:
                 raise InputError(
-                    f"this model was deployed for calls that meet {broken} ({broken.place}): call deployed() again on "
+                    f"this model was deployed for calls that meet {guard} ({guard.place}): call deployed() again on "
                     "a model that was recorded with such inputs (fractrainify(..., example_inputs=...))"
                 )
         return self.graph(*values)
