@@ -42,7 +42,7 @@ def test_a_new_precision_recompiles_nothing_and_changes_the_result() -> None:
 
 
 @pytest.mark.parametrize(
-    "method, rounding",
+    "method, backend",
     [
         *[("float", "plain"), ("dfq", "plain"), ("dfq", "cpu")],
         *(pytest.param("static", backend, marks=pytest.mark.slow) for backend in ("plain", "cpu")),

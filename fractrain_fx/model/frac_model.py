@@ -20,8 +20,7 @@ from fractrain_fx.model.deployable import Deployable
 from fractrain_fx.model.float_calls import belongs_to_original, require_no_part
 from fractrain_fx.model.frozen.packing import require_form, require_stage, unpack
 from fractrain_fx.model.frozen.rounded import rounded_copy
-from fractrain_fx.model.groups import param_groups
-from fractrain_fx.model.loops import refuse_plain_fit, refuse_plain_trainer
+from fractrain_fx.model.loops import param_groups, refuse_plain_fit, refuse_plain_trainer
 from fractrain_fx.model.state import ModelState
 from fractrain_fx.nn.bits import set_stage, stage_of
 from fractrain_fx.passes.graph.edit import NAMESPACE
@@ -134,7 +133,7 @@ class FracModel(Deployable):
     def param_groups(
         self, *, gates: Mapping[str, Any] | None = None, decay_norms_and_biases: bool = True
     ) -> list[dict[str, Any]]:
-        """Parameter groups for any optimizer, as :func:`fractrain_fx.model.groups.param_groups` makes them."""
+        """Parameter groups for any optimizer, as :func:`fractrain_fx.model.loops.param_groups` makes them."""
         return param_groups(self, gates=gates, decay_norms_and_biases=decay_norms_and_biases)
 
     def look_for_changes(self) -> None:

@@ -1,18 +1,54 @@
-"""Refuse other libraries' trainers as they are: they would train without the cost term and without stages."""
+"""What training loops ask of a model: parameter groups, and a refusal of trainers that would ignore the method."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import Any
 
+from torch import nn
+
 from fractrain_fx.engine.steered import is_steered
 from fractrain_fx.errors import ConfigError
+from fractrain_fx.passes.graph.edit import NAMESPACE
 
-__all__ = ["refuse_plain_fit", "refuse_plain_trainer"]
+__all__ = ["param_groups", "refuse_plain_fit", "refuse_plain_trainer"]
 
 _LIGHTNINGS = ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer")
+
+
+def param_groups(
+    model: nn.Module, *, gates: Mapping[str, Any] | None = None, decay_norms_and_biases: bool = True
+) -> list[dict[str, Any]]:
+    """Every parameter of a model once, in groups that torch's optimizers and timm's take; codes are left out.
+
+    Args:
+        model: a ``FracModel``, or any module (which has no gates).
+        gates: options of a last group for the inserted parameters, such as ``{"lr": 0.1}``; without weight decay by
+            default. ``None`` leaves the gates with the weights.
+        decay_norms_and_biases: ``False`` puts the model's vectors and scalars (norms, biases, scales) into a group
+            without weight decay.
+
+    Returns:
+        Dictionaries with ``params`` and maybe ``weight_decay`` and the options of ``gates``; none is empty.
+    """
+    weights, vectors, inserted = [], [], []
+    for name, parameter in model.named_parameters():
+        if not (parameter.is_floating_point() or parameter.is_complex()):
+            continue  # codes of a frozen weight
+        if gates is not None and name.startswith(f"{NAMESPACE}."):
+            inserted.append(parameter)
+        elif not decay_norms_and_biases and parameter.ndim <= 1:
+            vectors.append(parameter)
+        else:
+            weights.append(parameter)
+    groups: list[dict[str, Any]] = [
+        {"params": weights},
+        {"params": vectors, "weight_decay": 0.0},
+        {"params": inserted, "weight_decay": 0.0, **(gates or {})},
+    ]
+    return [group for group in groups if group["params"]]
 
 
 def refuse_plain_trainer(model: Any) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from fractrain_fx.model.groups import param_groups
+from fractrain_fx.model.loops import param_groups
 from fractrain_fx.training.settings import TrainSettings
 
 __all__ = ["epochs_of_run", "lr_factor", "make_optimizer", "make_scheduler", "steps_of_run"]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fractrain_fx import Engine, FracConfig, FracModel, Precision, fractrainify
+from fractrain_fx import Engine, FracConfig, FracModel, Precision, RunConfig, fractrainify
 from fractrain_fx.engine import EpochRow
 from fractrain_fx.hardware.bitfusion import convolution, training_step
 from fractrain_fx.hardware.catalogue import find_machine
@@ -38,7 +38,7 @@ def cost(model: FracModel, engine: Engine) -> RunCost:
 METHODS = [
     ("float", {}),
     ("static", {"precision": "FW-8/BW-16"}),
-    ("pfq", {"schedule": "manual", "epochs": 3, "stages": "FW(3,4,8)/BW(6,6,8)"}),
+    ("pfq", {"schedule": "manual", "run": RunConfig(length=3), "stages": "FW(3,4,8)/BW(6,6,8)"}),
     ("dfq", {}),
     ("slu", {"pins": [{"pattern": "head", "precision": "8/8"}]}),
 ]
@@ -83,7 +83,7 @@ def test_static_layers_are_priced_as_the_three_convolutions_of_a_batch() -> None
 
 
 def test_a_pfq_run_is_split_by_its_stages_and_an_earlier_one_is_cheaper() -> None:
-    model, engine = trained("pfq", schedule="manual", epochs=3, stages="FW(3,4,8)/BW(6,6,8)")
+    model, engine = trained("pfq", schedule="manual", run=RunConfig(length=3), stages="FW(3,4,8)/BW(6,6,8)")
     stages = cost(model, engine).by("stage")
     assert list(stages) == ["1: FW-3/BW-6", "2: FW-4/BW-6", "3: FW-8/BW-8"]
     macs = [stage.macs for stage in stages.values()]

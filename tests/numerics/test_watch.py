@@ -206,7 +206,7 @@ def test_ops_without_a_fused_form_and_ops_of_dispatched_blocks_are_seen_too() ->
 
     torch.manual_seed(0)
     model = fractrainify(Three(), config=EIGHT, example_inputs=(torch.randn(4, 8),))
-    apart = [name for name, (backend, _) in model.backends().items() if backend == "quantizers"]
+    apart = [name for name, found in model.backends().items() if found.backend == "quantizers"]
     assert len(apart) == 1
     with watch(model, as_if="mxfp8") as watched:
         model(torch.randn(4, 8)).square().mean().backward()
