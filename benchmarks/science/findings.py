@@ -9,7 +9,7 @@ from benchmarks.page import markdown_table
 from benchmarks.science.cells import cost_share, mean_and_range, signed
 from benchmarks.science.records import Group, difference, gap, seeds_and_epochs, static_at, static_of
 
-__all__ = ["findings", "main_settings"]
+__all__ = ["findings", "main_settings", "quality"]
 
 
 def findings(groups: Sequence[Group]) -> str:
@@ -92,7 +92,7 @@ def main_settings(groups: Sequence[Group], static: Sequence[Group]) -> list[tupl
     costs = {base.epochs: base.mean("total_macs") for base in static}
 
     def rank(group: Group) -> tuple[int, int, float]:
-        return *seeds_and_epochs(group), _quality(group)
+        return *seeds_and_epochs(group), quality(group)
 
     found = []
     for method in dict.fromkeys(group.method for group in groups if group.method != "static"):
@@ -108,7 +108,7 @@ def _of(groups: Sequence[Group], method: str, setting: str) -> list[Group]:
     return [group for group in groups if (group.method, group.setting) == (method, setting)]
 
 
-def _quality(group: Group) -> float:
+def quality(group: Group) -> float:
     """Higher is better."""
     return -gap(group, 1.0) if group.records[0]["metric"] == "perplexity" else gap(group, 0.0)
 

@@ -78,6 +78,8 @@ _FINE, _RISING, _HIGH = f"fine-options+{_RAMP}", "rising-options+cp-2.6-to-4.1",
 _SIGN = f"sign+{_FINE}"
 _NO_SKIP = f"no-skip+{_RAMP}"
 _TUNED, _FISHER = f"sign+{_NO_SKIP}", f"fisher+{_NO_SKIP}"
+_PAPER = "sign+weights-6"
+_FINE_TUNING = ["resnet20-fine-tuning", "characters-fine-tuning"]
 _DFQ = [f"{options}cp-3.8" for options in ("fine-options+", "rising-options+", "")]
 _PFQ = ["default", "stages-from-4", "stages-from-5"]
 _TEXTS = ["characters", "wikitext-characters"]
@@ -135,6 +137,26 @@ GRIDS: dict[str, list[Run]] = {
     "allocated": [
         *runs_of([_MAIN], ["static"], allocated_settings(_MAIN), seeds=[0, 1, 2]),
         *runs_of(_TEXTS[:1], ["static"], allocated_settings(_TEXTS[0]), epochs=[4], seeds=[0, 1, 2]),
+    ],
+    "frontier-text": [
+        *runs_of(["characters"], ["static"], ["default"], [4], [0, 1, 2]),
+        *runs_of(["characters"], ["static"], ["fw-4-bw-6", "fw-5-bw-6", "fw-6-bw-6", "fw-5-bw-8", "fw-3-bw-6"], [4]),
+        *runs_of(["characters"], ["pfq"], ["stages-to-6", "stages-to-5"], [4]),
+        *runs_of(["characters"], ["fractrain"], ["sign+no-skip+cp-1.8-to-2.6"], [4]),
+        *runs_of(["characters"], ["dfq"], ["sign+no-skip+cp-2.6", "sign+no-skip+cp-3.4"], [4]),
+    ],
+    # What `FracConfig()` gives against the paper's options and targets, with stages of equal length in both.
+    "defaults": [
+        *runs_of(["characters"], ["fractrain"], [_TUNED, _PAPER], [4], [0, 1, 2]),
+        *runs_of(_FINE_TUNING[:1], ["static"], epochs=[6], seeds=[0, 1, 2]),
+        *runs_of(_FINE_TUNING[:1], ["fractrain"], [_TUNED, _PAPER], [6], [0, 1, 2]),
+        *runs_of(_FINE_TUNING[1:], ["static"], epochs=[2], seeds=[0, 1, 2]),
+        *runs_of(_FINE_TUNING[1:], ["fractrain"], [_TUNED, _PAPER], [2], [0, 1, 2]),
+        *runs_of([_MAIN], ["fractrain"], [_TUNED, _PAPER], [8], [0, 1, 2]),
+        *runs_of(["characters"], ["pfq"], ["stages-from-5", "default"], [4], [0, 1, 2]),
+        *runs_of(_FINE_TUNING[:1], ["pfq"], ["stages-from-5", "default"], [6], [0, 1, 2]),
+        *runs_of(_FINE_TUNING[1:], ["pfq"], ["stages-from-5", "default"], [2], [0, 1, 2]),
+        *runs_of([_MAIN], ["pfq"], ["stages-from-5", "default"], [8], [0, 1, 2]),
     ],
     "others": runs_of([_MAIN], ["slu", "dorefa", "wageubn"]),
     # The paper's targets, which cost 42 per cent of static training.

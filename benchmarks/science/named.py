@@ -29,7 +29,16 @@ TASKS: dict[str, Settings] = {
     "digits-tiny": {"model": "zoo:resnet20", "data": "digits", "image_size": 8, "batch_size": 32, "subset": 96},
     # 4 epochs of tiny-shakespeare are 1,960 steps; the rate rises over the first 100.
     "characters": {"model": "hf:gpt2", "data": "characters", "batch_size": 32, "lr": 2e-3, "warm_up": 0.05},
-    # The same with four layers, on WikiText-2's validation text: 4 epochs are 2,188 steps.
+    # A network trained in float on one half of the samples, and then on the other half at a tenth of the rate.
+    "resnet20-fine-tuning": {
+        **{"model": "zoo:resnet20", "image_size": 16, "setting": "fine-tuning", "pretrain_epochs": 16, "lr": 0.01},
+        **_CIFAR,
+    },
+    "characters-fine-tuning": {
+        **{"model": "hf:gpt2", "data": "characters", "setting": "fine-tuning", "pretrain_epochs": 4},
+        **{"batch_size": 32, "lr": 5e-4, "warm_up": 0.05},
+    },
+    # "characters" with four layers, on WikiText-2's validation text: 4 epochs are 2,188 steps.
     "wikitext-characters": {
         **{"model": "benchmarks/formats/gpt2.py:four_layers", "data": "characters", "batch_size": 32},
         **{"lr": 2e-3, "warm_up": 0.05, "test_subset": 4096},

@@ -12,6 +12,7 @@ from benchmarks.records import machine_words
 from benchmarks.science.cells import cost_share, mean_and_range, signed
 from benchmarks.science.figures import write_figures
 from benchmarks.science.findings import findings, main_settings
+from benchmarks.science.frontier import frontier
 from benchmarks.science.named import METHODS, RETIRED, SETTINGS, TASKS
 from benchmarks.science.overview import overview
 from benchmarks.science.records import Group, Record, cp_error, difference, groups_of, static_at, static_of
@@ -28,6 +29,16 @@ _INTRO = """# Results
 Whole trainings on all samples of their data sets, on a CPU: how accurate each method is and what it costs. Nothing on
 this page is typed in: `python -m benchmarks.science page` writes it from [the results]({results}), a line for each run
 with all of its epochs.
+"""
+# Task, epochs and title of the opening pictures.
+_FRONTIERS = (
+    ("resnet20-16px", 20, "ResNet-20 on all of CIFAR-10 at 16 pixels, 20 epochs"),
+    ("characters", 4, "GPT-2 of two layers on characters of tiny-shakespeare, 4 epochs"),
+)
+_FRONTIER_WORDS = """## Accuracy against cost
+
+The line joins uniform static precisions: a method pays where it is better than the line. Each cell of a table has the
+best run that costs at most that share of static FW-8/BW-8 training.
 """
 _TABLES = """
 The first table of each task has every method in its setting with the most seeds; of several, the best and the best that
@@ -56,7 +67,7 @@ def write_page(page: Path, results: Path, records: Sequence[Record]) -> None:
     place = results.relative_to(page.parent) if results.is_relative_to(page.parent) else results
     groups = groups_of(records)
     metrics = sorted({record["metric"] for record in records})
-    parts = [_INTRO.format(results=place), overview(groups), _TABLES]
+    parts = [_INTRO.format(results=place), *_opening(groups, results.parent, place.parent), overview(groups), _TABLES]
     for task in (name for name in TASKS if any(group.task == name for group in groups)):
         mine = sorted((group for group in groups if group.task == task), key=_order)
         cost, epoch = (
@@ -73,6 +84,16 @@ def write_page(page: Path, results: Path, records: Sequence[Record]) -> None:
     columns = _COLUMNS.format(metric=" or ".join(metrics) or "accuracy")
     parts += [columns, _settings_words(groups), made_with(records, _COMMAND)]
     page.write_text("\n\n".join(part.strip() for part in parts if part) + "\n", encoding="utf-8")
+
+
+def _opening(groups: Sequence[Group], folder: Path, shown: Path) -> list[str]:
+    """Accuracy against cost of the tasks that have static precisions of several costs."""
+    parts = []
+    for task, epochs, title in _FRONTIERS:
+        figure = f"science-{task}-frontier.svg"
+        if words := frontier(groups, task, epochs, folder / figure):
+            parts += [f"### {title}", f"![{task}: test results against cost]({shown / figure})", words]
+    return [_FRONTIER_WORDS, *parts] if parts else []
 
 
 def _order(group: Group) -> tuple[Any, ...]:

@@ -12,6 +12,7 @@ import torch
 from benchmarks.science.__main__ import main
 from benchmarks.science.findings import findings
 from benchmarks.science.fixed import fixed_choice, fixed_options, given
+from benchmarks.science.frontier import frontier
 from benchmarks.science.grid import GRIDS, Run, runs_of
 from benchmarks.science.overview import overview
 from benchmarks.science.page import write_page
@@ -151,6 +152,30 @@ def test_the_overview_has_each_method_beside_static_training_where_it_costs_less
 
 
 @pytest.mark.long
+def test_the_frontier_compares_with_the_best_static_precision_of_the_same_cost(tmp_path: Path) -> None:
+    records = [
+        record("static", 20, 80.0, 100.0),
+        record("static", 20, 76.0, 39.0, setting="fw-4-bw-6"),
+        record("static", 20, 75.0, 37.0, setting="fw-3-bw-8"),
+        record("static", 20, 60.0, 28.0, setting="fw-3-bw-6"),
+        record("pfq", 20, 77.5, 41.0),
+        record("dfq", 20, 79.0, 69.0),
+        record("fractrain", 12, 99.0, 10.0),
+    ]
+    words = frontier(groups_of(records), "digits", 20, tmp_path / "frontier.svg")
+    assert (tmp_path / "frontier.svg").read_text().startswith("<svg")
+    assert [line.split("|")[1:] for line in words.splitlines() if line.startswith("| 40 %")] == [
+        [" 40 % ", " 76.00, one seed ", " 77.50, one seed ", "  ", ""]
+    ]
+    assert "**pfq** is at its best 1.50 points above" in words and "`fw-4-bw-6` at 39 %" in words
+    assert "**dfq**" not in words and "99.00" not in words  # no static precision of about 69 %; another length
+
+
+def test_without_other_static_precisions_there_is_no_frontier(tmp_path: Path) -> None:
+    groups = groups_of([record("static", 20, 80.0, 100.0), record("pfq", 20, 79.0, 50.0)])
+    assert frontier(groups, "digits", 20, tmp_path / "frontier.svg") == ""
+
+
 def test_a_tiny_grid_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     places = [f"--runs={tmp_path}/runs", f"--results={tmp_path}/science.jsonl", f"--page={tmp_path}/results.md"]
     grid = ["--task=digits-tiny", "--method", "fractrain", "static", "--epochs=4"]

@@ -1,0 +1,139 @@
+"""The opening of docs/results.md: accuracy against cost, each method beside the best static precision of its cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import altair as alt
+import vl_convert
+
+from benchmarks.page import markdown_table
+from benchmarks.science.cells import mean_and_range
+from benchmarks.science.findings import quality
+from benchmarks.science.named import METHODS
+from benchmarks.science.records import Group, gap
+from fractrain_fx.report.theme import vega_config
+
+__all__ = ["BUDGETS", "frontier"]
+
+BUDGETS = (30, 40, 55, 70)
+"""Shares of the cost of static FW-8/BW-8, in per cent."""
+
+# A run counts at a budget if it costs at most two points more: precisions and targets don't meet a share exactly.
+_SLACK = 2.0
+# A static precision is a rival of what costs up to this much more.
+_REACH = 10.0
+_OWN_FORMATS = ("dorefa", "wageubn", "bf16")
+
+
+class _Point(NamedTuple):
+    """A group of runs and its cost, in per cent of static FW-8/BW-8's over as many epochs."""
+
+    group: Group
+    cost: float
+
+    @property
+    def static(self) -> bool:
+        return self.group.method == "static"
+
+    @property
+    def seeds(self) -> int:
+        return len(self.group.records)
+
+
+def frontier(groups: Sequence[Group], task: str, epochs: int, figure: Path) -> str:
+    """The picture, a table of budgets and a sentence for each method; empty without static precisions to compare.
+
+    Args:
+        groups: all groups of runs.
+        task: the task of the runs that are compared.
+        epochs: their length.
+        figure: file of the picture, which is written.
+    """
+    points = _points(groups, task, epochs)
+    if not any(point.static and point.cost < 100 for point in points):
+        return ""
+    figure.write_text(
+        vl_convert.vegalite_to_svg(_chart(points).to_dict(), config=vega_config("light")), encoding="utf-8"
+    )
+    return "\n\n".join((_table(points), "\n".join(f"- {each}" for each in _sentences(points))))
+
+
+def _points(groups: Sequence[Group], task: str, epochs: int) -> list[_Point]:
+    mine = [group for group in groups if (group.task, group.epochs) == (task, epochs)]
+    base = next((group for group in mine if (group.method, group.setting) == ("static", "default")), None)
+    if base is None:
+        return []
+    known = [group for group in mine if group.method in METHODS and group.method not in _OWN_FORMATS]
+    return [_Point(group, 100 * group.mean("total_macs") / base.mean("total_macs")) for group in known]
+
+
+def _best(points: Sequence[_Point], cost: float) -> _Point | None:
+    """The best that costs no more."""
+    affordable = [point for point in points if point.cost <= cost + _SLACK]
+    return max(affordable, key=lambda point: quality(point.group), default=None)
+
+
+def _table(points: Sequence[_Point]) -> str:
+    methods = [method for method in METHODS if any(point.group.method == method for point in points)]
+    rows = []
+    for budget in BUDGETS:
+        cells = []
+        for method in methods:
+            best = _best([point for point in points if point.group.method == method], budget)
+            seeds = "" if best is None else f", {best.seeds} seeds" if best.seeds > 1 else ", one seed"
+            cells.append("" if best is None else f"{mean_and_range(best.group.values('value'))}{seeds}")
+        rows.append((f"{budget} %", *cells))
+    return markdown_table(("cost", *methods), rows)
+
+
+def _sentences(points: Sequence[_Point]) -> Iterator[str]:
+    """For each method, its largest distance to the best static precision of its cost, of those with the most seeds."""
+    static = [point for point in points if point.static]
+    for method in METHODS:
+        mine = [point for point in points if point.group.method == method and not point.static and point.cost < 100]
+        pairs = [(point, rival) for point in mine if (rival := _rival(point, static))]
+        if not pairs:
+            continue
+        point, rival = max(pairs, key=lambda pair: (min(pair[0].seeds, pair[1].seeds), _distance(*pair)))
+        seeds = min(point.seeds, rival.seeds)
+        unit = "nats" if point.group.records[0]["metric"] == "perplexity" else "points"
+        far = _distance(point, rival)
+        yield (
+            f"**{method}** is at its best {abs(far):.2f} {unit} {'above' if far >= 0 else 'below'} the best static "
+            f"precision of its cost (`{point.group.setting}` at {point.cost:.0f} %, beside "
+            f"`{rival.group.setting}` at {rival.cost:.0f} %; {'one seed' if seeds == 1 else f'{seeds} seeds'})."
+        )
+
+
+def _rival(point: _Point, static: Sequence[_Point]) -> _Point | None:
+    """The best static precision that costs no more, if there is one of about that cost."""
+    best = _best(static, point.cost)
+    return best if best is not None and best.cost >= point.cost - _REACH else None
+
+
+def _distance(point: _Point, rival: _Point) -> float:
+    """How far a point is above another: higher is better."""
+    far = gap(point.group, rival.group.mean("value"))
+    return -far if point.group.records[0]["metric"] == "perplexity" else far
+
+
+def _chart(points: Sequence[_Point]) -> Any:
+    values: list[dict[str, Any]] = []
+    for point in points:
+        if point.cost > 110:
+            continue
+        reached = point.group.values("value")
+        ends = {"value": point.group.mean("value"), "low": min(reached), "high": max(reached)}
+        values.append({"method": point.group.method, "setting": point.group.setting, "cost": point.cost, **ends})
+    metric = points[0].group.records[0]["metric"]
+    base = alt.Chart(alt.Data(values=values), width=620, height=340).encode(
+        x=alt.X("cost:Q", title="cost of the training, % of static FW-8/BW-8", scale=alt.Scale(zero=False)),
+        y=alt.Y("value:Q", title=f"test {metric}", scale=alt.Scale(zero=False)),
+        color=alt.Color("method:N", title=None, legend=alt.Legend(orient="bottom")),
+    )
+    static = base.transform_filter("datum.method == 'static'")
+    spread = base.mark_rule(opacity=0.5).encode(y="low:Q", y2="high:Q")
+    return static.mark_line(opacity=0.6) + spread + base.mark_point(filled=True, size=60)
