@@ -39,7 +39,7 @@ def train(run: Run, folder: Path, data_dir: str | None) -> bool:
                 return True
             asked = {"run": asdict(run), "values": run.values, "made_with": _made_with()}
             write_text(folder / _ASKED, json.dumps(asked))
-            if latest_checkpoint(folder) is None:
+            if latest_checkpoint(folder) is None and latest_checkpoint(folder / "pretrain") is None:
                 trainer = new_run(RunSettings.from_dict(run.values | {"data_dir": data_dir}), folder)
             else:
                 trainer = resume_run(folder)
