@@ -20,7 +20,7 @@ __all__ = ["HOW", "items"]
 
 HOW = """
 timm's `resnet10t` on scikit-learn's 1,797 digits at 16 x 16 pixels, batch 64, one seed, by `fractrain`'s own loop with
-evaluation and checkpoints. `CUDA graphs` is `--compile --compile-mode reduce-overhead`.
+evaluation and checkpoints. `CUDA graphs` is `--compile --set compile_mode=reduce-overhead`.
 """.strip()
 
 _CONFIGS = {

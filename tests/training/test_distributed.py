@@ -22,7 +22,7 @@ from tests.training.tiny import Plain
 pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[2]
-LOOP = ["--subset", "128", "--test-subset", "101", "--image-size", "8", "--device", "cpu"]
+LOOP = ["--subset", "128", "--set", "test_subset=101", "--image-size", "8", "--device", "cpu"]
 
 
 def train(out: Path, function: str, *flags: str, processes: int = 1) -> list[dict[str, Any]]:
@@ -45,7 +45,7 @@ def run_together(command: list[str], processes: int, *, program: Sequence[str] =
 
 
 def test_two_processes_compute_what_one_does(tmp_path: Path) -> None:
-    flags = ["--method", "float", "--epochs", "3", "--accumulate", "2"]
+    flags = ["--method", "float", "--epochs", "3", "--set", "accumulate=2"]
     two = train(tmp_path / "two", "plain", *flags, processes=2)
     one = train(tmp_path / "one", "plain", *flags)
     for ours, theirs in zip(two, one, strict=True):
