@@ -124,7 +124,7 @@ def _on_gpu(config: FracConfig) -> str:
 @cache
 def has_triton_package() -> bool:
     """Whether Triton can be imported."""
-    return find_spec("cuda") is not None
+    return find_spec("triton") is not None
 
 
 def uses_kernels(config: FracConfig) -> bool:

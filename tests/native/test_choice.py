@@ -174,3 +174,10 @@ def test_a_saved_model_keeps_auto_and_an_explicit_word(built: pytest.MonkeyPatch
     assert elsewhere.frac_config.run.backend == "plain"
     x = torch.randn(4, 6)
     elsewhere.train()(x)
+
+
+def test_triton_is_looked_for_by_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("fractrain_fx.native.choice.find_spec", asked.append)
+    assert not choice.has_triton_package.__wrapped__()
+    assert asked == ["triton"]

@@ -30,7 +30,7 @@ class AffineFormat(Format):
     """One range for an activation, one for each output channel of a weight; gradients are rounded stochastically (SBM).
 
     Args:
-        gradient_grid: ``zero`` shifts the levels of gradients so that one of them is 0 (``FracConfig.gradient_grid``).
+        gradient_grid: ``zero`` shifts the levels of gradients so that one is 0 (``AffineConfig.gradient_grid``).
 
     Attributes:
         quick: whether roundings take fewer passes on a CPU, whose results may be off by the last bit.

@@ -23,7 +23,7 @@ class RangedAffineFormat(PerProductFormat):
     along it: the products of codes stay products of whole numbers.
 
     Args:
-        ranges: ``row`` or ``head``, as ``FracConfig.ranges`` explains them.
+        ranges: ``row`` or ``head``, as ``AffineConfig.ranges`` explains them.
         gradient_grid: as in :class:`~fractrain_fx.formats.affine.AffineFormat`.
     """
 
