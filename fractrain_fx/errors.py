@@ -18,6 +18,7 @@ __all__ = [
     "RunError",
     "TargetError",
     "near",
+    "next_sentence",
     "require_known",
     "require_packages",
 ]
@@ -99,6 +100,11 @@ def near(word: str, known: Iterable[str], count: int = 3) -> str:
     """Words like ``word`` among ``known`` as a phrase for an error message, or an empty string."""
     matches = get_close_matches(word, list(known), n=count, cutoff=0.5)
     return f" Did you mean {' or '.join(repr(match) for match in matches)}?" if matches else ""
+
+
+def next_sentence(told: str | None) -> str:
+    """What was found, as a sentence behind a message; empty for ``None``."""
+    return "" if told is None else f". {told[0].upper()}{told[1:]}"
 
 
 def require_known(what: str, options: Iterable[str], known: Sequence[str]) -> None:

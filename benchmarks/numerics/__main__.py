@@ -17,7 +17,7 @@ from rich.table import Table
 
 from benchmarks.numerics.truth import factor_changes, gradient_changes, spearman
 from fractrain_fx.numerics.sensitivity import sensitivity
-from fractrain_fx.numerics.sensitivity.twin import Twin
+from fractrain_fx.numerics.sensitivity.float_copy import FloatCopy
 from fractrain_fx.training import RunSettings
 from fractrain_fx.training.data.loader import Share, make_loader
 from fractrain_fx.training.objective import Objective
@@ -61,15 +61,15 @@ def agreement(name: str, seed: int, steps: int, batches: int, folder: str | None
     _learn(built.model, held[:steps], criterion, values)
     measured, others = held[steps : steps + batches], held[steps + batches :]
     found = sensitivity(built.model, measured, criterion=criterion, precisions=WIDTHS)
-    twin = Twin(built.model, measured[0], criterion, None)
+    copied = FloatCopy(built.model, measured[0], criterion, None)
     keys = [(op.name, bits) for op in found.measured for bits in WIDTHS]
     ranks: dict[str, float] = {}
     for operand in ("x", "w"):
-        true = factor_changes(twin, operand, WIDTHS, others)
+        true = factor_changes(copied, operand, WIDTHS, others)
         estimates = [found.of(op, operand, bits).change or 0.0 for op, bits in keys]
         ranks[operand] = spearman(estimates, [true[each].even for each in keys])
         ranks[f"plain_{operand}"] = spearman(estimates, [true[each].plain for each in keys])
-    after = gradient_changes(twin, WIDTHS, others[0], others[1:2], rate=values["lr"])
+    after = gradient_changes(copied, WIDTHS, others[0], others[1:2], rate=values["lr"])
     noise = [found.of(op, "g", bits).noise or 0.0 for op, bits in keys]
     return Agreement(g=spearman(noise, [after[each] for each in keys]), **ranks)
 

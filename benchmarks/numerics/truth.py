@@ -20,8 +20,8 @@ from torch import Tensor
 
 from fractrain_fx.execution.plan import Call, Plan
 from fractrain_fx.execution.rounded import FIRST
+from fractrain_fx.numerics.sensitivity.float_copy import FloatCopy
 from fractrain_fx.numerics.sensitivity.rounded import factor_error, gradient_errors, slot_of
-from fractrain_fx.numerics.sensitivity.twin import Twin
 
 __all__ = ["Change", "factor_changes", "gradient_changes", "spearman"]
 
@@ -38,18 +38,18 @@ class Change(NamedTuple):
 
 @torch.no_grad()
 def factor_changes(
-    twin: Twin, operand: Literal["x", "w"], widths: Sequence[int], batches: Sequence[Any]
+    copied: FloatCopy, operand: Literal["x", "w"], widths: Sequence[int], batches: Sequence[Any]
 ) -> dict[Key, Change]:
     """The change for each op and width of an activation or a weight, as a mean over batches."""
-    twin.release()
-    base = [float(twin.loss(batch)) for batch in batches]
+    copied.release()
+    base = [float(copied.loss(batch)) for batch in batches]
     found: dict[Key, Change] = {}
-    for name, probe in twin.probes.items():
+    for name, probe in copied.probes.items():
         for bits in widths:
             changes = []
             for sign in (1, -1):
                 probe.on_forward = _rounding(operand, bits, sign)
-                losses = [float(twin.loss(batch)) for batch in batches]
+                losses = [float(copied.loss(batch)) for batch in batches]
                 changes.append(sum(map(float.__sub__, losses, base)) / len(base))
             probe.release()
             found[name, bits] = Change(changes[0], sum(changes) / 2)
@@ -66,37 +66,42 @@ def _rounding(operand: Literal["x", "w"], bits: int, sign: int) -> Callable[[Pla
 
 
 def gradient_changes(
-    twin: Twin, widths: Sequence[int], step_batch: Any, batches: Sequence[Any], rate: float, seeds: Sequence[int] = (0,)
+    copied: FloatCopy,
+    widths: Sequence[int],
+    step_batch: Any,
+    batches: Sequence[Any],
+    rate: float,
+    seeds: Sequence[int] = (0,),
 ) -> dict[Key, float]:
     """The change of the loss after a step of size 1, for each op and width of an output gradient.
 
     Args:
-        twin: of the model.
+        copied: of the model.
         widths: in bits.
         step_batch: gives the step.
         batches: those whose loss is measured.
         rate: size of the step at whose end the loss is measured.
         seeds: of the noise, over which the change is averaged.
     """
-    twin.release()
-    exact = twin.gradients(step_batch)
-    size = _length({name: twin.parameters[name].detach() for name in exact})
-    with torch.no_grad(), twin.moved(exact, -rate):
-        base = [float(twin.loss(batch)) for batch in batches]
+    copied.release()
+    exact = copied.gradients(step_batch)
+    size = _length({name: copied.parameters[name].detach() for name in exact})
+    with torch.no_grad(), copied.moved(exact, -rate):
+        base = [float(copied.loss(batch)) for batch in batches]
     found: dict[Key, float] = {}
-    for name, probe in twin.probes.items():
+    for name, probe in copied.probes.items():
         for bits in widths:
             total = 0.0
             for seed in seeds:
                 probe.on_backward = _noise(bits, seed)
-                noisy = twin.gradients(step_batch)
+                noisy = copied.gradients(step_batch)
                 probe.release()
                 noise = {weight: each - exact[weight] for weight, each in noisy.items()}
                 scale = _STEP * size / max(_length(noise), 1e-30)
                 for sign in (scale, -scale):
                     step = {weight: sign * each - rate * exact[weight] for weight, each in noise.items()}
-                    with torch.no_grad(), twin.moved(step, 1.0):
-                        losses = [float(twin.loss(batch)) for batch in batches]
+                    with torch.no_grad(), copied.moved(step, 1.0):
+                        losses = [float(copied.loss(batch)) for batch in batches]
                     total += sum(map(float.__sub__, losses, base)) / len(base) / scale**2
             found[name, bits] = total / 2 / len(seeds)
     return found

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from fractrain_fx.errors import ConfigError, FracTrainError
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from fractrain_fx.drawing.build import Level
 
 __all__ = ["exit_code", "main"]
@@ -128,27 +130,23 @@ def _show(arguments: dict[str, Any], *, rewrite: bool) -> int:
 
     from fractrain_fx.api import fractrainify, plan
     from fractrain_fx.summary import summarize
-    from fractrain_fx.training.flags import settings_of
     from fractrain_fx.training.log import new_console
-    from fractrain_fx.training.run import build
 
     if not rewrite and arguments["batch"] is not None and arguments["machine"] is None:
         raise ConfigError("--batch is the batch of a step on a machine: add --machine NAME, or leave it out")
-    settings = settings_of(arguments)
-    built = build(settings, own_sizes=arguments["data"] is None and arguments["config"] is None)
-    args, kwargs = built.examples()
+    model, given = _built(arguments)
     if rewrite:
-        model = fractrainify(built.model, config=settings.frac, example_inputs=args, example_kwargs=kwargs)
-        summary = summarize(model)
+        rewritten = fractrainify(model, **given)
+        summary = summarize(rewritten)
         if arguments["draw"] is not None:
             from fractrain_fx.drawing import draw
 
             level: Level = "ops" if arguments["ops"] else "blocks"
-            files = draw(model, arguments["draw"], level=level, shapes=bool(arguments["shapes"]))
+            files = draw(rewritten, arguments["draw"], level=level, shapes=bool(arguments["shapes"]))
             print(f"drawn: {', '.join(map(str, files))}", file=sys.stderr)
     else:
         where = {"machine": arguments["machine"], "batch": 128 if arguments["batch"] is None else arguments["batch"]}
-        summary = plan(built.model, config=settings.frac, example_inputs=args, example_kwargs=kwargs, **where)
+        summary = plan(model, **given, **where)
     if arguments["json"]:
         print(json.dumps(summary.to_dict(), default=str))
     else:
@@ -156,19 +154,25 @@ def _show(arguments: dict[str, Any], *, rewrite: bool) -> int:
     return 0
 
 
-def _compare(arguments: dict[str, Any]) -> int:
-    from fractrain_fx.api import fractrainify
-    from fractrain_fx.numerics import compare
+def _built(arguments: dict[str, Any]) -> tuple[nn.Module, dict[str, Any]]:
+    """The model that the flags name, with the keywords of ``plan`` and ``fractrainify``."""
     from fractrain_fx.training.flags import settings_of
-    from fractrain_fx.training.log import new_console
     from fractrain_fx.training.run import build
 
     settings = settings_of(arguments)
     built = build(settings, own_sizes=arguments["data"] is None and arguments["config"] is None)
     args, kwargs = built.examples()
-    model = fractrainify(built.model, config=settings.frac, example_inputs=args, example_kwargs=kwargs)
+    return built.model, {"config": settings.frac, "example_inputs": args, "example_kwargs": kwargs}
+
+
+def _compare(arguments: dict[str, Any]) -> int:
+    from fractrain_fx.api import fractrainify
+    from fractrain_fx.numerics import compare
+    from fractrain_fx.training.log import new_console
+
+    model, given = _built(arguments)
     bound = {} if arguments["bound"] is None else {"bound": arguments["bound"]}
-    found = compare(model, kwargs or args, **bound)
+    found = compare(fractrainify(model, **given), given["example_kwargs"] or given["example_inputs"], **bound)
     if arguments["json"]:
         print(json.dumps(found.to_dict()))
     else:

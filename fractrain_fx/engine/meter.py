@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from fractrain_fx.engine.distributed import is_first, sum_over_ranks
-from fractrain_fx.errors import NonFiniteLossError
+from fractrain_fx.errors import NonFiniteLossError, next_sentence
 
 __all__ = ["EpochMeter", "EpochSums", "StepCost", "refuse_bad_step"]
 
@@ -167,5 +167,4 @@ def refuse_bad_step(step: int, epoch: int, steps: int, model: Any = None) -> Non
 def _seen(model: Any) -> str:
     """What a watched model's last watched step shows, as a sentence that may follow a message."""
     describe = getattr(model, "describe_watched", None)
-    told = None if describe is None else describe()
-    return "" if told is None else f". {told[0].upper()}{told[1:]}"
+    return next_sentence(None if describe is None else describe())

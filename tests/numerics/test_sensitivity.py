@@ -18,7 +18,7 @@ from benchmarks.numerics.truth import _noise, factor_changes, gradient_changes, 
 from fractrain_fx import AffineConfig, FracConfig, Pin, Precision, fractrainify, sensitivity
 from fractrain_fx.errors import ConfigError, InputError, ModelError, RunError
 from fractrain_fx.numerics.sensitivity import Sensitivities
-from fractrain_fx.numerics.sensitivity.twin import Twin
+from fractrain_fx.numerics.sensitivity.float_copy import FloatCopy
 from tests.numerics.trained import Trained, conv_net, gpt2
 
 WIDTHS = (2, 4, 6)
@@ -38,13 +38,13 @@ def found(net: Trained) -> Sensitivities:
 def test_estimates_have_the_order_of_the_true_changes(made: Callable[[], Trained]) -> None:
     model, batches, criterion = made()
     found = sensitivity(model, batches[:5], criterion=criterion, precisions=WIDTHS)
-    twin = Twin(model, batches[0], criterion, None)
+    copied = FloatCopy(model, batches[0], criterion, None)
     keys = [(op.name, bits) for op in found.measured for bits in WIDTHS]
     for operand in ("x", "w"):
-        true = factor_changes(twin, operand, WIDTHS, batches[5:7])
+        true = factor_changes(copied, operand, WIDTHS, batches[5:7])
         estimates = [found.of(name, operand, bits).change or 0.0 for name, bits in keys]
         assert spearman(estimates, [true[key].even for key in keys]) > 0.8
-    steps = gradient_changes(twin, WIDTHS, batches[5], batches[6:7], rate=0.01)
+    steps = gradient_changes(copied, WIDTHS, batches[5], batches[6:7], rate=0.01)
     noise = [found.of(name, "g", bits).noise or 0.0 for name, bits in keys]
     assert spearman(noise, [steps[key] for key in keys]) > 0.8
 
@@ -52,14 +52,14 @@ def test_estimates_have_the_order_of_the_true_changes(made: Callable[[], Trained
 def test_the_variance_of_a_gradient_is_that_of_many_roundings(net: Trained) -> None:
     found = sensitivity(net.model, net.batches[:4], criterion=net.criterion, precisions=[3])
     name = found.measured[-1].name
-    twin = Twin(net.model, net.batches[0], net.criterion, None)
-    exact = [twin.gradients(batch)[twin.weights[name]] for batch in net.batches[:4]]
+    copied = FloatCopy(net.model, net.batches[0], net.criterion, None)
+    exact = [copied.gradients(batch)[copied.weights[name]] for batch in net.batches[:4]]
     squares = []
     for seed in range(20):
-        twin.probes[name].on_backward = _noise(3, seed)
+        copied.probes[name].on_backward = _noise(3, seed)
         for batch, each in zip(net.batches[:4], exact, strict=True):
-            squares.append(float((twin.gradients(batch)[twin.weights[name]] - each).square().sum()))
-    twin.release()
+            squares.append(float((copied.gradients(batch)[copied.weights[name]] - each).square().sum()))
+    copied.release()
     row = found.of(name, "g", 3)
     assert row.variance == pytest.approx(sum(squares) / len(squares), rel=0.2), "one rounding of four batches"
     assert row.batch_variance == pytest.approx(float(torch.stack(exact).var(0).sum()), rel=1e-3)

@@ -27,8 +27,8 @@ from torch import Tensor
 from fractrain_fx.execution.arithmetic import Bound
 from fractrain_fx.execution.plan import Call, Plan, contract
 from fractrain_fx.execution.rounded import FIRST
+from fractrain_fx.numerics.sensitivity.float_copy import FloatCopy
 from fractrain_fx.numerics.sensitivity.rounded import OperandName, factor_error, gradient_errors, slot_of
-from fractrain_fx.numerics.sensitivity.twin import Twin
 
 __all__ = ["LEAST", "Estimates", "Widths"]
 
@@ -55,21 +55,21 @@ class Estimates:
     """Means over batches.
 
     Args:
-        twin: the float twin of the model.
+        copied: the float copy of the model.
         widths: the widths of each op.
         batches: at least :data:`LEAST` of equal size.
         seed: of the gradients' rounding.
     """
 
-    def __init__(self, twin: Twin, widths: Widths, batches: Sequence[Any], seed: int) -> None:
-        self._twin, self._widths = twin, widths
+    def __init__(self, copied: FloatCopy, widths: Widths, batches: Sequence[Any], seed: int) -> None:
+        self._copied, self._widths = copied, widths
         self._random = torch.Generator().manual_seed(seed)
         self._change: dict[Key, float] = defaultdict(float)
         self._variance: dict[Key, float] = defaultdict(float)
         gradients, losses = [], []
         for batch in batches:
-            gradients.append(twin.gradients(batch))
-            losses.append(twin.last_loss)
+            gradients.append(copied.gradients(batch))
+            losses.append(copied.last_loss)
         self.loss = sum(losses) / len(losses)
         """The mean loss in float."""
         self._batches = len(batches)
@@ -77,7 +77,7 @@ class Estimates:
             # Of other samples: a sample's own gradient overlaps with its own noise far more.
             step = _difference(gradients, (number + 1) % len(batches), (number + 2) % len(batches))
             self._add(batch, step)
-        terms = sum(map(twin.terms, batches)) / len(batches)
+        terms = sum(map(copied.terms, batches)) / len(batches)
         products = _products(gradients)
         self._batch_harm = terms / 2 * _mean_square(products)
         self._batch_variance = {name: _variance(each) for name, each in _values(gradients).items()}
@@ -95,24 +95,24 @@ class Estimates:
 
         Both are summed over the weight's values; ``None`` for an op without a trained weight.
         """
-        weight = self._twin.weights.get(op)
+        weight = self._copied.weights.get(op)
         if weight not in self._batch_variance:
             return None
         return self._variance[op, "g", bits] / self._batches, self._batch_variance[weight]
 
     def _add(self, batch: Any, step: Mapping[str, Tensor]) -> None:
-        twin, seen = self._twin, dict[str, _Backward]()
-        twin.release()
-        for name, probe in twin.probes.items():
+        copied, seen = self._copied, dict[str, _Backward]()
+        copied.release()
+        for name, probe in copied.probes.items():
 
             def look(plan: Plan, call: Call, g: Tensor, name: str = name) -> tuple[Tensor, Tensor]:
                 seen[name] = _Backward(plan, call, g)
                 return g, g
 
             probe.on_backward = look
-        twin.gradients(batch)
-        twin.release()
-        slopes, terms = self._slopes(batch, step), twin.terms(batch)
+        copied.gradients(batch)
+        copied.release()
+        slopes, terms = self._slopes(batch, step), copied.terms(batch)
         for name, each in seen.items():
             for operand in ("x", "w"):
                 self._factor(name, operand, each, terms)
@@ -121,7 +121,7 @@ class Estimates:
     @torch.no_grad()
     def _factor(self, name: str, operand: OperandName, seen: _Backward, terms: int) -> None:
         plan, call, g = seen
-        slot, samples = slot_of(plan, operand), self._twin.samples
+        slot, samples = slot_of(plan, operand), self._copied.samples
         factor, other = (plan.first, call.b) if slot == FIRST else (plan.second, call.a)
         of_x = None if factor.weight else _gradient_of(plan, call, g, slot)
         for bits in self._widths[name]:
@@ -138,21 +138,21 @@ class Estimates:
 
     def _slopes(self, batch: Any, step: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """For each op, the derivative of its output along a step of the weights."""
-        twin = self._twin
+        copied = self._copied
         length = math.sqrt(sum(float(each.square().sum()) for each in step.values()))
-        size = math.sqrt(sum(float(twin.parameters[name].detach().square().sum()) for name in step))
+        size = math.sqrt(sum(float(copied.parameters[name].detach().square().sum()) for name in step))
         nudge = _NUDGE * size / length if length else 0.0
         outputs: dict[str, Tensor] = {}
         for sign in (1, -1):
-            for name, probe in twin.probes.items():
+            for name, probe in copied.probes.items():
 
                 def look(out: Tensor, name: str = name, sign: int = sign) -> None:
                     outputs[name] = out.detach().clone() if sign > 0 else outputs[name].sub_(out)
 
                 probe.on_output = look
-            with torch.no_grad(), twin.moved(step, sign * nudge):
-                twin.loss(batch)
-        twin.release()
+            with torch.no_grad(), copied.moved(step, sign * nudge):
+                copied.loss(batch)
+        copied.release()
         return {name: each.div_(2 * nudge) if nudge else each.zero_() for name, each in outputs.items()}
 
     @torch.no_grad()
@@ -165,7 +165,7 @@ class Estimates:
             of_weight = errors.by_second if slot == FIRST else errors.by_first
             squares = (errors.by_first.square() + errors.by_second.square()) / 2
             self._change[name, "g", bits] += terms / 2 * float((squares * slope.square()).sum())
-            if name in self._twin.weights:
+            if name in self._copied.weights:
                 own = _gradient_of(plan, call, of_weight, slot)
                 self._variance[name, "g", bits] += float(own.square().sum())
 

@@ -14,8 +14,8 @@ from fractrain_fx.config.products import BLOCK_FORMATS
 from fractrain_fx.config.recipes import widths_of
 from fractrain_fx.errors import ConfigError, InputError
 from fractrain_fx.numerics.sensitivity.estimate import LEAST, Estimates
+from fractrain_fx.numerics.sensitivity.float_copy import Criterion, FloatCopy
 from fractrain_fx.numerics.sensitivity.result import MeasuredOp, Sensitivities, Sensitivity
-from fractrain_fx.numerics.sensitivity.twin import Criterion, Twin
 
 __all__ = ["BATCHES", "sensitivity"]
 
@@ -60,11 +60,11 @@ def sensitivity(
         raise InputError(
             f"{len(held)} batches do not show how much a gradient varies from batch to batch: give {LEAST} or more"
         )
-    twin = Twin(model, held[0], criterion, config)
-    costs = {op.name: (op, cost) for op, cost in twin.costs}
-    formats = {name: costs[name][0].precision.format or twin.config.format for name in twin.probes}
+    copied = FloatCopy(model, held[0], criterion, config)
+    costs = {op.name: (op, cost) for op, cost in copied.costs}
+    formats = {name: costs[name][0].precision.format or copied.config.format for name in copied.probes}
     widths = {name: _widths(each, precisions) for name, each in formats.items()}
-    estimates = Estimates(twin, widths, held, seed)
+    estimates = Estimates(copied, widths, held, seed)
     ops = tuple(
         MeasuredOp(
             name=op.name,
@@ -79,9 +79,11 @@ def sensitivity(
             fixed=None if op.name in formats else 32,
             product=op.product,
         )
-        for op, cost in twin.costs
+        for op, cost in copied.costs
     )
-    return Sensitivities(ops, tuple(_rows(estimates, widths)), estimates.loss, len(held), type(twin.original).__name__)
+    return Sensitivities(
+        ops, tuple(_rows(estimates, widths)), estimates.loss, len(held), type(copied.original).__name__
+    )
 
 
 def _rows(estimates: Estimates, widths: dict[str, tuple[int, ...]]) -> Iterable[Sensitivity]:

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from fractrain_fx.numerics.sensitivity.result import Sensitivities, Sensitivity
 from fractrain_fx.numerics.sensitivity.rounded import OPERANDS
+from fractrain_fx.numerics.table import shortened
 
 __all__ = ["sensitivity_table"]
 
@@ -36,7 +37,7 @@ def sensitivity_table(found: Sensitivities) -> Iterator[RenderableType]:
     for op in found.measured:
         rows = {(row.operand, row.bits): row for row in found.rows if row.op == op.name}
         cells = [_cell(rows.get((operand, bits))) for operand in OPERANDS for bits in shown]
-        table.add_row(Text(_end_of(op.name)), *cells)
+        table.add_row(Text(shortened(op.name, _NAME)), *cells)
     yield table
     yield Text(
         "x, w: expected change of the loss if this op's activation or weight alone is rounded to so many bits. "
@@ -48,11 +49,6 @@ def _cell(row: Sensitivity | None) -> str:
     if row is None:
         return ""
     return _short(100 * row.noise) if row.noise is not None else _short(row.change or 0.0)
-
-
-def _end_of(name: str) -> str:
-    """The end of a name, which tells it from others."""
-    return name if len(name) <= _NAME else f"…{name[1 - _NAME :]}"
 
 
 def _short(value: float) -> str:

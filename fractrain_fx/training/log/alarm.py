@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fractrain_fx.engine import Engine
 from fractrain_fx.engine.distributed import is_first
-from fractrain_fx.errors import NonFiniteLossError
+from fractrain_fx.errors import NonFiniteLossError, next_sentence
 from fractrain_fx.numerics import Watch, examine
 from fractrain_fx.numerics.records import FILE, drop_steps_after
 from fractrain_fx.training.objective import Objective
@@ -50,7 +50,7 @@ class Alarm:
             engine.check_finite()
         except NonFiniteLossError as error:
             told = self._examine(inputs, targets)
-            raise NonFiniteLossError(f"{error}{'' if told is None else f'. {told[0].upper()}{told[1:]}'}") from error
+            raise NonFiniteLossError(f"{error}{next_sentence(told)}") from error
 
     def look(self, log: RunLog, look: Look, batch: tuple[Tensor, Tensor] | None) -> None:
         """Report a step, and a loss that jumps; ``batch`` is ``None`` if other processes train with this one."""

@@ -1,4 +1,4 @@
-"""The float twin of a model: a copy that rounds nothing, whose quantized ops can be watched and changed one by one."""
+"""A copy of a model that rounds nothing, whose quantized ops can be watched and changed one by one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fractrain_fx.nn.cost import OpCost
 from fractrain_fx.passes import Op, costed, facts
 from fractrain_fx.rewriting import record_model, rewrite
 
-__all__ = ["Criterion", "Probe", "Twin"]
+__all__ = ["Criterion", "FloatCopy", "Probe"]
 
 Criterion = Callable[[Any, Any], Tensor]
 """The mean loss of a batch from the model's output and the batch's targets."""
@@ -68,7 +68,7 @@ class Probe:
         return of_a, of_b, of_added
 
 
-class Twin:
+class FloatCopy:
     """A float copy of a model in training mode.
 
     Args:
