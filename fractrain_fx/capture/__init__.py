@@ -2,7 +2,7 @@
 
 from fractrain_fx.capture.asked import PartMode, Read, Seen
 from fractrain_fx.capture.checking.guard_check import Form, forms_of, shapes_of
-from fractrain_fx.capture.inputs.batch import batch_size, resize_batch
+from fractrain_fx.capture.inputs.batch import batch_size, call_of, resize_batch
 from fractrain_fx.capture.inputs.call import CallSpec
 from fractrain_fx.capture.module import RecordedModule
 from fractrain_fx.capture.record import Recording, record
@@ -27,6 +27,7 @@ __all__ = [
     "Surroundings",
     "TensorWrite",
     "batch_size",
+    "call_of",
     "changes_operands",
     "forms_of",
     "record",

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fractrain_fx.capture.compare import same_tensor
 from fractrain_fx.capture.surroundings import Surroundings
 
-__all__ = ["LEVELS", "Generators", "Snapshot", "drawing", "preserved_random_state", "seeded"]
+__all__ = ["LEVELS", "Generators", "Snapshot", "drawing", "in_mode", "preserved_random_state", "seeded"]
 
 
 LEVELS = (2.0**-20, 0.3, 0.5, 0.7, 1 - 2.0**-20)
@@ -173,6 +173,22 @@ class Snapshot:
                 if not same_tensor(x, before):
                     self.changed.add(id(x))
                     x.copy_(before)
+
+
+@contextlib.contextmanager
+def in_mode(model: nn.Module, *, training: bool) -> Iterator[None]:
+    """Switch a model to a mode inside, unless it is in that mode; afterwards every part of it has its own again."""
+    if model.training is training:
+        yield
+        return
+    modes = [(module, module.training) for module in model.modules()]
+    model.train(training)
+    try:
+        yield
+    finally:
+        model.train(not training)
+        for module, own in modes:
+            module.training = own
 
 
 @contextlib.contextmanager

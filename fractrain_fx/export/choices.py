@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fractrain_fx.capture import call_of
 from fractrain_fx.errors import ExportError
 from fractrain_fx.export.result import FixedChoices
 
@@ -61,9 +62,8 @@ def measured(
 
 
 def _output_of(model: nn.Module, batch: Any) -> Any:
-    if isinstance(batch, Mapping):
-        return model(**batch)
-    return model(batch[0] if isinstance(batch, tuple | list) else batch)
+    args, kwargs = call_of(batch)
+    return model(*args, **kwargs)
 
 
 def _score(output: Any, batch: Any) -> tuple[str, Tensor]:

@@ -11,11 +11,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from fractrain_fx.capture import call_of
 from fractrain_fx.errors import ExportError
 from fractrain_fx.export.blocks import block_of, require_block
 from fractrain_fx.export.deploy import is_hugging_face
 from fractrain_fx.export.factors import FrozenFactor, FrozenOp
-from fractrain_fx.export.layers import attentions, layers, with_rounded_layers
+from fractrain_fx.export.layers import (
+    Attention,
+    attention_names,
+    attentions,
+    linear_layers,
+    require_linear,
+    with_rounded_layers,
+)
 from fractrain_fx.export.result import Exported, sizes_of
 from fractrain_fx.export.write import Request
 from fractrain_fx.formats.affine.scale import scales
@@ -84,7 +92,7 @@ def write(folder: Path, request: Request) -> Exported:
     model: Any = copied
     if {_kind(op) for op in found.values()} & _HALF:
         model.to(torch.bfloat16)
-    scales = _input_scales(request, found)
+    input_scales = _input_scales(request, found)
     single = len({_key(op) for op in found.values()}) == 1
     schemes = {key: _scheme(request, found, key, single) for key in {_key(op) for op in found.values()}}
     for path, op in found.items():
@@ -94,7 +102,7 @@ def write(folder: Path, request: Request) -> Exported:
         values = nn.Parameter(weight.rounded_weight().float(), requires_grad=False)
         layer.register_parameter("weight", values)
         initialize_module_for_quantization(layer, schemes[_key(op)], force_zero_point=False)
-        for name, value in _numbers(op, request, scales.get(path)).items():
+        for name, value in _numbers(op, request, input_scales.get(path)).items():
             held = layer.get_parameter(name)
             held.data.copy_(value.reshape(held.shape))
         layer.quantization_status = QuantizationStatus.FROZEN
@@ -103,23 +111,15 @@ def write(folder: Path, request: Request) -> Exported:
         compressor.compress_model(model)
         model.save_pretrained(folder)
         compressor.update_config(str(folder))
-    names = sorted(op.name for pair in attention.values() for op in pair)
-    return Exported(folder, "compressed-tensors", sizes_of(folder), tuple(_notes(found, request, names)))
+    notes = tuple(_notes(found, request, attention_names(attention)))
+    return Exported(folder, "compressed-tensors", sizes_of(folder), notes)
 
 
-def _split(request: Request) -> tuple[dict[str, FrozenOp], dict[str, tuple[FrozenOp, FrozenOp]]]:
+def _split(request: Request) -> tuple[dict[str, FrozenOp], Attention]:
     """The linear layers to write, by path, and the attentions, which stay float."""
-    found, attention = layers(request.original, request.ops), dict(attentions(request.ops))
-    linear = {path: op for path, op in found.items() if isinstance(request.original.get_submodule(path), nn.Linear)}
-    named = {op.name for op in linear.values()} | {op.name for pair in attention.values() for op in pair}
-    for op in request.ops:
-        if op.name in named or not any(factor.is_rounded for factor in op.factors):
-            continue
-        owner = type(request.original.get_submodule(op.op.module)).__name__
-        raise ExportError(
-            f"{op.name} is not an nn.Linear that multiplies its input by its weight (it is a product in {owner}), and "
-            f"compressed-tensors has no other layers: {_WAY_OUT.format(name=op.name)}"
-        )
+    linear, attention = linear_layers(request.original, request.ops), attentions(request.ops)
+    named = {*(op.name for op in linear.values()), *attention_names(attention)}
+    require_linear(request.original, request.ops, named, f"compressed-tensors has no other layers: {_WAY_OUT}")
     return {path: op for path, op in linear.items() if op.weight and op.weight.is_rounded}, attention
 
 
@@ -206,12 +206,12 @@ def _numbers(op: FrozenOp, request: Request, input_scale: Tensor | None) -> dict
     if weight.fmt.name == "affine":
         found = _affine("weight", weight, symmetric=request.levels == "integer")
         return found | (_affine("input", given, symmetric=False) if given.is_rounded else {})
-    scales = block_of(weight)
+    blocks = block_of(weight)
     if weight.fmt.name == "nvfp4":
         # compressed-tensors divides by its tensor scale.
-        found = {"weight_scale": scales.relative, "weight_global_scale": 1 / scales.of_tensor}
+        found = {"weight_scale": blocks.relative, "weight_global_scale": 1 / blocks.of_tensor}
         return found | ({} if input_scale is None else {"input_global_scale": input_scale})
-    return {"weight_scale": scales.scale}
+    return {"weight_scale": blocks.scale}
 
 
 def _affine(name: str, factor: FrozenFactor, *, symmetric: bool) -> dict[str, Tensor]:
@@ -245,7 +245,8 @@ def _input_scales(request: Request, found: dict[str, FrozenOp]) -> dict[str, Ten
     for path in watched:
         model.get_submodule(path).register_forward_hook(watch(path))
     for batch in request.batches:
-        model(**batch) if isinstance(batch, dict) else model(batch[0] if isinstance(batch, tuple | list) else batch)
+        args, kwargs = call_of(batch)
+        model(*args, **kwargs)
     missing = watched.keys() - largest.keys()
     if missing:
         raise ExportError(

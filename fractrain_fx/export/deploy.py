@@ -10,7 +10,7 @@ from torch import nn
 from fractrain_fx.capture import Recording
 from fractrain_fx.export.factors import FrozenOp
 from fractrain_fx.export.graph import DeployedGraph, frozen_graph
-from fractrain_fx.export.layers import attentions, layers, with_rounded_layers
+from fractrain_fx.export.layers import attention_names, attentions, layers, with_rounded_layers
 
 __all__ = ["deploy", "is_hugging_face"]
 
@@ -28,7 +28,7 @@ def deploy(original: nn.Module, recording: Recording, ops: Sequence[FrozenOp], s
         skipped: blocks that every sample skips.
     """
     found, attention = layers(original, ops), attentions(ops)
-    names = {op.name for op in found.values()} | {op.name for pair in attention.values() for op in pair}
+    names = {*(op.name for op in found.values()), *attention_names(attention)}
     left = tuple(op.name for op in ops if op.name not in names)
     if skipped or (left and not is_hugging_face(original)):
         made: Any = DeployedGraph(frozen_graph(original, recording.eval, ops, skipped=skipped), recording).eval()

@@ -22,7 +22,7 @@ from fractrain_fx.passes import facts, ops_of
 from fractrain_fx.passes.graph.contractions import OPAQUE_KINDS, contraction, operand
 from fractrain_fx.passes.graph.facts import Op
 
-__all__ = ["Choices", "FrozenFactor", "FrozenOp", "frozen_ops", "rounded_ops"]
+__all__ = ["Choices", "FrozenFactor", "FrozenOp", "frozen_ops"]
 
 Choices = Mapping[str, int] | Precision | None
 """Instead of gates: the number of the option of each block, or one precision for every op that the stage steers."""
@@ -110,11 +110,6 @@ class FrozenOp:
         return others[0] if len(others) == 1 else None
 
 
-def rounded_ops(graph_module: GraphModule) -> list[tuple[Node, Op]]:
-    """The products of a graph that are rounded."""
-    return [(node, op) for node, op in ops_of(graph_module.graph) if op.precision.mode not in ("float", "uncounted")]
-
-
 def frozen_ops(graph_module: GraphModule, choices: Choices, levels: LevelsName = "exact") -> list[FrozenOp]:
     """Every rounded product of an evaluation graph.
 
@@ -127,7 +122,9 @@ def frozen_ops(graph_module: GraphModule, choices: Choices, levels: LevelsName =
         ExportError: a gate chooses and ``choices`` has no option for its block, or weights are kept as codes.
     """
     found = []
-    for node, op in rounded_ops(graph_module):
+    for node, op in ops_of(graph_module.graph):
+        if not op.precision.rounds:
+            continue
         if op.kind in OPAQUE_KINDS:
             raise ExportError(
                 f"{op.name} is a module whose inside was not recorded ({op.kind}), so its rounded weights have no "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ def fold_batch_norms(graph_module: GraphModule) -> None:
         if norm.weight is not None:
             factor = factor * norm.weight
         bias: Any = operand(source, (2, "bias"))
-        shift = -norm.running_mean if bias is None else _value(graph_module, bias) - norm.running_mean
+        shift = -norm.running_mean if bias is None else attrgetter(str(bias.target))(graph_module) - norm.running_mean
         shift = shift * factor + (0 if norm.bias is None else norm.bias)
         weight.set(weight.coded.times(factor.view([-1] + [1] * (weight.codes.ndim - 1))))
         name = f"folded_{node.name}"
@@ -58,10 +59,3 @@ def _weight_of(graph_module: GraphModule, node: Any) -> Any:
         return None
     module = graph_module.get_submodule(str(weight.target))
     return module if hasattr(module, "coded") else None
-
-
-def _value(graph_module: GraphModule, node: Node) -> Any:
-    value: Any = graph_module
-    for part in str(node.target).split("."):
-        value = getattr(value, part)
-    return value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -14,11 +14,20 @@ from torch.fx import Node
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from fractrain_fx.errors import ExportError
 from fractrain_fx.export.factors import FrozenFactor, FrozenOp
 from fractrain_fx.nn.attention import attention_probabilities, repeat_heads
 from fractrain_fx.passes import facts
 
-__all__ = ["Attention", "attentions", "layers", "with_rounded_layers"]
+__all__ = [
+    "Attention",
+    "attention_names",
+    "attentions",
+    "layers",
+    "linear_layers",
+    "require_linear",
+    "with_rounded_layers",
+]
 
 _INPUT, _ATTENTION = "input_rounding", "attention_rounding"
 
@@ -80,6 +89,38 @@ def attentions(ops: Sequence[FrozenOp]) -> Attention:
     return {path: pairs[0] for path, pairs in found.items() if path and len(pairs) == 1}
 
 
+def attention_names(attention: Attention) -> list[str]:
+    """The names of the products, sorted."""
+    return sorted(op.name for pair in attention.values() for op in pair)
+
+
+def linear_layers(original: nn.Module, ops: Sequence[FrozenOp]) -> dict[str, FrozenOp]:
+    """Of :func:`layers`, those of class ``nn.Linear``."""
+    found = layers(original, ops).items()
+    return {path: op for path, op in found if isinstance(original.get_submodule(path), nn.Linear)}
+
+
+def require_linear(original: nn.Module, ops: Sequence[FrozenOp], named: Collection[str], lacks: str) -> None:
+    """Check that a library which multiplies linear layers only can hold every rounded product.
+
+    Args:
+        original: the model.
+        ops: its products.
+        named: those that are linear layers, or attention, which may stay float.
+        lacks: what the library lacks, with the way out; ``{name}`` is the op's.
+
+    Raises:
+        ExportError: it cannot.
+    """
+    for op in ops:
+        if op.name not in named and any(factor.is_rounded for factor in op.factors):
+            owner = type(original.get_submodule(op.op.module)).__name__
+            raise ExportError(
+                f"{op.name} is not an nn.Linear that multiplies its input by its weight (it is a product in {owner}), "
+                f"and {lacks.format(name=op.name)}"
+            )
+
+
 def _behind(node: Node) -> list[Node]:
     """The nodes that read a product's values."""
     users = list(node.users)
@@ -112,7 +153,7 @@ def with_rounded_layers(
         hooks = _RoundAttention()
         module.register_forward_pre_hook(hooks.enter)
         module.register_forward_hook(hooks.leave, always_call=True)
-    done = {op.name for op in found.values()} | {op.name for pair in attention.values() for op in pair}
+    done = {*(op.name for op in found.values()), *attention_names(attention)}
     return copied, done
 
 

@@ -190,7 +190,7 @@ def _dynamic(x: Any) -> Any:
 def _output_names(graph: GraphModule, inputs: tuple[Any, ...]) -> list[str]:
     """The names of fields where the output has fields."""
     with torch.no_grad():
-        output = _plain(graph)(*inputs)
+        output = graph(*inputs)
     if isinstance(output, Mapping):
         return [
             name if count == 1 else f"{name}_{index}"
@@ -200,10 +200,6 @@ def _output_names(graph: GraphModule, inputs: tuple[Any, ...]) -> list[str]:
         ]
     count = len(list(tensors_in(output)))
     return ["output"] if count == 1 else [f"output_{index}" for index in range(count)]
-
-
-def _plain(graph: GraphModule) -> nn.Module:
-    return graph
 
 
 def _reason(error: BaseException) -> str:

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from fractrain_fx.errors import ExportError
 from fractrain_fx.export.blocks import block_of, require_block
 from fractrain_fx.export.factors import FrozenFactor, FrozenOp
-from fractrain_fx.export.layers import attentions, layers
+from fractrain_fx.export.layers import attention_names, attentions, linear_layers, require_linear
 from fractrain_fx.export.result import Exported, sizes_of
 from fractrain_fx.export.rounding import CodedWeight
 from fractrain_fx.export.write import Request
@@ -46,14 +45,8 @@ def check(request: Request) -> None:
             "another option in choices={...}, stage='8/8', or export format='onnx'"
         )
     found = _layers(request)
-    named = {op.name for op in found.values()} | {op.name for pair in attentions(request.ops).values() for op in pair}
-    for op in request.ops:
-        if op.name not in named and any(factor.is_rounded for factor in op.factors):
-            owner = type(request.original.get_submodule(op.op.module)).__name__
-            raise ExportError(
-                f"{op.name} is not an nn.Linear that multiplies its input by its weight (it is a product in {owner}), "
-                f"and torchao's tensor classes multiply no others: {_WAY_OUT.format(name=op.name)}"
-            )
+    named = {*(op.name for op in found.values()), *attention_names(attentions(request.ops))}
+    require_linear(request.original, request.ops, named, f"torchao's tensor classes multiply no others: {_WAY_OUT}")
     for op in found.values():
         weight, given = op.weight, op.activation
         assert weight is not None and given is not None
@@ -73,12 +66,10 @@ def check(request: Request) -> None:
 def write(folder: Path, request: Request) -> Exported:
     """Write ``model.pt``: the state of the original, with torchao's tensors for weights."""
     found = _layers(request)
-    state = {name: x.detach().clone() for name, x in copy.deepcopy(request.original).state_dict().items()}
+    state = {name: x.detach().clone() for name, x in request.original.state_dict().items()}
     for path, op in found.items():
         assert op.weight is not None
-        state[f"{path}.weight"] = {"affine": _affine, "fp8": _fp8, "mx": _mx, "nvfp4": _nvfp4}[op.weight.fmt.name](
-            op.weight
-        )
+        state[f"{path}.weight"] = _CLASSES[op.weight.fmt.name](op.weight)
     _multiply(request, found, state)
     # Not safetensors: torchao's reader of these files takes no parameter of the model itself, such as `cls_token`.
     torch.save(state, folder / STATE)
@@ -112,11 +103,8 @@ def _multiply(request: Request, found: dict[str, FrozenOp], state: dict[str, Any
 
 def _layers(request: Request) -> dict[str, FrozenOp]:
     """The linear layers with a rounded weight, by path."""
-    return {
-        path: op
-        for path, op in layers(request.original, request.ops).items()
-        if isinstance(request.original.get_submodule(path), nn.Linear) and op.weight and op.weight.is_rounded
-    }
+    linear = linear_layers(request.original, request.ops)
+    return {path: op for path, op in linear.items() if op.weight and op.weight.is_rounded}
 
 
 def _affine(weight: FrozenFactor) -> Any:
@@ -184,6 +172,5 @@ def _notes(request: Request, found: dict[str, FrozenOp]) -> Iterator[str]:
         yield _ACTIVATIONS
     if any(op.weight and op.weight.fmt.name == "nvfp4" for op in found.values()):
         yield _NVFP4
-    attention = sorted(op.name for pair in attentions(request.ops).values() for op in pair)
-    if attention:
+    if attention := attention_names(attentions(request.ops)):
         yield _ATTENTION.format(names=", ".join(attention))

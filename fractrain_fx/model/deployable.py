@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from fractrain_fx.capture import Recording
+from fractrain_fx.capture.state import in_mode
 from fractrain_fx.capture.trees import tensors_in
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.errors import CalibrationError, ExportError
@@ -204,13 +205,8 @@ class Deployable(Savable):
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        mode = self.training
-        self.eval()
-        try:
-            with torch.no_grad():
-                yield
-        finally:
-            self.train(mode)
+        with in_mode(self, training=False), torch.no_grad():
+            yield
 
     def _difference(self, made: nn.Module, fixed: Any) -> float:
         """The largest difference of outputs on the example inputs, as a share of the largest output."""

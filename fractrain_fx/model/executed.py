@@ -132,7 +132,7 @@ class Running:
     def backends(self) -> dict[str, OpBackend]:
         """What computes each quantized op, by name: see :meth:`fractrain_fx.FracModel.backends`."""
         shown, config = self._shown, self._config
-        names = [op.name for _, op in ops_of(shown.graph) if op.precision.mode not in ("float", "uncounted")]
+        names = [op.name for _, op in ops_of(shown.graph) if op.precision.rounds]
         apart = unfused(shown)
         never = {"codes": not_on_int8(shown, config), "torchao": not_on_torchao(shown, config)}
         found: dict[str, OpBackend] = {}
@@ -164,7 +164,7 @@ class Running:
     def kernels(self) -> dict[str, str]:
         """How each quantized op multiplies, by name: see :meth:`fractrain_fx.FracModel.kernels`."""
         shown, config = self._shown, self._config
-        names = [op.name for _, op in ops_of(shown.graph) if op.precision.mode not in ("float", "uncounted")]
+        names = [op.name for _, op in ops_of(shown.graph) if op.precision.rounds]
         if config.run.torchao:
             apart = not_on_torchao(shown, config)
             told = {

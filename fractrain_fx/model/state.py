@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fractrain_fx.capture import RecordedModule, Recording
+from fractrain_fx.capture import RecordedModule, Recording, call_of
 from fractrain_fx.capture.circumstances.original import OriginalCheck
 from fractrain_fx.capture.source import warn
 from fractrain_fx.capture.state import Snapshot
@@ -22,7 +22,7 @@ from fractrain_fx.model.failures import run_graph
 from fractrain_fx.model.float_calls import FloatCalls
 from fractrain_fx.model.frozen.costs import Frozen
 from fractrain_fx.model.sharding import Sharding
-from fractrain_fx.model.variant import Variant, call_of, token_count
+from fractrain_fx.model.variant import Variant, token_count
 from fractrain_fx.model.variants import Variants
 from fractrain_fx.model.watcher import Watcher, counts_step, watched_step
 from fractrain_fx.nn.bits import set_stage

@@ -16,7 +16,7 @@ from fractrain_fx.errors import InputError
 from fractrain_fx.model.executed import Running
 from fractrain_fx.passes.graph.edit import NAMESPACE
 
-__all__ = ["SampleCount", "Variant", "Watched", "call_of", "reads_of", "share_inserted", "token_count"]
+__all__ = ["SampleCount", "Variant", "Watched", "reads_of", "share_inserted", "token_count"]
 
 _LONGEST = 100  # characters of a condition in a message; a longer one is computed from many sizes
 
@@ -203,12 +203,3 @@ def token_count(values: Iterable[Any]) -> int | None:
         if isinstance(value, Tensor) and value.ndim == 2 and value.dtype in (torch.int64, torch.int32):
             return value.numel()
     return None
-
-
-def call_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a call on a batch: a tensor, a tuple whose first element is the input, or keyword arguments."""
-    if isinstance(batch, Mapping):
-        return (), dict(batch)
-    if isinstance(batch, tuple | list):
-        return (batch[0],), {}
-    return (batch,), {}

@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 
+from fractrain_fx.capture import call_of
+from fractrain_fx.capture.state import in_mode
 from fractrain_fx.engine.steered import steered_model
 from fractrain_fx.errors import InputError, ModelError
 from fractrain_fx.model import FracModel
 from fractrain_fx.numerics.blame import blame
-from fractrain_fx.numerics.losses import Criterion, arguments_of, loss_of
+from fractrain_fx.numerics.losses import Criterion, loss_of
 from fractrain_fx.numerics.observe import Seen, observe
 from fractrain_fx.numerics.records import OperandRecord, WatchedStep
 from fractrain_fx.numerics.twin import Pass, Twin
@@ -62,8 +64,8 @@ def twin_of(model: Any, batch: Any, criterion: Criterion | None) -> Iterator[Twi
         raise InputError(f"this needs a model made by fractrainify, got {type(found).__name__}")
     if found._state.sharding is not None:
         raise ModelError("the graph is run on whole weights here: compare before fully_shard, and watch afterwards")
-    with _training(found):
-        args, kwargs = arguments_of(batch)
+    with in_mode(found, training=True):
+        args, kwargs = call_of(batch)
         variant, values = found._state.variants.choose(args, kwargs, True)
         yield Twin(variant.recording.train, values, lambda output: loss_of(output, batch, criterion))
 
@@ -88,19 +90,3 @@ def observed_pass(twin: Twin, seen: Seen, *, locally: bool = False) -> tuple[Pas
             apart.add_output(name, found.gradients[name], "g", ("EB", "GC"))
     place = {name: index for index, name in enumerate(twin.ops)}
     return found, tuple(sorted((*seen.read(), *apart.read()), key=lambda record: place.get(record.op, len(place))))
-
-
-@contextlib.contextmanager
-def _training(model: FracModel) -> Iterator[None]:
-    """The model in training mode, and in its own afterwards."""
-    was = model.training
-    modes = [(module, module.training) for module in model.modules()]
-    if not was:
-        model.train()
-    try:
-        yield
-    finally:
-        if not was:
-            model.train(False)
-            for module, mode in modes:
-                module.training = mode

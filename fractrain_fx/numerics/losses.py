@@ -1,4 +1,4 @@
-"""A batch as arguments and a loss, for a backward pass outside a training loop."""
+"""The loss of a batch, for a backward pass outside a training loop."""
 
 from __future__ import annotations
 
@@ -11,19 +11,10 @@ from torch import Tensor
 from fractrain_fx.capture.trees import tensors_in
 from fractrain_fx.errors import InputError
 
-__all__ = ["Criterion", "arguments_of", "loss_of"]
+__all__ = ["Criterion", "loss_of"]
 
 Criterion = Callable[[Any, Any], Tensor]
 """The loss from the model's output and the batch."""
-
-
-def arguments_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The model's arguments: a mapping is keywords; of a pair the second is the targets; anything else is the input."""
-    if isinstance(batch, Mapping):
-        return (), dict(batch)
-    if isinstance(batch, tuple | list):
-        return (batch[0],), {}
-    return (batch,), {}
 
 
 def loss_of(output: Any, batch: Any, criterion: Criterion | None = None) -> Tensor:

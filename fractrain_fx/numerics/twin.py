@@ -60,7 +60,7 @@ class Twin:
         self.graph_module, self._values, self._loss = graph_module, tuple(values), loss
         self.ops = {op.name: op for _, op in ops_of(graph_module.graph)}
         """The contractions of the graph, in order."""
-        self.rounding = [name for name, op in self.ops.items() if op.precision.mode not in ("float", "uncounted")]
+        self.rounding = [name for name, op in self.ops.items() if op.precision.rounds]
         """The names of those that round."""
         parameters = graph_module.named_parameters()
         self._parameters = {name: p for name, p in parameters if p.requires_grad and not name.startswith("frac.")}
@@ -133,7 +133,7 @@ class _Run(Interpreter):
             value = super().run_node(n)
         if record.op is not None and isinstance(value, Tensor):
             name = record.op.name
-            if self._locally and name not in self._in_float and record.op.precision.mode not in ("float", "uncounted"):
+            if self._locally and name not in self._in_float and record.op.precision.rounds:
                 with torch.no_grad():
                     self._found.local[name] = self._unrounded(n).detach() - value.detach()
             self._keep(name, value)

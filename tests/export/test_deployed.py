@@ -155,3 +155,10 @@ class TestGates:
     def test_batches_without_labels_are_refused(self, gated: Any) -> None:
         with pytest.raises(ExportError, match="labels"):
             gated.deployed(choices="commonest", batches=[torch.randn(2, 3, 32, 32)])
+
+
+def test_parts_that_were_frozen_in_evaluation_mode_stay_so_in_a_model_that_trains() -> None:
+    model = rewritten(Convolutions(), torch.randn(2, 3, 8, 8)).train()
+    norm = next(each for each in model.modules() if isinstance(each, nn.BatchNorm2d)).eval()
+    model.deployed()
+    assert model.training and not norm.training and next(model.children()).training

@@ -1,8 +1,9 @@
-"""The number of samples in example inputs, and the same inputs with more or fewer samples."""
+"""A batch as the arguments of a call; the samples in example inputs, and the same inputs with more or fewer."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from fractrain_fx.capture.trees import is_strided, map_tensors, tensors_in
 
-__all__ = ["batch_size", "resize_batch"]
+__all__ = ["batch_size", "call_of", "resize_batch"]
 
 
 def batch_size(inputs: Any, axis: int = 0, *, packed: bool = False) -> int | None:
@@ -48,3 +49,12 @@ def resize_batch(inputs: Any, size: int, axis: int = 0, *, packed: bool = False)
         return x.detach().index_select(axis, index).requires_grad_(x.requires_grad)
 
     return map_tensors(inputs, resize) if batch else inputs
+
+
+def call_of(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call on a batch: a tensor, a tuple whose first element is the input, or keyword arguments."""
+    if isinstance(batch, Mapping):
+        return (), dict(batch)
+    if isinstance(batch, tuple | list):
+        return (batch[0],), {}
+    return (batch,), {}

@@ -28,7 +28,7 @@ def left_out(graph_module: GraphModule, reason: Reason) -> dict[str, str]:
     apart = unfused(graph_module)
     found: dict[str, str] = {}
     for node, op in ops_of(graph_module.graph):
-        if op.precision.mode not in ("float", "uncounted"):
+        if op.precision.rounds:
             fused = graph_module.get_submodule(str(node.target)) if node.op == "call_module" else None
             if isinstance(fused, FusedOp):  # the shown graph of a format that rounds for each product has fused ops
                 why = _why_fused(node, op, fused, reason)

@@ -87,6 +87,11 @@ class Decision:
         return (0, 0, 0) if self.recipe is None else self.recipe.least
 
     @property
+    def rounds(self) -> bool:
+        """Whether the op's operands are rounded."""
+        return self.mode not in ("float", "uncounted")
+
+    @property
     def words(self) -> str:
         """The mode, with the bits of a pin, and the reason."""
         bits = f" {self.precision}" if self.precision else ""
