@@ -12,7 +12,17 @@ from torch.nn import functional as F
 
 from fractrain_fx.formats.scratch import Order
 
-__all__ = ["AddMatMul", "Arithmetic", "Bound", "Convolution", "Einsum", "Linear", "MatMul", "summed_to"]
+__all__ = [
+    "AddMatMul",
+    "Arithmetic",
+    "Bound",
+    "Convolution",
+    "Einsum",
+    "GroupedMatMul",
+    "Linear",
+    "MatMul",
+    "summed_to",
+]
 
 Needs = tuple[bool, bool, bool]
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -21,7 +31,8 @@ Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 class Bound(NamedTuple):
     """The arguments of a call: both factors, the term added to their product, and the rest, which are not tensors.
 
-    For a call in a graph, nodes stand in place of the tensors.
+    For a call in a graph, nodes stand in place of the tensors. A grouped product adds nothing: the ends of its groups
+    stand in place of the added term.
     """
 
     a: Any
@@ -198,6 +209,32 @@ class Einsum:
         a = torch.einsum(f"{out},{second}->{first}", g, call.b) if needs[0] else None
         b = torch.einsum(f"{out},{first}->{second}", g, call.a) if needs[1] else None
         return a, b, None
+
+
+@dataclass(frozen=True)
+class GroupedMatMul:
+    """``grouped_mm``: each group of rows of ``a`` times its own matrix of ``b``, as the experts of a mixture compute.
+
+    ``added`` holds the end of each group: group ``i`` has the rows from ``added[i - 1]`` up to ``added[i]``.
+    """
+
+    order: ClassVar[Order] = "matrices"
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Bound:
+        given = dict(zip(("mat_a", "mat_b", "offs"), args, strict=False)) | dict(kwargs)
+        return Bound(given["mat_a"], given["mat_b"], given["offs"])
+
+    def forward(self, call: Bound) -> Tensor:
+        return F.grouped_mm(call.a, call.b, offs=call.added)
+
+    def backward(self, g: Tensor, call: Bound, needs: Needs) -> Gradients:
+        a = F.grouped_mm(g, call.b.mT, offs=call.added) if needs[0] else None
+        if not needs[1]:
+            return a, None, None
+        # In the memory order of `b`, so that later ops need not transpose it.
+        if call.b.stride(-1) > call.b.stride(-2):
+            return a, F.grouped_mm(g.mT, call.a, offs=call.added).mT, None
+        return a, F.grouped_mm(call.a.mT, g, offs=call.added), None
 
 
 def summed_to(g: Tensor, shape: Sequence[int]) -> Tensor:

@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fractrain_fx.execution.arithmetic import GroupedMatMul
 from fractrain_fx.execution.axes import Dims, Summed, of_first, of_output, of_second, positions
 from fractrain_fx.execution.plan import Call, Factor, Plan, Rounds
 from fractrain_fx.execution.rounded import FIRST, SECOND
@@ -98,7 +99,8 @@ def gradient_roundings(
     if summed.one is not None:
         g, x = plan.fmt.transform(product, g, x, summed.one, (call.bits, own), seed + 2 * APART)
     axis = plan.axis.at(g.shape, len(call.bits)) if call.bits.ndim else plan.axis
-    of = Operand(product, "g", summed.first, axis, across=other.first, positions=positions(plan.arithmetic, g))
+    window, ends = positions(plan.arithmetic, g), _group_ends(plan, call, slot)
+    of = Operand(product, "g", summed.first, axis, across=other.first, positions=window, group_ends=ends)
     of_g = Rounding(g, axis.expand(call.bits, g.shape), of, plan.fmt, seed=seed)
     return of_g, _factor(plan, call, slot, product, summed.second, x, own)
 
@@ -106,6 +108,11 @@ def gradient_roundings(
 def factor_of(plan: Plan, call: Call, slot: int) -> tuple[Factor, Tensor, Rounds]:
     """A factor, its tensor, and how it is rounded."""
     return (plan.first, call.a, call.of_a) if slot == FIRST else (plan.second, call.b, call.of_b)
+
+
+def _group_ends(plan: Plan, call: Call, slot: int) -> Tensor | None:
+    """The ends of the groups whose rows the product of the output's gradient and a factor sums apart."""
+    return call.added if isinstance(plan.arithmetic, GroupedMatMul) and slot == FIRST else None
 
 
 def without_skipped(plan: Plan, call: Call, g: Tensor) -> Tensor:
@@ -131,7 +138,8 @@ def _factor(
     tensor: Literal["x", "w"] = "w" if (slot == FIRST) == plan.first.weight else "x"
     across = _read_across(plan, call, slot, product)
     window = positions(plan.arithmetic, x)
-    of = Operand(product, tensor, along, None, factor.channel, across, factor.weight, window)
+    ends = None if product == "forward" else _group_ends(plan, call, slot)
+    of = Operand(product, tensor, along, None, factor.channel, across, factor.weight, window, ends)
     expanded = bits if factor.weight else factor.axis.expand(bits, x.shape)
     return Rounding(x, expanded, of, factor.fmt, rounds.within)
 

@@ -54,6 +54,7 @@ class Operand(NamedTuple):
         across: the dimensions that the other product which reads the tensor sums over.
         weight: whether it is a weight.
         positions: dimensions of a convolution's positions and window: each output reads several of them.
+        group_ends: where each group of rows ends, if the product sums over the rows of each group apart.
     """
 
     product: Literal["forward", "input_gradient", "weight_gradient"]
@@ -64,6 +65,7 @@ class Operand(NamedTuple):
     across: tuple[int, ...] = ()
     weight: bool = False
     positions: tuple[int, ...] = ()
+    group_ends: Int[Tensor, " groups"] | None = None
 
     @property
     def summed(self) -> tuple[int, ...]:
@@ -108,6 +110,8 @@ class Format(Protocol):
             for each output channel of a weight.
         kernels: types of the devices on which kernels compute what these functions give.
         recipe: how a block format rounds the operands of each product; ``None`` for other formats.
+        group_alignment: groups of rows of a grouped product begin at multiples of it, so that no block of values that
+            share a scale, and no transform, reaches into two groups.
     """
 
     name: str
@@ -117,6 +121,7 @@ class Format(Protocol):
     has_codes: bool = False
     kernels: tuple[str, ...] = ()
     recipe: Recipe | None = None
+    group_alignment: int = 1
 
     def operand(self, x: Values, bits: Bits, of: Operand, *, seed: Int[Tensor, ""] | None = None) -> Values:
         """Round an operand of a product: the same for every product, unless the format is ``per_product``."""

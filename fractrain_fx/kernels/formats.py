@@ -17,6 +17,7 @@ from fractrain_fx.formats.base import Operand, SampleAxis, Values
 from fractrain_fx.formats.bits import known_bits, of_options, only_unrounded, readable
 from fractrain_fx.formats.microscaling.blocks import Cut
 from fractrain_fx.formats.microscaling.elements import Grid
+from fractrain_fx.formats.microscaling.format import scale_of_group
 from fractrain_fx.formats.microscaling.scales import Scale
 from fractrain_fx.formats.noise import noise_number
 from fractrain_fx.kernels import affine, graph_ops, microscaling
@@ -161,6 +162,8 @@ class MicroscalingByKernels(MicroscalingFormat):
         noise: Mapping[str, Any],
     ) -> Tensor:
         width, matrices = known_bits(bits), not of.positions
+        if scale_of_group(x, cuts, of):  # the kernels' scales are those of blocks, columns or the tensor
+            return super()._rounded(x, bits, elements, cuts, scale, of, noise)
         if width is not None and microscaling.has_kernels(x):
             return microscaling.round_blocks_compiled(x, elements[width], cuts, scale, **noise, matrices=matrices)
         if graph_ops.has_ops(x, bits):

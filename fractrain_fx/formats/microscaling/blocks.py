@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
 from fractrain_fx.formats.bits import once
 
-__all__ = ["Blocks", "Cut"]
+__all__ = ["Blocks", "Cut", "GroupedRows"]
 
 
 class Cut(NamedTuple):
@@ -88,3 +88,22 @@ class Blocks:
     def largest(self, blocks: Float[Tensor, "*blocks"]) -> Float[Tensor, "*blocks"]:
         """The largest size of a value in each block, shaped to broadcast against them."""
         return blocks.abs().amax(self.dims, keepdim=True)
+
+
+class GroupedRows(Blocks):
+    """A scale for each column of each group of rows, as in the weight gradient of a grouped product.
+
+    Args:
+        shape: of the matrix.
+        cuts: one, over all rows.
+        ends: the row behind the last one of each group. Rows behind all groups share scales too.
+    """
+
+    def __init__(self, shape: Sequence[int], cuts: Sequence[Cut], ends: Int[Tensor, " groups"]) -> None:
+        super().__init__(shape, cuts)
+        rows = torch.arange(shape[0], device=ends.device, dtype=ends.dtype)
+        self._group, self._count = torch.searchsorted(ends, rows, right=True), len(ends) + 1
+
+    def largest(self, blocks: Float[Tensor, "rows columns"]) -> Float[Tensor, "rows columns"]:
+        sizes = blocks.new_zeros(self._count, *blocks.shape[1:])
+        return sizes.scatter_reduce(0, self._group[:, None].expand_as(blocks), blocks.abs(), "amax")[self._group]

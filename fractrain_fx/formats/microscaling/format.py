@@ -15,7 +15,7 @@ from fractrain_fx.config.recipes import elements_of
 from fractrain_fx.errors import InputError
 from fractrain_fx.formats.base import Bits, Operand, Reach, ValueRange, Values
 from fractrain_fx.formats.bits import as_bits, known_bits, unrounded, work_dtype
-from fractrain_fx.formats.microscaling.blocks import Blocks, Cut
+from fractrain_fx.formats.microscaling.blocks import Blocks, Cut, GroupedRows
 from fractrain_fx.formats.microscaling.elements import ELEMENTS, HALF_BITS, Grid, to_bfloat16
 from fractrain_fx.formats.microscaling.hadamard import rotate, rotation
 from fractrain_fx.formats.microscaling.quantize import reach_of_blocks, round_blocks
@@ -23,7 +23,7 @@ from fractrain_fx.formats.microscaling.scales import Scale, scales
 from fractrain_fx.formats.noise import APART
 from fractrain_fx.formats.per_product import PerProductFormat
 
-__all__ = ["MicroscalingFormat"]
+__all__ = ["MicroscalingFormat", "scale_of_group"]
 
 # Values of a block, and the type of its scale. An FP8 tensor has one scale.
 _SHARED: dict[str, tuple[int | None, Scale]] = {
@@ -32,7 +32,7 @@ _SHARED: dict[str, tuple[int | None, Scale]] = {
     "fp8": (None, "float32"),
     "int": (None, "float32"),
 }
-_SIDE = 32  # of a square block of integers
+_SIDE = 32  # of a square block of integers, and a multiple of every other block's length
 
 # The tensors that each product multiplies.
 _OPERANDS = {"forward": "xw", "input_gradient": "gw", "weight_gradient": "gx"}
@@ -51,6 +51,7 @@ class MicroscalingFormat(PerProductFormat):
         self.name: str = recipe.format
         self.recipe: Recipe = recipe
         self.by_product = recipe.by_product
+        self.group_alignment = max(_SIDE, *(product.hadamard or 1 for product in recipe.products))
         self._elements = {
             (product, tensor): self._elements_of(self._of(product, tensor), tensor)
             for product in _OPERANDS
@@ -89,7 +90,7 @@ class MicroscalingFormat(PerProductFormat):
         if not x.numel() or width in (0, HALF_BITS, FLOAT_BITS):
             return Reach()
         cuts, scale = self._cuts(x, of, self._how(of))
-        blocks = Blocks(x.shape, cuts)
+        blocks = _blocks(x, cuts, of)
         grid = elements[width] if width is not None else _by_bits(elements, _spread(bits, x, blocks))
         found = reach_of_blocks(x, grid, blocks, scale)
         if width is not None or found.ends is None or found.zero is None:
@@ -117,7 +118,7 @@ class MicroscalingFormat(PerProductFormat):
         noise: Mapping[str, Any],
     ) -> Tensor:
         """Round to small numbers, in blocks with scales."""
-        width, blocks = known_bits(bits), Blocks(x.shape, cuts)
+        width, blocks = known_bits(bits), _blocks(x, cuts, of)
         grid = elements[width] if width is not None else _by_bits(elements, _spread(bits, x, blocks))
         rounded = round_blocks(x, grid, blocks, scale, **noise)
         if width is not None:
@@ -127,7 +128,7 @@ class MicroscalingFormat(PerProductFormat):
     def scales_of(self, x: Values, bits: int, of: Operand) -> Values:
         """The scale that each value of an operand is rounded with, for another library's form of the same numbers."""
         cuts, kind = self._cuts(x, of, self._how(of))
-        blocks = Blocks(x.shape, cuts)
+        blocks = _blocks(x, cuts, of)
         parts = blocks.split(x.detach().to(work_dtype(x)))
         up = scales(blocks.largest(parts), self._elements[of.product, of.tensor][bits], kind).up
         return blocks.join(up.expand_as(parts).contiguous())
@@ -210,6 +211,17 @@ class MicroscalingFormat(PerProductFormat):
         if square:
             cuts.append(Cut(of.across, size))
         return cuts, scale
+
+
+def _blocks(x: Tensor, cuts: Sequence[Cut], of: Operand) -> Blocks:
+    if of.group_ends is not None and scale_of_group(x, cuts, of):
+        return GroupedRows(x.shape, cuts, of.group_ends)
+    return Blocks(x.shape, cuts)
+
+
+def scale_of_group(x: Tensor, cuts: Sequence[Cut], of: Operand) -> bool:
+    """Whether each column has a scale for each group of rows."""
+    return of.group_ends is not None and cuts[0].size is None and len(cuts[0].dims) < x.ndim
 
 
 def _spread(bits: Tensor, x: Tensor, blocks: Blocks) -> Tensor:

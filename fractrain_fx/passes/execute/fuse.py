@@ -11,8 +11,10 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from fractrain_fx.errors import PassError
+from fractrain_fx.execution.arithmetic import GroupedMatMul
 from fractrain_fx.execution.blocks.dispatched_block import DispatchedBlock
 from fractrain_fx.execution.fused_op import FusedOp
+from fractrain_fx.execution.grouped_op import GroupedOp
 from fractrain_fx.nn.quantizers import ActivationQuantizer, GradientQuantizer, WeightQuantizer, picked
 from fractrain_fx.passes.graph.arithmetic import arithmetic_of
 from fractrain_fx.passes.graph.contractions import contraction, operand
@@ -167,7 +169,8 @@ def _fuse(graph_module: GraphModule, node: Node, shared: _Shared) -> Node:
     ends = [shared.range(each, op.name) if facts(each).role == "input" else None for each in factors]
     path = f"fused.{str(gradient.target).split('.')[-2]}"
     bound = arithmetic.bind(node.args, node.kwargs)
-    insert_module(graph_module, path, lambda: FusedOp(arithmetic, bound.static, *quantizers))
+    kind = GroupedOp if isinstance(arithmetic, GroupedMatMul) else FusedOp
+    insert_module(graph_module, path, lambda: kind(arithmetic, bound.static, *quantizers))
     given = [each.args[1] for each in (*factors, gradient)]
     choice = next((each for each in given if isinstance(each, Node) and facts(each).role == "choice"), None)
     controls = tuple(shared.picked(each) if choice is not None and each is choice else each for each in given)

@@ -13,6 +13,7 @@ from fractrain_fx.execution.arithmetic import (
     Bound,
     Convolution,
     Einsum,
+    GroupedMatMul,
     Linear,
     MatMul,
 )
@@ -47,6 +48,8 @@ def _family(node: Node) -> Arithmetic | str:
         return Linear() if len(shapes[1]) == 2 else "multiplies by a vector"
     if name == "einsum":
         return _einsum(node)
+    if family.kind == "grouped_mm":
+        return _grouped(node, shapes)
     if min(map(len, shapes)) < 2:
         return "multiplies by a vector"
     known: dict[str, Callable[[], Arithmetic]] = {
@@ -68,6 +71,14 @@ def _convolution(node: Node, name: str, shapes: list[tuple[int, ...]]) -> Arithm
     if operand(node, (4, "padding")) == "same" and any(kernel % 2 == 0 for kernel in shapes[1][2:]):
         return "pads its two sides differently"
     return Convolution(shapes[1][2:], "transpose" in name)
+
+
+def _grouped(node: Node, shapes: list[tuple[int, ...]]) -> Arithmetic | str:
+    if [len(shape) for shape in shapes] != [2, 3]:
+        return "groups other dimensions than the rows of its first factor"
+    settings = (((3, "bias"), "adds a bias to each group"), ((4, "out_dtype"), "sets the type of its result"))
+    reasons = [reason for place, reason in settings if operand(node, place) is not None]
+    return reasons[0] if reasons else GroupedMatMul()
 
 
 def _einsum(node: Node) -> Arithmetic | str:
