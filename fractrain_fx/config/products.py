@@ -26,22 +26,31 @@ class OperandRecipe:
         stochastic: round up or down by chance, so that the expected value is the value itself.
         eight: the element at 8 bits (``mx`` and ``fp8``).
         square: blocks are as long along the axis that the tensor's other product sums over, so that both products
-            round the tensor alike (weights under ``mx`` and ``nvfp4``, everything under ``int``).
+            round the tensor alike (weights under ``mx`` and ``nvfp4``, everything under ``int`` and ``fp8``).
         per_row: one scale for each row along the summed axis, not one for the tensor (``fp8`` and ``int``).
+        block: length along the summed axis of blocks with a scale each (``fp8`` and ``int``). ``None``: 32 for square
+            blocks of ``int``, otherwise no blocks.
+        four_over_six: the largest value of a block becomes 4 or 6, whichever rounds the block better (``nvfp4``; arXiv
+            2512.02010).
 
     Raises:
-        ConfigError: ``eight`` is unknown, or ``square`` and ``per_row`` are both set.
+        ConfigError: ``eight`` or ``block`` is unknown, or settings do not go together.
     """
 
     stochastic: bool = False
     eight: Literal["e4m3", "e5m2"] = "e4m3"
     square: bool = False
     per_row: bool = False
+    block: Literal[16, 32, 64, 128] | None = None
+    four_over_six: bool = False
 
     def __post_init__(self) -> None:
         check_kinds(self)
-        if self.square and self.per_row:
-            raise ConfigError("square and per_row name two kinds of blocks for one operand: leave one of them out")
+        if self.per_row and (self.square or self.block):
+            name = "square" if self.square else "block"
+            raise ConfigError(f"{name} and per_row name two kinds of blocks for one operand: leave one of them out")
+        if self.four_over_six and self.stochastic:
+            raise ConfigError("four_over_six chooses by the error of rounding to nearest: leave stochastic out")
 
 
 @dataclass(frozen=True)
@@ -109,12 +118,16 @@ class Recipe:
         if self.forward.hadamard is not None or self.input_gradient.hadamard is not None:
             raise ConfigError("hadamard goes with weight_gradient: the two other products are not transformed")
         others = (self.forward.first, self.input_gradient.first, *operands[4:])
-        if self.format != "int" and any(each.square for each in others):
+        own_blocks = self.format in ("mx", "nvfp4")
+        if own_blocks and any(each.square for each in others):
             raise ConfigError("square goes with weights: the second operands of forward and input_gradient")
-        if self.format == "fp8" and any(each.square for each in operands):
-            raise ConfigError("square changes nothing under format 'fp8', which has no blocks")
-        if self.format not in ("fp8", "int") and any(each.per_row for each in operands):
-            raise ConfigError(f"per_row changes nothing under format {self.format!r}, whose scales are those of blocks")
+        if self.format == "fp8" and any(each.square and each.block is None for each in operands):
+            raise ConfigError("square changes nothing under format 'fp8' without blocks: write their length as block")
+        if own_blocks and any(each.per_row or each.block for each in operands):
+            name = "per_row" if any(each.per_row for each in operands) else "block"
+            raise ConfigError(f"{name} changes nothing under format {self.format!r}, which has blocks of its own")
+        if self.format != "nvfp4" and any(each.four_over_six for each in operands):
+            raise ConfigError("four_over_six goes with format 'nvfp4'")
         if self.format in ("nvfp4", "int") and any(each.eight != "e4m3" for each in operands):
             raise ConfigError(f"eight changes nothing under format {self.format!r}, which has no such element")
 

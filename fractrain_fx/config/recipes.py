@@ -26,8 +26,8 @@ __all__ = [
 SCALE_BITS = {
     "mx": "8 bits for 32 values",
     "nvfp4": "8 bits for 16 values",
-    "fp8": "32 bits for a tensor or a row",
-    "int": "32 bits for a block of 32 x 32, a row or a tensor",
+    "fp8": "32 bits for a tensor, a row or a block",
+    "int": "32 bits for a tensor, a row or a block",
 }
 """The bits of scales, which costs leave out."""
 
@@ -47,6 +47,9 @@ _SQUARE = OperandRecipe(square=True)
 _WIDE_RANGE = OperandRecipe(eight="e5m2")
 _ROW = OperandRecipe(per_row=True)
 _SQUARE_BY_CHANCE = OperandRecipe(stochastic=True, square=True)
+_TILE, _SQUARE_TILE = OperandRecipe(block=128), OperandRecipe(block=128, square=True)
+_FOUR_OVER_SIX = OperandRecipe(four_over_six=True)
+_SQUARE_FOUR_OVER_SIX = OperandRecipe(square=True, four_over_six=True)
 
 RECIPES: dict[str, Recipe] = {
     "mxfp8": Recipe("mx"),
@@ -59,7 +62,19 @@ RECIPES: dict[str, Recipe] = {
         input_gradient=ProductRecipe(_BY_CHANCE, _SQUARE),
         weight_gradient=ProductRecipe(_BY_CHANCE, hadamard=16),
     ),
+    "four-over-six": Recipe(
+        "nvfp4",
+        forward=ProductRecipe(_FOUR_OVER_SIX, _SQUARE_FOUR_OVER_SIX),
+        input_gradient=ProductRecipe(_BY_CHANCE, _SQUARE_FOUR_OVER_SIX),
+        weight_gradient=ProductRecipe(_BY_CHANCE, _FOUR_OVER_SIX, hadamard=16),
+    ),
     "fp8": Recipe("fp8", input_gradient=ProductRecipe(_WIDE_RANGE), weight_gradient=ProductRecipe(_WIDE_RANGE)),
+    "deepseek": Recipe(
+        "fp8",
+        forward=ProductRecipe(_TILE, _SQUARE_TILE),
+        input_gradient=ProductRecipe(_TILE, _SQUARE_TILE),
+        weight_gradient=ProductRecipe(_TILE, _TILE),
+    ),
     "jetfire": Recipe(
         "int",
         forward=ProductRecipe(_SQUARE, _SQUARE),
@@ -74,8 +89,9 @@ RECIPES: dict[str, Recipe] = {
         weight_gradient=ProductRecipe(bfloat16=True),
     ),
 }
-"""The recipes in use, by name: ``nvfp4`` is that of arXiv 2509.25149, ``jetfire`` has the operands of arXiv 2403.12422,
-``int8`` those of torchao's int8 training, and ``switchback`` those of arXiv 2304.13013."""
+"""The recipes in use, by name: ``nvfp4`` is that of arXiv 2509.25149, ``four-over-six`` that of arXiv 2512.02010,
+``deepseek`` has the blocks of arXiv 2412.19437, ``jetfire`` the operands of arXiv 2403.12422, ``int8`` those of
+torchao's int8 training, and ``switchback`` those of arXiv 2304.13013."""
 
 _USUAL = {"nvfp4": "nvfp4", "fp8": "fp8", "int": "jetfire"}
 

@@ -83,8 +83,8 @@ def _eight_bits(kind: Kind, how: ProductRecipe, device: torch.device) -> Kernel 
     operands = how.first, how.second
     if how.hadamard is not None or any(each.stochastic for each in operands):
         return "rounds by chance or after a transform, and torchao rounds to the nearest"
-    if any(each.square for each in operands):
-        return "has square blocks, which torchao lacks"
+    if any(each.square or each.block for each in operands):
+        return "has square blocks, or blocks of another length, which torchao's products lack"
     if kind == "float8" and any(each.per_row for each in operands):
         return "has a scale for each row, and torchao's float8 is used with one for the tensor"
     wide = [each.eight == "e5m2" for each in operands]

@@ -49,11 +49,12 @@ def require_block(op: FrozenOp, factor: FrozenFactor, target: str, way_out: str)
             f"it to one of these, or {way_out}"
         )
     forward = fmt.recipe.forward
-    if any(each.per_row for each in (forward.first, forward.second)):
-        raise ExportError(
-            f"{op.name} has a scale for each row of an operand (per_row), and files here hold one for the tensor: "
-            f"train with a recipe without it, or {way_out}"
-        )
+    for setting in ("per_row", "block", "four_over_six"):
+        if any(getattr(each, setting) for each in (forward.first, forward.second)):
+            raise ExportError(
+                f"{op.name} is rounded with scales of its recipe ({setting}), and files here hold those of the format "
+                f"alone: train with a recipe without it, or {way_out}"
+            )
     if factor.bits == 8 and any(each.eight == "e5m2" for each in (forward.first, forward.second)):
         raise ExportError(f"{op.name} multiplies e5m2 numbers, and {target} has e4m3: train with e4m3, or {way_out}")
     group = _GROUPS.get(name)

@@ -162,7 +162,7 @@ class MicroscalingByKernels(MicroscalingFormat):
         noise: Mapping[str, Any],
     ) -> Tensor:
         width, matrices = known_bits(bits), not of.positions
-        if scale_of_group(x, cuts, of):  # the kernels' scales are those of blocks, columns or the tensor
+        if scale_of_group(x, cuts, of) or self._how(of).four_over_six:  # the kernels have no such scales
             return super()._rounded(x, bits, elements, cuts, scale, of, noise)
         if width is not None and microscaling.has_kernels(x):
             return microscaling.round_blocks_compiled(x, elements[width], cuts, scale, **noise, matrices=matrices)

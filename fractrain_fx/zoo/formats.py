@@ -81,6 +81,21 @@ FORMAT_RECIPES = {
             "about a seventh of the linear layers and attention's products in 16 bits",
         ),
         FormatRecipe(
+            "four-over-six",
+            Precision(4, 4),
+            "arXiv 2512.02010",
+            SCALE_BITS["nvfp4"],
+            "some of the linear layers and attention's products in 16 bits",
+        ),
+        FormatRecipe(
+            "deepseek",
+            Precision(8, 8),
+            "arXiv 2412.19437, section 3.3",
+            "32 bits for 128 values of x and g, and for 128 x 128 of w",
+            "some scales are powers of two; float32 sums every 128 terms; attention's products, head and routers in "
+            "16 bits",
+        ),
+        FormatRecipe(
             "jetfire",
             Precision(8, 8),
             "arXiv 2403.12422",

@@ -18,14 +18,14 @@ from fractrain_fx.formats.bits import as_bits, known_bits, unrounded, work_dtype
 from fractrain_fx.formats.microscaling.blocks import Blocks, Cut, GroupedRows
 from fractrain_fx.formats.microscaling.elements import ELEMENTS, HALF_BITS, Grid, to_bfloat16
 from fractrain_fx.formats.microscaling.hadamard import rotate, rotation
-from fractrain_fx.formats.microscaling.quantize import reach_of_blocks, round_blocks
-from fractrain_fx.formats.microscaling.scales import Scale, scales
+from fractrain_fx.formats.microscaling.quantize import reach_of_blocks, round_blocks, scales_of_blocks
+from fractrain_fx.formats.microscaling.scales import Scale
 from fractrain_fx.formats.noise import APART
 from fractrain_fx.formats.per_product import PerProductFormat
 
 __all__ = ["MicroscalingFormat", "scale_of_group"]
 
-# Values of a block, and the type of its scale. An FP8 tensor has one scale.
+# Values of a block, and the type of its scale; `None`: as many as the recipe says.
 _SHARED: dict[str, tuple[int | None, Scale]] = {
     "mx": (32, "e8m0"),
     "nvfp4": (16, "e4m3"),
@@ -51,7 +51,8 @@ class MicroscalingFormat(PerProductFormat):
         self.name: str = recipe.format
         self.recipe: Recipe = recipe
         self.by_product = recipe.by_product
-        self.group_alignment = max(_SIDE, *(product.hadamard or 1 for product in recipe.products))
+        blocks = [each.block or 1 for product in recipe.products for each in (product.first, product.second)]
+        self.group_alignment = max(_SIDE, *blocks, *(product.hadamard or 1 for product in recipe.products))
         self._elements = {
             (product, tensor): self._elements_of(self._of(product, tensor), tensor)
             for product in _OPERANDS
@@ -92,7 +93,7 @@ class MicroscalingFormat(PerProductFormat):
         cuts, scale = self._cuts(x, of, self._how(of))
         blocks = _blocks(x, cuts, of)
         grid = elements[width] if width is not None else _by_bits(elements, _spread(bits, x, blocks))
-        found = reach_of_blocks(x, grid, blocks, scale)
+        found = reach_of_blocks(x, grid, blocks, scale, self._how(of).four_over_six)
         if width is not None or found.ends is None or found.zero is None:
             return found
         rounds = (bits != 0) & (bits != HALF_BITS) & (bits != FLOAT_BITS)
@@ -120,7 +121,7 @@ class MicroscalingFormat(PerProductFormat):
         """Round to small numbers, in blocks with scales."""
         width, blocks = known_bits(bits), _blocks(x, cuts, of)
         grid = elements[width] if width is not None else _by_bits(elements, _spread(bits, x, blocks))
-        rounded = round_blocks(x, grid, blocks, scale, **noise)
+        rounded = round_blocks(x, grid, blocks, scale, **noise, four_over_six=self._how(of).four_over_six)
         if width is not None:
             return rounded
         return unrounded(bits, x, torch.where(bits == HALF_BITS, to_bfloat16(x), rounded))
@@ -130,7 +131,8 @@ class MicroscalingFormat(PerProductFormat):
         cuts, kind = self._cuts(x, of, self._how(of))
         blocks = _blocks(x, cuts, of)
         parts = blocks.split(x.detach().to(work_dtype(x)))
-        up = scales(blocks.largest(parts), self._elements[of.product, of.tensor][bits], kind).up
+        grid = self._elements[of.product, of.tensor][bits]
+        up = scales_of_blocks(parts, grid, blocks, kind, self._how(of).four_over_six).up
         return blocks.join(up.expand_as(parts).contiguous())
 
     def transform(
@@ -181,7 +183,9 @@ class MicroscalingFormat(PerProductFormat):
 
     def _words(self, how: OperandRecipe, tensor: str) -> str:
         elements = elements_of(self.name, how, gradient=tensor == "g")
-        details = [*(["stochastic"] if how.stochastic else []), *(["square blocks"] if how.square else [])]
+        size = f" of {how.block}" if how.block else ""
+        details = [*(["stochastic"] if how.stochastic else []), *(["four over six"] if how.four_over_six else [])]
+        details += [f"square blocks{size}"] if how.square else [f"blocks{size}"] if size else []
         details += ["a scale a row"] if how.per_row else []
         return f"{self.name} {'/'.join(elements.values())}" + (f" ({', '.join(details)})" if details else "")
 
@@ -202,8 +206,8 @@ class MicroscalingFormat(PerProductFormat):
     def _cuts(self, x: Tensor, of: Operand, how: OperandRecipe) -> tuple[list[Cut], Scale]:
         size, scale = _SHARED[self.name]
         square = how.square and bool(of.across) and not set(of.across) & set(of.along)
-        if self.name == "int" and how.square:
-            size = _SIDE
+        if size is None:
+            size = how.block or (_SIDE if how.square else None)
         if size is None:
             dims = of.summed if how.per_row else tuple(range(x.ndim))
             return [Cut(dims, None)], scale

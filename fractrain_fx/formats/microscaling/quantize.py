@@ -13,10 +13,10 @@ from fractrain_fx.formats.base import Reach
 from fractrain_fx.formats.bits import work_dtype
 from fractrain_fx.formats.microscaling.blocks import Blocks, Cut
 from fractrain_fx.formats.microscaling.elements import ELEMENTS, Grid, round_to_grid
-from fractrain_fx.formats.microscaling.scales import Scale, saturated, scales
+from fractrain_fx.formats.microscaling.scales import Scale, Scales, saturated, scales
 from fractrain_fx.formats.noise import dither
 
-__all__ = ["fake_quantize", "reach_of_blocks", "round_blocks"]
+__all__ = ["fake_quantize", "reach_of_blocks", "round_blocks", "scales_of_blocks"]
 
 
 def fake_quantize(
@@ -81,6 +81,7 @@ def round_blocks(
     *,
     stochastic: bool = False,
     seed: Int[Tensor, ""] | None = None,
+    four_over_six: bool = False,
 ) -> Float[Tensor, "*dims"]:
     """The values of blocks after rounding, outside autograd.
 
@@ -91,24 +92,53 @@ def round_blocks(
         scale: type of their scale.
         stochastic: add noise before rounding.
         seed: of that noise; without one it is drawn from torch's default generator.
+        four_over_six: as :func:`scales_of_blocks` has it.
     """
     if not x.numel():
         return x
     parts = blocks.split(x.detach().to(work_dtype(x)))
-    down, up = scales(blocks.largest(parts), grid, scale)
+    down, up = scales_of_blocks(parts, grid, blocks, scale, four_over_six)
     scaled = parts * down
     noise = dither(scaled, seed) if stochastic else None
     return blocks.join(round_to_grid(scaled, grid, noise).mul_(up)).to(x.dtype)
 
 
-def reach_of_blocks(x: Float[Tensor, "*dims"], grid: Grid, blocks: Blocks, scale: Scale) -> Reach:
+def scales_of_blocks(
+    parts: Float[Tensor, "*blocks"], grid: Grid, blocks: Blocks, scale: Scale, four_over_six: bool = False
+) -> Scales:
+    """The scale of each block.
+
+    Args:
+        parts: what ``blocks`` gives.
+        grid: of the element.
+        blocks: where the blocks lie.
+        scale: type of their scale.
+        four_over_six: the largest value of a block becomes 6 or 4, whichever has the smaller squared error of the
+            block: e2m1 has no number between them (arXiv 2512.02010, Algorithm 1). An ``e4m3`` scale of 256 belongs to
+            the tensor's largest value, so that there is room for half as much again.
+    """
+    largest = blocks.largest(parts)
+    if not four_over_six:
+        return scales(largest, grid, scale)
+    to_six, to_four = (scales(largest, grid, scale, peak=256.0, top=top) for top in (6.0, 4.0))
+    of_six, of_four = (
+        (round_to_grid(parts * each.down, grid).mul_(each.up) - parts).square_().sum(blocks.dims, keepdim=True)
+        for each in (to_six, to_four)
+    )
+    four = of_four < of_six
+    return Scales(*(torch.where(four, *pair) for pair in zip(to_four, to_six, strict=True)))
+
+
+def reach_of_blocks(
+    x: Float[Tensor, "*dims"], grid: Grid, blocks: Blocks, scale: Scale, four_over_six: bool = False
+) -> Reach:
     """How far the levels of each block reach, and its scale, 0 for a block of zeros, which needs none.
 
     Arguments as those of :func:`round_blocks`.
     """
     parts = blocks.split(x.detach().to(work_dtype(x)))
     largest = blocks.largest(parts)
-    up = scales(largest, grid, scale).up
+    up = scales_of_blocks(parts, grid, blocks, scale, four_over_six).up
 
     def of_values(number: float | Tensor) -> Tensor:
         return blocks.join((up * number).expand_as(parts))

@@ -28,7 +28,14 @@ class Scales(NamedTuple):
     up: Float[Tensor, "*blocks"]
 
 
-def scales(largest: Float[Tensor, "*blocks"], grid: Grid, kind: Scale) -> Scales:
+def scales(
+    largest: Float[Tensor, "*blocks"],
+    grid: Grid,
+    kind: Scale,
+    *,
+    peak: float = ELEMENTS["e4m3"].largest,
+    top: float | Tensor | None = None,
+) -> Scales:
     """The scale of each block.
 
     - ``e8m0``: ``2^(floor(log2 max) - top)`` (OCP Microscaling 1.0, section 6.3).
@@ -41,6 +48,8 @@ def scales(largest: Float[Tensor, "*blocks"], grid: Grid, kind: Scale) -> Scales
             the scale NaN, as do all blocks of kind ``e4m3`` beside it.
         grid: values of the element.
         kind: type of the scale.
+        peak: the ``e4m3`` number of the block that holds the tensor's largest value.
+        top: what the largest value of an ``e4m3`` block becomes; ``None``: the element's largest number.
     """
     # NaN for a NaN or infinite block, which the integers and clamps below would hide.
     poison = largest * 0
@@ -51,10 +60,10 @@ def scales(largest: Float[Tensor, "*blocks"], grid: Grid, kind: Scale) -> Scales
         up = _over(largest, grid.largest).clamp(min=_TINY)
         return Scales(1 / up, _capped(up, grid) + poison)
     e4m3 = ELEMENTS["e4m3"]
-    of_tensor = _over(largest.amax(), e4m3.largest * grid.largest).clamp(min=_TINY)
+    of_tensor = _over(largest.amax(), peak * grid.largest).clamp(min=_TINY)
     least = (_TINY / of_tensor).clamp(min=e4m3.smallest)
-    relative = (_over(largest, grid.largest) / of_tensor).clamp(min=least).clamp(max=e4m3.largest)
-    relative = round_to_grid(relative, e4m3.grid)
+    relative = _over(largest, grid.largest if top is None else top) / of_tensor
+    relative = round_to_grid(relative.clamp(min=least).clamp(max=e4m3.largest), e4m3.grid)
     # In this order, which is that of NVIDIA's kernels and of torchao.
     return Scales(1 / of_tensor / relative, _capped(of_tensor * relative, grid) + poison.amax())
 
