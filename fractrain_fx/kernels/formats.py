@@ -21,7 +21,14 @@ from fractrain_fx.formats.microscaling.format import scale_of_group
 from fractrain_fx.formats.microscaling.scales import Scale
 from fractrain_fx.formats.noise import noise_number
 from fractrain_fx.kernels import affine, graph_ops, microscaling
-from fractrain_fx.kernels.triton import gains_by_triton, has_triton, measure_by_triton, move_by_triton, round_by_triton
+from fractrain_fx.kernels.triton import (
+    gains_by_triton,
+    has_triton,
+    measure_by_triton,
+    move_by_triton,
+    round_blocks_by_triton,
+    round_by_triton,
+)
 from fractrain_fx.native.choice import uses_kernels, uses_triton
 
 __all__ = ["AffineByKernels", "MicroscalingByKernels", "format_by_kernels"]
@@ -47,8 +54,8 @@ def format_by_kernels(
     devices = (*(("cpu",) if uses_kernels(config) else ()), *(("cuda",) if uses_triton(config) else ()))
     if name == "affine" and ranges == "tensor" and devices:
         return AffineByKernels(gradient_grid, devices)
-    if name in BLOCK_FORMATS and "cpu" in devices:
-        return MicroscalingByKernels(recipe or usual_recipe(name))
+    if name in BLOCK_FORMATS and devices:
+        return MicroscalingByKernels(recipe or usual_recipe(name), devices)
     return get_format(name, gradient_grid=gradient_grid, recipe=recipe, ranges=ranges)
 
 
@@ -147,9 +154,16 @@ class AffineByKernels(AffineFormat):
 
 
 class MicroscalingByKernels(MicroscalingFormat):
-    """The block formats by C++ kernels: where one width holds for all values, on a CPU, in compiled graphs too."""
+    """The block formats: by C++ where one width holds for all values, in compiled graphs too; by Triton in eager mode.
 
-    kernels = ("cpu",)
+    Args:
+        recipe: how the operands of each product are rounded.
+        kernels: types of the devices whose kernels may be called.
+    """
+
+    def __init__(self, recipe: Recipe, kernels: tuple[str, ...] = ("cpu", "cuda")) -> None:
+        super().__init__(recipe)
+        self.kernels = kernels
 
     def _rounded(
         self,
@@ -162,12 +176,18 @@ class MicroscalingByKernels(MicroscalingFormat):
         noise: Mapping[str, Any],
     ) -> Tensor:
         width, matrices = known_bits(bits), not of.positions
-        if scale_of_group(x, cuts, of) or self._how(of).four_over_six:  # the kernels have no such scales
-            return super()._rounded(x, bits, elements, cuts, scale, of, noise)
-        if width is not None and microscaling.has_kernels(x):
-            return microscaling.round_blocks_compiled(x, elements[width], cuts, scale, **noise, matrices=matrices)
-        if graph_ops.has_ops(x, bits):
-            return graph_ops.round_in_graph(x, bits, elements, cuts, scale, **noise, matrices=matrices)
+        plain = scale_of_group(x, cuts, of) or self._how(of).four_over_six  # the kernels have no such scales
+        rounded: Tensor | None = None
+        if not plain and "cuda" in self.kernels and has_triton(x):
+            seed = noise_number(noise["stochastic"], noise["seed"])
+            rounded = round_blocks_by_triton(x, bits, elements, cuts, scale, noise=seed)
+        elif not plain and "cpu" in self.kernels:
+            if width is not None and microscaling.has_kernels(x):
+                return microscaling.round_blocks_compiled(x, elements[width], cuts, scale, **noise, matrices=matrices)
+            if graph_ops.has_ops(x, bits):
+                return graph_ops.round_in_graph(x, bits, elements, cuts, scale, **noise, matrices=matrices)
+        if rounded is not None:
+            return rounded
         return super()._rounded(x, bits, elements, cuts, scale, of, noise)
 
     def _rotated(
@@ -180,6 +200,8 @@ class MicroscalingByKernels(MicroscalingFormat):
         seed: Tensor,
     ) -> tuple[Tensor, Tensor]:
         pair = first, second
+        if "cpu" not in self.kernels:
+            return super()._rotated(first, second, dims, width, bits, seed)
         if all(graph_ops.has_ops(x, each) for x in pair for each in bits):
             return (
                 graph_ops.rotate_in_graph(first, bits, dims[0], width, seed),

@@ -94,9 +94,9 @@ def choose_rounding(config: FracConfig, device: torch.device) -> RoundingChoice:
     if fixed:
         raise ConfigError(f"the environment variable {MEANING}={fixed!r} is unknown: write plain, cuda or cpu")
     # Where a model is on a CPU now, it may move to a GPU later.
-    otherwise: Used = "cuda" if _triton_fits(config) and has_triton_package() else "plain"
+    otherwise: Used = "cuda" if has_triton_package() else "plain"
     if here == "cuda":
-        return RoundingChoice(asked, otherwise, here, _on_gpu(config))
+        return RoundingChoice(asked, otherwise, here, _on_gpu())
     if here != "cpu":
         return RoundingChoice(asked, "plain", here, f"there are no kernels for a model on {here!r}")
     if is_built() and (reason := distrusted()) is not None:
@@ -110,14 +110,7 @@ def choose_rounding(config: FracConfig, device: torch.device) -> RoundingChoice:
     return RoundingChoice(asked, otherwise, here, reason, hint=True)
 
 
-def _triton_fits(config: FracConfig) -> bool:
-    """Whether Triton kernels round anything of a model: format ``affine`` with one range for a tensor."""
-    return config.format == "affine" and kernels_fit(config)
-
-
-def _on_gpu(config: FracConfig) -> str:
-    if not _triton_fits(config):
-        return f"on a GPU kernels round format 'affine' only, and this model has {config.format!r}"
+def _on_gpu() -> str:
     return "it is installed" if has_triton_package() else f"Triton is not installed: {_TRITON}"
 
 

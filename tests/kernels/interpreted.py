@@ -16,17 +16,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fractrain_fx.config import RECIPES
 from fractrain_fx.execution.arithmetic import Bound, Linear
 from fractrain_fx.execution.backends import cuda
 from fractrain_fx.execution.backends.cuda import CUDA
 from fractrain_fx.execution.plan import Call, Factor, Plan, Rounds
-from fractrain_fx.formats import ValueRange
+from fractrain_fx.formats import MicroscalingFormat, Operand, ValueRange
 from fractrain_fx.formats.affine import AffineFormat, measure
 from fractrain_fx.formats.affine.gate_gradient import affine_gains
 from fractrain_fx.formats.affine.rounding import _anywhere
+from fractrain_fx.formats.microscaling import quantize as by_plain_operations
+from fractrain_fx.formats.microscaling import round_blocks
+from fractrain_fx.formats.microscaling.blocks import Blocks
 from fractrain_fx.formats.noise import hashed
 from fractrain_fx.kernels.formats import AffineByKernels
-from fractrain_fx.kernels.triton import calls
+from fractrain_fx.kernels.triton import block_calls, calls
 from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.nn.ranges import RunningRange
 
@@ -35,7 +39,8 @@ NAN, INF = float("nan"), float("inf")
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "on_device", lambda x: contextlib.nullcontext())
+    for module in (calls, block_calls):
+        monkeypatch.setattr(module, "on_device", lambda x: contextlib.nullcontext())
 
 
 def layouts() -> Iterator[Tensor]:
@@ -163,3 +168,68 @@ def test_a_product_by_the_backend_is_that_of_the_kernels_one_by_one(
     for ours, theirs in zip(CUDA.backward(plan, call, g, kept, (True, True, True)), wanted, strict=True):
         assert ours is not None and theirs is not None and torch.equal(ours, theirs)
     assert "gradient_grid" in str(CUDA.refuses(replace(plan, fmt=AffineByKernels("zero")), call, (True, True, True)))
+
+
+def block_operands(x: Tensor) -> Iterator[Operand]:
+    """Operands of a linear layer's and a convolution's three products."""
+    batch, channels, places = (0,), (x.ndim - 1,) if x.ndim == 2 else (1,), tuple(range(2, x.ndim))
+    yield Operand("forward", "x", channels, across=batch, positions=places)
+    yield Operand("input_gradient", "w", (0,), across=(1,), weight=True, positions=places)
+    yield Operand("weight_gradient", "g", (*batch, *places), across=channels)
+
+
+def block_inputs() -> Iterator[Tensor]:
+    x = torch.randn(6, 70) * torch.logspace(-6, 6, 70)
+    x[0, 3], x[1, 40], x[2] = NAN, INF, 0
+    image = torch.randn(3, 36, 2, 3).contiguous(memory_format=torch.channels_last)
+    yield from (x, x.half()[:, ::2], torch.randn(40, 140).t(), image)
+
+
+@pytest.mark.parametrize("name", ["mxfp8", "nvfp4", "fp8", "deepseek", "jetfire", "int8"])  # every kind of scale
+def test_blocks_are_those_of_the_plain_operations(name: str) -> None:
+    plain = MicroscalingFormat(RECIPES[name])
+    for number, x in enumerate(block_inputs()):
+        for of in block_operands(x):
+            how, elements = plain._how(of), plain._elements[of.product, of.tensor]
+            cuts, scale = plain._cuts(x, of, how)
+            for bits in (*elements, 16, 32, 0) if number == 0 else elements:
+                found = block_calls.round_blocks_by_triton(x, torch.tensor(bits), elements, cuts, scale)
+                assert found is not None and found.dtype == x.dtype
+                wanted = x if bits in (0, 32) else plain.operand(x, 16, of) if bits == 16 else None
+                if wanted is None:
+                    wanted = round_blocks(x, elements[bits], Blocks(x.shape, cuts), scale)
+                torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ["mxfp8", "jetfire", "fp8"])
+def test_samples_of_a_block_have_their_own_bits(name: str) -> None:
+    plain, x = MicroscalingFormat(RECIPES[name]), torch.randn(6, 70)
+    widths = {"fp8": (0, 8, 16, 32)}.get(name, (0, 4, 8, 32))
+    bits = torch.tensor(widths)[torch.arange(6) % 4].view(-1, 1)
+    for of in block_operands(x):
+        cuts, scale = plain._cuts(x, of, plain._how(of))
+        elements = plain._elements[of.product, of.tensor]
+        arguments = x, bits.expand(6, 70), elements, cuts, scale
+        wanted = plain._rounded(*arguments, of, {"stochastic": False, "seed": None})
+        found = block_calls.round_blocks_by_triton(x, bits, elements, cuts, scale)
+        assert found is not None and torch.equal(found, wanted)
+
+
+def test_the_noise_of_blocks_is_the_hash_of_each_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, seed = MicroscalingFormat(RECIPES["mxfp4"]), 123456789012345
+    x, of = torch.randn(64, 96), Operand("weight_gradient", "g", (0,), across=(1,))
+    cuts, scale = plain._cuts(x, of, plain._how(of))
+    elements = plain._elements[of.product, of.tensor]
+    found = block_calls.round_blocks_by_triton(x, torch.tensor(4), elements, cuts, scale, noise=seed)
+    noise = Blocks(x.shape, cuts).split(hashed(x.numel(), x.flatten(), torch.tensor(seed)).view(x.shape))
+    monkeypatch.setattr(by_plain_operations, "dither", lambda like, seed: noise)
+    assert found is not None and torch.equal(
+        found, round_blocks(x, elements[4], Blocks(x.shape, cuts), scale, stochastic=True, seed=torch.tensor(0))
+    )
+
+
+def test_bits_along_several_dimensions_are_left_to_the_plain_blocks() -> None:
+    plain, x, of = MicroscalingFormat(RECIPES["mxfp8"]), torch.randn(4, 40), Operand("forward", "x", (1,))
+    cuts, scale = plain._cuts(x, of, plain._how(of))
+    elements = plain._elements[of.product, of.tensor]
+    assert block_calls.round_blocks_by_triton(x, torch.full((4, 40), 4), elements, cuts, scale) is None

@@ -12,9 +12,12 @@ import torch
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
+from fractrain_fx.config import RECIPES
+from fractrain_fx.formats import Operand
 from fractrain_fx.formats.affine import AffineFormat, measure
+from fractrain_fx.formats.microscaling import ELEMENTS
 from fractrain_fx.kernels import formats
-from fractrain_fx.kernels.formats import AffineByKernels
+from fractrain_fx.kernels.formats import AffineByKernels, MicroscalingByKernels
 from fractrain_fx.kernels.triton import calls, fit
 from fractrain_fx.nn import ranges
 from fractrain_fx.nn.batch_axis import BatchAxis
@@ -91,6 +94,44 @@ def test_a_format_asks_the_kernels_for_each_of_its_steps(monkeypatch: pytest.Mon
     asked.clear()
     plain.activation(x, 4, plain.activation_range(x))
     assert not asked
+
+
+def test_a_block_format_asks_the_kernel_where_it_has_such_scales(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int | None] = []
+    monkeypatch.setattr(formats, "has_triton", lambda x: True)
+    monkeypatch.setattr(formats, "round_blocks_by_triton", lambda *_, noise: asked.append(noise))
+    x, seed = torch.randn(6, 40), torch.tensor(3)
+    of = Operand("weight_gradient", "g", (0,), across=(1,))
+    for recipe, calls_it in (("mxfp4", True), ("nvfp4", True), ("jetfire", True)):
+        fmt = MicroscalingByKernels(RECIPES[recipe], ("cuda",))
+        assert fmt.operand(x, 4, of, seed=seed).shape == x.shape  # the plain operations, where the kernel gives None
+        assert bool(asked) is calls_it and isinstance(asked.pop(), int)
+    fmt = MicroscalingByKernels(RECIPES["four-over-six"], ("cuda",))
+    fmt.operand(x, 4, Operand("forward", "x", (1,)))
+    MicroscalingByKernels(RECIPES["mxfp4"], ("cpu",)).operand(x, 4, of, seed=seed)
+    assert not asked
+
+
+@pytest.mark.parametrize("kind", [0, 1, 2])
+def test_the_kernel_of_blocks_compiles_for_a_gpu(kind: int) -> None:
+    """The interpreter takes more than the compiler does. No GPU is needed to compile."""
+    triton = pytest.importorskip("triton", minversion="3.7")
+    from triton.backends.compiler import GPUTarget
+
+    from fractrain_fx.kernels.triton.blocks import blocks_rounded
+
+    names = blocks_rounded.arg_names
+    grid = ELEMENTS["e2m1"].grid
+    element = dict(zip("RSLT", (grid.relative, grid.smallest, grid.largest, grid.top), strict=True))
+    constants: dict[str, object] = {f"{letter}{i}": value for i in range(3) for letter, value in element.items()}
+    constants |= {"W0": 4, "W1": 6, "KIND": kind, "MEASURED": False, "NOISY": True, "ONE_WIDTH": False, "LONG": False}
+    constants |= {"ROWS": 32, "FIRST": 32, "SECOND": 1}
+    pointers = {"x": "*bf16", "out": "*bf16", "bits": "*i32", "most": "*bf16", "tensor_most": "*bf16"}
+    signature = {name: "constexpr" if name in constants else pointers.get(name, "i32") for name in names}
+    places = {(names.index(name),): value for name, value in constants.items()}
+    source = triton.compiler.ASTSource(fn=blocks_rounded, signature=signature, constexprs=places)
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"enable_fp_fusion": False})
+    assert "fma.rn.f32" not in made.asm["ptx"]
 
 
 def test_values_with_gaps_are_copied_and_others_are_not() -> None:

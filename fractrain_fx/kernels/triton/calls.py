@@ -11,15 +11,15 @@ from torch import Tensor
 from fractrain_fx.formats.base import ValueRange
 from fractrain_fx.kernels.triton.fit import on_device, place, stored
 
-__all__ = ["gains_by_triton", "measure_by_triton", "move_by_triton", "round_by_triton"]
+__all__ = ["EXACT", "LONG", "gains_by_triton", "measure_by_triton", "move_by_triton", "round_by_triton"]
 
 # Values of one program.
 _BLOCK = 1024
 # Of the gate's gradient, which takes several widths of each value, and writes a number for each block.
 _LARGE_BLOCK = 4096
 # From this number of values on, 32 bits do not count them.
-_LONG = 1 << 31
-_EXACT: dict[str, Any] = {"enable_fp_fusion": False}
+LONG = 1 << 31
+EXACT: dict[str, Any] = {"enable_fp_fusion": False}
 
 
 def round_by_triton(
@@ -54,9 +54,9 @@ def round_by_triton(
     low, high = (0, 0) if noise is None else (noise & 0x7FFFFFFF, (noise >> 31) & 0x7FFFFFFF)
     ends = within.lo, within.span
     single = bits.numel() == 1, within.lo.numel() == 1
-    kinds = noise is not None, within.measured_here, erase, *single, count >= _LONG
+    kinds = noise is not None, within.measured_here, erase, *single, count >= LONG
     with on_device(x):
-        rounded[_programs(count),](x, out, bits, *ends, count, *of_bits, *of_range, low, high, *kinds, _BLOCK, **_EXACT)
+        rounded[_programs(count),](x, out, bits, *ends, count, *of_bits, *of_range, low, high, *kinds, _BLOCK, **EXACT)
     return out
 
 
@@ -74,7 +74,7 @@ def measure_by_triton(x: Tensor, dim: int | None, shape: Sequence[int]) -> tuple
     span = torch.empty_like(lo)
     with on_device(x):
         if dim is not None and dim % x.ndim == 0 and x.is_contiguous():
-            rows[lo.numel(),](x, lo, span, x.numel() // len(x), _BLOCK, **_EXACT)
+            rows[lo.numel(),](x, lo, span, x.numel() // len(x), _BLOCK, **EXACT)
             return lo, span
         if dim is None:
             dense = stored(x)
@@ -82,7 +82,7 @@ def measure_by_triton(x: Tensor, dim: int | None, shape: Sequence[int]) -> tuple
         else:
             others = [each for each in range(x.ndim) if each != dim % x.ndim]
             lowest, highest = (x.amin(others), x.amax(others)) if others else (x.contiguous(),) * 2
-        ends[_programs(lo.numel()),](lowest, highest, lo, span, lo.numel(), _BLOCK, **_EXACT)
+        ends[_programs(lo.numel()),](lowest, highest, lo, span, lo.numel(), _BLOCK, **EXACT)
     return lo, span
 
 
@@ -91,7 +91,7 @@ def move_by_triton(within: tuple[Tensor, Tensor], running: tuple[Tensor, Tensor,
     from fractrain_fx.kernels.triton.kernels import moved
 
     with on_device(within[0]):
-        moved[1,](*within, *running, weight, **_EXACT)
+        moved[1,](*within, *running, weight, **EXACT)
     torch.autograd.graph.increment_version(running)
 
 
@@ -117,7 +117,7 @@ def gains_by_triton(
     packed = sum(width << (6 * place) for place, width in enumerate(widths))
     kinds = packed, len(widths), within.measured_here, squared, _LARGE_BLOCK
     with on_device(x):
-        gains[len(x), parts](x, g, within.lo, within.span, sums, length, parts, *kinds, **_EXACT)
+        gains[len(x), parts](x, g, within.lo, within.span, sums, length, parts, *kinds, **EXACT)
     return sums[:, 0] if parts == 1 else sums.sum(1)
 
 

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from fractrain_fx.formats.affine import scale as affine_scale
 
-__all__ = ["ends", "gains", "moved", "rounded", "rows"]
+__all__ = ["ends", "gains", "moved", "noise_at", "rounded", "rows", "whole"]
 
 SMALLEST_SCALE = tl.constexpr(affine_scale.SMALLEST_SCALE)
 # The widest range that is not clamped, `torch.finfo(torch.float32).max * (1 - 2**-20)`.
@@ -34,13 +34,13 @@ def _scale(span, top):
 
 
 @triton.jit
-def _whole(q):
+def whole(q):
     """The nearest whole number to a value of at least 0."""
     return tl.where(q < WHOLE, (q + WHOLE) - WHOLE, q)
 
 
 @triton.jit
-def _noise(position, low, high):
+def noise_at(position, low, high):
     """``formats/noise.py: hashed``: uniform in -0.5..0.5, from a position and a seed."""
     h = position.to(tl.uint32) ^ low.to(tl.uint32)
     h = (h ^ (h >> 16)) * tl.full([1], 0x7FEB352D, tl.uint32) + high.to(tl.uint32)
@@ -97,9 +97,9 @@ def rounded(
     single = value.to(tl.float32)
     q = tl.div_rn(single - start, scale)
     if NOISY:
-        q = q + _noise(at, low, high)
+        q = q + noise_at(at, low, high)
     q = tl.where(q < 0.0, 0.0, q)
-    q = _whole(tl.where(q > top, top, q))
+    q = whole(tl.where(q > top, top, q))
     found = q * scale + start
     if not INSIDE:
         found = found + 0.0 * single  # the clamp hides an infinite value; 0 * inf is NaN
@@ -190,7 +190,7 @@ def gains(
         q = tl.where(q < 0.0, 0.0, q)
         if not INSIDE:
             q = tl.where(q > top, top, q)
-        found = _whole(q) * scale
+        found = whole(q) * scale
         if value.dtype != tl.float32:
             found = (found + start).to(value.dtype).to(tl.float32) - start
         error = tl.where(there, (found - offset) * upstream, 0.0)
