@@ -11,6 +11,7 @@ from torch import nn
 from torch.fx.passes.infra.pass_base import PassBase
 
 from fractrain_fx.capture import RecordedModule
+from fractrain_fx.capture.state import in_mode
 from fractrain_fx.config.checks import check_stage
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.config.targets import scheduled_precision
@@ -98,10 +99,8 @@ class FracModel(Deployable):
         Raises:
             InputError: there is no batch.
         """
-        mode = self.training
-        super().train(False)
-        seen = self._state.fill_ranges(batches)
-        self.train(mode)
+        with in_mode(self, training=False):
+            seen = self._state.fill_ranges(batches)
         if not seen:
             raise InputError("calibrate() got no batch: give it a loader, or a list of inputs")
         self._state.look_for_ranges()

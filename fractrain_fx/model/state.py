@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -267,14 +267,19 @@ class ModelState:
             self.sharding.share_buffers(self.changing_buffers)
         return seen
 
-    def _fill(self, calls: Iterable[tuple[Variant, tuple[Any, ...]]], ranges: Iterable[RunningRange]) -> int:
+    def _fill(self, calls: Iterable[tuple[Variant, tuple[Any, ...]]], ranges: Collection[RunningRange]) -> int:
+        modes = [each.training for each in ranges]
         for each in ranges:
             each.train()
         seen = 0
-        with torch.no_grad():
-            for variant, values in calls:
-                run_graph(self._graph(variant, False), values, variant.recording)
-                seen += 1
+        try:
+            with torch.no_grad():
+                for variant, values in calls:
+                    run_graph(self._graph(variant, False), values, variant.recording)
+                    seen += 1
+        finally:
+            for each, mode in zip(ranges, modes, strict=True):
+                each.train(mode)
         return seen
 
     def _ranges(self) -> list[RunningRange]:

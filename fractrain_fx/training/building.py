@@ -10,6 +10,7 @@ from rich.console import Console
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from fractrain_fx.capture.state import in_mode
 from fractrain_fx.config import FracConfig
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.native import kernels
@@ -83,9 +84,7 @@ def float_seconds(settings: RunSettings, built: BuiltModel) -> float:
 def _forward_macs(built: BuiltModel, batch_axis: int) -> float:
     """MACs of one sample."""
     args, kwargs = built.examples()
-    mode = built.model.training
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        built.model.eval()(*args, **kwargs)
-    built.model.train(mode)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter, in_mode(built.model, training=False):
+        built.model(*args, **kwargs)
     first: Tensor = (*args, *kwargs.values())[0]
     return float(counter.get_total_flops()) / 2 / first.shape[batch_axis]

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from fractrain_fx.capture.state import in_mode
 from fractrain_fx.errors import InputError, ModelError, require_packages
 from fractrain_fx.training.data import DataSet
 from fractrain_fx.training.models import BuiltModel
@@ -97,14 +98,12 @@ def check_outputs(name: str, built: BuiltModel) -> None:
     if not name.rpartition(":")[0].endswith(".py"):
         return
     args, kwargs = built.examples()
-    model, mode, data = built.model, built.model.training, built.data
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    model, data = built.model, built.data
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), in_mode(model, training=False):
         try:
-            output = model.eval()(*args, **kwargs)
+            output = model(*args, **kwargs)
         except Exception:
             return  # recording the model fails as well, and says where
-        finally:
-            model.train(mode)
     count, classification = Objective.logits(output).shape[-1], data.task == "classification"
     if count < data.classes or (classification and count != data.classes):  # a vocabulary may be padded
         what, argument = ("classes", "num_classes") if classification else ("tokens", "vocab_size")

@@ -105,3 +105,15 @@ def test_a_compiled_model_follows_the_modes_of_parts() -> None:
     for each in (reference, model):
         each.eval()
     assert torch.equal(reference(x), compiled(x))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_calibration_leaves_every_part_in_its_mode(training: bool) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(128, 4))
+    x = torch.randn(4, 3, 8, 8)
+    model = fractrainify(net, config=FracConfig(method="static"), example_inputs=(x,)).train(training)
+    net[1].eval()
+    before, mean = [part.training for part in model.modules()], net[1].running_mean.clone()
+    model.calibrate([x])
+    assert [part.training for part in model.modules()] == before
+    assert torch.equal(net[1].running_mean, mean) and model.ops[1].precision.rounds

@@ -192,3 +192,17 @@ def test_the_names_are_known_without_being_imported() -> None:
     assert "sensitivity" in fractrain_fx.__all__
     with pytest.raises(AttributeError, match="no attribute 'sensitivities'"):
         fractrain_fx.sensitivities  # noqa: B018
+
+
+def test_parts_that_stay_in_eval_mode_while_a_model_trains_stay_so_in_its_copy() -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 8), nn.Linear(8, 4)).train()
+    net[1].eval()
+    copied = FloatCopy(net, (torch.randn(6, 4), None), lambda outputs, batch: outputs.square().mean(), None)
+    assert copied.original.training and not copied.original[1].training  # type: ignore[index]
+    assert copied.model.training and not net[1].training
+
+
+def test_a_model_in_eval_mode_is_measured_as_it_trains() -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 8), nn.Linear(8, 4)).eval()
+    copied = FloatCopy(net, (torch.randn(6, 4), None), lambda outputs, batch: outputs.square().mean(), None)
+    assert copied.model.training and copied.original[1].training and not net.training  # type: ignore[index]

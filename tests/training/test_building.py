@@ -16,6 +16,7 @@ from fractrain_fx.native import choice
 from fractrain_fx.native.choice import MEANING
 from fractrain_fx.training import RunSettings, Trainer, TrainSettings, build_trainer, building, new_run, resume_run
 from fractrain_fx.training.building import float_seconds, prepare_rounding
+from fractrain_fx.training.objective import check_outputs
 from fractrain_fx.training.run import build
 
 TINY = Path(__file__).with_name("tiny.py")
@@ -87,11 +88,14 @@ def test_a_run_on_a_gpu_rounds_by_triton_where_it_is_installed_and_says_so(
 def test_the_time_of_a_run_is_computed_from_its_macs(monkeypatch: pytest.MonkeyPatch) -> None:
     run = settings(epochs=3)
     built = build(run)
+    frozen = next(built.model.children()).eval()
     # 64 pixels: 3 x 3 x 3 x 8 of the stem, 3 x 3 x 8 x 8 and 8 x 8 of the block; and the head. Three products each.
     macs = 64 * (216 + 576 + 64) + 80
     one_thread = 3 * 3 * 64 * macs / 2e10
     monkeypatch.setattr(building.torch, "get_num_threads", lambda: 1)
-    assert float_seconds(run, built) == pytest.approx(one_thread) and built.model.training
+    assert float_seconds(run, built) == pytest.approx(one_thread)
+    check_outputs("own.py:model", built)
+    assert built.model.training and not frozen.training
     assert float_seconds(replace(run, train=replace(run.train, iterations=2)), built) == pytest.approx(one_thread / 3)
     monkeypatch.setattr(building.torch, "get_num_threads", lambda: 8)
     assert float_seconds(run, built) == pytest.approx(one_thread / 8)

@@ -97,9 +97,11 @@ class FloatCopy:
             config, original = original.frac_config, original._state.original
         self.config = _rounding_all(config or FracConfig())
         self._criterion = criterion
-        self.original = copy.deepcopy(original).train()
+        self.original = copy.deepcopy(original)
+        if not self.original.training:  # parts that a model keeps in eval mode while it trains stay so
+            self.original.train()
         recording = record_model(self.original, self.config, *self._arguments(batch))
-        self.model = FracModel(rewrite(self.original, recording, self.config)).train()
+        self.model = FracModel(rewrite(self.original, recording, self.config))
         self.costs: list[tuple[Op, OpCost]] = costed(recording.train, self.config)
         self.parameters = {name: each for name, each in self.model.named_parameters() if each.requires_grad}
         self.probes: dict[str, Probe] = {}
