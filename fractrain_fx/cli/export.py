@@ -23,7 +23,7 @@ def export(arguments: dict[str, Any]) -> None:
     """Read a run or a saved model, write the files, and print what they are."""
     run, to, stage = Path(arguments["run"]), arguments["to"], arguments["stage"]
     model, built = _model_in(run, arguments["model"])
-    options: dict[str, Any] = {"fold_batch_norm": True} if arguments["fold_batch_norm"] else {}
+    options: dict[str, Any] = {name: True for name in ("fold_batch_norm", "fold_weights") if arguments[name]}
     if arguments["commonest"]:
         if built is None:
             raise ConfigError("--commonest counts choices on the test samples of a run, and this folder is not a run")

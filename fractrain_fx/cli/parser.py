@@ -185,6 +185,8 @@ def make_parser() -> Parser:
     export.add_argument("--commonest", action="store_true", default=None, help=text_choices)
     text_fold = "fold batch norms into the convolutions before them (onnx)"
     export.add_argument("--fold-batch-norm", action="store_true", default=None, help=text_fold)
+    text_weights = "write weights so that onnxruntime prepares them once, as it loads the file (onnx)"
+    export.add_argument("--fold-weights", action="store_true", default=None, help=text_weights)
     commands.add_subcommand("export", export, help="a trained model for onnxruntime, transformers or torchao")
     build = _new("", "Build the C++ kernels that round on a CPU, once: run.backend=auto then uses them.")
     commands.add_subcommand("build", build, help="build the C++ kernels that make training on a CPU quicker")

@@ -22,6 +22,9 @@ def fold_batch_norms(graph_module: GraphModule) -> None:
         source: Any = node.args[0] if node.args else None
         if not isinstance(norm, nn.modules.batchnorm._BatchNorm) or norm.running_mean is None:
             continue
+        behind = _behind(norm)
+        if behind is None:
+            continue
         weight = _weight_of(graph_module, source)
         if weight is None:
             continue
@@ -41,10 +44,24 @@ def fold_batch_norms(graph_module: GraphModule) -> None:
             source.update_arg(2, shifted)
         else:
             source.update_kwarg("bias", shifted)
+        if behind:
+            node.target = f"behind_{node.name}"
+            graph_module.add_submodule(node.target, behind)
+            continue
         node.replace_all_uses_with(source)
         graph_module.graph.erase_node(node)
     graph_module.graph.eliminate_dead_code()
     graph_module.recompile()
+
+
+def _behind(norm: Any) -> nn.Sequential | None:
+    """The modules that a batch norm calls after its own arithmetic; ``None`` for a class that may do anything."""
+    kind = type(norm)
+    if kind.forward in (nn.BatchNorm2d.forward, nn.SyncBatchNorm.forward):
+        return nn.Sequential()
+    if f"{kind.__module__}.{kind.__qualname__}" == "timm.layers.norm_act.BatchNormAct2d":
+        return nn.Sequential(norm.drop, norm.act)
+    return None
 
 
 def _weight_of(graph_module: GraphModule, node: Any) -> Any:

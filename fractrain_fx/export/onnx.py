@@ -16,6 +16,7 @@ from fractrain_fx.errors import ExportError
 from fractrain_fx.export.factors import FrozenFactor
 from fractrain_fx.export.folding import fold_batch_norms
 from fractrain_fx.export.graph import frozen_graph
+from fractrain_fx.export.onnx_weights import BITS, settle_weights
 from fractrain_fx.export.result import Exported, sizes_of
 from fractrain_fx.export.rounding import CodedWeight, Levels
 from fractrain_fx.export.write import Request
@@ -24,7 +25,6 @@ __all__ = ["MODEL", "check", "write"]
 
 MODEL = "model.onnx"
 _OPSET = 21  # the first in which QuantizeLinear has numbers of 4 bits
-_BITS = "fractrain_bits"
 _MOST_BITS = 8
 
 
@@ -51,9 +51,14 @@ def check(request: Request) -> None:
                 f"the weight of {op.name} is computed in the graph (a transposed or stacked parameter), so it has no "
                 f"codes to write: leave it float with Pin({op.name!r}, format='float')"
             )
-    for name in ("fold_batch_norm", "dynamic"):
+    for name in ("fold_batch_norm", "fold_weights", "dynamic"):
         if not isinstance(request.options.get(name, False), bool):
             raise ExportError(f"{name}={request.options[name]!r} is a switch: write True or False")
+    if request.options.get("fold_weights", False) and request.levels == "exact":
+        raise ExportError(
+            "fold_weights=True is for levels='integer', with which onnxruntime multiplies codes: add that, or leave "
+            "fold_weights out and start the session with session.disable_quant_qdq=1, which folds exact levels"
+        )
 
 
 def write(folder: Path, request: Request) -> Exported:
@@ -86,7 +91,7 @@ def write(folder: Path, request: Request) -> Exported:
             f"torch's ONNX exporter cannot write this {type(request.original).__name__}: {_reason(error)}. Export a "
             "Hugging Face model with format='compressed-tensors', or leave the part that it names float"
         ) from error
-    _narrow(program.model)
+    settle_weights(program.model, at_load=request.options.get("fold_weights", False))
     target = folder / MODEL
     program.save(str(target), external_data=False)
     onnx.checker.check_model(str(target), full_check=True)
@@ -166,7 +171,7 @@ class CodedLayerWeight(nn.Module):
             dtype=torch.float32,
             shape=self.codes.shape,
             version=_OPSET,
-            metadata_props={_BITS: str(self.bits)},
+            metadata_props={BITS: str(self.bits)},
         )
         return w if center is None else w + center
 
@@ -206,15 +211,3 @@ def _reason(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-
-
-def _narrow(model: Any) -> None:
-    """Give weights of at most 4 bits the type of 4 bits, which torch's exporter has no tensors of."""
-    import onnx_ir as ir
-
-    for node in model.graph:
-        bits = node.metadata_props.pop(_BITS, None)
-        if bits is not None and int(bits) <= 4:
-            codes = node.inputs[0]
-            codes.const_value = ir.tensor(codes.const_value.numpy(), dtype=ir.DataType.INT4, name=codes.name)
-            codes.dtype = ir.DataType.INT4

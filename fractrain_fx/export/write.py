@@ -20,7 +20,7 @@ from fractrain_fx.export.rounding import LevelsName
 __all__ = ["FORMATS", "Request", "check", "require_known_format", "write"]
 
 FORMATS: dict[str, tuple[str, ...]] = {
-    "onnx": ("fold_batch_norm", "dynamic"),
+    "onnx": ("fold_batch_norm", "fold_weights", "dynamic"),
     "compressed-tensors": (),
     "torchao": (),
 }

@@ -100,7 +100,8 @@ class Deployable(Savable):
             choices: see there.
             batches: see there; ``compressed-tensors`` also measures the range of activations of format ``nvfp4`` on it.
             options: of format ``onnx``: ``fold_batch_norm=True`` folds batch norms into convolutions,
-                ``dynamic=False`` keeps the sizes of the example inputs.
+                ``fold_weights=True`` writes weights for onnxruntime, ``dynamic=False`` keeps the sizes of the example
+                inputs.
 
         Returns:
             The files with their bytes, and what is otherwise than in evaluation.

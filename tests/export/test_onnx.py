@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
 
 from fractrain_fx import FracModel, Pin, Precision
@@ -19,6 +20,7 @@ onnx = pytest.importorskip("onnx", reason="needs the extra: pip install 'fractra
 ort = pytest.importorskip("onnxruntime", reason="needs the extra: pip install 'fractrain_fx[export]'")
 
 IMAGES = (2, 3, 8, 8)
+IMAGE = torch.randn(2, 8, 12, 12)
 
 
 def run(folder: Path, *inputs: Tensor) -> list[Tensor]:
@@ -56,6 +58,51 @@ def test_batch_norms_fold_into_scales_whatever_their_sign(images: FracModel, tmp
     x = torch.randn(3, *IMAGES[1:])
     assert difference(images.deployed(levels=levels)(x), run(tmp_path, x)) < 1e-5
     assert "BatchNormalization" not in {node.op_type for node in onnx.load(tmp_path / "model.onnx").graph.node}
+
+
+class _DoublingNorm(nn.BatchNorm2d):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("kind", "left"), [(BatchNormAct2d, 0), (_DoublingNorm, 2)])
+def test_what_a_batch_norm_does_besides_is_kept(tmp_path: Path, kind: Any, left: int) -> None:
+    net = nn.Sequential(
+        nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3), kind(8), nn.Conv2d(8, 8, 3), kind(8), nn.Conv2d(8, 8, 3)
+    )
+    model = rewritten(net, IMAGE)
+    model.export(tmp_path, fold_batch_norm=True)
+    assert difference(model(IMAGE), run(tmp_path, IMAGE)) < 1e-2  # one step at a tie
+    graph = onnx.load(tmp_path / "model.onnx").graph
+    assert [node.op_type for node in graph.node].count("BatchNormalization") == left
+
+
+@torch.no_grad()
+def test_onnxruntime_multiplies_codes_and_prepares_other_weights_once(tmp_path: Path) -> None:
+    """The third convolution keeps a float output, and the second has 4 bits."""
+    layers = [*[layer for _ in range(3) for layer in (nn.Conv2d(8, 8, 3), nn.ReLU())], nn.Conv2d(8, 8, 3)]
+    model = rewritten(
+        nn.Sequential(*layers, nn.Softmax(1), nn.Conv2d(8, 8, 1)), IMAGE, pins=[Pin("2", Precision(4, 8))]
+    )
+    x, outputs, found = torch.randn(3, 8, 12, 12), [], []
+    for fold in (False, True):
+        model.export(tmp_path, levels="integer", fold_weights=fold)
+        outputs += run(tmp_path, x)
+        assert onnx.TensorProto.INT4 in kinds(tmp_path)
+        options = ort.SessionOptions()
+        options.optimized_model_filepath, options.log_severity_level = str(tmp_path / "optimized.onnx"), 3
+        ort.InferenceSession(tmp_path / "model.onnx", options, providers=["CPUExecutionProvider"])
+        found.append([node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node])
+    assert difference(*[[each] for each in outputs]) < 1e-2  # the product of 4 bits rounds its bias to an integer
+    assert difference(model.deployed(levels="integer")(x), outputs[1:]) < 1e-2
+    assert [each.count("QLinearConv") for each in found] == [1, 2]
+    assert found[1].count("DequantizeLinear") < found[0].count("DequantizeLinear") and "Cast" not in found[1]
+
+
+def test_exact_levels_are_not_written_for_onnxruntime(images: FracModel, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="disable_quant_qdq"):
+        images.export(tmp_path / "out", fold_weights=True)
 
 
 @torch.no_grad()
