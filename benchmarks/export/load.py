@@ -9,6 +9,7 @@ import importlib.util
 import json
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,17 +61,34 @@ def _options() -> Any:
     return options
 
 
-def latency(folder: Path, inputs: dict[str, Tensor], runs: int = 40) -> float:
-    """Median milliseconds of a call in onnxruntime on one thread."""
+def round_trips(
+    files: Mapping[str, tuple[Path, Mapping[str, str]]], inputs: dict[str, Tensor], rounds: int
+) -> dict[str, list[float]]:
+    """Seconds of a call of each file in each round, on one thread; the files take turns.
+
+    Args:
+        files: by name the folder, and entries of the session's configuration.
+        inputs: of the call.
+        rounds: after one that is not timed.
+    """
     import onnxruntime
 
-    session = onnxruntime.InferenceSession(folder / "model.onnx", _options(), providers=["CPUExecutionProvider"])
-    feed, times = {name: x.numpy() for name, x in inputs.items()}, []
-    for _ in range(runs):
-        start = time.perf_counter()
-        session.run(None, feed)
-        times.append(time.perf_counter() - start)
-    return 1000 * sorted(times)[runs // 2]
+    sessions = {}
+    for name, (folder, entries) in files.items():
+        options = _options()
+        for key, value in entries.items():
+            options.add_session_config_entry(key, value)
+        sessions[name] = onnxruntime.InferenceSession(
+            folder / "model.onnx", options, providers=["CPUExecutionProvider"]
+        )
+    feed = {name: x.numpy() for name, x in inputs.items()}
+    times: dict[str, list[float]] = {name: [] for name in files}
+    for _ in range(rounds + 1):
+        for name, session in sessions.items():
+            start = time.perf_counter()
+            session.run(None, feed)
+            times[name].append(time.perf_counter() - start)
+    return {name: found[1:] for name, found in times.items()}
 
 
 def _transformers(folder: Path) -> Any:

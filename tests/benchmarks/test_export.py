@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from benchmarks.export.matrix import FORMATS, PRECISIONS, Cell, size_table, table
+from benchmarks.export.matrix import FORMATS, PRECISIONS, Cell, table
 from benchmarks.export.models import MODELS
+from benchmarks.export.sizes import Size, size_table
 
 
 def test_every_cell_has_a_difference_or_a_reason_that_is_listed_once() -> None:
@@ -25,5 +26,5 @@ def test_every_cell_has_a_difference_or_a_reason_that_is_listed_once() -> None:
 
 
 def test_sizes_are_shares_of_float32() -> None:
-    text = size_table({"net": {"float32 ms": 2.0, "int8 exact bytes": 0.2571, "int8 exact ms": 3.0}})
-    assert "| net | float32 | 1 | 2.00 |" in text and "| net | int8 exact | 0.257 | 3.00 |" in text
+    text = size_table([Size("net", "float32", 1.0, 1.0), Size("net", "int8 exact", 0.2571)])
+    assert "| net | float32 | 1.000 | 1.00 |" in text and "| net | int8 exact | 0.257 |  |" in text

@@ -1,0 +1,204 @@
+"""Why the outputs of a file differ from those of evaluation: one product after another, and one moved code at a time.
+
+Two libraries add float32 numbers in different orders, so a value near the middle of two levels may take one level here
+and the other one there. From that rounding on, the models compute with different numbers.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+
+from fractrain_fx import FracModel
+from fractrain_fx.capture.trees import tensors_in
+from fractrain_fx.export.factors import frozen_ops
+from fractrain_fx.export.graph import frozen_graph
+from fractrain_fx.export.onnx import _module_of
+from fractrain_fx.export.rounding import FrozenRounding
+from fractrain_fx.formats.affine.scale import scales
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Cause", "cause_in_onnx", "cause_in_transformers", "one_step"]
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A comparison at every rounding of activations.
+
+    Attributes:
+        difference: the largest of the outputs, as a share of the largest output.
+        values: how many values are rounded.
+        ties: how many of them get another code there, although all earlier roundings gave the same values; 0 if the
+            last bits of those values decide.
+        steps: the largest difference of such a code, in steps.
+        from_middle: the largest distance of such a value from the middle of two levels, in steps.
+        same_codes: the difference of outputs if evaluation goes on with the rounded values of the other library.
+        moved_here: the difference between evaluation, and evaluation after only these codes were moved.
+    """
+
+    difference: float
+    values: int
+    ties: int
+    steps: float
+    from_middle: float
+    same_codes: float
+    moved_here: float
+
+
+class _Compared(nn.Module):
+    """A rounding beside that of another library."""
+
+    def __init__(self, rounding: FrozenRounding, theirs: Tensor) -> None:
+        super().__init__()
+        self.rounding, self.theirs = rounding, theirs
+        self.step = scales(rounding.span, rounding.width)
+        self.moves: Tensor | None = None
+        self.from_middle = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        """First the other library's values; then, with ``moves``, the own values with some codes moved."""
+        own: Tensor = self.rounding(x)
+        if self.moves is not None:
+            return own + self.moves
+        difference = self.theirs - own
+        ties = difference.abs() > self.step / 2
+        self.moves = torch.where(ties, difference, 0.0)
+        if ties.any():
+            level = (x[ties] - self.rounding.lo) / self.step
+            self.from_middle = float((level - level.floor() - 0.5).abs().max())
+        return self.theirs
+
+
+@torch.no_grad()
+def _cause(run: Callable[[], Tensor], rounded: nn.Module, theirs: Mapping[str, Tensor], output: Tensor) -> Cause:
+    """Compare a deployed model with the rounded values and the output of another library, by the paths of roundings."""
+    ours = run()
+    compared = {}
+    for path, values in theirs.items():
+        rounding: Any = rounded.get_submodule(path)
+        compared[path] = _Compared(rounding, values)
+        rounded.set_submodule(path, compared[path])
+    same_codes = run()
+    moved = run()
+    moves = [(each.moves, each.step) for each in compared.values() if each.moves is not None]
+    return Cause(
+        difference=_share(ours, output),
+        values=sum(values.numel() for values in theirs.values()),
+        ties=sum(int((move != 0).sum()) for move, _ in moves),
+        steps=max(float((move / step).abs().max()) for move, step in moves),
+        from_middle=max(each.from_middle for each in compared.values()),
+        same_codes=_share(same_codes, output),
+        moved_here=_share(ours, moved),
+    )
+
+
+def _share(ours: Tensor, theirs: Tensor) -> float:
+    return float((ours - theirs).abs().max() / ours.abs().max())
+
+
+def cause_in_onnx(model: FracModel) -> Cause:
+    """The cause in onnxruntime, with every rounded value an output of the file."""
+    import onnxruntime
+
+    recording = model._unlabelled()
+    ops, original, inputs = frozen_ops(recording.eval, None), model._state.original, tuple(recording.inputs)
+    plain, written = (frozen_graph(original, recording.eval, ops, *how) for how in ((), (_module_of,)))
+    roundings = {
+        node.name: str(node.target)
+        for node in plain.graph.find_nodes(op="call_module")
+        if isinstance(plain.get_submodule(str(node.target)), FrozenRounding)
+    }
+    result = next(iter(written.graph.find_nodes(op="output")))
+    named = {node.name: node for node in written.graph.nodes}
+    result.args = ((result.args[0], *(named[name] for name in roundings)),)
+    written.recompile()
+    with tempfile.TemporaryDirectory() as folder:
+        file = str(Path(folder) / "model.onnx")
+        program: Any = torch.onnx.export(written, inputs, dynamo=True, opset_version=21, verbose=False)
+        program.save(file, external_data=False)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+        feed = {each.name: x.numpy() for each, x in zip(session.get_inputs(), inputs, strict=True)}
+        output, *others = [torch.from_numpy(each) for each in session.run(None, feed)]
+    theirs = dict(zip(roundings.values(), others[-len(roundings) :], strict=True))
+    return _cause(lambda: next(tensors_in(plain(*inputs))), plain, theirs, output)
+
+
+def cause_in_transformers(model: FracModel) -> Cause:
+    """The cause in transformers, with a file in the format of compressed-tensors."""
+    kwargs = {name: x for name, x in model._state.recording.kwargs.items() if name != "labels"}
+    with tempfile.TemporaryDirectory() as folder:
+        model.export(folder, format="compressed-tensors")
+        loaded: Any = type(model._state.original).from_pretrained(folder).eval()  # type: ignore[attr-defined]
+    with torch.no_grad(), _rounded_inputs(loaded) as theirs:
+        output = loaded(**kwargs).logits
+    plain: Any = model.deployed()
+    return _cause(lambda: plain(**kwargs).logits, plain, theirs, output)
+
+
+@contextmanager
+def _rounded_inputs(loaded: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """The rounded inputs of layers that compressed-tensors computes inside, by their names in ``deployed()``."""
+    from compressed_tensors.quantization.lifecycle import forward
+
+    paths = {module: path for path, module in loaded.named_modules()}
+    found: dict[str, Tensor] = {}
+    rounds = forward.forward_quantize
+
+    def watch(module: nn.Module, value: Tensor, name: str, settings: Any) -> Tensor:
+        rounded: Tensor = rounds(module, value, name, settings)
+        if name == "input":
+            found[f"{paths[module]}.input_rounding"] = rounded.detach().clone()
+        return rounded
+
+    with patch.object(forward, "forward_quantize", watch):
+        yield found
+
+
+class _Moved(nn.Module):
+    """A rounding that moves one code by one step."""
+
+    def __init__(self, rounding: FrozenRounding, seed: int) -> None:
+        super().__init__()
+        self.rounding, self.seed = rounding, seed
+        self.step = scales(rounding.span, rounding.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The rounded values, of which one is the next level."""
+        own: Tensor = self.rounding(x).clone()
+        place = int(torch.randint(own.numel(), (), generator=torch.Generator().manual_seed(self.seed)))
+        top = self.rounding.lo + self.rounding.span
+        flat = own.view(-1)
+        flat[place] += self.step if flat[place] + self.step / 2 < top else -self.step
+        return own
+
+
+@torch.no_grad()
+def one_step(model: FracModel, x: Tensor, rounding: int = 3, tries: int = 10) -> list[float]:
+    """How far outputs move if one code of one rounding is moved by one step, for some random codes.
+
+    Args:
+        model: that ``deployed()`` gives its original class.
+        x: the input.
+        rounding: its number in the order of modules.
+        tries: how many codes.
+    """
+    plain = model.deployed()
+    paths = [path for path, module in plain.named_modules() if isinstance(module, FrozenRounding)]
+    own: Any = plain.get_submodule(paths[rounding])
+    before, found = plain(x), []
+    for seed in range(tries):
+        plain.set_submodule(paths[rounding], _Moved(own, seed))
+        found.append(_share(before, plain(x)))
+    return sorted(found)
