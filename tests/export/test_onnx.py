@@ -100,6 +100,30 @@ def test_onnxruntime_multiplies_codes_and_prepares_other_weights_once(tmp_path: 
     assert found[1].count("DequantizeLinear") < found[0].count("DequantizeLinear") and "Cast" not in found[1]
 
 
+class _Alike(nn.Module):
+    """Float outputs of convolutions whose weights have equal scales, which the exporter writes once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.last = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 4, 1)
+        self.one, self.other = nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3)
+        nn.init.zeros_(self.other.bias)
+        self.other.weight.data = -self.one.weight.data
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x).relu()
+        return self.last((self.one(x) + self.other(x).sin()).relu())  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def test_weights_of_equal_scales_are_prepared_each(tmp_path: Path) -> None:
+    model = rewritten(_Alike(), IMAGE)
+    model.export(tmp_path, levels="integer", fold_weights=True)
+    assert difference(model.deployed(levels="integer")(IMAGE), run(tmp_path, IMAGE)) < 1e-5
+    graph = onnx.load(tmp_path / "model.onnx").graph
+    assert [node.op_type for node in graph.node].count("Mul") == 2
+
+
 def test_exact_levels_are_not_written_for_onnxruntime(images: FracModel, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="disable_quant_qdq"):
         images.export(tmp_path / "out", fold_weights=True)
