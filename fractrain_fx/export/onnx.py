@@ -16,7 +16,7 @@ from fractrain_fx.errors import ExportError
 from fractrain_fx.export.factors import FrozenFactor
 from fractrain_fx.export.folding import fold_batch_norms
 from fractrain_fx.export.graph import frozen_graph
-from fractrain_fx.export.onnx_weights import BITS, settle_weights
+from fractrain_fx.export.onnx_weights import BITS, adapt_weights
 from fractrain_fx.export.result import Exported, sizes_of
 from fractrain_fx.export.rounding import CodedWeight, Levels
 from fractrain_fx.export.write import Request
@@ -91,7 +91,7 @@ def write(folder: Path, request: Request) -> Exported:
             f"torch's ONNX exporter cannot write this {type(request.original).__name__}: {_reason(error)}. Export a "
             "Hugging Face model with format='compressed-tensors', or leave the part that it names float"
         ) from error
-    settle_weights(program.model, at_load=request.options.get("fold_weights", False))
+    adapt_weights(program.model, at_load=request.options.get("fold_weights", False))
     target = folder / MODEL
     program.save(str(target), external_data=False)
     onnx.checker.check_model(str(target), full_check=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-__all__ = ["BITS", "settle_weights"]
+__all__ = ["BITS", "adapt_weights"]
 
 BITS = "fractrain_bits"
 """Marks the DequantizeLinear of a weight, with the bits of its codes."""
@@ -16,7 +16,7 @@ _CONVOLUTIONS = ("Conv", "ConvTranspose")
 _PASSING = ("Relu", "Clip")  # onnxruntime takes these into the convolution before them
 
 
-def settle_weights(model: ir.Model, at_load: bool) -> None:
+def adapt_weights(model: ir.Model, at_load: bool) -> None:
     """Give codes of at most 4 bits the type of 4 bits, and weights on request the form that suits onnxruntime.
 
     onnxruntime multiplies codes in a convolution only if QuantizeLinear reads the result. For others it computes
