@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from benchmarks.coverage import hf_models, libraries, timm_models, torchvision_models
+from benchmarks.coverage.corpus.page import read_rows
 from benchmarks.coverage.pool import Limits, run
 from benchmarks.coverage.results import Results
 from benchmarks.coverage.spreadsheet import beside, write_csv
@@ -49,7 +50,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 progress.console.print(f"{case.key}: {row.get('failed_at')}: {row.get('cause')}", markup=False)
             progress.advance(task)
     if options.table:
-        options.table.write_text(markdown(results), encoding="utf-8")
+        corpus = read_rows(options.out.with_name("corpus.jsonl"))
+        options.table.write_text(markdown(results, corpus), encoding="utf-8")
         write_csv(results, beside(options.out))
     results.write()
     good = sum(passed(results.rows[case.key]) for case in wanted)

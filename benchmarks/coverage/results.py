@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.coverage.cases import Case
 from benchmarks.coverage.trial import Row, passed
 
-__all__ = ["Results"]
+__all__ = ["Results", "commit"]
 
 _PACKAGES = re.compile(r"/[^\s\"'()]*/(?:site-packages|\.venv[^\s\"'()/]*)/")
 _TEMPORARY = re.compile(r"/tmp/[^\s\"'(),;:\\]+")
@@ -37,7 +37,7 @@ class Results:
         held = json.loads(_unpacked(path)) if path.exists() else {}
         self.rows: dict[str, Row] = held.get("models", {})
         self.known: dict[str, int] = held.get("known", {})
-        self._commit = _commit()
+        self._commit = commit()
         # A file whose rows were made with several versions names them all.
         self.made_with: dict[str, str] = held.get("made_with", {})
 
@@ -80,7 +80,7 @@ def _unpacked(path: Path) -> bytes:
     return gzip.decompress(data) if path.suffix == ".gz" else data
 
 
-def _commit() -> str:
+def commit() -> str:
     """The commit of the code that makes the rows; ``+`` marks uncommitted changes."""
     git = ("git", "-C", str(Path(__file__).parent), "describe", "--always", "--exclude=*", "--dirty=+")
     try:

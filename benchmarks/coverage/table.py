@@ -6,6 +6,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
+from benchmarks.coverage.corpus.page import section
 from benchmarks.coverage.resized import DIFFERENT, REFUSED, summary
 from benchmarks.coverage.results import Results
 from benchmarks.coverage.sizes import Kind
@@ -61,6 +62,12 @@ refused at every other size. Sizes that the original refuses do not count.
 
 {not_built}
 
+<!-- corpus -->
+
+{corpus}
+
+<!-- /corpus -->
+
 ## Search the data
 
 [`docs/results/coverage.csv.gz`](results/coverage.csv.gz) has one line for each model: verdict, failed check, cause,
@@ -79,8 +86,8 @@ sweep and writes this page; `make coverage-libraries` does the same for the suit
 """
 
 
-def markdown(results: Results) -> str:
-    """The whole page, from the results alone."""
+def markdown(results: Results, corpus: Sequence[Row] = ()) -> str:
+    """The whole page, from the results and the rows of the corpus alone."""
     suites: dict[str, list[Row]] = defaultdict(list)
     for _, row in sorted(results.rows.items()):
         suites[row["suite"]].append(row)
@@ -92,6 +99,7 @@ def markdown(results: Results) -> str:
         sizes=_sizes(suites),
         failures="\n\n".join(filter(None, (_failures(s, suites[s]) for s in sorted(suites)))) or "Every model passes.",
         not_built=_not_built(suites),
+        corpus=section(corpus),
     )
     return page.lstrip()
 
