@@ -5,7 +5,7 @@ Python sees the answer, so a recording holds for calls under the same circumstan
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import call
 from typing import Any, Protocol
@@ -17,9 +17,10 @@ from fractrain_fx.capture.sizes.guards import Place
 from fractrain_fx.capture.trees import tensors_in
 
 __all__ = [
+    "AUTOCAST",
+    "AUTOCAST_TYPE",
     "GRADIENTS",
     "INFERENCE",
-    "Autocast",
     "BufferShape",
     "Circumstance",
     "InputFact",
@@ -27,6 +28,7 @@ __all__ = [
     "Read",
     "RequiresGrad",
     "Seen",
+    "Setting",
     "settings_now",
 ]
 
@@ -80,45 +82,33 @@ class PartMode:
         return f"{self.path!r} in {'train' if value else 'eval'} mode"
 
 
+_ASK: Mapping[str, Callable[..., Any]] = {
+    "gradients": torch.is_grad_enabled,
+    "inference mode": torch.is_inference_mode_enabled,
+    "autocast": torch.is_autocast_enabled,
+    "the type of autocast": torch.get_autocast_dtype,
+}
+
+
 @dataclass(frozen=True)
-class Switch:
-    """Whether something of torch is on around the call: ``GRADIENTS`` or ``INFERENCE``."""
+class Setting:
+    """A setting of torch around the call; autocast is one for each type of device, ``""`` for that of the inputs."""
 
     name: str
+    device: str | None = None
 
     def reader(self, model: nn.Module) -> Read:
-        ask = torch.is_grad_enabled if self == GRADIENTS else torch.is_inference_mode_enabled
-        return lambda _: ask()
+        ask, device = _ASK[self.name], self.device
+        if device is None:
+            return lambda _: ask()
+        return lambda values: ask(device or next((x.device.type for x in tensors_in(values)), "cpu"))
 
     def words(self, value: Any) -> str:
-        return f"{self.name} switched {'on' if value else 'off'}"
+        return f"{self.name} {value}" if not isinstance(value, bool) else f"{self.name} switched {('off', 'on')[value]}"
 
 
-GRADIENTS, INFERENCE = Switch("gradients"), Switch("inference mode")
-
-
-@dataclass(frozen=True)
-class Autocast:
-    """Whether autocast is on, or its type.
-
-    Attributes:
-        device: a type of device; ``""`` for that of the inputs.
-        read_type: whether the circumstance is the type.
-    """
-
-    device: str
-    read_type: bool = False
-
-    def reader(self, model: nn.Module) -> Read:
-        ask: Callable[[str], Any] = torch.get_autocast_dtype if self.read_type else torch.is_autocast_enabled
-        if self.device:
-            return lambda _: ask(self.device)
-        return lambda values: ask(next((x.device.type for x in tensors_in(values)), "cpu"))
-
-    def words(self, value: Any) -> str:
-        if self.read_type:
-            return f"autocast to {value}"
-        return f"autocast switched {'on' if value else 'off'}"
+GRADIENTS, INFERENCE = Setting("gradients"), Setting("inference mode")
+AUTOCAST, AUTOCAST_TYPE = list(_ASK)[2:]
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,11 @@ from functools import partial
 
 from torch.fx import Graph
 
-from fractrain_fx.capture.asked import Seen
 from fractrain_fx.capture.checking.check import Batching, Trial, trials_of
 from fractrain_fx.capture.checking.guard_check import Guards
-from fractrain_fx.capture.checking.verify import Attempt, check_repeated, check_trial, tie_batch
+from fractrain_fx.capture.checking.verify import Attempt, Run, check_repeated, check_trial, tie_batch
 from fractrain_fx.capture.circumstances.arguments import Arguments
-from fractrain_fx.capture.circumstances.outside import Outside, PythonState
+from fractrain_fx.capture.circumstances.outside import Outside
 from fractrain_fx.capture.inputs.call import Example
 from fractrain_fx.capture.inputs.data import has_data, needs_data, rejection
 from fractrain_fx.capture.module import RecordedModule
@@ -28,7 +27,7 @@ from fractrain_fx.capture.recording.kept.one_node import OneNodeError, OneNodes
 from fractrain_fx.capture.recording.merge import merge_modes, same_calls
 from fractrain_fx.capture.recording.patch import Calls, recording
 from fractrain_fx.capture.recording.recorder import Recorder
-from fractrain_fx.capture.recording.writer import Obstacle, Return, UnrepresentableError
+from fractrain_fx.capture.recording.writer import Obstacle, UnrepresentableError
 from fractrain_fx.capture.sizes.guards import size_inputs
 from fractrain_fx.capture.source import in_words
 from fractrain_fx.capture.state import Snapshot
@@ -42,18 +41,6 @@ _MOST = 0.5
 
 # If values are read at more places than this, and any of them decides what is computed, all are taken to.
 _APART = 4
-
-
-@dataclass(frozen=True)
-class _Pass:
-    """One recorded run."""
-
-    graph: Graph
-    returns: list[Return]
-    guards: Guards
-    python: PythonState
-    seen: tuple[Seen, ...]
-    typed: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -96,9 +83,7 @@ def record_until_equal(task: Task) -> EqualRecording:
 def _compared(task: Task, tied: frozenset[str] = frozenset()) -> EqualRecording:
     """Record and compare until graph and model agree, with more and more modules as one node each.
 
-    Args:
-        task: what to record.
-        tied: inputs whose values are fixed.
+    The values of inputs in ``tied`` are fixed.
     """
     snapshot, example, axis = task.snapshot, task.example, task.axis
     closed = {path: why for path, part in snapshot.model.named_modules() if path and (why := opaque_reason(part))}
@@ -134,29 +119,25 @@ def _compared(task: Task, tied: frozenset[str] = frozenset()) -> EqualRecording:
 
 def _attempt(snapshot: Snapshot, example: Example, one_nodes: OneNodes, tied: frozenset[str]) -> Attempt:
     model, additions = snapshot.model, Additions()
-    passes = {train: _run(snapshot, example, one_nodes, additions, train, tied) for train in (True, False)}
-    graphs = passes[True].graph, passes[False].graph
+    runs = {train: _run(snapshot, example, one_nodes, additions, train, tied) for train in (True, False)}
+    graphs = runs[True].graph, runs[False].graph
     # Merge before removing dead nodes: an unused branch that draws random numbers would stay in training only.
     one = merge_modes(*graphs, additions)
     for graph in graphs:
         remove_dead(graph)
-    one = one or merge_modes(*graphs, additions)
+    if one or merge_modes(*graphs, additions):
+        runs[False] = replace(runs[False], graph=graphs[0], returns=runs[True].returns)
     modules = {**model._modules, "frac": additions.root}
-    train = RecordedModule.over(model, modules, passes[True].graph)
-    evaluation = train if one else RecordedModule.over(model, modules, passes[False].graph)
+    train = RecordedModule.over(model, modules, graphs[0])
+    evaluation = train if runs[False].graph is graphs[0] else RecordedModule.over(model, modules, graphs[1])
     changed = {name for name, p in model.named_parameters() if id(p) in snapshot.changed}
     written = frozenset(additions.written | changed)
     for recorded in (train, evaluation):
         recorded.meta[WRITTEN] = written
         recorded.graph.lint()
     used = {str(n.target) for r in (train, evaluation) for n in r.graph.nodes if n.op == "get_attr"}
-    guards = {mode: passes[mode].guards for mode in (True, False)}
-    additions.drop_unused(used.union(*(each.constants for each in guards.values())))
-    returns = {mode: passes[mode or one].returns for mode in (True, False)}
-    python = PythonState.joined(each.python for each in passes.values())
-    seen = {mode: passes[mode].seen for mode in (True, False)}
-    typed = passes[True].typed | passes[False].typed
-    return Attempt(train, evaluation, returns, guards, python, seen, typed)
+    additions.drop_unused(used.union(*(run.guards.constants for run in runs.values())))
+    return Attempt(train, evaluation, runs)
 
 
 @contextlib.contextmanager
@@ -172,18 +153,12 @@ def _silence() -> Iterator[None]:
 
 
 def _leaks(
-    run: Callable[[Collection[int]], _Pass], graph: Graph, reads: Sequence[Obstacle], additions: Additions
+    run: Callable[[Collection[int]], Run], graph: Graph, reads: Sequence[Obstacle], additions: Additions
 ) -> list[Obstacle]:
     """The reads of values that decide more than the numbers that the graph computes from them.
 
     The model is recorded again, and Python code gets other values. A value that it only passes on, returns or prints
     leads to the same graph. One that it takes as an index or a size, or writes into a text that is used, does not.
-
-    Args:
-        run: records with other values for some of the reads.
-        graph: the recorded graph.
-        reads: for each read the obstacle that it would be.
-        additions: the modules of all these graphs.
     """
 
     def decides(places: Collection[int]) -> bool:
@@ -207,7 +182,7 @@ def _run(
     train: bool,
     tied: frozenset[str],
     spoofed: Collection[int] = (),
-) -> _Pass:
+) -> Run:
     model = snapshot.model
     recorder = Recorder(model, additions)
     writer = recorder.writer
@@ -216,8 +191,9 @@ def _run(
     for name, value in call.tensors.items():
         map_results(writer, value, writer.placeholder(name, name in tied), set(), set())
     inputs, arguments = list(tensors_in(call.tensors)), Arguments(call)
+    calls = Calls(model, recorder, one_nodes.modules)
     try:
-        calls, outside = Calls(model, recorder, one_nodes.modules), Outside(model, recorder)
+        outside = Outside(model, recorder)
         recorder.ambient.inputs = tuple(tensors_in(call.tensors))
         watched = snapshot.surroundings.watched(recorder.ambient)
         with snapshot.preserved(), watched, recording(recorder, calls, one_nodes.callees):
@@ -232,6 +208,8 @@ def _run(
             "dictionaries or dataclasses, or switch that part of the output off in the example inputs"
         ) from error
     except Exception as error:
+        if calls.arrays:  # code that works on them may not take tensors
+            raise OneNodeError((), calls.arrays) from error
         if has_data(model):
             raise rejection(type(model).__name__, error) from error
         raise needs_data(model, recorder.failed, error) from error
@@ -254,6 +232,5 @@ def _run(
         notes.append(f"forward leaves gradients switched off for the code after it ({line}), which a graph does not do")
     python = replace(python, notes=(*python.notes, *notes))
     held = Guards(guards, writer.graph, values), python, seen, recorder.types.inputs(inputs)
-    found = _Pass(writer.graph, recorder.returns, *held)
     writer.release()
-    return found
+    return Run(writer.graph, recorder.returns, *held)

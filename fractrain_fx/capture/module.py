@@ -24,13 +24,7 @@ class RecordedModule(GraphModule):
 
     @classmethod
     def over(cls, model: nn.Module, modules: dict[str, nn.Module | None], graph: Graph) -> RecordedModule:
-        """Put ``graph`` on ``model``.
-
-        Args:
-            model: the module that was recorded.
-            modules: children of the result; pass one dictionary to two recordings to share it.
-            graph: nodes whose targets are paths in ``modules`` and in ``model``'s parameters and buffers.
-        """
+        """Put a graph on the model that was recorded; ``modules`` are the children, which two recordings may share."""
         recorded = cls(nn.Module(), Graph(), class_name=f"Recorded{type(model).__name__}")
         recorded.__dict__.update(
             _modules=modules,

@@ -76,13 +76,7 @@ class Recording:
         return self.batching is Batching.FIXED
 
     def failed_guard(self, values: tuple[Any, ...], model: nn.Module, training: bool) -> Guard | InputValues | None:
-        """The first guard of a mode's graph that does not hold for a call; ``None`` if the graph equals the model.
-
-        Args:
-            values: for the inputs of the graph.
-            model: the model that was recorded.
-            training: the mode.
-        """
+        """The first guard of a mode's graph that does not hold for a call; ``None`` if the graph equals the model."""
         return self.guards[training].failed_guard(values, self.train if training else self.eval, model)
 
     def difference(
@@ -167,11 +161,13 @@ def record(
         arguments.notes(model, None)  # a changed object would be another argument in the next run
         with snapshot.preserved(), torch.enable_grad(), around.applied(model):
             found = record_until_equal(Task(snapshot, example, batch_axis, check and real))
-    attempt, mode = found.attempt, model.training
+    attempt, runs, mode = found.attempt, found.attempt.runs, model.training
+    python, typed = PythonState.joined(run.python for run in runs.values()), runs[True].typed | runs[False].typed
     shared = attempt.train is attempt.eval
     plain = {
-        each: FloatGraph.of(attempt.graph(each).graph, attempt.returns[each], attempt.seen[each])
-        for each in ((True,) if shared else (True, False))
+        each: FloatGraph.of(run.graph, run.returns, run.seen)
+        for each, run in attempt.runs.items()
+        if each or not shared
     }
     recorded = Recording(
         train=attempt.train,
@@ -183,12 +179,12 @@ def record(
         inputs=tuple(example.tensors.values()),
         batching=found.batching,
         checked=found.checked,
-        guards=attempt.guards,
-        python=replace(attempt.python, notes=(*attempt.python.notes, *notes, *hooks_left_out(model))),
-        types=_types_of(model) if attempt.python.types else None,
-        seen=attempt.seen,
+        guards={mode: run.guards for mode, run in runs.items()},
+        python=replace(python, notes=(*python.notes, *notes, *hooks_left_out(model))),
+        types=_types_of(model) if python.types else None,
+        seen={mode: run.seen for mode, run in runs.items()},
         plain={True: plain[True], False: plain[True] if shared else plain[False]},
-        input_types=tuple(x.dtype if i in attempt.typed else None for i, x in enumerate(tensors_in(example.tensors))),
+        input_types=tuple(x.dtype if i in typed else None for i, x in enumerate(tensors_in(example.tensors))),
     )
     for graph in recorded.graphs:
         graph.set_mode(mode)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import warnings
+from collections.abc import Collection, Iterable
 from functools import lru_cache
 from types import CodeType, FrameType
 from typing import Any
@@ -22,6 +23,8 @@ __all__ = [
     "forward_line",
     "forward_of",
     "in_words",
+    "is_within",
+    "listed",
     "model_line",
     "source_line",
     "users_frame",
@@ -110,6 +113,19 @@ def in_words(module: nn.Module) -> str:
 def by_library(frame: FrameType) -> bool:
     """Whether code is torch's or this package's own, whose ways a graph does not depend on."""
     return _is_library(_module_of(frame))
+
+
+def is_within(path: str, others: Collection[str]) -> bool:
+    """Whether the path of a module is one of the others, or below one."""
+    parts = path.split(".")
+    return any(".".join(parts[: i + 1]) in others for i in range(len(parts)))
+
+
+def listed(words: Iterable[str], most: int = 3, mark: str = ", ") -> str:
+    """The first few of several words or phrases, and the number of the others."""
+    found = list(words)
+    rest = [f"and {len(found) - most} more"] if len(found) > most else []
+    return mark.join([*found[:most], *rest])
 
 
 @lru_cache(maxsize=4096)

@@ -38,27 +38,21 @@ class Generators:
 
     def keep(self) -> list[Any]:
         """The states of the generators that the model holds, torch's too, to put back."""
-        return [*map(_state, self.held), *(each.get_state() for each in self._of_torch)]
+        return list(map(_state, (*self.held, *self._of_torch)))
 
     def put_back(self, states: list[Any]) -> None:
         """Set the generators that the model holds to the states from :meth:`keep`."""
         for each, state in zip((*self.held, *self._of_torch), states, strict=True):
-            if isinstance(each, torch.Generator):
-                each.set_state(state)
-            elif isinstance(each, random.Random):
-                each.setstate(state)
-            elif isinstance(each, np.random.RandomState):
-                each.set_state(state)
-            else:
+            if isinstance(each, np.random.Generator):
                 each.bit_generator.state = state
+            else:
+                (each.setstate if isinstance(each, random.Random) else each.set_state)(state)
 
 
 def _state(generator: Any) -> Any:
-    if isinstance(generator, random.Random):
-        return generator.getstate()
-    if isinstance(generator, np.random.RandomState):
-        return generator.get_state()
-    return generator.bit_generator.state
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
 
 
 @contextlib.contextmanager

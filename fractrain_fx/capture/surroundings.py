@@ -8,30 +8,20 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from fractrain_fx.capture.asked import GRADIENTS, INFERENCE, Autocast, Circumstance, Switch
+from fractrain_fx.capture.asked import AUTOCAST, AUTOCAST_TYPE, GRADIENTS, INFERENCE, Circumstance, Setting
 from fractrain_fx.capture.replaced import replaced
 from fractrain_fx.capture.sizes.standins import files_of
 from fractrain_fx.capture.source import by_capture, by_library, model_line
 
+if TYPE_CHECKING:
+    from fractrain_fx.capture.recording.ambient import Ambient
+
 __all__ = ["Surroundings"]
-
-
-class _Watcher(Protocol):
-    """Is told what the model's code does with the gradient mode and autocast."""
-
-    def read(self, circumstance: Circumstance, value: Any, frame: FrameType) -> None:
-        """Code read a circumstance."""
-
-    def enter(self) -> Any:
-        """A region in which gradients are on begins."""
-
-    def leave(self, entry: Any) -> None:
-        """The region ends for which ``enter`` gave ``entry``."""
 
 
 @dataclass
@@ -53,7 +43,7 @@ class Surroundings:
     grad: bool = True
     inference: bool = False
     left_off: str = ""
-    _watcher: _Watcher | None = None
+    _watcher: Ambient | None = None
     _regions: list[Any] = field(default_factory=list)
 
     @classmethod
@@ -62,8 +52,8 @@ class Surroundings:
         return cls(mode, torch.is_grad_enabled(), torch.is_inference_mode_enabled())
 
     @contextlib.contextmanager
-    def watched(self, watcher: _Watcher) -> Iterator[None]:
-        """Tell a watcher what code does inside."""
+    def watched(self, watcher: Ambient) -> Iterator[None]:
+        """Tell a watcher what code does with the gradient mode and autocast inside."""
         self._watcher = watcher
         try:
             yield
@@ -84,11 +74,11 @@ class Surroundings:
         answers = {
             "is_grad_enabled": self._switch(torch.is_grad_enabled, GRADIENTS, self.grad),
             "is_inference_mode_enabled": self._switch(torch.is_inference_mode_enabled, INFERENCE, self.inference),
-            "is_autocast_enabled": self._autocast(torch.is_autocast_enabled, None, read_type=False),
-            "get_autocast_dtype": self._autocast(torch.get_autocast_dtype, None, read_type=True),
-            "is_autocast_cpu_enabled": self._autocast(torch.is_autocast_cpu_enabled, "cpu", read_type=False),
-            "get_autocast_cpu_dtype": self._autocast(torch.get_autocast_cpu_dtype, "cpu", read_type=True),
-            "get_autocast_gpu_dtype": self._autocast(torch.get_autocast_gpu_dtype, "cuda", read_type=True),
+            "is_autocast_enabled": self._autocast(torch.is_autocast_enabled, AUTOCAST),
+            "get_autocast_dtype": self._autocast(torch.get_autocast_dtype, AUTOCAST_TYPE),
+            "is_autocast_cpu_enabled": self._autocast(torch.is_autocast_cpu_enabled, AUTOCAST, "cpu"),
+            "get_autocast_cpu_dtype": self._autocast(torch.get_autocast_cpu_dtype, AUTOCAST_TYPE, "cpu"),
+            "get_autocast_gpu_dtype": self._autocast(torch.get_autocast_gpu_dtype, AUTOCAST_TYPE),
         }
         real = {id(getattr(torch, name)): name for name in answers}
         places = [
@@ -105,7 +95,7 @@ class Surroundings:
         with replaced(*places):
             yield
 
-    def _switch(self, real: Callable[[], bool], switch: Switch, of_call: bool) -> Callable[[], bool]:
+    def _switch(self, real: Callable[[], bool], switch: Setting, of_call: bool) -> Callable[[], bool]:
         def ask() -> bool:
             frame, value = sys._getframe(1), real()
             # In a region in which the model itself switched gradients on or off, the call does not matter.
@@ -121,11 +111,11 @@ class Surroundings:
         if self._watcher is not None:
             self._watcher.read(circumstance, value, frame)
 
-    def _autocast(self, real: Callable[..., Any], device: str | None, read_type: bool) -> Callable[..., Any]:
+    def _autocast(self, real: Callable[..., Any], name: str, device: str = "cuda") -> Callable[..., Any]:
         def ask(*devices: str) -> Any:
             frame, value = sys._getframe(1), real(*devices)
             if not by_library(frame):
-                self._told(Autocast(device or (devices[0] if devices else "cuda"), read_type), value, frame)
+                self._told(Setting(name, (*devices, device)[0]), value, frame)
             return value
 
         return ask

@@ -25,6 +25,7 @@ __all__ = [
     "getter_name",
     "is_product",
     "is_setter",
+    "operator_name",
     "resolve",
 ]
 
@@ -111,6 +112,12 @@ def call_name(target: Any) -> str:
     """The plain name of a function: ``mm`` for ``aten.mm.default``, ``matmul`` for ``torch.linalg.matmul``."""
     name = str(getattr(target, "__name__", "")).removesuffix(".default")
     return _ALIASES.get(name, name)
+
+
+def operator_name(func: Any) -> str | None:
+    """The name of an operator in torch's registry (``aten::mm``); ``None`` for other functions."""
+    name = getattr(getattr(func, "overloadpacket", func), "_qualified_op_name", None)
+    return None if name is None else str(name)
 
 
 def is_product(name: str) -> bool:

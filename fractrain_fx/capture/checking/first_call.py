@@ -76,14 +76,7 @@ def first_difference(
     """The difference between model and graph on a call, with the module that it comes from; ``None`` if they agree.
 
     Both run once, from one seed and without gradients, unless what they compute depends on gradients. Outputs are
-    compared, and in training buffers.
-
-    Args:
-        model: the model, in the modes of the call.
-        recorded: has the modules and parameters that the graph names.
-        plain: the graph.
-        call: the call.
-        training: its mode.
+    compared, and in training buffers. ``recorded`` has the modules and parameters that the graph ``plain`` names.
     """
     around = Surroundings.present(training)
     with _apart(model, around, plain.asks_for_gradients):

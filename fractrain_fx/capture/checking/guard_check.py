@@ -82,10 +82,7 @@ class Guards:
     def failed_guard(self, values: Sequence[Any], owner: nn.Module, model: nn.Module) -> Guard | InputValues | None:
         """The first guard that does not hold for a call; ``None`` if the graph equals its model.
 
-        Args:
-            values: for the inputs of the graph.
-            owner: has the modules and parameters that the graph's nodes name.
-            model: the model that was recorded; it is not changed.
+        ``owner`` has the modules and parameters that the graph's nodes name. The model is not changed.
         """
         for each in self.values:
             if not each.holds(values[each.index]):

@@ -16,6 +16,7 @@ from fractrain_fx.capture.compare import same_tensor
 from fractrain_fx.capture.module import RecordedModule
 from fractrain_fx.capture.recording.patch import plain_paths
 from fractrain_fx.capture.recording.writer import Return
+from fractrain_fx.capture.source import is_within
 from fractrain_fx.capture.state import Snapshot, seeded
 from fractrain_fx.capture.trees import tensors_in
 
@@ -37,8 +38,7 @@ def locate(
     """
     if mismatch.names:
         owners = {name.rpartition(".")[0] for name in mismatch.names}
-        order = [returned.path for returned in returns]
-        known = [path for path in order if any(f"{owner}.".startswith(f"{path}.") for owner in owners)]
+        known = [each.path for each in returns if any(is_within(owner, {each.path}) for owner in owners)]
         return known[-1] if known else ""
     trial, model = mismatch.trial, snapshot.model
     with plain_paths(value_free=True), torch.enable_grad():

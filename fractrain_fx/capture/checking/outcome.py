@@ -86,15 +86,7 @@ class Outcome:
 def outcome_of(
     snapshot: Snapshot, run: nn.Module, train: bool, example: Example, *, value_free: bool = False
 ) -> Outcome:
-    """Call the model or its graph, and in train mode go backward.
-
-    Args:
-        snapshot: the model.
-        run: the model, or its recorded graph.
-        train: the mode.
-        example: the call.
-        value_free: run the path that the model takes if values must not be read.
-    """
+    """Call the model or its graph (``run``), and in train mode go backward; see :func:`read_run`."""
     digests: dict[str, Digest] = {}
 
     def read(name: str, x: Tensor) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from torch import Tensor, nn
+from torch.fx import Graph
 
 from fractrain_fx.capture.asked import Seen
 from fractrain_fx.capture.checking.check import (
@@ -25,33 +26,40 @@ from fractrain_fx.capture.module import RecordedModule
 from fractrain_fx.capture.recording.kept.one_node import OneNodeError
 from fractrain_fx.capture.recording.writer import Obstacle, Return
 from fractrain_fx.capture.sizes.guards import Expression, Guard, Place, Size
-from fractrain_fx.capture.source import forward_code
+from fractrain_fx.capture.source import forward_code, listed
 from fractrain_fx.capture.state import Snapshot
 
-__all__ = ["Attempt", "check_repeated", "check_trial", "tie_batch"]
+__all__ = ["Attempt", "Run", "check_repeated", "check_trial", "tie_batch"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One recorded run.
+
+    Attributes:
+        graph: its graph.
+        returns: module calls in the order in which they ended.
+        guards: conditions on sizes.
+        python: attributes whose values decided what was recorded.
+        seen: the circumstances that code read.
+        typed: numbers of the input tensors whose exact type code read.
+    """
+
+    graph: Graph
+    returns: list[Return]
+    guards: Guards
+    python: PythonState
+    seen: tuple[Seen, ...]
+    typed: frozenset[int]
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """Both modes of a model, recorded with a given set of modules kept whole.
-
-    Attributes:
-        train: the graph in train mode.
-        eval: the graph in eval mode, or the same object.
-        returns: module calls of the recorded run in train (``True``) and eval mode.
-        guards: conditions on sizes for the graph of each mode.
-        python: attributes whose values decided what was recorded.
-        seen: for each mode, the circumstances that code read.
-        typed: numbers of the input tensors whose exact type code read.
-    """
+    """Both modes of a model, recorded with a given set of modules kept whole: one graph or two, and a run for each."""
 
     train: RecordedModule
     eval: RecordedModule
-    returns: Mapping[bool, list[Return]]
-    guards: Mapping[bool, Guards]
-    python: PythonState
-    seen: Mapping[bool, tuple[Seen, ...]]
-    typed: frozenset[int]
+    runs: Mapping[bool, Run]
 
     def graph(self, train: bool) -> RecordedModule:
         """The graph of one mode."""
@@ -65,7 +73,7 @@ def check_trial(snapshot: Snapshot, attempt: Attempt, trial: Trial, batching: Ba
         OneNodeError: they differ, or the model's own code looks at the number of samples; names the modules to blame.
     """
     values = tuple(trial.example.tensors.values())
-    guard = attempt.guards[trial.train].failed_guard(values, attempt.graph(trial.train), snapshot.model)
+    guard = attempt.runs[trial.train].guards.failed_guard(values, attempt.graph(trial.train), snapshot.model)
     if guard is not None:
         cause = f"run on more samples than it was recorded with, its code takes another way ({guard}, {guard.place})"
         raise OneNodeError([Obstacle(guard.module, cause, line=guard.place.line_only)], compared=True)
@@ -94,7 +102,7 @@ def check_repeated(snapshot: Snapshot, attempt: Attempt, trial: Trial) -> None:
     calls = [path for path in sorted(called) if not _is_of_torch(graph.get_submodule(path))]
     words = repeated(snapshot, graph, trial) if calls else None
     if words:
-        parts = ", ".join(map(repr, calls[:3])) + (f" and {len(calls) - 3} more" if len(calls) > 3 else "")
+        parts = listed(map(repr, calls))
         cause = f"in a second call {words}: it resets what its parts {parts}, one call each, keep from the first"
         owners = [[] if call.startswith("frac.") else call.split(".")[:-1] for call in calls]
         around = takewhile(lambda names: len(set(names)) == 1, zip(*owners, strict=False))
@@ -106,14 +114,14 @@ def tie_batch(model: nn.Module, attempt: Attempt, example: Example, axis: int) -
     code = forward_code(model)
     place = Place(code.co_filename, code.co_firstlineno) if code else Place("?", 0)
     inputs = [(i, x) for i, x in enumerate(example.tensors.values()) if isinstance(x, Tensor) and x.ndim > axis]
-    for guards in attempt.guards.values():
-        sizes = [(Size(guards.placeholder(i), axis), x.shape[axis]) for i, x in inputs]
-        guards.add(Guard(Expression(operator.pos, (size,)), count, "", place) for size, count in sizes)
+    for run in attempt.runs.values():
+        sizes = [(Size(run.guards.placeholder(i), axis), x.shape[axis]) for i, x in inputs]
+        run.guards.add(Guard(Expression(operator.pos, (size,)), count, "", place) for size, count in sizes)
 
 
 def _blamed(snapshot: Snapshot, attempt: Attempt, mismatch: Mismatch) -> str:
     train = mismatch.trial.train
-    path = locate(snapshot, attempt.graph(train), attempt.returns[train], mismatch)
+    path = locate(snapshot, attempt.graph(train), attempt.runs[train].returns, mismatch)
     # Torch's own modules do the same for every batch, so the fault lies in their inputs.
     while path and _is_of_torch(snapshot.model.get_submodule(path)):
         path = path.rpartition(".")[0]

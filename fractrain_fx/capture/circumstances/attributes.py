@@ -10,7 +10,6 @@ from types import CellType, CodeType, SimpleNamespace
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils import checkpoint
 
 from fractrain_fx.capture.circumstances.holders import holders
 from fractrain_fx.capture.compare import copied, same
@@ -31,12 +30,6 @@ class ABSENT:
 # The attributes that torch itself keeps on a module, and its methods.
 _OF_TORCH = frozenset({*vars(nn.Module()), *dir(nn.Module), "__dict__"})
 _PLAIN = (*PLAIN, tuple, list, dict, set, frozenset)
-# Functions that torch.utils.checkpoint calls in different versions of torch.
-_CHECKPOINTS = (
-    (checkpoint.CheckpointFunction, "apply"),
-    (checkpoint, "_checkpoint_without_reentrant_generator"),
-    (checkpoint, "_checkpoint_without_reentrant_generator_impl"),
-)
 _Line = tuple[CodeType, int]
 
 
@@ -107,14 +100,12 @@ class Attributes:
 
     Attributes:
         accesses: the attributes that were read or set, by holder and name.
-        checkpointed: whether code asked for activation checkpointing.
     """
 
     def __init__(self, model: nn.Module, recorder: Recorder) -> None:
         self._recorder = recorder
         self._places = holders(model)
         self.accesses: dict[tuple[int, str], Access] = {}
-        self.checkpointed = False
 
     @contextlib.contextmanager
     def observed(self) -> Iterator[None]:
@@ -124,9 +115,6 @@ class Attributes:
         for name, made in (("__getattribute__", self._getter), ("__setattr__", self._setter)):
             kinds = {nn.Module, *(_owner_of(name, each) for each in held)}
             places += [(kind, name, made(getattr(kind, name))) for kind in kinds]
-        for owner, name in _CHECKPOINTS:
-            if name in vars(owner):
-                places.append((owner, name, self._checkpoint(getattr(owner, name))))
         with replaced(*places):
             yield
 
@@ -235,13 +223,6 @@ class Attributes:
         access = Access(holder, Place(path, held, name), copied(value), carried)
         self.accesses[id(holder), name] = access
         return access
-
-    def _checkpoint(self, real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self.checkpointed |= not self._recorder.paused
-            return real(*args, **kwargs)
-
-        return call
 
 
 def _is_plain(holder: Any, name: str, value: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -13,11 +13,12 @@ from torch import nn
 
 from fractrain_fx.capture.compare import difference
 from fractrain_fx.capture.inputs.call import Example
-from fractrain_fx.capture.recording.kept.callees import callees
-from fractrain_fx.capture.recording.kept.foreign import is_foreign, same_draws
+from fractrain_fx.capture.recording.kept.callees import callees, placed
 from fractrain_fx.capture.recording.kept.one_node import OneNodes
 from fractrain_fx.capture.recording.patch import plain_paths
 from fractrain_fx.capture.recording.writer import Obstacle
+from fractrain_fx.capture.replaced import replaced
+from fractrain_fx.capture.source import is_within
 from fractrain_fx.capture.state import LEVELS, Generators, Snapshot, drawing, seeded
 
 __all__ = ["draws"]
@@ -28,24 +29,23 @@ _LIBRARIES = ("random", "numpy")
 def draws(snapshot: Snapshot, example: Example, train: bool, one_nodes: OneNodes) -> list[Obstacle]:
     """Modules and functions that must stay one call because they compute with random numbers of Python or numpy.
 
-    Args:
-        snapshot: the model, restored after each run.
-        example: the call to make.
-        train: the mode.
-        one_nodes: modules and functions that stay one call already, and therefore draw again at every run.
+    Those in ``one_nodes`` stay one call already, and draw again at every run.
     """
     generators = Generators(snapshot.model)
     with snapshot.preserved(), seeded(), _quiet():
         held = generators.states()[2:]
         sites = _sites(snapshot, generators, example, train)
         own = generators.states()[2:] != held
-    inside = tuple(f"{path}." for path in one_nodes.modules)
     left = [
         each
         for each in sites
-        if not f"{each.module}.".startswith(inside) and not any(callee in one_nodes.callees for callee in each.callees)
+        if not is_within(each.module, one_nodes.modules)
+        and not any(callee in one_nodes.callees for callee in each.callees)
     ]
-    return left if left and (own or _matters(snapshot, example, train)) else []
+    if not left or not (own or _matters(snapshot, example, train, one_nodes)):
+        return []
+    # Once functions that draw stay one call, the other draws may turn out to decide nothing.
+    return [each for each in left if set(each.callees) - one_nodes.refused] or left
 
 
 @contextlib.contextmanager
@@ -61,10 +61,7 @@ def _call(snapshot: Snapshot, example: Example, train: bool) -> Any:
 
 
 def _sites(snapshot: Snapshot, generators: Generators, example: Example, train: bool) -> list[Obstacle]:
-    """The lines that draw, found by comparing generators whenever a function returns.
-
-    Those in library functions that are always recorded as one call are left out.
-    """
+    """The lines that draw, found by comparing generators whenever a function returns."""
     paths: dict[int, str] = {}
     for path, module in snapshot.model.named_modules():
         paths.setdefault(id(module), path)
@@ -78,8 +75,6 @@ def _sites(snapshot: Snapshot, generators: Generators, example: Example, train: 
         state, at = now, frame
         while _is_library(at) and at.f_back is not None:
             at = at.f_back
-        if is_foreign(at):
-            return
         line, module = f"{at.f_code.co_filename}:{at.f_lineno}", _module_of(at, paths)
         cause = (
             f"it draws random numbers of Python or numpy ({line}), which a graph would repeat at every call (drawn "
@@ -111,16 +106,29 @@ def _module_of(frame: FrameType | None, paths: dict[int, str]) -> str:
     return ""
 
 
-def _matters(snapshot: Snapshot, example: Example, train: bool) -> bool:
-    """Whether the outputs depend on the draws. They do not if, for example, the rate of dropped layers is 0."""
+def _matters(snapshot: Snapshot, example: Example, train: bool, one_nodes: OneNodes) -> bool:
+    """Whether the outputs depend on the draws. They do not if, for example, the rate of dropped layers is 0.
+
+    Functions that stay one call draw the same numbers each time.
+    """
     if any(p.is_meta for p in snapshot.model.parameters()):
         return True
     first: Any = None
+    kept = [(each.name, *placed(each, snapshot.model)) for each in one_nodes.callees]
+    same = [(owner, name, _with_a_seed(real)) for name, owner, real in kept]
     for level in LEVELS:
-        with snapshot.preserved(), seeded(), drawing(level), same_draws(), _quiet():
+        with snapshot.preserved(), seeded(), drawing(level), replaced(*same), _quiet():
             output = _call(snapshot, example, train)
         if level is LEVELS[0]:
             first = output
         elif difference(first, output) is not None:
             return True
     return False
+
+
+def _with_a_seed(real: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with seeded():
+            return real(*args, **kwargs)
+
+    return call

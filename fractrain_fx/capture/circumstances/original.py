@@ -9,6 +9,7 @@ import copy
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sized
 from dataclasses import replace
+from functools import partial
 from itertools import repeat
 from operator import is_, is_not
 from types import CellType, ModuleType
@@ -20,13 +21,14 @@ from fractrain_fx.capture.circumstances.attributes import ABSENT, Access
 from fractrain_fx.capture.circumstances.notices import Notice
 from fractrain_fx.capture.circumstances.structure import ADAPTERS_FIRST, SHARDED_ELSEWHERE, Structure
 from fractrain_fx.capture.compare import copied, same
-from fractrain_fx.capture.source import warn
+from fractrain_fx.capture.source import is_within, listed, warn
 from fractrain_fx.capture.trees import PLAIN
 from fractrain_fx.errors import ModelError
 
 __all__ = ["OriginalCheck"]
 
 _REWRITE = "call fractrainify(model.restore()) again for it to count"
+_listed = partial(listed, most=4, mark="; ")
 _SMALL = 64  # entries of a container that every call compares
 _HOOKS = {
     "_forward_hooks": "forward hook",
@@ -79,7 +81,7 @@ class OriginalCheck:
     ) -> None:
         self.structure = Structure(model, graph_module, frozenset(called))
         modules = self.structure.modules
-        self.uncalled = {path: module for path, module in modules.items() if not _is_within(path, called)}
+        self.uncalled = {path: module for path, module in modules.items() if not is_within(path, called)}
         self._attributes = list(map(_Attribute, read))
         self._hooks = {path: set(_hooks_of(module)) for path, module in self.uncalled.items()}
         self._note()
@@ -255,13 +257,3 @@ def _in_words(value: Any) -> str:
         return "not there"
     words = repr(value)
     return words if len(words) < 60 and "\n" not in words else f"another {type(value).__name__}"
-
-
-def _is_within(path: str, others: Collection[str]) -> bool:
-    """Whether a path is one of the others, or below one."""
-    parts = path.split(".")
-    return any(".".join(parts[: i + 1]) in others for i in range(len(parts)))
-
-
-def _listed(found: list[str]) -> str:
-    return "; ".join(found[:4]) + (f"; and {len(found) - 4} more" if len(found) > 4 else "")

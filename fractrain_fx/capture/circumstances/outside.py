@@ -20,6 +20,7 @@ from fractrain_fx.capture.recording.kept.one_node import OneNodes
 from fractrain_fx.capture.recording.patch import plain_paths
 from fractrain_fx.capture.recording.recorder import Recorder
 from fractrain_fx.capture.recording.writer import Obstacle
+from fractrain_fx.capture.source import is_within, listed
 from fractrain_fx.capture.state import Generators, Snapshot, seeded
 
 __all__ = ["Outside", "PythonState"]
@@ -86,7 +87,7 @@ class Outside:
 
     def _set_from_outside(self) -> Iterator[Obstacle]:
         """Attributes of a called part that recorded code outside this part sets: the graph would not set them."""
-        called = [str(node.target) for node in self._recorder.writer.graph.nodes if node.op == "call_module"]
+        called = {str(node.target) for node in self._recorder.writer.graph.nodes if node.op == "call_module"}
         for access in self._attributes.accesses.values():
             outside = [path for path in access.writers if self._is_shown([path], called)]
             shown = self._is_shown([access.place.module], called)
@@ -98,33 +99,28 @@ class Outside:
 
     def state(self, graph: Graph) -> PythonState:
         """The Python state that ``graph`` has fixed. Modules that it calls read their attributes again."""
-        called = [str(node.target) for node in graph.nodes if node.op == "call_module"]
+        called = {str(node.target) for node in graph.nodes if node.op == "call_module"}
         read = [each for each in self._attributes.accesses.values() if self._decided(each, called)]
         read += self._attributes.variables()
         notes = list(self._notes)
         left = [each for each in self._left if self._is_shown([each.place.module], called)]
         if left := [each for each in left if self._is_shown(each.writers, called)]:
             notes.append(
-                f"forward leaves values in {_some(f'{each.place} ({each.line})' for each in left)}, which the "
+                f"forward leaves values in {listed(f'{each.place} ({each.line})' for each in left)}, which the "
                 "rewritten model does not set: return them from forward if a loss or a log needs them"
             )
-        return PythonState(tuple(read), tuple(notes), self._recorder.types.floating, self._attributes.checkpointed)
+        return PythonState(tuple(read), tuple(notes), self._recorder.types.floating, self._recorder.checkpointed)
 
-    def _decided(self, access: Access, called: list[str]) -> bool:
+    def _decided(self, access: Access, called: set[str]) -> bool:
         # An attribute that the forward changes is kept up to date by the forward itself.
         if not access.carried or any(access is each for each in self._changed):
             return False
         return self._is_shown(access.readers, called)
 
     @staticmethod
-    def _is_shown(paths: Iterable[str], called: list[str]) -> bool:
+    def _is_shown(paths: Iterable[str], called: set[str]) -> bool:
         """Whether the graph has the code of one of these modules, instead of a call of the module."""
-        return any(not any(f"{path}.".startswith(f"{each}.") for each in called) for path in paths)
-
-
-def _some(words: Iterable[str]) -> str:
-    listed = list(words)
-    return ", ".join(listed[:3]) + (f" and {len(listed) - 3} more" if len(listed) > 3 else "")
+        return not all(is_within(path, called) for path in paths)
 
 
 def _carried(
@@ -134,12 +130,6 @@ def _carried(
 
     The next call would begin with the changed values, whereas a graph begins every call with the recorded ones.
     A table that is made at the first call and kept needs neither: a second call finds it and gives the same output.
-
-    Args:
-        snapshot: the model, restored after each run.
-        example: the call to make twice.
-        train: the mode.
-        changed: attributes that the run read and then changed.
 
     Returns:
         Obstacles, and warnings about counters that nothing else reads.

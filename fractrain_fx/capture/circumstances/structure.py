@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fractrain_fx.capture.compare import same_tensor
+from fractrain_fx.capture.source import is_within
 
 __all__ = ["ADAPTERS_FIRST", "SHARDED_ELSEWHERE", "Structure", "is_adapter"]
 
@@ -70,7 +71,7 @@ class Structure:
         """The dictionaries of children, of parameters and of buffers. Modules that the graph calls have own buffers."""
         for path, module in self._modules.items():
             yield from (module._modules, module._parameters)
-            if not _within(path, self._called):
+            if not is_within(path, self._called):
                 yield module._buffers
 
     def tensorless(self) -> Iterator[tuple[dict[str, Any], str, Any]]:
@@ -85,13 +86,13 @@ class Structure:
         for view in self._views:
             now = _modules(view)
             for path, module in self._modules.items():
-                if path and now.get(path) is not module and not _within(path, {*found, *stand_ins}):
-                    if _same_tensors(path, module, now.get(path)) and _within(path, self._called):
+                if path and now.get(path) is not module and not is_within(path, {*found, *stand_ins}):
+                    if _same_tensors(path, module, now.get(path)) and is_within(path, self._called):
                         stand_ins.add(path)
                     else:
                         found[path] = _in_words(path, module, now.get(path))
             for path, module in now.items():
-                if path not in self._modules and not _within(path, {*found, *stand_ins}):
+                if path not in self._modules and not is_within(path, {*found, *stand_ins}):
                     found[path] = f"{path!r} was added: {_short(module)}"
         return [*found.values(), *self._tensor_differences({*found, *stand_ins})]
 
@@ -123,7 +124,7 @@ class Structure:
     def _without_tensor(self) -> Iterator[tuple[str, dict[str, Any], str]]:
         """For each parameter and buffer that is ``None``: its full name, its module's dictionary, its name there."""
         for path, module in self._modules.items():
-            if not _within(path, self._called):
+            if not is_within(path, self._called):
                 for held in (module._parameters, module._buffers):
                     yield from ((_joined(path, name), held, name) for name, x in held.items() if x is None)
 
@@ -131,8 +132,8 @@ class Structure:
         tensors = dict(_tensors(self._modules))
         if any(getattr(x, "_fsdp_flattened", False) for x in tensors.values()):
             return []  # the first FSDP replaces all parameters by a flat one
-        now = {name: x for name, x in tensors.items() if not _within(name, others)}
-        before = {name: shape for name, shape in self._shapes.items() if not _within(name, others)}
+        now = {name: x for name, x in tensors.items() if not is_within(name, others)}
+        before = {name: shape for name, shape in self._shapes.items() if not is_within(name, others)}
         found = []
         for name, shape in before.items():
             if name not in now:
@@ -141,7 +142,7 @@ class Structure:
                 found.append(f"{name!r} had shape {shape} and has {_shape(now[name])}")
         added = dict.fromkeys(name for name in now if name not in self._shapes)
         filled = (name for name, held, key in self._empty if held.get(key) is not None)
-        added |= dict.fromkeys(name for name in filled if not _within(name, others))
+        added |= dict.fromkeys(name for name in filled if not is_within(name, others))
         found += [f"{name!r} was added" for name in added]
         if not found and (ties := _ties(self._modules)) != self._ties:
             named = sorted({name for group in ties ^ self._ties for name in group})
@@ -206,10 +207,6 @@ def _same_tensors(path: str, module: nn.Module, now: nn.Module | None) -> bool:
     before = [*module.named_parameters(), *module.named_buffers()]
     after = dict([*now.named_parameters(), *now.named_buffers()])
     return bool(before) and all(after.get(name) is x for name, x in before)
-
-
-def _within(path: str, others: Collection[str]) -> bool:
-    return any(f"{path}.".startswith(f"{other}.") for other in others)
 
 
 def _in_words(path: str, module: nn.Module, now: nn.Module | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 from functools import cached_property
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -23,29 +24,23 @@ _LONGEST = 200  # characters of a form in a message
 _AS_THEY_ARE = (type, ModuleType, FunctionType, BuiltinFunctionType, MethodType, nn.Module, torch.Generator)
 
 
-class Kind:
+class Kind(Enum):
     """The kind of numbers in a tensor, on which code may branch. It stands for the tensor in a form."""
 
-    def __init__(self, words: str) -> None:
-        self._words = words
+    FLOATS = "a tensor"
+    COMPLEX = "a tensor of complex numbers"
+    INTEGERS = "a tensor of integers"
+    BOOLEANS = "a tensor of booleans"
 
     def __repr__(self) -> str:
-        return self._words
-
-
-_FLOATS = Kind("a tensor")
-_COMPLEX = Kind("a tensor of complex numbers")
-_INTEGERS = Kind("a tensor of integers")
-_BOOLEANS = Kind("a tensor of booleans")
+        return str(self.value)
 
 
 def kind_of(dtype: torch.dtype) -> Kind:
     """The kind of a type. A mask of booleans and one of floats mean different things, float16 and float32 do not."""
-    if dtype.is_floating_point:
-        return _FLOATS
-    if dtype.is_complex:
-        return _COMPLEX
-    return _BOOLEANS if dtype == torch.bool else _INTEGERS
+    if dtype.is_floating_point or dtype.is_complex:
+        return Kind.FLOATS if dtype.is_floating_point else Kind.COMPLEX
+    return Kind.BOOLEANS if dtype == torch.bool else Kind.INTEGERS
 
 
 def form_of(value: Any) -> Any:

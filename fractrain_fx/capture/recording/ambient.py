@@ -13,18 +13,18 @@ from torch.fx import Node
 from fractrain_fx.capture.asked import (
     GRADIENTS,
     INFERENCE,
-    Autocast,
     BufferShape,
     Circumstance,
     InputFact,
     PartMode,
     RequiresGrad,
     Seen,
+    Setting,
 )
 from fractrain_fx.capture.inputs.form import Kind, kind_of
 from fractrain_fx.capture.recording.writer import Writer
 from fractrain_fx.capture.sizes.guards import place_of
-from fractrain_fx.capture.source import by_library
+from fractrain_fx.capture.source import by_library, is_within
 
 __all__ = ["GRADIENT_READS", "REGIONS", "TYPE_READS", "Ambient", "Types"]
 
@@ -53,11 +53,6 @@ GRADIENT_READS = frozenset({"requires_grad", "grad_fn", "is_leaf"})
 class Ambient:
     """Notes circumstances while a model is recorded.
 
-    Args:
-        model: the module that is recorded.
-        writer: the graph and its tensors.
-        paused: whether calls are made without being written.
-
     Attributes:
         inputs: the tensors among the inputs, in order.
         autocasts: number of open autocast regions of the model.
@@ -74,19 +69,19 @@ class Ambient:
 
     def seen(self, called: Iterable[str]) -> tuple[Seen, ...]:
         """The circumstances that code of the graph read. Modules that it calls read theirs again at every run."""
-        called_parts = tuple(f"{path}." for path in called)
-        in_graph = (each for each in self._noted.values() if not f"{each.module}.".startswith(called_parts))
+        parts = set(called)
+        in_graph = (each for each in self._noted.values() if not is_within(each.module, parts))
         return tuple({(each.circumstance, each.value): each for each in in_graph}.values())
 
     def read(self, circumstance: Circumstance, value: Any, frame: FrameType) -> None:
         """Note that code read a circumstance."""
         if self._paused():
             return
-        if isinstance(circumstance, Autocast):
+        if isinstance(circumstance, Setting) and circumstance.device is not None:
             if self.autocasts:
                 return
             if circumstance.device == self._writer.home_type:
-                circumstance = Autocast("", circumstance.read_type)
+                circumstance = Setting(circumstance.name, "")
         key = circumstance, value, self._writer.path
         if key not in self._noted:
             self._noted[key] = Seen(circumstance, value, self._writer.path, place_of(frame))
@@ -177,9 +172,6 @@ TYPE_READS = frozenset({"type", "element_size", "result_type", "promote_types", 
 
 class Types:
     """The types that code read.
-
-    Args:
-        writer: the graph and its tensors.
 
     Attributes:
         floating: whether code read the floating type of a tensor.

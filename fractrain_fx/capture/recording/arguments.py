@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from fractrain_fx.capture.recording.writer import UnrepresentableError, Writer
 from fractrain_fx.capture.sizes.symbolic import READS, SymbolicFloat, SymbolicInt, has_symbols, plain, value_of
 from fractrain_fx.capture.targets import function_node
-from fractrain_fx.capture.trees import DISTRIBUTED, ValueList, fields_of, holds_tensor, map_tree
+from fractrain_fx.capture.trees import DISTRIBUTED, ValueList, fields_of, holds_tensor, leaves_in, map_tree
 
 if TYPE_CHECKING:
     from fractrain_fx.capture.recording.effects import Watch
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 __all__ = ["argument", "map_results", "write_closed"]
 
+_GIVEN = (Tensor, SymbolicInt, SymbolicFloat)
+_HERE = object()  # the place of a tensor or a size among the arguments of a call
+
 _LITERALS = (str, bool, int, float, complex, type(None), type(...), torch.dtype, torch.layout, torch.memory_format)
 
 
 def argument(writer: Writer, value: Any, cut: bool = False) -> Any:
     """A value as a node's argument.
 
-    Args:
-        writer: knows the nodes of tensors, and gets new nodes that build the rest.
-        value: the value that the call was given.
-        cut: whether the model has switched gradients off, so that tensors enter detached. Whether one needs a gradient
-            now does not matter: in a later call it may.
+    With ``cut`` the model has switched gradients off, so tensors enter detached. Whether one needs a gradient now does
+    not matter: in a later call it may.
 
     Raises:
         UnrepresentableError: a part of ``value`` has no form in generated code.
@@ -185,13 +185,6 @@ def map_results(writer: Writer, result: Any, node: Node, taken: set[int], in_pla
     return result
 
 
-@dataclasses.dataclass(frozen=True)
-class _Slot:
-    """The place of a tensor or a size among the arguments of a node."""
-
-    place: int
-
-
 def write_closed(
     recorder: Recorder,
     name: str,
@@ -202,21 +195,13 @@ def write_closed(
     watched: Watch,
 ) -> Any:
     """Write a call by a closure that keeps all arguments but tensors and sizes."""
-    given: list[Any] = []
-
-    def slot(value: Any) -> Any:
-        if not isinstance(value, (Tensor, SymbolicInt, SymbolicFloat)):
-            return value
-        given.append(value)
-        return _Slot(len(given) - 1)
-
-    kept_args, kept_kwargs = map_tree(args, slot), map_tree(dict(kwargs), slot)
+    given = [each for each in leaves_in((args, dict(kwargs))) if isinstance(each, _GIVEN)]
+    kept = map_tree((args, dict(kwargs)), lambda each: _HERE if isinstance(each, _GIVEN) else each)
 
     def call(*values: Any) -> Any:
-        def fill(value: Any) -> Any:
-            return values[value.place] if isinstance(value, _Slot) else value
-
-        return func(*map_tree(kept_args, fill), **map_tree(kept_kwargs, fill))
+        left = iter(values)
+        own_args, own_kwargs = map_tree(kept, lambda each: next(left) if each is _HERE else each)
+        return func(*own_args, **own_kwargs)
 
     return recorder.write(
         "call_function", function_node(call, name.strip("_") or "call"), tuple(given), {}, result, watched

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["WRITTEN", "Additions", "ModeSwitch", "TensorWrite"]
+__all__ = ["WRITTEN", "Additions", "ModeSwitch", "TensorWrite", "same_constant"]
 
 WRITTEN = "written"
 """Key of a recorded module's ``meta``: names of the parameters that its forward changes."""
@@ -83,7 +83,7 @@ class Additions:
     def switch(self, train_value: Any, eval_value: Any) -> str:
         """Add a :class:`ModeSwitch` of two values; returns its qualified name."""
         for known_train, known_eval, path in self._switches:
-            if _identical(known_train, train_value) and _identical(known_eval, eval_value):
+            if same_constant(known_train, train_value) and same_constant(known_eval, eval_value):
                 return path
         name = str(len(self._switches))
         self._child("mode").add_module(name, ModeSwitch(train_value, eval_value))
@@ -119,5 +119,6 @@ class Additions:
         return self.root.get_submodule(name)
 
 
-def _identical(a: Any, b: Any) -> bool:
-    return type(a) is type(b) and bool(a == b)
+def same_constant(a: Any, b: Any) -> bool:
+    """Whether two constants of a graph are of one type and equal; NaN equals NaN."""
+    return type(a) is type(b) and bool(a == b or (a != a and b != b))

@@ -37,11 +37,9 @@ class Watch:
 
 
 class Effects:
-    """Watches version counters of tensors and the state of torch's random generators.
+    """Watches version counters of tensors and the state of torch's random generators, and those that a model holds.
 
-    Args:
-        model: may hold generators of its own.
-        moved: is called when code between two calls has set a generator.
+    ``moved`` is called when code between two calls has set a generator.
     """
 
     def __init__(self, model: nn.Module, moved: Callable[[], None]) -> None:

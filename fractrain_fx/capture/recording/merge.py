@@ -9,7 +9,7 @@ from typing import Any
 from torch.fx import Graph, Node
 from torch.fx.node import map_aggregate
 
-from fractrain_fx.capture.recording.constants import Additions
+from fractrain_fx.capture.recording.constants import Additions, same_constant
 from fractrain_fx.capture.recording.writer import SHAPE
 from fractrain_fx.capture.source import CAPTURE
 
@@ -54,7 +54,7 @@ def _changes(train: Graph, evaluation: Graph, additions: Additions) -> list[tupl
         constants = []
         for a, b in zip(mine, others, strict=True):
             if not isinstance(a, Node) and not isinstance(b, Node):
-                constants.append(_same(a, b))
+                constants.append(same_constant(a, b))
             elif not _same_node(a, b, pairs, additions):
                 return None
         if not all(constants):
@@ -77,12 +77,8 @@ def _same_node(a: Any, b: Any, pairs: dict[Node, Node], additions: Additions) ->
     return pairs.get(b) is a
 
 
-def _same(a: Any, b: Any) -> bool:
-    return type(a) is type(b) and bool(a == b or (a != a and b != b))
-
-
 def _mixed(a: Any, b: Any, switch: Callable[[Any, Any], Node]) -> Any:
-    return a if isinstance(a, Node) or _same(a, b) else switch(a, b)
+    return a if isinstance(a, Node) or same_constant(a, b) else switch(a, b)
 
 
 def _name(node: Node) -> Any:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import checkpoint
@@ -17,7 +18,6 @@ from fractrain_fx.capture.recording.arguments import write_closed
 from fractrain_fx.capture.recording.effects import seed_places
 from fractrain_fx.capture.recording.hooks import hook_places
 from fractrain_fx.capture.recording.kept.callees import Callee, Method, only_constants, own_containers, placed
-from fractrain_fx.capture.recording.kept.foreign import foreign_functions
 from fractrain_fx.capture.recording.kept.hidden import contractions_in_backward
 from fractrain_fx.capture.recording.kept.leaves import Depth, adds_inputs, depth_of
 from fractrain_fx.capture.recording.recorder import Recorder
@@ -27,22 +27,19 @@ from fractrain_fx.capture.sizes.memos import memoized_functions
 from fractrain_fx.capture.sizes.standins import standins
 from fractrain_fx.capture.sizes.symbolic import observed, plain
 from fractrain_fx.capture.source import model_line
+from fractrain_fx.capture.state import Generators
 from fractrain_fx.capture.trees import hides_tensor, tensors_in
 
 __all__ = ["Calls", "plain_paths", "recording"]
 
 
 class Calls:
-    """Handles each module call of a recorded run.
-
-    Args:
-        model: the module that is recorded.
-        recorder: writes the calls.
-        leaves: paths of modules that must stay one node.
+    """Handles each module call of a recorded run; the modules at the paths ``leaves`` stay one node.
 
     Attributes:
         root: the module that is recorded.
         weighted: number of calls of modules that hold parameters.
+        arrays: functions and methods whose array of numpy became a tensor, which other code may not take.
     """
 
     def __init__(self, model: nn.Module, recorder: Recorder, leaves: Mapping[str, str]) -> None:
@@ -50,6 +47,8 @@ class Calls:
         self._leaves = leaves
         self.root = model
         self.weighted = 0
+        self.arrays: set[Callee] = set()
+        self._generators = Generators(model)
 
     def call(self, forward: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Stand in for ``nn.Module.__call__``, which is passed as ``forward``."""
@@ -74,16 +73,21 @@ class Calls:
         def call(*args: Any, **kwargs: Any) -> Any:
             if recorder.paused:
                 return real(*args, **kwargs)
-            watched, weighted = recorder.watch(args, kwargs), self.weighted
+            watched, weighted, before = recorder.watch(args, kwargs), self.weighted, self._generators.states()
             with recorder.pause():
-                result = real(*plain(args), **plain(kwargs))
+                with recorder.hidden.counted(f"the call of {callee}", callee.name):
+                    result = real(*plain(args), **plain(kwargs))
+                drew = self._generators.states() != before
+                if isinstance(result, np.ndarray):
+                    result = torch.from_numpy(result)
+                    self.arrays.add(callee)
                 if weighted == self.weighted and only_constants(result):
                     with contextlib.suppress(UnrepresentableError):
                         if callee.method:
                             path = recorder.writer.additions.kept("methods", callee, lambda: Method(owner, callee.name))
-                            return recorder.write("call_module", path, args, kwargs, result, watched)
+                            return recorder.write("call_module", path, args, kwargs, result, watched, random=drew)
                         function = targets.function_node(own_containers(real), callee.name.strip("_"))
-                        return recorder.write("call_function", function, args, kwargs, result, watched)
+                        return recorder.write("call_function", function, args, kwargs, result, watched, random=drew)
                 recorder.refused.add(callee)
                 return result
 
@@ -113,7 +117,7 @@ class Calls:
                 return result
             recorder.fold(mark)
         else:
-            with recorder.pause(), recorder.hidden.counted({}, trained_only=True):
+            with recorder.pause(), recorder.hidden.counted("a module kept whole", trained_only=True):
                 result = forward(module, *plain(args), **plain(dict(kwargs)))
         with recorder.pause():
             lacks = f"returns a {type(result).__name__}" if hides_tensor(result) else ""
@@ -142,13 +146,7 @@ class Calls:
 
 @contextlib.contextmanager
 def recording(recorder: Recorder, calls: Calls, callees: Iterable[Callee]) -> Iterator[None]:
-    """Send module calls, autograd functions and autocast regions to ``recorder`` inside.
-
-    Args:
-        recorder: writes the calls.
-        calls: handles module calls.
-        callees: functions and methods to write as one call each.
-    """
+    """Send module calls, autograd functions and autocast regions to ``recorder``, and ``callees`` as one call each."""
     forward = nn.Module.__call__
     apply = torch.autograd.Function.__dict__["apply"]
     enter: Callable[..., Any] = torch.autocast.__enter__
@@ -165,13 +163,14 @@ def recording(recorder: Recorder, calls: Calls, callees: Iterable[Callee]) -> It
         if recorder.paused:
             return real(*args, **kwargs)
         watched = recorder.watch(args, kwargs)
-        with recorder.pause(), recorder.hidden.counted(contractions_in_backward(cls), trained_only=False):
+        name, backward = cls.__name__, contractions_in_backward(cls)
+        with recorder.pause(), recorder.hidden.counted(f"the autograd Function {name}", name, backward):
             result = real(*plain(args), **plain(dict(kwargs)))
             try:
-                target = targets.function_node(real, cls.__name__)
+                target = targets.function_node(real, name)
                 return recorder.write("call_function", target, args, kwargs, result, watched)
             except UnrepresentableError:
-                return write_closed(recorder, cls.__name__, real, args, kwargs, result, watched)
+                return write_closed(recorder, name, real, args, kwargs, result, watched)
 
     def enter_region(self: Any) -> Any:
         result = enter(self)
@@ -195,7 +194,7 @@ def recording(recorder: Recorder, calls: Calls, callees: Iterable[Callee]) -> It
         return leave(self, *error)
 
     with (
-        plain_paths(),
+        plain_paths(checkpointing=recorder.note_checkpointing),
         replaced(
             (nn.Module, "__call__", call),
             (nn.Module, "_apply", convert),
@@ -208,7 +207,7 @@ def recording(recorder: Recorder, calls: Calls, callees: Iterable[Callee]) -> It
         ),
         observed(recorder.reads.saw),
         recorder,
-        replaced(*foreign_functions(recorder), *standins(calls.root), *memoized_functions(calls.root)),
+        replaced(*standins(calls.root), *memoized_functions(calls.root)),
         replaced(*hook_places(recorder), *seed_places(recorder)),
         replaced(*map(calls.as_one_call, callees)),
     ):
@@ -217,18 +216,29 @@ def recording(recorder: Recorder, calls: Calls, callees: Iterable[Callee]) -> It
 
 
 @contextlib.contextmanager
-def plain_paths(*, value_free: bool = True) -> Iterator[None]:
+def plain_paths(*, value_free: bool = True, checkpointing: Callable[[], object] = bool) -> Iterator[None]:
     """Run models on their plain path: no fused attention, no compiled children, no activation checkpointing.
 
-    Checkpointing would run batch norms twice, and hide what it runs if it is re-entrant.
+    Checkpointing would run batch norms twice. If it is re-entrant, it also hides what it runs, and refuses
+    ``torch.autograd.grad``.
 
     Args:
         value_free: also tell libraries that values must not be read, as a CUDA stream capture does. Transformers then
             always builds attention masks, without reading whether this batch needs one.
+        checkpointing: is called when a model asks for checkpointing.
     """
-    places: list[Place] = [(checkpoint.CheckpointFunction, "apply", _without_checkpoint)]
+
+    def without(function: Callable[..., Any], preserve_random_state: bool, *args: Any) -> Any:
+        checkpointing()
+        return function(*args)
+
+    def around_nothing(*_: Any, **__: Any) -> Iterator[None]:
+        checkpointing()
+        yield
+
+    places: list[Place] = [(checkpoint.CheckpointFunction, "apply", without)]
     names = ("_checkpoint_without_reentrant_generator", "_checkpoint_without_reentrant_generator_impl")
-    places += [(checkpoint, name, _around_nothing) for name in names if name in vars(checkpoint)]
+    places += [(checkpoint, name, around_nothing) for name in names if name in vars(checkpoint)]
     if value_free:
         places.append((torch.cuda, "is_current_stream_capturing", lambda: True))
         places.append((nn.modules.transformer, "_detect_is_causal_mask", _stated_causality))
@@ -242,16 +252,6 @@ def plain_paths(*, value_free: bool = True) -> Iterator[None]:
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_path)
-
-
-def _without_checkpoint(function: Callable[..., Any], preserve_random_state: bool, *args: Any) -> Any:
-    """Re-entrant checkpointing hides what it runs, and refuses ``torch.autograd.grad``; the values are the same."""
-    return function(*args)
-
-
-def _around_nothing(*_: Any, **__: Any) -> Iterator[None]:
-    """Stands in for what checkpointing does before and after it runs a function."""
-    yield
 
 
 def _stated_causality(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:

@@ -63,11 +63,6 @@ _CONTIGUOUS = {
 class PythonReads:
     """Notes which sizes and values Python code reads while a model is recorded.
 
-    Args:
-        writer: the graph and its tensors.
-        paths: path of each module of the model, by identity.
-        paused: whether calls are made without being written.
-
     Attributes:
         read_tied: the path of the first module whose code read values of tied inputs, and the line.
         of_values: calls by which code read values of tensors (``item()``, ``tolist()``), with the obstacles that they
@@ -207,12 +202,6 @@ class PythonReads:
 
         A tensor of varying size in the root's own code (a loss over the valid labels) stays in the graph, because its
         rows reach no block of the model.
-
-        Args:
-            name: name of the call.
-            args: its arguments.
-            result: its result.
-            frame: the code that made it.
 
         Returns:
             ``result``, or a list of sizes that notes the code that reads it.

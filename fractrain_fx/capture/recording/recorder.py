@@ -22,7 +22,7 @@ from fractrain_fx.capture.recording.constants import Additions
 from fractrain_fx.capture.recording.effects import Effects, Watch
 from fractrain_fx.capture.recording.hooks import HOOKS, History, write_hook
 from fractrain_fx.capture.recording.kept.callees import Callee
-from fractrain_fx.capture.recording.kept.hidden import HiddenCalls
+from fractrain_fx.capture.recording.kept.hidden import HiddenCalls, contractions_in_operator
 from fractrain_fx.capture.recording.python_reads import PythonReads
 from fractrain_fx.capture.recording.writer import Mark, Return, UnrepresentableError, Writer
 from fractrain_fx.capture.recording.written import Written
@@ -47,6 +47,7 @@ class Recorder(TorchFunctionMode):
         contractions: number of written contractions through which a gradient flows.
         types: the types that code read.
         paused: whether calls run without being written.
+        checkpointed: whether code asked for activation checkpointing.
         failed: path of the innermost module in whose forward an error was raised.
         paths: path of each module of the model, by identity.
         refused: functions and methods that cannot be kept as one call, although they should.
@@ -66,6 +67,7 @@ class Recorder(TorchFunctionMode):
         self.types = Types(self.writer)
         self.paused = False
         self.failed = ""
+        self.checkpointed = False
         self.paths: dict[int, str] = {}
         for path, module in model.named_modules():
             self.paths.setdefault(id(module), path)
@@ -86,6 +88,10 @@ class Recorder(TorchFunctionMode):
             yield
         finally:
             self.paused = before
+
+    def note_checkpointing(self) -> None:
+        """Note that code asks for activation checkpointing."""
+        self.checkpointed |= not self.paused
 
     @contextlib.contextmanager
     def inside(self, path: str, module: nn.Module) -> Iterator[None]:
@@ -230,6 +236,9 @@ class Recorder(TorchFunctionMode):
         if name in TYPE_READS:
             self.types.read(tensors_in((args, kwargs)))
         result = self.reads.values(name, args, func(*plain(args), **plain(dict(kwargs))), sys._getframe(1))
+        if (operator := targets.operator_name(func)) is not None:
+            known = contractions_in_operator(operator, (args, kwargs))
+            self.hidden.expect(f"the operator {operator}", operator.rpartition("::")[2], known)
         if name in HOOKS:
             return write_hook(self, name, (*args, *kwargs.values()), result)
         if targets.call_name(func) in targets.CONTRACTIONS and any(x.requires_grad for x in tensors_in(result)):

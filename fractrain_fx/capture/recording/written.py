@@ -11,19 +11,13 @@ from torch.fx import Node
 from fractrain_fx.capture.recording.constants import TensorWrite
 from fractrain_fx.capture.recording.effects import version_of
 from fractrain_fx.capture.recording.writer import Writer
-from fractrain_fx.capture.source import model_line
+from fractrain_fx.capture.source import is_within, model_line
 
 __all__ = ["Written"]
 
 
 class Written:
-    """Writes a node for each buffer, or tensor of a module that stays one node, that code sets, in the model's order.
-
-    Args:
-        model: the module that is recorded.
-        writer: the graph and its tensors.
-        paused: whether calls are made without being written.
-    """
+    """Writes a node for each buffer, or tensor of a module that stays one node, that code sets, in its order."""
 
     def __init__(self, model: nn.Module, writer: Writer, paused: Callable[[], bool]) -> None:
         self._writer, self._paused = writer, paused
@@ -55,12 +49,12 @@ class Written:
         """
         changed = (name for name, p, version in self._versions if version_of(p) != version)
         self._writer.additions.written.update(changed)
-        called = tuple(f"{node.target}." for node in self._writer.graph.find_nodes(op="call_module"))
+        called = {str(node.target) for node in self._writer.graph.find_nodes(op="call_module")}
         for path, node in reversed(self._set):
-            if not f"{path}.".startswith(called) and not node._erased:
+            if not is_within(path, called) and not node._erased:
                 self._writer.graph.erase_node(node)
         for path, module in self._owners.values():
-            for name, value in module._buffers.items() if not f"{path}.".startswith(called) else ():
+            for name, value in module._buffers.items() if not is_within(path, called) else ():
                 if (path, name) in self._present and value is not None and self._writer.known(value) is not None:
                     self._write_buffer(module, name, self._present[path, name], value)
 

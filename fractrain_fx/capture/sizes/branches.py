@@ -28,13 +28,8 @@ def guards_an_error(frame: FrameType, value: bool, called: bool = False, compare
 
     True for ``assert x``, ``if x: raise ...`` and ``if x: torch._assert(False, ...)``, because the branch that was not
     taken runs straight into the error, and for torch's own checks (``torch._check_tensor_all``, and those of the
-    parameters of distributions).
-
-    Args:
-        frame: the code that asks for the truth of a tensor.
-        value: the truth value that it gets.
-        called: whether it asked by a call (``x.item()``), whose result the next instruction takes.
-        compared: whether it asked by a comparison of sizes, whose result the next instruction takes.
+    parameters of distributions). The next instruction takes the result of a call (``called``: ``x.item()``) or of a
+    comparison of sizes (``compared``).
     """
     module = str(frame.f_globals.get("__name__"))
     if module == "torch.distributions.constraints" or (module == "torch" and frame.f_code.co_name.startswith("_check")):

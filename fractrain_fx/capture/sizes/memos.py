@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from inspect import CO_VARARGS, CO_VARKEYWORDS
 from typing import Any
 
 from torch import nn
@@ -53,17 +52,9 @@ def _is_searched(module_name: str) -> bool:
 def _memoized(module_name: str, names: Mapping[str, Any]) -> tuple[str, ...]:
     count, found = _known.get(module_name, (-1, ()))
     if count != len(names) or module_name == "__main__":  # a cell of a notebook may define a function again
-        found = tuple(name for name, value in list(names.items()) if isinstance(value, _MEMO) and _takes_any(value))
+        found = tuple(name for name, value in list(names.items()) if isinstance(value, _MEMO))
         _known[module_name] = len(names), found
     return tuple(name for name in found if isinstance(names.get(name), _MEMO))
-
-
-def _takes_any(memo: Any) -> bool:
-    """Whether a memoized function has parameters. Hundreds without any only check which packages are installed."""
-    code = getattr(memo.__wrapped__, "__code__", None)
-    return code is None or bool(
-        code.co_argcount or code.co_kwonlyargcount or code.co_flags & (CO_VARARGS | CO_VARKEYWORDS)
-    )
 
 
 @functools.lru_cache(maxsize=4096)

@@ -48,12 +48,8 @@ def passed_on(name: str, result: Tensor, operands: Iterable[tuple[Tensor, Collec
     """Dimensions of a result whose length depends on data, because that of an operand does.
 
     Lengths are compared: a dimension is free of data if an operand has a dimension of that length that is free of data.
-    A dimension whose length equals, even by chance, one that depends on data counts as dependent too.
-
-    Args:
-        name: name of the call.
-        result: a tensor that it returned.
-        operands: the tensors that it was given, each with its dimensions that depend on data.
+    A dimension whose length equals, even by chance, one that depends on data counts as dependent too. ``operands`` are
+    the tensors that the call was given, each with its dimensions that depend on data.
     """
     operands = list(operands)
     if name.strip("_") in _KEEP_FORM:
@@ -89,11 +85,6 @@ _KEYWORDS = ("split_size_or_sections", "split_size", "chunks")
 
 def part_count(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Counted | None:
     """The number of parts as a function of a size; ``None`` for other calls, and if the caller gives all part sizes.
-
-    Args:
-        name: name of the call.
-        args: its arguments.
-        kwargs: its keyword arguments.
 
     Returns:
         The tensor, the dimension that is cut, the function that counts, and its operands after the size of that

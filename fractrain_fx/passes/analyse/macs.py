@@ -8,6 +8,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
+from fractrain_fx.capture.recording.kept.callees import Method
 from fractrain_fx.capture.recording.kept.hidden import HIDDEN
 from fractrain_fx.errors import ModelError, PassError
 from fractrain_fx.passes.analyse.products import product_of
@@ -16,7 +17,6 @@ from fractrain_fx.passes.analyse.trained import bits_of
 from fractrain_fx.passes.graph.contractions import (
     Contraction,
     contraction,
-    function_name,
     operand,
     uncounted_kind,
     unsplit,
@@ -105,16 +105,16 @@ def _whole(graph_module: GraphModule, node: Node, names: set[str]) -> Op | None:
     owner = owner_module(graph_module, node)
     counted = unsplit(node) if owner is None else None
     kind = counted[0] if counted is not None else uncounted_kind(node, owner)
-    hidden = kind is None and HIDDEN in node.meta
-    if hidden:
-        kind = "function" if owner is None else "module"
+    name = ""
+    if kind is None and HIDDEN in node.meta:
+        name = node.meta[HIDDEN].name
+        kind = "function" if name else "module"
     if kind is None:
         return None
     layout = _layout(node)
     kind = kind if layout is None or layout in kind else f"{layout} {kind}"
-    path = module_path(node)
-    own = function_name(node) if hidden else kind
-    label = path if owner is not None else f"{path}.{own}" if path else own
+    path = "" if isinstance(owner, Method) else module_path(node)
+    label = path if owner is not None and not name else f"{path}.{name or kind}".lstrip(".")
     op = Op(unique(label, names), kind, path, None)
     read = [facts(each) for each in node.all_input_nodes if facts(each).shape is not None]
     if counted is not None:

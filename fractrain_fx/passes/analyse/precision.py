@@ -9,7 +9,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
-from fractrain_fx.capture.recording.kept.hidden import HIDDEN, hidden_words
+from fractrain_fx.capture.recording.kept.hidden import HIDDEN
 from fractrain_fx.config import FracConfig, Pin
 from fractrain_fx.errors import ModelError, PassError, RuleError, near
 from fractrain_fx.passes.analyse.blocks import can_choose
@@ -19,7 +19,6 @@ from fractrain_fx.passes.graph.contractions import (
     OPAQUE_KINDS,
     UNSPLIT_KINDS,
     contraction,
-    function_name,
     operand,
     other_numbers,
 )
@@ -128,8 +127,7 @@ class DecidePrecision(PassBase):
                 return Decision("uncounted", f"kept as one node, no formula for the products inside{inside}")
             return Decision("float", f"activations stay inside one call{inside}")
         if op.macs is None and HIDDEN in node.meta:
-            call = f"the autograd Function {function_name(node)}" if op.kind == "function" else "a module kept whole"
-            return Decision("uncounted", f"stays float, inside {call}: {hidden_words(node.meta[HIDDEN])}")
+            return Decision("uncounted", f"stays float, inside {node.meta[HIDDEN]}")
         if op.macs is None:
             return Decision("uncounted", f"no formula for {op.kind}")
         if self.config.method == "float":

@@ -447,3 +447,35 @@ def test_a_model_may_add_to_the_dictionary_that_it_is_given() -> None:
     model = Adding()
     recording = record(model, ({"x": X},))
     assert torch.equal(recording.eval({"x": X})["y"], model({"x": X.clone()})["y"])
+
+
+def _noise(x: Tensor) -> Any:
+    return np.random.rand(x.shape[-1]).astype(np.float32)
+
+
+class AddsNoise(Body):
+    """Draws an array by a function, and hands it to torch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + torch.as_tensor(_noise(x)))
+
+
+class ShiftsNoise(Body):
+    """Works on the array before torch gets it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + torch.from_numpy(_noise(x).clip(0.25, 0.75)))
+
+
+def test_a_function_that_draws_an_array_is_one_call_if_torch_takes_the_array() -> None:
+    model = AddsNoise().eval()
+    recording = record(model, (X,))
+    assert recording.leaves == {}
+    x = torch.randn(5, 4)
+    for seed in (1, 2):
+        np.random.seed(seed)
+        expected = model(x)
+        np.random.seed(seed)
+        assert torch.equal(recording.eval(x), expected)
+    whole = nn.Sequential(ShiftsNoise())
+    assert list(record(whole, (X,)).leaves) == ["0"]

@@ -1,4 +1,4 @@
-"""What multiplies inside an autograd Function or a module kept whole is in the table, as uncounted."""
+"""What multiplies inside a function, an operator or a module that is one node is in the table, as uncounted."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torchvision
 from torch import Tensor, nn
 
 from fractrain_fx import Engine, FracConfig, fractrainify, summarize
@@ -103,6 +104,62 @@ def test_every_such_call_has_a_row_with_what_is_inside_and_the_count_stands_besi
     engine.loss(model(torch.randn(4, 6)).square().mean()).backward()
     engine.end_epoch()
     assert engine.ledger.rows[0].uncounted == 4
+
+
+@torch.library.custom_op("fractrain_fx_tests::product", mutates_args=())
+def product(x: Tensor, w: Tensor) -> Tensor:
+    return _product(x, w)
+
+
+def _product(x: Tensor, w: Tensor) -> Tensor:
+    return x @ w
+
+
+product.register_autograd(
+    lambda ctx, g: (g @ ctx.saved_tensors[1].t(), ctx.saved_tensors[0].t() @ g),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
+
+
+@torch.library.custom_op("fractrain_fx_tests::doubled", mutates_args=())
+def doubled(x: Tensor, w: Tensor) -> Tensor:
+    return 2 * x + w.sum()
+
+
+def by_value(x: Tensor, w: Tensor) -> Tensor:
+    return x @ w if float(x.sum()) > 1e6 else 2 * (x @ w)
+
+
+class Foreign(nn.Module):
+    """Calls operators of other libraries, and a function and a method in which values decide."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.block, self.head = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+        self.weight = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = product(self.stem(x), self.weight)
+        x = x + by_value(x.detach(), self.weight.detach()) + self.by_value(x)
+        x = x + doubled(x.detach(), self.weight.detach())
+        boxes = torch.tensor([[0.0, 0.0, 0.0, 3.0, 3.0]])
+        maps = x.reshape(1, -1, 2, 4)
+        x = x + torchvision.ops.roi_align(maps, boxes, 2).sum()
+        return self.head(self.block(x))
+
+    @torch.no_grad()
+    def by_value(self, x: Tensor) -> Tensor:
+        return torch.mm(x, self.weight) if float(x.sum()) > 1e6 else x * 1
+
+
+def test_operators_of_other_libraries_and_functions_that_read_values_have_rows_too() -> None:
+    model = fractrainify(Foreign(), config=FracConfig(method="float"), example_inputs=(1e6 * torch.ones(4, 6),))
+    told = {op.name: op.precision.reason.removeprefix("stays float, inside ") for op in model.ops if op.macs is None}
+    assert told == {
+        "product": "the operator fractrain_fx_tests::product: 1 matmul",
+        "by_value": f"the call of {__name__}.by_value(): 1 matmul",
+        "roi_align": "the operator torchvision::roi_align: calls that torch does not show",
+    }
 
 
 def test_a_model_that_multiplies_nowhere_else_is_told_so() -> None:

@@ -1,7 +1,8 @@
 """Functions and methods kept as one call each: values decide what happens inside, and no gradient flows through them.
 
 Functions that compute positions from the sizes of images are an example: a graph cannot hold their loops over values,
-but they can run again at every call, so that the module that calls them need not stay one node.
+but they can run again at every call, so that the module that calls them need not stay one node. So can functions that
+draw with numpy, as those that mask frames of sound.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
 from fractrain_fx.capture.trees import leaves_in, map_tree
@@ -59,9 +62,7 @@ class Method(nn.Module):
 def callees(frame: FrameType | None, paths: dict[int, str]) -> Iterator[Callee]:
     """Functions and methods that run, innermost first, up to the forward of the innermost module.
 
-    Args:
-        frame: the code that made a call of torch.
-        paths: path of each module of the model, by identity.
+    ``paths`` are those of the model's modules, by identity.
     """
     while frame is not None and frame.f_code.co_name != "forward":
         code, caller = frame.f_code, frame.f_back
@@ -93,11 +94,15 @@ def only_constants(result: Any) -> bool:
 
 
 def own_containers(real: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function on copies of lists and dictionaries: it may change them, and those of a graph are frozen."""
+    """The same function on copies of lists and dictionaries: it may change them, and those of a graph are frozen.
+
+    It gives a tensor instead of an array of numpy, which would be a constant of the graph.
+    """
 
     def call(*args: Any, **kwargs: Any) -> Any:
         own_args, own_kwargs = map_tree((args, kwargs), lambda part: part)
-        return real(*own_args, **own_kwargs)
+        result = real(*own_args, **own_kwargs)
+        return torch.from_numpy(result) if isinstance(result, np.ndarray) else result
 
     return call
 

@@ -48,9 +48,7 @@ def depth_of(module: nn.Module) -> Depth:
 def adds_inputs(last: Node, inputs: Iterable[Tensor]) -> bool:
     """Whether a module adds trained tensors that it was given, as a module for the end of a residual block does.
 
-    Args:
-        last: the last node that was written before the module's calls.
-        inputs: the tensors among the module's arguments.
+    Its calls are the nodes after ``last``.
     """
     if len({id(x) for x in inputs if x.requires_grad}) < 2:
         return False

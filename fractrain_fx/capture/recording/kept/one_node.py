@@ -9,7 +9,7 @@ from torch import nn
 
 from fractrain_fx.capture.recording.kept.callees import Callee
 from fractrain_fx.capture.recording.writer import Obstacle
-from fractrain_fx.capture.source import forward_line, forward_of
+from fractrain_fx.capture.source import forward_line, forward_of, is_within
 from fractrain_fx.errors import CaptureError
 
 __all__ = ["OneNodeError", "OneNodes"]
@@ -84,9 +84,7 @@ def _largest_part(model: nn.Module, path: str, not_graphs: Collection[str]) -> s
         for name, part in model.get_submodule(path).named_children()
         if part._modules and forward_of(type(part)) is not nn.Module.forward
     }
-    parts = {
-        part: size for part, size in parts.items() if not any(f"{each}.".startswith(f"{part}.") for each in not_graphs)
-    }
+    parts = {part: size for part, size in parts.items() if not any(is_within(each, {part}) for each in not_graphs)}
     if not parts:
         return ""
     largest = f"model.{max(parts, key=lambda part: parts[part])}"
