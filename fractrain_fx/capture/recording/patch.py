@@ -18,7 +18,7 @@ from fractrain_fx.capture.recording.arguments import write_closed
 from fractrain_fx.capture.recording.effects import seed_places
 from fractrain_fx.capture.recording.hooks import hook_places
 from fractrain_fx.capture.recording.kept.callees import Callee, Method, only_constants, own_containers, placed
-from fractrain_fx.capture.recording.kept.hidden import contractions_in_backward
+from fractrain_fx.capture.recording.kept.hidden import MODULE, contractions_in_backward
 from fractrain_fx.capture.recording.kept.leaves import Depth, adds_inputs, depth_of
 from fractrain_fx.capture.recording.recorder import Recorder
 from fractrain_fx.capture.recording.writer import UnrepresentableError
@@ -117,7 +117,7 @@ class Calls:
                 return result
             recorder.fold(mark)
         else:
-            with recorder.pause(), recorder.hidden.counted("a module kept whole", trained_only=True):
+            with recorder.pause(), recorder.hidden.counted(MODULE, trained_only=True):
                 result = forward(module, *plain(args), **plain(dict(kwargs)))
         with recorder.pause():
             lacks = f"returns a {type(result).__name__}" if hides_tensor(result) else ""

@@ -22,9 +22,9 @@ from fractrain_fx.capture.recording.constants import Additions
 from fractrain_fx.capture.recording.effects import Effects, Watch
 from fractrain_fx.capture.recording.hooks import HOOKS, History, write_hook
 from fractrain_fx.capture.recording.kept.callees import Callee
-from fractrain_fx.capture.recording.kept.hidden import HiddenCalls, contractions_in_operator
+from fractrain_fx.capture.recording.kept.hidden import MODULE, HiddenCalls, contractions_in_operator, products_after
 from fractrain_fx.capture.recording.python_reads import PythonReads
-from fractrain_fx.capture.recording.writer import Mark, Return, UnrepresentableError, Writer
+from fractrain_fx.capture.recording.writer import Mark, Return, Source, UnrepresentableError, Writer
 from fractrain_fx.capture.recording.written import Written
 from fractrain_fx.capture.sizes.results import passed_on
 from fractrain_fx.capture.sizes.symbolic import plain
@@ -34,7 +34,6 @@ from fractrain_fx.capture.trees import holds_tensor, tensors_in
 __all__ = ["Recorder"]
 
 _SIZES = frozenset({"size", "numel", "nelement", "stride"})
-# Calls that tell Python code the exact type of a tensor. The kind of type is part of the form of a call.
 
 
 class Recorder(TorchFunctionMode):
@@ -115,7 +114,9 @@ class Recorder(TorchFunctionMode):
         return Mark(writer.graph._root.prev, len(writer.obstacles), *counts)
 
     def fold(self, mark: Mark) -> None:
-        """Remove everything that was written since ``mark``."""
+        """Remove everything that was written since ``mark``; the node that comes instead has notes on its products."""
+        found = products_after(mark.last, lambda node: self.writer.made_from(node, Source.VALUE))
+        self.hidden.expect(MODULE, "", found)
         self.writer.erase_after(mark.last)
         del self.writer.obstacles[mark.obstacles :]
         del self.returns[mark.returns :]

@@ -78,6 +78,7 @@ class Source(Enum):
     TIED = "inputs that have the same values in all calls that the graph takes"
     RANDOM = "random numbers"
     MODEL = "parameters and buffers"
+    VALUE = "values of the call's tensors, and not their sizes alone"
 
 
 class Writer:
@@ -138,7 +139,7 @@ class Writer:
     def placeholder(self, name: str, tied: bool = False) -> Node:
         """A new input of the graph; with ``tied``, the graph is for calls in which it has the recorded values."""
         node = self.create("placeholder", name)
-        self._mark(node, (Source.TIED,) if tied else (Source.INPUT, Source.DATA))
+        self._mark(node, (Source.TIED,) if tied else (Source.INPUT, Source.DATA, Source.VALUE))
         return node
 
     def create(
@@ -155,8 +156,9 @@ class Writer:
         node.meta["source"] = model_line()
         if effect:
             node.meta["effect"] = True
-        for members in self._sources.values():
-            if any(argument in members for argument in node.all_input_nodes):
+        form = op == "call_method" and target in ("size", "stride")
+        for source, members in self._sources.items():
+            if any(argument in members for argument in node.all_input_nodes) and not (form and source is Source.VALUE):
                 members.add(node)
         if op == "call_module" or (op == "get_attr" and not str(target).startswith("frac.")):
             self._mark(node, (Source.DATA, Source.MODEL))

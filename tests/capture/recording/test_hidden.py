@@ -162,6 +162,23 @@ def test_operators_of_other_libraries_and_functions_that_read_values_have_rows_t
     }
 
 
+class Similar(nn.Module):
+    """Has no weights, and multiplies without gradients: once what it is given, once numbers that follow from sizes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            places = torch.arange(x.shape[0], dtype=torch.float32)
+            scale = torch.softmax(x @ x.t(), -1).mean() + torch.outer(places, places).mean()
+        return x * scale
+
+
+def test_products_without_gradients_have_a_row_if_they_depend_on_values_of_the_input() -> None:
+    net = nn.Sequential(nn.Linear(6, 8), Similar(), nn.Linear(8, 2))
+    model = fractrainify(net, config=FracConfig(method="float"), example_inputs=(torch.randn(4, 6),))
+    told = {op.name: op.precision.reason for op in model.ops if op.macs is None}
+    assert told == {"1": "stays float, inside a module kept whole: 1 matmul"}
+
+
 def test_a_model_that_multiplies_nowhere_else_is_told_so() -> None:
     class Hidden(Net):
         def forward(self, x: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import contextlib
 import dis
 import inspect
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any
@@ -17,11 +17,20 @@ from torch.fx import Node
 from fractrain_fx.capture.targets import CONTRACTIONS, call_name, is_product
 from fractrain_fx.capture.trees import tensors_in
 
-__all__ = ["HIDDEN", "Hidden", "HiddenCalls", "contractions_in_backward", "contractions_in_operator"]
+__all__ = [
+    "HIDDEN",
+    "MODULE",
+    "Hidden",
+    "HiddenCalls",
+    "contractions_in_backward",
+    "contractions_in_operator",
+    "products_after",
+]
 
 HIDDEN = "hidden"
 """Key of ``node.meta``: the contractions inside the node's call, as :class:`Hidden`."""
 
+MODULE = "a module kept whole"
 _BACKWARD = " in backward"
 _UNSHOWN = "calls that torch does not show"
 _TORCH = ("", "aten", "prim", "prims")
@@ -100,6 +109,17 @@ class HiddenCalls:
     def forget(self) -> None:
         """Drop the counts, because the call leaves no node."""
         self._found = Counter()
+
+
+def products_after(last: Node, counts: Callable[[Node], bool]) -> Counter[str]:
+    """The contractions among the nodes after ``last`` that count."""
+    found: Counter[str] = Counter()
+    node = last.next
+    while node.op != "root":
+        name = str(node.target) if node.op == "call_method" else call_name(node.target)
+        found[name] += is_product(name) and counts(node)
+        node = node.next
+    return found
 
 
 def contractions_in_backward(function: Any) -> Counter[str]:
