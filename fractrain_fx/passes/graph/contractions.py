@@ -159,10 +159,15 @@ def _own_index(term: str, other: str, output: str) -> int:
 
 
 def other_numbers(node: Node) -> str | None:
-    """The kind of numbers that an operand has if they are not real ones, which no format rounds; ``None`` if real."""
+    """The kind of numbers that an operand has if they are not real ones, which no format rounds; ``None`` if real.
+
+    A layer of width 0, as a bottleneck of few channels makes, has no numbers at all.
+    """
     family = contraction(node)
-    places = family.operands if family else ()
-    dtypes = [facts(operand(node, place)).dtype for place in places]
+    operands = [facts(operand(node, place)) for place in family.operands] if family else []
+    if any(0 in (each.shape or ()) for each in (*operands, facts(node))):
+        return "no numbers, one of its sizes is 0"
+    dtypes = [each.dtype for each in operands]
     if any(dtype is not None and dtype.is_complex for dtype in dtypes):
         return "complex"
     return "integers" if any(dtype is not None and not dtype.is_floating_point for dtype in dtypes) else None

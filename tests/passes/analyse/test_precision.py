@@ -37,6 +37,20 @@ def test_products_of_other_than_real_numbers_stay_float(method: str) -> None:
     assert all(p.grad is not None for p in (model.get_parameter("complex"), model.get_parameter("stem.weight")))
 
 
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize("method", ["static", "pfq"])
+def test_layers_of_width_0_stay_float_and_train(method: str) -> None:
+    squeeze = nn.Sequential(nn.Linear(8, 0), nn.ReLU(), nn.Linear(0, 8))
+    net = nn.Sequential(nn.Linear(8, 8), squeeze, nn.Linear(8, 8), nn.Linear(8, 2))
+    x = torch.randn(4, 8)
+    model = fractrainify(net, config=FracConfig(method=method), example_inputs=(x,))  # type: ignore[arg-type]
+    words = {op.name: op.precision.words for op in model.ops}
+    assert words["1.0"] == words["1.2"] == "float: no numbers, one of its sizes is 0"
+    assert words["2"].startswith("scheduled")
+    model(x).sum().backward()
+    assert model.get_parameter("2.weight").grad is not None
+
+
 class Whole(nn.Module):
     """A bilinear layer and nothing else."""
 
