@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.coverage.cases import Case
 from benchmarks.coverage.trial import Row, passed
 
-__all__ = ["Results", "commit"]
+__all__ = ["Results", "commit", "without_paths"]
 
 _PACKAGES = re.compile(r"/[^\s\"'()]*/(?:site-packages|\.venv[^\s\"'()/]*)/")
 _TEMPORARY = re.compile(r"/tmp/[^\s\"'(),;:\\]+")
@@ -69,8 +69,7 @@ class Results:
         """Replace the file in one step, so that an interrupted sweep leaves it whole."""
         part = self._path.with_suffix(".part")
         held = {"made_with": self.made_with, "known": self.known, "models": self.rows}
-        # Folders of packages and of temporary files differ from machine to machine.
-        text = _TEMPORARY.sub("a folder", _PACKAGES.sub("", json.dumps(held, indent=1))).encode()
+        text = without_paths(json.dumps(held, indent=1)).encode()
         part.write_bytes(gzip.compress(text, mtime=0) if self._path.suffix == ".gz" else text)
         os.replace(part, self._path)
 
@@ -78,6 +77,11 @@ class Results:
 def _unpacked(path: Path) -> bytes:
     data = path.read_bytes()
     return gzip.decompress(data) if path.suffix == ".gz" else data
+
+
+def without_paths(text: str) -> str:
+    """A text without folders of packages and of temporary files, which differ from machine to machine."""
+    return _TEMPORARY.sub("a folder", _PACKAGES.sub("", text))
 
 
 def commit() -> str:

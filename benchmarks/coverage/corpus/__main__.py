@@ -31,7 +31,7 @@ import fractrain_fx.passes  # noqa: F401
 from benchmarks.coverage.corpus.modules import projects
 from benchmarks.coverage.corpus.page import NO_MODULES, read_rows, section, summary, write_rows
 from benchmarks.coverage.corpus.processes import examined
-from benchmarks.coverage.corpus.trial import PASSED, UNUSABLE
+from benchmarks.coverage.corpus.trial import NO_WEIGHTS, PASSED, UNUSABLE, Row
 from benchmarks.coverage.pool import Limits
 from benchmarks.coverage.results import commit
 from benchmarks.page import write_section
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     wanted = options.only or order[: options.projects]
     rows = read_rows(options.out)
     if options.retry:
-        again = {row["project"] for row in rows if row["verdict"] not in _GOOD}
+        again = {row["project"] for row in rows if not _is_good(row)}
         rows = [row for row in rows if row["project"] not in again & set(wanted)]
     known = {row["project"] for row in rows}
     for name in wanted:
@@ -66,6 +66,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(summary(rows))
     if options.page:
         write_section(options.page, "corpus", section(rows))
+
+
+def _is_good(row: Row) -> bool:
+    return row["verdict"] in _GOOD and row.get("pfq", PASSED) in (PASSED, NO_WEIGHTS)
 
 
 def _parser() -> argparse.ArgumentParser:

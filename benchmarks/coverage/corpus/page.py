@@ -8,8 +8,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.coverage.corpus.trial import NOT_DONE, PASSED, UNUSABLE, Row
+from benchmarks.coverage.corpus.trial import NO_WEIGHTS, NOT_DONE, PASSED, UNUSABLE, Row
 from benchmarks.coverage.resized import DIFFERENT, ERROR, REFUSED
+from benchmarks.coverage.results import without_paths
 from benchmarks.page import markdown_table
 
 __all__ = ["DIED", "NO_MODULES", "read_rows", "section", "summary", "write_rows"]
@@ -28,7 +29,7 @@ def read_rows(path: Path) -> list[Row]:
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
     """Replace the file in one step."""
     part = path.with_suffix(".part")
-    part.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    part.write_text(without_paths("".join(json.dumps(row) + "\n" for row in rows)), encoding="utf-8")
     os.replace(part, path)
 
 
@@ -60,7 +61,7 @@ def section(rows: Sequence[Row]) -> str:
         return "## Modules of public projects\n\nNo row of this data is from the corpus."
     usable = _usable(rows)
     steps = Counter(row.get("pfq") for row in usable)
-    tried = sum(steps.values()) - steps["no weights"] - steps["not reached"] - steps[None]
+    tried = sum(steps.values()) - steps[NO_WEIGHTS] - steps["not reached"] - steps[None]
     commits = Counter(row["commit"] for row in rows).most_common()
     return f"""\
 ## Modules of public projects

@@ -21,13 +21,13 @@ from benchmarks.coverage.resized import DIFFERENT, ERROR, REFUSED
 from fractrain_fx import Engine, FracConfig, Pin, Precision, fractrainify
 from fractrain_fx.errors import FracTrainError
 
-__all__ = ["NOT_DONE", "PASSED", "UNUSABLE", "Between", "LateError", "Row", "Watch", "examine"]
+__all__ = ["NOT_DONE", "NO_WEIGHTS", "PASSED", "UNUSABLE", "Between", "LateError", "Row", "Watch", "examine"]
 
 Row = dict[str, Any]
 Watch = Callable[[], AbstractContextManager[None]]
 """Makes the context that ends one check after its time, with a :class:`LateError`."""
 
-PASSED, UNUSABLE, NOT_DONE = "passed", "unusable", "not done"
+PASSED, UNUSABLE, NOT_DONE, NO_WEIGHTS = "passed", "unusable", "not done", "no weights"
 _BUILD, _INPUTS, _CALL = 0, 1, 3  # seeds
 
 
@@ -218,7 +218,7 @@ def _take_a_step(case: Case) -> None:
     """One training step in low precision."""
     model = _built(case)
     if not any(p.requires_grad and p.dim() > 1 for p in model.inner.parameters()):
-        raise _VerdictError("no weights", "")
+        raise _VerdictError(NO_WEIGHTS, "")
     args, kwargs = _inputs(case)
     low = Precision(8, 8)
     config = FracConfig(method="pfq", pins=(Pin("first", low), Pin("last", low)))
