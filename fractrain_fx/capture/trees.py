@@ -135,7 +135,7 @@ def fields_of(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, DISTRIBUTED):
         yield from vars(value).items()
     elif not isinstance(value, type):
-        for name in getattr(value, "__dataclass_fields__", ()):
+        for name in getattr(type(value), "__dataclass_fields__", ()):
             yield name, getattr(value, name, None)
 
 
@@ -162,7 +162,7 @@ def map_tree(value: Any, change: Callable[[Any], Any]) -> Any:
         if isinstance(value, torch.Size) and not all(isinstance(part, int) for part in parts):
             return tuple(parts)
         kind = list if type(value) is immutable_list else type(value)
-        return kind(*parts) if hasattr(value, "_fields") else kind(parts)
+        return kind(*parts) if hasattr(type(value), "_fields") else kind(parts)
     if isinstance(value, slice):
         return slice(*(map_tree(part, change) for part in (value.start, value.stop, value.step)))
     if type(value) in _DICTIONARIES:
@@ -178,7 +178,7 @@ def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
     """
     if isinstance(value, Tensor):
         return change(value)
-    if type(value) in (list, tuple, dict, slice) or hasattr(value, "_fields"):
+    if type(value) in (list, tuple, dict, slice) or hasattr(type(value), "_fields"):
         return map_tree(value, lambda part: map_tensors(part, change))
     if type(value) is set:
         return set(value)

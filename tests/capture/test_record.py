@@ -381,3 +381,34 @@ def test_a_node_names_the_line_of_a_model_and_none_for_models_of_torchs_modules_
 
     assert lines(nn.Sequential(*(nn.Linear(6, 6) for _ in range(3))), torch.randn(2, 6)) == {None}
     assert any("zoo/models" in str(line) for line in lines(resnet20(), torch.randn(2, 3, 8, 8)))
+
+
+class Answers(dict):  # type: ignore[type-arg]
+    """A configuration as many projects have it: what it lacks is a ``KeyError``."""
+
+    __getattr__ = dict.__getitem__
+
+
+SETTINGS = Answers(scale=2.0)
+
+
+def _looped(x: Tensor) -> Tensor:
+    while bool(x.abs().max() > SETTINGS.scale):
+        x = x / 2
+    return x
+
+
+class Configured(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, settings: Answers) -> Tensor:
+        return self.linear(x) * settings.scale + _looped(x.detach())
+
+
+def test_configurations_that_answer_with_a_key_error_are_left_in_peace() -> None:
+    model = Configured()
+    recording = record(model, (torch.full((2, 4), 9.0), SETTINGS))
+    x = torch.full((3, 4), 40.0)
+    assert torch.equal(recording.train(x), model(x, SETTINGS))

@@ -59,9 +59,9 @@ def _form(value: Any, *, hidden: bool, seen: dict[int, Any]) -> Any:
         return value
     if id(value) in seen:
         return seen[id(value)]
-    if type(value) in (list, tuple) or hasattr(value, "_fields"):
+    if type(value) in (list, tuple) or hasattr(type(value), "_fields"):
         parts = [_form(part, hidden=hidden, seen=seen) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+        return type(value)(*parts) if hasattr(type(value), "_fields") else type(value)(parts)
     if type(value) is dict:
         return {key: _form(part, hidden=hidden, seen=seen) for key, part in value.items()}
     if isinstance(value, slice):

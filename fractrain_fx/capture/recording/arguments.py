@@ -62,7 +62,7 @@ def argument(writer: Writer, value: Any, cut: bool = False) -> Any:
         parts = [argument(writer, part, cut) for part in value]
         if isinstance(value, list):
             return parts
-        return _built(writer, type(value), parts, {}) if hasattr(value, "_fields") else tuple(parts)
+        return _built(writer, type(value), parts, {}) if hasattr(type(value), "_fields") else tuple(parts)
     if isinstance(value, slice):
         return slice(*(argument(writer, part, cut) for part in (value.start, value.stop, value.step)))
     if type(value) is dict:
@@ -177,7 +177,7 @@ def map_results(writer: Writer, result: Any, node: Node, taken: set[int], in_pla
             return result
         if isinstance(result, list):
             return parts
-        return type(result)(*parts) if hasattr(result, "_fields") else type(result)(parts)
+        return type(result)(*parts) if hasattr(type(result), "_fields") else type(result)(parts)
     items = result.items() if isinstance(result, Mapping) else fields_of(result)
     follow = operator.getitem if isinstance(result, Mapping) else getattr
     for key, part in items:

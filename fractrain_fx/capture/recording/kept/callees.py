@@ -81,7 +81,8 @@ def callees(frame: FrameType | None, paths: dict[int, str]) -> Iterator[Callee]:
 
 
 def _is_function(value: Any, code: Any) -> bool:
-    while value is not None:
+    # Only of what can be called: a configuration may answer the question for an attribute with any error.
+    while callable(value):
         if getattr(value, "__code__", None) is code:
             return True
         value = getattr(value, "__wrapped__", None)
