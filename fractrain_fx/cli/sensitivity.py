@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fractrain_fx.config import PrecisionStages
 from fractrain_fx.errors import ConfigError
-from fractrain_fx.numerics.allocation import allocate
+from fractrain_fx.numerics.allocation import Allocation, StagedAllocation, allocate
 from fractrain_fx.numerics.sensitivity import Sensitivities, sensitivity
 from fractrain_fx.training.data.loader import Share, make_loader
 from fractrain_fx.training.log import new_console
@@ -24,6 +26,8 @@ def show_sensitivity(arguments: dict[str, Any]) -> int:
     source, budget = Path(arguments["run"]), arguments["budget"]
     if arguments["allocation"] is not None and budget is None:
         raise ConfigError("--allocation writes the widths under a budget: add --budget FW-4/BW-6, or leave it out")
+    if arguments["stages"] is not None and budget is None:
+        raise ConfigError("--stages is for the widths under a budget: add --budget FW-4/BW-6, or leave it out")
     if source.suffix == ".json":
         if arguments["batches"] is not None:
             raise ConfigError(f"{source} was measured before, so that --batches changes nothing: leave it out")
@@ -37,7 +41,7 @@ def show_sensitivity(arguments: dict[str, Any]) -> int:
     if arguments["draw"] is not None:
         found.to_svg(arguments["draw"])
     if budget is not None:
-        chosen = allocate(found, _budget(budget))
+        chosen = _allocated(found, budget, arguments["stages"])
         console.print(chosen)
         if arguments["allocation"] is not None:
             chosen.to_yaml(arguments["allocation"])
@@ -68,9 +72,12 @@ def measure_run(folder: Path, batches: int) -> Sensitivities:
             trainer.held.release()
 
 
-def _budget(text: str) -> float | str:
-    """A number as such, and all else as a precision."""
-    try:
-        return float(text)
-    except ValueError:
-        return text
+def _allocated(found: Sensitivities, text: str, stages: int | None) -> Allocation | StagedAllocation:
+    """The widths under a budget: a number, or the price of a precision or of stages."""
+    if "(" in text:
+        given = PrecisionStages.parse(text)
+        return allocate(found, given, stages=len(given.stages) if stages is None else stages)
+    budget: float | str = text
+    with contextlib.suppress(ValueError):
+        budget = float(text)
+    return allocate(found, budget) if stages is None else allocate(found, budget, stages=stages)
