@@ -1,6 +1,6 @@
 """Compare estimated sensitivities with the true change of the loss, op by op, and print a table.
 
-``python -m benchmarks.numerics --data-dir DIR --text-dir DIR`` trains ResNet-20 (16 pixels), a small ViT and GPT-2 of
+``python -m benchmarks.numerics --data-dir DIR --text-dir DIR`` trains ResNet-20 and ViT-Tiny (16 pixels) and GPT-2 of
 two layers for some steps, and measures both on batches that were not trained on.
 """
 
@@ -26,7 +26,13 @@ from fractrain_fx.training.run import build
 _IMAGES = {"data": "cifar10", "batch_size": 128, "lr": 0.1}
 SUBJECTS: dict[str, dict[str, Any]] = {
     "resnet20": {"model": "zoo:resnet20", "image_size": 16, **_IMAGES},
-    "vit": {"model": "benchmarks/numerics/models.py:tiny_vit", **_IMAGES, "batch_size": 64, "lr": 1e-3},
+    "vit": {
+        "model": "benchmarks/numerics/models.py:tiny_vit",
+        "image_size": 16,
+        **_IMAGES,
+        "batch_size": 32,
+        "lr": 1e-3,
+    },
     "gpt2": {"model": "hf:gpt2", "data": "characters", "batch_size": 32, "lr": 2e-3},
 }
 WIDTHS = (2, 3, 4, 6)
@@ -45,31 +51,31 @@ class Agreement(NamedTuple):
     plain_w: float
 
 
-def agreement(name: str, seed: int, steps: int, batches: int, folder: str | None) -> Agreement:
-    """Train a subject a little, and compare."""
+def agreement(name: str, seed: int, steps: int, batches: int, others: int, folder: str | None) -> Agreement:
+    """Train a subject a little, estimate on ``batches``, and measure on ``others``."""
     values = SUBJECTS[name]
     settings = RunSettings.from_dict({**values, "data_dir": folder, "seed": seed, "method": "float"})
     built = build(settings)
     objective = Objective.of(built.data)
     loader = make_loader(built.data, Share(settings.train.batch_size, seed, torch.device("cpu")))
     key = built.input_name
-    held = [(x if key is None else {key: x}, y) for x, y in loader.train(0, steps + 2 * batches)]
+    held = [(x if key is None else {key: x}, y) for x, y in loader.train(0, steps + batches + max(others, 2))]
 
     def criterion(output: Any, targets: Any) -> torch.Tensor:
         return objective.loss(objective.logits(output), targets)
 
     _learn(built.model, held[:steps], criterion, values)
-    measured, others = held[steps : steps + batches], held[steps + batches :]
+    measured, unseen = held[steps : steps + batches], held[steps + batches :]
     found = sensitivity(built.model, measured, criterion=criterion, precisions=WIDTHS)
     copied = FloatCopy(built.model, measured[0], criterion, None)
     keys = [(op.name, bits) for op in found.measured for bits in WIDTHS]
     ranks: dict[str, float] = {}
     for operand in ("x", "w"):
-        true = factor_changes(copied, operand, WIDTHS, others)
+        true = factor_changes(copied, operand, WIDTHS, unseen[:others])
         estimates = [found.of(op, operand, bits).change or 0.0 for op, bits in keys]
         ranks[operand] = spearman(estimates, [true[each].even for each in keys])
         ranks[f"plain_{operand}"] = spearman(estimates, [true[each].plain for each in keys])
-    after = gradient_changes(copied, WIDTHS, others[0], others[1:2], rate=values["lr"])
+    after = gradient_changes(copied, WIDTHS, unseen[0], unseen[1:2], rate=values["lr"])
     noise = [found.of(op, "g", bits).noise or 0.0 for op, bits in keys]
     return Agreement(g=spearman(noise, [after[each] for each in keys]), **ranks)
 
@@ -94,7 +100,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--model", nargs="+", choices=SUBJECTS, default=list(SUBJECTS))
     parser.add_argument("--seed", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=200, help="of training, before measuring")
-    parser.add_argument("--batches", type=int, default=5, help="to estimate on, and as many to measure on")
+    parser.add_argument("--batches", type=int, default=5, help="to estimate on")
+    parser.add_argument("--measure-on", type=int, default=5, help="batches on which the true change is measured")
     parser.add_argument("--data-dir", help="folder of CIFAR-10's files")
     parser.add_argument("--text-dir", help="folder of text files")
     options = parser.parse_args(argv)
@@ -104,7 +111,7 @@ def main(argv: list[str] | None = None) -> int:
     for name in options.model:
         folder = options.text_dir if SUBJECTS[name]["data"] == "characters" else options.data_dir
         for seed in options.seed:
-            each = agreement(name, seed, options.steps, options.batches, folder)
+            each = agreement(name, seed, options.steps, options.batches, options.measure_on, folder)
             print(name, seed, each, flush=True)
             table.add_row(name, str(seed), *(f"{value:.2f}" for value in each))
     Console().print(table)

@@ -8,9 +8,9 @@ __all__ = ["tiny_vit"]
 
 
 def tiny_vit(num_classes: int = 10, image_size: int = 32) -> nn.Module:
-    """Timm's vision transformer, as wide as ViT-Tiny's half and four blocks deep, for images of 32 pixels."""
+    """Timm's ViT-Tiny (192 wide, 12 blocks, 3 heads) with patches of 4 pixels, for small images."""
     from timm.models.vision_transformer import VisionTransformer
 
     return VisionTransformer(
-        img_size=image_size, patch_size=4, embed_dim=96, depth=4, num_heads=3, num_classes=num_classes
+        img_size=image_size, patch_size=4, embed_dim=192, depth=12, num_heads=3, num_classes=num_classes
     )

@@ -170,6 +170,10 @@ def make_parser() -> Parser:
     sensitivity.add_argument("--stages", metavar="N", type=int, help=text_stages)
     text_allocation = "write these widths as settings for fractrain train --config"
     sensitivity.add_argument("--allocation", metavar="FILE", type=str, help=text_allocation)
+    text_write = (
+        "for torchtitan, megatron, transformer-engine or torchao: write which layers stay in bf16 under the budget"
+    )
+    sensitivity.add_argument("--write", metavar=("TRAINER", "FILE"), nargs=2, type=str, help=text_write)
     commands.add_subcommand("sensitivity", sensitivity, help="which op is hurt by few bits, and widths under a budget")
     export = _new(
         "RUN --to FORMAT [FLAGS]",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from fractrain_fx.config import PrecisionStages
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.numerics.allocation import Allocation, StagedAllocation, allocate
 from fractrain_fx.numerics.sensitivity import Sensitivities, sensitivity
+from fractrain_fx.numerics.trainers import layer_precisions
 from fractrain_fx.training.data.loader import Share, make_loader
 from fractrain_fx.training.log import new_console
 from fractrain_fx.training.objective import Objective
@@ -26,6 +26,8 @@ def show_sensitivity(arguments: dict[str, Any]) -> int:
     source, budget = Path(arguments["run"]), arguments["budget"]
     if arguments["allocation"] is not None and budget is None:
         raise ConfigError("--allocation writes the widths under a budget: add --budget FW-4/BW-6, or leave it out")
+    if arguments["write"] is not None and budget is None:
+        raise ConfigError("--write chooses layers under a budget: add --budget FW-10/BW-10, or leave it out")
     if arguments["stages"] is not None and budget is None:
         raise ConfigError("--stages is for the widths under a budget: add --budget FW-4/BW-6, or leave it out")
     if source.suffix == ".json":
@@ -45,6 +47,11 @@ def show_sensitivity(arguments: dict[str, Any]) -> int:
         console.print(chosen)
         if arguments["allocation"] is not None:
             chosen.to_yaml(arguments["allocation"])
+        if arguments["write"] is not None:
+            trainer, path = arguments["write"]
+            layers = layer_precisions(found, _budget(budget), trainer)
+            console.print(str(layers))
+            layers.write(path)
     return 0
 
 
@@ -77,7 +84,13 @@ def _allocated(found: Sensitivities, text: str, stages: int | None) -> Allocatio
     if "(" in text:
         given = PrecisionStages.parse(text)
         return allocate(found, given, stages=len(given.stages) if stages is None else stages)
-    budget: float | str = text
-    with contextlib.suppress(ValueError):
-        budget = float(text)
+    budget = _budget(text)
     return allocate(found, budget) if stages is None else allocate(found, budget, stages=stages)
+
+
+def _budget(text: str) -> float | str:
+    """A number as such, and all else as a precision."""
+    try:
+        return float(text)
+    except ValueError:
+        return text

@@ -15,7 +15,7 @@ from fractrain_fx.config.precision import Precision, PrecisionStages
 from fractrain_fx.durable import write_text
 from fractrain_fx.numerics.allocation.price import Unit
 
-__all__ = ["Allocation", "StagedAllocation"]
+__all__ = ["Allocation", "StagedAllocation", "escaped"]
 
 
 class _Settings:
@@ -37,7 +37,7 @@ class _Settings:
         """A rule for each op."""
         # A name that is also the module of other ops matches these too, so that their own rules have to come later.
         bits, modules = self._bits, set(self.modules.values())
-        return tuple(Pin(_escaped(name), bits[name]) for name in sorted(bits, key=lambda name: name not in modules))
+        return tuple(Pin(escaped(name), bits[name]) for name in sorted(bits, key=lambda name: name not in modules))
 
     @property
     def config(self) -> FracConfig:
@@ -120,6 +120,6 @@ class StagedAllocation(_Settings):
         yield from allocation_table(self.stages)
 
 
-def _escaped(name: str) -> str:
+def escaped(name: str) -> str:
     """A name as a pattern that matches it literally."""
     return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)
