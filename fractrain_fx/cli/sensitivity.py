@@ -11,7 +11,9 @@ from torch import Tensor
 from fractrain_fx.config import PrecisionStages
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.numerics.allocation import Allocation, StagedAllocation, allocate
+from fractrain_fx.numerics.allocation.allocation import FILE as ALLOCATION
 from fractrain_fx.numerics.sensitivity import Sensitivities, sensitivity
+from fractrain_fx.numerics.sensitivity.result import FILE
 from fractrain_fx.numerics.trainers import layer_precisions
 from fractrain_fx.training.data.loader import Share, make_loader
 from fractrain_fx.training.log import new_console
@@ -36,6 +38,7 @@ def show_sensitivity(arguments: dict[str, Any]) -> int:
         found = Sensitivities.from_json(source)
     else:
         found = measure_run(source, 8 if arguments["batches"] is None else arguments["batches"])
+        found.to_json(source / FILE)
     console = new_console()
     console.print(found)
     if arguments["out"] is not None:
@@ -45,6 +48,8 @@ def show_sensitivity(arguments: dict[str, Any]) -> int:
     if budget is not None:
         chosen = _allocated(found, budget, arguments["stages"])
         console.print(chosen)
+        if source.is_dir():
+            chosen.to_yaml(source / ALLOCATION)
         if arguments["allocation"] is not None:
             chosen.to_yaml(arguments["allocation"])
         if arguments["write"] is not None:

@@ -15,7 +15,10 @@ from fractrain_fx.config.precision import Precision, PrecisionStages
 from fractrain_fx.durable import write_text
 from fractrain_fx.numerics.allocation.price import Unit
 
-__all__ = ["Allocation", "StagedAllocation", "escaped"]
+__all__ = ["FILE", "Allocation", "StagedAllocation", "escaped"]
+
+FILE = "allocation.yaml"
+"""The file in a run's folder."""
 
 
 class _Settings:

@@ -18,9 +18,12 @@ from fractrain_fx.nn.cost import OpCost
 from fractrain_fx.numerics.sensitivity.rounded import OperandName
 from fractrain_fx.passes import Product
 
-__all__ = ["MeasuredOp", "Sensitivities", "Sensitivity"]
+__all__ = ["FILE", "MeasuredOp", "Sensitivities", "Sensitivity"]
 
-_FILE = "fractrain_fx sensitivities"
+FILE = "sensitivity.json"
+"""The file in a run's folder."""
+
+_MARK = "fractrain_fx sensitivities"
 _HALF_BITS = 16
 
 
@@ -159,7 +162,7 @@ class Sensitivities:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        return {"file": _FILE, **asdict(self)}
+        return {"file": _MARK, **asdict(self)}
 
     def to_json(self, path: str | Path) -> None:
         """Write as JSON."""
@@ -176,7 +179,7 @@ class Sensitivities:
             values = json.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise RunError(f"{path} cannot be read as sensitivities: {error}") from error
-        if not isinstance(values, dict) or values.get("file") != _FILE:
+        if not isinstance(values, dict) or values.get("file") != _MARK:
             raise RunError(
                 f"{path} does not hold sensitivities: 'fractrain sensitivity MODEL --out {path}' writes them"
             )
