@@ -1,12 +1,13 @@
 """Compare estimated sensitivities with the true change of the loss, op by op, and print a table.
 
-``python -m benchmarks.numerics --data-dir DIR --text-dir DIR`` trains ResNet-20 and ViT-Tiny (16 pixels) and GPT-2 of
-two layers for some steps, and measures both on batches that were not trained on.
+``python -m benchmarks.numerics --data-dir DIR --text-dir DIR`` trains ResNet-20, ViT-Tiny and a smaller ViT (16 pixels)
+and GPT-2 of two layers for some steps, and measures both on batches that were not trained on.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from typing import Any, NamedTuple
 
@@ -24,15 +25,11 @@ from fractrain_fx.training.objective import Objective
 from fractrain_fx.training.run import build
 
 _IMAGES = {"data": "cifar10", "batch_size": 128, "lr": 0.1}
+_VIT = {**_IMAGES, "image_size": 16, "batch_size": 32, "lr": 1e-3}
 SUBJECTS: dict[str, dict[str, Any]] = {
     "resnet20": {"model": "zoo:resnet20", "image_size": 16, **_IMAGES},
-    "vit": {
-        "model": "benchmarks/numerics/models.py:tiny_vit",
-        "image_size": 16,
-        **_IMAGES,
-        "batch_size": 32,
-        "lr": 1e-3,
-    },
+    "vit-tiny": {"model": "benchmarks/numerics/models.py:tiny_vit", **_VIT},
+    "vit-small": {"model": "benchmarks/numerics/models.py:small_vit", **_VIT},
     "gpt2": {"model": "hf:gpt2", "data": "characters", "batch_size": 32, "lr": 2e-3},
 }
 WIDTHS = (2, 3, 4, 6)
@@ -104,6 +101,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--measure-on", type=int, default=5, help="batches on which the true change is measured")
     parser.add_argument("--data-dir", help="folder of CIFAR-10's files")
     parser.add_argument("--text-dir", help="folder of text files")
+    parser.add_argument("--out", metavar="FILE", help="append a line of JSON for each model and seed")
     options = parser.parse_args(argv)
     table = Table(box=box.SIMPLE_HEAD)
     for column in ("model", "seed", "activations", "weights", "gradients", "with first order: x", "w"):
@@ -113,6 +111,11 @@ def main(argv: list[str] | None = None) -> int:
         for seed in options.seed:
             each = agreement(name, seed, options.steps, options.batches, options.measure_on, folder)
             print(name, seed, each, flush=True)
+            if options.out is not None:
+                about = {"model": name, "seed": seed, "steps": options.steps, "batches": options.batches}
+                line = about | {"measured_on": options.measure_on, "torch": torch.__version__, **each._asdict()}
+                with open(options.out, "a", encoding="utf-8") as file:
+                    file.write(json.dumps(line) + "\n")
             table.add_row(name, str(seed), *(f"{value:.2f}" for value in each))
     Console().print(table)
     return 0
