@@ -31,7 +31,8 @@ def main() -> None:
     arguments = parser.parse_args()
     for name, build in (("ResNet-38", resnet38), ("ViT-Tiny, depth 4", _vit)):
         for config in (
-            FracConfig(method="static", precision=Precision(8, 8)),
+            FracConfig(method="static", precision=Precision(8, 8), format="affine"),
+            FracConfig(method="static", precision=Precision(8, 8), format="mx"),
             FracConfig(method="static", precision=Precision(4, 4), format="nvfp4"),
         ):
             watched, between = measure(build, config, arguments.batch, arguments.rounds)

@@ -1,12 +1,13 @@
 """Compare estimated sensitivities with the true change of the loss, op by op, and print a table.
 
-``python -m benchmarks.numerics --data-dir DIR --text-dir DIR`` trains ResNet-20 (16 pixels), a small ViT and GPT-2 of
-two layers for some steps, and measures both on batches that were not trained on.
+``python -m benchmarks.numerics --data-dir DIR --text-dir DIR`` trains ResNet-20, ViT-Tiny and a smaller ViT (16 pixels)
+and GPT-2 of two layers for some steps, and measures both on batches that were not trained on.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from typing import Any, NamedTuple
 
@@ -24,9 +25,11 @@ from fractrain_fx.training.objective import Objective
 from fractrain_fx.training.run import build
 
 _IMAGES = {"data": "cifar10", "batch_size": 128, "lr": 0.1}
+_VIT = {**_IMAGES, "image_size": 16, "batch_size": 32, "lr": 1e-3}
 SUBJECTS: dict[str, dict[str, Any]] = {
     "resnet20": {"model": "zoo:resnet20", "image_size": 16, **_IMAGES},
-    "vit": {"model": "benchmarks/numerics/models.py:tiny_vit", **_IMAGES, "batch_size": 64, "lr": 1e-3},
+    "vit-tiny": {"model": "benchmarks/numerics/models.py:tiny_vit", **_VIT},
+    "vit-small": {"model": "benchmarks/numerics/models.py:small_vit", **_VIT},
     "gpt2": {"model": "hf:gpt2", "data": "characters", "batch_size": 32, "lr": 2e-3},
 }
 WIDTHS = (2, 3, 4, 6)
@@ -45,31 +48,31 @@ class Agreement(NamedTuple):
     plain_w: float
 
 
-def agreement(name: str, seed: int, steps: int, batches: int, folder: str | None) -> Agreement:
-    """Train a subject a little, and compare."""
+def agreement(name: str, seed: int, steps: int, batches: int, others: int, folder: str | None) -> Agreement:
+    """Train a subject a little, estimate on ``batches``, and measure on ``others``."""
     values = SUBJECTS[name]
     settings = RunSettings.from_dict({**values, "data_dir": folder, "seed": seed, "method": "float"})
     built = build(settings)
     objective = Objective.of(built.data)
     loader = make_loader(built.data, Share(settings.train.batch_size, seed, torch.device("cpu")))
     key = built.input_name
-    held = [(x if key is None else {key: x}, y) for x, y in loader.train(0, steps + 2 * batches)]
+    held = [(x if key is None else {key: x}, y) for x, y in loader.train(0, steps + batches + max(others, 2))]
 
     def criterion(output: Any, targets: Any) -> torch.Tensor:
         return objective.loss(objective.logits(output), targets)
 
     _learn(built.model, held[:steps], criterion, values)
-    measured, others = held[steps : steps + batches], held[steps + batches :]
+    measured, unseen = held[steps : steps + batches], held[steps + batches :]
     found = sensitivity(built.model, measured, criterion=criterion, precisions=WIDTHS)
     copied = FloatCopy(built.model, measured[0], criterion, None)
     keys = [(op.name, bits) for op in found.measured for bits in WIDTHS]
     ranks: dict[str, float] = {}
     for operand in ("x", "w"):
-        true = factor_changes(copied, operand, WIDTHS, others)
+        true = factor_changes(copied, operand, WIDTHS, unseen[:others])
         estimates = [found.of(op, operand, bits).change or 0.0 for op, bits in keys]
         ranks[operand] = spearman(estimates, [true[each].even for each in keys])
         ranks[f"plain_{operand}"] = spearman(estimates, [true[each].plain for each in keys])
-    after = gradient_changes(copied, WIDTHS, others[0], others[1:2], rate=values["lr"])
+    after = gradient_changes(copied, WIDTHS, unseen[0], unseen[1:2], rate=values["lr"])
     noise = [found.of(op, "g", bits).noise or 0.0 for op, bits in keys]
     return Agreement(g=spearman(noise, [after[each] for each in keys]), **ranks)
 
@@ -94,9 +97,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--model", nargs="+", choices=SUBJECTS, default=list(SUBJECTS))
     parser.add_argument("--seed", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=200, help="of training, before measuring")
-    parser.add_argument("--batches", type=int, default=5, help="to estimate on, and as many to measure on")
+    parser.add_argument("--batches", type=int, default=5, help="to estimate on")
+    parser.add_argument("--measure-on", type=int, default=5, help="batches on which the true change is measured")
     parser.add_argument("--data-dir", help="folder of CIFAR-10's files")
     parser.add_argument("--text-dir", help="folder of text files")
+    parser.add_argument("--out", metavar="FILE", help="append a line of JSON for each model and seed")
     options = parser.parse_args(argv)
     table = Table(box=box.SIMPLE_HEAD)
     for column in ("model", "seed", "activations", "weights", "gradients", "with first order: x", "w"):
@@ -104,8 +109,13 @@ def main(argv: list[str] | None = None) -> int:
     for name in options.model:
         folder = options.text_dir if SUBJECTS[name]["data"] == "characters" else options.data_dir
         for seed in options.seed:
-            each = agreement(name, seed, options.steps, options.batches, folder)
+            each = agreement(name, seed, options.steps, options.batches, options.measure_on, folder)
             print(name, seed, each, flush=True)
+            if options.out is not None:
+                about = {"model": name, "seed": seed, "steps": options.steps, "batches": options.batches}
+                line = about | {"measured_on": options.measure_on, "torch": torch.__version__, **each._asdict()}
+                with open(options.out, "a", encoding="utf-8") as file:
+                    file.write(json.dumps(line) + "\n")
             table.add_row(name, str(seed), *(f"{value:.2f}" for value in each))
     Console().print(table)
     return 0

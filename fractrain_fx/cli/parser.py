@@ -162,10 +162,18 @@ def make_parser() -> Parser:
     sensitivity.add_argument("--batches", metavar="N", type=int, help="training batches to measure on (default: 8)")
     sensitivity.add_argument("--out", metavar="FILE", type=str, help="write the numbers as JSON")
     sensitivity.add_argument("--draw", metavar="FILE", type=str, help="draw a heat map as SVG")
-    text_budget = "also choose widths that cost no more: FW-4/BW-6, or cp_total in per cent"
+    text_budget = (
+        "also choose widths that cost no more: FW-4/BW-6, or cp_total in per cent; FW(3,8)/BW(6,8) for two stages"
+    )
     sensitivity.add_argument("--budget", metavar="COST", type=str, help=text_budget)
+    text_stages = "choose widths for so many stages of pfq, whose budgets rise to the last"
+    sensitivity.add_argument("--stages", metavar="N", type=int, help=text_stages)
     text_allocation = "write these widths as settings for fractrain train --config"
     sensitivity.add_argument("--allocation", metavar="FILE", type=str, help=text_allocation)
+    text_write = (
+        "for torchtitan, megatron, transformer-engine or torchao: write which layers stay in bf16 under the budget"
+    )
+    sensitivity.add_argument("--write", metavar=("TRAINER", "FILE"), nargs=2, type=str, help=text_write)
     commands.add_subcommand("sensitivity", sensitivity, help="which op is hurt by few bits, and widths under a budget")
     export = _new(
         "RUN --to FORMAT [FLAGS]",

@@ -8,9 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fractrain_fx.config import PrecisionStages
 from fractrain_fx.errors import ConfigError
-from fractrain_fx.numerics.allocation import allocate
+from fractrain_fx.numerics.allocation import Allocation, StagedAllocation, allocate
+from fractrain_fx.numerics.allocation.allocation import FILE as ALLOCATION
 from fractrain_fx.numerics.sensitivity import Sensitivities, sensitivity
+from fractrain_fx.numerics.sensitivity.result import FILE
+from fractrain_fx.numerics.trainers import layer_precisions
 from fractrain_fx.training.data.loader import Share, make_loader
 from fractrain_fx.training.log import new_console
 from fractrain_fx.training.objective import Objective
@@ -24,12 +28,17 @@ def show_sensitivity(arguments: dict[str, Any]) -> int:
     source, budget = Path(arguments["run"]), arguments["budget"]
     if arguments["allocation"] is not None and budget is None:
         raise ConfigError("--allocation writes the widths under a budget: add --budget FW-4/BW-6, or leave it out")
+    if arguments["write"] is not None and budget is None:
+        raise ConfigError("--write chooses layers under a budget: add --budget FW-10/BW-10, or leave it out")
+    if arguments["stages"] is not None and budget is None:
+        raise ConfigError("--stages is for the widths under a budget: add --budget FW-4/BW-6, or leave it out")
     if source.suffix == ".json":
         if arguments["batches"] is not None:
             raise ConfigError(f"{source} was measured before, so that --batches changes nothing: leave it out")
         found = Sensitivities.from_json(source)
     else:
         found = measure_run(source, 8 if arguments["batches"] is None else arguments["batches"])
+        found.to_json(source / FILE)
     console = new_console()
     console.print(found)
     if arguments["out"] is not None:
@@ -37,10 +46,17 @@ def show_sensitivity(arguments: dict[str, Any]) -> int:
     if arguments["draw"] is not None:
         found.to_svg(arguments["draw"])
     if budget is not None:
-        chosen = allocate(found, _budget(budget))
+        chosen = _allocated(found, budget, arguments["stages"])
         console.print(chosen)
+        if source.is_dir():
+            chosen.to_yaml(source / ALLOCATION)
         if arguments["allocation"] is not None:
             chosen.to_yaml(arguments["allocation"])
+        if arguments["write"] is not None:
+            trainer, path = arguments["write"]
+            layers = layer_precisions(found, _budget(budget), trainer)
+            console.print(str(layers))
+            layers.write(path)
     return 0
 
 
@@ -66,6 +82,15 @@ def measure_run(folder: Path, batches: int) -> Sensitivities:
     finally:
         if trainer.held is not None:
             trainer.held.release()
+
+
+def _allocated(found: Sensitivities, text: str, stages: int | None) -> Allocation | StagedAllocation:
+    """The widths under a budget: a number, or the price of a precision or of stages."""
+    if "(" in text:
+        given = PrecisionStages.parse(text)
+        return allocate(found, given, stages=len(given.stages) if stages is None else stages)
+    budget = _budget(text)
+    return allocate(found, budget) if stages is None else allocate(found, budget, stages=stages)
 
 
 def _budget(text: str) -> float | str:

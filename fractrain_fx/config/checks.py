@@ -11,6 +11,7 @@ from fractrain_fx.config.precision import FLOAT_BITS, SKIP, CostTargets, Precisi
 from fractrain_fx.config.products import BLOCK_FORMATS
 from fractrain_fx.config.recipes import check_recipe, widths_of
 from fractrain_fx.config.run import CODE_BITS, TORCHAO_FORMATS
+from fractrain_fx.config.schedule import Cyclic
 from fractrain_fx.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def check_config(config: FracConfig) -> None:
     _check_options(config)
     check_recipe(config)
     _check_skipping(config)
+    _check_stages_of_pins(config)
     for unfit in (_unfit_backend, _unfit_torchao):
         if (reason := unfit(config)) is not None:
             raise ConfigError(reason)
@@ -54,6 +56,12 @@ def check_stage(config: FracConfig, precision: Precision) -> None:
         )
     if precision.skips:
         raise ConfigError(f"{precision} computes nothing, and only gates can skip: write 2 bits or more")
+    staged = next((pin for pin in config.pins if len(pin.stages) > 1), None)
+    if staged is not None and precision not in config.precision_stages:
+        raise ConfigError(
+            f"{precision} is not a stage of {config.stages}, and the rule for {staged.pattern!r} has bits for these "
+            "only: set one of them"
+        )
     if config.format in BLOCK_FORMATS and (lacks := widths_of(config.format, precision)) is not None:
         raise ConfigError(lacks)
 
@@ -106,6 +114,32 @@ def _check_skipping(config: FracConfig) -> None:
         raise ConfigError(
             f"gate.gradient='fisher' does not go with {reason}: write gate.gradient='straight-through'"
             f"{', or run.skipping=' + repr('computed') if config.method != 'slu' else ''}"
+        )
+
+
+def _check_stages_of_pins(config: FracConfig) -> None:
+    """Check that rules with a precision for each stage fit the stages."""
+    staged = [pin for pin in config.pins if len(pin.stages) > 1]
+    if not staged or config.method == "float":
+        return
+    place = f"the rule for {staged[0].pattern!r} has a precision for each of {len(staged[0].stages)} stages"
+    if config.method != "pfq":
+        raise ConfigError(
+            f"{place}, and only method 'pfq' has stages of precision, not {config.method!r}: write method='pfq' with "
+            "as many stages, or one precision"
+        )
+    stages = config.precision_stages
+    for pin in staged:
+        if len(pin.stages) != len(stages):
+            raise ConfigError(
+                f"the rule for {pin.pattern!r} has {len(pin.stages)} precisions, and {config.stages} has {len(stages)} "
+                "stages: give as many of each"
+            )
+    if len(set(stages)) != len(stages):
+        raise ConfigError(f"{place}, which are told apart by their precision, and {config.stages} has one twice")
+    if isinstance(config.schedule, Cyclic):
+        raise ConfigError(
+            f"{place}, and schedule='cyclic' trains between the stages: write schedule='by-length', 'auto' or 'manual'"
         )
 
 

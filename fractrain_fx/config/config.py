@@ -57,7 +57,8 @@ class FracConfig:
             being an error.
         attention: ``quantized``: fused attention is opened into its two products, which get precisions like all others.
             ``float``: it stays one call in float; quicker, at a higher ``cp_total``. The paper's Transformer has it.
-        pins: rules that fix the precision of some contractions, and maybe their number format (:class:`Pin`).
+        pins: rules that fix the precision of some contractions, in all stages or in each, and maybe their number format
+            (:class:`Pin`).
         affine: how format ``affine`` finds the levels of its numbers (:class:`AffineConfig`).
         gate: sizes and strength of the gates (:class:`GateConfig`).
         schedule: moves the run from stage to stage: :class:`ByLength`, :class:`LossPlateau`, :class:`TwoStage`,
@@ -136,7 +137,7 @@ class FracConfig:
         steered = self.gate_options if self.gated else self.precision_stages
         weights = [self.gate_weight_bits] if self.gated else [each.fw for each in steered]
         fits = min(weights) <= CODE_BITS and any(0 < each.fw <= CODE_BITS for each in steered)
-        return fits or any(pin.precision.fw <= CODE_BITS for pin in self.pins)
+        return fits or any(each.fw <= CODE_BITS for pin in self.pins for each in pin.stages)
 
     @property
     def windows(self) -> int | None:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fractrain_fx.config.kinds import require_sequence
-from fractrain_fx.config.precision import FLOAT_BITS, Precision
+from fractrain_fx.config.precision import FLOAT_BITS, Precision, PrecisionStages
 from fractrain_fx.config.products import BLOCK_FORMATS, Recipe
 from fractrain_fx.config.recipes import RECIPES, recipe_of, usual_recipe, widths_of
 from fractrain_fx.errors import ConfigError, near
@@ -33,14 +33,17 @@ _USUAL = {
 
 @dataclass(frozen=True)
 class Pin:
-    """A rule: contractions that match ``pattern`` keep ``precision`` in every stage and for every input.
+    """A rule: contractions that match ``pattern`` have ``precision`` for every input.
+
+    It is one precision for all stages, or one for each stage of ``pfq``: ``Pin("layer1.*", "FW(4,6,8)/BW(6,6,8)")``.
 
     ``pattern`` is a shell-style pattern over op names (``blocks.0.*``), a kind of op (``linear``), ``depthwise`` or
     ``first``/``last``. Later rules win. ``Pin("depthwise", Precision(8, 16))`` is the paper's rule for MobileNetV2.
 
     Attributes:
         pattern: which contractions.
-        precision: their bits; not needed with a ``format`` or ``recipe`` that says them.
+        precision: their bits, a :class:`Precision` or :class:`PrecisionStages`; not needed with a ``format`` or
+            ``recipe`` that says them.
         format: their number format, if not that of the configuration: ``affine``, ``dorefa``, ``wageubn``, ``mx``,
             ``nvfp4``, ``fp8``, ``int``; or ``bfloat16`` or ``float``, without bits.
         recipe: how the operands of their products are rounded: ``mxfp8``, ``mxfp4``, ``nvfp4``, ``fp8``, ``jetfire``,
@@ -51,7 +54,7 @@ class Pin:
     """
 
     pattern: str
-    precision: Precision = None  # type: ignore[assignment]  # never after the checks
+    precision: Precision | PrecisionStages = None  # type: ignore[assignment]  # never after the checks
     format: str | None = None
     recipe: str | Recipe | None = None
 
@@ -66,14 +69,15 @@ class Pin:
             if name is None or name not in _USUAL:
                 raise ConfigError(f"{self._shown()} does not say its bits: write 'FW-8/BW-8' after the pattern")
             object.__setattr__(self, "precision", _USUAL[name])
-        object.__setattr__(self, "precision", Precision.parse(self.precision))
-        if self.precision.skips:
+        object.__setattr__(self, "precision", _read(self.precision))
+        if any(each.skips for each in self.stages):
             raise ConfigError(f"Pin({self.pattern!r}) at {self.precision} would remove the op: write 2 bits or more")
         if self.format in ("bfloat16", "float") and self.precision != _USUAL[self.format]:
             raise ConfigError(f"{self._shown()} has bits of its own: leave {self.precision} out")
         name = self.number_format or ""
-        if name in BLOCK_FORMATS and (lacks := widths_of(name, self.precision)) is not None:
-            raise ConfigError(f"{self._shown()}: {lacks}")
+        for each in self.stages if name in BLOCK_FORMATS else ():
+            if (lacks := widths_of(name, each)) is not None:
+                raise ConfigError(f"{self._shown()}: {lacks}")
 
     def _check_format(self) -> None:
         known = (*_OTHERS, *BLOCK_FORMATS, "bfloat16", "float")
@@ -82,6 +86,11 @@ class Pin:
             raise ConfigError(f"{self._shown()}: the format is unknown: write one of {', '.join(known)}.{offer}")
         if self.recipe is not None and self.format not in (None, recipe_of(self.recipe).format):
             raise ConfigError(f"{self._shown()}: the recipe is one of format {recipe_of(self.recipe).format!r}")
+
+    @property
+    def stages(self) -> tuple[Precision, ...]:
+        """The precision of each stage; one for all of them if the rule does not tell stages apart."""
+        return self.precision.stages if isinstance(self.precision, PrecisionStages) else (self.precision,)
 
     @property
     def number_format(self) -> str | None:
@@ -97,7 +106,7 @@ class Pin:
             return recipe_of(self.recipe)
         if self.number_format not in BLOCK_FORMATS:
             return None
-        return usual_recipe(self.number_format or "", narrow=self.precision.bw < _USUAL["mxfp8"].bw)
+        return usual_recipe(self.number_format or "", narrow=min(each.bw for each in self.stages) < _USUAL["mxfp8"].bw)
 
     @property
     def named(self) -> str:
@@ -108,7 +117,7 @@ class Pin:
 
     @classmethod
     def parse(cls, text: str) -> Pin:
-        """Read ``last=FW-8/BW-16``, ``last=bfloat16``, ``last=mxfp8`` or ``last=mx:FW-4/BW-8``."""
+        """Read ``last=FW-8/BW-16``, ``last=FW(4,8)/BW(8,8)``, ``last=mxfp8`` or ``last=mx:FW-4/BW-8``."""
         pattern, found, value = text.rpartition("=")
         if not found:
             raise ConfigError(
@@ -118,7 +127,7 @@ class Pin:
         name, colon, bits = value.rpartition(":")
         if not colon and value in (*RECIPES, *_USUAL, *BLOCK_FORMATS, *_OTHERS):
             name, bits = value, ""
-        named: dict[str, Any] = {"precision": Precision.parse(bits)} if bits else {}
+        named: dict[str, Any] = {"precision": _read(bits)} if bits else {}
         if name:
             named["recipe" if name in RECIPES else "format"] = name
         return cls(pattern, **named)
@@ -142,6 +151,13 @@ class Pin:
         named = {"format": self.format, "recipe": self.recipe}
         given = ", ".join(f"{key}={value!r}" for key, value in named.items() if value is not None)
         return f"Pin({self.pattern!r}{', ' if given else ''}{given})"
+
+
+def _read(precision: Any) -> Precision | PrecisionStages:
+    if isinstance(precision, PrecisionStages) or (isinstance(precision, str) and "(" in precision):
+        stages = PrecisionStages.parse(precision)
+        return stages if len(stages.stages) > 1 else stages.stages[0]
+    return Precision.parse(precision)
 
 
 def parse_pins(pins: Any) -> tuple[Pin, ...]:

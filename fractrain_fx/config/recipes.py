@@ -155,7 +155,7 @@ def check_recipe(config: FracConfig) -> None:
         return
     steered = config.gate_options if config.gated else config.precision_stages
     weights = [Precision(config.gate_weight_bits, config.gate_weight_bits)] if config.gated else []
-    pinned = [pin.precision for pin in config.pins if not pin.named]
+    pinned = [each for pin in config.pins if not pin.named for each in pin.stages]
     lacks = widths_of(config.format, *steered, *pinned)
     if lacks is None and (lacks := widths_of(config.format, *weights)) is not None:
         lacks = f"weight_bits={config.weight_bits}: {lacks}"

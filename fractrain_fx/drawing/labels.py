@@ -132,7 +132,7 @@ def _bits(op: Op, config: FracConfig) -> tuple[tuple[int, int], tuple[int, int],
     if mode == "gated":
         computing = [option for option in config.gate_options if not option.skips]
     elif mode == "scheduled":
-        computing = list(config.precision_stages)
+        computing = list(op.precision.levels(config))
     elif pinned is not None:
         computing = [pinned]
     if not computing:

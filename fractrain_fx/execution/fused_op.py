@@ -27,7 +27,7 @@ from fractrain_fx.execution.plan import CALL_TENSORS, Backend, Call, Kept, Plan,
 from fractrain_fx.execution.remade import Made, Maker
 from fractrain_fx.execution.rounded import FIRST, SECOND
 from fractrain_fx.formats import ValueRange
-from fractrain_fx.nn.bits import StageBits
+from fractrain_fx.nn.bits import OwnBits, StageBits
 from fractrain_fx.nn.quantizers import ActivationQuantizer, GradientQuantizer, WeightQuantizer
 from fractrain_fx.nn.rounding import gradients_unrounded, refuse_create_graph
 
@@ -69,7 +69,7 @@ class FusedOp(nn.Module):
         self.observer: Observer | None = None  # sees the next calls, if a watched step set it
         self.maker: Maker | None = None
         """Can make the first factor again, if the pass ``RemakeOperands`` set it."""
-        self._stage: tuple[StageBits | Precision, ...] = ()
+        self._stage: tuple[StageBits | OwnBits | Precision, ...] = ()
         self._used: str | None = None
         self._refused: dict[str, str] = {}
         self._number = number_of(self)
@@ -121,14 +121,14 @@ class FusedOp(nn.Module):
         out: Tensor = _Fused.apply(*tensors, *sources, measured_here, call.precision, plan, backend, recipe)
         return out
 
-    def knows(self, stage: StageBits | Precision) -> None:
-        """Let backends know the bits of each call on the host: those of the present stage, or of a pin."""
+    def knows(self, stage: StageBits | OwnBits | Precision) -> None:
+        """Let backends know the bits of each call on the host: those of the present stage, its own, or of a pin."""
         self._stage = (stage,)  # in a tuple, as the quantizers
 
     @property
     def precision(self) -> Precision | None:
         """The present bits, if backends are to know them on the host."""
-        return next((each.known if isinstance(each, StageBits) else each for each in self._stage), None)
+        return next((each if isinstance(each, Precision) else each.known for each in self._stage), None)
 
     def choose(self, call: Call, needs: Needs) -> Backend:
         """The first backend that does not refuse a call of which ``needs`` gradients will be asked."""

@@ -17,6 +17,7 @@ from fractrain_fx.execution.fused_op import FusedOp
 from fractrain_fx.execution.roundings import forward_operands
 from fractrain_fx.export.rounding import FrozenRounding, LevelsName, integer_range
 from fractrain_fx.formats import Format, Operand, ValueRange
+from fractrain_fx.nn.bits import WidthTable
 from fractrain_fx.nn.quantizers import ActivationQuantizer, WeightQuantizer
 from fractrain_fx.passes import facts, ops_of
 from fractrain_fx.passes.graph.contractions import OPAQUE_KINDS, contraction, operand
@@ -188,8 +189,12 @@ def _factor(
 def _bits(graph_module: GraphModule, quantizer: nn.Module, control: Node, choices: Choices) -> int:
     """The bits that a node gives, after choices have taken the place of gates and stage."""
     if control.op == "get_attr":
-        if isinstance(choices, Precision) and str(control.target).endswith("stage.fw"):
+        path, _, name = str(control.target).rpartition(".")
+        if isinstance(choices, Precision) and name == "fw":
             return choices.fw
+        table = graph_module.get_submodule(path)
+        if isinstance(choices, Precision) and isinstance(table, WidthTable):
+            return table.width_at(name, choices)
         return int(attrgetter(str(control.target))(graph_module)) or FLOAT_BITS
     if isinstance(choices, Precision):
         return choices.fw

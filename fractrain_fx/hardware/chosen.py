@@ -47,7 +47,9 @@ def taken(model: FracModel, op: Op, row: EpochRow) -> list[Taken]:
         return [Taken(share, option, config.gate_weight_bits) for option, share in chosen if share]
     if mode == "scheduled" and config.gated:
         return [Taken(1.0, scheduled_precision(config, model.targets[row.stage]), config.gate_weight_bits)]
-    return [Taken(1.0, Precision.parse(row.level) if mode == "scheduled" else op.precision.precision or FULL)]
+    if mode == "scheduled":
+        return [Taken(1.0, op.precision.at(config, Precision.parse(row.level)))]
+    return [Taken(1.0, op.precision.precision or FULL)]
 
 
 def choice_of(op: Op, config: FracConfig, precision: Precision, weight_bits: int | None) -> Choice:

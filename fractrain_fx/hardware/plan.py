@@ -101,6 +101,7 @@ def _choice(op: Work, level: Precision, config: FracConfig, weighted: set[str]) 
     if isinstance(op, Traffic):
         return Choice(format=config.format)
     if op.precision.mode in STEERED:
+        level = op.precision.at(config, level)
         return choice_of(op, config, level, config.gate_weight_bits if config.gated and op.name in weighted else None)
     return choice_of(op, config, op.precision.precision or FULL, None)
 

@@ -14,6 +14,7 @@ from torch import nn
 from fractrain_fx.capture import Recording
 from fractrain_fx.capture.state import in_mode
 from fractrain_fx.capture.trees import tensors_in
+from fractrain_fx.config.checks import check_stage
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.errors import CalibrationError, ExportError
 from fractrain_fx.model.saved.savable import Savable
@@ -157,7 +158,10 @@ class Deployable(Savable):
                     f"stage={stage} does not exist: the stages are 0 to {len(stages) - 1}, -1 is the last"
                 )
             return stages[stage], None
-        return None if stage is None else Precision.parse(stage), None
+        precision = None if stage is None else Precision.parse(stage)
+        if precision is not None and config.scheduled:
+            check_stage(config, precision)
+        return precision, None
 
     def _frozen(self, recording: Recording, fixed: Any, levels: Any) -> list[FrozenOp]:
         from fractrain_fx.export.factors import frozen_ops

@@ -257,7 +257,8 @@ def _bits_now(op: Op, stage: Precision | None, config: FracConfig) -> str:
     """The bits that an op has in the present stage, in words."""
     decision = op.precision
     if decision.mode == "scheduled":  # a model that was only planned has no bits yet
-        return "" if stage is None else "float" if stage.is_float else str(stage)
+        now = None if stage is None else decision.at(config, stage)
+        return "" if now is None else "float" if now.is_float else str(now)
     if decision.mode == "pinned":
         return f"{decision.precision or decision.format} (pinned)"
     if decision.mode == "gated":

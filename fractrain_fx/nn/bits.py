@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from fractrain_fx.config.precision import Precision
 
-__all__ = ["StageBits", "WidthTable", "set_stage", "stage_of", "width_name"]
+__all__ = ["FollowsStage", "OwnBits", "StageBits", "WidthTable", "set_stage", "stage_of", "width_name"]
 
 
-class StageBits(nn.Module):
-    """The precision that all scheduled ops have now.
+class FollowsStage(nn.Module):
+    """A module whose buffers depend on the stage."""
+
+    def set(self, stage: Precision) -> None:
+        """Change the buffers to those of a stage, in place."""
+        raise NotImplementedError
+
+
+class StageBits(FollowsStage):
+    """The precision of the stage, which scheduled ops without bits of their own have now.
 
     Attributes:
         fw, bw: its bits, as data that a graph reads.
@@ -42,6 +51,23 @@ class StageBits(nn.Module):
             self.known = Precision(int(self.fw), int(self.bw))
 
 
+class OwnBits(NamedTuple):
+    """The precision of an op with bits of its own in each stage.
+
+    Attributes:
+        stage: the present one.
+        by_stage: the op's bits, by the precision of the stage.
+    """
+
+    stage: StageBits
+    by_stage: Mapping[Precision, Precision]
+
+    @property
+    def known(self) -> Precision:
+        """The bits that it has now, on the host."""
+        return self.by_stage[self.stage.known]
+
+
 def stage_of(model: nn.Module) -> Precision | None:
     """The precision of a model's scheduled ops; ``None`` without any, or without values. Waits for the device."""
     found = (module for module in model.modules() if isinstance(module, StageBits))
@@ -50,14 +76,38 @@ def stage_of(model: nn.Module) -> Precision | None:
 
 
 def set_stage(model: nn.Module, precision: Precision) -> None:
-    """Set the precision of a model's scheduled ops, without changing its graph."""
+    """Set the stage of a model's scheduled ops by its precision, without changing its graph."""
     for module in model.modules():
-        if isinstance(module, StageBits):
+        if isinstance(module, FollowsStage):
             module.set(precision)
 
 
-class WidthTable(nn.Module):
-    """Constant widths, those of pinned ops and of gated weights, each in a 0-dim int32 buffer."""
+class WidthTable(FollowsStage):
+    """Widths that are not the stage's own, each in a 0-dim int32 buffer.
+
+    Those of pinned ops and of gated weights are constant. Those of ops with a width for each stage follow the stage.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._staged: dict[str, dict[Precision, int]] = {}
+
+    def add_staged(self, stages: Sequence[Precision], widths: Sequence[int]) -> str:
+        """Make the buffer for a width in each stage, unless it exists, and return its name."""
+        name = f"s{'_'.join(map(str, widths))}"
+        if name not in self._buffers:
+            self.register_buffer(name, torch.tensor(widths[0], dtype=torch.int32))
+            self._staged[name] = dict(zip(stages, widths, strict=True))
+        return name
+
+    def width_at(self, name: str, stage: Precision) -> int:
+        """The width of a buffer in a stage."""
+        return self._staged[name][stage] if name in self._staged else int(self.get_buffer(name))
+
+    def set(self, stage: Precision) -> None:
+        """Change the widths that follow the stage, in place."""
+        for name, widths in self._staged.items():
+            self.get_buffer(name).fill_(widths[stage])
 
     def add(self, bits: int) -> str:
         """Make the buffer for a width, unless it exists, and return its name."""

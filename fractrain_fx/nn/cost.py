@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from fractrain_fx.config.precision import FLOAT_BITS, Precision
+from fractrain_fx.nn.bits import FollowsStage
 from fractrain_fx.nn.full_precision import FullPrecision
 
 __all__ = ["Cost", "CostMeter", "OpCost", "gated_meter"]
@@ -63,7 +64,7 @@ class OpCost(NamedTuple):
         return fw * shares[0], eb * shares[1], gc * shares[2]
 
 
-class CostMeter(FullPrecision):
+class CostMeter(FullPrecision, FollowsStage):
     """Computes the cost of a step from its choices and the stage's bits.
 
     All tables are buffers, so neither a stage nor a target is part of the graph's structure.
@@ -78,6 +79,7 @@ class CostMeter(FullPrecision):
         weight_bits: bits of the weights of ``weighted``.
         least: fewest bits of the operands of FW, EB and GC in scheduled ops.
         by_product: MACs of FW, EB and GC over the scheduled ops both of whose operands have their product's bits.
+        staged: MACs that scheduled ops with bits of their own spend on FW, EB and GC in each stage.
     """
 
     def __init__(
@@ -91,8 +93,10 @@ class CostMeter(FullPrecision):
         weight_bits: int = FLOAT_BITS,
         least: tuple[int, int, int] = (0, 0, 0),
         by_product: Sequence[float] = (0.0, 0.0, 0.0),
+        staged: Mapping[Precision, Sequence[float]] | None = None,
     ) -> None:
         super().__init__()
+        self._staged = {stage: tuple(map(float, spent)) for stage, spent in (staged or {}).items()}
         self.blocks = tuple(gated)
         self.weight_bits = weight_bits
         self.least = least
@@ -106,10 +110,12 @@ class CostMeter(FullPrecision):
             ("total", total),
             ("weighted", weighted),
             ("by_product", by_product),
+            ("own", next(iter(self._staged.values()), (0.0, 0.0, 0.0))),
         ):
-            # Checkpoints of older versions lack the last two.
             table = torch.tensor(values, dtype=torch.float64).to(torch.float32)
-            self.register_buffer(name, table, persistent=name not in ("weighted", "by_product"))
+            # Checkpoints of older versions lack some.
+            lacking = name in ("weighted", "by_product") or (name == "own" and not self._staged)
+            self.register_buffer(name, table, persistent=not lacking)
 
     table: Tensor
     full: Tensor
@@ -118,10 +124,18 @@ class CostMeter(FullPrecision):
     total: Tensor
     weighted: Tensor
     by_product: Tensor
+    own: Tensor
+
+    @torch.no_grad()
+    def set(self, stage: Precision) -> None:
+        """Take what ops with bits of their own spend in a stage."""
+        if self._staged:
+            self.own.copy_(torch.tensor(self._staged[stage]))
 
     @torch.no_grad()
     def follow(self, other: CostMeter) -> None:
         """Take the numbers of another meter of the same blocks, in place: a compiled graph sees them too."""
+        self._staged = other._staged
         for name, value in other.named_buffers():
             self.get_buffer(name).copy_(value)
 
@@ -158,6 +172,8 @@ class CostMeter(FullPrecision):
             spent = spent + self.weighted * self._shares((b, w), (g, w), (b, g))
             if self._has_by_product:
                 spent = spent + self.by_product * self._shares((b, b), (g, g), (g, g))
+        if self._staged:
+            spent = spent + self.own
         measured = self.full.sum() > 0
         everything = (spent + self.fixed).sum() / self.total.sum()
         # Without gated and scheduled ops, cp and its parts are over all counted ones.

@@ -128,16 +128,18 @@ def measure(rounding: Rounding, running: tuple[Tensor, Tensor] | None = None) ->
         of_scale = torch.where(size > 0, size, 1)
         scaled, error = v / of_scale, error.div_(of_scale)
     rounds = is_rounded(rounding.bits)
-    zero = _count(q == 0) - _count(v == 0) if reach.zero is None else _between(v, reach.zero)
+    counter = _Counter(v)
+    zeros = counter.of(torch.eq, 0)
+    zero = _Counter(q).of(torch.eq, 0) - zeros if reach.zero is None else _between(counter, reach.zero)
     numbers = [
         v.new_full((), v.numel()),
         torch.linalg.vector_norm(scaled),
         torch.linalg.vector_norm(error),
         lo,
         hi,
-        torch.count_nonzero(v),
+        v.numel() - zeros,
         zero * rounds.any(),
-        v.new_zeros(()) if reach.ends is None else _count((v < reach.ends[0]) | (v > reach.ends[1])),
+        v.new_zeros(()) if reach.ends is None else counter.beyond(*reach.ends),
         v.new_zeros(()) if reach.saturated is None else _count(reach.saturated),
         v.new_zeros(()) if reach.scales is None else _count(reach.scales != 0),
         rounding.bits.to(v.dtype).mean(),
@@ -185,13 +187,33 @@ def _count(mask: Tensor) -> Tensor:
     return mask.sum().to(torch.float32)
 
 
-def _between(v: Tensor, ends: tuple[Tensor, Tensor]) -> Tensor:
-    """The number of values between two ends that are not 0. Distances from the middle take fewer passes."""
+class _Counter:
+    """Counts values that compare with an end. Comparing into floats, in one memory, is quicker than into booleans."""
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = values
+        self._holds = torch.empty_like(values)
+
+    def beyond(self, low: Tensor, high: Tensor) -> Tensor:
+        """The number of values outside of two ends."""
+        return self.of(torch.lt, low) + self.of(torch.gt, high)
+
+    def of(self, compare: Any, end: Tensor | float) -> Tensor:
+        """The number of values for which the comparison holds."""
+        return self.mask(compare, end).sum()
+
+    def mask(self, compare: Any, end: Tensor | float) -> Tensor:
+        """1 where it holds and 0 elsewhere; the next comparison overwrites it."""
+        held: Tensor = compare(self.values, end, out=self._holds)
+        return held
+
+
+def _between(counter: _Counter, ends: tuple[Tensor, Tensor]) -> Tensor:
+    """The number of values between two ends that are not 0."""
     low, high = ends
-    inside = (v - (low + high) / 2).abs_().le_((high - low) / 2)
-    holds = ((low <= 0) & (high >= 0)).to(v.dtype)
-    zeros = _count((v == 0) & (holds > 0)) if holds.ndim else (v.numel() - torch.count_nonzero(v)) * holds
-    return inside.sum() - zeros
+    inside = counter.of(torch.le, high) - counter.of(torch.lt, low)
+    holds = low.new_zeros(low.shape).copy_(low <= 0).mul_(high >= 0)
+    return inside - counter.mask(torch.eq, 0).mul_(holds).sum()
 
 
 def _histogram(scales: Tensor) -> Tensor:

@@ -74,6 +74,8 @@ def _read(name: str, formats: Sequence[str]) -> WhatIf:
             f"as_if={name!r} is neither a format or recipe (mxfp4, nvfp4, mx:FW-4/BW-8) nor a precision (FW-4/BW-8): "
             f"{error}"
         ) from error
+    if not isinstance(pin.precision, Precision):
+        raise ConfigError(f"as_if={name!r} names several precisions: write one, such as {pin.precision.stages[-1]}")
     if pin.number_format is not None:
         return WhatIf(name, pin.precision, get_format(pin.number_format, recipe=pin.product_recipe))
     for fmt in formats:

@@ -36,7 +36,7 @@ def notes_of(model: FracModel) -> Iterator[str]:
     elif rounding.reason and device == rounding.device:
         yield str(rounding)
     config = model.frac_config
-    names = [config.format, *(pin.number_format for pin in config.pins if pin.precision.fw <= CODE_BITS)]
+    names = [config.format, *(pin.number_format for pin in config.pins if pin.stages[0].fw <= CODE_BITS)]
     for name in dict.fromkeys(each for each in names if each in SCALE_BITS and config.method != "float"):
         yield f"format {name}: scales take {SCALE_BITS[name or '']}, which costs leave out"
     if model.frac_config.dispatches:

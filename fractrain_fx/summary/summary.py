@@ -96,7 +96,7 @@ class Summary:
             op["precision"] = {
                 "mode": decision.mode,
                 "reason": decision.reason,
-                "bits": str(decision.precision) if decision.precision else None,
+                "bits": decision.bits,
             }
         plain["shares"] = {mode: self.share(mode) for mode in ("gated", "scheduled", "pinned", "float")}
         return plain

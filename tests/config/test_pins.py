@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fractrain_fx import FracConfig, Pin, Precision
+from fractrain_fx import FracConfig, Pin, Precision, PrecisionStages
 from fractrain_fx.config import RECIPES, Recipe
 from fractrain_fx.errors import ConfigError
 
@@ -24,6 +24,9 @@ from fractrain_fx.errors import ConfigError
         ("last=mx:FW-4/BW-8", Pin("last", Precision(4, 8), "mx"), "mx", RECIPES["mxfp8"]),
         ("last=mx:FW-8/BW-4", Pin("last", Precision(8, 4), "mx"), "mx", RECIPES["mxfp4"]),
         ("last=affine:FW-5/BW-6", Pin("last", Precision(5, 6), "affine"), "affine", None),
+        ("a=FW(3,8)/BW(4,6)", Pin("a", PrecisionStages.parse("FW(3,8)/BW(4,6)")), None, None),
+        ("a=mx:FW(4,8)/BW(8,8)", Pin("a", "FW(4,8)/BW(8,8)", "mx"), "mx", RECIPES["mxfp8"]),
+        ("a=FW(8)/BW(8)", Pin("a", Precision(8, 8)), None, None),
         ("last=nvfp4", Pin("last", Precision(4, 4), recipe="nvfp4"), "nvfp4", RECIPES["nvfp4"]),
     ],
 )
@@ -32,9 +35,9 @@ def test_a_pin_may_name_a_format_or_a_recipe(
 ) -> None:
     assert Pin.parse(text) == pin and Pin.parse(str(pin)) == pin
     assert (pin.number_format, pin.product_recipe) == (number_format, recipe)
-    config = FracConfig(method="static", pins=(pin,))
+    config = FracConfig(method="pfq", stages="FW(3,8)/BW(6,8)", pins=(pin,))  # type: ignore[arg-type]
     assert FracConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
-    assert FracConfig.from_dict({"method": "static", "pins": [text]}) == config
+    assert FracConfig.from_dict({"method": "pfq", "stages": "FW(3,8)/BW(6,8)", "pins": [text]}) == config
 
 
 def test_a_recipe_of_ones_own_is_kept_in_files() -> None:
@@ -53,6 +56,8 @@ def test_a_recipe_of_ones_own_is_kept_in_files() -> None:
         ({"format": "nvfp4", "recipe": "mxfp8"}, "the recipe is one of format 'mx'"),
         ({"format": "bfloat16", "precision": "8/8"}, "leave FW-8/BW-8 out"),
         ({"format": "fp8", "precision": "4/4"}, "format 'fp8' lacks"),
+        ({"format": "mx", "precision": "FW(4,5)/BW(8,8)"}, "format 'mx' lacks"),
+        ({"precision": "FW(0,8)/BW(0,8)"}, "a stage of 0 bits"),
     ],
 )
 def test_pins_that_mean_nothing_are_refused(words: dict[str, Any], message: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 
 import pytest
@@ -11,9 +11,9 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from fractrain_fx import FracConfig, Pin, Precision, allocate, fractrainify
+from fractrain_fx import Engine, FracConfig, Pin, Precision, allocate, fractrainify
 from fractrain_fx.errors import ConfigError, MissingPackageError
-from fractrain_fx.numerics.allocation import solve
+from fractrain_fx.numerics.allocation import Allocation, solve
 from fractrain_fx.numerics.sensitivity import MeasuredOp, Sensitivities, Sensitivity
 from fractrain_fx.training import RunSettings
 
@@ -112,7 +112,8 @@ def test_a_model_is_trained_at_the_allocation(tmp_path: Path) -> None:
     )
     names = [op.name for op in ops if op.fixed is None]
     rows = [Sensitivity(n, o, b, change=0.5**b * int(n), noise=0.1**b) for n, o, b in product(names, "xwg", WIDTHS)]  # type: ignore[arg-type]
-    allocation = allocate(Sensitivities(ops, tuple(rows), 1.0, 4), "FW-4/BW-6")
+    found_rows = Sensitivities(ops, tuple(rows), 1.0, 4)
+    allocation = allocate(found_rows, "FW-4/BW-6")
     allocation.to_yaml(tmp_path / "net.yaml")
     config = RunSettings.from_yaml(tmp_path / "net.yaml").frac
     assert config.pins == allocation.pins
@@ -120,18 +121,66 @@ def test_a_model_is_trained_at_the_allocation(tmp_path: Path) -> None:
     trained.train()(x)
     assert {op.name: op.precision.precision for op in trained.ops if op.name in names} == allocation.precisions
     assert 100 * float(trained.cost.cp_total) == pytest.approx(allocation.cost, rel=1e-5)
+    staged = allocate(found_rows, "FW(3,4,8)/BW(4,6,8)", stages=3)
+    staged.to_yaml(tmp_path / "staged.yaml")
+    config = RunSettings.from_yaml(tmp_path / "staged.yaml").frac
+    assert config.pins == staged.pins == staged.config.pins and config.stages == staged.names
+    trained = fractrainify(model, config=config.replace(schedule="manual"), example_inputs=(x,)).train()
+    engine = Engine(trained, epochs=3)
+    for stage in staged.stages:
+        engine.loss(trained(x).mean()).backward()
+        bits = {op.name: str(op.precision) for op in trained.ops if op.name in names}
+        assert bits == {name: str(each) for name, each in stage.precisions.items()}
+        assert 100 * float(trained.cost.cp_total) == pytest.approx(stage.cost, rel=1e-5)
+        engine.end_epoch()
+
+
+def test_each_stage_is_the_best_choice_below_the_next_one() -> None:
+    found = sensitivities()
+    staged = allocate(found, (2.0, 3.0, 5.0), stages=3, noise_price=0.5)
+    assert staged.stages[-1] == allocate(found, 5.0, noise_price=0.5)
+    options = [Precision(fw, bw) for fw, bw in product((3, 4, 6, 8), (4, 6, 8))]
+    for stage, after in pairwise(staged.stages):
+        below = after.precisions.values()
+        best = min(
+            sum(found.harm(name, each, 0.5) for name, each in zip(MACS, choice, strict=True))
+            for choice in product(options, repeat=3)
+            if found.cost(dict(zip(MACS, choice, strict=True))) <= stage.budget
+            and all(low.fw <= high.fw and low.bw <= high.bw for low, high in zip(choice, below, strict=True))
+        )
+        assert stage.harm == pytest.approx(best, rel=1e-5)
+        assert stage.cost <= stage.budget
+    assert [stage.budget for stage in staged.stages] == [2.0, 3.0, 5.0]
+
+
+def test_budgets_of_stages_rise_to_the_last_or_are_those_of_given_precisions() -> None:
+    found = sensitivities()
+    staged = allocate(found, "FW-8/BW-8", stages=4)
+    rises = [after.budget - before.budget for before, after in pairwise(staged.stages)]
+    assert rises == pytest.approx([rises[0]] * 3) and rises[0] > 0
+    assert set(staged.stages[-1].precisions.values()) == {Precision(8, 8)}
+    stages = "FW(3,4,6,8)/BW(6,6,8,8)"
+    paper = allocate(found, stages, stages=4)
+    assert str(paper.names) == stages
+    for name, stage in zip(paper.names.stages, paper.stages, strict=True):
+        assert stage.budget == pytest.approx(found.cost(name))
+        assert stage.harm <= sum(found.harm(op, name, 0.2) for op in MACS)
+
+
+def test_the_op_that_is_hurt_most_is_raised_first() -> None:
+    first = allocate(sensitivities(), "FW-8/BW-8", stages=4).stages[0].precisions
+    assert first["a"].fw > first["b"].fw, "20 times the harm at a third of the cost"
 
 
 def test_names_are_matched_literally() -> None:
-    found = sensitivities()
-    allocation = allocate(found, "FW-4/BW-6")
-    odd = type(allocation)({"a.b[0]": Precision(4, 4), "a": Precision(8, 8)}, {"a.b[0]": "a", "a": ""}, 1, 1, "cp", 0)
+    odd = Allocation({"a.b[0]": Precision(4, 4), "a": Precision(8, 8)}, {"a.b[0]": "a", "a": ""}, 1, 1, "cp", 0)
     assert odd.pins == (Pin("a", Precision(8, 8)), Pin("a.b[[]0]", Precision(4, 4))), "that of the module comes first"
 
 
 def test_the_table_fits_80_columns() -> None:
     console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(allocate(sensitivities(), "FW-4/BW-6"))
+    console.print(allocate(sensitivities(), "FW-8/BW-8", stages=7))
     text = console.export_text()
     assert max(map(len, text.splitlines())) <= 80
     assert "% of training at 32 bits" in text
@@ -147,6 +196,12 @@ def test_the_table_fits_80_columns() -> None:
         (3.0, {"machine": "h200"}, "changes nothing for unit='cp'"),
         (3.0, {"options": ["FW-5/BW-6"]}, "was not measured at 5 bits"),
         (3.0, {"noise_price": -1}, "must be 0 or more"),
+        (3.0, {"stages": 0}, "stages=0 must be a whole number"),
+        ([2.0, 3.0], {"stages": 3}, "or 3 of them, one a stage"),
+        ([3.0, 2.0], {"stages": 2}, "budgets fall from stage 1"),
+        ([2.2, 6.0], {"stages": 2, "options": ["3/8", "8/4"]}, "stage 1 costs at least"),
+        ("FW-8/BW-8", {"stages": 3, "options": ["4/4", "8/8"]}, "2 precisions cannot name 3 stages"),
+        ([2.0, 3.0], {}, "must be a number above 0"),
     ],
 )
 def test_mistakes_are_named(budget: object, arguments: dict[str, object], words: str) -> None:

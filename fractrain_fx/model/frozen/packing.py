@@ -109,7 +109,9 @@ class Packable(BySegment):
         for op in (op for _, op in ops_of(self._state.recording.train.graph) if not op.weight_gradient):
             decision = op.precision
             if decision.mode in ("scheduled", "pinned", "gated"):
-                precision = decision.precision if decision.mode == "pinned" else stage_of(self)
+                stage = stage_of(self)
+                now = None if stage is None or decision.mode == "pinned" else decision.at(config, stage)
+                precision = decision.precision or now
                 staged = precision.fw if precision is not None else config.weight_bits
                 bits[op.name] = config.gate_weight_bits if config.gated and decision.mode != "pinned" else staged
         save_adapter(self._state.original, Path(directory), base, bits, config)

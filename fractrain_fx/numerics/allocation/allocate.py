@@ -1,87 +1,77 @@
-"""``allocate``: the widths of each op that harm the loss least under a budget."""
+"""``allocate``: the widths of each op that harm the loss least under a budget, for a training or for each stage."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
-from pathlib import Path
+from functools import cached_property
+from itertools import pairwise, product
+from typing import overload
 
-import yaml
-from rich.console import Console, ConsoleOptions, RenderResult
-
-from fractrain_fx.config import Pin
-from fractrain_fx.config.precision import Precision
-from fractrain_fx.durable import write_text
+from fractrain_fx.config.precision import Precision, PrecisionStages
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.hardware.machine import Machine
+from fractrain_fx.numerics.allocation.allocation import Allocation, StagedAllocation
 from fractrain_fx.numerics.allocation.price import Prices, Unit, fixed_precision, prices_in
 from fractrain_fx.numerics.allocation.solve import Option, choose
 from fractrain_fx.numerics.sensitivity import MeasuredOp, Sensitivities
 
-__all__ = ["NOISE_PRICE", "Allocation", "allocate"]
+__all__ = ["NOISE_PRICE", "allocate"]
 
 NOISE_PRICE = 0.2
 """The default ``noise_price``: about what the loss of small networks falls by when the learning rate decays."""
 
 _LEAST = Precision(3, 4)
 
-
-@dataclass(frozen=True)
-class Allocation:
-    """The precision of each measured op.
-
-    Attributes:
-        precisions: by name of the op.
-        modules: the module of each op.
-        cost: what training costs, in ``unit``; for ``cp`` the ``cp_total`` in per cent.
-        budget: what it may cost.
-        unit: ``cp``, ``joules`` or ``seconds`` (of a training step).
-        harm: the expected change of the loss.
-    """
-
-    precisions: Mapping[str, Precision]
-    modules: Mapping[str, str]
-    cost: float
-    budget: float
-    unit: Unit
-    harm: float
-
-    @property
-    def pins(self) -> tuple[Pin, ...]:
-        """A rule for each op, for ``FracConfig(method="static", pins=...)``."""
-        # A name that is also the module of other ops matches these too, so that their own rules have to come later.
-        modules = set(self.modules.values())
-        first = sorted(self.precisions, key=lambda name: name not in modules)
-        return tuple(Pin(_escaped(name), self.precisions[name]) for name in first)
-
-    def to_yaml(self, path: str | Path) -> None:
-        """Write settings for ``fractrain train --config``."""
-        write_text(Path(path), yaml.safe_dump({"method": "static", "pins": [str(pin) for pin in self.pins]}, width=120))
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from fractrain_fx.numerics.allocation.table import allocation_table
-
-        yield from allocation_table(self)
+Budget = float | Precision | str
 
 
+@overload
 def allocate(
     sensitivities: Sensitivities,
-    budget: float | Precision | str,
+    budget: Budget,
     unit: Unit = "cp",
     *,
+    stages: None = None,
     machine: Machine | str | None = None,
     batch: int = 128,
     options: Iterable[Precision | str] | None = None,
     noise_price: float = NOISE_PRICE,
-) -> Allocation:
+) -> Allocation: ...
+@overload
+def allocate(
+    sensitivities: Sensitivities,
+    budget: Budget | Sequence[Budget] | PrecisionStages,
+    unit: Unit = "cp",
+    *,
+    stages: int,
+    machine: Machine | str | None = None,
+    batch: int = 128,
+    options: Iterable[Precision | str] | None = None,
+    noise_price: float = NOISE_PRICE,
+) -> StagedAllocation: ...
+def allocate(
+    sensitivities: Sensitivities,
+    budget: Budget | Sequence[Budget] | PrecisionStages,
+    unit: Unit = "cp",
+    *,
+    stages: int | None = None,
+    machine: Machine | str | None = None,
+    batch: int = 128,
+    options: Iterable[Precision | str] | None = None,
+    noise_price: float = NOISE_PRICE,
+) -> Allocation | StagedAllocation:
     """The precision of each op that harms the loss least, under a budget for all; exact for these sensitivities.
 
     Args:
         sensitivities: of the model, by :func:`fractrain_fx.sensitivity`.
         budget: the most that training may cost: ``cp_total`` in per cent, or joules or seconds of a training step. A
-            precision (``"FW-4/BW-6"``) stands for what it costs everywhere.
+            precision (``"FW-4/BW-6"``) stands for what it costs everywhere. With ``stages`` it is that of the last
+            stage, to which the others rise in equal steps from the cheapest options; or one for each stage
+            (``"FW(3,4,6,8)/BW(6,6,8,8)"``).
         unit: of the budget.
+        stages: number of stages for ``method="pfq"``. The last one is the best choice under its budget; each one before
+            it is the best choice whose widths are nowhere above the next stage's.
         machine: prices joules and seconds.
         batch: samples of the step that the machine prices.
         options: the precisions to choose from; by default all measured widths from FW-3/BW-4 on.
@@ -89,52 +79,161 @@ def allocate(
             where it is as harmful as the batch's own noise.
 
     Raises:
-        ConfigError: the budget is too small, a precision was not measured, or scipy is not installed.
+        ConfigError: the budget is too small, falls from stage to stage, or does not fit their number; a precision was
+            not measured; or scipy is not installed.
     """
     if not noise_price >= 0:
         raise ConfigError(f"noise_price={noise_price} must be 0 or more")
-    measured = sensitivities.measured
-    if not measured:
+    if not sensitivities.measured:
         raise ConfigError("no op was measured, so there is nothing to allocate")
     prices = prices_in(unit, sensitivities, machine, batch)
-    fixed = sum(prices.of(op, fixed_precision(op)) for op in sensitivities.ops if op.fixed is not None)
-    limit = _limit(budget, measured, prices, fixed)
-    open_to = {op.name: _options(sensitivities, op, options) for op in measured}
-    groups = [
-        [Option(prices.of(op, each), sensitivities.harm(op.name, each, noise_price)) for each in open_to[op.name]]
-        for op in measured
-    ]
-    least = fixed + sum(min(option.cost for option in group) for group in groups)
-    if least > limit:
+    given = None if options is None else list(dict.fromkeys(Precision.parse(each) for each in options))
+    problem = _Problem(sensitivities, prices, unit, given, noise_price)
+    budgets = _budgets(budget, stages)
+    limits = [problem.limit(each) for each in budgets]
+    if limits[0] < problem.least:
         raise ConfigError(
-            f"budget={budget} is below the {least:.4g} that the cheapest options cost (of which {fixed:.4g} is for ops "
-            "that are not rounded): allow more, or give cheaper options"
+            f"budget={budgets[0]} is below the {problem.least:.4g} that the cheapest options cost (of which "
+            f"{problem.fixed:.4g} is for ops that are not rounded): allow more, or give cheaper options"
         )
-    chosen = choose(groups, limit - fixed)
-    return Allocation(
-        precisions={op.name: open_to[op.name][index] for op, index in zip(measured, chosen, strict=True)},
-        modules={op.name: op.module for op in sensitivities.ops},
-        cost=fixed + sum(group[index].cost for group, index in zip(groups, chosen, strict=True)),
-        budget=limit,
-        unit=unit,
-        harm=sum(group[index].harm for group, index in zip(groups, chosen, strict=True)),
-    )
+    if stages is None:
+        return problem.solve(limits[0])
+    if len(limits) == 1:
+        room = limits[0] - problem.least
+        limits = [problem.least + room * stage / stages for stage in range(1, stages)] + limits
+    return _staged(problem, limits, budgets)
 
 
-def _limit(budget: float | Precision | str, measured: Sequence[MeasuredOp], prices: Prices, fixed: float) -> float:
-    if isinstance(budget, str):
-        budget = Precision.parse(budget)
-    if isinstance(budget, Precision):
-        # A little more than the sum, whose last digits depend on the order of its terms.
-        return (fixed + sum(prices.of(op, budget) for op in measured)) * (1 + 1e-9)
-    if isinstance(budget, bool) or not isinstance(budget, (int, float)) or not budget > 0:
-        raise ConfigError(f"budget={budget!r} must be a number above 0, or a precision such as 'FW-4/BW-6'")
-    return float(budget)
+def _budgets(given: Budget | Sequence[Budget] | PrecisionStages, stages: int | None) -> Sequence[Budget]:
+    """The budget of each stage, or of the last one."""
+    if stages is None:
+        return [given]  # type: ignore[list-item]  # refused by _Problem.limit if it is none
+    if isinstance(stages, bool) or not isinstance(stages, int) or stages < 1:
+        raise ConfigError(f"stages={stages!r} must be a whole number from 1 on")
+    if isinstance(given, str) and "(" in given:
+        given = PrecisionStages.parse(given)
+    if isinstance(given, PrecisionStages):
+        given = given.stages
+    if isinstance(given, str | float | int | Precision):
+        return [given]
+    if not isinstance(given, Sequence) or len(given) != stages:
+        raise ConfigError(f"budget={given!r} must be that of the last stage, or {stages} of them, one a stage")
+    return given
 
 
-def _options(sensitivities: Sensitivities, op: MeasuredOp, given: Iterable[Precision | str] | None) -> list[Precision]:
-    if given is not None:
-        return list(dict.fromkeys(Precision.parse(each) for each in given))
+def _staged(problem: _Problem, limits: Sequence[float], budgets: Sequence[Budget]) -> StagedAllocation:
+    """The stages from the last to the first, because the last decides how good the trained model is."""
+    for stage, (before, after) in enumerate(pairwise(limits), 1):
+        if after < before:
+            raise ConfigError(
+                f"the budgets fall from stage {stage} ({before:.4g}) to stage {stage + 1} ({after:.4g}): widths only "
+                "rise, so give budgets that do not fall"
+            )
+    found: list[Allocation] = []
+    for limit in reversed(limits):
+        found.append(problem.solve(limit, found[-1].precisions if found else None, stage=len(limits) - len(found)))
+    return StagedAllocation(tuple(reversed(found)), PrecisionStages(problem.names(limits, budgets)))
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """A choice of one precision for each op."""
+
+    sensitivities: Sensitivities
+    prices: Prices
+    unit: Unit
+    given: list[Precision] | None
+    noise_price: float
+
+    @cached_property
+    def fixed(self) -> float:
+        """What ops cost that are not rounded."""
+        ops = self.sensitivities.ops
+        return sum(self.prices.of(op, fixed_precision(op)) for op in ops if op.fixed is not None)
+
+    @cached_property
+    def options(self) -> dict[str, list[Precision]]:
+        """The precisions to choose from, by op."""
+        return {op.name: self.given or _usual(self.sensitivities, op) for op in self.sensitivities.measured}
+
+    @cached_property
+    def least(self) -> float:
+        """The cost of the cheapest options."""
+        groups = [[self.prices.of(op, each) for each in self.options[op.name]] for op in self.sensitivities.measured]
+        return self.fixed + sum(map(min, groups))
+
+    def everywhere(self, precision: Precision) -> float:
+        """The cost of one precision for all ops."""
+        return self.fixed + sum(self.prices.of(op, precision) for op in self.sensitivities.measured)
+
+    def limit(self, budget: object) -> float:
+        """A budget as a number."""
+        if isinstance(budget, str):
+            budget = Precision.parse(budget)
+        if isinstance(budget, Precision):
+            # A little more than the sum, whose last digits depend on the order of its terms.
+            return self.everywhere(budget) * (1 + 1e-9)
+        if isinstance(budget, bool) or not isinstance(budget, int | float) or not budget > 0:
+            raise ConfigError(f"budget={budget!r} must be a number above 0, or a precision such as 'FW-4/BW-6'")
+        return float(budget)
+
+    def solve(self, limit: float, below: Mapping[str, Precision] | None = None, stage: int = 0) -> Allocation:
+        """The best choice under a limit whose widths are nowhere above those of ``below``.
+
+        Raises:
+            ConfigError: no such choice costs so little, which happens only with options of the user.
+        """
+        ops = self.sensitivities.measured
+        open_to = {
+            name: [each for each in options if below is None or _at_most(each, below[name])]
+            for name, options in self.options.items()
+        }
+        groups = [
+            [
+                Option(self.prices.of(op, each), self.sensitivities.harm(op.name, each, self.noise_price))
+                for each in open_to[op.name]
+            ]
+            for op in ops
+        ]
+        least = self.fixed + sum(min(option.cost for option in group) for group in groups)
+        if below is not None and least > limit:
+            raise ConfigError(
+                f"stage {stage} costs at least {least:.4g} with widths nowhere above those of stage {stage + 1}, and "
+                f"its budget is {limit:.4g}: allow more, or add options that have no more bits than another in both"
+            )
+        chosen = choose(groups, limit - self.fixed)
+        return Allocation(
+            precisions={op.name: open_to[op.name][index] for op, index in zip(ops, chosen, strict=True)},
+            modules={op.name: op.module for op in self.sensitivities.ops},
+            cost=self.fixed + sum(group[index].cost for group, index in zip(groups, chosen, strict=True)),
+            budget=limit,
+            unit=self.unit,
+            harm=sum(group[index].harm for group, index in zip(groups, chosen, strict=True)),
+        )
+
+    def names(self, limits: Sequence[float], budgets: Sequence[Budget]) -> tuple[Precision, ...]:
+        """For each limit the uniform precision whose cost is nearest, each once."""
+        exact = [Precision.parse(each) for each in budgets if isinstance(each, str | Precision)]
+        known = dict.fromkeys(each for options in self.options.values() for each in options)
+        usual = [each for each in known if each.fw <= each.bw]
+        usual = usual if len(usual) >= len(limits) else list(known)
+        cost = {each: self.everywhere(each) for each in dict.fromkeys([*exact, *usual])}
+        names: list[Precision] = []
+        for stage, limit in enumerate(limits, 1):
+            free = [each for each in cost if each not in names]
+            if not free:
+                raise ConfigError(f"{len(cost)} precisions cannot name {len(limits)} stages: give more options")
+            exactly = exact[stage - 1] if len(exact) == len(limits) and exact[stage - 1] in free else None
+            names.append(exactly or min(free, key=lambda each: abs(cost[each] - limit)))
+        return tuple(names)
+
+
+def _at_most(precision: Precision, other: Precision) -> bool:
+    return precision.fw <= other.fw and precision.bw <= other.bw
+
+
+def _usual(sensitivities: Sensitivities, op: MeasuredOp) -> list[Precision]:
+    """All measured widths of an op, from those on that train."""
     widths = sensitivities.widths(op.name)
     every = [Precision(fw, bw) for fw, bw in product(widths, widths) if fw >= _LEAST.fw and bw >= _LEAST.bw]
     if not every:
@@ -143,8 +242,3 @@ def _options(sensitivities: Sensitivities, op: MeasuredOp, given: Iterable[Preci
             "options=[...], or measure wider ones"
         )
     return every
-
-
-def _escaped(name: str) -> str:
-    """A name as a pattern that matches it literally."""
-    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)

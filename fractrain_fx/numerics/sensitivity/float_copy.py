@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -200,7 +201,7 @@ def _rounding_all(config: FracConfig) -> FracConfig:
         format=config.format,
         recipe=config.product_recipe,
         attention=config.attention,
-        pins=config.pins,
+        pins=tuple(replace(pin, precision=pin.stages[-1]) for pin in config.pins),  # for their formats
         affine=config.affine,
         run=RunConfig(backend="plain", memory_format="preserve", batch_axis=config.run.batch_axis, compared_calls=0),
     )

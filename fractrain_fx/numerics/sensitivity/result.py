@@ -18,9 +18,13 @@ from fractrain_fx.nn.cost import OpCost
 from fractrain_fx.numerics.sensitivity.rounded import OperandName
 from fractrain_fx.passes import Product
 
-__all__ = ["MeasuredOp", "Sensitivities", "Sensitivity"]
+__all__ = ["FILE", "MeasuredOp", "Sensitivities", "Sensitivity"]
 
-_FILE = "fractrain_fx sensitivities"
+FILE = "sensitivity.json"
+"""The file in a run's folder."""
+
+_MARK = "fractrain_fx sensitivities"
+_HALF_BITS = 16
 
 
 @dataclass(frozen=True)
@@ -129,15 +133,18 @@ class Sensitivities:
 
         Args:
             op: its name.
-            precision: forward and backward bits; 32 change nothing.
+            precision: forward and backward bits; 32 change nothing, nor do 16 that were not measured.
             noise_price: what the noise of gradients costs, in units of the loss, where it is as harmful as the batch's.
         """
         total = 0.0
-        if precision.fw != FLOAT_BITS:
+        if not self._harmless(op, precision.fw):
             total += sum(self.of(op, operand, precision.fw).change or 0.0 for operand in ("x", "w"))
-        if precision.bw != FLOAT_BITS:
+        if not self._harmless(op, precision.bw):
             total += noise_price * (self.of(op, "g", precision.bw).noise or 0.0)
         return total
+
+    def _harmless(self, op: str, bits: int) -> bool:
+        return bits == FLOAT_BITS or (bits == _HALF_BITS and bits not in self.widths(op))
 
     def cost(self, precision: Precision | str | Mapping[str, Precision]) -> float:
         """The cost of training (``cp_total``), in per cent, at one precision or at one for each measured op."""
@@ -155,7 +162,7 @@ class Sensitivities:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""
-        return {"file": _FILE, **asdict(self)}
+        return {"file": _MARK, **asdict(self)}
 
     def to_json(self, path: str | Path) -> None:
         """Write as JSON."""
@@ -172,7 +179,7 @@ class Sensitivities:
             values = json.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise RunError(f"{path} cannot be read as sensitivities: {error}") from error
-        if not isinstance(values, dict) or values.get("file") != _FILE:
+        if not isinstance(values, dict) or values.get("file") != _MARK:
             raise RunError(
                 f"{path} does not hold sensitivities: 'fractrain sensitivity MODEL --out {path}' writes them"
             )

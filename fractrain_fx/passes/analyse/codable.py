@@ -77,6 +77,8 @@ def codable(names: list[str], readers: list[Reader], config: FracConfig) -> Coda
     quantizer, bits = graph_module.get_submodule(path), _bits(op, config)
     if not (isinstance(quantizer, WeightQuantizer) and quantizer.fmt.has_codes):
         return f"rounded in format {op.precision.format or config.format!r}"
+    if len({stage.fw for stage in op.precision.stages or ()}) > 1:
+        return "rounded to other bits in other stages, and codes have one width"
     if not 0 < bits <= CODE_BITS:
         return f"rounded to {bits} bits, and codes have at most {CODE_BITS}"
     return Codable(path, bits)
@@ -95,4 +97,4 @@ def _bits(op: Op, config: FracConfig) -> int:
     precision = op.precision.precision
     if op.precision.mode == "pinned" and precision is not None:
         return precision.fw
-    return config.gate_weight_bits if config.gated else config.precision_stages[0].fw
+    return config.gate_weight_bits if config.gated else op.precision.levels(config)[0].fw

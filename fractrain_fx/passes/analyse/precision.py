@@ -10,7 +10,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.passes.infra.pass_base import PassBase, PassResult
 
 from fractrain_fx.capture.recording.kept.hidden import HIDDEN
-from fractrain_fx.config import FracConfig, Pin
+from fractrain_fx.config import FracConfig, Pin, Precision
 from fractrain_fx.errors import ModelError, PassError, RuleError, near
 from fractrain_fx.passes.analyse.blocks import can_choose
 from fractrain_fx.passes.analyse.orders import sample_orders
@@ -148,7 +148,10 @@ class DecidePrecision(PassBase):
             if no_form is not None:
                 return Decision("float", no_form)
             reason = f"rule {pin.pattern!r}" + (f", {pin.named}" if pin.named else "")
-            return Decision("pinned", reason, pin.precision, pin.number_format, pin.product_recipe, by_product)
+            given = pin.number_format, pin.product_recipe, by_product
+            if isinstance(pin.precision, Precision):
+                return Decision("pinned", reason, pin.precision, *given)
+            return Decision("scheduled", reason, None, *given, stages=pin.stages)
         reasons = {"first": "first contraction", "last": "last contraction", "depthwise": "depthwise convolution"}
         for label in labels:
             if label in reasons:

@@ -21,7 +21,7 @@ from fractrain_fx.execution.codes.timing import Tuner
 from fractrain_fx.execution.fused_op import FusedOp
 from fractrain_fx.execution.plan import Backend, Plan
 from fractrain_fx.execution.torchao_kernels import MULTIPLES
-from fractrain_fx.nn.bits import StageBits
+from fractrain_fx.nn.bits import OwnBits, StageBits
 from fractrain_fx.nn.quantizers import WeightQuantizer
 from fractrain_fx.passes.execute.fuse import fused_ops, require_fused
 from fractrain_fx.passes.execute.left_out import left_out
@@ -97,10 +97,12 @@ class ChooseBackend(PassBase):
             )
         backend = torchao_backend()
         for name in taken:
-            fused, pinned = found[name], ops[name].precision.precision
+            fused, decision = found[name], ops[name].precision
+            pinned = decision.precision
             stage = graph_module.get_submodule(f"{NAMESPACE}.stage") if pinned is None else pinned
             assert isinstance(stage, StageBits | Precision)
-            fused.knows(stage)
+            own = dict(zip(self._config.precision_stages, decision.stages or (), strict=False))
+            fused.knows(OwnBits(stage, own) if own and isinstance(stage, StageBits) else stage)
             fused.backends = (backend, *fused.backends)
 
 
@@ -161,7 +163,7 @@ def _wide(op: Op, config: FracConfig) -> str | None:
         options = config.projection_options if op.skip_path else config.gate_options
         fw, weights = [option.fw for option in options], [config.gate_weight_bits]
     else:
-        fw = [stage.fw for stage in config.precision_stages]
+        fw = [stage.fw for stage in op.precision.levels(config)]
         weights = [config.gate_weight_bits] if config.gated else fw
     if not any(bits <= CODE_BITS for bits in weights):
         return f"its weight has {min(weights)} bits, more than {CODE_BITS}"

@@ -9,8 +9,8 @@ from typing import Literal
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from fractrain_fx.config import Recipe
-from fractrain_fx.config.precision import Precision
+from fractrain_fx.config import FracConfig, Recipe
+from fractrain_fx.config.precision import Precision, PrecisionStages
 from fractrain_fx.nn.batch_axis import BatchAxis
 
 __all__ = [
@@ -69,6 +69,7 @@ class Decision:
         format: its number format, if its rule names one that is not the configuration's.
         recipe: the recipe of that format, if it is one of blocks.
         by_product: whether both operands of a product have its bits (``Recipe.by_product``).
+        stages: the bits of a scheduled op in each stage, if its rule gives them.
         now: the bits of the present stage, in ``FracModel.ops``. ``str`` gives these.
     """
 
@@ -78,6 +79,7 @@ class Decision:
     format: str | None = None
     recipe: Recipe | None = None
     by_product: bool = False
+    stages: tuple[Precision, ...] | None = None
     now: str = field(default="", compare=False)
 
     def least(self, usual: tuple[int, int, int]) -> tuple[int, int, int]:
@@ -91,10 +93,24 @@ class Decision:
         """Whether the op's operands are rounded."""
         return self.mode not in ("float", "uncounted")
 
+    def levels(self, config: FracConfig) -> tuple[Precision, ...]:
+        """The bits of a scheduled op in each stage."""
+        return config.precision_stages if self.stages is None else self.stages
+
+    def at(self, config: FracConfig, stage: Precision) -> Precision:
+        """The bits of a scheduled op in the stage of this precision."""
+        return stage if self.stages is None else self.stages[config.precision_stages.index(stage)]
+
+    @property
+    def bits(self) -> str | None:
+        """The bits that a rule gives the op."""
+        given = PrecisionStages(self.stages) if self.stages else self.precision
+        return None if given is None else str(given)
+
     @property
     def words(self) -> str:
-        """The mode, with the bits of a pin, and the reason."""
-        bits = f" {self.precision}" if self.precision else ""
+        """The mode, with the bits of a rule, and the reason."""
+        bits = f" {self.bits}" if self.bits else ""
         return f"{self.mode}{bits}: {self.reason}"
 
     def __str__(self) -> str:

@@ -11,6 +11,7 @@ from fractrain_fx.config import FracConfig
 from fractrain_fx.config.precision import FULL
 from fractrain_fx.config.targets import Reach
 from fractrain_fx.errors import PassError
+from fractrain_fx.nn.bits import StageBits
 from fractrain_fx.nn.cost import CostMeter, OpCost
 from fractrain_fx.passes.graph.contractions import contraction, operand
 from fractrain_fx.passes.graph.edit import call, insert_module, unique, varying
@@ -52,19 +53,24 @@ class MeterCost(PassBase):
     def _meter(self, graph_module: GraphModule, gated_blocks: list[str]) -> CostMeter:
         tables = _tables(graph_module, self.config)
         scheduled, weighted, by_product, fixed, steered, total = ([0.0, 0.0, 0.0] for _ in range(6))
+        own = any(op.precision.stages for _, op in ops_of(graph_module.graph))
+        staged = {stage: [0.0, 0.0, 0.0] for stage in self.config.precision_stages} if own else {}
         for op, cost in costed(graph_module, self.config):
             mode = op.precision.mode
             _accumulate(total, cost.macs)
             if mode in ("gated", "scheduled"):
                 _accumulate(steered, cost.macs)
-            if mode == "scheduled":
+            if op.precision.stages is not None:
+                for stage, spent in staged.items():
+                    _accumulate(spent, cost.spent(op.precision.at(self.config, stage)))
+            elif mode == "scheduled":
                 alike = by_product if cost.by_product else scheduled
                 _accumulate(weighted if self.config.gated and cost.weight else alike, cost.macs)
             elif mode != "gated":
                 _accumulate(fixed, cost.spent(op.precision.precision or FULL))
         gated = {name: tables[name] for name in gated_blocks}
-        bits = self.config.gate_weight_bits
-        return CostMeter(gated, steered, scheduled, fixed, total, weighted, bits, self.config.least_bits, by_product)
+        bits, least = self.config.gate_weight_bits, self.config.least_bits
+        return CostMeter(gated, steered, scheduled, fixed, total, weighted, bits, least, by_product, staged)
 
     def refresh(self, graph_module: GraphModule) -> None:
         """Update the cost node of a graph after the backward products of its ops have changed."""
@@ -73,6 +79,8 @@ class MeterCost(PassBase):
                 meter = graph_module.get_submodule(str(node.target))
                 if isinstance(meter, CostMeter):
                     meter.follow(self._meter(graph_module, list(meter.blocks)))
+                    for stage in (module for module in graph_module.modules() if isinstance(module, StageBits)):
+                        meter.set(stage.known)
 
     def ensures(self, graph_module: GraphModule) -> None:
         returned = next(iter(graph_module.graph.find_nodes(op="output"))).args[0]

@@ -155,11 +155,23 @@ class _Writer:
         return self._widths["noise"]
 
     def _stage(self, side: str) -> Node:
-        insert_module(self._graph_module, "stage", lambda: StageBits(self._config.precision_stages[0]))
+        self._know_stage()
         return self._read(f"stage.{side}")
+
+    def _know_stage(self) -> None:
+        insert_module(self._graph_module, "stage", lambda: StageBits(self._config.precision_stages[0]))
+
+    def _staged(self, widths: Sequence[int]) -> Node:
+        """A width that follows the stage."""
+        self._know_stage()
+        table = insert_module(self._graph_module, "widths", WidthTable)
+        return self._read(f"widths.{table.add_staged(self._config.precision_stages, widths)}")
 
     def _bits(self, op: Op) -> _Bits:
         mode, precision = op.precision.mode, op.precision.precision
+        if mode == "scheduled" and (stages := op.precision.stages) is not None:
+            fw = self._staged([each.fw for each in stages])
+            return _Bits(fw, self._staged([each.bw for each in stages]), fw)
         if mode == "scheduled":
             gated = self._config.gated
             weight = self._width(self._config.gate_weight_bits) if gated else self._stage("fw")

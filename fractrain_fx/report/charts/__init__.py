@@ -4,6 +4,7 @@ from fractrain_fx.report.charts.choices import allocation, bits, information, sa
 from fractrain_fx.report.charts.costs import MEASURES, blocks, machines, paths, stages
 from fractrain_fx.report.charts.epochs import AXES, cost, trajectory
 from fractrain_fx.report.charts.numerics import op_ranges, op_ratios, ratio_map
+from fractrain_fx.report.charts.sensitivity import harm_map
 
 __all__ = [
     "AXES",
@@ -12,6 +13,7 @@ __all__ = [
     "bits",
     "blocks",
     "cost",
+    "harm_map",
     "information",
     "machines",
     "op_ranges",

@@ -12,6 +12,7 @@ from fractrain_fx.report.panels.cost import costs
 from fractrain_fx.report.panels.inputs import by_input
 from fractrain_fx.report.panels.machines import machines
 from fractrain_fx.report.panels.numerics import numerics
+from fractrain_fx.report.panels.sensitivity import sensitivity
 from fractrain_fx.report.panels.stages import stages
 from fractrain_fx.report.panels.trajectory import trajectories
 from fractrain_fx.report.runs import Run
@@ -43,7 +44,7 @@ def build_sheet(runs: Sequence[Run], epochs: Iterable[int] = ()) -> Sheet:
         made += [panel for panel in [by_input(gated, tables, slugs)] if panel is not None]
     elif tuple(epochs):
         raise ConfigError("epochs select bit allocations, but none of these runs has gates: leave them out")
-    made += [panel for panel in [numerics(runs, tables, slugs)] if panel is not None]
+    made += [panel for build in (numerics, sensitivity) if (panel := build(runs, tables, slugs)) is not None]
     finished = [run for run in runs if run.result is not None]
     if finished:
         made.append(costs(finished, tables, slugs))

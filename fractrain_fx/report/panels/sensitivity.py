@@ -1,0 +1,100 @@
+"""The panel of sensitivities: what rounding each operand of each op does to the loss, and the widths chosen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fractrain_fx.config import Pin
+from fractrain_fx.config.plain import read_yaml
+from fractrain_fx.numerics.allocation.allocation import FILE as ALLOCATION
+from fractrain_fx.numerics.allocation.allocation import escaped
+from fractrain_fx.numerics.sensitivity import Sensitivities
+from fractrain_fx.numerics.sensitivity.result import FILE
+from fractrain_fx.report import charts, frames
+from fractrain_fx.report.runs import Run
+from fractrain_fx.report.sheet import Column, Figure, Panel, Variant
+
+__all__ = ["sensitivity"]
+
+_OPERANDS = {"x": "activations", "w": "weights", "g": "gradients"}
+_DECADES = 6.0  # below the largest value, which the colours tell apart
+
+
+def sensitivity(runs: Sequence[Run], tables: dict[str, list[frames.Row]], slugs: Mapping[str, str]) -> Panel | None:
+    """The panel; adds the tables of its figures. ``None`` if no run was measured."""
+    figures: list[Figure] = []
+    for run in runs:
+        path = run.path / FILE
+        if not (run.path.is_dir() and path.is_file()):
+            continue
+        found = Sensitivities.from_json(path)
+        pins = _chosen(run.path / ALLOCATION)
+        slug, ops = slugs[run.name], len(found.measured)
+        for kind, title in (("loss", "change of the loss"), ("noise", "harm beside the batch's noise")):
+            table = f"sensitivity-{kind}-{slug}"
+            tables[table] = _rows(found, pins, noise=kind == "noise")
+            figures.append(_map(run, table, ops, title, noise=kind == "noise"))
+    if not figures:
+        return None
+    return Panel(
+        "sensitivity",
+        "Sensitivity",
+        "What rounding one operand of one op to a width does while all else stays float (fractrain sensitivity RUN). "
+        "Activations and weights: the expected change of the loss. Gradients: how much their rounding's noise raises "
+        "the loss in a step, as a share of what the batch's own noise does. Rings mark the widths that were chosen "
+        "under a budget.",
+        tuple(figures),
+    )
+
+
+def _map(run: Run, table: str, ops: int, title: str, *, noise: bool) -> Figure:
+    what = "gradients" if noise else "activations and weights"
+    return Figure(
+        key=table,
+        summary=f"A heat map of {ops} ops by width: {title} for {what}.",
+        columns=(Column("value", title, "g3"),),
+        variants={
+            "": Variant(charts.harm_map(table, ops, title, percent=noise), (table,), f"{run.name}: {what}, {title}")
+        },
+        pivot=("op", "column", "value"),
+        width="half",
+    )
+
+
+def _rows(found: Sensitivities, pins: Mapping[str, Pin], *, noise: bool) -> list[frames.Row]:
+    """A row for each op, operand and width, with the logarithm of its value."""
+    values = [(each, (each.noise if noise else each.change) or 0.0) for each in found.rows]
+    own = [(each, value) for each, value in values if (each.operand == "g") == noise]
+    top = max((value for _, value in own), default=0.0)
+    least = math.log10(top) - _DECADES if top > 0 else 0.0
+    return [
+        {
+            "op": each.op,
+            "operand": _OPERANDS[each.operand],
+            "bits": each.bits,
+            "column": f"{each.operand} {each.bits}",
+            "value": value,
+            "shade": max(least, math.log10(value)) if value > 0 else least,
+            "chosen": _words(pins.get(escaped(each.op)), each.bits, noise=noise),
+        }
+        for each, value in sorted(own, key=lambda pair: pair[0].operand, reverse=True)  # x before w
+    ]
+
+
+def _chosen(path: Path) -> dict[str, Pin]:
+    """The rule of each op in the settings that an allocation wrote."""
+    if not path.is_file():
+        return {}
+    pins = [Pin.parse(str(text)) for text in read_yaml(path).get("pins", [])]
+    return {pin.pattern: pin for pin in pins}
+
+
+def _words(pin: Pin | None, bits: int, *, noise: bool) -> str:
+    """Whether a width was chosen: ``chosen``, or the stages that have it; empty if none."""
+    widths = [] if pin is None else [each.bw if noise else each.fw for each in pin.stages]
+    if bits not in widths:
+        return ""
+    stages = [str(number) for number, each in enumerate(widths, 1) if each == bits]
+    return "chosen" if len(widths) == 1 else f"chosen in stage {', '.join(stages)}"
