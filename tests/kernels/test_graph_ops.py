@@ -17,7 +17,7 @@ from fractrain_fx.errors import InputError
 from fractrain_fx.formats import Operand
 from fractrain_fx.formats.microscaling import ELEMENTS, MicroscalingFormat
 from fractrain_fx.kernels.formats import MicroscalingByKernels
-from tests.kernels.test_microscaling import SEED, laid
+from tests.kernels.layouts import SEED, laid
 
 ROUND, ROTATE = "fractrain_fx.round_operand", "fractrain_fx.rotate_operand"
 LAYOUTS = ["contiguous", "reversed", "inner dimensions first", "with gaps", "expanded"]

@@ -53,7 +53,7 @@ def layers(**config: Any) -> FracModel:
 
 
 def test_stage_and_ops_print_what_they_are_now() -> None:
-    model = layers(method="pfq", pins=(Pin("4", "FW-8/BW-16"),))
+    model = layers(method="pfq", stages="FW(3,4,6,8)/BW(6,6,8,8)", pins=(Pin("4", "FW-8/BW-16"),))
     assert str(model.stage) == "1 of 4, FW-3/BW-6"
     engine = Engine(model, epochs=2)
     for _ in range(2):

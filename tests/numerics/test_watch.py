@@ -23,6 +23,7 @@ from fractrain_fx.execution.fused_op import FusedOp
 from fractrain_fx.formats.affine import fake_quantize
 from fractrain_fx.formats.microscaling import fake_quantize as round_blocks
 from fractrain_fx.numerics import Watch, WatchedStep, read_steps, watch
+from tests.build import paper
 
 EIGHT = FracConfig(method="static", precision="FW-8/BW-8")
 
@@ -78,7 +79,7 @@ def train(model: Any, steps: int = 4, *, engine: bool = True, **options: Any) ->
     [
         EIGHT,
         FracConfig(method="fractrain"),
-        FracConfig(method="fractrain", run=RunConfig(skipping="left-out")),
+        paper(run=RunConfig(skipping="left-out")),
         FracConfig(method="static", precision="FW-4/BW-4", format="nvfp4"),
         FracConfig(method="static", precision="FW-4/BW-4", format="mx"),
         FracConfig(method="static", precision="FW-8/BW-8", format="dorefa"),

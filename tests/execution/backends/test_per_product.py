@@ -35,7 +35,7 @@ from fractrain_fx.formats.bits import unrounded
 from fractrain_fx.formats.microscaling import fake_quantize
 from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.passes import facts, fused_ops
-from tests.passes.execute.test_fuse import Everything
+from tests.everything import Everything
 from tests.residual import Residual
 
 Step = Callable[[Tensor], Tensor]
