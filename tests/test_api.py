@@ -43,8 +43,7 @@ from tests.models import build
 
 
 def residual_net(**config: Any) -> FracModel:
-    case = build("tied_weights")
-    return fractrainify(case.model, config=FracConfig(**config), example_inputs=case.args)
+    return rewritten(build("tied_weights"), check=True, **config)
 
 
 def test_a_timm_model_needs_no_example_inputs() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fractrain_fx import Engine, FracConfig, FracModel, Pin, fractrainify
 from fractrain_fx.passes import Block
+from tests import build
 
 
 class Named(nn.Module):
@@ -49,7 +50,7 @@ def test_a_list_that_hides_a_part_says_how_to_reach_it() -> None:
 
 def layers(**config: Any) -> FracModel:
     net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.Linear(4, 2))
-    return fractrainify(net, config=FracConfig(**config), example_inputs=(torch.randn(3, 4),), check=False)
+    return build.rewritten(net, torch.randn(3, 4), **config)
 
 
 def test_stage_and_ops_print_what_they_are_now() -> None:

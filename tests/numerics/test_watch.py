@@ -24,6 +24,7 @@ from fractrain_fx.formats.affine import fake_quantize
 from fractrain_fx.formats.microscaling import fake_quantize as round_blocks
 from fractrain_fx.numerics import Watch, WatchedStep, read_steps, watch
 from tests.build import paper
+from tests.build import rewritten as build_rewritten
 
 EIGHT = FracConfig(method="static", precision="FW-8/BW-8")
 
@@ -48,7 +49,7 @@ class Net(nn.Module):
 
 def rewritten(config: FracConfig = EIGHT) -> FracModel:
     torch.manual_seed(0)
-    return fractrainify(Net(), config=config, example_inputs=(torch.rand(2, 3, 8, 8),))
+    return build_rewritten(Net(), torch.rand(2, 3, 8, 8), config=config, check=True)
 
 
 def batch(step: int) -> tuple[Tensor, Tensor]:

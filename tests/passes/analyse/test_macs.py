@@ -17,13 +17,13 @@ from fractrain_fx import FracConfig, FracModel, fractrainify, plan
 from fractrain_fx.nn.quantizers import WeightQuantizer
 from fractrain_fx.passes import Product, facts, ops_of
 from fractrain_fx.passes.graph.formulas import recurrent_macs
+from tests.build import rewritten as build_rewritten
 from tests.models import HOME_MADE, HUGGING_FACE, TIMM, Case, build, some_long
 from tests.passes.analyse.calls import Calls
 
 
 def rewritten(case: Case) -> FracModel:
-    config = FracConfig(method="pfq")
-    return fractrainify(case.model, config=config, example_inputs=case.args, example_kwargs=case.keywords, check=False)
+    return build_rewritten(case, method="pfq")
 
 
 NAMES = [name for name in (*TIMM, *HUGGING_FACE, *HOME_MADE) if name != "mixtral"]
