@@ -117,7 +117,7 @@ def measure(name: str, options: argparse.Namespace, how: str) -> Run:
     x, y = (each.to(device) for each in subject.data(batch))
     run = Run(name, subject.title, options.method, batch, options.rounds, how, describe(device))
     clock = processor_seconds if options.clock == "processor" else seconds
-    config = FracConfig(method=options.method, run=RunConfig(backend=options.backend))
+    config = FracConfig.paper(options.method, run=RunConfig(backend=options.backend))
     plain = prepare_step(parse_method("float"), model, x, y, subject.loss)
     for share in options.shares:
         steps = {"float": plain}

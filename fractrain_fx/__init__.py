@@ -23,7 +23,6 @@ from fractrain_fx.config import (
     Steps,
     Tokens,
     TwoStage,
-    tuned_config,
 )
 from fractrain_fx.engine import Engine
 from fractrain_fx.errors import FracTrainError, FracTrainWarning
@@ -64,7 +63,6 @@ __all__ = [
     "plan",
     "sensitivity",
     "summarize",
-    "tuned_config",
 ]
 
 _LATER = {"allocate": "allocation", "sensitivity": "sensitivity"}

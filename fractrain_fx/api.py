@@ -44,7 +44,7 @@ def fractrainify(
         model: any ``nn.Module``. DDP, DataParallel, ``torch.compile`` and accelerate's mixed precision are taken off
             (with a warning; wrap the result instead), and ``restore()`` gives the inner model. Adapters of PEFT stay,
             and weights that they leave frozen cost no gradient.
-        config: method, precisions and gates; FracTrain with the paper's values by default.
+        config: method, precisions and gates; by default FracTrain with the settings that trained best.
         example_inputs: positional inputs of one small batch; found automatically for timm, torchvision and Hugging
             Face models (with labels if the model computes a loss). A call with other arguments is recorded anew.
         example_kwargs: keyword inputs of that batch.

@@ -38,12 +38,12 @@ from fractrain_fx.errors import (
 )
 from fractrain_fx.nn.ranges import RunningRange
 from fractrain_fx.passes import OpenAttention, default_passes
+from tests.build import rewritten
 from tests.models import build
 
 
 def residual_net(**config: Any) -> FracModel:
-    case = build("tied_weights")
-    return fractrainify(case.model, config=FracConfig(**config), example_inputs=case.args)
+    return rewritten(build("tied_weights"), check=True, **config)
 
 
 def test_a_timm_model_needs_no_example_inputs() -> None:
@@ -51,7 +51,7 @@ def test_a_timm_model_needs_no_example_inputs() -> None:
 
     model = fractrainify(timm.create_model("resnet10t"))
     assert [block.skip for block in model.blocks if block.gated] == [None, None, "identity"] + ["projection"] * 3
-    assert model.targets == (1.5, 2.0, 2.5, 3.0)
+    assert model.targets == (2.9, 3.4, 3.6, 3.8)
 
 
 def test_the_original_is_left_as_it_was_and_shares_its_weights() -> None:
@@ -111,16 +111,15 @@ def test_rules_pin_by_name_kind_and_place_and_the_last_one_wins() -> None:
 
 
 def test_a_target_out_of_reach_prints_what_can_be_reached() -> None:
-    with pytest.raises(TargetError, match=r"7 %.*0\.000 to 5\.859 %"):
-        residual_net(targets=CostTargets((1.5, 7.0)))
+    with pytest.raises(TargetError, match=r"7 %.*1\.758 to 4\.167 %"):
+        residual_net(targets=CostTargets((2.0, 7.0)))
 
 
-def test_default_targets_move_into_reach_where_no_block_can_be_skipped() -> None:
-    case = build("sequential")
-    model = fractrainify(case.model, example_inputs=case.args)
+def test_default_targets_move_into_reach_of_options_that_cost_more() -> None:
+    model = rewritten(build("sequential"), options=("6/8", "8/8"), weight_bits=6)
     assert model.reachable is not None
     low, high = model.reachable
-    assert low == pytest.approx(60 / 3072 * 100)
+    assert low == pytest.approx(100 * (6 * 6 + 8 * 6 + 6 * 8) / 3072)
     assert low < model.targets[0] < model.targets[-1] < high
 
 

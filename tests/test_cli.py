@@ -52,14 +52,11 @@ def test_a_runs_own_config_repeats_it_and_flags_win(tmp_path: Path) -> None:
     )
 
 
-def test_tuned_settings_override_a_file_and_flags_override_both(
+def test_the_papers_settings_override_a_file_and_flags_override_both(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("{method: fractrain, weight_bits: 8, targets: [1.5, 2.0], data: digits, gate: {beta: 0.5}}")
-    assert main(["plan", f"{TINY}:net", "--config", str(file), "--as", "tuned", "--targets", "3.7", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["targets"] == [3.7] and found["options"][0] == "FW-3/BW-6"
     assert main(["plan", f"{TINY}:net", "--config", str(file), "--as", "paper", "--targets", "2.7", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["targets"] == [2.7] and found["options"][:2] == ["FW-0/BW-0", "FW-2/BW-6"]
@@ -73,11 +70,10 @@ def test_tuned_settings_override_a_file_and_flags_override_both(
         (["--method", "fractran"], "'fractrain'"),
         (["--format", "mxfp4"], "--format mx --set format_recipe=mxfp4"),
         (["--setting", "adaptation", "--subset", "3"], "larger subset than 3"),
-        (["--method", "static", "--as", "tuned"], "pfq, dfq, fractrain have"),
         (["--resume", "nowhere", "--set", "lr=1"], "leave out lr"),
         (["--set", "gate.hiden=3"], "Did you mean 'gate.hidden'"),
         (["--resume", "nowhere", "--as", "paper"], "leave out as"),
-        (["--as", "papers"], "'paper'"),
+        (["--as", "papers"], "--as papers is unknown: write --as paper"),
         (["--targets", "30"], "cannot be reached"),
         (["--pins", "blok.*=8/8"], "blok"),
         (["--pins", "block"], "PATTERN=PRECISION"),

@@ -9,16 +9,15 @@ from torch._dynamo.exc import TorchRuntimeError
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from fractrain_fx import AffineConfig, Engine, FracConfig, GateConfig, Precision, RunConfig, fractrainify
+from tests.build import objective, paper, rewritten
 from tests.models import COMPILES_EXPERTS, HOME_MADE, HUGGING_FACE, TIMM, build
-from tests.test_invariants import objective, rewrite
 
 pytestmark = pytest.mark.long
 
 
 def small(method: str, backend: str = "plain") -> tuple[nn.Module, torch.Tensor]:
     case = build("multihead_attention")
-    config = FracConfig(method=method, run=RunConfig(backend=backend))  # type: ignore[arg-type]
-    return fractrainify(case.model, config=config, example_inputs=case.args, check=False), torch.randn(4, 5, 12)
+    return rewritten(case, config=paper(method, run=RunConfig(backend=backend))), torch.randn(4, 5, 12)
 
 
 def _marks(name: str) -> list[pytest.MarkDecorator]:
@@ -87,7 +86,7 @@ def test_a_compiled_graph_with_a_multiplier_and_a_grid_with_zero_compiles_once_f
 @pytest.mark.parametrize("name", [pytest.param(n, marks=_marks(n)) for n in (*HOME_MADE, *HUGGING_FACE, *TIMM)])
 def test_every_model_compiles_whole_and_a_new_precision_recompiles_nothing(name: str) -> None:
     case = build(name)
-    model = rewrite(case, "pfq")
+    model = rewritten(case, method="pfq", check=True)
     counter = CompileCounterWithBackend("eager")
     compiled = torch.compile(model, fullgraph=True, backend=counter)
     for precision in (Precision(8, 8), Precision(3, 6)):

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fractrain_fx import Engine, FracConfig, FracModel, RunConfig, fractrainify
+from fractrain_fx import Engine, FracModel, RunConfig
+from tests.build import paper, rewritten
 from tests.elsewhere import ELSEWHERE, Elsewhere, move, put_elsewhere
 from tests.models import Case, build, marks
 
@@ -121,10 +122,7 @@ def _rewritten(model: str, config: dict[str, Any]) -> tuple[FracModel, Case]:
     for module in case.model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0  # two passes over the same values are compared
-    made = fractrainify(
-        case.model, config=FracConfig(**config), example_inputs=case.args, example_kwargs=case.kwargs, check=False
-    )
-    return made.train(), case
+    return rewritten(case, config=paper(**config)).train(), case
 
 
 def _loss(output: Any) -> Tensor:

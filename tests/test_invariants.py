@@ -10,20 +10,16 @@ import torch
 from torch import nn
 
 from benchmarks.coverage.checks import Step, difference, evaluate, floats, objective, step
-from fractrain_fx import Engine, FracConfig, FracModel, fractrainify
+from fractrain_fx import Engine, FracConfig, FracModel
 from fractrain_fx.capture import resize_batch
+from tests.build import paper
+from tests.build import rewritten as rewritten_case
 from tests.models import HOME_MADE, HUGGING_FACE, TIMM, Case, build, some_long
 
 NAMES = [*TIMM, *HUGGING_FACE, *HOME_MADE]
 DEEP = ("swin_tiny_patch4_window7_224", "densenet121", "levit_128s", "resnet50", "vit_tiny_patch16_224")
 WIDE = ("efficientnet_b0", "convnext_atto", "mobilenetv2_100", "bart", "torchvision_resnet18")
 CASES = some_long(NAMES, *DEEP, *WIDE)
-
-
-def rewrite(case: Case, method: str, model: nn.Module | None = None) -> FracModel:
-    config = FracConfig(method=method)  # type: ignore[arg-type]
-    model = case.model if model is None else model
-    return fractrainify(model, config=config, example_inputs=case.args, example_kwargs=case.keywords)
 
 
 def training(model: nn.Module, case: Case, seed: int) -> Step:
@@ -38,7 +34,7 @@ def assert_same(left: object, right: object) -> None:
 def test_method_float_equals_the_original_bit_for_bit(name: str) -> None:
     case = build(name)
     original = copy.deepcopy(case.model)
-    rewritten = rewrite(case, "float")
+    rewritten = rewritten_case(case, config=FracConfig(method="float"), check=True)
     mine, theirs = training(rewritten, case, 7), training(original, case, 7)
     assert_same(mine.outputs, theirs.outputs)
     assert_same(mine.gradients, theirs.gradients)
@@ -54,7 +50,7 @@ def test_names_ties_class_and_weights_survive_and_the_result_trains_copies_and_r
     case = build(name)
     plain, checkpoint = copy.deepcopy(case.model), case.model.state_dict()
     had_gradient = training(plain, case, 1).gradients.keys()
-    rewritten = rewrite(case, "fractrain")
+    rewritten = rewritten_case(case, config=paper(), check=True)
 
     # 2: every key of the original is there, the rest lies under frac.*, an original checkpoint loads as it is.
     keys = rewritten.state_dict().keys()

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from fractrain_fx import FracConfig, FracModel, GateConfig, Precision, fractrainify
 from fractrain_fx.config import GateGradient
 from fractrain_fx.formats.affine import fake_quantize, measure
+from tests import build
 
 OPTIONS = tuple(Precision(bits, 32) for bits in (2, 3, 4, 6, 8))
 
@@ -68,7 +69,7 @@ def inputs(kind: str) -> Tensor:
 
 def rewritten(kind: str, config: FracConfig) -> tuple[Ends, FracModel, Tensor]:
     model, x = Ends(kind), inputs(kind)
-    return model, fractrainify(model, config=config, example_inputs=(inputs(kind),), check=False).train(), x
+    return model, build.rewritten(model, inputs(kind), config=config).train(), x
 
 
 def upstream_of(model: Ends, y: Tensor) -> Tensor:

@@ -21,29 +21,10 @@ from torch.distributed.fsdp import fully_shard as torch_fully_shard
 from fractrain_fx import Engine, FracModel, RunConfig
 from fractrain_fx.distributed import fully_shard
 from fractrain_fx.errors import ConfigError, InputError, ModelError
-from tests.passes.execute.test_segments import IMAGES, ROWS, Residual, Stack, rewritten
+from tests.segmented import IMAGES, ROWS, Residual, Stack, rewritten
+from tests.sharded import Text, whole
 
 WORDS = torch.arange(24).reshape(4, 6) % 11
-
-
-class Text(nn.Module):
-    """Residual layers between an embedding and a head with its weights; the model itself holds the positions."""
-
-    def __init__(self, width: int = 16, layers: int = 3) -> None:
-        super().__init__()
-        self.embed, self.positions = nn.Embedding(12, width), nn.Parameter(torch.zeros(6, width))
-        self.layers = nn.ModuleList(
-            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
-            for _ in range(layers)
-        )
-        self.head = nn.Linear(width, 12, bias=False)
-        self.head.weight = self.embed.weight
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.embed(tokens) + self.positions[: tokens.shape[1]]
-        for layer in self.layers:
-            x = x + layer(x)
-        return self.head(x)
 
 
 @pytest.fixture
@@ -65,10 +46,6 @@ def train(model: FracModel, x: Tensor, steps: int = 3) -> list[float]:
         losses.append(loss.item())
     engine.end_epoch()
     return losses
-
-
-def whole(model: nn.Module) -> dict[str, Tensor]:
-    return {name: x.full_tensor() if hasattr(x, "full_tensor") else x for name, x in model.state_dict().items()}
 
 
 def held_by(group: nn.Module, model: nn.Module) -> set[str]:

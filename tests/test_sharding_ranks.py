@@ -5,33 +5,26 @@ from __future__ import annotations
 import copy
 import gc
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
-from fractrain_fx import CostTargets, Engine, FracConfig, FracModel, GateConfig, RunConfig, fractrainify
+from fractrain_fx import CostTargets, Engine, FracModel, GateConfig, RunConfig
 from fractrain_fx.distributed import fully_shard
+from tests.build import paper
+from tests.build import rewritten as build_rewritten
 from tests.choices import choose
-from tests.test_sharding import Text, whole
+from tests.sharded import Text, together, whole
 
 pytestmark = pytest.mark.long
 
 STEPS = 20
-
-
-def together(function: Callable[..., None], folder: Path, ranks: int, *given: Any) -> None:
-    """Run a function in several processes, forked from one that has imported all they need."""
-    context = mp.get_context("forkserver")
-    context.set_forkserver_preload(["fractrain_fx.distributed", "torch.distributed.tensor", "tests.test_sharding"])
-    mp.start_processes(function, (str(folder), ranks, *given), nprocs=ranks, start_method="forkserver")
 
 
 def words(rank: int, step: int) -> Tensor:
@@ -43,10 +36,10 @@ def rewritten(model: nn.Module, method: str, skipping: str = "computed") -> Frac
     stages: Any = {"schedule": "manual", "targets": CostTargets((1.5, 2.0))}
     changes = stages if method == "fractrain" else {}
     # A multiplier would carry on the smallest difference of cp between the kinds of data parallel training.
-    if FracConfig(method=method).gated:  # type: ignore[arg-type]
+    if paper(method).gated:
         changes["gate"] = GateConfig(control="sign", init="linear")
-    config = FracConfig(method=method, run=RunConfig(skipping=skipping, length=4), **changes)  # type: ignore[arg-type]
-    return fractrainify(model, config=config, example_inputs=(words(0, 0),)).train()
+    config = paper(method, run=RunConfig(skipping=skipping, length=4), **changes)
+    return build_rewritten(model, words(0, 0), config=config, check=True).train()
 
 
 def train(model: nn.Module, rank: int, steps: int = STEPS) -> dict[str, Any]:

@@ -21,7 +21,6 @@ from fractrain_fx import (
     fractrainify,
     plan,
     summarize,
-    tuned_config,
 )
 from fractrain_fx.drawing import draw
 from fractrain_fx.errors import ConfigError, FracTrainError, InputError, ModelError, RunError
@@ -69,7 +68,7 @@ def test_functions(
         ({"method": "static", "stages": "FW(3,4)/BW(6,6)"}, r"stages=FW\(3,4\)/BW\(6,6\) changes nothing"),
         ({"method": "pfq", "precision": "FW-4/BW-8"}, "precision=FW-4/BW-8 changes nothing .* for 'static'"),
         ({"method": "slu", "options": ("FW-3/BW-6",)}, "options=FW-3/BW-6 changes nothing for method 'slu'"),
-        ({"method": "slu", "weight_bits": 4}, "weight_bits=4 changes nothing for method 'slu': it is for 'dfq', 'frac"),
+        ({"method": "slu", "weight_bits": 6}, "weight_bits=6 changes nothing for method 'slu': it is for 'dfq', 'frac"),
         ({"method": "pfq", "gate": GateConfig(hidden=8)}, r"gate.hidden=8 changes nothing for method 'pfq'"),
         ({"schedule": {"kind": "manual", "epsilon": 0.1}}, "Manual has no field 'epsilon'"),
     ],
@@ -113,7 +112,7 @@ def test_whole_numbers_are_numbers_too() -> None:
         (lambda: CostTargets(3.0), r"targets=3\.0 must be a list"),  # type: ignore[arg-type]
         (lambda: PrecisionStages(None), "stages=None must be a list"),  # type: ignore[arg-type]
         (lambda: FracConfig().replace(**{"run.lenght": 3}), "no field 'lenght'.*'length'"),
-        (lambda: tuned_config("dfq", target=3.0), "no field 'target'.*'targets'"),
+        (lambda: FracConfig.paper("dfq", target=3.0), "no field 'target'.*'targets'"),
         (lambda: RunSettings(image_size=0), "image_size=0 must be at least 1"),
         (lambda: RunSettings(train={"epochs": 3}), "must be a TrainSettings"),  # type: ignore[arg-type]
     ],

@@ -20,7 +20,7 @@ __all__ = ["by_graphs", "whole"]
 def whole(method: Method, setting: Setting) -> str:
     """No break, and no second compilation for another precision or epoch; evaluation as in eager mode."""
     subject = SUBJECTS["gpt2-tiny"]
-    config = FracConfig(method=method)
+    config = FracConfig.paper(method)
     model = made(subject, config, setting.device, subject.build()).train()
     counter = CompileCounterWithBackend("aot_eager" if setting.small else "inductor")
     compiled = cast(FracModel, torch.compile(model, fullgraph=True, backend=counter))
@@ -47,7 +47,7 @@ def by_graphs(setting: Setting) -> str:
     for mode, found in losses.items():
         torch._dynamo.reset()
         torch.manual_seed(1)
-        model = made(subject, FracConfig(method="fractrain"), setting.device, plain).train()
+        model = made(subject, FracConfig.paper("fractrain"), setting.device, plain).train()
         compiled = cast(FracModel, torch.compile(model, fullgraph=True, mode=mode))
         engine, optimizer = Engine(compiled), torch.optim.SGD(model.parameters(), lr=0.05)
         for _ in range(2):

@@ -27,9 +27,9 @@ Each line is a check on small models. Deterministic kernels are asked for, so th
 """.strip()
 
 _CONFIGS = {
-    "pfq": FracConfig(method="pfq"),
-    "dfq": FracConfig(method="dfq"),
-    "fractrain, auto": FracConfig(method="fractrain", run=RunConfig(skipping="left-out")),
+    "pfq": FracConfig.paper("pfq"),
+    "dfq": FracConfig.paper("dfq"),
+    "fractrain, auto": FracConfig.paper("fractrain", run=RunConfig(skipping="left-out")),
     "mxfp8": FracConfig(method="static", format="mx"),
 }
 
@@ -150,7 +150,7 @@ def _dispatched(setting: Setting) -> str:
     losses: dict[tuple[str, float], float] = {}
     for share in (0.0, 0.5):
         for form in ("masked", "gathered"):
-            made = prepare(form, FracConfig(method="dfq"), model, x, y, subject.loss, share)
+            made = prepare(form, FracConfig.paper("dfq"), model, x, y, subject.loss, share)
             torch.manual_seed(2)
             loss = made.forward()
             loss.backward()

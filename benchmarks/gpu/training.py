@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.gpu.setting import Setting
-from fractrain_fx import FracConfig, RunConfig
+from fractrain_fx import FracConfig, GateConfig, RunConfig
 from fractrain_fx.training import RunSettings, TrainSettings, new_run
 from fractrain_fx.training.settings import Device
 
@@ -23,12 +23,13 @@ timm's `resnet10t` on scikit-learn's 1,797 digits at 16 x 16 pixels, batch 64, o
 evaluation and checkpoints. `CUDA graphs` is `--compile --set compile_mode=reduce-overhead`.
 """.strip()
 
+_FRACTRAIN = FracConfig.paper(schedule="by-length", gate=GateConfig(control="multiplier"))
 _CONFIGS = {
     "float": FracConfig(method="float"),
-    "FracTrain": FracConfig(method="fractrain"),
+    "FracTrain": _FRACTRAIN,
     "static FW-8/BW-8": FracConfig(method="static"),
-    "FracTrain, CUDA graphs": FracConfig(method="fractrain"),
-    "FracTrain, auto": FracConfig(method="fractrain", run=RunConfig(skipping="left-out")),
+    "FracTrain, CUDA graphs": _FRACTRAIN,
+    "FracTrain, auto": _FRACTRAIN.replace(run=RunConfig(skipping="left-out")),
 }
 
 

@@ -70,7 +70,7 @@ TASKS: dict[str, Settings] = {
 _STAGED = {"schedule": "manual", "run": {"backend": "cpu"}}
 # Written out, so that a run is the same whatever the package takes by default.
 _STEERED = {"gate_lr": "model", "gate": {"init": "he", "control": "multiplier"}}
-_GATED = {**_STAGED, **_STEERED, "weight_bits": 4}
+_GATED = {**_STAGED, **_STEERED, "options": [*map(str, DFQ_OPTIONS)], "weight_bits": 4}
 
 
 def _raised(few: int, many: int) -> Settings:
@@ -83,7 +83,7 @@ _AUTO = {"method": "pfq", "format": "mx", "stages": "FW(4,8)/BW(4,8)"}
 METHODS: dict[str, Settings] = {
     "float": {"method": "float"},
     "static": {"method": "static", "precision": "FW-8/BW-8", "run": {"backend": "cpu"}},
-    "pfq": {"method": "pfq", **_STAGED},
+    "pfq": {"method": "pfq", "stages": "FW(3,4,6,8)/BW(6,6,8,8)", **_STAGED},
     "dfq": {"method": "dfq", "targets": [3.0], **_GATED},
     "fractrain": {"method": "fractrain", "targets": [1.5, 2.0, 2.5, 3.0], **_GATED},
     "slu": {"method": "slu", "schedule": "manual", **_STEERED},

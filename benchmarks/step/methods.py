@@ -184,7 +184,7 @@ def prepare(method: Method, model: nn.Module, x: Tensor, y: Tensor, loss: Callab
 
 
 def config_of(base: str) -> FracConfig:
-    """The configuration of one of the package's methods."""
+    """The configuration of one of the package's methods; stages and options are the paper's."""
     name, *kinds = base.split("-")
     attention: Attention = "float" if "linears" in kinds else "quantized"
     if name in BLOCKS:
@@ -198,9 +198,9 @@ def config_of(base: str) -> FracConfig:
             method="static", precision=Precision(8, 8), run=RunConfig(backend="plain"), attention=attention
         )
     if name == "pfq":
-        return FracConfig(method="pfq", run=RunConfig(backend="plain"), attention=attention)
+        return FracConfig.paper("pfq", run=RunConfig(backend="plain"), attention=attention)
     options = FIVE_OPTIONS if name == "dfq5" else DFQ_OPTIONS
-    return FracConfig(method="dfq", options=options, run=RunConfig(backend="plain"), attention=attention)
+    return FracConfig.paper("dfq", options=options, run=RunConfig(backend="plain"), attention=attention)
 
 
 def spread_choices(model: nn.Module, batch: int) -> None:

@@ -86,7 +86,9 @@ def measure(options: argparse.Namespace, how: str, console: Console) -> Run:
         seed=options.seed,
     )
     gate = GateConfig(beta=options.beta, control="sign", init="linear")  # as in the runs that are kept
-    fractrain = FracConfig(options=_OPTIONS[options.options], gate=gate, run=RunConfig(backend=options.backend))
+    fractrain = FracConfig.paper(
+        options=_OPTIONS[options.options], gate=gate, schedule="by-length", run=RunConfig(backend=options.backend)
+    )
     torch.manual_seed(options.seed)
     start = _model(data.classes, options.width, options.layers)
 

@@ -62,7 +62,7 @@ def config_of(method: str, fractrain: FracConfig) -> FracConfig | None:
         case "static":
             return FracConfig(method="static", precision=Precision(8, 8), run=run)
         case "pfq":
-            return FracConfig(method="pfq", run=run)
+            return FracConfig.paper("pfq", schedule="by-length", run=run)
         case "fractrain":
             return fractrain.replace(run=replace(run, skipping="left-out") if auto else run)
     return None

@@ -26,7 +26,7 @@ _TRAIN = """Train a model; without flags, a small timm ResNet on the embedded di
 
 examples:
   fractrain train --method pfq --epochs 10
-  fractrain train --model timm:resnet18 --data cifar10 --data-dir ~/data --as tuned
+  fractrain train --model timm:resnet18 --data cifar10 --data-dir ~/data --as paper
   fractrain train --recipe table3-resnet38-cifar10-fractrain --seed 1 --set gate.beta=1e-3
   fractrain train --config run.yaml --out runs/mine
   fractrain train --resume runs/mine"""

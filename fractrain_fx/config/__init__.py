@@ -4,7 +4,7 @@ from fractrain_fx.config.affine import AffineConfig
 from fractrain_fx.config.clock import Steps, Tokens
 from fractrain_fx.config.config import Attention, FracConfig, Method
 from fractrain_fx.config.gate import Control, GateConfig, GateGradient, GateInit
-from fractrain_fx.config.named import NAMES, named_values, paper_values, tuned_config, tuned_values
+from fractrain_fx.config.paper import paper_values
 from fractrain_fx.config.pins import Pin
 from fractrain_fx.config.precision import (
     AUTHORS_IMAGENET_OPTIONS,
@@ -41,7 +41,6 @@ __all__ = [
     "DFQ_OPTIONS",
     "FINE_OPTIONS",
     "FULL",
-    "NAMES",
     "RECIPES",
     "SCALE_BITS",
     "SKIP",
@@ -73,9 +72,6 @@ __all__ = [
     "Steps",
     "Tokens",
     "TwoStage",
-    "named_values",
     "paper_values",
-    "tuned_config",
-    "tuned_values",
     "usual_recipe",
 ]

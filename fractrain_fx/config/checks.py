@@ -105,7 +105,8 @@ def _check_skipping(config: FracConfig) -> None:
     if config.run.left_out_from is not None and not config.dispatches:
         raise ConfigError(
             f"run.skipping={config.run.skipping!r} changes nothing for method {config.method!r} with these options: "
-            "only gates with the option FW-0/BW-0 skip blocks. Write run.skipping='computed'"
+            "only gates with the option FW-0/BW-0 skip blocks, as those of FracConfig.paper() do. Write "
+            "run.skipping='computed'"
         )
     if config.gate.gradient == "fisher" and (config.method == "slu" or config.dispatches):
         reason = "method 'slu', whose options round nothing"

@@ -1,4 +1,4 @@
-"""FracConfig: frozen, validated, with the paper's defaults (supplement 4 to 7)."""
+"""FracConfig: frozen, validated; its defaults are the settings that trained best (docs/gates.md)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from fractrain_fx.config.affine import AffineConfig
 from fractrain_fx.config.checks import check_config
 from fractrain_fx.config.gate import GateConfig
 from fractrain_fx.config.kinds import check_kinds, require_sequence
+from fractrain_fx.config.paper import paper_values
 from fractrain_fx.config.pins import Pin, parse_pins
 from fractrain_fx.config.plain import changed_fields, given_fields, plain_values, read_yaml, write_yaml
 from fractrain_fx.config.precision import (
-    DFQ_OPTIONS,
+    FINE_OPTIONS,
     FLOAT_BITS,
     FULL,
     SKIP,
@@ -51,8 +52,8 @@ class FracConfig:
         stages: the precisions of ``pfq``.
         options: the options of the gates of ``dfq`` and ``fractrain``; ``slu`` has 0/0 and 32/32.
         weight_bits: bits of gated weights.
-        targets: cp of each stage of ``fractrain``; ``dfq`` and ``slu`` hold the last one. ``None``: the paper's
-            1.5/2/2.5/3 (3 for ``dfq``, 50 for ``slu``; in per cent), moved into reach of the model's gates.
+        targets: cp of each stage of ``fractrain``; ``dfq`` and ``slu`` hold the last one. ``None``: 2.9/3.4/3.6/3.8
+            (3.8 for ``dfq``, 50 for ``slu``; in per cent), moved into reach of the model's gates.
             ``CostTargets(..., saturate=True)``: a target out of reach counts as the nearest one in reach instead of
             being an error.
         attention: ``quantized``: fused attention is opened into its two products, which get precisions like all others.
@@ -73,8 +74,8 @@ class FracConfig:
     recipe: str | Recipe | None = None
     precision: Precision = Precision(8, 8)
     stages: PrecisionStages = field(default_factory=PrecisionStages)
-    options: tuple[Precision, ...] = DFQ_OPTIONS
-    weight_bits: int = 6
+    options: tuple[Precision, ...] = FINE_OPTIONS[1:]
+    weight_bits: int = 4
     targets: CostTargets | None = None
     attention: Attention = "quantized"
     pins: tuple[Pin, ...] = ()
@@ -99,7 +100,7 @@ class FracConfig:
         set_field(self, "pins", parse_pins(self.pins))
         set_field(self, "schedule", parse_schedule(self.schedule))
         if self.targets is not None and not isinstance(self.targets, CostTargets):
-            require_sequence("targets", self.targets, "[1.5, 2.0, 2.5, 3.0]")
+            require_sequence("targets", self.targets, "[2.9, 3.4, 3.6, 3.8]")
             set_field(self, "targets", CostTargets(tuple(self.targets)))
 
     @property
@@ -196,9 +197,13 @@ class FracConfig:
 
     @classmethod
     def paper(cls, method: str = "fractrain", **changes: Any) -> FracConfig:
-        """The settings of a method as the paper prints them, with some fields changed."""
-        from fractrain_fx.config.named import paper_values
+        """The settings of a method as the paper prints them, with some fields changed.
 
+        A target that the gates of a model cannot reach counts as the nearest one that they can.
+
+        Raises:
+            ConfigError: the method is unknown, or a value does not fit.
+        """
         return cls.from_dict({"method": method, **paper_values(method)}).replace(**changes)
 
     def to_dict(self) -> dict[str, Any]:

@@ -47,7 +47,7 @@ class GateConfig:
     gradient: GateGradient = "straight-through"
     beta: float = 1e-3
     dead_band: float = 0.0
-    control: Control = "multiplier"
+    control: Control = "sign"
     gain: float | None = None
     integral_gain: float | None = None
 

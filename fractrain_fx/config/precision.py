@@ -104,7 +104,7 @@ FULL = Precision(FLOAT_BITS, FLOAT_BITS)
 DFQ_OPTIONS = tuple(Precision.parse(p) for p in ("0/0", "2/6", "3/6", "4/6", "4/12", "6/8", "6/12"))
 COMPACT_OPTIONS = tuple(Precision.parse(p) for p in ("0/0", "4/8", "6/8", "6/10", "8/8"))
 
-# Forward bits in steps of one, for higher targets than the paper's (docs/gates.md).
+# Forward bits in steps of one, for higher targets than the paper's. Those that compute are the default (docs/gates.md).
 FINE_OPTIONS = tuple(Precision.parse(p) for p in ("0/0", "3/6", "4/8", "5/8", "6/8", "7/8", "8/8"))
 
 # The options in the authors' code for CIFAR and ImageNet. The paper does not print them. None of them skips a block.
@@ -114,19 +114,19 @@ AUTHORS_IMAGENET_OPTIONS = tuple(Precision.parse(p) for p in ("3/6", "4/8", "6/1
 
 @dataclass(frozen=True)
 class PrecisionStages:
-    """PFQ's stages in order (paper 3.1). Prints and parses as ``FW(3,4,6,8)/BW(6,6,8,8)``.
+    """PFQ's stages in order (paper 3.1). Prints and parses as ``FW(5,6,7,8)/BW(8,8,8,8)``.
 
     Raises:
         ConfigError: there is no stage, or one of 0 bits.
     """
 
-    stages: tuple[Precision, ...] = (Precision(3, 6), Precision(4, 6), Precision(6, 8), Precision(8, 8))
+    stages: tuple[Precision, ...] = (Precision(5, 8), Precision(6, 8), Precision(7, 8), Precision(8, 8))
 
     def __post_init__(self) -> None:
         require_sequence("stages", self.stages, "(Precision(4, 6), Precision(8, 8))")
         object.__setattr__(self, "stages", tuple(Precision.parse(stage) for stage in self.stages))
         if not self.stages:
-            raise ConfigError("PrecisionStages needs at least one stage, for example FW(3,4,6,8)/BW(6,6,8,8)")
+            raise ConfigError("PrecisionStages needs at least one stage, for example FW(5,6,7,8)/BW(8,8,8,8)")
         if any(stage.skips for stage in self.stages):
             raise ConfigError(f"{self} holds a stage of 0 bits: only DFQ's gates skip; write 2 bits or more")
 
@@ -136,12 +136,12 @@ class PrecisionStages:
 
     @classmethod
     def parse(cls, text: str | PrecisionStages) -> PrecisionStages:
-        """Read ``FW(3,4,6,8)/BW(6,6,8,8)``."""
+        """Read ``FW(5,6,7,8)/BW(8,8,8,8)``."""
         if isinstance(text, PrecisionStages):
             return text
         match = re.fullmatch(r"\s*FW\(([\d,\s]+)\)\s*/\s*BW\(([\d,\s]+)\)\s*", str(text), flags=re.IGNORECASE)
         if match is None:
-            raise ConfigError(f"{text!r} is not a list of stages: write FW(3,4,6,8)/BW(6,6,8,8)")
+            raise ConfigError(f"{text!r} is not a list of stages: write FW(5,6,7,8)/BW(8,8,8,8)")
         fw, bw = ([int(bits) for bits in group.split(",") if bits.strip()] for group in match.groups())
         if len(fw) != len(bw):
             raise ConfigError(f"{text!r} has {len(fw)} forward but {len(bw)} backward stages: give as many of each")
@@ -160,16 +160,16 @@ class CostTargets:
         ConfigError: a target is not a number above 0 and at most 100.
     """
 
-    per_cent: tuple[float, ...] = (1.5, 2.0, 2.5, 3.0)
+    per_cent: tuple[float, ...] = (2.9, 3.4, 3.6, 3.8)
     saturate: bool = False
 
     def __post_init__(self) -> None:
         check_kinds(self, "targets.")
-        require_numbers("targets", self.per_cent, "[1.5, 2.0, 2.5, 3.0]")
+        require_numbers("targets", self.per_cent, "[2.9, 3.4, 3.6, 3.8]")
         object.__setattr__(self, "per_cent", tuple(float(target) for target in self.per_cent))
         if not self.per_cent or not all(0 < target <= 100 for target in self.per_cent):
             raise ConfigError(
-                f"targets {self.per_cent} must be shares in per cent, above 0 and at most 100, e.g. 1.5 2 2.5 3"
+                f"targets {self.per_cent} must be shares in per cent, above 0 and at most 100, e.g. 2.9 3.4 3.6 3.8"
             )
 
     @classmethod

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fractrain_fx.config import FracConfig
-from fractrain_fx.config.precision import Precision
+from fractrain_fx.config.precision import CostTargets, Precision
 from fractrain_fx.errors import TargetError
 
 __all__ = ["Reach", "resolve_targets", "scheduled_precision"]
 
-_DEFAULTS = {"fractrain": (1.5, 2.0, 2.5, 3.0), "dfq": (3.0,), "slu": (50.0,)}
+_DEFAULTS = {"fractrain": CostTargets().per_cent, "dfq": CostTargets().per_cent[-1:], "slu": (50.0,)}
 
 # Distance of a moved default from the lowest reachable cp, as a share of the reachable interval.
 _MARGIN = 0.05
@@ -69,8 +69,8 @@ def resolve_targets(config: FracConfig, reach: Reach) -> tuple[float, ...]:
     """The target cp of each stage, in per cent.
 
     Targets that the user set stay as they are; with ``saturate``, a target out of reach becomes the nearest cp
-    in reach. The defaults (paper 4.4) are moved up for a model whose gates cannot reach them because it has blocks
-    without a skip path, or ops that follow the stage. They keep their distances as far as there is room.
+    in reach. The defaults are moved for a model whose gates cannot reach them, because of its options or of ops that
+    follow the stage. They keep their distances as far as there is room.
 
     Args:
         config: its ``method`` and ``targets`` decide.

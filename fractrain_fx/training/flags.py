@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from fractrain_fx.config import NAMES, CostTargets, FracConfig, named_values
+from fractrain_fx.config import CostTargets, FracConfig, paper_values
 from fractrain_fx.config.plain import GROUPS
 from fractrain_fx.config.schedule import SCHEDULES
 from fractrain_fx.errors import ConfigError, near
@@ -84,8 +84,8 @@ def add_flags(parser: Any, *, loop: bool = True) -> None:
         start.add_argument(
             "--recipe", metavar="NAME", type=str, help="the paper's run to start from (fractrain zoo list)"
         )
-    told = "the method's settings by name: the paper's, or those that trained best so far (docs/gates.md)"
-    start.add_argument("--as", metavar="|".join(NAMES), type=str, help=told)
+    told = "paper: the method's settings as the paper prints them (docs/training.md)"
+    start.add_argument("--as", metavar="paper", type=str, help=told)
     told = f"any setting, such as gate.beta=1e-3; may be repeated ('{_LIST_ALL}' lists them)"
     start.add_argument("--set", metavar="NAME=VALUE", action="append", type=str, help=told)
     for title, flags in _FLAGS.items():
@@ -128,8 +128,8 @@ def settings_of(arguments: Mapping[str, Any]) -> RunSettings:
     """The settings of a command: from ``--config`` or ``--recipe``, then ``--as``; flags and ``--set`` override both.
 
     Raises:
-        ConfigError: a value does not fit, ``--config`` and ``--recipe`` are both given, or the method has no settings
-            of that name.
+        ConfigError: a value does not fit, ``--config`` and ``--recipe`` are both given, or there are no settings of the
+            name after ``--as``.
     """
     given = given_settings(arguments)
     if arguments["config"] is None:
@@ -139,7 +139,9 @@ def settings_of(arguments: Mapping[str, Any]) -> RunSettings:
     else:
         start = RunSettings.from_yaml(Path(arguments["config"]))
     values, name = start.to_dict(), arguments["as"]
-    named = {} if name is None else named_values(name, given.get("method", values["method"]))
+    if name not in (None, "paper"):
+        raise ConfigError(f"--as {name} is unknown: write --as paper, or leave it out")
+    named = {} if name is None else paper_values(given.get("method", values["method"]))
     return RunSettings.from_dict(overridden(overridden(values, named), given))
 
 

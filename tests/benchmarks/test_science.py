@@ -17,6 +17,8 @@ from benchmarks.science.grid import GRIDS, Run, runs_of
 from benchmarks.science.overview import overview
 from benchmarks.science.page import write_page
 from benchmarks.science.records import cp_error, groups_of, merge_records, read_records, static_at
+from fractrain_fx import FracConfig, RunConfig
+from fractrain_fx.config.targets import Reach, resolve_targets
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.training import RunSettings, new_run
 
@@ -27,6 +29,31 @@ def test_every_run_of_the_grids_is_a_valid_run_with_a_name_of_its_own() -> None:
     for run in runs:
         settings = RunSettings.from_dict(run.values)
         assert (settings.train.epochs, settings.train.seed) == (run.epochs, run.seed)
+
+
+READ = {"static": ("precision",), "pfq": ("stages", "schedule"), "slu": ("gate", "schedule")}
+READ |= dict.fromkeys(("dfq", "fractrain"), ("options", "weight_bits", "targets", "gate", "schedule"))
+
+
+def test_a_run_names_all_that_its_method_reads_so_that_other_defaults_would_not_change_it() -> None:
+    for run in (run for grid in GRIDS.values() for run in grid):
+        values = run.values
+        missing = [name for name in READ.get(values["method"], ()) if name not in values]
+        assert not missing, run.name
+        assert "gate" not in values or {"init", "control"} <= values["gate"].keys(), run.name
+
+
+@pytest.mark.parametrize(
+    ("method", "setting"),
+    [("fractrain", "sign+no-skip+cp-2.9-to-3.8"), ("dfq", "sign+no-skip+cp-3.8"), ("pfq", "stages-from-5")],
+)
+def test_the_packages_defaults_are_the_settings_of_the_best_measured_runs(method: Any, setting: str) -> None:
+    measured = RunSettings.from_dict(Run("resnet20-16px", method, setting).values).frac
+    config = FracConfig(method=method, schedule="manual", run=RunConfig(backend="cpu", length=20))
+    if measured.targets is not None:
+        reach = Reach((0.0, 10.0), 100, 100, dict.fromkeys(config.precision_stages, 0.0))
+        config = config.replace(targets=resolve_targets(config, reach))
+    assert config == measured
 
 
 def test_settings_are_joined_and_those_of_the_gates_merged() -> None:
@@ -237,8 +264,8 @@ def test_a_gated_run_is_tested_with_one_option_a_block(tmp_path: Path) -> None:
         if len(options) == 1 and found.fixed_cp == pytest.approx(found.cp):
             assert by_order[block] == int(options)
     samples = len(trainer.data.test)
-    numbers = torch.arange(9 * samples).view(9, samples) % 7
-    numbers[:, :] = torch.where(numbers == 0, 1, numbers)  # the first option skips, which not every block can
+    numbers = torch.arange(9 * samples).view(9, samples) % len(trainer.model.frac_config.options)
+    numbers[:, :] = torch.where(numbers == 0, 1, numbers)  # a first option may skip, which not every block can
     with given(trainer.model, numbers):
         trainer.evaluate()
         last = len(next(iter(trainer.model.cost.choice.values())))

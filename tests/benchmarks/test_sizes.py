@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from benchmarks.coverage.cases import Ready
 from benchmarks.coverage.checks import evaluate, train_outputs
 from benchmarks.coverage.resized import Pair, summary, worst
 from benchmarks.coverage.sizes import Variant, variants
 from benchmarks.coverage.trial import CHECKS, examine, passed
 from fractrain_fx.capture.state import Snapshot
 from fractrain_fx.errors import InputError
-from tests.benchmarks.test_coverage_tool import ready
 from tests.residual import Residual
 
 
@@ -109,7 +109,7 @@ def test_one_word_for_all_sizes() -> None:
 
 
 def test_a_row_says_what_became_of_each_size() -> None:
-    row = examine(lambda: ready(Residual))
+    row = examine(lambda: Ready(Residual(), Residual, (torch.randn(2, 6),)))
     assert row["sizes"]["batch 2 to 5"] == "equal"
     assert row["sizes"]["length 6 to 5"] == "the model itself refuses"
     before = {"checks": {name: "passed" for name in CHECKS if name != "sizes"}}

@@ -13,14 +13,15 @@ from benchmarks import skipping
 from benchmarks.records import Quartiles, command
 from benchmarks.skipping import FORMS, Row, Run, markdown, prepare, skip_share
 from benchmarks.step.subjects import SUBJECTS, Subject
-from fractrain_fx import FracConfig, fractrainify
+from fractrain_fx import FracConfig
+from tests.build import paper, rewritten
 from tests.residual import Residual
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 0.5, 1.0])
 def test_the_share_of_a_batch_skips_and_the_rest_takes_all_other_options(share: float) -> None:
     x = torch.randn(32, 6)
-    model = fractrainify(Residual(), config=FracConfig(method="dfq"), example_inputs=(x[:2],), check=False)
+    model = rewritten(Residual(), x[:2], config=paper("dfq"))
     skip_share(model, 32, share)
     model(x)
     (choice,) = model.cost.choice.values()

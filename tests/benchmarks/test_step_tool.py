@@ -20,7 +20,7 @@ from benchmarks.step.peers import NotAvailableError, quantized
 from benchmarks.step.results import Row, Run, load, save
 from benchmarks.step.subjects import SUBJECTS, Subject
 from benchmarks.step.table import markdown, not_run
-from fractrain_fx import FracConfig, fractrainify
+from tests.build import paper, rewritten
 from tests.residual import Residual
 
 
@@ -111,7 +111,7 @@ def test_a_step_gives_every_parameter_a_gradient_and_takes_it_back(name: str) ->
 @pytest.mark.parametrize("batch", [7, 14])
 def test_the_samples_of_a_batch_choose_all_options_equally_often(batch: int) -> None:
     x = torch.randn(batch, 6)
-    model = fractrainify(Residual(), config=FracConfig(method="dfq"), example_inputs=(x,), check=False)
+    model = rewritten(Residual(), x, config=paper("dfq"))
     spread_choices(model, batch)
     model(x)
     for choice in model.cost.choice.values():

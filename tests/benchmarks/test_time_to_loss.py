@@ -85,7 +85,7 @@ def test_a_method_trains_its_own_copy_and_ends_epochs(method: str) -> None:
     before = {name: value.clone() for name, value in start.state_dict().items()}
     split = blocks(torch.randint(12, (161,)), 8)
     text = Text.drawn(split, split, steps=5, batch=4, blocks=4, seed=0)
-    trainee = Trainee(method, start, text, TrainSettings(iterations=5, epoch_steps=2), FracConfig())
+    trainee = Trainee(method, start, text, TrainSettings(iterations=5, epoch_steps=2), FracConfig.paper())
     (curve,) = training.train([trainee], steps=5, every=3, tell=lambda line: None)
     assert len(curve.seconds) == 5 and [step for step, _ in curve.validation] == [3, 5]
     assert curve.ledger is not None and [row["samples"] for row in curve.ledger["epochs"]] == [8, 8, 4]

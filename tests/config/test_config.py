@@ -24,13 +24,14 @@ from fractrain_fx import (
     Steps,
     TwoStage,
 )
+from fractrain_fx.config import DFQ_OPTIONS
 from fractrain_fx.config.run import LEFT_OUT_FROM
 from fractrain_fx.errors import ConfigError
 
 
 def test_blocks_run_for_all_samples_unless_asked() -> None:
-    assert not FracConfig().dispatches
-    left_out = FracConfig(run=RunConfig(skipping="left-out"))
+    assert not FracConfig.paper().dispatches
+    left_out = FracConfig.paper(run=RunConfig(skipping="left-out"))
     assert left_out.dispatches and left_out.run.left_out_from == LEFT_OUT_FROM
     assert left_out.replace(**{"run.skipping": 0.5}).run.left_out_from == 0.5
     assert not left_out.replace(**{"run.skipping": "computed"}).dispatches
@@ -43,7 +44,7 @@ def test_ops_may_run_on_int8_where_they_have_codes() -> None:
     for method in ("pfq", "static", "dfq", "fractrain"):
         assert FracConfig(method=method, run=codes).may_use_codes  # type: ignore[arg-type]
     assert FracConfig(run=codes, weight_bits=12, pins=(Pin("head", Precision(8, 8)),)).may_use_codes
-    assert not FracConfig(run=RunConfig(skipping="left-out")).may_use_codes
+    assert not FracConfig.paper(run=RunConfig(skipping="left-out")).may_use_codes
 
 
 def test_torchao_computes_ops_of_one_precision_in_formats_that_it_has() -> None:
@@ -110,7 +111,7 @@ FISHER = {"gate": GateConfig(gradient="fisher")}
         ({**ROW, "format": "dorefa"}, "affine.ranges='row' changes nothing for format 'dorefa': it is for 'affine'"),
         ({"targets": CostTargets(saturate=True), "method": "pfq"}, "changes nothing for method 'pfq'"),
         ({**FISHER, "method": "slu"}, "whose options round nothing"),
-        ({**FISHER, **LEFT_OUT}, "or run.skipping='computed'"),
+        ({**FISHER, **LEFT_OUT, "options": ("0/0", "6/8")}, "or run.skipping='computed'"),
         ({"run": RunConfig(length="100 steps")}, "run.length='100 steps' does not fit schedule.every=None"),
     ],
 )
@@ -154,6 +155,7 @@ def test_there_are_at_most_fourteen_fields_and_all_go_through_a_file(tmp_path: P
     assert len(fields(FracConfig)) <= 14
     config = FracConfig(
         run=RunConfig(length="1000 steps", skipping=0.25),  # type: ignore[arg-type]
+        options=DFQ_OPTIONS,
         schedule=TwoStage(0.1, indicator="total", every=Steps(100)),
         affine=AffineConfig(keep=0.5),
         targets=CostTargets((1.0, 9.0), saturate=True),
@@ -171,7 +173,7 @@ def test_there_are_at_most_fourteen_fields_and_all_go_through_a_file(tmp_path: P
         ({"gradient": "fischer"}, "gate.gradient='fischer' is unknown.*'fisher'"),
         ({"control": "sign", "gain": 2.0}, "gate.gain=2.0 changes nothing with control='sign'"),
         ({"control": "sign", "integral_gain": 0.1}, "integral_gain=0.1 changes nothing with control='sign'"),
-        ({"gain": 0.0}, "gate.gain=0.0 must be above 0"),
+        ({"control": "multiplier", "gain": 0.0}, "gate.gain=0.0 must be above 0"),
         ({"control": "multiplier", "integral_gain": float("inf")}, "must be above 0 and finite"),
     ],
 )

@@ -54,7 +54,10 @@ OPTIONS = ("0/0", "4/8", "8/8")
         ),
         ({"format": "nvfp4"}, "8 bits, which format 'nvfp4' lacks: it has 4 .e2m1., 16 .bfloat16., 32 .float."),
         ({"format": "mx", "pins": (Pin("last", Precision(5, 8)),)}, "FW-5/BW-8 needs a width of 5 bits"),
-        ({"format": "fp8", "method": "dfq", "options": ("0/0", "8/8")}, "weight_bits=6: .* width of 6 bits"),
+        (
+            {"format": "fp8", "method": "dfq", "options": ("0/0", "8/8"), "weight_bits": 6},
+            "weight_bits=6: .* width of 6 bits",
+        ),
         ({"format": "mx", "method": "dfq", "options": OPTIONS, "recipe": "mxfp4"}, "Hadamard transform mixes"),
         ({"format": "mx", "recipe": "mxfp"}, "recipe='mxfp' is unknown: write one of mxfp8.* Did you mean"),
         ({"format": "mx", "recipe": {"formt": "mx"}}, "a recipe has no field 'formt'"),

@@ -45,12 +45,12 @@ def test_targets_out_of_reach_saturate_on_request_only() -> None:
 def test_a_scheduled_op_has_the_dearest_option_that_costs_no_more_than_the_target(
     target: float, precision: str
 ) -> None:
-    assert scheduled_precision(FracConfig(), target) == Precision.parse(precision)
+    assert scheduled_precision(FracConfig.paper(), target) == Precision.parse(precision)
 
 
 def test_a_target_between_two_precisions_of_scheduled_ops_is_out_of_reach_if_few_ops_are_gated() -> None:
     """No option costs 2.8 to 4.2 %, so ops at 4/6 (2.73 %) leave 3.5 % to the gates, and one tenth is too little."""
-    config = FracConfig(targets=(2.0, 3.5))
+    config = FracConfig.paper(targets=(2.0, 3.5))
     assert resolve_targets(config, reach(config, 0.0, 5.86, scheduled=50)) == (2.0, 3.5)
     few = reach(config, 0.0, 5.86, scheduled=90)
     with pytest.raises(TargetError, match=r"3\.5 % cannot be reached.*90 % that no gate can choose for at FW-4/BW-6"):
@@ -61,7 +61,15 @@ def test_a_target_between_two_precisions_of_scheduled_ops_is_out_of_reach_if_few
 
 
 def test_default_targets_move_up_for_ops_that_follow_the_stage() -> None:
-    config = FracConfig()
-    targets = resolve_targets(config, reach(config, 0.0, 5.86, scheduled=90))
-    low, _ = reach(config, 0.0, 5.86, scheduled=90).interval
-    assert low == pytest.approx(0.9 * 100 * 60 / 3072) and low < targets[0] and sorted(targets) == list(targets)
+    config = FracConfig(options=("6/8", "8/8"))
+    gates = reach(config, 3.39, 4.17, scheduled=90)
+    targets = resolve_targets(config, gates)
+    low, high = gates.interval
+    assert low == pytest.approx(0.1 * 3.39 + 0.9 * 100 * 104 / 3072)
+    assert low < targets[0] and sorted(targets) == list(targets) and targets[-1] < high
+
+
+def test_default_targets_are_those_that_trained_best() -> None:
+    for method, expected in (("fractrain", (2.9, 3.4, 3.6, 3.8)), ("dfq", (3.8,))):
+        config = FracConfig(method=method)  # type: ignore[arg-type]
+        assert resolve_targets(config, reach(config, 1.76, 4.17)) == expected

@@ -18,12 +18,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fractrain_fx import FracConfig, FracModel, Pin, Precision, fractrainify
+from fractrain_fx import FracModel, Pin, Precision
 from fractrain_fx.cli import main
 from fractrain_fx.drawing import draw
 from fractrain_fx.drawing.build import Level, picture
 from fractrain_fx.drawing.picture import Arrow, Picture
 from fractrain_fx.errors import ConfigError, RunError
+from tests.build import paper
+from tests.build import rewritten as build_rewritten
 from tests.models import build
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -51,15 +53,12 @@ def small_net() -> nn.Module:
 
 
 def small(**fields: Any) -> FracModel:
-    return fractrainify(
-        small_net(), config=FracConfig(**fields), example_inputs=(torch.randn(2, 3, 8, 8),), check=False
-    )
+    return build_rewritten(small_net(), torch.randn(2, 3, 8, 8), config=paper(**fields))
 
 
 @cache
 def rewritten(name: str) -> FracModel:
-    case = build(name)
-    return fractrainify(case.model, example_inputs=case.args, example_kwargs=case.keywords, check=False)
+    return build_rewritten(build(name), config=paper())
 
 
 def named(drawn: Picture, kind: str) -> list[str]:

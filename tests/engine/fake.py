@@ -7,10 +7,11 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor, nn
 
-from fractrain_fx.config import FracConfig
+from fractrain_fx.config import CostTargets, FracConfig
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.engine.controller import option_share
 from fractrain_fx.errors import InputError
+from tests.build import paper
 
 
 class FakeModel(nn.Module):
@@ -18,13 +19,13 @@ class FakeModel(nn.Module):
 
     def __init__(self, config: FracConfig | None = None, macs_of_block: tuple[int, ...] = (10, 30)) -> None:
         super().__init__()
-        self.frac_config = config or FracConfig()
+        self.frac_config = config or paper()
         self.macs_of_block = macs_of_block
         self.macs = sum(macs_of_block)
         self.uncounted = 0
         self.tokens: int | None = None
         self.trained_share = self.gated_share = 1.0
-        self.targets = self.frac_config.targets.per_cent if self.frac_config.targets else (1.5, 2.0, 2.5, 3.0)
+        self.targets = (config.targets if config and config.targets else CostTargets((1.5, 2.0, 2.5, 3.0))).per_cent
         self.batch = 0
         self.precisions: list[Precision] = []
         self._cost: SimpleNamespace | None = None
@@ -56,8 +57,9 @@ class FakeModel(nn.Module):
             cp = cp + macs / self.macs * (one_hot * share).sum(1).mean()
         self.batch = batch
         gated = self.frac_config.gated
+        cp = cp if gated else torch.tensor(0.0625)
         self._cost = SimpleNamespace(
-            cp=cp if gated else torch.tensor(0.0625),
+            cp=cp,
             cp_total=cp.detach() + 0.1,
             fw=cp.detach() / 4,
             eb=cp.detach() / 4,

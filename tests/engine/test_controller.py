@@ -12,6 +12,7 @@ from fractrain_fx.config.precision import FULL, SKIP, Precision
 from fractrain_fx.engine import CostController, Engine
 from fractrain_fx.engine.controller import authors_beta, option_share
 from fractrain_fx.nn.cost import OpCost
+from tests.build import paper
 from tests.engine.fake import FakeModel
 
 BETA = 3e-4
@@ -136,7 +137,7 @@ def test_under_accumulation_the_integral_moves_once_an_optimizer_step_by_the_mea
 
 
 def test_a_run_that_goes_on_elsewhere_has_the_same_strength_bit_for_bit() -> None:
-    config = FracConfig(targets=(2.0, 3.0), gate=GateConfig(control="multiplier"))
+    config = paper(targets=(2.0, 3.0), gate=GateConfig(control="multiplier"))
 
     def steps(engine: Engine, model: FakeModel) -> list[float]:
         found = []

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fractrain_fx.config import ByLength, FracConfig, GateConfig, RunConfig, Steps
-from fractrain_fx.config.precision import Precision
+from fractrain_fx.config.precision import Precision, PrecisionStages
 from fractrain_fx.engine import Engine, StageChange
 from fractrain_fx.errors import ConfigError, FracTrainWarning, InputError, NonFiniteLossError, RunError
 from tests.engine.fake import FakeModel
@@ -38,10 +38,11 @@ def test_fractrain_moves_its_target_and_says_so() -> None:
 
 
 def test_pfq_sets_the_precision_of_each_stage() -> None:
-    model = FakeModel(FracConfig(method="pfq", schedule="manual", run=RunConfig(length=4)))
+    stages = PrecisionStages.parse("FW(3,4,6,8)/BW(6,6,8,8)")
+    model = FakeModel(FracConfig(method="pfq", stages=stages, schedule="manual", run=RunConfig(length=4)))
     engine = Engine(model)
     changes = [epoch(engine, model) for _ in range(4)]
-    assert model.precisions == list(FracConfig().stages.stages)
+    assert model.precisions == list(stages.stages)
     assert str(changes[0]) == "epoch 1: stage 1 -> 2, FW-3/BW-6 -> FW-4/BW-6"
 
 
@@ -130,11 +131,12 @@ def test_a_given_mean_loss_is_what_the_indicator_sees() -> None:
 
 
 def test_state_continues_a_run_and_is_json() -> None:
-    model = FakeModel(FracConfig(method="pfq"))
+    config = FracConfig(method="pfq", stages="FW(3,4,8)/BW(6,6,8)")
+    model = FakeModel(config)
     engine = Engine(model)
     for _ in range(7):
         epoch(engine, model)
-    other_model = FakeModel(FracConfig(method="pfq"))
+    other_model = FakeModel(config)
     other = Engine(other_model)
     other.load_state_dict(json.loads(json.dumps(engine.state_dict())))
     assert other.stage == 1 and other_model.precisions[-1] == Precision(4, 6)
@@ -370,7 +372,7 @@ def test_a_paused_engine_counts_nothing() -> None:
 
 
 def test_engine_and_ledger_print_as_tables_and_lines() -> None:
-    model = FakeModel(FracConfig(method="pfq"))
+    model = FakeModel(FracConfig(method="pfq", stages="FW(3,4,6,8)/BW(6,6,8,8)"))
     engine = Engine(model, epochs=12)
     assert str(engine.ledger) == "no epoch yet"
     for _ in range(12):
@@ -385,9 +387,9 @@ def test_engine_and_ledger_print_as_tables_and_lines() -> None:
     ]
     lines = str(engine.ledger).splitlines()
     assert len(lines) == 13
-    assert lines[0] == "epoch   1  stage 1 (FW-3/BW-6)  loss 1.0000  cp 6.25 %  cp_total 12.34 %"
+    assert lines[0] == "epoch   1  stage 1 (FW-3/BW-6)  loss 1.0000  cp 6.25 %  cp_total 16.25 %"
     assert lines[-1].startswith("stages: FW-3/BW-6 for 25 %, FW-4/BW-6 for 25 %")
     table = repr(engine.ledger).splitlines()
-    assert table[0] == "Ledger: 12 epochs, mean cp 6.25 %, 1.422e+03 MACs at 32 bits"
+    assert table[0] == "Ledger: 12 epochs, mean cp 6.25 %, 1.872e+03 MACs at 32 bits"
     assert table[1].split() == ["epoch", "stage", "level", "loss", "cp,", "%", "cp_total,", "%", "samples"]
     assert len(table) == 13 and table[7].split() == ["..."] * 7 and max(map(len, table)) < 80

@@ -16,7 +16,7 @@ from fractrain_fx.engine.schedules import (
 )
 from fractrain_fx.errors import ConfigError
 
-STAGES = FracConfig().stages.stages
+STAGES = tuple(Precision(*bits) for bits in ((3, 6), (4, 6), (6, 8), (8, 8)))
 TARGETS = (1.5, 2.0, 2.5, 3.0)
 
 

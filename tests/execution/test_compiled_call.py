@@ -15,11 +15,12 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.fx import GraphModule
 from torch.nn import functional as F
 
-from fractrain_fx import FracConfig, FracModel, Precision, RunConfig, fractrainify
+from fractrain_fx import FracModel, Precision, RunConfig
 from fractrain_fx.execution.fused_op import FusedOp
 from fractrain_fx.execution.plan import Call, Rounds
 from fractrain_fx.formats import ValueRange
 from fractrain_fx.passes import fused_ops
+from tests.build import rewritten
 from tests.products import needs_kernels
 
 pytestmark = [pytest.mark.long, needs_kernels]
@@ -43,8 +44,7 @@ class Net(nn.Module):
 
 def lowered(method: str = "pfq", **words: Any) -> FracModel:
     torch.manual_seed(0)
-    config = FracConfig(method=method, run=RunConfig(backend="codes-always"), **words)  # type: ignore[arg-type]
-    return fractrainify(Net(), config=config, example_inputs=(images(2),), check=False).train()
+    return rewritten(Net(), images(2), method=method, run=RunConfig(backend="codes-always"), **words).train()
 
 
 def images(batch: int = 6) -> Tensor:

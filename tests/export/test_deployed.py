@@ -114,7 +114,7 @@ class TestGates:
     @staticmethod
     def gated() -> Any:
         torch.manual_seed(0)
-        config = FracConfig(method="dfq", run=RunConfig(backend="plain"))
+        config = FracConfig.paper("dfq", run=RunConfig(backend="plain"))
         model = fractrainify(resnet20(), config=config, example_inputs=(torch.randn(2, 3, 32, 32),))
         with torch.no_grad():
             model(torch.randn(4, 3, 32, 32))

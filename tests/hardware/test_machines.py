@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fractrain_fx import FracConfig, plan
+from fractrain_fx import plan
 from fractrain_fx.config.precision import FULL, SKIP, Precision
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.hardware import Choice, Machine, Traffic
@@ -22,6 +22,7 @@ from fractrain_fx.hardware.traffic import traffic_of
 from fractrain_fx.hardware.zc706 import ZC706
 from fractrain_fx.passes import Op, Product
 from fractrain_fx.summary import Summary
+from tests.build import paper, rewritten
 from tests.training.tiny import TinyNet
 
 EIGHT = Precision(8, 8)
@@ -174,17 +175,13 @@ def test_the_traffic_of_a_model_is_that_of_its_norms_activations_and_sums() -> N
 
 
 def fractrain_recording() -> torch.fx.GraphModule:
-    from fractrain_fx import fractrainify
-
-    x = torch.rand(2, 3, 8, 8)
-    model = fractrainify(TinyNet(4), config=FracConfig(method="static"), example_inputs=(x,), check=False)
+    model = rewritten(TinyNet(4), torch.rand(2, 3, 8, 8), method="static")
     recorded: torch.fx.GraphModule = model._state.recording.train
     return recorded
 
 
 def planned(model: nn.Module, method: str, machine: Machine | str = PLAIN) -> Summary:
-    config = FracConfig.from_dict({"method": method})
-    return plan(model, config=config, example_inputs=(torch.rand(2, 3, 8, 8),), machine=machine, batch=16)
+    return plan(model, config=paper(method), example_inputs=(torch.rand(2, 3, 8, 8),), machine=machine, batch=16)
 
 
 def test_a_plan_has_a_row_for_floats_and_for_every_option_that_computes() -> None:

@@ -8,40 +8,18 @@ import pytest
 import torch
 from torch import nn
 
-from fractrain_fx import Engine, FracConfig, FracModel, Precision, RunConfig, fractrainify
+from fractrain_fx import Engine, FracModel, Pin, Precision, RunConfig
 from fractrain_fx.engine import EpochRow
 from fractrain_fx.hardware.bitfusion import convolution, training_step
 from fractrain_fx.hardware.catalogue import find_machine
 from fractrain_fx.hardware.run_cost import MachinePrices, RunCost, StepPrices, run_cost
 from fractrain_fx.zoo.models import resnet74
-from tests.training.tiny import TinyNet
-
-BATCH = 16
-
-
-def trained(method: str, **fields: object) -> tuple[FracModel, Engine]:
-    x = torch.rand(BATCH, 3, 8, 8)
-    model = fractrainify(
-        TinyNet(4), config=FracConfig.from_dict({"method": method} | fields), example_inputs=(x,), check=False
-    )
-    engine = Engine(model)
-    for _ in range(3):
-        engine.loss(model(x + torch.rand_like(x)).square().mean()).backward()
-        engine.end_epoch()
-    return model, engine
+from tests.build import rewritten
+from tests.hardware.trained import BATCH, METHODS, trained
 
 
 def cost(model: FracModel, engine: Engine) -> RunCost:
     return run_cost(StepPrices(model, BATCH), engine.ledger.rows)
-
-
-METHODS = [
-    ("float", {}),
-    ("static", {"precision": "FW-8/BW-16"}),
-    ("pfq", {"schedule": "manual", "run": RunConfig(length=3), "stages": "FW(3,4,8)/BW(6,6,8)"}),
-    ("dfq", {}),
-    ("slu", {"pins": [{"pattern": "head", "precision": "8/8"}]}),
-]
 
 
 @pytest.mark.parametrize(("method", "fields"), METHODS, ids=[name for name, _ in METHODS])
@@ -70,7 +48,7 @@ def test_elements_of_floating_point_are_counted_and_have_no_price() -> None:
 
 
 def test_static_layers_are_priced_as_the_three_convolutions_of_a_batch() -> None:
-    model, engine = trained("static", precision="FW-4/BW-8", pins=[{"pattern": "first", "precision": "8/8"}])
+    model, engine = trained("static", precision="FW-4/BW-8", pins=(Pin.parse("first=8/8"),))
     spent = cost(model, engine)
     inner = training_step(3, 8, 1, 8, 8, BATCH, a_bits=4, w_bits=4, g_bits=8)
     stem = training_step(3, 8, 1, 3, 8, BATCH, a_bits=8, w_bits=8, g_bits=8, first=True)
@@ -121,7 +99,7 @@ class Attention(nn.Module):
 
 def test_a_batch_shares_weights_but_no_products_of_two_activations() -> None:
     x = torch.rand(4, 6, 16)
-    model = fractrainify(Attention(), config=FracConfig(method="static"), example_inputs=(x,), check=False)
+    model = rewritten(Attention(), x, method="static")
     prices = StepPrices(model, 4)
     costs = {op.name: prices.of(op, cost, model.frac_config.precision) for op, cost in prices.ops}
     assert costs["qkv"][0, 1] == convolution(1, 1, 1, 16, 48, 24, 8, 8).cycles / 4
@@ -129,12 +107,8 @@ def test_a_batch_shares_weights_but_no_products_of_two_activations() -> None:
 
 
 def test_what_has_no_price_is_named() -> None:
-    model = fractrainify(
-        nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 400, padding=199), nn.Conv2d(4, 4, 1)),
-        config=FracConfig(method="static"),
-        example_inputs=(torch.rand(2, 3, 8, 8),),
-        check=False,
-    )
+    net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 400, padding=199), nn.Conv2d(4, 4, 1))
+    model = rewritten(net, torch.rand(2, 3, 8, 8), method="static")
     row = EpochRow(1, 0, "FW-8/BW-8", 1.0, 1, 1, 1, 1, 1, 2, {})
     spent = run_cost(StepPrices(model, 2), [row])
     assert spent.unpriced == ("1",)
@@ -142,12 +116,7 @@ def test_what_has_no_price_is_named() -> None:
 
 
 def test_all_layers_and_options_of_resnet74_take_seconds() -> None:
-    model = fractrainify(
-        resnet74(),
-        config=FracConfig(method="dfq", weight_bits=4),
-        example_inputs=(torch.rand(2, 3, 32, 32),),
-        check=False,
-    )
+    model = rewritten(resnet74(), torch.rand(2, 3, 32, 32), method="dfq", weight_bits=4)
     start = time.perf_counter()
     prices = StepPrices(model, 128)
     for op, cost in prices.ops:
@@ -158,8 +127,7 @@ def test_all_layers_and_options_of_resnet74_take_seconds() -> None:
 
 def test_another_machine_prices_block_formats_which_bitfusion_does_not() -> None:
     net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8))
-    config = FracConfig(method="static", format="mx", precision=Precision(8, 8))
-    model = fractrainify(net, config=config, example_inputs=(torch.randn(4, 64),), check=False)
+    model = rewritten(net, torch.randn(4, 64), method="static", format="mx", precision=Precision(8, 8))
     for prices, known in ((StepPrices(model, 4), False), (MachinePrices(model, 4, find_machine("h200")), True)):
         (middle,) = ((op, cost) for op, cost in prices.ops if op.name == "2")
         assert bool(prices.of(*middle, Precision(8, 8))[:, 1].all()) is known

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fractrain_fx import FracConfig, fractrainify, plan
+from fractrain_fx import FracConfig, plan
 from fractrain_fx.engine import EpochRow
 from fractrain_fx.hardware.machine import Choice, Machine
 from fractrain_fx.hardware.plan import plan_steps
@@ -18,7 +18,8 @@ from fractrain_fx.hardware.run_machines import PRICED, MachineRun, price_run
 from fractrain_fx.hardware.traffic import traffic_of
 from fractrain_fx.model import FracModel
 from fractrain_fx.zoo.models import resnet38
-from tests.hardware.test_run_cost import BATCH, METHODS, trained
+from tests.build import rewritten
+from tests.hardware.trained import BATCH, METHODS, trained
 
 BOARD = Roofline("board", "", {"float32": 2e9, "bfloat16": 4e9, "int8": 8e9}, 1e9, watts=2.0)
 
@@ -33,8 +34,7 @@ def priced(model: FracModel, *rows: EpochRow, machine: str | Machine = BOARD) ->
 
 
 def static(precision: str = "FW-8/BW-8", **fields: object) -> FracModel:
-    config = FracConfig.from_dict({"method": "static", "precision": precision} | fields)
-    return fractrainify(ToyNet(), config=config, example_inputs=(torch.rand(2, 3, 8, 8),), check=False)
+    return rewritten(ToyNet(), torch.rand(2, 3, 8, 8), method="static", precision=precision, **fields)
 
 
 class ToyNet(nn.Module):
@@ -100,9 +100,7 @@ def test_stages_and_options_add_up_by_their_samples() -> None:
 
 
 def test_samples_that_skip_leave_out_the_norms_of_their_block() -> None:
-    model = fractrainify(
-        resnet38(), config=FracConfig(method="slu", pins=()), example_inputs=(torch.rand(2, 3, 32, 32),), check=False
-    )
+    model = rewritten(resnet38(), torch.rand(2, 3, 32, 32), method="slu")
     gated = [block.name for block in model.blocks if block.gated]
     full, none = ({name: shares for name in gated} for shares in ((0.0, 1.0), (1.0, 0.0)))
     moving = Roofline("moving", "", {"float32": 1e30}, 1e9)  # products take no time beside their traffic
@@ -137,7 +135,7 @@ def test_a_machine_without_a_price_for_what_is_steered_gives_no_number() -> None
 def test_floats_are_of_the_ops_that_have_a_price() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 400, padding=199), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 1))
     x = torch.rand(2, 3, 8, 8)
-    model = fractrainify(net, config=FracConfig(method="static", pins=()), example_inputs=(x,), check=False)
+    model = rewritten(net, x, method="static")
     run = priced(model, row(1, "FW-8/BW-8", BATCH), machine="bitfusion")
     assert run.unpriced == ("1",)
     assert run.seconds is not None and run.float32 is not None and run.float32 < 20 * run.seconds
@@ -151,9 +149,7 @@ def test_a_run_without_an_epoch_has_no_price_and_machines_are_those_with_figures
 
 
 def test_pricing_resnet38_at_every_option_takes_about_a_second() -> None:
-    model = fractrainify(
-        resnet38(), config=FracConfig(method="fractrain"), example_inputs=(torch.rand(2, 3, 32, 32),), check=False
-    )
+    model = rewritten(resnet38(), torch.rand(2, 3, 32, 32), method="fractrain")
     options = len(model.frac_config.gate_options)
     shares = {block.name: tuple([1 / options] * options) for block in model.blocks if block.gated}
     rows = [row(each, "cp 3 %", 50_000, stage=each - 1, **shares) for each in (1, 2, 3)]

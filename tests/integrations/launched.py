@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from tests.integrations.stdlib_text import WhichModule
-from tests.integrations.test_huggingface import TWO_STAGES, Tuner, arguments, bert, rewritten
+from tests.integrations.tuning import TWO_STAGES, Tuner, arguments, bert, rewritten
 
 
 def main(out: Path) -> None:

@@ -26,13 +26,8 @@ from fractrain_fx.errors import (
 )
 from fractrain_fx.integrations.huggingface import FracTrainCallback, FracTrainMixin, WatchCallback
 from fractrain_fx.numerics import read_steps
-from tests.integrations.stdlib_text import LENGTH, VOCABULARY, NextWord, WhichModule, batch
-
-TWO_STAGES = FracConfig(targets=(1.0, 3.0), schedule="manual", run=RunConfig(length=2))
-
-
-class Tuner(FracTrainMixin, Trainer):
-    pass
+from tests.integrations.stdlib_text import VOCABULARY, NextWord, WhichModule, batch
+from tests.integrations.tuning import TWO_STAGES, Tuner, arguments, bert, rewritten
 
 
 @pytest.fixture(autouse=True)
@@ -40,13 +35,6 @@ def _own_accelerator() -> Iterator[None]:
     """Leave no mixed precision to the next Accelerator of this process."""
     yield
     AcceleratorState._reset_state(reset_partial_state=True)
-
-
-def bert() -> nn.Module:
-    torch.manual_seed(3)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    config = transformers.BertConfig(**sizes, vocab_size=VOCABULARY, max_position_embeddings=LENGTH)
-    return transformers.BertForSequenceClassification(config)
 
 
 def gpt2() -> nn.Module:
@@ -59,19 +47,6 @@ def llama() -> nn.Module:
     torch.manual_seed(3)
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, vocab_size=VOCABULARY))
-
-
-def rewritten(model: nn.Module, rows: Any, config: FracConfig = TWO_STAGES, labels: bool = True) -> FracModel:
-    example = batch(rows)
-    if not labels:
-        del example["labels"]
-    return fractrainify(model, config=config, example_kwargs=example, check=False)
-
-
-def arguments(out: Path, **changes: Any) -> TrainingArguments:
-    usual = {"num_train_epochs": 2, "per_device_train_batch_size": 8, "learning_rate": 1e-2, "logging_steps": 1}
-    quiet = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "save_strategy": "no"}
-    return TrainingArguments(str(out), **(usual | quiet | changes))
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:

@@ -13,19 +13,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from fractrain_fx import Engine, Fixed, FracConfig, FracModel, RunConfig, Steps, fractrainify
+from fractrain_fx import Engine, Fixed, FracConfig, FracModel, RunConfig, Steps
 from fractrain_fx.errors import ConfigError, CostTermError
 from fractrain_fx.integrations.lightning import FracTrainCallback, WatchCallback
 from fractrain_fx.numerics import read_steps
+from tests import build
+from tests.build import paper
 from tests.integrations.digits import digits
 from tests.training.tiny import TinyNet
 
-TWO_STAGES = FracConfig(targets=(1.0, 3.0), schedule="manual", run=RunConfig(length=2))
+TWO_STAGES = paper(targets=(1.0, 3.0), schedule="manual", run=RunConfig(length=2))
 
 
 def rewritten(config: FracConfig = TWO_STAGES) -> FracModel:
     torch.manual_seed(3)
-    return fractrainify(TinyNet(), config=config, example_inputs=(torch.rand(2, 3, 8, 8),), check=False)
+    return build.rewritten(TinyNet(), torch.rand(2, 3, 8, 8), config=config)
 
 
 class Digits(lightning.LightningModule):

@@ -21,15 +21,17 @@ from examples import timm_train
 from fractrain_fx import FracConfig, FracModel, RunConfig, fractrainify
 from fractrain_fx.errors import ConfigError, CostTermError
 from fractrain_fx.integrations.timm import FracTrainTask, FracTrainTaskMixin
+from tests import build
+from tests.build import paper
 from tests.integrations.digits import digits
 from tests.training.tiny import TinyNet
 
-TWO_STAGES = FracConfig(targets=(1.0, 3.0), schedule="manual", run=RunConfig(length=2))
+TWO_STAGES = paper(targets=(1.0, 3.0), schedule="manual", run=RunConfig(length=2))
 
 
 def rewritten(config: FracConfig = TWO_STAGES) -> FracModel:
     torch.manual_seed(3)
-    return fractrainify(TinyNet(), config=config, example_inputs=(torch.rand(2, 3, 8, 8),), check=False)
+    return build.rewritten(TinyNet(), torch.rand(2, 3, 8, 8), config=config)
 
 
 def train(task: Any, epochs: int, optimizer: Any = None, first: int = 0) -> list[dict[str, Any]]:

@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.fx import GraphModule
 
-from fractrain_fx import FracConfig, FracModel, Precision, RunConfig, fractrainify
+from fractrain_fx import FracModel, Precision, RunConfig
 from fractrain_fx.config import RECIPES
 from fractrain_fx.errors import InputError
 from fractrain_fx.formats import Operand
 from fractrain_fx.formats.microscaling import ELEMENTS, MicroscalingFormat
 from fractrain_fx.kernels.formats import MicroscalingByKernels
-from tests.kernels.test_microscaling import SEED, laid
+from tests.build import rewritten
+from tests.kernels.layouts import SEED, laid
 
 ROUND, ROTATE = "fractrain_fx.round_operand", "fractrain_fx.rotate_operand"
 LAYOUTS = ["contiguous", "reversed", "inner dimensions first", "with gaps", "expanded"]
@@ -54,10 +55,9 @@ class Net(nn.Module):
 
 def built(dtype: torch.dtype = torch.float32, **words: Any) -> FracModel:
     torch.manual_seed(0)
-    config = FracConfig(method="static", run=RunConfig(backend="cpu"), **words)
     # With a quantized convolution, the graph's noise is seeded by another number of the generator than in eager mode.
     net = Net(convolution=words.get("recipe") == "mxfp8").to(dtype)
-    return fractrainify(net, config=config, example_inputs=(images(dtype),), check=False).train()
+    return rewritten(net, images(dtype), method="static", run=RunConfig(backend="cpu"), **words).train()
 
 
 def images(dtype: torch.dtype = torch.float32) -> Tensor:

@@ -23,11 +23,11 @@ from fractrain_fx.formats.microscaling.scales import Scale
 from fractrain_fx.kernels import microscaling as kernels
 from fractrain_fx.kernels.formats import MicroscalingByKernels
 from fractrain_fx.kernels.microscaling import rotate_compiled, round_blocks_compiled
-from tests.formats.microscaling.test_quantize import tensors
-from tests.passes.execute.test_fuse import Everything
+from tests.everything import Everything
+from tests.formats.microscaling.values import tensors
+from tests.kernels.layouts import SEED, laid
 
 SHARED: list[tuple[Scale, int | None]] = [("e8m0", 32), ("e4m3", 16), ("float32", 32), ("float32", None)]
-SEED = torch.tensor(123456789123456)
 
 
 def assert_equal(found: Tensor, wanted: Tensor) -> None:
@@ -65,22 +65,6 @@ def test_values_are_those_of_the_plain_arithmetic(x: Tensor, element: str) -> No
         if size is not None:
             check(x, [Cut((1,), size), Cut((0,), size)], scale, element)
     check(x, [Cut((0, 1), None)], "float32", element)
-
-
-def laid(x: Tensor, layout: str) -> Tensor:
-    """The same values in another order of memory."""
-    match layout:
-        case "reversed":
-            order = [*reversed(range(x.ndim))]
-            return x.permute(order).contiguous().permute(order)
-        case "inner dimensions first":
-            return x.movedim(1, -1).contiguous().movedim(-1, 1)
-        case "with gaps":
-            return torch.stack([x, x], -1).flatten(-2)[..., ::2]
-        case "expanded":
-            return x[..., :1].expand(x.shape)
-        case _:
-            return x
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "reversed", "inner dimensions first", "with gaps", "expanded"])

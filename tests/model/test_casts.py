@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fractrain_fx import FracConfig, FracModel, fractrainify
+from fractrain_fx import FracModel
 from fractrain_fx.nn.cost import gated_meter
 from fractrain_fx.nn.ranges import RunningRange
+from tests import build
 from tests.choices import choose
 
 ROWS = torch.linspace(-1, 1, 32).reshape(4, 8)
@@ -33,7 +34,7 @@ class ReadsTypes(nn.Module):
 
 
 def rewritten(model: nn.Module, x: Tensor, method: str = "float") -> FracModel:
-    return fractrainify(model, config=FracConfig(method=method), example_inputs=(x,), check=False)  # type: ignore[arg-type]
+    return build.rewritten(model, x, config=build.paper(method))
 
 
 def test_a_cast_model_computes_as_the_cast_original_and_back(caplog: pytest.LogCaptureFixture) -> None:

@@ -10,12 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from benchmarks.coverage.checks import difference, objective
 from fractrain_fx import FracConfig, FracModel, RunConfig, fractrainify
+from fractrain_fx.capture.compare import difference
 from fractrain_fx.errors import ConfigError, ModelError
+from tests.build import objective, paper
+from tests.build import rewritten as build_rewritten
 from tests.choices import choose
 from tests.models import build
-from tests.passes.execute.test_segments import IMAGES, ROWS, Residual, Stack, rewritten
+from tests.segmented import IMAGES, ROWS, Residual, Stack, rewritten
 
 TWO = ("FW-0/BW-0", "FW-4/BW-8")
 REAL = ["resnet18", "vit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "gpt2", "llama", "t5", "mixtral"]
@@ -100,12 +102,12 @@ def test_a_step_under_autocast_is_the_same() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "config", [FracConfig(), FracConfig(run=RunConfig(skipping="left-out"))], ids=["computed", "left-out"]
+    "config", [FracConfig(), paper(run=RunConfig(skipping="left-out"))], ids=["computed", "left-out"]
 )
 @pytest.mark.parametrize("name", REAL)
 def test_a_step_of_real_models_is_the_same_bit_for_bit(name: str, config: FracConfig) -> None:
     case = build(name)  # not on int8 where a timing finds that quicker: two models would be timed, and may differ
-    model = fractrainify(case.model, config=config, example_inputs=case.args, example_kwargs=case.keywords, check=False)
+    model = build_rewritten(case, config=config)
     assert_same_step(model, *case.args, **case.keywords)
 
 

@@ -15,14 +15,15 @@ from fractrain_fx import FracConfig, FracModel, Precision, RunConfig, fractraini
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.passes import fused_ops
 from fractrain_fx.passes.execute.shared_code import SharedCode
+from tests.build import paper
+from tests.build import rewritten as build_rewritten
 from tests.models import COMPILES_EXPERTS, build
-from tests.passes.execute.test_segments import IMAGES, ROWS, Residual, rewritten
+from tests.segmented import IMAGES, ROWS, Residual, rewritten
 
 
 def small(method: str, **settings: Any) -> tuple[FracModel, torch.Tensor]:
     case = build("multihead_attention")
-    config = FracConfig(method=method, **settings)  # type: ignore[arg-type]
-    return fractrainify(case.model, config=config, example_inputs=case.args, check=False), torch.randn(4, 5, 12)
+    return build_rewritten(case, config=paper(method, **settings)), torch.randn(4, 5, 12)
 
 
 def step(model: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:

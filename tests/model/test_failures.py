@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fractrain_fx import FracConfig, FracModel, Pin, Precision, RunConfig, fractrainify, summarize
 from fractrain_fx.errors import CalibrationError, InputError
+from tests import build
 
 
 class Positions(nn.Module):
@@ -36,8 +37,7 @@ class Block(nn.Module):
 
 
 def rewritten(**config: object) -> FracModel:
-    chosen = FracConfig(method="dfq", **config)  # type: ignore[arg-type]
-    return fractrainify(Positions(), config=chosen, example_inputs=(torch.randn(4, 5, 6),))
+    return build.rewritten(Positions(), torch.randn(4, 5, 6), config=build.paper("dfq", **config), check=True)
 
 
 @pytest.mark.parametrize("skipping", ["computed", "left-out"])

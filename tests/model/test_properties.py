@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fractrain_fx import Engine, FracConfig, FracModel, Pin, fractrainify
 from fractrain_fx.passes import Block
+from tests import build
 
 
 class Named(nn.Module):
@@ -49,11 +50,11 @@ def test_a_list_that_hides_a_part_says_how_to_reach_it() -> None:
 
 def layers(**config: Any) -> FracModel:
     net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.Linear(4, 2))
-    return fractrainify(net, config=FracConfig(**config), example_inputs=(torch.randn(3, 4),), check=False)
+    return build.rewritten(net, torch.randn(3, 4), **config)
 
 
 def test_stage_and_ops_print_what_they_are_now() -> None:
-    model = layers(method="pfq", pins=(Pin("4", "FW-8/BW-16"),))
+    model = layers(method="pfq", stages="FW(3,4,6,8)/BW(6,6,8,8)", pins=(Pin("4", "FW-8/BW-16"),))
     assert str(model.stage) == "1 of 4, FW-3/BW-6"
     engine = Engine(model, epochs=2)
     for _ in range(2):

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fractrain_fx import Engine, FracConfig, FracModel, fractrainify
+from fractrain_fx import Engine, FracModel, fractrainify
+from tests import build
 from tests.training.tiny import Plain
 
 
@@ -31,7 +32,7 @@ def windows(samples: int) -> dict[str, Any]:
 
 
 def rewritten(**config: Any) -> FracModel:
-    return fractrainify(Windows(), config=FracConfig(method="dfq", **config), example_inputs=(windows(4),), check=False)
+    return build.rewritten(Windows(), windows(4), config=build.paper("dfq", **config))
 
 
 def test_a_batch_inside_one_dictionary_is_found() -> None:

@@ -178,7 +178,7 @@ def test_a_gradient_of_a_gradient_is_refused() -> None:
 
 @pytest.mark.parametrize("backend", ["plain", "cpu"])
 def test_models_call_them_with_compiled_rounding(called: list[str], backend: str) -> None:
-    config = FracConfig(method="dfq", run=RunConfig(backend=backend))  # type: ignore[arg-type]
+    config = FracConfig.paper("dfq", run=RunConfig(backend=backend))
     model = fractrainify(Residual(), config=config, example_inputs=(torch.randn(2, 6),), check=False)
     called.clear()
     model(torch.randn(4, 6)).sum().backward()

@@ -7,9 +7,10 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from fractrain_fx import FracConfig, FracModel, fractrainify
+from fractrain_fx import FracModel
 from fractrain_fx.formats import get_format
 from fractrain_fx.nn.quantized_leaf import QuantizedLeaf
+from tests import build
 
 
 class Watched(nn.Module):
@@ -29,7 +30,7 @@ class Watched(nn.Module):
 def rewritten() -> FracModel:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), Watched(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
-    return fractrainify(model, config=FracConfig(method="static"), example_inputs=(torch.randn(3, 4),), check=False)
+    return build.rewritten(model, torch.randn(3, 4), method="static")
 
 
 def test_every_place_of_a_weight_is_rounded_and_every_parameter_is_back_after_the_call() -> None:

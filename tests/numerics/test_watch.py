@@ -23,6 +23,8 @@ from fractrain_fx.execution.fused_op import FusedOp
 from fractrain_fx.formats.affine import fake_quantize
 from fractrain_fx.formats.microscaling import fake_quantize as round_blocks
 from fractrain_fx.numerics import Watch, WatchedStep, read_steps, watch
+from tests.build import paper
+from tests.build import rewritten as build_rewritten
 
 EIGHT = FracConfig(method="static", precision="FW-8/BW-8")
 
@@ -47,7 +49,7 @@ class Net(nn.Module):
 
 def rewritten(config: FracConfig = EIGHT) -> FracModel:
     torch.manual_seed(0)
-    return fractrainify(Net(), config=config, example_inputs=(torch.rand(2, 3, 8, 8),))
+    return build_rewritten(Net(), torch.rand(2, 3, 8, 8), config=config, check=True)
 
 
 def batch(step: int) -> tuple[Tensor, Tensor]:
@@ -78,7 +80,7 @@ def train(model: Any, steps: int = 4, *, engine: bool = True, **options: Any) ->
     [
         EIGHT,
         FracConfig(method="fractrain"),
-        FracConfig(method="fractrain", run=RunConfig(skipping="left-out")),
+        paper(run=RunConfig(skipping="left-out")),
         FracConfig(method="static", precision="FW-4/BW-4", format="nvfp4"),
         FracConfig(method="static", precision="FW-4/BW-4", format="mx"),
         FracConfig(method="static", precision="FW-8/BW-8", format="dorefa"),

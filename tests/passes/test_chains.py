@@ -15,14 +15,14 @@ from fractrain_fx.capture import RecordedModule
 from fractrain_fx.errors import ModelError, PassError
 from fractrain_fx.passes import Fuse, FuseSkips, execution_passes, fused_ops
 from fractrain_fx.passes.graph.run import run_passes
+from tests.build import paper, rewritten
 from tests.residual import Residual
 
 LAST = "RemakeOperands FuseSkips"
 
 
-def residual_net(**options: str) -> FracModel:
-    config = FracConfig(**options)  # type: ignore[arg-type]
-    return fractrainify(Residual(), config=config, example_inputs=(torch.randn(4, 6),), check=False)
+def residual_net(**options: Any) -> FracModel:
+    return rewritten(Residual(), torch.randn(4, 6), config=paper(**options))
 
 
 def names(passes: list[PassBase]) -> list[str]:
@@ -51,7 +51,7 @@ def copied(model: FracModel) -> RecordedModule:
     ],
 )
 def test_a_configuration_says_what_makes_the_copy_that_runs(options: dict[str, Any], expected: str) -> None:
-    assert " ".join(names(execution_passes(FracConfig(**options)))) == expected
+    assert " ".join(names(execution_passes(paper(**options)))) == expected
 
 
 def test_the_chain_gives_the_copy_that_runs() -> None:

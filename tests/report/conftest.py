@@ -18,7 +18,18 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs of three methods, each trained for real."""
     folder = tmp_path_factory.mktemp("trained")
     for method in ("fractrain", "pfq", "static"):
-        flags = ["--method", method, "--schedule", "manual", "--epochs", "4", "--out", str(folder / method)]
+        flags = [
+            "--method",
+            method,
+            "--as",
+            "paper",
+            "--schedule",
+            "manual",
+            "--epochs",
+            "4",
+            "--out",
+            str(folder / method),
+        ]
         assert main(["train", *QUICK, *flags]) == 0
     return folder
 

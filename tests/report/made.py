@@ -10,8 +10,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from fractrain_fx import Engine, FracModel, fractrainify
-from fractrain_fx.config import FracConfig
+from fractrain_fx import Engine, FracModel
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.engine.controller import option_share
 from fractrain_fx.hardware.run_cost import StepPrices, run_cost
@@ -22,6 +21,7 @@ from fractrain_fx.training.log import RunLog
 from fractrain_fx.training.log.look import epoch_bits
 from fractrain_fx.training.log.records import EpochRecord, Start, keep_start
 from fractrain_fx.zoo.models import resnet74
+from tests.build import paper, rewritten
 
 BATCH = 128
 
@@ -61,9 +61,7 @@ class Steered:
 @cache
 def resnet74_gated() -> FracModel:
     x = torch.rand(2, 3, 32, 32)
-    return fractrainify(
-        resnet74(), config=FracConfig(method="fractrain", weight_bits=4), example_inputs=(x,), check=False
-    )
+    return rewritten(resnet74(), x, config=paper(weight_bits=4))
 
 
 def losses(epoch: int, since: int) -> Tensor:

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from fractrain_fx import FracConfig, fractrainify
 from fractrain_fx.cli import main
 from fractrain_fx.numerics import OperandRecord, WatchedStep, watch
 from fractrain_fx.numerics.records import FILE, append_step
 from fractrain_fx.report.panels import build_sheet
 from fractrain_fx.report.runs import read_runs
 from fractrain_fx.zoo.models import resnet38
+from tests.build import rewritten
 from tests.report.conftest import QUICK
 from tests.report.made import make_run
 
@@ -28,8 +28,7 @@ STEPS = 625  # every 100th of 160 epochs of 391 steps
 def watched_step() -> WatchedStep:
     torch.manual_seed(0)
     images = torch.randn(4, 3, 16, 16)
-    config = FracConfig(method="static", precision="FW-8/BW-8")
-    model = fractrainify(resnet38(), config=config, example_inputs=(images,))
+    model = rewritten(resnet38(), images, method="static", precision="FW-8/BW-8")
     with watch(model) as watched:
         model(images).square().mean().backward()
     (step,) = watched.records

@@ -175,7 +175,7 @@ def test_runs_that_leave_work_out_are_not_called_simulations(trained: Path) -> N
 
 
 def test_runs_that_torchao_computes_are_said_to_be_in_its_numbers(trained: Path) -> None:
-    first, second = read_runs([str(trained / name) for name in ("fractrain", "static")])
+    first, second = read_runs([str(trained / name) for name in ("static", "fractrain")])
     assert first.settings is not None
     frac = FracConfig(method="static", format="fp8", run=RunConfig(torchao=True))
     swapped = replace(first, settings=replace(first.settings, frac=frac))

@@ -20,6 +20,8 @@ from fractrain_fx.errors import FracTrainWarning
 from fractrain_fx.summary.loud import loud_line
 from fractrain_fx.summary.numbers import plain_number, short_number, time_unit
 from fractrain_fx.summary.rows import Row
+from tests.build import paper
+from tests.build import rewritten as build_rewritten
 from tests.models import build, some_long
 
 MODELS = ["resnet18", "mobilenetv2_100", "vit_tiny_patch16_224", "bert", "tied_weights"]
@@ -27,8 +29,7 @@ MODELS = ["resnet18", "mobilenetv2_100", "vit_tiny_patch16_224", "bert", "tied_w
 
 def rewritten(name: str, **fields: object) -> FracModel:
     case = build(name)
-    config = FracConfig(**fields)  # type: ignore[arg-type]
-    return fractrainify(case.model, config=config, example_inputs=case.args, example_kwargs=case.keywords, check=False)
+    return build_rewritten(case, **fields)
 
 
 def walk(summary: Summary) -> list[Row]:
@@ -75,7 +76,7 @@ def test_a_plan_shows_what_inspecting_shows() -> None:
 
 def test_the_text_names_precision_skip_and_reasons() -> None:
     pins = (Pin("depthwise", Precision(8, 16)),)
-    text = str(summarize(rewritten("mobilenetv2_100", pins=pins)))
+    text = str(summarize(build_rewritten(build("mobilenetv2_100"), config=paper(pins=pins))))
     for words in ("gated: 7 options", "cannot skip", "rule 'depthwise'", "first contraction", "gates add", "└── "):
         assert words in text
     text = str(summarize(rewritten("resnet18", method="pfq"), ops=True))
@@ -115,7 +116,7 @@ def test_the_table_fits_the_columns_and_leaves_out_the_gates_own_in_few(
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     model = timm.create_model("resnet10t", num_classes=10)
-    text = str(plan(model, example_inputs=(torch.randn(2, 3, 32, 32),)))
+    text = str(plan(model, config=paper(), example_inputs=(torch.randn(2, 3, 32, 32),)))
     table = text.split("forward MACs")[0]
     assert max(len(line.rstrip()) for line in table.splitlines()) <= int(columns)
     assert ("params" in table) == gates and "layer4.0" in table and "cannot" in table
@@ -178,8 +179,7 @@ def test_blocks_keep_their_ends_where_the_shown_graph_has_fused_ops() -> None:
     net = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(4)))
     shown = {}
     for words in ({}, {"format": "mx"}):
-        config = FracConfig(method="static", **words)  # type: ignore[arg-type]
-        model = fractrainify(net, config=config, example_inputs=(torch.randn(2, 8),), check=False)
+        model = build_rewritten(net, torch.randn(2, 8), method="static", **words)
         shown[str(words)] = [(block.name, block.ops) for block in model.blocks]
         assert str(summarize(model))
     affine, mx = shown.values()

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from fractrain_fx.training.folder.checkpoint import latest_checkpoint
-from tests.training.test_kill import RUN, start
+from tests.training.started import RUN, start
 
 EPOCHS = 3
 RATES = ("0.01", "0.02", "0.03", "0.04", "0.05")

@@ -17,7 +17,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 from torch._dynamo.utils import counters
 
-from fractrain_fx.config import CostTargets, FracConfig, Manual, PrecisionStages, RunConfig, Tokens
+from fractrain_fx.config import FracConfig, Manual, Tokens
 from fractrain_fx.errors import ConfigError, NonFiniteLossError, RunError
 from fractrain_fx.hardware.run_cost import StepPrices, run_cost
 from fractrain_fx.hardware.run_machines import PRICED, price_run
@@ -26,23 +26,7 @@ from fractrain_fx.training import RunSettings, TrainSettings, build_trainer, new
 from fractrain_fx.training.log.results import RunResult
 from fractrain_fx.training.trainer import Trainer
 from tests.training.folder.rewritten import rewrite
-
-TINY = Path(__file__).with_name("tiny.py")
-
-
-def settings(method: str = "fractrain", function: str = "net", epochs: int = 2, **train: object) -> RunSettings:
-    stages = min(epochs, 4)
-    fewer: dict[str, Any] = {
-        "pfq": {"stages": PrecisionStages(PrecisionStages().stages[-stages:])},
-        "fractrain": {"targets": CostTargets((1.5, 2.0, 2.5, 3.0)[-stages:], saturate=True)},
-    }
-    frac = FracConfig(method=method, schedule="manual", run=RunConfig(length=epochs), **fewer.get(method, {}))  # type: ignore[arg-type]
-    loop = TrainSettings(**{"epochs": epochs, "batch_size": 32, "lr": 0.05, "device": "cpu"} | train)  # type: ignore[arg-type]
-    return RunSettings(f"{TINY}:{function}", image_size=8, subset=96, train=loop, frac=frac)
-
-
-def quiet() -> Console:
-    return Console(quiet=True)
+from tests.training.runs import quiet, settings
 
 
 def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
@@ -330,7 +314,7 @@ def test_metrics_say_how_far_the_gates_chose_by_input(tmp_path: Path) -> None:
 
 def test_a_multiplier_goes_on_where_the_run_was_stopped(tmp_path: Path) -> None:
     run = settings(epochs=3)
-    run = replace(run, frac=run.frac.replace(**{"affine.gradient_grid": "zero"}))
+    run = replace(run, frac=run.frac.replace(**{"affine.gradient_grid": "zero", "gate.control": "multiplier"}))
     whole = new_run(run, tmp_path / "whole", quiet())
     whole.fit()
     parts = new_run(run, tmp_path / "parts", quiet())

@@ -66,5 +66,6 @@ class Trial:
 
     def rewrite(self, recording: Recording, method: Method) -> FracModel:
         """Rewrite the model from a recording of it."""
-        config = FracConfig(method=method, run=RunConfig(backend="plain"))  # with or without built kernels
+        # Its gates skip blocks too; with or without built kernels.
+        config = FracConfig.paper(method, run=RunConfig(backend="plain"))
         return FracModel(rewrite(self.model, recording, config))

@@ -73,7 +73,9 @@ def bits_line(bits: dict[str, float]) -> str:
     ordered = sorted(bits, key=lambda block: bits[block])
     mean = sum(bits.values()) / len(bits)
     fewest, most = (f"{bits[block]:.1f} in {block}" for block in (ordered[0], ordered[-1]))
-    return f"           forward bits: {mean:.1f} on average, fewest {fewest}, most {most} (a skipped block has 0)"
+    skips = bits[ordered[0]] < 2  # fewer than any option that computes has
+    note = " (a skipped block has 0)" if skips else ""
+    return f"           forward bits: {mean:.1f} on average, fewest {fewest}, most {most}{note}"
 
 
 def _cost(look: Look) -> str:

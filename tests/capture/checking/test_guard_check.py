@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
+from tests.build import rewritten
 from tests.models import build
-from tests.test_invariants import rewrite
 
 
 def test_sizes_behind_a_product_of_experts_need_no_data() -> None:
     """On a CPU torch computes it in float32; on the meta device it refuses to, before 2.15."""
     case = build("mixtral")
-    model = rewrite(case, "float")
+    model = rewritten(case, method="float", check=True)
     recording = model._state.variants.first.recording
     values = recording.call.bind(case.args, case.keywords)
     without_data = [torch.empty_like(value, device="meta") for value in values]

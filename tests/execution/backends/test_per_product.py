@@ -19,12 +19,10 @@ from fractrain_fx import (
     AffineConfig,
     CostTargets,
     Engine,
-    FracConfig,
     FracModel,
     GateConfig,
     Pin,
     Precision,
-    fractrainify,
     summarize,
 )
 from fractrain_fx.config import RECIPES, GateGradient, OperandRecipe, ProductRecipe, Recipe
@@ -35,7 +33,8 @@ from fractrain_fx.formats.bits import unrounded
 from fractrain_fx.formats.microscaling import fake_quantize
 from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.passes import facts, fused_ops
-from tests.passes.execute.test_fuse import Everything
+from tests import build
+from tests.everything import Everything
 from tests.residual import Residual
 
 Step = Callable[[Tensor], Tensor]
@@ -55,8 +54,7 @@ class Between(nn.Module):
 
 
 def rewritten(net: nn.Module, x: Tensor, **words: Any) -> FracModel:
-    config = FracConfig(**{"method": "static", "format": "mx", **words})
-    return fractrainify(net, config=config, example_inputs=(x,), check=False).train()
+    return build.rewritten(net, x, **{"method": "static", "format": "mx", **words}).train()
 
 
 def op_of(between: Callable[..., Tensor], x: Tensor, *shape: int, **words: Any) -> FusedOp:

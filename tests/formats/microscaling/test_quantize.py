@@ -16,22 +16,10 @@ from fractrain_fx.errors import InputError
 from fractrain_fx.formats.microscaling import ELEMENTS, fake_quantize
 from fractrain_fx.formats.microscaling.blocks import Blocks, Cut
 from fractrain_fx.formats.microscaling.quantize import round_blocks
+from tests.formats.microscaling.values import tensors
 
 NVFP4 = {"element": "e2m1", "block": 16, "scale": "e4m3"}
 FORMATS = [*({"element": name} for name in ELEMENTS), NVFP4, {"element": "e4m3", "block": None, "scale": "float32"}]
-
-
-def tensors() -> dict[str, Tensor]:
-    normal = torch.randn(64, 128, generator=torch.Generator().manual_seed(0))
-    return {
-        "normal": normal,
-        "heavy-tailed": normal / torch.randn(64, 128, generator=torch.Generator().manual_seed(1)),
-        "tiny": normal * 1e-30,
-        "huge": normal / normal.abs().max() * 3.38e38,
-        "as large as bfloat16 goes": (normal / normal.abs().max()).clamp(-0.996, 0.996) * 3.4028234e38,
-        "sparse": normal * (normal > 1.5),
-        "of many sizes": (8 * normal).exp() * normal.sign(),
-    }
 
 
 @pytest.mark.parametrize("x", tensors().values(), ids=tensors())

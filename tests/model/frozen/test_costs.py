@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from fractrain_fx import Engine, FracConfig, FracModel, Pin, Precision, fractrainify, summarize
+from fractrain_fx import Engine, FracModel, Pin, Precision, summarize
+from tests.build import paper
+from tests.build import rewritten as build_rewritten
 from tests.models import build
 
 CASES = ["tied_weights", "multihead_attention", "gpt2"]
@@ -50,10 +52,7 @@ def rewritten(name: str, change: Callable[[nn.Module], None] | None = None, **co
     case = build(name)
     if change is not None:
         change(case.model)
-    model = fractrainify(
-        case.model, config=FracConfig(**config), example_inputs=case.args, example_kwargs=case.keywords, check=False
-    )
-    return model.train(), case
+    return build_rewritten(case, config=paper(**config)).train(), case
 
 
 def numbers(model: FracModel) -> dict[str, Any]:

@@ -14,36 +14,10 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from fractrain_fx import AffineConfig, Engine, FracConfig, FracModel, Pin, Precision, RunConfig, fractrainify
+from fractrain_fx import AffineConfig, Engine, FracConfig, FracModel, Precision, RunConfig, fractrainify
 from fractrain_fx.errors import ConfigError, InputError, ModelError
-
-WORDS = torch.randint(1, 50, (4, 9), generator=torch.Generator().manual_seed(0))
-BATCH = {"input_ids": WORDS, "attention_mask": torch.ones_like(WORDS), "labels": WORDS}
-HEAD = (Pin("last", "FW-8/BW-8"),)
-FRACTRAIN = FracConfig(weight_bits=4, pins=HEAD)
-PFQ = FracConfig(method="pfq", stages="FW(4,4)/BW(6,8)", pins=HEAD)  # type: ignore[arg-type]
-FIRST = "base_model.model.model.layers.0.self_attn.q_proj.base_layer.weight"
-
-
-def llama(width: int = 32, layers: int = 1, *, tied: bool = False) -> Any:
-    torch.manual_seed(0)
-    sizes = {"hidden_size": width, "intermediate_size": 2 * width - 4, "num_hidden_layers": layers, "vocab_size": 50}
-    sizes |= {"initializer_range": 0.1}  # logits of a trained model are not all near 0
-    base = transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(**sizes, num_attention_heads=4, pad_token_id=0, tie_word_embeddings=tied)
-    )
-    lora = peft.LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
-    return peft.get_peft_model(base, lora)
-
-
-def rewritten(config: FracConfig = FRACTRAIN, model: Any = None) -> FracModel:
-    return fractrainify(llama() if model is None else model, config=config, example_kwargs=BATCH, check=False)
-
-
-def packed(config: FracConfig = FRACTRAIN) -> FracModel:
-    model = rewritten(config)
-    model.pack_frozen()
-    return model
+from tests.build import paper
+from tests.model.frozen.packed import BATCH, FIRST, FRACTRAIN, HEAD, PFQ, WORDS, llama, packed, rewritten
 
 
 def steps(model: FracModel, run: Any = None) -> tuple[list[Tensor], dict[str, Tensor]]:
@@ -72,7 +46,7 @@ def require_same(a: tuple[list[Tensor], dict[str, Tensor]], b: tuple[list[Tensor
         FRACTRAIN,
         PFQ,
         FracConfig(method="static", precision="4/8"),  # type: ignore[arg-type]
-        pytest.param(FracConfig(weight_bits=5, run=RunConfig(skipping="left-out")), marks=pytest.mark.long),
+        pytest.param(paper(weight_bits=5, run=RunConfig(skipping="left-out")), marks=pytest.mark.long),
         pytest.param(FracConfig(method="dfq", weight_bits=3, pins=HEAD), marks=pytest.mark.long),
         pytest.param(FRACTRAIN.replace(**{"run.backend": "cpu"}), marks=pytest.mark.long),
     ],
@@ -177,7 +151,7 @@ def test_a_shared_weight_stays_and_the_report_says_so() -> None:
 
 def test_one_width_for_each_weight() -> None:
     with pytest.raises(ConfigError, match=r"FW-3/BW-6.*several widths.*weight_bits=4"):
-        rewritten(FracConfig(method="pfq")).pack_frozen()
+        rewritten(FracConfig(method="pfq", stages="FW(3,4)/BW(6,6)")).pack_frozen()  # type: ignore[arg-type]
     model = packed(PFQ)
     model.set_precision(Precision(4, 8))
     with pytest.raises(ConfigError, match=r"FW-8/BW-8 asks for 8 bits of .* codes of 4.*restore\(\)"):

@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 from fractrain_fx import Engine, FracModel
 from fractrain_fx.distributed import fully_shard
 from fractrain_fx.errors import ModelError
-from tests.model.frozen.test_packing import BATCH, PFQ, packed, rewritten
-from tests.test_sharding_ranks import together
+from tests.model.frozen.packed import BATCH, PFQ, packed, rewritten
+from tests.sharded import together
 
 pytestmark = pytest.mark.long
 

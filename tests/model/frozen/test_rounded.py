@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fractrain_fx import FracConfig, FracModel, Pin, Precision, fractrainify
+from fractrain_fx import FracModel, Pin, Precision
 from fractrain_fx.errors import ConfigError, FracTrainWarning, ModelError
 from fractrain_fx.formats import get_format
+from tests import build
 
 
 class Tied(nn.Module):
@@ -28,7 +29,7 @@ class Tied(nn.Module):
 
 
 def rewritten(net: nn.Module, *example: Tensor, **config: Any) -> FracModel:
-    return fractrainify(net, config=FracConfig(**config), example_inputs=example, check=False)
+    return build.rewritten(net, *example, config=build.paper(**config))
 
 
 def net() -> nn.Sequential:

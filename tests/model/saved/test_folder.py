@@ -94,7 +94,7 @@ def test_a_folder_of_before_is_read(tmp_path: Path) -> None:
 
 
 def test_the_card_names_method_stages_cost_and_results(tmp_path: Path) -> None:
-    model = trained(method="pfq", pins=(Pin("*.c_proj", "FW-8/BW-16"),))
+    model = trained(method="pfq", stages="FW(3,4,6,8)/BW(6,6,8,8)", pins=(Pin("*.c_proj", "FW-8/BW-16"),))
     model.save_pretrained(tmp_path / "small", results={"perplexity": 31.25})
     card = (tmp_path / "small" / "README.md").read_text(encoding="utf-8")
     _, front, text = card.split("---\n", 2)

@@ -11,8 +11,9 @@ import timm
 import torch
 import transformers
 
-from fractrain_fx import FracConfig, FracModel, fractrainify
+from fractrain_fx import FracModel, fractrainify
 from fractrain_fx.capture.inputs.examples import example_inputs
+from tests.build import rewritten
 
 TEXT = {
     "hidden_size": 32,
@@ -58,8 +59,7 @@ def hugging_face(name: str, **sizes: Any) -> FracModel:
 
 def rewrite(model: torch.nn.Module) -> FracModel:
     args, kwargs = example_inputs(model)
-    config = FracConfig(method="pfq")
-    return fractrainify(model, config=config, example_inputs=args, example_kwargs=kwargs, check=False)
+    return rewritten(model, *args, keywords=kwargs, method="pfq")
 
 
 def kinds(model: FracModel) -> dict[str | None, int]:

@@ -6,16 +6,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fractrain_fx import FracConfig, fractrainify
 from fractrain_fx.passes import Block
+from tests.build import rewritten
 from tests.models import Case, build
 
 
 def blocks(case: Case) -> list[Block]:
-    config = FracConfig(method="pfq")
-    return fractrainify(
-        case.model, config=config, example_inputs=case.args, example_kwargs=case.keywords, check=False
-    ).blocks
+    return rewritten(case, method="pfq").blocks
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,13 @@ from fractrain_fx import FracConfig, FracModel, fractrainify, plan
 from fractrain_fx.nn.quantizers import WeightQuantizer
 from fractrain_fx.passes import Product, facts, ops_of
 from fractrain_fx.passes.graph.formulas import recurrent_macs
+from tests.build import rewritten as build_rewritten
 from tests.models import HOME_MADE, HUGGING_FACE, TIMM, Case, build, some_long
+from tests.passes.analyse.calls import Calls
 
 
 def rewritten(case: Case) -> FracModel:
-    config = FracConfig(method="pfq")
-    return fractrainify(case.model, config=config, example_inputs=case.args, example_kwargs=case.keywords, check=False)
+    return build_rewritten(case, method="pfq")
 
 
 NAMES = [name for name in (*TIMM, *HUGGING_FACE, *HOME_MADE) if name != "mixtral"]
@@ -122,20 +123,6 @@ def test_grouped_convolutions_cost_the_same_in_each_direction() -> None:
     }
     assert ops["2"].training_macs == (12 * 36 * (8 // 4) * 9,) * 3
     assert ops["0"].training_macs == (8 * 36 * 4 * 9, 0, 8 * 36 * 4 * 9)
-
-
-class Calls(nn.Module):
-    """One call between two layers."""
-
-    def __init__(self, call: Callable[..., Tensor], *shapes: tuple[int, ...]) -> None:
-        super().__init__()
-        self.call = call
-        self.stem, self.middle, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(1, 1)
-        self.weights = nn.ParameterList(torch.randn(shape) for shape in shapes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.call(self.middle(self.stem(x).relu()), *self.weights)
-        return self.head(y.reshape(len(x) if y.numel() % len(x) == 0 else 1, -1).mean(1, keepdim=True))
 
 
 def heads(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

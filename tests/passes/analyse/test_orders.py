@@ -53,7 +53,7 @@ def sorted_by_length(x: Tensor, body: Callable[[Tensor], Tensor], lengths: Tenso
 
 def modes(step: Step, **more: Step) -> list[str]:
     torch.manual_seed(0)
-    config = FracConfig(method="fractrain", targets=(1.5, 2.0, 2.5, 3.0))
+    config = FracConfig.paper(targets=(1.5, 2.0, 2.5, 3.0))
     inputs = (torch.randn(3, 5, 8), torch.tensor([4, 4, 4]))
     model = fractrainify(Net(step, **more), config=config, example_inputs=inputs, check=False)
     found = {op.name: op.precision for _, op in ops_of(model.graph_module.graph)}

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fractrain_fx import FracConfig, fractrainify, plan
 from fractrain_fx.errors import ModelError, PassError
 from fractrain_fx.passes import DecidePrecision, Macs, Shapes
-from tests.passes.analyse.test_macs import Calls
+from tests.passes.analyse.calls import Calls
 
 
 class Numbers(nn.Module):

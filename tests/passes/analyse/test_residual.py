@@ -10,15 +10,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fractrain_fx import FracConfig, FracModel, fractrainify
+from fractrain_fx import FracModel
 from fractrain_fx.passes.graph.facts import facts
+from tests import build
 
 WIDTH = 8
 
 
 def rewritten(model: nn.Module, *args: Any, method: str = "dfq") -> FracModel:
     torch.manual_seed(0)
-    return fractrainify(model, config=FracConfig(method=method), example_inputs=args, check=False)  # type: ignore[arg-type]
+    return build.rewritten(model, *args, config=build.paper(method))
 
 
 def skips(model: FracModel) -> Counter[str]:

@@ -12,6 +12,7 @@ from fractrain_fx import Engine, FracConfig, FracModel, GateConfig, Precision, R
 from fractrain_fx.hardware.run_cost import StepPrices, run_cost
 from fractrain_fx.passes import costed
 from fractrain_fx.passes.graph.facts import facts
+from tests import build
 
 X = torch.randn(4, 3, 6)
 
@@ -49,8 +50,7 @@ class GraphNetwork(nn.Module):
 
 def rewritten(method: str, **settings: Any) -> FracModel:
     torch.manual_seed(0)
-    config = FracConfig(method=method, **settings)  # type: ignore[arg-type]
-    return fractrainify(Sorted(), config=config, example_inputs=(X,), check=False).train()
+    return build.rewritten(Sorted(), X, config=build.paper(method, **settings)).train()
 
 
 def modes(model: FracModel) -> dict[str, str]:

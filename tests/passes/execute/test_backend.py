@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fractrain_fx import Engine, FracConfig, FracModel, Pin, Precision, RunConfig, fractrainify, plan, summarize
+from fractrain_fx import Engine, FracModel, Pin, Precision, RunConfig, plan, summarize
 from fractrain_fx.config import Method
 from fractrain_fx.execution.codes import timing
 from fractrain_fx.passes import not_on_int8
+from tests.build import paper, rewritten
 from tests.products import needs_kernels
 
 pytestmark = needs_kernels
@@ -69,7 +70,7 @@ def _made(model: nn.Module | None = None, inputs: Tensor | None = None, **option
     options = {"run": RunConfig(backend="cpu")} | options
     torch.manual_seed(0)
     inputs = torch.randn(4, 64) if inputs is None else inputs
-    return fractrainify(model or _Net(), config=FracConfig(**options), example_inputs=(inputs,), check=False)
+    return rewritten(model or _Net(), inputs, config=paper(**options))
 
 
 def _trained(steps: int = 12, **options: Any) -> tuple[FracModel, list[float], list[Tensor]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,10 +21,11 @@ from fractrain_fx.capture import resize_batch
 from fractrain_fx.execution.fused_op import FusedOp
 from fractrain_fx.passes import FindSeparableBlocks, default_passes, facts, undispatched
 from fractrain_fx.zoo.models.transformer import TransformerLM
+from tests.build import objective, paper
+from tests.build import rewritten as build_rewritten
 from tests.choices import choose, without_gradient_of_skipping
 from tests.models import Case, build, some_long
 from tests.residual import Residual
-from tests.test_invariants import objective
 
 SAMPLES = 6
 OPTIONS = {"slu": 2, "dfq": 7}
@@ -57,10 +59,8 @@ def batch_of(case: Case, samples: int = SAMPLES) -> tuple[list[Any], dict[str, A
 def rewritten(case: Case, skipping: Any = 0.0, method: str = "slu", **changes: Any) -> FracModel:
     """A copy of the model, without what is random or counts samples: dropout, and batch norm's own statistics."""
     torch.manual_seed(1)
-    config = FracConfig(method=method, run=RunConfig(skipping=skipping), **changes)  # type: ignore[arg-type]
-    model = fractrainify(
-        copy.deepcopy(case.model), config=config, example_inputs=case.args, example_kwargs=case.keywords, check=False
-    ).train()
+    config = paper(method, run=RunConfig(skipping=skipping), **changes)
+    model = build_rewritten(replace(case, model=copy.deepcopy(case.model)), config=config).train()
     for path, module in model.named_modules():
         if isinstance(module, _BatchNorm) or "Drop" in type(module).__name__ or path == "frac.mode":
             module.eval()
@@ -290,12 +290,7 @@ def test_calibrating_sees_the_ranges_of_blocks_that_all_skip() -> None:
 
 def test_compiled_the_masked_form_runs_without_a_graph_break() -> None:
     x = torch.randn(4, 6)
-    model = fractrainify(
-        Residual(),
-        config=FracConfig(method="dfq", run=RunConfig(skipping="left-out")),
-        example_inputs=(x,),
-        check=False,
-    )
+    model = build_rewritten(Residual(), x, config=paper("dfq", run=RunConfig(skipping="left-out")))
     twin = copy.deepcopy(model)
     with torch.no_grad():
         for each in (model, twin):

@@ -11,8 +11,9 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fractrain_fx import Engine, FracConfig, FracModel, RunConfig, fractrainify
+from fractrain_fx import Engine, FracModel, RunConfig
 from fractrain_fx.passes import undispatched
+from tests.build import rewritten
 from tests.choices import choose, without_gradient_of_skipping
 
 pytestmark = pytest.mark.long
@@ -43,8 +44,7 @@ def batch_of(rank: int) -> Tensor:
 
 def model_of(skipping: str, rank: int) -> FracModel:
     torch.manual_seed(0)
-    config = FracConfig(method="slu", run=RunConfig(skipping=skipping))  # type: ignore[arg-type]
-    model = fractrainify(Decoder(), config=config, example_inputs=(torch.randn(2, 4),), check=False)
+    model = rewritten(Decoder(), torch.randn(2, 4), method="slu", run=RunConfig(skipping=skipping))
     choose(model, *OPTIONS[rank])
     if skipping == "computed":
         without_gradient_of_skipping(model)

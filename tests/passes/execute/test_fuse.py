@@ -15,43 +15,11 @@ from fractrain_fx.config import Backend, GateGradient
 from fractrain_fx.execution.backends import cpu
 from fractrain_fx.formats.affine import format as affine
 from fractrain_fx.passes import facts, unfused
+from tests.build import objective
+from tests.everything import rewritten
 from tests.models import build
-from tests.test_invariants import objective
 
 FORMATS = [("affine", "plain"), ("affine", "cpu"), ("dorefa", "plain")]
-
-
-class Everything(nn.Module):
-    """One op of each family that is fused, and one that is not."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Linear(8, 8)
-        self.conv = nn.Conv1d(8, 8, 3, padding="same", groups=2)
-        self.plane = nn.Conv2d(1, 2, 3, padding=1, stride=2)
-        self.up = nn.ConvTranspose1d(8, 8, 2, stride=2)
-        self.weight = nn.Parameter(torch.randn(8, 8) / 3)
-        self.bias = nn.Parameter(torch.zeros(8))
-        self.even = nn.Conv1d(8, 8, 2, padding="same")
-        self.head = nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        x = x + self.conv(x.mT).mT
-        y = self.up(x.mT).mT.tanh()
-        y = y @ self.weight
-        scores = torch.einsum("bqc,bkc->bqk", y, y) / 4
-        y = torch.bmm(scores.softmax(-1), y).relu()
-        y = torch.addmm(self.bias, y.flatten(0, 1), self.weight, beta=0.5, alpha=2.0).view_as(y).relu()
-        y = torch.baddbmm(y, scores.softmax(-1), y, alpha=0.5).relu()
-        y = y + self.plane(y[:, None]).mean() + self.even(y.mT).mT
-        return self.head(y.relu().mean(1))
-
-
-def rewritten(method: str, **changes: object) -> tuple[FracModel, Tensor]:
-    x = torch.randn(4, 6, 8)
-    config = FracConfig(method=method, **changes)  # type: ignore[arg-type]
-    return fractrainify(Everything(), config=config, example_inputs=(x,), check=False), x
 
 
 def step(model: FracModel, x: Tensor, *, shown: bool) -> dict[str, Tensor]:
@@ -100,7 +68,7 @@ class TwoReaders(nn.Module):
 def test_ops_that_read_the_same_values_tell_the_gate_the_same_in_both_graphs(gradient: GateGradient) -> None:
     torch.manual_seed(2)
     x = torch.randn(6, 8)
-    config = FracConfig(method="dfq", gate=GateConfig(gradient=gradient), targets=(3.0,))
+    config = FracConfig.paper("dfq", gate=GateConfig(gradient=gradient), targets=(3.0,))
     model = fractrainify(TwoReaders(), config=config, example_inputs=(x,), check=False)
     told = []
     for shown in (True, False):
@@ -116,7 +84,7 @@ def test_ops_that_read_the_same_values_tell_the_gate_the_same_in_both_graphs(gra
 @pytest.mark.parametrize("backend", ["plain", "cpu"])
 def test_gated_ops_give_the_same_numbers_and_the_gates_the_same_gradients(backend: Backend) -> None:
     case = build("vit_tiny_patch16_224")
-    config = FracConfig(method="dfq", run=RunConfig(backend=backend))
+    config = FracConfig.paper("dfq", run=RunConfig(backend=backend))
     model = fractrainify(case.model, config=config, example_inputs=case.args, check=False)
     results = []
     for shown in (True, False):

@@ -13,14 +13,13 @@ from fractrain_fx import FracConfig, FracModel, RunConfig, fractrainify
 from fractrain_fx.execution.blocks.skipped_norm import SkippedNorm
 from fractrain_fx.passes import facts
 from fractrain_fx.zoo.models import resnet20
+from tests.build import paper, rewritten
 
 
 @pytest.fixture(scope="module")
 def model() -> FracModel:
     torch.manual_seed(0)
-    return fractrainify(
-        resnet20(), config=FracConfig(method="dfq"), example_inputs=(torch.randn(2, 3, 32, 32),), check=False
-    )
+    return rewritten(resnet20(), torch.randn(2, 3, 32, 32), config=paper("dfq"))
 
 
 def test_every_skip_of_a_resnet_is_fused_and_stays_shown(model: FracModel) -> None:

@@ -14,8 +14,9 @@ from torch._inductor.decomposition import select_decomp_table
 from torch.fx import GraphModule
 from torch.nn import functional as F
 
-from fractrain_fx import FracConfig, FracModel, Precision, fractrainify
+from fractrain_fx import FracModel, Precision
 from fractrain_fx.execution.blocks.maskless_relu import MasklessReLU, relu
+from tests import build
 
 
 class Activations(nn.Module):
@@ -36,7 +37,7 @@ class Activations(nn.Module):
 
 def rewritten(model: nn.Module) -> FracModel:
     torch.manual_seed(0)
-    return fractrainify(model, config=FracConfig(method="pfq"), example_inputs=(torch.randn(2, 8),), check=False)
+    return build.rewritten(model, torch.randn(2, 8), method="pfq")
 
 
 def running(model: FracModel) -> GraphModule:

@@ -12,10 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from fractrain_fx import Engine, FracConfig, FracModel, RunConfig, fractrainify
+from fractrain_fx import Engine, FracModel, RunConfig
 from fractrain_fx.execution.attention import Probabilities
 from fractrain_fx.execution.remade import ModuleMaker
 from fractrain_fx.zoo.models.transformer import TransformerLM
+from tests.build import paper
+from tests.build import rewritten as build_rewritten
 
 
 def text() -> tuple[nn.Module, Tensor]:
@@ -63,7 +65,7 @@ def test_the_numbers_are_those_of_ops_that_keep_their_operands(
 def rewritten(build: Callable[[], tuple[nn.Module, Tensor]], **settings: Any) -> tuple[FracModel, Tensor]:
     torch.manual_seed(0)
     plain, x = build()
-    return fractrainify(plain, config=FracConfig(**settings), example_inputs=(x[:2],), check=False).train(), x
+    return build_rewritten(plain, x[:2], config=paper(**settings)).train(), x
 
 
 def step(model: FracModel, x: Tensor, autocast: bool = False) -> dict[str, Tensor]:

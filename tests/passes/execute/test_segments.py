@@ -7,49 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.fx import Node
 
-from benchmarks.coverage.checks import difference, objective
-from fractrain_fx import FracConfig, FracModel, RunConfig, fractrainify
+from fractrain_fx import FracModel, RunConfig
+from fractrain_fx.capture.compare import difference
 from fractrain_fx.passes import facts
 from fractrain_fx.passes.execute.segments import Segment, chain
+from tests.build import objective, paper
+from tests.build import rewritten as build_rewritten
 from tests.models import build
-
-
-class Residual(nn.Module):
-    """Blocks with batch norm, dropout and in-place ReLUs behind the residual add."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, 8, 3, padding=1)
-        self.blocks = nn.ModuleList(nn.Conv2d(8, 8, 3, padding=1, bias=False) for _ in range(3))
-        self.norms = nn.ModuleList(nn.BatchNorm2d(8) for _ in range(3))
-        self.act, self.head = nn.ReLU(inplace=True), nn.Linear(8, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x).relu_()
-        for conv, norm in zip(self.blocks, self.norms, strict=True):
-            x = self.act(x + nn.functional.dropout(norm(conv(x)), 0.2, self.training))
-        return self.head(x.mean((2, 3)))
-
-
-class Stack(nn.Sequential):
-    """Four layers of one class, none of them residual, and a head."""
-
-    class Layer(nn.Sequential):
-        pass
-
-    def __init__(self) -> None:
-        layers = [self.Layer(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh()) for _ in range(4)]
-        super().__init__(*layers, nn.Linear(8, 2))
-
-
-IMAGES, ROWS = torch.linspace(-1, 1, 4 * 3 * 8 * 8).reshape(4, 3, 8, 8), torch.linspace(-1, 1, 24).reshape(3, 8)
-
-
-def rewritten(model: nn.Module, x: Tensor, method: str = "fractrain", **changes: Any) -> FracModel:
-    return fractrainify(model, config=FracConfig(method=method, **changes), example_inputs=(x,), check=False)  # type: ignore[arg-type]
+from tests.segmented import IMAGES, ROWS, Residual, Stack, rewritten
 
 
 def segments(model: FracModel, training: bool = True) -> list[Segment]:
@@ -96,8 +64,7 @@ def test_segments_give_the_numbers_of_the_whole(skipping: str) -> None:
 )
 def test_segments_of_real_models_give_the_numbers_of_the_whole(name: str, method: str) -> None:
     case = build(name)
-    config = FracConfig(method=method)  # type: ignore[arg-type]
-    model = fractrainify(case.model, config=config, example_inputs=case.args, example_kwargs=case.keywords, check=False)
+    model = build_rewritten(case, config=paper(method))
     assert_equal_to_whole(model, model._state.recording.call.bind(case.args, case.keywords))
 
 

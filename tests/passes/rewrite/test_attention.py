@@ -9,6 +9,7 @@ from torch import nn
 from fractrain_fx import Engine, FracConfig, FracModel, fractrainify
 from fractrain_fx.errors import ConfigError, ModelError
 from fractrain_fx.zoo.models.transformer import TransformerLM
+from tests import build
 
 ATTENTION = "scaled_dot_product_attention"
 
@@ -16,8 +17,7 @@ ATTENTION = "scaled_dot_product_attention"
 def rewritten(attention: str, method: str = "pfq") -> tuple[FracModel, torch.Tensor]:
     model = TransformerLM(50, width=32, hidden=64, layers=2, heads=4, dropout=0.0)
     tokens = torch.randint(50, (3, 8))
-    config = FracConfig(method=method, attention=attention)  # type: ignore[arg-type]
-    return fractrainify(model, config=config, example_inputs=(tokens,), check=False), tokens
+    return build.rewritten(model, tokens, method=method, attention=attention), tokens
 
 
 def test_opened_attention_has_two_products_of_the_stages_precision() -> None:

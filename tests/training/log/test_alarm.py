@@ -14,7 +14,7 @@ from fractrain_fx.errors import NonFiniteLossError
 from fractrain_fx.numerics import read_steps
 from fractrain_fx.numerics.records import FILE
 from fractrain_fx.training import build_trainer, new_run, resume_run
-from tests.training.test_trainer import quiet, settings
+from tests.training.runs import quiet, settings
 
 
 def steps(out: Path) -> list[int]:

@@ -15,7 +15,7 @@ from fractrain_fx.training.length import StepPlace
 from fractrain_fx.training.log import RunLog, run_log
 from fractrain_fx.training.log.look import Look
 from fractrain_fx.training.log.pace import Pace
-from tests.training.test_trainer import settings
+from tests.training.runs import settings
 
 LINE = re.compile(
     r"epoch 1/2  step 2/3  stage 1/2  loss \d\.\d{4}  cp \d+\.\d\d %  \d+\.\d samples/s  lr 0\.05  left \d:\d\d:\d\d"

@@ -1,0 +1,31 @@
+"""Settings of a run of a second, under every method."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from fractrain_fx.config import CostTargets, PrecisionStages, RunConfig
+from fractrain_fx.training import RunSettings, TrainSettings
+from tests.build import paper
+
+__all__ = ["TINY", "quiet", "settings"]
+
+TINY = Path(__file__).with_name("tiny.py")
+
+
+def settings(method: str = "fractrain", function: str = "net", epochs: int = 2, **train: Any) -> RunSettings:
+    """The paper's settings, with as many of the last stages as there are epochs."""
+    usual = paper(method, schedule="manual", run=RunConfig(length=epochs))
+    if method == "pfq":
+        usual = usual.replace(stages=PrecisionStages(usual.stages.stages[-epochs:]))
+    if method == "fractrain":
+        usual = usual.replace(targets=CostTargets((1.5, 2.0, 2.5, 3.0)[-epochs:], saturate=True))
+    loop = TrainSettings(**{"epochs": epochs, "batch_size": 32, "lr": 0.05, "device": "cpu"} | train)
+    return RunSettings(f"{TINY}:{function}", image_size=8, subset=96, train=loop, frac=usual)
+
+
+def quiet() -> Console:
+    return Console(quiet=True)
