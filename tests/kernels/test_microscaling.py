@@ -239,4 +239,4 @@ def test_threads_round_alike() -> None:
 
 
 def test_a_format_is_copied_with_its_kernels() -> None:
-    assert copy.deepcopy(MicroscalingByKernels(RECIPES["nvfp4"])).kernels == ("cpu",)
+    assert copy.deepcopy(MicroscalingByKernels(RECIPES["nvfp4"])).kernels == ("cpu", "cuda")

@@ -41,9 +41,6 @@ _GOOD = (PASSED, UNUSABLE, NO_MODULES)
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(argv)
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    logging.disable(logging.CRITICAL)
     found = projects(options.folder)
     if not found:
         sys.exit(f"{options.folder} holds no test_*.py: give the folder 'generated' of the corpus")
@@ -90,4 +87,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
+    # For the processes that try the projects, too.
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
     main()

@@ -26,9 +26,8 @@ def network() -> nn.Module:
 
 
 def rewritten(pins: tuple[str, ...] = PINS, **settings: object) -> FracModel:
-    config = FracConfig.from_dict(
-        {"method": "pfq", "format": "affine", "stages": STAGES, "schedule": "manual", "pins": list(pins), **settings}
-    )
+    staged = {} if settings.get("method") == "static" else {"stages": STAGES, "schedule": "manual"}
+    config = FracConfig.from_dict({"method": "pfq", "format": "affine", "pins": list(pins), **staged, **settings})
     return fractrainify(network(), config=config, example_inputs=(X,), check=False).train()
 
 
@@ -51,7 +50,7 @@ def test_each_op_has_its_widths_in_each_stage_and_computes_like_a_model_pinned_t
         assert bits(model) | {name: own[stage] for name, own in OWN.items()} == bits(model)
         assert (bits(model)["6"], bits(model)["8"]) == (rest, "FW-6/BW-6 (pinned)")
         pins = [f"{name}={own[stage]}" for name, own in OWN.items()]
-        same = rewritten((*pins, PINS[-1]), method="static", precision=rest, stages="FW(3,4,6,8)/BW(6,6,8,8)")
+        same = rewritten((*pins, PINS[-1]), method="static", precision=rest)
         held = {key: each for key, each in model.frac.state_dict().items() if key.startswith(("quant.", "noise."))}
         same.frac.load_state_dict(held, strict=False)
         output = step(model)
@@ -150,7 +149,7 @@ def test_codes_are_not_kept_of_a_weight_whose_width_changes() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"method": "static", "stages": "FW(3,4,6,8)/BW(6,6,8,8)"}, "only method 'pfq' has stages of precision"),
+        ({"method": "static"}, "only method 'pfq' has stages of precision"),
         ({"stages": "FW(3,8)/BW(6,8)"}, "has 3 precisions, and FW\\(3,8\\)/BW\\(6,8\\) has 2 stages"),
         ({"stages": "FW(3,8,8)/BW(6,8,8)"}, "has one twice"),
         ({"schedule": "cyclic"}, "trains between the stages"),
