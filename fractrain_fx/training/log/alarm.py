@@ -29,6 +29,7 @@ __all__ = ["Alarm", "watch_run"]
 _LOOKS = 10  # losses that a loss is compared with
 _DEVIATIONS = 6.0
 _LEAST = 1.5  # times the largest of them
+_SHARE = 0.1  # of the first of them: a loss of almost nothing jumps without harm
 
 
 class Alarm:
@@ -43,6 +44,7 @@ class Alarm:
     def __init__(self, model: FracModel, objective: Objective, input_name: str | None) -> None:
         self._model, self._objective, self._input_name = model, objective, input_name
         self._losses: deque[float] = deque(maxlen=_LOOKS)
+        self._first: float | None = None
 
     def check(self, engine: Engine, inputs: Tensor, targets: Tensor) -> None:
         """Raise a ``NonFiniteLossError`` that names the op if a loss of the epoch so far is not finite."""
@@ -65,7 +67,8 @@ class Alarm:
         if len(before) < _LOOKS:
             return None
         usual, spread = fmean(before), pstdev(before)
-        if loss < usual + _DEVIATIONS * spread or loss < _LEAST * max(before):
+        self._first = usual if self._first is None else self._first
+        if loss < max(usual + _DEVIATIONS * spread, _LEAST * max(before), _SHARE * self._first):
             return None
         self._losses.clear()  # the next line only after as many losses
         return f"  the loss jumped from about {usual:.3g} to {loss:.3g}: {self._examine(inputs, targets)}"

@@ -73,6 +73,16 @@ def test_a_loss_that_jumps_is_told_once_with_the_op(monkeypatch: pytest.MonkeyPa
     assert alarm.jumped(9.0, inputs, targets) is None
 
 
+def test_a_loss_of_almost_nothing_jumps_without_harm() -> None:
+    trainer = build_trainer(settings("static", function="net"), console=quiet())
+    alarm, (inputs, targets) = trainer._alarm, next(iter(trainer._prepared.loader.train(0, 1)))
+    losses = [2.0] * 11 + [1e-4] * 11
+    assert [alarm.jumped(loss, inputs, targets) for loss in losses] == [None] * 22
+    assert alarm.jumped(0.19, inputs, targets) is None
+    assert [alarm.jumped(loss, inputs, targets) for loss in [1e-4] * 11] == [None] * 11
+    assert alarm.jumped(0.3, inputs, targets) is not None
+
+
 def test_tensorboard_has_histograms_of_watched_steps(tmp_path: Path) -> None:
     event_accumulator: Any = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     trainer = new_run(settings("static", epochs=1), tmp_path / "run", Console(file=io.StringIO()))
