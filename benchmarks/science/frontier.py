@@ -102,7 +102,7 @@ def _sentences(points: Sequence[_Point]) -> Iterator[str]:
         unit = "nats" if point.group.records[0]["metric"] == "perplexity" else "points"
         far = _distance(point, rival)
         yield (
-            f"**{method}** is at its best {abs(far):.2f} {unit} {'above' if far >= 0 else 'below'} the best static "
+            f"**{method}** is at its best {abs(far):.2f} {unit} {'better' if far >= 0 else 'worse'} than the best static "
             f"precision of its cost (`{point.group.setting}` at {point.cost:.0f} %, beside "
             f"`{rival.group.setting}` at {rival.cost:.0f} %; {'one seed' if seeds == 1 else f'{seeds} seeds'})."
         )

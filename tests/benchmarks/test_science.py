@@ -194,7 +194,7 @@ def test_the_frontier_compares_with_the_best_static_precision_of_the_same_cost(t
     assert [line.split("|")[1:] for line in words.splitlines() if line.startswith("| 40 %")] == [
         [" 40 % ", " 76.00, one seed ", " 77.50, one seed ", "  ", ""]
     ]
-    assert "**pfq** is at its best 1.50 points above" in words and "`fw-4-bw-6` at 39 %" in words
+    assert "**pfq** is at its best 1.50 points better than" in words and "`fw-4-bw-6` at 39 %" in words
     assert "**dfq**" not in words and "99.00" not in words  # no static precision of about 69 %; another length
 
 
