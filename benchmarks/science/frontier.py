@@ -101,10 +101,11 @@ def _sentences(points: Sequence[_Point]) -> Iterator[str]:
         seeds = min(point.seeds, rival.seeds)
         unit = "nats" if point.group.records[0]["metric"] == "perplexity" else "points"
         far = _distance(point, rival)
+        side = "better" if far >= 0 else "worse"
         yield (
-            f"**{method}** is at its best {abs(far):.2f} {unit} {'better' if far >= 0 else 'worse'} than the best static "
-            f"precision of its cost (`{point.group.setting}` at {point.cost:.0f} %, beside "
-            f"`{rival.group.setting}` at {rival.cost:.0f} %; {'one seed' if seeds == 1 else f'{seeds} seeds'})."
+            f"**{method}** is at its best {abs(far):.2f} {unit} {side} than the best static precision of its cost "
+            f"(`{point.group.setting}` at {point.cost:.0f} %, beside `{rival.group.setting}` at {rival.cost:.0f} %; "
+            f"{'one seed' if seeds == 1 else f'{seeds} seeds'})."
         )
 
 
