@@ -51,19 +51,21 @@ class Size:
     time: float | None = None
 
 
-def images(name: str, build: Callable[[], nn.Module], side: int, place: Path, rounds: int) -> list[Size]:
+def images(
+    name: str, build: Callable[[], nn.Module], side: int, place: Path, rounds: int, **settings: Any
+) -> list[Size]:
     """The files of a model of images in ONNX."""
     torch.manual_seed(0)
     x, label = torch.randn(1, 3, side, side), f"{name}, {side} pixels"
     float32 = place / "float32"
     float32.mkdir(parents=True)
-    settings: dict[str, Any] = {"dynamo": True, "external_data": False, "verbose": False, "input_names": ["x"]}
-    torch.onnx.export(build().eval(), (x,), float32 / "model.onnx", **settings)
+    written: dict[str, Any] = {"dynamo": True, "external_data": False, "verbose": False, "input_names": ["x"]}
+    torch.onnx.export(build().eval(), (x,), float32 / "model.onnx", **written)
     whole = (float32 / "model.onnx").stat().st_size
     found = [Size(label, _FLOAT, 1.0)]
     sessions: dict[str, tuple[Path, dict[str, str]]] = {_FLOAT: (float32, {})}
     for bits in (8, 4):
-        config = FracConfig(method="static", precision=Precision(bits, 8), attention="float")
+        config = FracConfig(method="static", precision=Precision(bits, 8), **settings)
         model = fractrainify(build(), config=config, example_inputs=(x.repeat(2, 1, 1, 1),))
         model.calibrate([torch.randn(4, *x.shape[1:])])
         for kind, options, entries in _KINDS:
@@ -113,7 +115,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
         found += images("ResNet-18", resnet, 224, place / "a", 20)
-        found += images("ViT-Tiny", vit, 224, place / "b", 20)
+        found += images("ViT-Tiny", vit, 224, place / "b", 20, attention="float")
         shape = {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 4, "vocab_size": 1000}
         found += texts("LLaMA of 512", shape | {"num_attention_heads": 8}, place)
         shape = {"hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8, "vocab_size": 2048}
