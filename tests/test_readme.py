@@ -90,7 +90,7 @@ def test_fractrain_commands_are_understood_and_the_short_ones_run(
     call: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    if call[0] in ("train", "report", "export"):  # hours long; of runs that this page's reader has
+    if call[0] in ("train", "report", "export", "sensitivity"):  # hours long; of runs that this page's reader has
         make_parser().parse_args(call)
     else:
         assert cli.main(call) == 0
