@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.export.load import round_trips
-from benchmarks.export.matrix import PAGE, RESULTS
+from benchmarks.export.matrix import RESULTS, ROOT
 from benchmarks.export.models import llama
 from benchmarks.page import markdown_table, write_section
 from fractrain_fx import FracConfig, Precision, fractrainify
@@ -122,7 +122,7 @@ def main() -> None:
         found += texts("LLaMA of 1024", shape | {"num_attention_heads": 16}, place)
     result = json.loads(RESULTS.read_text()) | {"sizes": [asdict(size) for size in found]}
     RESULTS.write_text(json.dumps(result, indent=1) + "\n")
-    write_section(PAGE, "sizes", size_table(found))
+    write_section(ROOT / "docs" / "deploying.md", "sizes", size_table(found))
     print(size_table(found))
 
 
