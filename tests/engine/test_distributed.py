@@ -20,7 +20,7 @@ pytestmark = pytest.mark.long
 
 TURNS = (Tokens(100), Tokens(1000), Tokens(2000))
 SIGN = FracConfig(targets=(2.5, 3.0), gate=GateConfig(control="sign"))
-MULTIPLIER = FracConfig(targets=(2.5, 3.0))
+MULTIPLIER = FracConfig(targets=(2.5, 3.0), gate=GateConfig(control="multiplier"))
 
 
 def _rank(rank: int, folder: str, config: FracConfig) -> None:
