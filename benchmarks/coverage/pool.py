@@ -17,7 +17,7 @@ from multiprocessing.context import ForkProcess
 from benchmarks.coverage.cases import Case, Ready
 from benchmarks.coverage.trial import CHECKS, Row, examine
 
-__all__ = ["Limits", "run"]
+__all__ = ["Limits", "confine", "fork", "freeze", "run"]
 
 _FORK = multiprocessing.get_context("fork")
 
@@ -53,9 +53,7 @@ class _Running:
 
 def run(cases: Sequence[Case], build: Callable[[Case], Ready], limits: Limits, jobs: int) -> Iterator[tuple[Case, Row]]:
     """Examine every case, ``jobs`` at a time; yields each with its row as it ends."""
-    # A garbage collection in a child would touch, and so copy, every page of the libraries' objects.
-    gc.collect()
-    gc.freeze()
+    freeze()
     waiting = list(reversed(cases))
     running: list[_Running] = []
     before = time.monotonic()
@@ -73,10 +71,7 @@ def run(cases: Sequence[Case], build: Callable[[Case], Ready], limits: Limits, j
 
 
 def _start(case: Case, build: Callable[[Case], Ready], limits: Limits) -> _Running:
-    receiver, sender = _FORK.Pipe(duplex=False)
-    process = _FORK.Process(target=_child, args=(case, build, limits, sender), daemon=True)
-    process.start()
-    sender.close()
+    process, receiver = fork(_child, case, build, limits)
     return _Running(case, process, receiver, limits.patience * limits.seconds, {"checks": {}, "at": "build"})
 
 
@@ -107,13 +102,33 @@ def _finished(each: _Running, limits: Limits) -> Row | None:
     return row
 
 
-def _child(case: Case, build: Callable[[Case], Ready], limits: Limits, pipe: Connection) -> None:
+def fork(target: Callable[..., None], *arguments: object) -> tuple[ForkProcess, Connection]:
+    """Start ``target(*arguments, pipe)`` in a process of its own; returns it with the other end of the pipe."""
+    receiver, sender = _FORK.Pipe(duplex=False)
+    process = _FORK.Process(target=target, args=(*arguments, sender), daemon=True)
+    process.start()
+    sender.close()
+    return process, receiver
+
+
+def confine(gib: float) -> None:
+    """Let this process print nothing, and take at most so much more memory."""
     silence = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silence, 1)
     os.dup2(silence, 2)
     pages = int(open("/proc/self/statm").read().split()[0])  # noqa: SIM115
-    limit = pages * resource.getpagesize() + int(limits.gib * 2**30)
+    limit = pages * resource.getpagesize() + int(gib * 2**30)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def freeze() -> None:
+    """Keep garbage collections in children from touching, and so copying, every page of the libraries' objects."""
+    gc.collect()
+    gc.freeze()
+
+
+def _child(case: Case, build: Callable[[Case], Ready], limits: Limits, pipe: Connection) -> None:
+    confine(limits.gib)
     resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(limits.seconds), resource.RLIM_INFINITY))
     start = time.process_time()
     row = examine(lambda: build(case), pipe.send)

@@ -1,4 +1,4 @@
-"""What a call returns, as a list of its values: to compare two calls, and to make a loss of one."""
+"""The values that a call returns, in a list: to compare two calls, and to make a loss of one."""
 
 from __future__ import annotations
 

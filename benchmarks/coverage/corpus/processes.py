@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import math
-import multiprocessing
-import os
-import resource
 import signal
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
@@ -16,11 +12,9 @@ from pathlib import Path
 from benchmarks.coverage.corpus.modules import CorpusError, cases_of
 from benchmarks.coverage.corpus.page import DIED, NO_MODULES
 from benchmarks.coverage.corpus.trial import LateError, Row, examine
-from benchmarks.coverage.pool import Limits
+from benchmarks.coverage.pool import Limits, confine, fork, freeze
 
 __all__ = ["examined", "limited"]
-
-_FORK = multiprocessing.get_context("fork")
 
 
 def examined(path: Path, limits: Limits, heaviest: float = math.inf) -> Iterator[Row]:
@@ -34,15 +28,11 @@ def examined(path: Path, limits: Limits, heaviest: float = math.inf) -> Iterator
         limits: for each check of a module.
         heaviest: see :func:`examine`.
     """
-    gc.collect()
-    gc.freeze()  # a garbage collection in a child would touch, and so copy, every page of the libraries' objects
+    freeze()
     project, first = path.stem.removeprefix("test_"), 0
     while True:
-        receiver, sender = _FORK.Pipe(duplex=False)
-        process = _FORK.Process(target=_child, args=(path, first, limits, heaviest, sender), daemon=True)
-        process.start()
-        sender.close()
-        # What the process is busy with; at first it imports the file.
+        process, receiver = fork(_child, path, first, limits, heaviest)
+        # The module that the process has begun; at first it imports the file.
         at: Row | None = {"project": project, "index": -1} if not first else None
         with contextlib.suppress(EOFError):
             while receiver.poll(limits.patience * limits.seconds):
@@ -62,12 +52,7 @@ def examined(path: Path, limits: Limits, heaviest: float = math.inf) -> Iterator
 
 
 def _child(path: Path, first: int, limits: Limits, heaviest: float, pipe: Connection) -> None:
-    silence = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(silence, 1)
-    os.dup2(silence, 2)
-    pages = int(open("/proc/self/statm").read().split()[0])  # noqa: SIM115
-    limit = pages * resource.getpagesize() + int(limits.gib * 2**30)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    confine(limits.gib)
     try:
         cases = cases_of(path)[first:]
     except CorpusError as error:
