@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,10 @@ import pytest
 
 from fractrain_fx.cli import main
 from fractrain_fx.engine.steered import show_level
+from tests.report.browser import CHROMIUM, NO_CHROMIUM
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 if CHROMIUM is None:
-    pytest.skip("no chromium on the PATH: apt-get install chromium", allow_module_level=True)
+    pytest.skip(NO_CHROMIUM, allow_module_level=True)
 pytestmark = pytest.mark.long
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
 

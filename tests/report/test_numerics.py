@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,6 +16,7 @@ from fractrain_fx.report.panels import build_sheet
 from fractrain_fx.report.runs import read_runs
 from fractrain_fx.zoo.models import resnet38
 from tests.build import rewritten
+from tests.report.browser import opened
 from tests.report.conftest import QUICK
 from tests.report.made import make_run
 
@@ -82,21 +81,9 @@ def test_a_run_trained_with_watch_has_the_tab_and_one_without_has_not(trained: P
 
 @pytest.mark.long
 def test_a_click_on_the_map_draws_the_curves_of_that_op(run: Path, tmp_path: Path) -> None:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if chromium is None:
-        pytest.skip("no chromium on the PATH: apt-get install chromium")
     out = tmp_path / "report.html"
     assert main(["report", str(run), "--out", str(out)]) == 0
-    printed: list[str] = []
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--headless", "--no-sandbox"])
-        page: Any = browser.new_page()
-        page.on("console", lambda message: printed.append(message.text))
-        page.on("pageerror", lambda error: printed.append(str(error)))
-        page.goto(out.as_uri())
-        page.click("#tab-numerics")
-        page.wait_for_selector("html[data-ready=numerics]")
+    with opened(out, "numerics") as page:
         first = page.text_content("#title-curves-resnet38-ratios")
         page.locator("#figure-numerics-resnet38 .plot").locator("svg, canvas").click()
         for _ in range(100):
@@ -111,5 +98,3 @@ def test_a_click_on_the_map_draws_the_curves_of_that_op(run: Path, tmp_path: Pat
         page.select_option("#numerics-op", "layer2.3.conv1")
         page.wait_for_timeout(1000)
         assert "layer2.3.conv1" in page.text_content("#title-curves-resnet38-ranges")
-        browser.close()
-    assert printed == []

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,6 +12,7 @@ from fractrain_fx.cli import main
 from fractrain_fx.numerics.sensitivity import MeasuredOp, Sensitivities, Sensitivity
 from fractrain_fx.report.panels import build_sheet
 from fractrain_fx.report.runs import read_runs
+from tests.report.browser import opened
 from tests.report.made import make_run
 
 OPS = [f"layer{layer}.{block}.conv[{conv}]" for layer, block, conv in product((1, 2, 3), (0, 1), (1, 2))]
@@ -71,22 +70,10 @@ def test_a_run_that_was_not_measured_has_no_tab(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_the_map_is_drawn_in_the_browser_and_its_table_has_the_numbers(run: Path, tmp_path: Path) -> None:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if chromium is None:
-        pytest.skip("no chromium on the PATH: apt-get install chromium")
     allocate(sensitivities(), "FW-4/BW-6").to_yaml(run / "allocation.yaml")
     out = tmp_path / "report.html"
     assert main(["report", str(run), "--out", str(out)]) == 0
-    printed: list[str] = []
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--headless", "--no-sandbox"])
-        page: Any = browser.new_page()
-        page.on("console", lambda message: printed.append(message.text))
-        page.on("pageerror", lambda error: printed.append(str(error)))
-        page.goto(out.as_uri())
-        page.click("#tab-sensitivity")
-        page.wait_for_selector("html[data-ready=sensitivity]")
+    with opened(out, "sensitivity") as page:
         for kind, operands in (("loss", 2), ("noise", 1)):
             figure = page.locator(f"#figure-sensitivity-{kind}-first .plot svg")
             assert figure.locator(".mark-rect path").count() >= len(OPS) * operands * len(WIDTHS)
@@ -94,5 +81,3 @@ def test_the_map_is_drawn_in_the_browser_and_its_table_has_the_numbers(run: Path
         page.locator("#figure-sensitivity-loss-first details summary").click()
         page.wait_for_selector("#figure-sensitivity-loss-first details table")
         assert page.locator("#figure-sensitivity-loss-first table tr").count() > len(OPS)
-        browser.close()
-    assert printed == []
