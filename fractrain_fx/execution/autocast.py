@@ -35,5 +35,5 @@ def autocasting(device: str, dtype: torch.dtype | None) -> AbstractContextManage
 
 def autocast(x: Any, dtype: torch.dtype) -> Any:
     """Cast an argument of a product as autocast does."""
-    rounds = isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64
-    return x.to(dtype) if rounds else x
+    casts = isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64
+    return x.to(dtype) if casts else x

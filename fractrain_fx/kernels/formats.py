@@ -176,18 +176,18 @@ class MicroscalingByKernels(MicroscalingFormat):
         noise: Mapping[str, Any],
     ) -> Tensor:
         width, matrices = known_bits(bits), not of.positions
-        plain = scale_of_group(x, cuts, of) or self._how(of).four_over_six  # the kernels have no such scales
-        rounded: Tensor | None = None
-        if not plain and "cuda" in self.kernels and has_triton(x):
+        if scale_of_group(x, cuts, of) or self._how(of).four_over_six:
+            return super()._rounded(x, bits, elements, cuts, scale, of, noise)  # the kernels do not have such scales
+        if "cuda" in self.kernels and has_triton(x):
             seed = noise_number(noise["stochastic"], noise["seed"])
             rounded = round_blocks_by_triton(x, bits, elements, cuts, scale, noise=seed)
-        elif not plain and "cpu" in self.kernels:
+            if rounded is not None:
+                return rounded
+        if "cpu" in self.kernels:
             if width is not None and microscaling.has_kernels(x):
                 return microscaling.round_blocks_compiled(x, elements[width], cuts, scale, **noise, matrices=matrices)
             if graph_ops.has_ops(x, bits):
                 return graph_ops.round_in_graph(x, bits, elements, cuts, scale, **noise, matrices=matrices)
-        if rounded is not None:
-            return rounded
         return super()._rounded(x, bits, elements, cuts, scale, of, noise)
 
     def _rotated(

@@ -15,6 +15,7 @@ from fractrain_fx.config import OperandRecipe, ProductRecipe, Recipe
 from fractrain_fx.execution.fused_op import FusedOp
 from fractrain_fx.execution.grouped_op import GroupedOp, aligned
 from fractrain_fx.passes import fused_ops
+from tests.build import rewritten
 
 ENDS = (5, 5, 43, 50)  # of four experts: the second has no row
 _ROW = OperandRecipe(per_row=True)
@@ -56,8 +57,8 @@ class Rows(nn.Module):
         return self.head(self.inner(self.stem(x)).mean().view(1, 1))
 
 
-def rewritten(net: nn.Module, *inputs: Tensor, **words: Any) -> FracModel:
-    return fractrainify(net, config=FracConfig(**{"method": "static", **words}), example_inputs=inputs).train()
+def trained(net: nn.Module, *inputs: Tensor, **words: Any) -> FracModel:
+    return rewritten(net, *inputs, check=True, **{"method": "static", **words}).train()
 
 
 def only_op(model: FracModel) -> FusedOp:
@@ -81,10 +82,10 @@ def test_each_expert_is_a_layer_that_has_only_its_rows(words: dict[str, Any]) ->
     g[5:43] *= 30
     ends = torch.tensor(ENDS, dtype=torch.int32)
     bits = words.get("precision", "FW-8/BW-8").split("/")[0].removeprefix("FW-")
-    op = only_op(rewritten(Experts(), x, ends, **words))
+    op = only_op(trained(Experts(), x, ends, **words))
     assert isinstance(op, GroupedOp)
     out, of_x, of_w = gradients(op, bits, x, w.mT, g, ends)
-    layer = only_op(rewritten(Rows(40, 36), x, **words))
+    layer = only_op(trained(Rows(40, 36), x, **words))
     for expert, (start, end) in enumerate(zip((0, *ENDS), ENDS, strict=False)):
         rows = slice(start, end)
         if start == end:
@@ -107,7 +108,7 @@ def test_groups_begin_at_whole_blocks() -> None:
 def test_experts_in_affine_equal_the_graph_that_is_shown(transposed: bool, precision: str) -> None:
     x, ends = torch.randn(50, 40), torch.tensor(ENDS, dtype=torch.int32)
     net = Experts(transposed=transposed)
-    model = rewritten(net, x, ends, precision=precision)
+    model = trained(net, x, ends, precision=precision)
     x.requires_grad_()
     grads = []
     for shown in (True, False):

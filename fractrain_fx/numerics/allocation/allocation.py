@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from fractrain_fx.config.precision import Precision, PrecisionStages
 from fractrain_fx.durable import write_text
 from fractrain_fx.numerics.allocation.price import Unit
 
-__all__ = ["FILE", "Allocation", "StagedAllocation", "escaped"]
+__all__ = ["FILE", "Allocation", "StagedAllocation"]
 
 FILE = "allocation.yaml"
 """The file in a run's folder."""
@@ -40,7 +41,7 @@ class _Settings:
         """A rule for each op."""
         # A name that is also the module of other ops matches these too, so that their own rules have to come later.
         bits, modules = self._bits, set(self.modules.values())
-        return tuple(Pin(escaped(name), bits[name]) for name in sorted(bits, key=lambda name: name not in modules))
+        return tuple(Pin(escape(name), bits[name]) for name in sorted(bits, key=lambda name: name not in modules))
 
     @property
     def config(self) -> FracConfig:
@@ -121,8 +122,3 @@ class StagedAllocation(_Settings):
         from fractrain_fx.numerics.allocation.table import allocation_table
 
         yield from allocation_table(self.stages)
-
-
-def escaped(name: str) -> str:
-    """A name as a pattern that matches it literally."""
-    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)

@@ -14,6 +14,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from fractrain_fx.config.precision import FLOAT_BITS, Precision
 from fractrain_fx.durable import write_text
 from fractrain_fx.errors import ConfigError, InputError, RunError
+from fractrain_fx.formats.microscaling.elements import HALF_BITS
 from fractrain_fx.nn.cost import OpCost
 from fractrain_fx.numerics.sensitivity.rounded import OperandName
 from fractrain_fx.passes import Product
@@ -24,7 +25,6 @@ FILE = "sensitivity.json"
 """The file in a run's folder."""
 
 _MARK = "fractrain_fx sensitivities"
-_HALF_BITS = 16
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class Sensitivities:
         return total
 
     def _harmless(self, op: str, bits: int) -> bool:
-        return bits == FLOAT_BITS or (bits == _HALF_BITS and bits not in self.widths(op))
+        return bits == FLOAT_BITS or (bits == HALF_BITS and bits not in self.widths(op))
 
     def cost(self, precision: Precision | str | Mapping[str, Precision]) -> float:
         """The cost of training (``cp_total``), in per cent, at one precision or at one for each measured op."""

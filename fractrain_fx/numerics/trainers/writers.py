@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
+from glob import escape
 from typing import TYPE_CHECKING, Literal
 
 import yaml
 
 from fractrain_fx.errors import ConfigError
-from fractrain_fx.numerics.allocation.allocation import escaped
 
 if TYPE_CHECKING:
     from fractrain_fx.numerics.trainers.layers import LayerPrecisions
@@ -111,7 +111,7 @@ def megatron(found: LayerPrecisions) -> str:
     }
     # The first glob that matches decides, so that a name comes before others that it ends with.
     names = sorted(found.having("fp4", "fp8"), key=len, reverse=True)
-    globs = {name: (f"*{escaped(name)}", found.layers[name]) for name in names}
+    globs = {name: (f"*{escape(name)}", found.layers[name]) for name in names}
     for name, word in found.layers.items():
         taken = next((by for by, (glob, _) in globs.items() if fnmatchcase(name, glob)), None)
         if (globs[taken][1] if taken else "bf16") != word:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from glob import escape
 from pathlib import Path
 
 from fractrain_fx.config import Pin
 from fractrain_fx.config.plain import read_yaml
 from fractrain_fx.numerics.allocation.allocation import FILE as ALLOCATION
-from fractrain_fx.numerics.allocation.allocation import escaped
 from fractrain_fx.numerics.sensitivity import Sensitivities
 from fractrain_fx.numerics.sensitivity.result import FILE
 from fractrain_fx.report import charts, frames
@@ -77,7 +77,7 @@ def _rows(found: Sensitivities, pins: Mapping[str, Pin], *, noise: bool) -> list
             "column": f"{each.operand} {each.bits}",
             "value": value,
             "shade": max(least, math.log10(value)) if value > 0 else least,
-            "chosen": _words(pins.get(escaped(each.op)), each.bits, noise=noise),
+            "chosen": _words(pins.get(escape(each.op)), each.bits, noise=noise),
         }
         for each, value in sorted(own, key=lambda pair: pair[0].operand, reverse=True)  # x before w
     ]
