@@ -103,7 +103,7 @@ def near(word: str, known: Iterable[str], count: int = 3) -> str:
 
 
 def next_sentence(told: str | None) -> str:
-    """What was found, as a sentence behind a message; empty for ``None``."""
+    """A finding as a sentence behind a message; empty for ``None``."""
     return "" if told is None else f". {told[0].upper()}{told[1:]}"
 
 

@@ -16,7 +16,7 @@ __all__ = ["Alignment", "GroupedOp", "aligned"]
 
 
 class Alignment(NamedTuple):
-    """Where rows lie when rows of zeros fill up each group.
+    """The places of rows in a matrix whose groups rows of zeros fill up.
 
     Attributes:
         places: the new place of each row.

@@ -35,7 +35,7 @@ def adapt_weights(model: ir.Model, at_load: bool) -> None:
             continue
         few = int(bits) <= 4
         if few:
-            # torch's exporter has no tensors of this type.
+            # torch's exporter cannot write tensors of this type.
             codes: Any = node.inputs[0]
             codes.const_value = ir.tensor(codes.const_value.numpy(), dtype=ir.DataType.INT4, name=codes.name)
             codes.dtype = ir.DataType.INT4
