@@ -25,9 +25,7 @@ from fractrain_fx.training.log import new_console
 METHODS = {
     "float": FracConfig(method="float"),
     "static FW-8/BW-8": FracConfig(method="static"),
-    "FracTrain": FracConfig.paper(
-        schedule="by-length", gate=GateConfig(control="multiplier"), run=RunConfig(skipping="left-out")
-    ),
+    "FracTrain": FracConfig.paper(gate=GateConfig(control="multiplier"), run=RunConfig(skipping="left-out")),
 }
 RUNS = Path("runs/demo")
 

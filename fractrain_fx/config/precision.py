@@ -171,18 +171,3 @@ class CostTargets:
             raise ConfigError(
                 f"targets {self.per_cent} must be shares in per cent, above 0 and at most 100, e.g. 2.9 3.4 3.6 3.8"
             )
-
-    @classmethod
-    def from_total(cls, cp_total: float, stages: int = 4, step: float = 0.5) -> CostTargets:
-        """Targets in per cent whose mean is ``cp_total``, ``step`` apart (supplement 7, equation 1).
-
-        Raises:
-            ConfigError: the first target would not be above 0.
-        """
-        first = cp_total - step * (stages - 1) / 2
-        if first <= 0:
-            raise ConfigError(
-                f"cp_total={cp_total} with {stages} stages {step} apart would start at {first:g} per cent: "
-                "take fewer or closer stages"
-            )
-        return cls(tuple(first + step * stage for stage in range(stages)))

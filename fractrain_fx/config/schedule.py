@@ -80,10 +80,10 @@ class Plateau(Schedule):
 
 @dataclass(frozen=True)
 class ByLength(Plateau):
-    """``LossPlateau`` in long runs, equal parts in short ones; the default, ``by-length``.
+    """``LossPlateau`` within bounds that follow from the length of the run; the default, ``by-length``.
 
-    A run of unknown length counts as long, and one of at least twice the losses that ``LossPlateau`` needs (30 epochs
-    for four stages). In shorter runs each stage gets the same time.
+    The last stage begins at 40 % of the run at the soonest, and with equal parts of the run at the latest (of four
+    stages at 75 %); the others in proportion. A run of unknown length has no bounds.
 
     Attributes:
         epsilon, alpha: threshold of the turning point and its decay (Algorithm 1).

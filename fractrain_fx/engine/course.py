@@ -19,8 +19,8 @@ __all__ = ["Course", "Run", "Stage", "Staged", "run_of"]
 _log = logging.getLogger("fractrain_fx")
 _UNTOLD = (
     "the engine does not know how long this run is, so its stages follow Algorithm 1, which begins the last of "
-    "{stages} after {soonest} {unit} at the soonest: write Engine(model, {say}), with which short runs have equal "
-    "stages"
+    "{stages} after {soonest} {unit} at the soonest, and maybe never: write Engine(model, {say}), with which every "
+    "stage begins in time"
 )
 
 

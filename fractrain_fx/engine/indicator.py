@@ -68,6 +68,10 @@ class PlateauIndicator:
         self._window.clear()
         return True
 
+    def restart(self) -> None:
+        """Empty the window: a stage has begun, and losses before it do not count."""
+        self._window.clear()
+
     def _flat(self) -> bool:
         *earlier, last = self._window
         scale = abs(self.scale)  # the loss may be negative: a log-density can exceed 0

@@ -1,8 +1,12 @@
 """Each schedule walks the levels as ALGORITHM 6 says."""
 
+import math
+import random
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fractrain_fx.config import Cyclic, Fixed, FracConfig, LossPlateau, Manual, RunConfig, Schedule, Steps
 from fractrain_fx.config.precision import Precision
@@ -69,7 +73,7 @@ def test_constant_holds_the_last_level() -> None:
     assert plan.levels == (3.0,) and walk(plan, [1.0] * 9) == [0] * 9
 
 
-@pytest.mark.parametrize("schedule", ["auto", "two-stage", "manual", Cyclic(2), "constant"])
+@pytest.mark.parametrize("schedule", ["by-length", "auto", "two-stage", "manual", Cyclic(2), "constant"])
 def test_every_schedule_continues_from_its_state(schedule: Any) -> None:
     config = FracConfig(schedule=schedule, run=RunConfig(length=20))
     first, second = plan_stages(config, TARGETS).schedule, plan_stages(config, TARGETS).schedule
@@ -80,30 +84,56 @@ def test_every_schedule_continues_from_its_state(schedule: Any) -> None:
     assert [first.update(1.0) for _ in range(12)] == [second.update(1.0) for _ in range(12)]
 
 
-@pytest.mark.parametrize("length", [None, LoopLength(30), LoopLength(160, 64_000)])
-def test_the_default_is_algorithm_1_in_long_runs_and_in_those_of_unknown_length(length: LoopLength | None) -> None:
-    plan = plan_stages(FracConfig(), TARGETS, length)
+def test_the_default_is_algorithm_1_in_runs_of_unknown_length() -> None:
+    plan = plan_stages(FracConfig(), TARGETS)
     assert isinstance(plan.schedule, AutoSchedule) and plan.name == "Algorithm 1" and plan.too_short is None
 
 
-@pytest.mark.parametrize(
-    ("epochs", "stages"),
-    [(1, [3]), (2, [0, 3]), (3, [0, 2, 3]), (4, [0, 1, 2, 3]), (6, [0, 0, 1, 2, 2, 3]), (8, [0, 0, 1, 1, 2, 2, 3, 3])],
+def test_the_default_begins_a_stage_when_the_loss_is_flat_and_within_bounds() -> None:
+    plan = plan_stages(FracConfig(), TARGETS, LoopLength(100))
+    assert plan.name == "Algorithm 1, with the last stage begun between 40 and 75 % of the run"
+    stages = walk(plan, [1 - 0.03 * epoch for epoch in range(28)] + [0.19] * 72)
+    # At its latest moment; when five losses are alike; as soon as it may.
+    assert [stages.index(stage) for stage in range(4)] == [0, 25, 31, 40]
+    assert plan_stages(FracConfig(run=RunConfig(length=100)), TARGETS).name == plan.name
+
+
+@given(
+    windows=st.integers(3, 300),
+    stages=st.integers(2, 4),
+    by_steps=st.booleans(),
+    seed=st.integers(0, 99),
+    slope=st.floats(0, 1),
 )
-def test_the_default_gives_the_stages_of_a_short_run_equal_parts(epochs: int, stages: list[int]) -> None:
+def test_the_default_begins_the_last_stage_in_time_whatever_the_loss(
+    windows: int, stages: int, by_steps: bool, seed: int, slope: float
+) -> None:
+    """Runs of 3 to 300 epochs, and of 500 to 50,000 steps in one epoch, with losses that fall, wander or stay."""
+    length = LoopLength(1, 500 * windows // 3) if by_steps else LoopLength(max(windows, stages))
+    plan = plan_stages(FracConfig(), TARGETS[-stages:], length)
+    assert plan.windows is not None and plan.too_short is None
+    draw = random.Random(seed)
+    losses = [math.exp(-slope * window) + 0.01 * draw.random() for window in range(plan.windows)]
+    seen = walk(plan, losses)
+    turn = seen.index(stages - 1)
+    assert sorted(set(seen)) == list(range(stages)) and seen == sorted(seen)
+    assert turn <= (stages - 1) / stages * plan.windows <= 0.85 * plan.windows
+    assert turn >= 0.4 * plan.windows or turn == (stages - 1) * plan.windows // stages
+
+
+@pytest.mark.parametrize(("epochs", "stages"), [(1, [3]), (2, [0, 3]), (3, [0, 2, 3]), (4, [0, 1, 2, 3])])
+def test_the_default_leaves_out_stages_of_a_run_with_fewer_epochs(epochs: int, stages: list[int]) -> None:
     plan = plan_stages(FracConfig(), TARGETS, LoopLength(epochs))
-    assert [plan.first, *walk(plan, [1.0] * epochs)[1:]] == stages
-    assert plan.too_short is None and f"30 epochs, and the run has {epochs} epoch" in plan.name
-    assert plan_stages(FracConfig(run=RunConfig(length=epochs)), TARGETS).name == plan.name
+    assert [plan.first, *walk(plan, [1.0] * epochs)[1:]] == stages and plan.too_short is None
 
 
 def test_few_epochs_are_divided_by_steps_where_the_loop_counts_them() -> None:
-    for length in (LoopLength(1, 100), LoopLength(3, 100), LoopLength(None, 100)):
+    for length in (LoopLength(1, 400), LoopLength(3, 400), LoopLength(39, 400), LoopLength(None, 400)):
         plan = plan_stages(FracConfig(), TARGETS, length)
-        assert plan.every == Steps(3) and plan.windows == 34
-        stages = walk(plan, [1.0] * 34)
-        assert [stages.count(stage) for stage in range(4)] == [9, 8, 9, 8]
-    assert plan_stages(FracConfig(), TARGETS, LoopLength(4, 100)).every is None
+        assert plan.every == Steps(10) and plan.windows == 40
+        stages = walk(plan, [float(-window) for window in range(40)])
+        assert [stages.count(stage) for stage in range(4)] == [10] * 4
+    assert plan_stages(FracConfig(), TARGETS, LoopLength(40, 400)).every is None
     assert walk(plan_stages(FracConfig(), TARGETS, LoopLength(1, 3)), [1.0] * 3) == [0, 2, 3]
 
 

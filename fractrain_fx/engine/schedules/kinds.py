@@ -1,16 +1,22 @@
-"""The protocol of schedules, and two of them: Algorithm 1, and stages that are fixed beforehand."""
+"""The protocol of schedules, Algorithm 1 with and without bounds, and stages that are fixed beforehand."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.engine.indicator import PlateauIndicator
 
-__all__ = ["AutoSchedule", "EpochSchedule", "Level", "StageSchedule"]
+__all__ = ["EARLIEST", "TINY", "AutoSchedule", "BoundedSchedule", "EpochSchedule", "Level", "StageSchedule"]
 
 Level: TypeAlias = Precision | float
+
+TINY = 1e-9  # shares such as 0.1 of 10 windows are not exact in binary
+
+EARLIEST = 0.4
+"""The share of a run before which :class:`BoundedSchedule` does not begin the last stage."""
 
 
 @runtime_checkable
@@ -55,6 +61,52 @@ class AutoSchedule:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._plateau.load_state_dict(state["plateau"])
         self._stage = int(state["stage"])
+
+
+class BoundedSchedule:
+    """Algorithm 1, by which no stage begins too early or too late for the length of the run.
+
+    Of ``n`` stages, stage ``k`` (from 0) begins between the shares ``0.4 k / (n - 1)`` and ``k / n`` of the run: when
+    the loss has stopped falling, else where equal parts would begin it.
+
+    Args:
+        stages: the number of stages.
+        plateau: tells whether the loss has stopped falling. A stage that begins late leaves its threshold as it was.
+        windows: losses of the whole run, at least one for each stage.
+    """
+
+    def __init__(self, stages: int, plateau: PlateauIndicator, windows: int) -> None:
+        self._last = stages - 1
+        self._plateau = plateau
+        self._windows = windows
+        self._stage = self._seen = 0
+        self._flat = False
+        self.soonest = self._bounds(self._last)[0]
+
+    def _bounds(self, stage: int) -> tuple[int, int]:
+        """The losses before a stage: at least, and at most."""
+        latest = stage * self._windows // (self._last + 1)
+        return min(latest, math.ceil(EARLIEST * stage / self._last * self._windows - TINY)), latest
+
+    def update(self, loss: float) -> int:
+        self._seen += 1
+        if self._stage == self._last:
+            return self._stage
+        self._flat = self._flat or self._plateau.update(loss)
+        earliest, latest = self._bounds(self._stage + 1)
+        if self._seen >= latest or (self._flat and self._seen >= earliest):
+            self._stage += 1
+            self._flat = False
+            self._plateau.restart()
+        return self._stage
+
+    def state_dict(self) -> dict[str, Any]:
+        place = {"stage": self._stage, "seen": self._seen, "flat": self._flat}
+        return place | {"plateau": self._plateau.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._plateau.load_state_dict(state["plateau"])
+        self._stage, self._seen, self._flat = int(state["stage"]), int(state["seen"]), bool(state["flat"])
 
 
 class EpochSchedule:

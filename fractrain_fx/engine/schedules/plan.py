@@ -16,19 +16,21 @@ from fractrain_fx.config.clock import Amount, Steps
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.config.schedule import Plateau
 from fractrain_fx.engine.indicator import PlateauIndicator
-from fractrain_fx.engine.schedules.kinds import AutoSchedule, EpochSchedule, Level, StageSchedule
+from fractrain_fx.engine.schedules.kinds import (
+    EARLIEST,
+    TINY,
+    AutoSchedule,
+    BoundedSchedule,
+    EpochSchedule,
+    Level,
+    StageSchedule,
+)
 from fractrain_fx.errors import ConfigError
 
 __all__ = ["LoopLength", "StagePlan", "lacks_length", "plan_stages"]
 
-_TINY = 1e-9  # shares such as 0.1 of 10 windows are not exact in binary
-
-# The default is Algorithm 1 in runs of so many times the losses that it needs at least. Four stages need 15: on
-# CIFAR-10 it did not get to the last one in 20 epochs (docs/gates.md), in the demo it begins it after 27 of 30.
-_ROOM = 2
-
-# Windows of each stage where equal parts are cut by optimizer steps, so that they are nearly equal.
-_FINE = 8
+# Losses of a run that the default asks for, by optimizer steps if there are fewer epochs: Algorithm 1 compares five.
+_LOSSES = 40
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ class StagePlan:
         return (
             f"this run cannot reach its last stage: {self.name} begins stage {len(self.levels)} after {self.soonest} "
             f"{unit} at the soonest, and the run has {self.windows}. Train for {self.soonest + 1} or more, leave "
-            "schedule out (a short run then has equal stages), or ask more often with every=Steps(...)"
+            "schedule out (every stage then begins in time), or ask more often with every=Steps(...)"
         )
 
 
@@ -103,8 +105,8 @@ def plan_stages(config: FracConfig, levels: tuple[Level, ...], length: LoopLengt
     each the same number of epochs, or of windows where ``every`` counts steps or tokens; ``cyclic`` (CPT, arXiv
     2101.09868) repeats half a cosine from the first to the last, rounded to whole bits for precisions; ``fixed`` begins
     each at its turn; ``constant`` holds the last.
-    Without a name it is ``auto`` in runs that are long enough, and of unknown length; else the stages are equal parts
-    of the run, and a run that is too short for all of them leaves some out.
+    Without a name it is ``auto``, with bounds in which each stage begins if the length of the run is known. A run that
+    is too short for all stages leaves some out.
 
     Args:
         config: names the schedule.
@@ -159,20 +161,22 @@ def _manual(stages: int, config: FracConfig, length: LoopLength) -> tuple[int, .
 
 
 def _by_length(schedule: ByLength, levels: tuple[Level, ...], length: LoopLength, windows: int | None) -> StagePlan:
-    """Algorithm 1 where the run is long enough for it, else equal parts."""
-    plateau, every = _algorithm(schedule, levels), schedule.every
-    enough, given = _ROOM * plateau.soonest, windows
-    few = windows is None or windows < len(levels)
-    if every is None and few and length.steps is not None:  # too few epochs for a stage each
-        every = Steps(max(1, length.steps // (_FINE * len(levels))))
+    """Algorithm 1, within bounds if the length of the run is known."""
+    stages, every = len(levels), schedule.every
+    if every is None and length.steps is not None and (windows is None or windows < _LOSSES):
+        every = Steps(max(1, length.steps // _LOSSES))
         windows = length.windows(every)
-    if windows is None or (every == schedule.every and windows >= enough):
-        return StagePlan(levels, plateau, windows=windows, every=every, name="Algorithm 1")
-    parts = EpochSchedule(_equal_parts(len(levels), windows))
-    unit = "epoch" if schedule.every is None else f"window of {schedule.every}"
-    told = f"{length.steps} steps" if given is None else f"{given} {unit}{'' if given == 1 else 's'}"
-    name = f"equal parts, because Algorithm 1 needs {enough} {unit}s, and the run has {told}"
-    return StagePlan(levels, parts, first=parts.first, windows=windows, every=every, name=name)
+    if windows is None:
+        return StagePlan(levels, _algorithm(schedule, levels), every=every, name="Algorithm 1")
+    if windows < stages:
+        parts = EpochSchedule(_equal_parts(stages, windows))
+        unit = "epoch" if every is None else f"window of {every}"
+        name = f"the length of the run: {windows} {unit}{'' if windows == 1 else 's'} for {stages} stages"
+        return StagePlan(levels, parts, first=parts.first, windows=windows, every=every, name=name)
+    bounded = BoundedSchedule(stages, PlateauIndicator(schedule.epsilon, schedule.alpha), windows)
+    latest = 100 * (stages - 1) / stages
+    name = f"Algorithm 1, with the last stage begun between {100 * EARLIEST:.0f} and {latest:.0f} % of the run"
+    return StagePlan(levels, bounded, windows=windows, every=every, name=name)
 
 
 def _equal_parts(stages: int, windows: int) -> tuple[int, ...]:
@@ -207,7 +211,7 @@ def _fixed(stages: int, config: FracConfig, turns: tuple[float | Amount, ...], l
     places = [
         (turn * _windows(config, length)) if isinstance(turn, float) else turn.number / _every(config) for turn in turns
     ]
-    starts = [math.ceil(place - _TINY) for place in places]
+    starts = [math.ceil(place - TINY) for place in places]
     windows = config.windows or length.windows(config.schedule.every)
     ends = [0, *starts, *([] if windows is None else [windows])]
     if any(before >= after for before, after in pairwise(ends)):

@@ -17,7 +17,7 @@ def test_the_first_line_names_stages_how_they_are_chosen_and_pins() -> None:
     text = announcement("mine", model, "digits", Engine(model, epochs=2))
     assert text == (
         "mine: Sequential, 56 forward MACs a sample, on digits; 4 stages: FW-3/BW-6 / FW-4/BW-6 / FW-6/BW-8 / "
-        "FW-8/BW-8, by equal parts, because Algorithm 1 needs 30 epochs, and the run has 2 epochs; pin 2=FW-8/BW-16; "
+        "FW-8/BW-8, by the length of the run: 2 epochs for 4 stages; pin 2=FW-8/BW-16; "
         "pin last=bfloat16"
     )
 
