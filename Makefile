@@ -46,10 +46,10 @@ readme: $(READY)  ## run the code blocks of README.md and docs/
 
 # Hours on a small machine; it goes on where it stopped, and SAMPLE= runs every architecture of timm.
 SAMPLE ?= --sample
-coverage: $(READY)  ## put timm, Hugging Face and torchvision through every check, and write docs/coverage.md
+coverage: $(READY)  ## put timm, Hugging Face and torchvision through every check, and write docs/measured/coverage.md
 	for suite in timm hf torchvision; do \
 		$(BIN)/python -m benchmarks.coverage --suite $$suite $(SAMPLE) --out docs/results/coverage.json.gz \
-			--table docs/coverage.md || exit 1; \
+			--table docs/measured/coverage.md || exit 1; \
 	done
 
 # Other people's libraries, in an environment that sees this one's packages: none of them may bring another torch, so
@@ -66,18 +66,18 @@ $(LIBRARIES)/.installed: $(READY) $(FOREIGN)
 
 coverage-libraries: $(LIBRARIES)/.installed  ## put models of third-party libraries through every check
 	$(LIBRARIES)/bin/python -m benchmarks.coverage --suite libraries --seconds 300 \
-		--out docs/results/coverage.json.gz --table docs/coverage.md
+		--out docs/results/coverage.json.gz --table docs/measured/coverage.md
 
 # Minutes, so only two models and the main methods; docs/results/performance/README.md has the command of every table.
 bench: $(READY)  ## time and saved memory of a training step against float32 (short form)
 	$(BIN)/python -W ignore -m benchmarks.step --models resnet38 transformer-base --methods float pfq dfq --rounds 5
 
-gpu: $(READY)  ## check and measure on an NVIDIA GPU in under 9 minutes, and write docs/gpu.md
+gpu: $(READY)  ## check and measure on an NVIDIA GPU in under 9 minutes, and write docs/measured/gpu.md
 	$(BIN)/python -W ignore -m benchmarks.gpu --minutes 9
 
-paper: $(READY)  ## compute the tables of docs/paper.md anew
+paper: $(READY)  ## compute the tables of docs/measured/paper.md anew
 	for table in 1 2 3 4 5 supplement-1 figure-3 figure-5 ablation; do \
-		$(BIN)/fractrain zoo table $$table --into docs/paper.md || exit 1; \
+		$(BIN)/fractrain zoo table $$table --into docs/measured/paper.md || exit 1; \
 	done
 
 docs: $(READY)  ## the site of docs/ and README.md in build/site; a broken link is an error

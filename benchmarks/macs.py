@@ -1,4 +1,4 @@
-"""MACs of ten models by this package, by torch's FlopCounterMode and by fvcore: the table of docs/macs.md."""
+"""MACs of ten models by this package, by torch's FlopCounterMode and by fvcore, for docs/background/macs.md."""
 
 from __future__ import annotations
 

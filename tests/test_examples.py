@@ -1,4 +1,4 @@
-"""The example scripts run, and FracTrain takes in a plain script the lines that docs/own-model.md shows."""
+"""The example scripts run, and FracTrain takes in a plain script the lines that docs/how-to/own-model.md shows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_a_plain_script_needs_one_line_changed_and_four_new_ones_and_the_page_sh
     removed = [line[2:] for line in changes() if line[0] == "-"]
     added = [line[2:] for line in changes() if line[0] == "+"]
     assert (len(removed), len(added)) == (1, 5)
-    page = (ROOT / "docs" / "own-model.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "own-model.md").read_text()
     for mark, lines in (("-", removed), ("+", added)):
         for line in lines:
             assert f"\n{mark}{line}\n" in page

@@ -1,4 +1,4 @@
-"""What must always hold (docs/architecture.md, "Invariants"), on real models of every kind."""
+"""What must always hold (docs/background/architecture.md, "Invariants"), on real models of every kind."""
 
 from __future__ import annotations
 

@@ -95,7 +95,11 @@ def test_the_folders_of_a_room_form_no_circle(house: str) -> None:
 
 
 def test_the_map_lists_the_rooms_in_this_order() -> None:
-    table = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8").partition("## The house")[2]
+    table = (
+        (PACKAGE.parent / "docs" / "background" / "architecture.md")
+        .read_text(encoding="utf-8")
+        .partition("## The house")[2]
+    )
     first_columns = re.findall(r"^\| (`.*?`) \|", table.partition("## ")[0], re.MULTILINE)
     named = [name.removesuffix(".py").strip("/") for each in first_columns for name in re.findall(r"`(.+?)`", each)]
     assert named == list(ROOMS[:-1])

@@ -70,7 +70,7 @@ refused at every other size. Sizes that the original refuses do not count.
 
 ## Search the data
 
-[`docs/results/coverage.csv.gz`](results/coverage.csv.gz) has one line for each model: verdict, failed check, cause,
+[`docs/results/coverage.csv.gz`](../results/coverage.csv.gz) has one line for each model: verdict, failed check, cause,
 MACs, blocks, shares, seconds, commit. From the root of the repository:
 
 ```python

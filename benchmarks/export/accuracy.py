@@ -1,7 +1,7 @@
 """``python -m benchmarks.export.accuracy RUN --python FRESH``: the test accuracy of a run here and in onnxruntime.
 
 ``RUN`` is a folder of ``fractrain train`` with a classifier of images, ``FRESH`` a Python with onnxruntime and numpy.
-ResNet-20 on all of CIFAR-10, as in docs/deploying.md::
+ResNet-20 on all of CIFAR-10, as in docs/how-to/deploying.md::
 
     fractrain train --model zoo:resnet20 --data cifar10 --data-dir DIR --image-size 16 --method pfq --epochs 4 \
         --batch-size 128 --optimizer sgd --lr 0.1 --out RUN

@@ -27,7 +27,7 @@ from fractrain_fx.config import RunConfig
 from fractrain_fx.errors import FracTrainError
 
 ROOT = Path(__file__).parents[2]
-PAGE, RESULTS = ROOT / "docs" / "exported.md", ROOT / "docs" / "results" / "export.json"
+PAGE, RESULTS = ROOT / "docs" / "reference" / "exported.md", ROOT / "docs" / "results" / "export.json"
 FORMATS: tuple[Literal["compressed-tensors", "onnx", "torchao"], ...] = ("compressed-tensors", "onnx", "torchao")
 _GOAL = 1e-3
 FOUR, EIGHT = Precision(4, 4), Precision(8, 8)

@@ -1,4 +1,4 @@
-"""Train a small Transformer and a small ResNet in every recipe, and write docs/format-results.md.
+"""Train a small Transformer and a small ResNet in every recipe, and write docs/measured/format-results.md.
 
 ``python -m benchmarks.formats run --data-dir DIR`` trains the runs that are not finished, and goes on where it was
 stopped; DIR holds tiny-shakespeare as train.txt and test.txt, and cifar-10-batches-py. ``list`` shows the progress of
@@ -19,7 +19,7 @@ FORMATS = Home(
     program="python -m benchmarks.formats",
     runs=Path("runs/formats"),
     results=Path("docs/results/formats.jsonl"),
-    page=Path("docs/format-results.md"),
+    page=Path("docs/measured/format-results.md"),
     write_page=write_page,
     grids=("formats", "raise"),
 )

@@ -1,7 +1,8 @@
-"""docs/format-results.md, made of docs/results/formats.jsonl: what each recipe reaches for its cost."""
+"""docs/measured/format-results.md, made of docs/results/formats.jsonl: what each recipe reaches for its cost."""
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,9 +21,9 @@ __all__ = ["write_page"]
 
 _INTRO = """# Number formats side by side
 
-Short trainings of one small model in every [recipe](format-recipes.md), on a CPU. They are too short and too small to
-rank formats for large models; they show that every recipe trains, what it costs, and whether raising the bits in the
-middle of a run pays. With one seed, small differences say nothing. Nothing on this page is typed in:
+Short trainings of one small model in every [recipe](../reference/format-recipes.md), on a CPU. They are too short and
+too small to rank formats for large models; they show that every recipe trains, what it costs, and whether raising the
+bits in the middle of a run pays. With one seed, small differences say nothing. Nothing on this page is typed in:
 `python -m benchmarks.formats page` writes it from [the results]({results}), a line for each run.
 
 - **last**: test {metric} at the end; over several seeds the mean, with the lowest and highest in brackets.
@@ -37,7 +38,7 @@ _COMMAND = "python -m benchmarks.formats run --data-dir DIR"
 
 def write_page(page: Path, results: Path, records: Sequence[Record]) -> None:
     """Write the page, and its figures beside the results."""
-    place = results.relative_to(page.parent) if results.is_relative_to(page.parent) else results
+    place = Path(os.path.relpath(results, page.parent))
     groups = groups_of(records)
     metrics = sorted({record["metric"] for record in records})
     parts = [_INTRO.format(results=place, metric=" or ".join(metrics) or "accuracy")]

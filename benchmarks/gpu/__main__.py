@@ -32,7 +32,7 @@ from benchmarks.gpu.steps import compiled_items
 from benchmarks.machine import describe, device_name, versions
 from benchmarks.records import command
 
-_DOCS = Path("docs")
+_DOCS, _PAGE = Path("docs"), Path("measured", "gpu.md")
 _PACKAGES = ("torchao", "triton", "timm", "transformers")
 # Seconds for writing the page at the end.
 _RESERVE = 5.0
@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             results.command = older.command
     results.save()
     _run_parts(results, options, setting, argv)
-    print(f"results: {file}, page: {options.out / 'gpu.md'}")
+    print(f"results: {file}, page: {options.out / _PAGE}")
     if failed := failures(results):
         raise SystemExit(f"{len(failed)} checks do not hold on this machine: {'; '.join(failed)}")
 
@@ -110,7 +110,7 @@ def _run_parts(results: Results, options: argparse.Namespace, setting: Setting, 
             found.seconds += time.monotonic() - began
             found.not_run = {item: why or reason for item, why in found.not_run.items()}
             results.save()
-            write_page(options.out / "gpu.md", options.out / "results")
+            write_page(options.out / _PAGE, options.out / "results")
 
 
 def _has_room(device: str) -> bool:
@@ -231,7 +231,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--small", action="store_true", help="tiny models and sizes, to try the code")
-    parser.add_argument("--out", type=Path, default=_DOCS, help="folder of gpu.md and of results/gpu-NAME.json")
+    parser.add_argument("--out", type=Path, default=_DOCS, help=f"folder of {_PAGE} and of results/gpu-NAME.json")
     parser.add_argument("--wait", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--run", choices=tuple(PARTS), help=argparse.SUPPRESS)
     return parser

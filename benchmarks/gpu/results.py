@@ -72,6 +72,7 @@ def slug(name: str) -> str:
 
 def write_page(page: Path, folder: Path) -> None:
     """Write the tables of all results in a folder between the markers of a page."""
+    page.parent.mkdir(parents=True, exist_ok=True)
     files = sorted(folder.glob("gpu-*.json"))
     parts = [markdown(Results.load(file)) for file in files]
     write_section(page, _NAME, "\n\n".join(parts or [_NONE]))

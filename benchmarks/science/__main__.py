@@ -1,4 +1,4 @@
-"""Train a grid of runs, and write docs/results.md from their results.
+"""Train a grid of runs, and write docs/measured/results.md from their results.
 
 ``python -m benchmarks.science run --grid main --data-dir DIR`` trains unfinished runs, two at a time, and
 continues where it was stopped. ``--task``, ``--method``, ``--setting``, ``--epochs`` and ``--seed`` give a grid by its
@@ -52,7 +52,7 @@ SCIENCE = Home(
     program="python -m benchmarks.science",
     runs=Path("runs/science"),
     results=Path("docs/results/science.jsonl"),
-    page=Path("docs/results.md"),
+    page=Path("docs/measured/results.md"),
     write_page=write_page,
 )
 

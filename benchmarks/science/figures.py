@@ -1,4 +1,4 @@
-"""The figures of docs/results.md: what whole trainings reach for their cost, and how the longest get there."""
+"""The figures of docs/measured/results.md: what whole trainings reach for their cost, and how the longest get there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The opening of a task in docs/results.md: a short table and sentences, good and bad, made of the runs' numbers."""
+"""The opening of a task in docs/measured/results.md: a short table and sentences, made of the runs' numbers."""
 
 from __future__ import annotations
 

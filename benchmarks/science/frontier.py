@@ -1,4 +1,4 @@
-"""The opening of docs/results.md: accuracy against cost, each method beside the best static precision of its cost."""
+"""The opening of docs/measured/results.md: methods beside the best static precision of their cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The opening table of docs/results.md: every task in a row, each method beside static training."""
+"""The opening table of docs/measured/results.md: every task in a row, each method beside static training."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""docs/results.md, made of docs/results/science.jsonl: tables of means and spread, and accuracy against cost."""
+"""docs/measured/results.md, made of docs/results/science.jsonl: means and spread, and accuracy against cost."""
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -64,7 +65,7 @@ _COMMAND = "python -m benchmarks.science run --grid main cost language --data-di
 
 def write_page(page: Path, results: Path, records: Sequence[Record]) -> None:
     """Write the page, and its figures beside the results."""
-    place = results.relative_to(page.parent) if results.is_relative_to(page.parent) else results
+    place = Path(os.path.relpath(results, page.parent))
     groups = groups_of(records)
     metrics = sorted({record["metric"] for record in records})
     parts = [_INTRO.format(results=place), *_opening(groups, results.parent, place.parent), overview(groups), _TABLES]

@@ -29,7 +29,7 @@ from benchmarks.step.table import markdown, not_run, rich_table
 # Steps before the first measured one: allocators, ranges and the peers' statistics settle.
 _WARM_UP = 3
 
-# The models of docs/performance.md; the others are larger, or for trying code.
+# The models of docs/measured/performance.md; the others are larger, or for trying code.
 _USUAL = ("resnet38", "mobilenetv2", "resnet18", "vit_tiny", "transformer-base")
 
 

@@ -25,7 +25,7 @@ _SOURCES: dict[str, Path] = {}  # what stands on each page that is made here
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the first page, and pages for everything outside of docs/ that a page links to."""
     _add(files, config, ROOT / "README.md")
-    for notebook in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
+    for notebook in sorted((ROOT / "docs" / "tutorials").glob("*.ipynb")):
         _add(files, config, notebook)
     pending = [(ROOT / "docs" / file.src_uri) for file in files.documentation_pages() if file.abs_src_path is not None]
     pending.append(ROOT / "README.md")

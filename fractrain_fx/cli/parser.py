@@ -90,7 +90,9 @@ def make_parser() -> Parser:
     train = _new("[FLAGS]", _TRAIN)
     train.add_argument("--out", metavar="DIR", type=str, help="folder of the run (default: a new one under runs/)")
     train.add_argument("--resume", metavar="DIR", type=str, help="continue the run in this folder")
-    text_watch = "measure what rounding does to every op, every N batches, into numerics.jsonl (docs/numerics.md)"
+    text_watch = (
+        "measure what rounding does to every op, every N batches, into numerics.jsonl (docs/how-to/numerics.md)"
+    )
     train.add_argument("--watch", metavar="N", type=int, help=text_watch)
     add_flags(train)
     commands.add_subcommand("train", train, help="train a model and report its cost")

@@ -1,4 +1,4 @@
-"""FracConfig: frozen, validated; its defaults are the settings that trained best (docs/gates.md)."""
+"""FracConfig: frozen, validated; its defaults are the settings that trained best (docs/background/gates.md)."""
 
 from __future__ import annotations
 

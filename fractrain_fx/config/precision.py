@@ -104,7 +104,8 @@ FULL = Precision(FLOAT_BITS, FLOAT_BITS)
 DFQ_OPTIONS = tuple(Precision.parse(p) for p in ("0/0", "2/6", "3/6", "4/6", "4/12", "6/8", "6/12"))
 COMPACT_OPTIONS = tuple(Precision.parse(p) for p in ("0/0", "4/8", "6/8", "6/10", "8/8"))
 
-# Forward bits in steps of one, for higher targets than the paper's. Those that compute are the default (docs/gates.md).
+# Forward bits in steps of one, for higher targets than the paper's. Those that compute are the default
+# (docs/background/gates.md).
 FINE_OPTIONS = tuple(Precision.parse(p) for p in ("0/0", "3/6", "4/8", "5/8", "6/8", "7/8", "8/8"))
 
 # The options in the authors' code for CIFAR and ImageNet. The paper does not print them. None of them skips a block.

@@ -26,7 +26,7 @@ MemoryFormat = Literal["auto", "preserve"]
 # The most bits of a code that products of codes multiply, which is one byte.
 CODE_BITS = 8
 
-# Share of skipped samples from which the gathered form of a block was measured to be faster (docs/execution.md).
+# Share of skipped samples from which the gathered form of a block was measured to be faster (docs/how-to/execution.md).
 LEFT_OUT_FROM = 0.1
 
 # The formats that torchao has kernels for, at 8 bits.
@@ -45,14 +45,14 @@ class RunConfig:
             integers, with the same results, if a short timing finds that quicker than float. Each shape and each width
             is timed as it first trains. ``codes-always``: the same wherever possible, without a timing. ``auto``:
             ``cpu`` on a CPU where the kernels were built before, else ``cuda`` where Triton is installed, else
-            ``plain``; ``fractrain train`` builds them for a long run (docs/execution.md).
+            ``plain``; ``fractrain train`` builds them for a long run (docs/how-to/execution.md).
         torchao: whether torchao computes linear layers of ``static`` and ``pfq`` under formats ``mx``, ``fp8`` and
-            ``int``, at the bits that it has kernels for (docs/torchao.md).
+            ``int``, at the bits that it has kernels for (docs/how-to/torchao.md).
         skipping: what blocks do for samples that skip them. ``computed``: they run for all samples, and the result is
             dropped. ``left-out``: these samples are left out if that saves time, from a tenth of the batch on. A number
             is another share (0..1) of the batch. Values stay the same, except that batch norm and ranges inside a block
             only see the samples that run, noise is drawn for these alone, and a sample that skips a block has no
-            gradient through it (docs/execution.md).
+            gradient through it (docs/how-to/execution.md).
         memory_format: ``auto``: on a CPU, convolutions of images and the layers between them compute in
             ``torch.channels_last``, which is quicker. ``preserve``: in the order of inputs and weights.
         batch_axis: dimension of the model's inputs that holds the samples.

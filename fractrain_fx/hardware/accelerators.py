@@ -10,7 +10,7 @@ _MAMF = "ml-engineering (Bekman), Maximum Achievable Matmul FLOPS comparison tab
 _TERA, _GIGA = 1e12, 1e9
 
 # Vendors do not print which share of the peak products reach. Boards without a published measurement get the median of
-# the others. The share of the bandwidth is ours for all boards (docs/machines.md).
+# the others. The share of the bandwidth is ours for all boards (docs/reference/machines.md).
 _COMPUTES = 0.80
 _STREAMS = 0.85
 

@@ -27,7 +27,7 @@ _WIDTHS = frozenset({0, 2, 4, 8})  # the array holds 3 bits in 4, and 5 to 7 in 
 
 
 class BitFusion:
-    """The accelerator that the paper simulates (docs/bitfusion.md): contractions alone, with dynamic energy.
+    """The accelerator that the paper simulates (docs/background/bitfusion.md): contractions alone, with dynamic energy.
 
     Floats count as integers of 32 bits. Ops rounded to formats without integer codes have no price.
     """

@@ -2,7 +2,7 @@
 
 The paper (section 4.6) says: the design follows EDD (Li et al., DAC 2020), a recursive architecture for networks of
 mixed precision, in which the same unit computes at every precision; the board is a ZC706. It prints the savings alone.
-The rest is assumed here, and docs/machines.md says why:
+The rest is assumed here, and docs/reference/machines.md says why:
 
 - The array has 900 DSP slices (XC7Z045: Xilinx DS190), 200 MHz, and two products of up to 8 bits a slice and cycle.
 - The array is as wide as its ports at 8 bits. Operands of fewer bits arrive sooner, so a product takes time in

@@ -25,7 +25,7 @@ _TYPES = {
     "4 bits": ("int4", "mxfp4"),
 }
 
-_PAGES = {"bitfusion": "docs/bitfusion.md", "zc706": "docs/machines.md"}
+_PAGES = {"bitfusion": "docs/background/bitfusion.md", "zc706": "docs/reference/machines.md"}
 
 
 def machines_table(rows: Sequence[Mapping[str, Any]], width: int = WIDE) -> Table:

@@ -161,7 +161,7 @@ class Summary:
     def _left_out(self) -> Iterator[str]:
         """What the steps on a machine do not hold."""
         if any(not step.native for step in self.steps):
-            yield "* no units of just these widths: computed at the next wider type (docs/machines.md)"
+            yield "* no units of just these widths: computed at the next wider type (docs/reference/machines.md)"
         if any(step.joules is not None for step in self.steps) and self.steps[0].machine != "bitfusion":
             yield "J: the board's power times the time, an upper bound"
         if unpriced := {name: None for step in self.steps for name in step.unpriced}:
@@ -183,7 +183,8 @@ def summarize(
         model: a rewritten model.
         ops: whether printing lists every op instead of every block.
         shapes: whether printing lists the shapes of every tensor that enters or leaves a block or op.
-        machine: a machine, or its name, on which to compute the time and energy of a training step (docs/machines.md).
+        machine: a machine, or its name, on which to compute the time and energy of a training step
+            (docs/reference/machines.md).
         batch: samples of that step.
 
     Raises:

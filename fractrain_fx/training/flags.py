@@ -84,7 +84,7 @@ def add_flags(parser: Any, *, loop: bool = True) -> None:
         start.add_argument(
             "--recipe", metavar="NAME", type=str, help="the paper's run to start from (fractrain zoo list)"
         )
-    told = "paper: the method's settings as the paper prints them (docs/training.md)"
+    told = "paper: the method's settings as the paper prints them (docs/how-to/training.md)"
     start.add_argument("--as", metavar="paper", type=str, help=told)
     told = f"any setting, such as gate.beta=1e-3; may be repeated ('{_LIST_ALL}' lists them)"
     start.add_argument("--set", metavar="NAME=VALUE", action="append", type=str, help=told)

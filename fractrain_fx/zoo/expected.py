@@ -181,7 +181,7 @@ def _spent(prices: StepPrices, op: Op, cost: OpCost, mix: Mix, weight_bits: int 
     computing = [option for _, option in mix if not option.skips]
     sums = np.zeros((3, 3))
     for share, option in mix:
-        # An op that cannot be skipped takes the cheapest option that computes (docs/architecture.md).
+        # An op that cannot be skipped takes the cheapest option that computes (docs/background/architecture.md).
         taken = option if (skippable and not op.skip_path) or not option.skips else computing[0]
         sums += share * prices.of(op, cost, taken, weight_bits)
     return sums

@@ -72,7 +72,7 @@ def test_a_table_is_renewed_in_its_page(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_the_tables_of_the_documentation_are_what_the_command_writes(tmp_path: Path) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "paper.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "measured" / "paper.md").read_text()
     page = tmp_path / "paper.md"
     page.write_text(text)
     for table in ("3", "5"):

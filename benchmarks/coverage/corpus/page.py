@@ -80,7 +80,8 @@ outputs in training are equal.
 {_causes(usable)}
 
 Rows by commit: {", ".join(f"{n} at {c}" for c, n in commits)}. The data is `docs/results/corpus.jsonl`, made with
-`python -m benchmarks.coverage.corpus FOLDER --projects N --out docs/results/corpus.jsonl --page docs/coverage.md`."""
+`python -m benchmarks.coverage.corpus FOLDER --projects N --out docs/results/corpus.jsonl --page
+docs/measured/coverage.md`."""
 
 
 def _causes(rows: Sequence[Row]) -> str:

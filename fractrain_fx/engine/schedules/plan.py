@@ -76,8 +76,8 @@ class StagePlan:
         for name in ("update", "state_dict", "load_state_dict"):
             if not callable(getattr(self.schedule, name, None)):
                 raise ConfigError(
-                    f"schedule={self.schedule!r} has no method {name}(): give an object such as docs/own-schedule.md "
-                    "shows, or name a schedule in the configuration"
+                    f"schedule={self.schedule!r} has no method {name}(): give an object such as "
+                    "docs/how-to/own-schedule.md shows, or name a schedule in the configuration"
                 )
 
     @property

@@ -16,7 +16,10 @@ __all__ = ["MODEL", "STATE", "SUMS", "TENSORS", "VERSION", "Optional", "reading"
 MODEL, TENSORS, STATE, SUMS = "model.safetensors", "training.pt", "state.json", "sha256.json"
 
 VERSION = 1
-"""Of the schema: docs/deploying.md says where a checkpoint keeps ranges, bits and pins. Files without one have 1."""
+"""Of the schema: docs/how-to/deploying.md says where a checkpoint keeps ranges, bits and pins.
+
+Files without one have 1.
+"""
 
 _DAMAGE = (OSError, EOFError, LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RuntimeError)
 

@@ -28,7 +28,7 @@ _EDGES = 4  # characters around a table
 _CAPTION = (
     "cp: gated or scheduled contractions, cp_total: all of them, in per cent of\n"
     "full-precision training; MACs: the whole training, counted at 32 bits;\n"
-    "energy and latency: of all that on BitFusion (docs/bitfusion.md)"
+    "energy and latency: of all that on BitFusion (docs/background/bitfusion.md)"
 )
 
 

@@ -220,7 +220,7 @@ def test_int8_goes_to_bf16_and_a_saved_stage_brings_its_kernels() -> None:
 
 
 class _Noise:
-    """Goes on when the gradient's norm is below ``share`` times that of its rounding noise (docs/own-schedule.md)."""
+    """The schedule of docs/how-to/own-schedule.md: goes on when rounding noise drowns the gradient."""
 
     def __init__(self, share: float) -> None:
         self.stage, self.ratio, self.share = 0, float("inf"), share

@@ -94,7 +94,7 @@ def test_all_three_products_of_training_are_half_of_torchs_flops(name: str) -> N
 
 
 def test_where_torchs_counter_is_wrong_the_formula_is_the_hands() -> None:
-    """What docs/macs.md says of the counter, so that a change of torch's is noticed."""
+    """What docs/background/macs.md says of the counter, so that a change of torch's is noticed."""
     x = torch.randn(1, 8, 6, 6)
     conv = nn.Conv2d(8, 12, 3, padding=1, groups=4, bias=False)
     with FlopCounterMode(display=False) as counter:
