@@ -15,7 +15,7 @@ from fractrain_fx.cli.parser import make_parser
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "docs").glob("tutorials/*.ipynb"))
-PAGES = [ROOT / "README.md", *sorted(each for each in (ROOT / "docs").glob("*/**/*.md") if "results" not in each.parts)]
+PAGES = [ROOT / "README.md", *sorted(each for each in (ROOT / "docs").glob("**/*.md") if "results" not in each.parts)]
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 

@@ -11,8 +11,9 @@ from fractrain_fx.drawing.build import Level, picture
 from fractrain_fx.drawing.dot import digraph
 from fractrain_fx.drawing.picture import Picture
 from fractrain_fx.durable import write_text
-from fractrain_fx.errors import ConfigError, InputError, RunError
+from fractrain_fx.errors import ConfigError, RunError
 from fractrain_fx.model import FracModel
+from fractrain_fx.model.wrapped import rewritten_in
 
 __all__ = ["FORMATS", "draw"]
 
@@ -39,8 +40,7 @@ def draw(model: FracModel, path: str | Path, *, level: Level = "blocks", shapes:
         InputError: the model was not rewritten.
         RunError: Graphviz is not installed or fails, or the file cannot be written.
     """
-    if not isinstance(model, FracModel):
-        raise InputError(f"draw takes a rewritten model, not a {type(model).__name__}: write draw(fractrainify(model))")
+    model = rewritten_in(model, "draw")
     target = Path(path)
     suffix = target.suffix.lower()
     if suffix not in FORMATS:

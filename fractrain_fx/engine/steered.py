@@ -100,14 +100,22 @@ def show_level(level: Level | str) -> str:
     return text if target is None else f"cp {float(target[1]):.2f} %"
 
 
-def steered_model(model: Any) -> SteeredModel:
-    """The model inside ``torch.compile`` (``_orig_mod``) and data-parallel (``module``) wrappers."""
+def steered_model(model: Any, asked_by: str = "Engine") -> SteeredModel:
+    """The rewritten model itself, or inside its wrappers.
+
+    These are ``torch.compile`` (``_orig_mod``), data-parallel ones (``module``), and the model that transformers'
+    Trainer shows (``_frac_model``).
+
+    Raises:
+        InputError: there is none; the message names who asked.
+    """
     while not hasattr(type(model), "set_precision"):
-        inner = getattr(model, "_orig_mod", None) or getattr(model, "module", None)
+        inner = getattr(model, "__dict__", {}).get("_frac_model")
+        inner = inner or getattr(model, "_orig_mod", None) or getattr(model, "module", None)
         if inner is None:
             raise InputError(
-                f"Engine needs a model made by fractrainify, got {type(model).__name__}: "
-                "write Engine(fractrainify(model))"
+                f"{asked_by} needs a model made by fractrainify, got {type(model).__name__}: "
+                f"write {asked_by}(fractrainify(model))"
             )
         model = inner
     steered: SteeredModel = model

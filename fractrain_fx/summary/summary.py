@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fractrain_fx.config.targets import scheduled_precision
-from fractrain_fx.errors import InputError
 from fractrain_fx.hardware.catalogue import find_machine
 from fractrain_fx.hardware.machine import Machine
 from fractrain_fx.hardware.plan import PlannedStep, plan_steps
 from fractrain_fx.model import FracModel
+from fractrain_fx.model.wrapped import rewritten_in
 from fractrain_fx.passes import Block, GateSize, Op, controller_size, gate_sizes
 from fractrain_fx.passes.analyse.sequence_first import samples_in_sequence
 from fractrain_fx.passes.graph.edit import NAMESPACE
@@ -180,7 +180,7 @@ def summarize(
     """The summary of a rewritten model: print it, or take ``to_dict()``.
 
     Args:
-        model: a rewritten model.
+        model: a rewritten model, also inside a wrapper; ``plan`` takes models that were not rewritten.
         ops: whether printing lists every op instead of every block.
         shapes: whether printing lists the shapes of every tensor that enters or leaves a block or op.
         machine: a machine, or its name, on which to compute the time and energy of a training step
@@ -191,11 +191,7 @@ def summarize(
         InputError: the model was not rewritten.
         ConfigError: there is no machine of that name.
     """
-    if not isinstance(model, FracModel):
-        raise InputError(
-            f"summarize takes a rewritten model, not a {type(model).__name__}: write summarize(fractrainify(model)), "
-            "or plan(model), which rewrites nothing"
-        )
+    model = rewritten_in(model, "summarize")
     config = model.frac_config
     graph_module = model._state.recording.train
     gates = gate_sizes(graph_module, config)

@@ -15,7 +15,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from fractrain_fx import Engine, Fixed, FracConfig, FracModel, GateConfig, RunConfig, Steps, Tokens, fractrainify
+from fractrain_fx import (
+    Engine,
+    Fixed,
+    FracConfig,
+    FracModel,
+    GateConfig,
+    RunConfig,
+    Steps,
+    Tokens,
+    fractrainify,
+    summarize,
+)
 from fractrain_fx.errors import (
     ConfigError,
     CostTermError,
@@ -448,6 +459,7 @@ def test_logs_have_the_level_beside_the_stage_and_at_the_end_the_stages_but_not_
     printed = capsys.readouterr().out
     assert "'level': 'FW-8/BW-8'" in printed and "'stages': 'FW-4/BW-6 for 50 %" in printed
     assert [str(op.precision) for op in trainer.model.ops][1] == "FW-8/BW-8" and trainer.model.stage.number == 2
+    assert summarize(trainer.model).to_dict()["model"] == "BertForSequenceClassification"
     with pytest.raises(AttributeError, match="nothing"):
         _ = trainer.model.nothing
     trainer.save_model(str(tmp_path / "saved"))
