@@ -167,7 +167,8 @@ def test_graphviz_warns_of_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("page", "file", "level"), [("concepts", "residual", "ops"), ("looking", "resnet10t-blocks", "blocks")]
+    ("page", "file", "level"),
+    [("background/concepts", "residual", "ops"), ("how-to/looking", "resnet10t-blocks", "blocks")],
 )
 def test_drawings_on_the_pages_show_what_the_pages_make(page: str, file: str, level: Level) -> None:
     text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
