@@ -12,8 +12,7 @@ from fractrain_fx.drawing.dot import digraph
 from fractrain_fx.drawing.picture import Picture
 from fractrain_fx.durable import write_text
 from fractrain_fx.errors import ConfigError, RunError
-from fractrain_fx.model import FracModel
-from fractrain_fx.model.wrapped import rewritten_in
+from fractrain_fx.model import FracModel, rewritten_in
 
 __all__ = ["FORMATS", "draw"]
 

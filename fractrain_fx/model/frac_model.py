@@ -15,7 +15,7 @@ from fractrain_fx.capture.state import in_mode
 from fractrain_fx.config.checks import check_stage
 from fractrain_fx.config.precision import Precision
 from fractrain_fx.config.targets import scheduled_precision
-from fractrain_fx.engine.steered import is_steered
+from fractrain_fx.engine.steered import is_steered, steered_model
 from fractrain_fx.errors import ConfigError, InputError, ModelError
 from fractrain_fx.model.deployable import Deployable
 from fractrain_fx.model.float_calls import belongs_to_original, require_no_part
@@ -27,7 +27,7 @@ from fractrain_fx.nn.bits import set_stage, stage_of
 from fractrain_fx.passes.graph.edit import NAMESPACE
 from fractrain_fx.rewriting import OWN, Rewritten
 
-__all__ = ["FracModel"]
+__all__ = ["FracModel", "rewritten_in"]
 
 
 class FracModel(Deployable):
@@ -268,3 +268,15 @@ class FracModel(Deployable):
             "nn.DataParallel cannot run a rewritten model on several GPUs of one process: start one process a GPU "
             "(torchrun, accelerate launch) with DistributedDataParallel"
         )
+
+
+def rewritten_in(model: Any, asked_by: str) -> FracModel:
+    """The rewritten model itself, or inside ``torch.compile``, data parallelism or transformers' ``trainer.model``.
+
+    Raises:
+        InputError: there is none; the message names the function that was ``asked_by``.
+    """
+    found = steered_model(model, asked_by)
+    if not isinstance(found, FracModel):  # only looks like one, and has no graph
+        raise InputError(f"{asked_by} needs a model made by fractrainify, got {type(found).__name__}")
+    return found

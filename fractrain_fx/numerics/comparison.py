@@ -25,7 +25,7 @@ from fractrain_fx.numerics.shares import (
     weights_of,
 )
 from fractrain_fx.numerics.statistics import Statistics
-from fractrain_fx.numerics.table import comparison_table
+from fractrain_fx.numerics.table import comparison_table, printed
 from fractrain_fx.numerics.twin import Twin
 
 __all__ = ["Comparison", "OpDifference", "compare"]
@@ -127,10 +127,7 @@ class Comparison(JupyterMixin):
         yield from comparison_table(self, options.max_width)
 
     def __str__(self) -> str:
-        console = Console(width=80, no_color=True)
-        with console.capture() as captured:
-            console.print(self)
-        return captured.get()
+        return printed(self)
 
 
 def compare(

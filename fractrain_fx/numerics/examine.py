@@ -10,9 +10,8 @@ import torch
 
 from fractrain_fx.capture import call_of
 from fractrain_fx.capture.state import in_mode
-from fractrain_fx.engine.steered import steered_model
-from fractrain_fx.errors import InputError, ModelError
-from fractrain_fx.model import FracModel
+from fractrain_fx.errors import ModelError
+from fractrain_fx.model import rewritten_in
 from fractrain_fx.numerics.blame import blame
 from fractrain_fx.numerics.losses import Criterion, loss_of
 from fractrain_fx.numerics.observe import Seen, observe
@@ -36,8 +35,7 @@ def examine(model: Any, batch: Any, criterion: Criterion | None = None) -> str |
     Raises:
         InputError, ModelError: as :func:`fractrain_fx.numerics.compare`.
     """
-    found = steered_model(model)
-    named = list(found.named_parameters()) if isinstance(found, FracModel) else []
+    named = list(rewritten_in(model, "compare").named_parameters())
     bad = [name for name, p in named if not bool(torch.isfinite(p).all())]
     with twin_of(model, batch, criterion) as twin:
         _, records = observed_pass(twin, Seen())
@@ -59,9 +57,7 @@ def twin_of(model: Any, batch: Any, criterion: Criterion | None) -> Iterator[Twi
         InputError: the model was not made by fractrainify.
         ModelError: it is sharded.
     """
-    found = steered_model(model)
-    if not isinstance(found, FracModel):
-        raise InputError(f"this needs a model made by fractrainify, got {type(found).__name__}")
+    found = rewritten_in(model, "compare")
     if found._state.sharding is not None:
         raise ModelError("the graph is run on whole weights here: compare before fully_shard, and watch afterwards")
     with in_mode(found, training=True):

@@ -8,9 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console, ConsoleOptions, RenderResult
+
 from fractrain_fx.durable import write_text, writing
 from fractrain_fx.errors import RunError
 from fractrain_fx.numerics.statistics import Statistics
+from fractrain_fx.numerics.table import printed, step_table
 
 __all__ = ["FILE", "OperandRecord", "WatchedStep", "append_step", "drop_steps_after", "read_steps"]
 
@@ -39,7 +42,7 @@ class OperandRecord:
 
 @dataclass(frozen=True)
 class WatchedStep:
-    """All that was seen of one training step.
+    """All that was seen of one training step. Prints as a table.
 
     Attributes:
         step: its number: calls of the model in training, from 1.
@@ -72,6 +75,12 @@ class WatchedStep:
             if same and (product is None or product in record.products):
                 return record.statistics
         raise KeyError(f"step {self.step} has no operand {operand!r} of {op!r}" + (f" as {as_if}" if as_if else ""))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from step_table(self, options.max_width)
+
+    def __str__(self) -> str:
+        return printed(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values."""

@@ -6,13 +6,16 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
     from fractrain_fx.numerics.comparison import Comparison, OpDifference
+    from fractrain_fx.numerics.records import WatchedStep
+    from fractrain_fx.numerics.statistics import Statistics
 
-__all__ = ["comparison_table", "shortened"]
+__all__ = ["comparison_table", "printed", "shortened", "step_table"]
 
 _ROWS = 20
 _REST = 56  # characters of the columns beside the name
@@ -53,6 +56,48 @@ def comparison_table(found: Comparison, width: int) -> Iterator[Any]:
     how = "each op was switched to float" if found.how == "switched" else "estimated from each op's own error"
     left = len(found.ops) - len(shown)
     yield Text(f"Shares: {how}." + (f" {left} more ops have smaller ones." if left > 0 else ""), style="dim")
+
+
+def step_table(step: WatchedStep, width: int) -> Iterator[Any]:
+    """The operands of a watched step, those first that rounding leaves least of."""
+    formats = list(dict.fromkeys(record.as_if for record in step.operands if record.as_if))
+    by_operand: dict[tuple[str, str, tuple[str, ...]], dict[str, Statistics]] = {}
+    for record in step.operands:
+        by_operand.setdefault((record.op, record.operand, record.products), {})[record.as_if] = record.statistics
+    rounded = {key: found for key, found in by_operand.items() if "" in found and found[""].sqnr is not None}
+    order = sorted(rounded, key=lambda key: rounded[key][""].sqnr or 0.0)
+    yield Text(f"step {step.step}, {step.ran}; signal-to-noise ratios in dB, the least first")
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("op", no_wrap=True)
+    for heading in ("operand", "bits", "now", *formats, "clipped", "to 0"):
+        table.add_column(heading, justify="right" if heading != "operand" else "left", no_wrap=True)
+    for op, operand, products in order[:_ROWS]:
+        found = rounded[op, operand, products]
+        now = found[""]
+        table.add_row(
+            shortened(op, max(width - _REST - sum(len(each) + 1 for each in formats), 12)),
+            f"{operand} of {'+'.join(products)}",
+            f"{now.bits:g}",
+            *(_decibels(found.get(each)) for each in ("", *formats)),
+            _per_cent(now.clipped),
+            _per_cent(now.underflowed),
+        )
+    yield table
+    left = len(rounded) - _ROWS
+    if left > 0:
+        yield Text(f"{left} more operands lose less.", style="dim")
+
+
+def printed(parts: Any) -> str:
+    """The text of something that rich renders, 80 columns wide."""
+    console = Console(width=80, no_color=True)
+    with console.capture() as captured:
+        console.print(parts)
+    return captured.get()
+
+
+def _decibels(found: Statistics | None) -> str:
+    return "-" if found is None or found.sqnr is None else f"{found.sqnr:.0f}"
 
 
 def shortened(name: str, room: int) -> str:

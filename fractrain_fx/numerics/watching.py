@@ -20,9 +20,8 @@ from fractrain_fx.config import Steps
 from fractrain_fx.durable import require_folder
 from fractrain_fx.engine.dependence import input_dependence
 from fractrain_fx.engine.distributed import is_first
-from fractrain_fx.engine.steered import steered_model
-from fractrain_fx.errors import ConfigError, FracTrainWarning, InputError
-from fractrain_fx.model import FracModel
+from fractrain_fx.errors import ConfigError, FracTrainWarning
+from fractrain_fx.model import rewritten_in
 from fractrain_fx.numerics.blame import blame
 from fractrain_fx.numerics.observe import Seen, observe
 from fractrain_fx.numerics.records import FILE, WatchedStep, append_step
@@ -86,9 +85,7 @@ class Watch:
         told: Callable[[WatchedStep], None] | None = None,
     ) -> None:
         """See :func:`watch`; ``done``: steps of an earlier part of the run; ``told`` is called after watched steps."""
-        found = steered_model(model)
-        if not isinstance(found, FracModel):  # what only looks like one has no graph
-            raise InputError(f"watch() needs a model made by fractrainify, got {type(found).__name__}")
+        found = rewritten_in(model, "watch")
         self._model = found
         self._every = _steps(every)
         config = found.frac_config

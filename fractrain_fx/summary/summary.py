@@ -10,8 +10,7 @@ from fractrain_fx.config.targets import scheduled_precision
 from fractrain_fx.hardware.catalogue import find_machine
 from fractrain_fx.hardware.machine import Machine
 from fractrain_fx.hardware.plan import PlannedStep, plan_steps
-from fractrain_fx.model import FracModel
-from fractrain_fx.model.wrapped import rewritten_in
+from fractrain_fx.model import FracModel, rewritten_in
 from fractrain_fx.passes import Block, GateSize, Op, controller_size, gate_sizes
 from fractrain_fx.passes.analyse.sequence_first import samples_in_sequence
 from fractrain_fx.passes.graph.edit import NAMESPACE

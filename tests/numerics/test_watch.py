@@ -75,6 +75,17 @@ def train(model: Any, steps: int = 4, *, engine: bool = True, **options: Any) ->
     return losses, watched
 
 
+def test_a_step_prints_the_operands_first_that_rounding_leaves_least_of() -> None:
+    config = FracConfig(method="static", precision="FW-8/BW-8", pins=(Pin("block.0", Precision(2, 8)),))
+    _, watched = train(rewritten(config), 1, as_if="FW-4/BW-4")
+    lines = str(watched.records[0]).splitlines()
+    rows = [line.split() for line in lines if line.strip().startswith(("block", "next", "hidden"))]
+    assert "FW-4/BW-4" in lines[2] and {row[0] for row in rows[:2]} == {"block.0"}
+    ratios = [int(row[5]) for row in rows]
+    assert ratios == sorted(ratios)
+    assert all(len(line) <= 80 for line in lines)
+
+
 @pytest.mark.parametrize(
     "config",
     [
