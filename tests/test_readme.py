@@ -16,8 +16,10 @@ from fractrain_fx.cli.parser import make_parser
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "docs").glob("tutorials/*.ipynb"))
 PAGES = [ROOT / "README.md", *sorted(each for each in (ROOT / "docs").glob("**/*.md") if "results" not in each.parts)]
+DECISIONS = [page for page in PAGES if page.parent.name == "decisions" and page.name != "index.md"]
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+_DECISION = re.compile(r"- \*\*.+\?\*\*\n  .+\n  .*(?:`.+`|\]\(.+\)|[Cc]ommits? [0-9a-f]{7}.*), \d{4}-\d\d-\d\d\.")
 
 
 class Block(NamedTuple):
@@ -106,3 +108,12 @@ def test_make_commands_name_targets_that_exist(call: list[str]) -> None:
 def test_links_inside_the_repository_lead_somewhere(page: Path) -> None:
     links = [link for link in _LINK.findall(page.read_text(encoding="utf-8")) if "://" not in link]
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.name)
+def test_a_decision_has_a_question_an_answer_and_a_dated_source_that_exists(page: Path) -> None:
+    paragraphs = page.read_text(encoding="utf-8").strip().split("\n\n")
+    entries = [paragraph for paragraph in paragraphs if not paragraph.startswith("#")]
+    assert [entry for entry in entries if not _DECISION.fullmatch(entry)] == []
+    sources = re.findall(r"`(tests/[^`]+)`", "\n".join(entries))
+    assert [source for source in sources if not (ROOT / source).exists()] == []
