@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from benchmarks.coverage.checks import Step, difference, evaluate, floats, objective, step
 from fractrain_fx import Engine, FracConfig, FracModel
 from fractrain_fx.capture import resize_batch
-from tests.build import paper
+from fractrain_fx.capture.compare import difference
+from fractrain_fx.capture.state import seeded
+from fractrain_fx.capture.trees import tensors_in
+from tests.build import objective, paper
 from tests.build import rewritten as rewritten_case
 from tests.models import HOME_MADE, HUGGING_FACE, TIMM, Case, build, some_long
 
@@ -22,8 +24,36 @@ WIDE = ("efficientnet_b0", "convnext_atto", "mobilenetv2_100", "bart", "torchvis
 CASES = some_long(NAMES, *DEEP, *WIDE)
 
 
+class Step(NamedTuple):
+    """The outputs, gradients and buffers of one training step."""
+
+    outputs: list[Tensor]
+    gradients: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+
+
+def floats(output: Any) -> list[Tensor]:
+    return [x for x in tensors_in(output) if x.is_floating_point()]
+
+
+def call(model: nn.Module, case: Case, seed: int) -> Any:
+    args, keywords = case.on(lambda x: x.detach().clone())  # a model may write to its inputs
+    with seeded(seed):
+        return model(*args, **keywords)
+
+
 def training(model: nn.Module, case: Case, seed: int) -> Step:
-    return step(model, case.args, case.keywords, seed)
+    model.train().zero_grad()
+    output = call(model, case, seed)
+    objective(output).backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    buffers = {name: b.clone() for name, b in model.named_buffers() if not name.startswith("frac.")}
+    return Step([x.detach() for x in floats(output)], gradients, buffers)
+
+
+@torch.no_grad()
+def evaluation(model: nn.Module, case: Case) -> list[Tensor]:
+    return floats(call(model.eval(), case, 0))
 
 
 def assert_same(left: object, right: object) -> None:
@@ -39,8 +69,8 @@ def test_method_float_equals_the_original_bit_for_bit(name: str) -> None:
     assert_same(mine.outputs, theirs.outputs)
     assert_same(mine.gradients, theirs.gradients)
     assert_same(mine.buffers, theirs.buffers)
-    larger = resize_batch({"args": case.args, "kwargs": case.keywords}, 3)
-    assert_same(evaluate(rewritten, **larger), evaluate(original, **larger))
+    larger = Case(original, **resize_batch({"args": case.args, "kwargs": case.keywords}, 3))
+    assert_same(evaluation(rewritten, larger), evaluation(original, larger))
 
 
 @pytest.mark.parametrize("name", CASES)
