@@ -91,8 +91,8 @@ format: $(READY)  ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-typecheck: $(READY)  ## mypy --strict on the package and the benchmarks
-	$(BIN)/mypy --strict fractrain_fx benchmarks
+typecheck: $(READY)  ## mypy --strict on the package, the benchmarks and the tests
+	$(BIN)/mypy
 
 check: full lint typecheck docs  ## everything that must pass
 

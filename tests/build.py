@@ -38,8 +38,8 @@ def rewritten(
         check: compare the recorded graph with the model.
         settings: fields of :class:`FracConfig`.
     """
-    if isinstance(model, Case):
-        model, inputs, keywords = model.model, model.args, model.keywords
+    if not isinstance(model, nn.Module):
+        inputs, keywords, model = model.args, model.keywords, model.model
     return fractrainify(
         model,
         config=FracConfig(**settings) if config is None else config,
@@ -53,6 +53,6 @@ def objective(output: Any) -> Tensor:
     """The loss in an output, or else a sum of its values, with weights that differ: softmax sums to a constant."""
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if loss is not None:
-        return loss.sum()  # type: ignore[no-any-return]
+        return loss.sum()
     parts = [x.flatten() for x in tensors_in(output) if x.is_floating_point() and x.requires_grad]
     return torch.stack([(x * torch.arange(len(x)).cos()).mean() for x in parts]).sum()

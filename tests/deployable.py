@@ -9,9 +9,10 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from fractrain_fx import FracConfig, FracModel, Precision, fractrainify
+from fractrain_fx import FracConfig, FracModel, Precision
 from fractrain_fx.capture.trees import tensors_in
 from fractrain_fx.config import RunConfig
+from tests.build import rewritten as build_rewritten
 
 __all__ = ["SIZES", "Convolutions", "bert", "difference", "gpt2", "llama", "rewritten", "vit"]
 
@@ -35,17 +36,24 @@ class Convolutions(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x).relu()
         x = self.norm(self.conv(x)).flatten(2)
-        return self.last((x @ x.transpose(1, 2)).mean(1))  # type: ignore[no-any-return]
+        return self.last((x @ x.transpose(1, 2)).mean(1))
 
 
 def vit() -> nn.Module:
-    sizes = {"img_size": 32, "patch_size": 16, "embed_dim": 32, "depth": 1, "num_heads": 2, "num_classes": 4}
-    return timm.create_model("vit_tiny_patch16_224", **sizes)  # type: ignore[no-any-return]
+    sizes: dict[str, Any] = {
+        "img_size": 32,
+        "patch_size": 16,
+        "embed_dim": 32,
+        "depth": 1,
+        "num_heads": 2,
+        "num_classes": 4,
+    }
+    return timm.create_model("vit_tiny_patch16_224", **sizes)
 
 
 def llama() -> nn.Module:
     config = transformers.LlamaConfig(**SIZES, **_HEADS, num_key_value_heads=1)
-    return transformers.LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
+    return transformers.LlamaForCausalLM(config)
 
 
 def bert() -> nn.Module:
@@ -61,9 +69,9 @@ def gpt2() -> nn.Module:
 def rewritten(model: nn.Module, *inputs: Tensor, **settings: Any) -> FracModel:
     """The model after its ranges have seen its example inputs."""
     torch.manual_seed(0)
-    usual = {} if "method" in settings else {"method": "static", "precision": Precision(8, 8)}
+    usual: dict[str, Any] = {} if "method" in settings else {"method": "static", "precision": Precision(8, 8)}
     config = FracConfig(**usual | {"run": RunConfig(backend="plain")} | settings)
-    found = fractrainify(model, config=config, example_inputs=inputs or None)
+    found = build_rewritten(model, *inputs, config=config, check=True)
     recording = found._state.recording
     found.calibrate([dict(recording.kwargs) or recording.args[0]])
     return found.eval()

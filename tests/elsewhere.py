@@ -49,7 +49,7 @@ class _Held(Tensor):
         return self.held.tolist()  # torch refuses it for other classes than its own
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         return _compute(func, args, kwargs or {})
 
 
@@ -82,7 +82,8 @@ def move(model: nn.Module, moved: Callable[[Tensor], Tensor]) -> None:
     """
     done: dict[Tensor, Tensor] = {}
     for module in model.modules():
-        for own in (module._parameters, module._buffers):
+        both: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+        for own in both:
             for name, tensor in own.items():
                 if tensor is None:
                     continue

@@ -122,7 +122,8 @@ def _hugging_face(kind: str, head: str, **sizes: Any) -> Callable[[], Case]:
         tokens = torch.randint(3, 60, (2, 12))
         mask = torch.ones_like(tokens)
         mask[1, 9:] = 0
-        kwargs = {"input_ids": tokens, "attention_mask": mask, "labels": tokens.masked_fill(mask == 0, -100)}
+        kwargs: dict[str, Any] = {"input_ids": tokens, "attention_mask": mask}
+        kwargs["labels"] = tokens.masked_fill(mask == 0, -100)
         if head == "AutoModelForSequenceClassification":
             kwargs["labels"] = torch.tensor([0, 1])
         if kind != "bert":

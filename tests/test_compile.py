@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from torch import nn
 from torch._dynamo.exc import TorchRuntimeError
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from fractrain_fx import AffineConfig, Engine, FracConfig, GateConfig, Precision, RunConfig, fractrainify
+from fractrain_fx import AffineConfig, Engine, FracConfig, FracModel, GateConfig, Precision, RunConfig, fractrainify
+from fractrain_fx.config.run import Backend
 from tests.build import objective, paper, rewritten
 from tests.models import COMPILES_EXPERTS, HOME_MADE, HUGGING_FACE, TIMM, build
 
 pytestmark = pytest.mark.long
 
 
-def small(method: str, backend: str = "plain") -> tuple[nn.Module, torch.Tensor]:
+def small(method: str, backend: Backend = "plain") -> tuple[FracModel, torch.Tensor]:
     case = build("multihead_attention")
     return rewritten(case, config=paper(method, run=RunConfig(backend=backend))), torch.randn(4, 5, 12)
 
@@ -28,7 +30,7 @@ def _marks(name: str) -> list[pytest.MarkDecorator]:
 def test_a_new_precision_recompiles_nothing_and_changes_the_result() -> None:
     model, x = small("pfq")
     counter = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(model, fullgraph=True, backend=counter)
+    compiled: Any = torch.compile(model, fullgraph=True, backend=counter)
     outputs = []
     for precision in (Precision(8, 8), Precision(3, 6), Precision(32, 32)):
         model.set_precision(precision)
@@ -47,10 +49,10 @@ def test_a_new_precision_recompiles_nothing_and_changes_the_result() -> None:
         *(pytest.param("static", backend, marks=pytest.mark.slow) for backend in ("plain", "cpu")),
     ],
 )
-def test_train_and_eval_compile_without_a_graph_break_and_agree_with_eager(method: str, backend: str) -> None:
+def test_train_and_eval_compile_without_a_graph_break_and_agree_with_eager(method: str, backend: Backend) -> None:
     model, x = small(method, backend)
     counter = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(model, fullgraph=True, backend=counter)
+    compiled: Any = torch.compile(model, fullgraph=True, backend=counter)
     engine = Engine(compiled)
     for _ in range(3):
         engine.loss(compiled(x).square().mean()).backward()
@@ -73,7 +75,7 @@ def test_a_compiled_graph_with_a_multiplier_and_a_grid_with_zero_compiles_once_f
     )
     model, x = fractrainify(case.model, config=config, example_inputs=case.args, check=False), torch.randn(4, 5, 12)
     counter = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(model, fullgraph=True, backend=counter)
+    compiled: Any = torch.compile(model, fullgraph=True, backend=counter)
     engine = Engine(compiled)
     for _ in range(4):
         engine.loss(compiled(x).square().mean()).backward()
@@ -88,7 +90,7 @@ def test_every_model_compiles_whole_and_a_new_precision_recompiles_nothing(name:
     case = build(name)
     model = rewritten(case, method="pfq", check=True)
     counter = CompileCounterWithBackend("eager")
-    compiled = torch.compile(model, fullgraph=True, backend=counter)
+    compiled: Any = torch.compile(model, fullgraph=True, backend=counter)
     for precision in (Precision(8, 8), Precision(3, 6)):
         model.set_precision(precision)
         objective(compiled(*case.args, **case.keywords)).backward()

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fractrain_fx import cli, fractrainify
+from fractrain_fx import cli
+from tests.build import rewritten
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
@@ -61,9 +62,7 @@ def test_trainer_resumes_a_packed_model_bit_for_bit(tmp_path: Path) -> None:
     def trained(folder: str, resumed: Path | None = None) -> dict[str, torch.Tensor]:
         torch.manual_seed(0)
         inputs = script["batch"](rows, 0, 2)
-        model = fractrainify(
-            script["adapted"](script["SMALL"]), config=script["settings"](4), example_kwargs=inputs, check=False
-        )
+        model = rewritten(script["adapted"](script["SMALL"]), keywords=inputs, config=script["settings"](4))
         model.pack_frozen()
         arguments = script["TrainingArguments"](str(tmp_path / folder), **usual)
         script["FracTrainer"](model, arguments, train_dataset=rows).train(resume_from_checkpoint=resumed)

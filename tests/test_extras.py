@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import nn
 
-from fractrain_fx import FracConfig, fractrainify
 from fractrain_fx.drawing import draw
 from fractrain_fx.errors import _EXTRAS, _NAMES, MissingPackageError
 from fractrain_fx.execution.codes import kept
 from fractrain_fx.training import RunSettings, TrainSettings, load_dataset, new_run
+from tests.build import rewritten as build_rewritten
 
 ROOT = Path(__file__).parents[1]
 TINY = ROOT / "tests" / "training" / "tiny.py"
@@ -30,7 +30,7 @@ def train(folder: Path) -> None:
 
 def draw_model(folder: Path) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4), nn.Linear(4, 2))
-    rewritten = fractrainify(model, config=FracConfig(method="static"), example_inputs=(torch.randn(2, 4),))
+    rewritten = build_rewritten(model, torch.randn(2, 4), method="static", check=True)
     assert draw(rewritten, folder / "net.graphml"), "needs no such package"
     draw(rewritten, folder / "net.dot")
 
@@ -49,7 +49,7 @@ def draw_model(folder: Path) -> None:
 def test_a_missing_package_is_named_with_what_installs_it(
     package: str, use: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, package, None)  # type: ignore[arg-type]  # which importlib reads as missing
+    monkeypatch.setitem(sys.modules, package, None)  # which importlib reads as missing
     name = _NAMES.get(package, package)
     with pytest.raises(MissingPackageError, match=rf"needs {name}: pip install 'fractrain_fx\[{WANTED[package]}\]'"):
         use(tmp_path)
@@ -58,7 +58,7 @@ def test_a_missing_package_is_named_with_what_installs_it(
 
 def test_all_missing_packages_are_named_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for package in ("accelerate", "torchmetrics"):
-        monkeypatch.setitem(sys.modules, package, None)  # type: ignore[arg-type]
+        monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingPackageError, match="training needs accelerate and torchmetrics: pip install"):
         train(tmp_path)
 
@@ -67,7 +67,7 @@ def test_timings_are_not_kept_without_the_package_that_locks_their_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv(kept.VARIABLE, str(tmp_path))
-    monkeypatch.setitem(sys.modules, "filelock", None)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "filelock", None)
     with caplog.at_level("INFO"):
         kept.keep("kind", (1.0, 2.0))
     assert "pip install 'fractrain_fx[train]'" in caplog.text and list(tmp_path.iterdir()) == []

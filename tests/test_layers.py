@@ -55,6 +55,8 @@ def imports(path: Path) -> Iterator[tuple[int, PurePath]]:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
+        else:
+            continue
         for package, *rest in (name.split(".") for name in names):
             if package == PACKAGE.name:
                 while rest and not (

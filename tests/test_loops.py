@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -105,10 +106,11 @@ def test_an_averaged_model_evaluates_with_averaged_weights() -> None:
         average.update_parameters(model)
         trail.append(model.head.weight.detach().clone())
     expected = 0.25 * trail[0] + 0.25 * trail[1] + 0.5 * trail[2]  # the first update copies
-    torch.testing.assert_close(average.module.head.weight, expected)
+    averaged: Any = average.module
+    torch.testing.assert_close(averaged.head.weight, expected)
     average.eval()
-    plain = average.module.restore()
-    assert type(plain) is Plain and torch.equal(plain.head.weight, average.module.head.weight)
+    plain = averaged.restore()
+    assert type(plain) is Plain and torch.equal(plain.head.weight, averaged.head.weight)
     with torch.no_grad():
         assert average(images).isfinite().all()
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -43,6 +43,8 @@ SHAPES = {"linear": (9, 8), "conv": (5, 8, 6, 6), "conv1d": (5, 8, 9)}
 
 class Ends(nn.Module):
     """A layer between a first and a last one, which stay float, so that its entry and upstream gradient are known."""
+
+    middle: Any
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -175,4 +177,5 @@ def test_the_gate_gradient_of_a_whole_op_is_the_naive_sum_over_options(kind: str
     if gradient == "fisher":
         expected = len(x) / 2 * (errors * g.unsqueeze(1)).square().flatten(2).sum(2)
     scale = expected.abs().max().item()
+    assert choice.grad is not None
     torch.testing.assert_close(choice.grad.double(), expected, rtol=1e-5, atol=1e-5 * scale)

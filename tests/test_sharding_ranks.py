@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 from fractrain_fx import CostTargets, Engine, FracModel, GateConfig, RunConfig
+from fractrain_fx.config.run import Skipping
 from fractrain_fx.distributed import fully_shard
 from tests.build import paper
 from tests.build import rewritten as build_rewritten
@@ -32,9 +33,9 @@ def words(rank: int, step: int) -> Tensor:
     return torch.randint(12, (4, 6), generator=torch.Generator().manual_seed(100 * rank + step))
 
 
-def rewritten(model: nn.Module, method: str, skipping: str = "computed") -> FracModel:
-    stages: Any = {"schedule": "manual", "targets": CostTargets((1.5, 2.0))}
-    changes = stages if method == "fractrain" else {}
+def rewritten(model: nn.Module, method: str, skipping: Skipping = "computed") -> FracModel:
+    stages = {"schedule": "manual", "targets": CostTargets((1.5, 2.0))}
+    changes: dict[str, Any] = stages if method == "fractrain" else {}
     # A multiplier would carry on the smallest difference of cp between the kinds of data parallel training.
     if paper(method).gated:
         changes["gate"] = GateConfig(control="sign", init="linear")
@@ -44,7 +45,8 @@ def rewritten(model: nn.Module, method: str, skipping: str = "computed") -> Frac
 
 def train(model: nn.Module, rank: int, steps: int = STEPS) -> dict[str, Any]:
     """Losses and cp of each step, and the stages and ledger of an epoch of five steps each."""
-    engine, inner = Engine(model), getattr(model, "module", model)
+    inner: Any = getattr(model, "module", model)
+    engine = Engine(model)
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
     torch.manual_seed(rank)
     found: dict[str, Any] = {"loss": [], "cp": [], "term": []}
@@ -63,7 +65,7 @@ def train(model: nn.Module, rank: int, steps: int = STEPS) -> dict[str, Any]:
     return found | {"ledger": engine.ledger.to_dict(), "engine": engine.state_dict()}
 
 
-def _compare(rank: int, folder: str, ranks: int, method: str, skipping: str) -> None:
+def _compare(rank: int, folder: str, ranks: int, method: str, skipping: Skipping) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -89,7 +91,7 @@ def _compare(rank: int, folder: str, ranks: int, method: str, skipping: str) -> 
     ("ranks", "method", "skipping"),
     [(2, "float", "computed"), (2, "fractrain", "left-out"), (4, "float", "computed"), (4, "fractrain", "computed")],
 )
-def test_sharded_training_is_that_of_data_parallel(tmp_path: Path, ranks: int, method: str, skipping: str) -> None:
+def test_sharded_training_is_that_of_data_parallel(tmp_path: Path, ranks: int, method: str, skipping: Skipping) -> None:
     together(_compare, tmp_path, ranks, method, skipping)
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(ranks)]
     # Sums over four processes are taken in another order, and rounding to a few bits makes steps of what that changes.
@@ -122,7 +124,8 @@ def _gradients(rank: int, folder: str, ranks: int) -> None:
     for _ in range(2):
         model.zero_grad()
         model(words(rank, 0)).square().mean().backward()
-    sharded = {name: p.grad.full_tensor() for name, p in model.named_parameters() if p.grad is not None}
+    parameters: Any = model.named_parameters()
+    sharded = {name: p.grad.full_tensor() for name, p in parameters if p.grad is not None}
     choose(alone, *([option for each in everywhere for option in each[block]] for block in range(3)))
     alone(torch.cat([words(each, 0) for each in range(ranks)])).square().mean().backward()
     for name, parameter in alone.named_parameters():
@@ -150,7 +153,8 @@ def _held(rank: int, folder: str, ranks: int) -> None:
     total = sum(p.numel() * p.element_size() for p in model.parameters())
     part = sum(p.numel() * p.element_size() for name, p in model.named_parameters() if name.startswith("layers.0."))
     fully_shard(model)
-    shards = sum(p.to_local().untyped_storage().nbytes() for p in model.parameters())  # type: ignore[operator]
+    parameters: Any = model.parameters()
+    shards = sum(p.to_local().untyped_storage().nbytes() for p in parameters)
     gc.collect()
     held: dict[str, list[int]] = {"inside": [], "between": []}
     assert model._state.sharding is not None

@@ -55,7 +55,7 @@ def test_functions(
     ("fields", "message"),
     [
         ({"pins": ("a.*=FW-8/BW-8",)}, r"'a\.\*=FW-8/BW-8', which is no Pin: write Pin\("),
-        ({"pins": Pin("a", "8/8")}, "must be a list"),  # type: ignore[arg-type]
+        ({"pins": Pin("a", "8/8")}, "must be a list"),
         ({"targets": 3.0}, r"targets=3\.0 must be a list"),
         ({"targets": "3"}, "targets='3' must be a list"),
         ({"targets": ["3"]}, r"must be numbers"),
@@ -124,9 +124,10 @@ def test_other_settings(make: Callable[[], Any], message: str) -> None:
 
 def test_the_engine_and_the_summary() -> None:
     engine = Engine(fractrainify(Residual(), config=FracConfig(method="pfq"), example_inputs=(X,)))
-    for state in ({}, None):
+    states: list[Any] = [{}, None]
+    for state in states:
         with pytest.raises(RunError, match="lacks stage, schedule, ledger"):
-            engine.load_state_dict(state)  # type: ignore[arg-type]
+            engine.load_state_dict(state)
     with pytest.raises(InputError, match="not a float"):
         engine.loss(0.5)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"summarize\(fractrainify\(model\)\)"):

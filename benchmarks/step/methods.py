@@ -164,7 +164,7 @@ def prepare(method: Method, model: nn.Module, x: Tensor, y: Tensor, loss: Callab
         how = "reduce-overhead" if "graphs" in method.modes else None
         called = torch.compile(trained, fullgraph=True, mode=how)
     if isinstance(trained, FracModel):
-        finish = Engine(called).loss  # type: ignore[arg-type]
+        finish = Engine(called).loss
         if method.base.startswith("pfq"):
             trained.set_precision(Precision(4, 8))  # the middle stage
     autocast = torch.autocast(x.device.type, torch.bfloat16, enabled="bf16" in method.modes)

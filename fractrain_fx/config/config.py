@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fractrain_fx.config.affine import AffineConfig
 from fractrain_fx.config.checks import check_config
@@ -83,6 +83,26 @@ class FracConfig:
     gate: GateConfig = field(default_factory=GateConfig)
     schedule: Schedule = field(default_factory=ByLength)
     run: RunConfig = field(default_factory=RunConfig)
+
+    if TYPE_CHECKING:  # text and lists may be written where the fields, which are read, have one type
+
+        def __init__(
+            self,
+            method: Method = ...,
+            format: str = ...,
+            recipe: str | Recipe | None = ...,
+            precision: Precision | str = ...,
+            stages: PrecisionStages | str = ...,
+            options: Iterable[Precision | str] = ...,
+            weight_bits: int = ...,
+            targets: CostTargets | Iterable[float] | None = ...,
+            attention: Attention = ...,
+            pins: Iterable[Pin] = ...,
+            affine: AffineConfig = ...,
+            gate: GateConfig = ...,
+            schedule: Schedule | str | None = ...,
+            run: RunConfig = ...,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         self._normalise()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fractrain_fx.config.kinds import require_sequence
 from fractrain_fx.config.precision import FLOAT_BITS, Precision, PrecisionStages
@@ -57,6 +57,16 @@ class Pin:
     precision: Precision | PrecisionStages = None  # type: ignore[assignment]  # never after the checks
     format: str | None = None
     recipe: str | Recipe | None = None
+
+    if TYPE_CHECKING:  # text may be written where the field, which is read, has one type
+
+        def __init__(
+            self,
+            pattern: str,
+            precision: Precision | PrecisionStages | str | None = None,
+            format: str | None = None,
+            recipe: str | Recipe | None = None,
+        ) -> None: ...
 
     def __post_init__(self) -> None:
         if not isinstance(self.pattern, str) or not self.pattern:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -47,7 +47,7 @@ class Engine(Staged):
 
     def __init__(
         self,
-        model: SteeredModel,
+        model: SteeredModel | Callable[..., Any],
         *,
         accumulate: int = 1,
         schedule: StageSchedule | None = None,

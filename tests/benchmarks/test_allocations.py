@@ -26,7 +26,7 @@ def test_every_setting_keeps_its_budget(task: str) -> None:
     found = Sensitivities.from_json(FOLDER / f"{task}.json")
     for name, values in allocated_settings(task).items():
         config = RunSettings.from_dict({"method": "static", **values}).frac
-        own = {pin.pattern: pin.precision for pin in config.pins}
+        own = {pin.pattern: pin.stages[0] for pin in config.pins}
         bits = {op.name: own.get(op.name, config.precision) for op in found.measured}
         share = 100 * found.cost(bits) / found.cost("FW-8/BW-8")
         budget = int(name.rpartition("-")[2])

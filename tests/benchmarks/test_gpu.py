@@ -102,6 +102,7 @@ def test_after_an_error_that_loses_the_gpu_another_process_runs_the_other_items(
             main([*argv, "--run", "memory"])
             ended.append(0)
         except SystemExit as end:
+            assert isinstance(end.code, int)
             ended.append(end.code)
         return f"its process ended with code {ended[-1]}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import timm
@@ -54,11 +55,12 @@ def both(model: nn.Module, x: Tensor, picks: list[int], **changes: object) -> li
     "name", some_long(["resnet10t", "vit_tiny_patch16_224", "vgg11", "mobilenetv2_050"], "mobilenetv2_050")
 )
 def test_samples_that_agree_get_the_same_values(name: str) -> None:
-    size = {"img_size": 32} if name.startswith("vit") else {}
+    size: dict[str, Any] = {"img_size": 32, "depth": 2} if name.startswith("vit") else {}
     if name == "vgg11":
-        model: nn.Module = nn.Sequential(*timm.create_model("vgg11").features[:9], nn.Flatten(), nn.Linear(256 * 64, 3))
+        features: Any = timm.create_model("vgg11").features
+        model: nn.Module = nn.Sequential(*features[:9], nn.Flatten(), nn.Linear(256 * 64, 3))
     else:
-        model = timm.create_model(name, num_classes=3, **size, **({"depth": 2} if size else {}))
+        model = timm.create_model(name, num_classes=3, **size)
     x = torch.randn(3, 3, 32, 32)
     inputs, outputs = both(model, x, [3, 3, 3])
     assert any(facts(node).role == "mix" for node in outputs.graph.nodes)
@@ -66,7 +68,7 @@ def test_samples_that_agree_get_the_same_values(name: str) -> None:
     seen = []
     for option in range(len(OPTIONS)):
         for each in (inputs, outputs):
-            each.get_submodule("frac.controller").picks.fill_(option)  # type: ignore[operator, union-attr]
+            each.get_submodule("frac.controller").picks.fill_(option)  # type: ignore[operator]
         with torch.no_grad():
             expected, actual = inputs.eval()(x), outputs.eval()(x)
         torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
@@ -101,7 +103,7 @@ def test_every_parameter_and_gate_is_trained(name: str) -> None:
     engine = Engine(model)
     out = model(**case.keywords)
     tensors = [value for value in out.values() if isinstance(value, Tensor) and value.requires_grad]
-    engine.loss(sum(value.float().square().mean() for value in tensors)).backward()
+    engine.loss(torch.stack([value.float().square().mean() for value in tensors]).sum()).backward()
     for parameter, value in model.named_parameters():
         if parameter.startswith("frac."):
             assert value.grad is not None and value.grad.isfinite().all(), parameter
@@ -152,7 +154,7 @@ def test_what_cannot_be_copied_is_an_error() -> None:
             return self.head(x + self.second(kept.relu()))
 
     config = FracConfig(options=OPTIONS)
-    given = {"config": config, "example_inputs": (torch.randn(2, 4),), "check": False}
+    given: dict[str, Any] = {"config": config, "example_inputs": (torch.randn(2, 4),), "check": False}
     fractrainify(Leaking(), passes=mixing_passes(config), **given)
     with pytest.raises(ModelError, match="changes a value from outside in place"):
         fractrainify(InPlace(), passes=mixing_passes(config), **given)

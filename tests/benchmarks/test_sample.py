@@ -136,7 +136,7 @@ def test_a_step_in_a_block_format_is_finite_and_moves_the_model(
     assert any(op.precision.mode == "scheduled" for op in model.ops)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     loss = loss_of(model.train()(*ready.args, **ready.kwargs))
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     torch.optim.SGD(model.parameters(), 0.1).step()
     assert loss.isfinite()
     assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())

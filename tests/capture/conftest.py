@@ -42,21 +42,21 @@ def huggingface_call(name: str) -> Call:
     """A tiny Hugging Face model from its config."""
     import transformers
 
-    sizes = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes: dict[str, Any] = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
     sizes |= {"intermediate_size": 48, "max_position_embeddings": 64}
-    gpt2 = {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
-    t5 = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
-    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 2}
-    picture = {key: sizes[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")}
+    gpt2: dict[str, Any] = {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+    t5: dict[str, Any] = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+    t5["decoder_start_token_id"] = 0
+    experts: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2, "num_key_value_heads": 2}
+    loop = sizes | experts | {"experts_implementation": "eager"}
+    picture: dict[str, Any] = {key: sizes[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads")}
     makers: dict[str, Callable[[], nn.Module]] = {
         "bert": lambda: transformers.BertForMaskedLM(transformers.BertConfig(**sizes)),
         "gpt2": lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(**gpt2)),
         "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)),
-        "t5": lambda: transformers.T5ForConditionalGeneration(transformers.T5Config(**t5, decoder_start_token_id=0)),
+        "t5": lambda: transformers.T5ForConditionalGeneration(transformers.T5Config(**t5)),
         "mixtral": lambda: transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes, **experts)),
-        "mixtral with a loop over experts": lambda: transformers.MixtralForCausalLM(
-            transformers.MixtralConfig(**sizes, **experts, experts_implementation="eager")
-        ),
+        "mixtral with a loop over experts": lambda: transformers.MixtralForCausalLM(transformers.MixtralConfig(**loop)),
         "vit": lambda: transformers.ViTForImageClassification(
             transformers.ViTConfig(**picture, intermediate_size=48, image_size=32, patch_size=8)
         ),

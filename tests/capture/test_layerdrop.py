@@ -13,16 +13,26 @@ from fractrain_fx.capture import record
 
 
 def wav2vec2(rate: float) -> tuple[nn.Module, dict[str, Any]]:
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    waves = {"conv_dim": (8, 8), "conv_stride": (5, 2), "conv_kernel": (10, 3), "num_feat_extract_layers": 2}
-    places = {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "mask_time_prob": 0.0}
-    dropouts = {f"{name}_dropout": 0.0 for name in ("hidden", "attention", "activation", "feat_proj")}
+    sizes: dict[str, Any] = {
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    }
+    waves: dict[str, Any] = {
+        "conv_dim": (8, 8),
+        "conv_stride": (5, 2),
+        "conv_kernel": (10, 3),
+        "num_feat_extract_layers": 2,
+    }
+    places: dict[str, Any] = {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2, "mask_time_prob": 0.0}
+    dropouts: dict[str, Any] = {f"{name}_dropout": 0.0 for name in ("hidden", "attention", "activation", "feat_proj")}
     config = transformers.Wav2Vec2Config(**sizes, **waves, **places, **dropouts, layerdrop=rate)
     return transformers.Wav2Vec2Model(config), {"input_values": torch.randn(2, 400)}
 
 
 def bart(rate: float) -> tuple[nn.Module, dict[str, Any]]:
-    sizes = {"d_model": 16, "vocab_size": 40, "max_position_embeddings": 32, "dropout": 0.0}
+    sizes: dict[str, Any] = {"d_model": 16, "vocab_size": 40, "max_position_embeddings": 32, "dropout": 0.0}
     for side in ("encoder", "decoder"):
         sizes |= {f"{side}_layers": 1, f"{side}_attention_heads": 2, f"{side}_ffn_dim": 32, f"{side}_layerdrop": rate}
     ids = torch.randint(4, 40, (2, 8))

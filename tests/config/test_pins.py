@@ -35,13 +35,13 @@ def test_a_pin_may_name_a_format_or_a_recipe(
 ) -> None:
     assert Pin.parse(text) == pin and Pin.parse(str(pin)) == pin
     assert (pin.number_format, pin.product_recipe) == (number_format, recipe)
-    config = FracConfig(method="pfq", stages="FW(3,8)/BW(6,8)", pins=(pin,))  # type: ignore[arg-type]
+    config = FracConfig(method="pfq", stages="FW(3,8)/BW(6,8)", pins=(pin,))
     assert FracConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
     assert FracConfig.from_dict({"method": "pfq", "stages": "FW(3,8)/BW(6,8)", "pins": [text]}) == config
 
 
 def test_a_recipe_of_ones_own_is_kept_in_files() -> None:
-    config = FracConfig(method="static", pins=(Pin("last", "4/16", recipe=Recipe("mx", by_product=True)),))  # type: ignore[arg-type]
+    config = FracConfig(method="static", pins=(Pin("last", "4/16", recipe=Recipe("mx", by_product=True)),))
     assert FracConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
 
 

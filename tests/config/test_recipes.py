@@ -73,10 +73,18 @@ def test_what_does_not_fit_together(words: dict[str, Any], message: str) -> None
         FracConfig(**{"method": "static", **words})
 
 
+UNKNOWN = {"foo": 1}
+
+
+def made(kind: Any, **fields: Any) -> object:
+    """A part of a recipe, also of values that its types refuse."""
+    return kind(**fields)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Recipe("mxfp4"), "format 'mxfp4' is unknown: write one of mx, nvfp4, fp8, int"),
+        (lambda: made(Recipe, format="mxfp4"), "format 'mxfp4' is unknown: write one of mx, nvfp4, fp8, int"),
         (lambda: Recipe("mx", forward=ProductRecipe(hadamard=16)), "hadamard goes with weight_gradient"),
         (lambda: ProductRecipe(hadamard=24), "hadamard=24 must be a power of two"),
         (lambda: Recipe("mx", forward=ProductRecipe(OperandRecipe(square=True))), "square goes with weights"),
@@ -90,9 +98,15 @@ def test_what_does_not_fit_together(words: dict[str, Any], message: str) -> None
         (lambda: OperandRecipe(block=64, per_row=True), "block and per_row name two kinds"),
         (lambda: OperandRecipe(stochastic=True, four_over_six=True), "leave stochastic out"),
         (lambda: ProductRecipe(hadamard=16, bfloat16=True), "bfloat16 leaves nothing to round"),
-        (lambda: ProductRecipe(first={"foo": 1}), "first of a recipe has no field 'foo'; it has stochastic, eight"),
-        (lambda: Recipe("mx", forward={"foo": 1}), "forward of a recipe has no field 'foo'; it has first, second"),
-        (lambda: OperandRecipe(eight="e4m4"), "eight='e4m4' is unknown: write one of e4m3, e5m2"),
+        (
+            lambda: made(ProductRecipe, first=UNKNOWN),
+            "first of a recipe has no field 'foo'; it has stochastic, eight",
+        ),
+        (
+            lambda: made(Recipe, format="mx", forward=UNKNOWN),
+            "forward of a recipe has no field 'foo'; it has first, second",
+        ),
+        (lambda: made(OperandRecipe, eight="e4m4"), "eight='e4m4' is unknown: write one of e4m3, e5m2"),
     ],
 )
 def test_recipes_that_mean_nothing(make: Any, message: str) -> None:

@@ -56,7 +56,7 @@ def test_a_target_between_two_precisions_of_scheduled_ops_is_out_of_reach_if_few
     with pytest.raises(TargetError, match=r"3\.5 % cannot be reached.*90 % that no gate can choose for at FW-4/BW-6"):
         resolve_targets(config, few)
     saturated = resolve_targets(config.replace(**{"targets.saturate": True}), few)
-    assert saturated == (2.0, pytest.approx(0.9 * 100 * 84 / 3072 + 0.1 * 5.86))
+    assert saturated == pytest.approx((2.0, 0.9 * 100 * 84 / 3072 + 0.1 * 5.86))
     assert scheduled_precision(config, saturated[1]) == Precision(4, 6)
 
 

@@ -134,7 +134,9 @@ def test_the_dot_file_of_a_small_model_is_the_golden_one(
 def test_dot_is_read_back_with_every_op(name: str, tmp_path: Path) -> None:
     model = rewritten(name)
     (file,) = draw(model, tmp_path / "drawn.dot", level="ops")
-    (read,) = pydot.graph_from_dot_file(str(file))
+    graphs = pydot.graph_from_dot_file(str(file))
+    assert graphs is not None
+    (read,) = graphs
     nodes = Counter(node.get_name().strip('"') for each in _graphs(read) for node in each.get_nodes())
     assert all(nodes[f"op {op.name}"] == 1 for op in model.ops)
     frames = {each.get_name().strip('"') for each in _graphs(read)}
@@ -149,10 +151,10 @@ def _graphs(graph: Any) -> list[Any]:
 def test_svg_and_png_are_drawn_by_graphviz(tmp_path: Path) -> None:
     model = rewritten("vit_tiny_patch16_224")
     for level in ("blocks", "ops"):
-        (svg,) = draw(model, tmp_path / f"{level}.svg", level=level)  # type: ignore[arg-type]
+        (svg,) = draw(model, tmp_path / f"{level}.svg", level=level)
         page = ElementTree.parse(svg).getroot()
         titles = Counter(each.text for each in page.iter("{http://www.w3.org/2000/svg}title"))
-        drawn = picture(model, level)  # type: ignore[arg-type]
+        drawn = picture(model, level)
         assert all(titles[shape] == 1 for shape in drawn.shapes)
         assert "http" not in svg.read_text(encoding="utf-8").split("<g id", 1)[1].replace("http://www.w3.org/", "")
     (png,) = draw(small(), tmp_path / "small.png")
@@ -203,7 +205,7 @@ def test_graphml_is_read_back_with_what_is_known(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["float", "static", "slu"])
 def test_every_method_can_be_drawn(method: str, tmp_path: Path) -> None:
     for level in ("blocks", "ops"):
-        (file,) = draw(small(method=method), tmp_path / "net.dot", level=level)  # type: ignore[arg-type]
+        (file,) = draw(small(method=method), tmp_path / "net.dot", level=level)
         assert pydot.graph_from_dot_file(str(file)) is not None
 
 

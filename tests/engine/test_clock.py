@@ -18,10 +18,8 @@ LOW, HIGH = Precision(4, 4), Precision(8, 8)
 
 
 def pfq(**settings: Any) -> FracConfig:
-    return FracConfig(
-        **{"method": "pfq", "stages": "FW(4,8)/BW(4,8)", "format": "mx", "schedule": ByLength(every=Steps(3))}
-        | settings
-    )
+    usual: dict[str, Any] = {"method": "pfq", "stages": "FW(4,8)/BW(4,8)", "format": "mx"}
+    return FracConfig(**usual | {"schedule": ByLength(every=Steps(3))} | settings)
 
 
 def step(engine: Engine, model: FakeModel, loss: float = 1.0, batches: int = 1) -> StageChange | None:
@@ -156,7 +154,8 @@ def test_clocks_that_mean_nothing_are_refused(settings: dict[str, Any], message:
 
 
 def test_a_clock_is_plain_text_in_files() -> None:
-    config = pfq(run=RunConfig(length=Steps(4000)), schedule=Fixed(turns=(0.5,), every="1_000 steps"))
+    every: Any = "1_000 steps"
+    config = pfq(run=RunConfig(length=Steps(4000)), schedule=Fixed(turns=(0.5,), every=every))
     assert FracConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
     assert config.to_dict()["schedule"] == {"kind": "fixed", "every": "1000 steps", "turns": [0.5]}
     with pytest.raises(ConfigError, match="1 or more"):

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -93,7 +94,7 @@ def test_under_accumulation_the_sign_is_that_of_the_mean_so_far() -> None:
     assert sign(controller, 0.01, 3.0, samples=2) == -1  # a new optimizer step
 
 
-def strengths(control: Control, cps: Sequence[float], target: float = 2.0, **gains: float) -> list[float]:
+def strengths(control: Control, cps: Sequence[float], target: float = 2.0, **gains: Any) -> list[float]:
     """The multiple of beta in each of several steps."""
     gate = GateConfig(beta=BETA, control=control, **gains)
     controller, plain = CostController(gate, DFQ_OPTIONS, 6), CostController(SIGN, DFQ_OPTIONS, 6)

@@ -30,11 +30,11 @@ def test_fractrain_moves_its_target_and_says_so() -> None:
     assert changes[:4] == [None] * 4
     assert changes[4] == StageChange(5, 0, 1, 1.5, 2.0)
     assert str(changes[4]) == "epoch 5: stage 1 -> 2, cp 1.50 % -> cp 2.00 %"
-    assert engine.stage == 1 and engine.ledger.turning_points == ()
+    assert engine.stage == 1 and not engine.ledger.turning_points
     epoch(engine, model)
     assert engine.ledger.turning_points == (5,)
     with pytest.raises(FrozenInstanceError):
-        changes[4].epoch = 1  # type: ignore[misc, union-attr]
+        changes[4].epoch = 1  # type: ignore[misc]
 
 
 def test_pfq_sets_the_precision_of_each_stage() -> None:
@@ -192,9 +192,9 @@ def test_wrapped_models_are_found_and_plain_ones_refused() -> None:
             self.module = module
 
     model = FakeModel()
-    assert Engine(Wrapper(model)).model is model  # type: ignore[arg-type]
+    assert Engine(Wrapper(model)).model is model
     with pytest.raises(InputError, match="fractrainify"):
-        Engine(nn.Linear(2, 2))  # type: ignore[arg-type]
+        Engine(nn.Linear(2, 2))
 
 
 def test_misuse_is_explained() -> None:

@@ -8,8 +8,8 @@ from fractrain_fx.engine.indicator import PlateauIndicator
 from fractrain_fx.errors import ConfigError
 
 
-def fired(losses: list[float], **kwargs: float) -> list[int]:
-    plateau = PlateauIndicator(**{"epsilon": 0.05, "alpha": 0.3} | kwargs)
+def fired(losses: list[float], epsilon: float = 0.05, alpha: float = 0.3) -> list[int]:
+    plateau = PlateauIndicator(epsilon, alpha)
     return [index for index, loss in enumerate(losses) if plateau.update(loss)]
 
 

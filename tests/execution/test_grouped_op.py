@@ -122,7 +122,13 @@ def test_experts_in_affine_equal_the_graph_that_is_shown(transposed: bool, preci
 def mixture(name: str) -> tuple[nn.Module, dict[str, Tensor]]:
     import transformers
 
-    size = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16}
+    size: dict[str, Any] = {
+        "vocab_size": 64,
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "head_dim": 16,
+    }
     size |= {"num_key_value_heads": 2, "num_experts_per_tok": 2}
     if name == "mixtral":
         config: Any = transformers.MixtralConfig(**size, intermediate_size=128, num_local_experts=4)

@@ -15,6 +15,7 @@ from fractrain_fx.config import RunConfig
 from fractrain_fx.errors import CalibrationError, ExportError
 from fractrain_fx.nn.quantizers import ActivationQuantizer, WeightQuantizer
 from fractrain_fx.zoo.models import resnet20
+from tests.build import rewritten as build_rewritten
 from tests.deployable import Convolutions, bert, difference, gpt2, llama, rewritten, vit
 
 BLOCKS: list[dict[str, Any]] = [
@@ -86,7 +87,7 @@ def test_a_stage_can_be_named_by_number_or_precision_and_the_model_keeps_its_own
 
 def test_integer_levels_hold_zero_and_lie_near_those_of_evaluation() -> None:
     model = rewritten(vit())
-    plain = model.deployed(levels="integer")
+    plain: Any = model.deployed(levels="integer")
     assert 0 < plain.difference < 0.1
     roundings = [each for each in plain.modules() if hasattr(each, "has_range")]
     assert roundings and all(float(each(torch.zeros(1))) == 0 for each in roundings)
@@ -115,7 +116,7 @@ class TestGates:
     def gated() -> Any:
         torch.manual_seed(0)
         config = FracConfig.paper("dfq", run=RunConfig(backend="plain"))
-        model = fractrainify(resnet20(), config=config, example_inputs=(torch.randn(2, 3, 32, 32),))
+        model = build_rewritten(resnet20(), torch.randn(2, 3, 32, 32), config=config, check=True)
         with torch.no_grad():
             model(torch.randn(4, 3, 32, 32))
         return model.eval()

@@ -109,12 +109,12 @@ class _Alike(nn.Module):
         super().__init__()
         self.stem, self.last = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 4, 1)
         self.one, self.other = nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 3)
-        nn.init.zeros_(self.other.bias)
+        nn.init.zeros_(self.get_parameter("other.bias"))
         self.other.weight.data = -self.one.weight.data
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x).relu()
-        return self.last((self.one(x) + self.other(x).sin()).relu())  # type: ignore[no-any-return]
+        return self.last((self.one(x) + self.other(x).sin()).relu())
 
 
 @torch.no_grad()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from itertools import permutations, product
 from math import ceil
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -131,7 +132,7 @@ def test_the_first_layer_propagates_no_error() -> None:
 
 @pytest.mark.parametrize("broken", [{"K": 0}, {"B": -1}, {"a_bits": 0}])
 def test_what_does_not_exist_is_named(broken: dict[str, int]) -> None:
-    sizes = {"K": 3, "O": 8, "S": 1, "IC": 16, "OC": 16, "B": 1, "a_bits": 8, "w_bits": 8} | broken
+    sizes: dict[str, Any] = {"K": 3, "O": 8, "S": 1, "IC": 16, "OC": 16, "B": 1, "a_bits": 8, "w_bits": 8} | broken
     with pytest.raises(ConfigError, match=next(iter(broken))):
         convolution(**sizes)
 

@@ -31,7 +31,7 @@ def test_bit_operations_are_those_of_the_engines_ledger(method: str, fields: dic
     assert spent.total.macs == pytest.approx(engine.ledger.mean_cp_total * full * engine.ledger.samples, rel=1e-5)
     assert spent.samples == engine.ledger.samples
     for key in ("stage", "block", "op", "path"):
-        parts = spent.by(key).values()  # type: ignore[arg-type]
+        parts = spent.by(key).values()
         for name in ("macs", "seconds", "joules"):
             assert sum(getattr(part, name) for part in parts) == pytest.approx(getattr(spent.total, name))
     steered = sum(sum(op.training_macs) for op in model.ops if op.precision.mode in ("gated", "scheduled"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -23,9 +24,11 @@ from tests.hardware.trained import BATCH, METHODS, trained
 
 BOARD = Roofline("board", "", {"float32": 2e9, "bfloat16": 4e9, "int8": 8e9}, 1e9, watts=2.0)
 
+Shares = dict[str, tuple[float, ...]]
 
-def row(epoch: int, level: str, samples: int, stage: int = 0, **shares: tuple[float, ...]) -> EpochRow:
-    return EpochRow(epoch, stage, level, 1.0, 1, 1, 1, 1, 1, samples, {**shares})
+
+def row(epoch: int, level: str, samples: int, shares: Shares | None = None, stage: int = 0) -> EpochRow:
+    return EpochRow(epoch, stage, level, 1.0, 1, 1, 1, 1, 1, samples, shares or {})
 
 
 def priced(model: FracModel, *rows: EpochRow, machine: str | Machine = BOARD) -> MachineRun:
@@ -33,7 +36,7 @@ def priced(model: FracModel, *rows: EpochRow, machine: str | Machine = BOARD) ->
     return found
 
 
-def static(precision: str = "FW-8/BW-8", **fields: object) -> FracModel:
+def static(precision: str = "FW-8/BW-8", **fields: Any) -> FracModel:
     return rewritten(ToyNet(), torch.rand(2, 3, 8, 8), method="static", precision=precision, **fields)
 
 
@@ -72,11 +75,11 @@ def test_a_rewritten_model_has_the_traffic_of_the_planned_one() -> None:
 
 
 @pytest.mark.parametrize(("method", "fields"), METHODS, ids=[name for name, _ in METHODS])
-def test_on_bitfusion_it_is_the_cost_of_the_run(method: str, fields: dict[str, object]) -> None:
+def test_on_bitfusion_it_is_the_cost_of_the_run(method: str, fields: dict[str, Any]) -> None:
     model, engine = trained(method, **fields)
     (run,) = price_run(model, engine.ledger.rows, BATCH, ["bitfusion"])
     total = run_cost(StepPrices(model, BATCH), engine.ledger.rows).total
-    assert (run.seconds, run.joules) == (pytest.approx(total.seconds), pytest.approx(total.joules))
+    assert (run.seconds, run.joules) == pytest.approx((total.seconds, total.joules))
     assert run.contractions_only and run.bfloat16 is None and run.float32 is not None
     assert (run.seconds == pytest.approx(run.float32)) == (method == "float")
 
@@ -88,7 +91,7 @@ def test_stages_and_options_add_up_by_their_samples() -> None:
 
     def of(*chosen: tuple[int, int]) -> float:
         rows = [
-            row(at, "cp 3 %", samples, **{block: tuple(float(index == option) for index in range(options))})
+            row(at, "cp 3 %", samples, {block: tuple(float(index == option) for index in range(options))})
             for at, (option, samples) in enumerate(chosen, start=1)
         ]
         seconds = priced(model, *rows).seconds
@@ -102,27 +105,29 @@ def test_stages_and_options_add_up_by_their_samples() -> None:
 def test_samples_that_skip_leave_out_the_norms_of_their_block() -> None:
     model = rewritten(resnet38(), torch.rand(2, 3, 32, 32), method="slu")
     gated = [block.name for block in model.blocks if block.gated]
-    full, none = ({name: shares for name in gated} for shares in ((0.0, 1.0), (1.0, 0.0)))
+    full: Shares = dict.fromkeys(gated, (0.0, 1.0))
+    none: Shares = dict.fromkeys(gated, (1.0, 0.0))
     moving = Roofline("moving", "", {"float32": 1e30}, 1e9)  # products take no time beside their traffic
-    kept, skipped = (priced(model, row(1, "cp 50 %", BATCH, **shares), machine=moving) for shares in (full, none))
+    kept, skipped = (priced(model, row(1, "cp 50 %", BATCH, shares), machine=moving) for shares in (full, none))
     assert kept.seconds is not None and skipped.seconds is not None
     work = [each for each in traffic_of(model._state.recording.train) if "add" not in each.name]
     whole = moving.step(work, {each.name: (Choice(),) for each in work}, batch=BATCH).seconds
     assert skipped.seconds < kept.seconds - 0.8 * whole
-    assert skipped.float32 == kept.float32 > kept.seconds * 0.999
+    assert kept.float32 is not None and skipped.float32 == kept.float32 > kept.seconds * 0.999
 
 
 def test_precisions_without_units_are_named() -> None:
     assert priced(static("FW-4/BW-8"), row(1, "FW-4/BW-8", BATCH)).wider == ("FW-4/BW-8",)
     model, _ = trained("dfq")
-    shares = {block.name: (0.5, 0.5, *[0.0] * 5) for block in model.blocks if block.gated}
-    assert priced(model, row(1, "cp 3 %", BATCH, **shares)).wider == (str(model.frac_config.gate_options[1]),)
+    shares: Shares = {block.name: (0.5, 0.5, *[0.0] * 5) for block in model.blocks if block.gated}
+    assert priced(model, row(1, "cp 3 %", BATCH, shares)).wider == (str(model.frac_config.gate_options[1]),)
 
 
 def test_a_float_run_is_in_float32_where_others_have_bfloat16() -> None:
     model, engine = trained("float")
     run = price_run(model, engine.ledger.rows, BATCH, [BOARD])[0]
-    assert run.seconds == run.float32 and run.bfloat16 is not None and run.bfloat16 < run.float32
+    assert run.seconds == run.float32 and run.float32 is not None and run.bfloat16 is not None
+    assert run.bfloat16 < run.float32
 
 
 def test_a_machine_without_a_price_for_what_is_steered_gives_no_number() -> None:
@@ -152,7 +157,7 @@ def test_pricing_resnet38_at_every_option_takes_about_a_second() -> None:
     model = rewritten(resnet38(), torch.rand(2, 3, 32, 32), method="fractrain")
     options = len(model.frac_config.gate_options)
     shares = {block.name: tuple([1 / options] * options) for block in model.blocks if block.gated}
-    rows = [row(each, "cp 3 %", 50_000, stage=each - 1, **shares) for each in (1, 2, 3)]
+    rows = [row(each, "cp 3 %", 50_000, shares, each - 1) for each in (1, 2, 3)]
     run_cost(StepPrices(model, 128), rows)  # as training has done in its epochs
     started = time.perf_counter()
     price_run(model, rows, 128)

@@ -50,13 +50,18 @@ def _own_accelerator() -> Iterator[None]:
 
 def gpt2() -> nn.Module:
     torch.manual_seed(3)
-    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32, "vocab_size": VOCABULARY}
+    sizes: dict[str, Any] = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 32, "vocab_size": VOCABULARY}
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=1, eos_token_id=2))
 
 
 def llama() -> nn.Module:
     torch.manual_seed(3)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    sizes: dict[str, Any] = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    }
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, vocab_size=VOCABULARY))
 
 
@@ -148,7 +153,7 @@ def test_trainer_tells_a_schedule_how_long_the_run_is(tmp_path: Path) -> None:
 def test_a_stage_may_begin_at_any_step_or_token_and_a_resumed_run_goes_on_there(tmp_path: Path) -> None:
     rows = WhichModule(20)
     clock = Fixed((Steps(6),), every=Steps(3))
-    config = FracConfig(method="pfq", format="mx", stages="FW(4,8)/BW(4,8)", schedule=clock)  # type: ignore[arg-type]
+    config = FracConfig(method="pfq", format="mx", stages="FW(4,8)/BW(4,8)", schedule=clock)
     saving = arguments(tmp_path, save_strategy="steps", save_steps=5)
     trainer, engine = trainer_of("mixin", rewritten(bert(), rows, config), saving, rows)
     trainer.train()
@@ -170,7 +175,7 @@ class Watched(Tuner):
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
         loss = super().compute_loss(*args, **kwargs)
-        choices = self.engine.model.cost.choice.values()  # type: ignore[attr-defined]
+        choices = self.engine.model.cost.choice.values()
         for choice in choices:
             choice.retain_grad()
         self.seen = [*getattr(self, "seen", []), choices]
@@ -236,7 +241,8 @@ def test_tied_weights_are_saved_and_loaded_and_the_checkpoint_is_a_saved_model(t
     other.train(resume_from_checkpoint=True)
     transformers.utils.logging.disable_propagation()
     assert "missing keys" not in caplog.text and "unexpected keys" not in caplog.text
-    assert again.restore().lm_head.weight is again.restore().transformer.wte.weight
+    restored = again.restore()
+    assert restored.get_parameter("lm_head.weight") is restored.get_parameter("transformer.wte.weight")
     other.save_model(str(tmp_path / "saved"))
     assert_same(weights(FracModel.from_pretrained(tmp_path / "saved", model=gpt2())), weights(again))
 
@@ -263,7 +269,7 @@ def test_generation_and_pipelines_go_through_the_original_class(tmp_path: Path) 
     core = Tokenizer(models.WordLevel({"[PAD]": 0, "[UNK]": 1, "mean": 3, "archive": 4}, unk_token="[UNK]"))
     core.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=core, pad_token="[PAD]", unk_token="[UNK]")
-    plain = model.restore().eval()
+    plain: Any = model.restore().eval()
     classify = transformers.pipeline("text-classification", model=plain, tokenizer=tokenizer)
     (answer,) = classify("mean archive")
     logits = plain(torch.tensor([[3, 4]]), torch.ones(1, 2)).logits.softmax(1)
@@ -273,10 +279,12 @@ def test_generation_and_pipelines_go_through_the_original_class(tmp_path: Path) 
     writer = rewritten(gpt2(), words)
     trainer, _ = trainer_of("mixin", writer, arguments(tmp_path), words)
     prompt = torch.tensor([[5, 6]])
-    settings = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
+    settings: dict[str, Any] = {"max_new_tokens": 3, "do_sample": False, "pad_token_id": 0}
     writer.eval()
-    made = trainer.model.generate(prompt, **settings)
-    assert torch.equal(made, writer.restore().generate(prompt, **settings)) and made.shape[0] == 1
+    trained: Any = trainer.model
+    plain = writer.restore()
+    made = trained.generate(prompt, **settings)
+    assert torch.equal(made, plain.generate(prompt, **settings)) and made.shape[0] == 1
 
 
 def test_bases_in_the_wrong_order_and_plain_models_are_refused(tmp_path: Path) -> None:
@@ -294,7 +302,8 @@ def test_bases_in_the_wrong_order_and_plain_models_are_refused(tmp_path: Path) -
 
 
 def test_sharding_by_trainer_names_what_shards_a_rewritten_model(tmp_path: Path) -> None:
-    rows, args = WhichModule(4), arguments(tmp_path)
+    rows: Any = WhichModule(4)
+    args: Any = arguments(tmp_path)
     args.fsdp = True  # set later, because TrainingArguments(fsdp=True) changes the environment of this process
     callback = FracTrainCallback(rewritten(bert(), rows))
     with pytest.raises(ConfigError, match=r"fractrain_fx\.distributed\.fully_shard"):
@@ -396,8 +405,8 @@ def test_a_checkpoint_that_a_later_callback_asks_for_is_whole(tmp_path: Path) ->
 
 def test_scores_of_generated_text_are_said_to_be_of_the_float_model(tmp_path: Path) -> None:
     torch.manual_seed(3)
-    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2, "vocab_size": 32}
-    config = transformers.T5Config(**sizes, decoder_start_token_id=0, pad_token_id=0, eos_token_id=1)
+    sizes: dict[str, Any] = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2, "vocab_size": 32}
+    config = transformers.T5Config(**sizes | {"decoder_start_token_id": 0}, pad_token_id=0, eos_token_id=1)
     rows = [{"input_ids": torch.arange(2, 8), "labels": torch.arange(2, 6)} for _ in range(4)]
     example = {name: torch.stack([row[name] for row in rows[:2]]) for name in rows[0]}
     model = fractrainify(
@@ -408,7 +417,7 @@ def test_scores_of_generated_text_are_said_to_be_of_the_float_model(tmp_path: Pa
     class Summarizer(FracTrainMixin, transformers.Seq2SeqTrainer):
         pass
 
-    quiet = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "save_strategy": "no"}
+    quiet: dict[str, Any] = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "save_strategy": "no"}
     args = transformers.Seq2SeqTrainingArguments(str(tmp_path), predict_with_generate=True, **quiet)
     same = lambda predicted: {"same": float((predicted.predictions[:, :2] == 3).mean())}  # noqa: E731
     trainer: Any = Summarizer(model, args, train_dataset=rows, eval_dataset=rows, compute_metrics=same)
@@ -422,6 +431,7 @@ def test_scores_of_generated_text_are_said_to_be_of_the_float_model(tmp_path: Pa
 def test_activation_checkpointing_trains_to_the_same_weights(tmp_path: Path) -> None:
     rows = WhichModule(8)
     found = []
+    trainer: Any
     for changes in ({}, {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}):
         model = rewritten(bert(), rows)
         trainer = Tuner(model, arguments(tmp_path, num_train_epochs=1, **changes), train_dataset=rows)
@@ -448,6 +458,7 @@ def test_logs_have_the_level_beside_the_stage_and_at_the_end_the_stages_but_not_
 
     args = arguments(tmp_path, logging_steps=5, save_strategy="epoch", eval_strategy="epoch")
     config = FracConfig(method="pfq", schedule="manual", run=RunConfig(length=2), stages="FW(4,8)/BW(6,8)")
+    trainer: Any
     trainer, _ = trainer_of(kind, rewritten(bert(), rows, config), args, rows)
     handler = trainer.callback_handler.callbacks
     handler.insert(0, Reporter())

@@ -52,8 +52,18 @@ class Digits(lightning.LightningModule):
 
 
 def trainer_of(callback: Any, out: Path, epochs: int = 2, **options: Any) -> lightning.Trainer:
-    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False, "accelerator": "cpu"}
-    usual = {"max_epochs": epochs, "default_root_dir": out, "num_sanity_val_steps": 0, "enable_checkpointing": False}
+    quiet: dict[str, Any] = {
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "logger": False,
+        "accelerator": "cpu",
+    }
+    usual: dict[str, Any] = {
+        "max_epochs": epochs,
+        "default_root_dir": out,
+        "num_sanity_val_steps": 0,
+        "enable_checkpointing": False,
+    }
     callbacks = [callback, *options.pop("callbacks", [])]
     return lightning.Trainer(callbacks=callbacks, **(quiet | usual | options))
 
@@ -146,7 +156,7 @@ def test_manual_optimization_needs_the_loss_line(tmp_path: Path) -> None:
 
         def training_step(self, batch: Any, batch_idx: int) -> None:
             loss = F.cross_entropy(self.model(batch[0]), batch[1])
-            optimizer = self.optimizers()
+            optimizer: Any = self.optimizers()
             optimizer.zero_grad()
             self.manual_backward(self.engine.loss(loss) if self.line else loss)
             optimizer.step()
@@ -165,7 +175,8 @@ def test_what_drops_the_cost_term_is_told_what_to_write(tmp_path: Path) -> None:
     class Forgets(Digits):
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
             loss = F.cross_entropy(self.model(batch[0]), batch[1])
-            self.trainer.callbacks[0].engine.loss(loss)
+            trainer: Any = self.trainer
+            trainer.callbacks[0].engine.loss(loss)
             return loss
 
     with pytest.raises(CostTermError, match=r"Forgets\.training_step dropped the cost term"):

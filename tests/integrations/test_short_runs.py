@@ -18,11 +18,12 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
-from fractrain_fx import Engine, FracModel, fractrainify
+from fractrain_fx import Engine, FracModel
 from fractrain_fx.errors import FracTrainWarning
 from fractrain_fx.integrations.huggingface import FracTrainMixin
 from fractrain_fx.integrations.lightning import FracTrainCallback
 from fractrain_fx.integrations.timm import FracTrainTask
+from tests.build import rewritten
 from tests.integrations.digits import digits
 from tests.integrations.stdlib_text import VOCABULARY, WhichModule
 from tests.training.tiny import TinyNet
@@ -30,7 +31,7 @@ from tests.training.tiny import TinyNet
 
 def net() -> FracModel:
     torch.manual_seed(3)
-    return fractrainify(TinyNet(), example_inputs=(torch.rand(2, 3, 8, 8),), check=False)
+    return rewritten(TinyNet(), torch.rand(2, 3, 8, 8))
 
 
 def loaders() -> tuple[Any, Any]:
@@ -90,7 +91,12 @@ class MyTrainer(FracTrainMixin, Trainer):
 
 def hugging_face(epochs: int, folder: Path, **changes: Any) -> Engine:
     torch.manual_seed(3)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    sizes: dict[str, Any] = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    }
     bert = transformers.BertForSequenceClassification(transformers.BertConfig(**sizes, vocab_size=VOCABULARY))
     rows: Any = WhichModule(16)
     args = TrainingArguments(
@@ -102,7 +108,7 @@ def hugging_face(epochs: int, folder: Path, **changes: Any) -> Engine:
         eval_on_start=True,
         **changes,
     )
-    trainer = MyTrainer(fractrainify(bert, check=False), args, train_dataset=rows, eval_dataset=rows)
+    trainer = MyTrainer(rewritten(bert), args, train_dataset=rows, eval_dataset=rows)
     trainer.evaluate()
     trainer.train()
     return trainer.engine

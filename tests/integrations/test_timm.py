@@ -72,7 +72,7 @@ def test_optimizer_scheduler_mixup_and_ema_work_with_a_task() -> None:
         result["loss"] != result["task_loss"] for result in results
     )  # where no sample takes any cost, both are it
     assert [(row.stage, row.samples) for row in task.engine.ledger.rows] == [(0, 64), (1, 64)]
-    averaged = task.get_eval_model(ema=True)
+    averaged: Any = task.get_eval_model(ema=True)
     images = digits(64).tensors[0]
     task.eval()
     with torch.no_grad():

@@ -26,7 +26,12 @@ class Tuner(FracTrainMixin, Trainer):
 
 def bert() -> nn.Module:
     torch.manual_seed(3)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    sizes: dict[str, Any] = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    }
     config = transformers.BertConfig(**sizes, vocab_size=VOCABULARY, max_position_embeddings=LENGTH)
     return transformers.BertForSequenceClassification(config)
 
@@ -40,6 +45,11 @@ def rewritten(model: nn.Module, rows: Any, config: FracConfig = TWO_STAGES, labe
 
 
 def arguments(out: Path, **changes: Any) -> TrainingArguments:
-    usual = {"num_train_epochs": 2, "per_device_train_batch_size": 8, "learning_rate": 1e-2, "logging_steps": 1}
-    quiet = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "save_strategy": "no"}
+    usual: dict[str, Any] = {
+        "num_train_epochs": 2,
+        "per_device_train_batch_size": 8,
+        "learning_rate": 1e-2,
+        "logging_steps": 1,
+    }
+    quiet: dict[str, Any] = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "save_strategy": "no"}
     return TrainingArguments(str(out), **(usual | quiet | changes))

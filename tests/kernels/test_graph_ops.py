@@ -33,7 +33,7 @@ def test_the_compiler_is_told_where_results_lie(shape: tuple[int, ...], dtype: t
     for bits in (torch.tensor(width) for width in (4, 16, 32)):
         for matrices in (False, True):
             for seed in (None, SEED):
-                args = (x, bits, [4], numbers, [1], [], 32, "e8m0", seed, matrices)
+                args: Any = (x, bits, [4], numbers, [1], [], 32, "e8m0", seed, matrices)
                 torch.library.opcheck(torch.ops.fractrain_fx.round_operand, args, test_utils=checks)
         for dim in (0, len(shape) - 1):
             rotated = (x, [bits, bits], dim, 4, SEED)

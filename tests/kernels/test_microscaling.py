@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor, nn
 
-from fractrain_fx import FracConfig, RunConfig, fractrainify
+from fractrain_fx import FracConfig, RunConfig
 from fractrain_fx.config import RECIPES
 from fractrain_fx.formats import Operand
 from fractrain_fx.formats.microscaling import ELEMENTS, MicroscalingFormat
@@ -20,9 +20,11 @@ from fractrain_fx.formats.microscaling.blocks import Blocks, Cut
 from fractrain_fx.formats.microscaling.hadamard import rotate, rotation
 from fractrain_fx.formats.microscaling.quantize import round_blocks
 from fractrain_fx.formats.microscaling.scales import Scale
-from fractrain_fx.kernels import microscaling as kernels
+from fractrain_fx.kernels import microscaling
 from fractrain_fx.kernels.formats import MicroscalingByKernels
 from fractrain_fx.kernels.microscaling import rotate_compiled, round_blocks_compiled
+from fractrain_fx.native import kernels
+from tests.build import rewritten
 from tests.everything import Everything
 from tests.formats.microscaling.values import tensors
 from tests.kernels.layouts import SEED, laid
@@ -152,8 +154,8 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             found.append(name)
             return getattr(ops, name)
 
-    ops = kernels.kernels()
-    monkeypatch.setattr(kernels, "kernels", Watched)
+    ops = kernels()
+    monkeypatch.setattr(microscaling, "kernels", Watched)
     return found
 
 
@@ -179,7 +181,7 @@ def test_both_products_that_read_a_square_block_get_the_same_noise() -> None:
 
 def steps(words: dict[str, Any], backend: str, net: nn.Module, x: Tensor) -> list[Tensor]:
     config = FracConfig(method="static", run=RunConfig(backend=backend), **words)  # type: ignore[arg-type]
-    model = fractrainify(copy.deepcopy(net), config=config, example_inputs=(x,), check=False).train()
+    model = rewritten(copy.deepcopy(net), x, config=config).train()
     torch.manual_seed(3)
     out = model(x)
     out.square().sum().backward()

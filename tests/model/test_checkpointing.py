@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from fractrain_fx import FracConfig, FracModel, RunConfig, fractrainify
 from fractrain_fx.capture.compare import difference
+from fractrain_fx.config.run import Skipping
 from fractrain_fx.errors import ConfigError, ModelError
 from tests.build import objective, paper
 from tests.build import rewritten as build_rewritten
@@ -35,6 +36,8 @@ class Stateful(nn.Module):
             self.calls += 1
             return self.weight(x) / (1 + self.calls % 3)
 
+    mean: Tensor
+    var: Tensor
     steps: Tensor
 
     def __init__(self) -> None:
@@ -89,7 +92,7 @@ def saved(model: FracModel, *args: Any, **kwargs: Any) -> int:
 
 
 @pytest.mark.parametrize("skipping", ["computed", "left-out"])
-def test_a_step_is_the_same_bit_for_bit(skipping: str) -> None:
+def test_a_step_is_the_same_bit_for_bit(skipping: Skipping) -> None:
     model = rewritten(Residual(), IMAGES, run=RunConfig(skipping=skipping), options=TWO)
     choose(model, [0, 1, 1, 1], [0, 0, 0, 0], [1, 1, 0, 1])
     assert_same_step(model, IMAGES)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fractrain_fx import FracConfig, FracModel, fractrainify
+from fractrain_fx import FracConfig, FracModel
 from fractrain_fx.errors import InputError
+from tests.build import rewritten as build_rewritten
 
 FLOAT = FracConfig(method="float")
 
@@ -19,7 +21,7 @@ FLOAT = FracConfig(method="float")
 class Asking(nn.Module):
     """Doubles its output if the answer to a question is yes."""
 
-    def __init__(self, ask: Callable[[Tensor, nn.Module], bool]) -> None:
+    def __init__(self, ask: Callable[[Tensor, Any], bool]) -> None:
         super().__init__()
         self.first, self.last, self._ask = nn.Linear(4, 4), nn.Linear(4, 4), ask
 
@@ -31,7 +33,7 @@ class Asking(nn.Module):
 def pair(net: nn.Module, x: Tensor) -> tuple[nn.Module, FracModel]:
     """A copy of a model, and the model rewritten."""
     torch.manual_seed(0)
-    model = fractrainify(net, config=FLOAT, example_inputs=(x,))
+    model = build_rewritten(net, x, config=FLOAT, check=True)
     return copy.deepcopy(net), model
 
 
@@ -45,7 +47,7 @@ def pair(net: nn.Module, x: Tensor) -> tuple[nn.Module, FracModel]:
     ],
 )
 def test_a_mode_around_the_call(
-    ask: Callable[..., bool], within: Callable[[], AbstractContextManager], train: bool
+    ask: Callable[..., bool], within: Callable[[], AbstractContextManager[Any]], train: bool
 ) -> None:
     x = torch.randn(3, 4)
     reference, model = pair(Asking(ask), x)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fractrain_fx import FracConfig, FracModel, Pin, Precision, RunConfig, fractrainify, summarize
+from fractrain_fx.config.run import Skipping
 from fractrain_fx.errors import CalibrationError, InputError
 from tests import build
 
@@ -42,7 +43,7 @@ def rewritten(**config: object) -> FracModel:
 
 @pytest.mark.parametrize("skipping", ["computed", "left-out"])
 def test_other_sizes_than_the_model_takes_name_the_module_the_line_and_both_shapes(
-    skipping: str, capsys: pytest.CaptureFixture[str]
+    skipping: Skipping, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = rewritten(run=RunConfig(skipping=skipping))
     with pytest.raises(InputError, match=r"must match the size") as told:

@@ -23,7 +23,9 @@ from torch import Tensor, get_default_dtype, is_grad_enabled, nn
 
 from fractrain_fx import FracConfig, FracModel, RunConfig, fractrainify
 from fractrain_fx.capture.recording.python_reads import PythonReads
+from fractrain_fx.config.config import Method
 from fractrain_fx.errors import ConfigError, InputError
+from tests.build import rewritten
 
 FLOAT = FracConfig(method="float", run=RunConfig(recordings=20))
 
@@ -47,7 +49,7 @@ def pair(function: Callable[[Reader, Tensor], Any], config: FracConfig = FLOAT) 
     torch.manual_seed(0)
     net = Reader(function)
     reference = copy.deepcopy(net)
-    return reference, fractrainify(net, config=config, example_inputs=(torch.randn(2, 8, 4),))
+    return reference, rewritten(net, torch.randn(2, 8, 4), config=config, check=True)
 
 
 def assert_equal(reference: nn.Module, model: nn.Module, x: Tensor) -> None:
@@ -145,7 +147,7 @@ class Three(Reader):
 
 
 @pytest.mark.parametrize("method", ["float", "static"])
-def test_a_comparison_leaves_no_trace(method: str) -> None:
+def test_a_comparison_leaves_no_trace(method: Method) -> None:
     """Generators, buffers, gradients, hooks and attributes are as without comparisons, also under autocast."""
     calls: dict[int, list[str]] = {0: [], 16: []}
     ended = []
@@ -176,12 +178,13 @@ def test_comparisons_stop_with_a_line_in_the_log(caplog: pytest.LogCaptureFixtur
     _, model = pair(lambda net, x: 1.0, FracConfig(method="float", run=RunConfig(compared_calls=2)))
     compared: list[int] = []
     real = type(model._state.recording).difference
+
+    def difference(self: Any, *call: Any) -> Any:
+        compared.append(call[1][0].shape[1])
+        return real(self, *call)
+
     with pytest.MonkeyPatch.context() as patch, caplog.at_level(logging.WARNING):
-        patch.setattr(
-            type(model._state.recording),
-            "difference",
-            lambda self, *call: compared.append(call[1][0].shape[1]) or real(self, *call),
-        )
+        patch.setattr(type(model._state.recording), "difference", difference)
         for length in (8, 9, 10, 11, 12, 9):
             model(torch.randn(2, length, 4))
         with torch.no_grad():  # new in more than its size, and so compared

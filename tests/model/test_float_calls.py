@@ -129,7 +129,7 @@ def test_a_hook_from_before_keeps_its_module_whole_and_runs() -> None:
 
     plain = timm.create_model("resnet10t", num_classes=10)
     fired: list[str] = []
-    plain.layer1.register_forward_hook(lambda *_: fired.append("layer1"))
+    plain.get_submodule("layer1").register_forward_hook(lambda *_: fired.append("layer1"))
     model = fractrainify(plain, config=FLOAT, example_inputs=(IMAGES,))
     fired.clear()
     model(IMAGES)

@@ -55,11 +55,16 @@ def test_a_part_in_torchscript_is_one_node_and_stays_float(make: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["resnet", "vit", "densenet"])
 def test_checkpointing_that_was_on_before_is_off_while_recording_and_on_again_afterwards(kind: str) -> None:
+    model: Any
+    plain: nn.Module
     if kind == "densenet":
         densenet = torchvision.models.DenseNet(8, (2, 2), 8, memory_efficient=True, num_classes=4)
         model, plain = densenet, torchvision.models.DenseNet(8, (2, 2), 8, num_classes=4)
     else:
-        options = {"resnet": {"model_name": "resnet10t"}, "vit": {"model_name": "vit_tiny_patch16_224", "img_size": 32}}
+        options: dict[str, Any] = {
+            "resnet": {"model_name": "resnet10t"},
+            "vit": {"model_name": "vit_tiny_patch16_224", "img_size": 32},
+        }
         model, plain = (timm.create_model(num_classes=4, **options[kind]) for _ in "ab")
         model.set_grad_checkpointing(True)
     plain.load_state_dict(model.state_dict())
@@ -69,7 +74,8 @@ def test_checkpointing_that_was_on_before_is_off_while_recording_and_on_again_af
     for each in (rewritten, plain):
         each(x).square().sum().backward()
     for name, p in plain.named_parameters():
-        assert p.grad is not None and torch.equal(rewritten.get_parameter(name).grad, p.grad), name
+        ours = rewritten.get_parameter(name).grad
+        assert p.grad is not None and ours is not None and torch.equal(ours, p.grad), name
     assert all(torch.equal(b, rewritten.state_dict()[name]) for name, b in plain.named_buffers())
 
 
@@ -88,7 +94,7 @@ def test_checkpointing_that_was_on_before_and_can_not_be_on_again_is_a_warning()
 
 
 def test_adapters_that_are_merged_after_the_rewrite_do_not_count_twice() -> None:
-    sizes = {"vocab_size": 64, "n_embd": 32, "n_layer": 1, "n_head": 4, "n_positions": 64}
+    sizes: dict[str, Any] = {"vocab_size": 64, "n_embd": 32, "n_layer": 1, "n_head": 4, "n_positions": 64}
     base = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))
     lora = peft.LoraConfig(target_modules=["c_attn"], fan_in_fan_out=True, init_lora_weights=False)
     ids = torch.randint(64, (2, 12))

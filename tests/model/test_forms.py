@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from transformers import BatchEncoding
 from transformers.modeling_outputs import BaseModelOutput
 
-from fractrain_fx import FracConfig, FracModel, fractrainify
+from fractrain_fx import FracConfig, FracModel
 from fractrain_fx.errors import CaptureError, FracTrainWarning, InputError
+from tests.build import rewritten as build_rewritten
 
 FLOAT = FracConfig(method="float")
 
@@ -35,7 +36,7 @@ class Layers(nn.Module):
 
 def rewritten(original: nn.Module, *args: Any, **kwargs: Any) -> tuple[nn.Module, FracModel]:
     """A copy of the original, and the rewritten model."""
-    return copy.deepcopy(original), fractrainify(original, config=FLOAT, example_inputs=args, example_kwargs=kwargs)
+    return copy.deepcopy(original), build_rewritten(original, *args, keywords=kwargs, config=FLOAT, check=True)
 
 
 def recordings(model: FracModel) -> int:
@@ -66,7 +67,7 @@ def test_a_mask_of_booleans_is_not_added_like_one_of_floats() -> None:
             self.inner = nn.MultiheadAttention(8, 2, batch_first=True)
 
         def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-            return self.inner(x, x, x, attn_mask=mask, need_weights=False)[0]  # type: ignore[no-any-return]
+            return self.inner(x, x, x, attn_mask=mask, need_weights=False)[0]
 
     x = torch.randn(2, 4, 8)
     original, model = rewritten(Attention(), x, torch.zeros(4, 4).masked_fill(CAUSAL, float("-inf")))
@@ -93,7 +94,7 @@ def test_another_precision_needs_no_recording_if_no_code_reads_the_type() -> Non
 
 def first_and_last(first: nn.Module, x: dict[str, Tensor], y: None) -> Tensor:
     early, late = x.values()
-    return first(early) + 2 * late  # type: ignore[no-any-return]
+    return first(early) + 2 * late
 
 
 def test_code_may_take_the_values_of_a_dictionary_in_order() -> None:
@@ -104,8 +105,8 @@ def test_code_may_take_the_values_of_a_dictionary_in_order() -> None:
 
 def test_the_order_of_named_arguments_counts_only_where_forward_takes_a_dictionary_of_them() -> None:
     class Named(Layers):
-        def forward(self, **x: Tensor) -> Tensor:
-            return super().forward(x)  # type: ignore[no-any-return]
+        def forward(self, **x: Tensor) -> Tensor:  # type: ignore[override]
+            return super().forward(x)
 
     original, model = rewritten(Named(first_and_last), p=X, q=X + 1)
     assert torch.equal(model(q=X + 1, p=X), original(q=X + 1, p=X)) and recordings(model) == 2
@@ -178,7 +179,7 @@ def test_a_forward_that_fills_its_argument_is_refused(change: Callable[..., None
 
 def test_a_dictionary_that_forward_fills_and_returns_is_worth_a_warning() -> None:
     class Filling(Layers):
-        def forward(self, x: dict[str, Tensor]) -> dict[str, Tensor]:
+        def forward(self, x: dict[str, Tensor]) -> dict[str, Tensor]:  # type: ignore[override]
             x["y"] = super().forward(x["x"])
             return x
 
@@ -207,7 +208,7 @@ class Batch:
 )
 def test_tensors_may_come_in_any_mapping_or_dataclass(make: Callable[[Tensor], Any]) -> None:
     def compute(first: nn.Module, x: Any, y: None) -> Tensor:
-        return first(x.last_hidden_state if isinstance(x, Batch) else x["last_hidden_state"])  # type: ignore[no-any-return]
+        return first(x.last_hidden_state if isinstance(x, Batch) else x["last_hidden_state"])
 
     original, model = rewritten(Layers(compute), make(X))
     assert torch.equal(model(make(X[:3] + 1)), original(make(X[:3] + 1))) and recordings(model) == 1
@@ -215,7 +216,7 @@ def test_tensors_may_come_in_any_mapping_or_dataclass(make: Callable[[Tensor], A
 
 def test_arrays_are_refused_with_what_to_pass() -> None:
     def compute(first: nn.Module, x: Tensor, y: Any) -> Tensor:
-        return first(x if y is None else x + torch.from_numpy(y["a"]))  # type: ignore[no-any-return]
+        return first(x if y is None else x + torch.from_numpy(y["a"]))
 
     given, words = {"a": X.numpy()}, "'y' holds an array of numpy.*pass a tensor"
     with pytest.raises(InputError, match=words):

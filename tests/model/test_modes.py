@@ -11,13 +11,14 @@ from torch import Tensor, nn
 
 from fractrain_fx import FracConfig, FracModel, fractrainify
 from fractrain_fx.errors import InputError
+from tests.build import rewritten as build_rewritten
 
 FLOAT = FracConfig(method="float")
 
 
 def pair(net: nn.Module, *inputs: Tensor) -> tuple[nn.Module, FracModel]:
     """A copy of a model, and the model rewritten."""
-    return copy.deepcopy(net), fractrainify(net, config=FLOAT, example_inputs=inputs)
+    return copy.deepcopy(net), build_rewritten(net, *inputs, config=FLOAT, check=True)
 
 
 class Frozen(nn.Module):
@@ -74,7 +75,7 @@ def same(reference: nn.Module, model: FracModel, x: Tensor) -> bool:
 def test_a_part_in_eval_mode_gets_a_recording_of_its_own(before: bool) -> None:
     x, net = torch.randn(3, 4), whole()
     if before:
-        net[1].eval()
+        net.get_submodule("1").eval()
     reference, model = pair(net, x)
     for each in (reference, model):
         each.get_submodule("1").eval()
@@ -112,8 +113,9 @@ def test_calibration_leaves_every_part_in_its_mode(training: bool) -> None:
     net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(128, 4))
     x = torch.randn(4, 3, 8, 8)
     model = fractrainify(net, config=FracConfig(method="static"), example_inputs=(x,)).train(training)
+    running_mean = net.get_buffer("1.running_mean")
     net[1].eval()
-    before, mean = [part.training for part in model.modules()], net[1].running_mean.clone()
+    before, mean = [part.training for part in model.modules()], running_mean.clone()
     model.calibrate([x])
     assert [part.training for part in model.modules()] == before
-    assert torch.equal(net[1].running_mean, mean) and model.ops[1].precision.rounds
+    assert torch.equal(running_mean, mean) and model.ops[1].precision.rounds

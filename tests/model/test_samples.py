@@ -45,7 +45,7 @@ def test_a_batch_inside_one_dictionary_is_found() -> None:
 @pytest.mark.long
 def test_such_a_call_compiles_whole() -> None:
     model = rewritten()
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    compiled: Any = torch.compile(model, fullgraph=True, backend="aot_eager")
     for samples in (4, 7, 9):
         Engine(compiled).loss(compiled(windows(samples)).square().mean()).backward()
         assert model.batch == samples

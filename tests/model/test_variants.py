@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fractrain_fx import Engine, FracConfig, FracModel, RunConfig, fractrainify
 from fractrain_fx.errors import InputError
+from tests.build import rewritten
 
 FLOAT = FracConfig(method="float")
 IDS = torch.randint(3, 50, (4, 8), generator=torch.Generator().manual_seed(0))
@@ -21,7 +22,12 @@ MASK[::2, 5:] = 0
 
 def classifier() -> nn.Module:
     torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    sizes: dict[str, Any] = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 32,
+    }
     config = transformers.BertConfig(**sizes, vocab_size=50, max_position_embeddings=16)
     return transformers.AutoModelForSequenceClassification.from_config(config)
 
@@ -70,7 +76,7 @@ X = torch.ones(2, 4)
 
 def scaled(**config: Any) -> tuple[Scaled, FracModel]:
     original = Scaled()
-    return original, fractrainify(original, config=FLOAT.replace(**config), example_inputs=(X,), check=False)
+    return original, rewritten(original, X, config=FLOAT.replace(**config))
 
 
 def test_each_value_of_a_number_needs_a_recording_and_there_are_only_so_many(caplog: Any) -> None:

@@ -15,6 +15,7 @@ from fractrain_fx.errors import ConfigError
 from fractrain_fx.native import build, choice
 from fractrain_fx.native.choice import MEANING, choose_rounding
 from fractrain_fx.passes import default_passes
+from tests.build import rewritten as build_rewritten
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -32,9 +33,12 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3))
 
 
-def rewritten(**words: object) -> FracModel:
-    config = FracConfig(method="static", **words)  # type: ignore[arg-type]
-    return fractrainify(net(), config=config, example_inputs=(torch.randn(2, 6),), check=False)
+def rewritten(**words: Any) -> FracModel:
+    return build_rewritten(net(), torch.randn(2, 6), method="static", **words)
+
+
+def formats_of(model: FracModel) -> list[Any]:
+    return [module.fmt for module in model.modules() if hasattr(module, "fmt")]
 
 
 def test_kernels_that_are_there_are_used_and_others_are_not(built: pytest.MonkeyPatch) -> None:
@@ -60,7 +64,7 @@ def test_kernels_that_are_there_are_used_and_others_are_not(built: pytest.Monkey
 def test_where_kernels_round_nothing_there_is_nothing_to_choose(
     words: dict[str, Any], built: pytest.MonkeyPatch
 ) -> None:
-    chosen = choose_rounding(FracConfig(**words), CPU)  # type: ignore[arg-type]
+    chosen = choose_rounding(FracConfig(**words), CPU)
     assert (chosen.used, chosen.reason) == ("plain", "")
 
 
@@ -86,17 +90,15 @@ def test_a_model_on_a_cpu_is_ready_for_a_gpu(built: pytest.MonkeyPatch) -> None:
         built.setattr(choice, "is_built", lambda there=there: there)
         model = rewritten()
         assert model.frac_config.run.backend == used
-        formats = [module.fmt for module in model.modules() if hasattr(module, "fmt")]
+        formats = formats_of(model)
         assert formats and all(each.kernels == kernels for each in formats)
-    assert not any(
-        module.fmt.kernels for module in rewritten(run=RunConfig(backend="plain")).modules() if hasattr(module, "fmt")
-    )
+    assert not any(each.kernels for each in formats_of(rewritten(run=RunConfig(backend="plain"))))
 
 
 @pytest.mark.parametrize("wrong", [{"method": "float"}, {"format": "mx"}, {"affine": AffineConfig(ranges="row")}])
 def test_triton_where_it_rounds_nothing_is_an_error(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"run\.backend='cuda'"):
-        FracConfig(run=RunConfig(backend="cuda"), **{"method": "static"} | wrong)  # type: ignore[arg-type]
+        FracConfig(run=RunConfig(backend="cuda"), **{"method": "static"} | wrong)
 
 
 def test_a_plan_says_where_triton_changes_nothing(built: pytest.MonkeyPatch) -> None:
@@ -133,7 +135,7 @@ def test_a_model_rounds_as_chosen_and_says_so(built: pytest.MonkeyPatch, caplog:
         assert model.frac_config.run.backend == used
         assert noted in str(plan(net(), config=FracConfig(method="static"), example_inputs=(x,)))
         assert noted in caplog.messages[-1]
-        formats = [module.fmt for module in model.modules() if hasattr(module, "fmt")]
+        formats = formats_of(model)
         assert formats and {"cpu" in each.kernels for each in formats} == {used == "cpu"}
 
 
@@ -143,7 +145,7 @@ def test_a_chain_of_ones_own_rounds_as_the_model_says(built: pytest.MonkeyPatch)
         net(), config=config, example_inputs=(torch.randn(2, 6),), passes=default_passes(config), check=False
     )
     assert model.frac_config.run.backend == "cpu"
-    assert {"cpu" in module.fmt.kernels for module in model.modules() if hasattr(module, "fmt")} == {True}
+    assert {"cpu" in each.kernels for each in formats_of(model)} == {True}
 
 
 def test_nothing_is_built_for_a_model_in_a_loop_of_ones_own(

@@ -58,6 +58,7 @@ def test_equals_the_naive_sum_over_options(
     if fisher:
         parts = samples / 2 * parts**2
     naive, sizes = parts.sum(2), np.abs(parts).sum(2)
+    assert choice.grad is not None and values.grad is not None
     if any(bits in BITS for bits in options):
         # 1e-5 of what the sum adds up, which may cancel.
         assert (np.abs(choice.grad.double().numpy() - naive) <= 1e-5 * sizes).all()

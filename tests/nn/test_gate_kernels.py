@@ -11,7 +11,9 @@ from torch import Tensor, fx, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from fractrain_fx import FracConfig, GateConfig, RunConfig, fractrainify
+from fractrain_fx.config.run import Backend
 from fractrain_fx.errors import ConfigError
+from fractrain_fx.native import kernels
 from fractrain_fx.nn import gate_kernels
 from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.nn.gate_kernels import BlockEmbeddingByKernels, ControllerByKernels
@@ -52,7 +54,7 @@ def pair(features: int) -> tuple[Gates, Gates]:
 def called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the kernels that are called."""
     found: list[str] = []
-    ops = gate_kernels.kernels()
+    ops = kernels()
 
     class Watched:
         def __getattr__(self, name: str) -> Any:
@@ -177,7 +179,7 @@ def test_a_gradient_of_a_gradient_is_refused() -> None:
 
 
 @pytest.mark.parametrize("backend", ["plain", "cpu"])
-def test_models_call_them_with_compiled_rounding(called: list[str], backend: str) -> None:
+def test_models_call_them_with_compiled_rounding(called: list[str], backend: Backend) -> None:
     config = FracConfig.paper("dfq", run=RunConfig(backend=backend))
     model = fractrainify(Residual(), config=config, example_inputs=(torch.randn(2, 6),), check=False)
     called.clear()

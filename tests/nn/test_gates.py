@@ -7,9 +7,10 @@ import math
 import pytest
 import torch
 
-from fractrain_fx import FracConfig, GateConfig, fractrainify
+from fractrain_fx import GateConfig
 from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.nn.gates import BlockEmbedding
+from tests.build import rewritten
 from tests.residual import Residual
 
 
@@ -26,7 +27,7 @@ def test_he_draws_weights_by_the_fan_out() -> None:
 def test_embeddings_differ_more_between_samples_after_he() -> None:
     def spread(gate: GateConfig) -> float:
         torch.manual_seed(0)
-        model = fractrainify(Residual(), config=FracConfig(gate=gate), example_inputs=(torch.randn(2, 6),), check=False)
+        model = rewritten(Residual(), torch.randn(2, 6), gate=gate)
         embeddings = [module for module in model.modules() if isinstance(module, BlockEmbedding)]
         return float(embeddings[0](torch.randn(64, 8)).std(0).mean().detach())
 

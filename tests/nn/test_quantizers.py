@@ -52,7 +52,7 @@ class TestActivationQuantizer:
         quantizer = ActivationQuantizer(AFFINE, keep=0.75)
         assert not quantizer.range.seen
         quantizer(torch.tensor([1.0, 5.0]), torch.tensor(4))
-        assert quantizer.range.seen and (quantizer.range.lo, quantizer.range.span) == (1.0, 4.0)
+        assert quantizer.range.seen and (float(quantizer.range.lo), float(quantizer.range.span)) == (1.0, 4.0)
         quantizer(torch.tensor([-3.0, 5.0]), torch.tensor(4))
         assert (quantizer.range.lo.item(), quantizer.range.span.item()) == (0.75 * 1 - 0.25 * 3, 0.75 * 4 + 0.25 * 8)
 
@@ -61,7 +61,7 @@ class TestActivationQuantizer:
         quantizer(torch.tensor([0.0, 3.0]), torch.tensor(2))
         quantizer.eval()
         assert quantizer(torch.tensor([-5.0, 1.2, 9.0]), torch.tensor(2)).tolist() == [0.0, 1.0, 3.0]
-        assert (quantizer.range.lo, quantizer.range.span) == (0.0, 3.0)
+        assert (float(quantizer.range.lo), float(quantizer.range.span)) == (0.0, 3.0)
 
     @pytest.mark.parametrize("bad", [torch.tensor([0.0, torch.nan]), torch.tensor([-torch.inf, 1.0]), torch.empty(0)])
     def test_a_batch_without_a_finite_range_leaves_the_running_range(self, bad: Tensor) -> None:
@@ -70,7 +70,7 @@ class TestActivationQuantizer:
         assert not quantizer.range.seen and not rounded.isfinite().any()
         quantizer(torch.tensor([1.0, 3.0]), torch.tensor(4))
         quantizer(bad, torch.tensor(4))
-        assert (quantizer.range.lo, quantizer.range.span) == (1.0, 2.0)
+        assert (float(quantizer.range.lo), float(quantizer.range.span)) == (1.0, 2.0)
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
     def test_ranges_stay_float32_whatever_the_input(self, dtype: torch.dtype) -> None:
@@ -92,7 +92,7 @@ class TestActivationQuantizer:
         other = ActivationQuantizer(AFFINE)
         other.load_state_dict(quantizer.state_dict())
         assert set(quantizer.state_dict()) == {"range.lo", "range.span", "range.seen"}
-        assert other.range.seen and (other.range.lo, other.range.span) == (1.0, 4.0)
+        assert other.range.seen and (float(other.range.lo), float(other.range.span)) == (1.0, 4.0)
 
     def test_gradients_pass_straight_through(self) -> None:
         quantizer = ActivationQuantizer(AFFINE)

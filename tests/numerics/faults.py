@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from fractrain_fx import FracConfig, FracModel, Pin, Precision, fractrainify
+from fractrain_fx import FracConfig, FracModel, Pin, Precision
 from fractrain_fx.numerics import Statistics
+from tests.build import rewritten as build_rewritten
 
 __all__ = ["FAULTS", "MODELS", "Fault", "Subject", "loss_of", "rewritten"]
 
@@ -63,13 +64,20 @@ def _resnet() -> nn.Module:
 
 
 def _vit() -> nn.Module:
-    sizes = {"img_size": 16, "patch_size": 4, "depth": 2, "embed_dim": 48, "num_heads": 3, "num_classes": 10}
+    sizes: dict[str, Any] = {
+        "img_size": 16,
+        "patch_size": 4,
+        "depth": 2,
+        "embed_dim": 48,
+        "num_heads": 3,
+        "num_classes": 10,
+    }
     return timm.create_model("vit_tiny_patch16_224", **sizes)
 
 
 def _gpt2() -> nn.Module:
-    sizes = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 64, "n_positions": 32}
-    dropouts = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
+    sizes: dict[str, Any] = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 64, "n_positions": 32}
+    dropouts: dict[str, Any] = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
     return GPT2LMHeadModel(GPT2Config(**sizes, **dropouts, bos_token_id=0, eos_token_id=0))
 
 
@@ -181,8 +189,8 @@ FAULTS = {
 def rewritten(model: nn.Module, batch: Any, config: FracConfig) -> FracModel:
     """A subject, rewritten on its batch."""
     if isinstance(batch, dict):
-        return fractrainify(model, config=config, example_kwargs=batch)
-    return fractrainify(model, config=config, example_inputs=(batch[0],))
+        return build_rewritten(model, keywords=batch, config=config, check=True)
+    return build_rewritten(model, batch[0], config=config, check=True)
 
 
 def loss_of(model: Any, batch: Any) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from itertools import pairwise, product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,8 +14,10 @@ from torch import nn
 
 from fractrain_fx import Engine, FracConfig, Pin, Precision, allocate, fractrainify
 from fractrain_fx.errors import ConfigError, MissingPackageError
-from fractrain_fx.numerics.allocation import Allocation, solve
+from fractrain_fx.numerics.allocation import Allocation
+from fractrain_fx.numerics.allocation.price import Unit
 from fractrain_fx.numerics.sensitivity import MeasuredOp, Sensitivities, Sensitivity
+from fractrain_fx.numerics.sensitivity.rounded import OperandName
 from fractrain_fx.training import RunSettings
 
 WIDTHS = (2, 3, 4, 6, 8)
@@ -22,15 +25,15 @@ MACS = {"a": 1000, "b": 3000, "c": 500}
 HARM = {"a": 1.0, "b": 0.05, "c": 0.4}
 
 
-def sensitivities(**changes: object) -> Sensitivities:
+def sensitivities(**changes: Any) -> Sensitivities:
     """Three ops, and one that is not rounded. Errors fall by four for each bit."""
-    ops = [MeasuredOp(name, "linear", name, (macs, macs, macs), **changes) for name, macs in MACS.items()]  # type: ignore[arg-type]
+    ops = [MeasuredOp(name, "linear", name, (macs, macs, macs), **changes) for name, macs in MACS.items()]
     ops.append(MeasuredOp("head", "linear", "head", (10, 10, 10), fixed=32))
     rows = []
     for name, scale in HARM.items():
         for bits in WIDTHS:
             error = scale * 4.0**-bits
-            rows += [Sensitivity(name, operand, bits, change=error) for operand in ("x", "w")]  # type: ignore[arg-type]
+            rows += [Sensitivity(name, operand, bits, change=error) for operand in ("x", "w")]
             rows.append(Sensitivity(name, "g", bits, noise=0.3 * error))
     return Sensitivities(tuple(ops), tuple(rows), 1.0, 4)
 
@@ -73,7 +76,7 @@ def test_the_noise_of_gradients_has_a_price() -> None:
 
 
 @pytest.mark.parametrize(("unit", "machine"), [("seconds", "h200"), ("joules", "bitfusion")])
-def test_budgets_of_a_machine(unit: str, machine: str) -> None:
+def test_budgets_of_a_machine(unit: Unit, machine: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(64, 64), nn.ReLU())), nn.Linear(64, 4))
     rewritten = fractrainify(model, config=FracConfig(method="static"), example_inputs=(torch.randn(2, 64),))
@@ -88,17 +91,18 @@ def test_budgets_of_a_machine(unit: str, machine: str) -> None:
         )
         for op in rewritten.ops
     )
+    operands: tuple[OperandName, ...] = ("x", "w", "g")
     rows = [
-        Sensitivity(name, operand, bits, **({"noise": 0.1**bits} if operand == "g" else {"change": 0.1**bits}))  # type: ignore[arg-type]
-        for name, operand, bits in product(("2", "4"), "xwg", (4, 8, 16))
+        Sensitivity(name, operand, bits, **({"noise": 0.1**bits} if operand == "g" else {"change": 0.1**bits}))
+        for name, operand, bits in product(("2", "4"), operands, (4, 8, 16))
     ]
     found = Sensitivities(ops, tuple(rows), 1.0, 4)
-    wide = allocate(found, "FW-16/BW-16", unit, machine=machine, batch=4096)  # type: ignore[arg-type]
-    narrow = allocate(found, "FW-8/BW-8", unit, machine=machine, batch=4096)  # type: ignore[arg-type]
+    wide = allocate(found, "FW-16/BW-16", unit, machine=machine, batch=4096)
+    narrow = allocate(found, "FW-8/BW-8", unit, machine=machine, batch=4096)
     assert 0 < narrow.cost <= narrow.budget <= wide.budget
     assert narrow.harm >= wide.harm
     with pytest.raises(ConfigError, match="needs a machine"):
-        allocate(found, 1.0, unit)  # type: ignore[arg-type]
+        allocate(found, 1.0, unit)
 
 
 def test_a_model_is_trained_at_the_allocation(tmp_path: Path) -> None:
@@ -204,13 +208,13 @@ def test_the_table_fits_80_columns() -> None:
         ([2.0, 3.0], {}, "must be a number above 0"),
     ],
 )
-def test_mistakes_are_named(budget: object, arguments: dict[str, object], words: str) -> None:
+def test_mistakes_are_named(budget: Any, arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        allocate(sensitivities(), budget, **arguments)  # type: ignore[arg-type]
+        allocate(sensitivities(), budget, **arguments)
 
 
 def test_scipy_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "scipy", None)
-    monkeypatch.setattr(solve.require_packages.__globals__["importlib"].util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingPackageError, match=r"fractrain_fx\[allocate\]"):
         allocate(sensitivities(), 3.0)

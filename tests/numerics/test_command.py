@@ -22,16 +22,16 @@ def test_a_run_is_measured_and_its_widths_are_allocated(
     printed = capsys.readouterr().out
     found = Sensitivities.from_json("net.json")
     assert "expected change of the loss" in printed and found.batches == 4
-    assert len(found.measured) == len(RunSettings.from_yaml("net.yaml").frac.pins) == 20
+    assert len(found.measured) == len(RunSettings.from_yaml(Path("net.yaml")).frac.pins) == 20
     assert Path("run/sensitivity.json").read_text() == Path("net.json").read_text()
     assert Path("run/allocation.yaml").read_text() == Path("net.yaml").read_text()
     staged = ["--budget", "FW-8/BW-8", "--stages", "3", "--allocation", "staged.yaml"]
     assert cli.main(["sensitivity", "net.json", *staged]) == 0
-    config = RunSettings.from_yaml("staged.yaml").frac
+    config = RunSettings.from_yaml(Path("staged.yaml")).frac
     assert len(config.stages.stages) == 3 and {len(pin.stages) for pin in config.pins} == {3}
     paper = ["--budget", "FW(3,4,6,8)/BW(6,6,8,8)", "--allocation", "staged.yaml"]
     assert cli.main(["sensitivity", "net.json", *paper]) == 0
-    assert str(RunSettings.from_yaml("staged.yaml").frac.stages) == "FW(3,4,6,8)/BW(6,6,8,8)"
+    assert str(RunSettings.from_yaml(Path("staged.yaml")).frac.stages) == "FW(3,4,6,8)/BW(6,6,8,8)"
     assert Path("net.svg").read_text().startswith("<svg")
     assert cli.main(["sensitivity", "net.json", "--budget", "3"]) == 0
     assert "of 3 % of training at 32 bits" in capsys.readouterr().out

@@ -31,7 +31,7 @@ def test_the_op_at_few_bits_takes_most_of_the_difference_by_switching_and_by_est
     op = "transformer.h.1.mlp.c_fc"
     model, batch = pinned(op, "FW-2/BW-8")
     for how in ("switched", "estimated"):
-        found = compare(model, batch, shares=how)  # type: ignore[arg-type]
+        found = compare(model, batch, shares=how)
         assert found.how == how and found.by_share[0].name == op and found.by_share[0].output_share > 0.5
         assert found.output is not None and found.output > 0.01 and found.loss != found.float_loss
     model, batch = pinned(op, "FW-8/BW-2")
@@ -41,7 +41,7 @@ def test_the_op_at_few_bits_takes_most_of_the_difference_by_switching_and_by_est
 
 def test_shares_by_switching_are_what_really_goes_if_an_op_is_float() -> None:
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 4))
+    net: nn.Module = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 4))
     x = torch.randn(32, 16)
     config = FracConfig(method="static", precision="FW-4/BW-8")
     model = fractrainify(net, config=config, example_inputs=(x,))

@@ -47,7 +47,7 @@ def sensitivities(
         ops.append(MeasuredOp(name, kind, name, (1000, 1000, 1000), product=shape))
         harm = (1 + layer) * (1 + parts.index(part)) * 1e-2
         for bits in (4, 8):
-            rows += [Sensitivity(name, operand, bits, change=harm * 4.0**-bits) for operand in ("x", "w")]  # type: ignore[arg-type]
+            rows += [Sensitivity(name, operand, bits, change=harm * 4.0**-bits) for operand in ("x", "w")]
             rows.append(Sensitivity(name, "g", bits, noise=harm * 4.0**-bits))
         product_name = f"{prefix}{layer}.self_attn.matmul"
         if part == parts[0]:
@@ -160,6 +160,7 @@ class _Blocks(nn.Module):
         self.blocks = nn.ModuleList(nn.ModuleDict({"a": nn.Linear(64, 64), "b": nn.Linear(64, 64)}) for _ in range(3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        block: Any
         for block in self.blocks:
             x = block["b"](block["a"](x).relu())
         return x

@@ -78,6 +78,7 @@ def train(model: Any, steps: int = 4, *, engine: bool = True, **options: Any) ->
 def test_a_step_prints_the_operands_first_that_rounding_leaves_least_of() -> None:
     config = FracConfig(method="static", precision="FW-8/BW-8", pins=(Pin("block.0", Precision(2, 8)),))
     _, watched = train(rewritten(config), 1, as_if="FW-4/BW-4")
+    assert watched is not None
     lines = str(watched.records[0]).splitlines()
     rows = [line.split() for line in lines if line.strip().startswith(("block", "next", "hidden"))]
     assert "FW-4/BW-4" in lines[2] and {row[0] for row in rows[:2]} == {"block.0"}
@@ -119,7 +120,7 @@ def test_the_numbers_are_those_of_the_rounded_tensors() -> None:
     with watch(model) as watched:
         model(x).square().mean().backward()
     (seen,) = watched.records
-    given, weight = net[0](x).detach(), net[1].weight.detach()
+    given, weight = net.get_submodule("0")(x).detach(), net.get_parameter("1.weight").detach()
     for letter, values, rounded in (
         ("x", given, fake_quantize(given, 8)),
         ("w", weight, fake_quantize(weight, 8, dim=0)),
@@ -127,7 +128,7 @@ def test_the_numbers_are_those_of_the_rounded_tensors() -> None:
         found = seen.of("1", letter, "FW")
         noise = (rounded - values).norm() / values.norm()
         assert found.sqnr == pytest.approx(-20 * math.log10(noise), abs=0.05)
-        assert found.effective_bits == pytest.approx((found.sqnr - 1.76) / 6.02)
+        assert found.sqnr is not None and found.effective_bits == pytest.approx((found.sqnr - 1.76) / 6.02)
         assert (found.lo, found.hi) == (values.min().item(), values.max().item())
         assert (found.bits, found.clipped, found.zero, found.finite) == (8, 0, 0, True)
     assert seen.of("1", "x", "GC") == seen.of("1", "x", "FW")

@@ -78,7 +78,7 @@ def make_run(out: Path, epochs: int = 160) -> RunResult:
     settings.to_yaml(out / "config.yaml")
     keep_start(out, Start.now(["train", "--config", "recipe.yaml"], epoch=0, device="cpu", processes=1))
     steered = Steered(model)
-    engine, prices = Engine(steered), StepPrices(model, BATCH)  # type: ignore[arg-type]
+    engine, prices = Engine(steered), StepPrices(model, BATCH)
     seconds, turned, values = 0.0, 0, []
     with RunLog(out, epochs, console=Console(quiet=True)) as log:
         for epoch in range(1, epochs + 1):

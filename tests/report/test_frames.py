@@ -106,6 +106,7 @@ def test_machines_are_those_of_the_result_beside_float(runs: list[Run]) -> None:
         mine = {row["machine"]: row for row in rows if row["run"] == run.name}
         for each in run.result.machines:
             row = mine[each.machine]
+            assert each.seconds is not None and each.float32 is not None
             assert (row["seconds"], row["float32"], row["joules"]) == (each.seconds, each.float32, each.joules)
             assert row["of_float32"] == pytest.approx(100 * each.seconds / each.float32)
             assert row["compute"] + row["memory"] + row["rounding"] == pytest.approx(100)

@@ -25,7 +25,7 @@ def sensitivities() -> Sensitivities:
     for number, name in enumerate(OPS, 1):
         for bits in WIDTHS:
             error = number * 4.0**-bits * (-1 if bits == 8 and name == OPS[0] else 1)
-            rows += [Sensitivity(name, operand, bits, change=error) for operand in ("x", "w")]  # type: ignore[arg-type]
+            rows += [Sensitivity(name, operand, bits, change=error) for operand in ("x", "w")]
             rows.append(Sensitivity(name, "g", bits, noise=abs(error)))
     return Sensitivities(tuple(ops), tuple(rows), 1.0, 4)
 

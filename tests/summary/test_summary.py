@@ -27,7 +27,7 @@ from tests.models import build, some_long
 MODELS = ["resnet18", "mobilenetv2_100", "vit_tiny_patch16_224", "bert", "tied_weights"]
 
 
-def rewritten(name: str, **fields: object) -> FracModel:
+def rewritten(name: str, **fields: Any) -> FracModel:
     case = build(name)
     return build_rewritten(case, **fields)
 
@@ -60,7 +60,8 @@ def test_sizes_of_gates_are_those_of_the_modules(name: str) -> None:
     assert summary.gate_parameters == sum(parameter.numel() for parameter in inserted.values())
     assert summary.parameters == sum(parameter.numel() for parameter in model.restore().parameters())
     controller = model.get_submodule("frac.controller")
-    for gate, size in zip(model.get_submodule("frac.gates").children(), summary.gates.values(), strict=True):
+    gates: Any = model.get_submodule("frac.gates").children()
+    for gate, size in zip(gates, summary.gates.values(), strict=True):
         entry = [*[1] * gate.feature_axis, gate.hidden.in_features]
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             controller(gate(torch.zeros(entry)), None, True)
@@ -178,7 +179,8 @@ def test_sequence_first_parts_that_get_the_samples_first_are_named() -> None:
 def test_blocks_keep_their_ends_where_the_shown_graph_has_fused_ops() -> None:
     net = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(4)))
     shown = {}
-    for words in ({}, {"format": "mx"}):
+    formats: list[dict[str, Any]] = [{}, {"format": "mx"}]
+    for words in formats:
         model = build_rewritten(net, torch.randn(2, 8), method="static", **words)
         shown[str(words)] = [(block.name, block.ops) for block in model.blocks]
         assert str(summarize(model))

@@ -23,7 +23,8 @@ def settings(method: str = "fractrain", function: str = "net", epochs: int = 2, 
         usual = usual.replace(stages=PrecisionStages(usual.stages.stages[-epochs:]))
     if method == "fractrain":
         usual = usual.replace(targets=CostTargets((1.5, 2.0, 2.5, 3.0)[-epochs:], saturate=True))
-    loop = TrainSettings(**{"epochs": epochs, "batch_size": 32, "lr": 0.05, "device": "cpu"} | train)
+    short: dict[str, Any] = {"epochs": epochs, "batch_size": 32, "lr": 0.05, "device": "cpu"}
+    loop = TrainSettings(**short | train)
     return RunSettings(f"{TINY}:{function}", image_size=8, subset=96, train=loop, frac=usual)
 
 

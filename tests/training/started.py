@@ -29,7 +29,7 @@ def start(arguments: list[str], ranks: int) -> list[BaseProcess]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         together = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": str(ranks)}
-    processes = []
+    processes: list[BaseProcess] = []
     for rank in range(ranks):
         environment = together | {"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {}
         processes.append(context.Process(target=_train, args=(arguments, environment)))

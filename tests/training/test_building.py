@@ -76,8 +76,8 @@ def test_a_run_on_a_gpu_rounds_by_triton_where_it_is_installed_and_says_so(
 ) -> None:
     run = settings(device="auto", epochs=10_000_000)
     built = build(run)
-    monkeypatch.setattr(building.torch.accelerator, "is_available", lambda: True)
-    monkeypatch.setattr(building.torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
     for there, used, words in ((True, "cuda", "rounds by Triton kernels"), (False, "plain", "by plain torch")):
         monkeypatch.setattr(choice, "has_triton_package", lambda there=there: there)
         stream = io.StringIO()
@@ -92,12 +92,12 @@ def test_the_time_of_a_run_is_computed_from_its_macs(monkeypatch: pytest.MonkeyP
     # 64 pixels: 3 x 3 x 3 x 8 of the stem, 3 x 3 x 8 x 8 and 8 x 8 of the block; and the head. Three products each.
     macs = 64 * (216 + 576 + 64) + 80
     one_thread = 3 * 3 * 64 * macs / 2e10
-    monkeypatch.setattr(building.torch, "get_num_threads", lambda: 1)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     assert float_seconds(run, built) == pytest.approx(one_thread)
     check_outputs("own.py:model", built)
     assert built.model.training and not frozen.training
     assert float_seconds(replace(run, train=replace(run.train, iterations=2)), built) == pytest.approx(one_thread / 3)
-    monkeypatch.setattr(building.torch, "get_num_threads", lambda: 8)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     assert float_seconds(run, built) == pytest.approx(one_thread / 8)
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert float_seconds(run, built) == pytest.approx(one_thread / 16)

@@ -146,7 +146,7 @@ def test_a_file_is_run_as_python_would(digits: DataSet, tmp_path: Path) -> None:
     (tmp_path / "timm.py").write_text(NEIGHBOURS)  # the name of an installed module
     (tmp_path / "beside_it.py").write_text("WIDTH = 8")
     (tmp_path / "also_beside_it.py").touch()
-    assert build_model(f"{tmp_path}/timm.py:net", digits).model[-1].out_features == 10
+    assert list(build_model(f"{tmp_path}/timm.py:net", digits).model.children())[-1].out_features == 10
     assert build_model("timm:resnet10t", digits).model.num_classes == 10
 
 

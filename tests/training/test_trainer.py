@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 from safetensors.torch import load_file
+from torch import nn
 from torch._dynamo.utils import counters
 
 from fractrain_fx.config import FracConfig, Manual, Tokens
@@ -25,6 +26,7 @@ from fractrain_fx.report.runs import read_runs
 from fractrain_fx.training import RunSettings, TrainSettings, build_trainer, new_run, results_table, resume_run
 from fractrain_fx.training.log.results import RunResult
 from fractrain_fx.training.trainer import Trainer
+from tests.training.data.layouts import tensors
 from tests.training.folder.rewritten import rewrite
 from tests.training.runs import quiet, settings
 
@@ -38,7 +40,7 @@ def test_every_method_trains_and_counts_its_cost(method: str) -> None:
     trainer = build_trainer(settings(method, epochs=3), console=quiet())
     result = trainer.fit()
     losses = [row.loss for row in trainer.engine.ledger.rows]
-    assert losses[-1] < losses[0]
+    assert losses[0] is not None and losses[-1] is not None and losses[-1] < losses[0]
     assert 0 <= result.mean_cp <= result.mean_cp_total <= 1 and result.mean_cp_total > 0  # SLU may skip all
     assert result.total_macs == pytest.approx(3 * trainer.model.macs * result.mean_cp_total * 3 * 96)
     if method in ("float", "static"):
@@ -94,7 +96,7 @@ def interrupt_in_epoch(trainer: Trainer, epoch: int) -> None:
             raise KeyboardInterrupt
         return loss(task_loss)
 
-    trainer.engine.loss = interrupting  # type: ignore[method-assign]
+    trainer.engine.loss = interrupting  # type: ignore[method-assign, assignment]
 
 
 def test_a_run_interrupted_before_its_first_epoch_can_go_on(tmp_path: Path) -> None:
@@ -137,7 +139,8 @@ def test_a_diverging_run_stops_and_names_the_checkpoint_before(tmp_path: Path) -
 def test_weights_spoilt_by_the_last_step_of_an_epoch_are_not_kept(tmp_path: Path) -> None:
     # Three batches an epoch; fractrainify, which calls the model too, is through before the hook counts.
     trainer = new_run(settings("float", "spoilt", epochs=4), tmp_path, quiet())
-    trainer.model.restore().calls = 0
+    plain: Any = trainer.model.restore()
+    plain.calls = 0
     with pytest.raises(NonFiniteLossError, match=r"after epoch 2 the weight head\.weight .*checkpoint-0001$"):
         trainer.fit()
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-0001"]
@@ -225,7 +228,7 @@ def test_a_run_keeps_what_it_would_take_on_machines(tmp_path: Path) -> None:
     kept = RunResult.from_json(tmp_path / "run/result.json").machines
     assert kept == result.machines and [each.machine for each in kept] == list(PRICED)
     bitfusion = next(each for each in kept if each.machine == "bitfusion")
-    assert (bitfusion.seconds, bitfusion.joules) == (pytest.approx(result.latency), pytest.approx(result.energy))
+    assert (bitfusion.seconds, bitfusion.joules) == pytest.approx((result.latency, result.energy))
     values = json.loads((tmp_path / "run/result.json").read_text())
     (tmp_path / "old.json").write_text(json.dumps({name: each for name, each in values.items() if name != "machines"}))
     assert RunResult.from_json(tmp_path / "old.json") == replace(result, machines=())
@@ -293,7 +296,8 @@ def test_evaluation_sees_every_test_sample() -> None:
     trainer = build_trainer(settings("float", epochs=1), console=quiet())
     trainer.fit()
     model, data = trainer.model.eval(), trainer.data
-    inputs, targets = data.prepare(data.test.tensors[0]), data.test.tensors[1]
+    samples, targets = tensors(data.test)
+    inputs = data.prepare(samples)
     with torch.no_grad():
         right = (model(inputs).argmax(1) == targets).float().mean()
     loss, accuracy, choices, _ = trainer.evaluate()
@@ -330,7 +334,7 @@ def test_a_multiplier_goes_on_where_the_run_was_stopped(tmp_path: Path) -> None:
 
 
 def test_text_is_trained_by_perplexity() -> None:
-    clock = FracConfig(method="pfq", stages="FW(4,6,8)/BW(6,6,8)", schedule=Manual(every=Tokens(512)))  # type: ignore[arg-type]
+    clock = FracConfig(method="pfq", stages="FW(4,6,8)/BW(6,6,8)", schedule=Manual(every=Tokens(512)))
     loop = TrainSettings(epochs=2, batch_size=16, device="cpu")
     trainer = build_trainer(
         RunSettings("hf:gpt2", "pydoc", block_length=16, subset=64, train=loop, frac=clock), console=quiet()

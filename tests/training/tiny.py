@@ -22,6 +22,8 @@ class TinyNet(nn.Module):
 class Diverging(TinyNet):
     """Its logits are NaN from the third training batch on."""
 
+    calls: torch.Tensor
+
     def __init__(self, num_classes: int = 10) -> None:
         super().__init__(num_classes)
         self.register_buffer("calls", torch.zeros(()))

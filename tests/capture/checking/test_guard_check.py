@@ -14,7 +14,7 @@ def test_sizes_behind_a_product_of_experts_need_no_data() -> None:
     model = rewritten(case, method="float", check=True)
     recording = model._state.variants.first.recording
     values = recording.call.bind(case.args, case.keywords)
-    without_data = [torch.empty_like(value, device="meta") for value in values]
+    without_data = tuple(torch.empty_like(value, device="meta") for value in values)
     assert recording.guards[True].all
     for each in (values, without_data):
         recording.guards[True]._known.clear()

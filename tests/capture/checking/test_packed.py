@@ -23,7 +23,7 @@ class Pictures(nn.Module):
     def forward(self, patches: Tensor, sizes: Tensor) -> Tensor:
         x = self.stem(patches)
         x = torch.cat(self.cut(x + self.body(x).relu(), sizes), dim=0)
-        return self.head(x)  # type: ignore[no-any-return]
+        return self.head(x)
 
 
 class Loops(Pictures):
@@ -39,7 +39,7 @@ class Around(nn.Module):
         self.inner, self.out = inner, nn.Sequential(nn.Linear(3, 64), nn.Linear(64, 2))
 
     def forward(self, patches: Tensor, sizes: Tensor) -> Tensor:
-        return self.out(self.inner(patches, sizes))  # type: ignore[no-any-return]
+        return self.out(self.inner(patches, sizes))
 
 
 def batch(images: int) -> tuple[Tensor, Tensor]:

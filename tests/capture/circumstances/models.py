@@ -9,7 +9,8 @@ import transformers
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fractrain_fx import FracConfig, FracModel, fractrainify
+from fractrain_fx import FracConfig, FracModel
+from tests.build import rewritten as build_rewritten
 
 FLOAT = FracConfig(method="float")
 IMAGES = torch.linspace(-1, 1, 2 * 3 * 32 * 32).reshape(2, 3, 32, 32)
@@ -40,13 +41,13 @@ class Net(nn.Module):
 
 
 def net(config: FracConfig = FLOAT) -> FracModel:
-    return fractrainify(Net(), config=config, example_inputs=(ROWS,))
+    return build_rewritten(Net(), ROWS, config=config, check=True)
 
 
 def resnet(config: FracConfig = FLOAT) -> FracModel:
     import timm
 
-    return fractrainify(timm.create_model("resnet10t", num_classes=10), config=config, example_inputs=(IMAGES,))
+    return build_rewritten(timm.create_model("resnet10t", num_classes=10), IMAGES, config=config, check=True)
 
 
 def text() -> dict[str, Tensor]:
@@ -58,9 +59,9 @@ def text() -> dict[str, Tensor]:
 
 def gpt2(config: FracConfig = FLOAT) -> FracModel:
     sizes: dict[str, Any] = {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
-    tokens = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    tokens: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
     original = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **tokens))
-    return fractrainify(original, config=config, example_kwargs=text())
+    return build_rewritten(original, keywords=text(), config=config, check=True)
 
 
 def original_of(model: FracModel) -> Any:

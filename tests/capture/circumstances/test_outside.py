@@ -162,6 +162,8 @@ class Settings:
     """An ordinary class; ``scale`` is an attribute of the class."""
 
     scale = 2.0
+    sub: Any
+    n: int
 
     def __init__(self, **inner: Any) -> None:
         self.unread = 1
@@ -300,6 +302,7 @@ def test_usual_models_leave_nothing_to_note(call: Call) -> None:
 
 
 def test_activation_checkpointing_is_noticed() -> None:
+    model: Any
     model, args, kwargs = huggingface_call("gpt2")
     assert not record(model, args, {**kwargs, "use_cache": False}).python.checkpointed
     model.gradient_checkpointing_enable()
@@ -335,10 +338,9 @@ class Neuron(nn.Module):
         self.v: float | Tensor = 0.0
 
     def forward(self, x: Tensor) -> Tensor:
-        if isinstance(self.v, float):
-            self.v = torch.zeros_like(x)
-        self.v = _charge(self.v, x)
-        return self.v
+        v = torch.zeros_like(x) if isinstance(self.v, float) else self.v
+        self.v = v = _charge(v, x)
+        return v
 
 
 class Resetting(nn.Module):
@@ -348,7 +350,7 @@ class Resetting(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.neuron.v = 0.0
-        return self.last(self.neuron(self.first(x)) + self.neuron(x))  # type: ignore[no-any-return]
+        return self.last(self.neuron(self.first(x)) + self.neuron(x))
 
 
 class Remembering(nn.Module):
@@ -369,11 +371,11 @@ class Forgetting(Resetting):
 
     def __init__(self) -> None:
         super().__init__()
-        self.neuron: nn.Module = Remembering()  # type: ignore[assignment]
+        self.neuron: Any = Remembering()
 
     def forward(self, x: Tensor) -> Tensor:
-        self.neuron.memories["v"] = 0.0  # type: ignore[index]
-        return self.last(self.neuron(self.first(x)) + self.neuron(x))  # type: ignore[no-any-return]
+        self.neuron.memories["v"] = 0.0
+        return self.last(self.neuron(self.first(x)) + self.neuron(x))
 
 
 @pytest.mark.parametrize(
@@ -406,7 +408,7 @@ class Shifting(nn.Module):
     def forward(self, x: Tensor, cached: bool = False) -> Tensor:
         if self.shift is None or not cached:
             self.shift = x.sum(1, keepdim=True).detach()
-        return self.fc(x) + self.shift  # type: ignore[no-any-return]
+        return self.fc(x) + self.shift
 
 
 def test_a_kept_tensor_that_the_run_replaces_is_compared_outside_of_the_graph() -> None:
@@ -423,7 +425,8 @@ class NewClass(nn.Module):
         self.fc = nn.Linear(4, 4)
 
     def forward(self, x: Tensor) -> Any:
-        return namedtuple("Output", "y z")(self.fc(x), x)
+        Output = namedtuple("Output", "y z")
+        return Output(self.fc(x), x)
 
 
 def test_a_named_tuple_made_anew_in_each_call_is_the_same() -> None:

@@ -49,7 +49,7 @@ class Holding(nn.Module):
         super().__init__()
         self.layer, self.place = nn.Linear(4, 4), place
         self.knobs, self.by_name = [Knob()], {"a": Knob()}
-        self.nested = {"list": [Knob(), (Knob(),)]}
+        self.nested: Any = {"list": [Knob(), (Knob(),)]}
         self.names, self.queue = {"one"}, deque([1.0])
         self.numbers, self.table = {"gain": [1.0]}, np.ones(2)
         self.partial = functools.partial(pow, 2)
@@ -117,6 +117,9 @@ def test_a_variable_of_a_closure_is_watched() -> None:
 
 
 class Counting(nn.Module):
+    codes: Tensor
+    loose: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 4)

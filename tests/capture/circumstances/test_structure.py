@@ -71,6 +71,9 @@ def test_a_change_of_structure_is_an_error_that_names_it_and_the_way_out(
 class Optional(nn.Module):
     """Scales by a parameter or buffer that may be ``None``, and runs a list of layers."""
 
+    gain: Tensor | None
+    mask: Tensor | None
+
     def __init__(self) -> None:
         super().__init__()
         self.register_parameter("gain", None)
@@ -174,7 +177,7 @@ class Dense(nn.Module):
         self.fc = fc
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.fc(x)  # type: ignore[no-any-return]
+        return self.fc(x)
 
 
 class Blocked(Dense):
@@ -191,7 +194,7 @@ class Swapping(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if float(x.detach().sum()) > -1e9 and isinstance(self.part, Blocked):  # a value: the module stays one call
             self.part = Dense(self.part.fc)
-        return self.part(x)  # type: ignore[no-any-return]
+        return self.part(x)
 
 
 @pytest.mark.parametrize("method", ["float", "pfq"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +41,7 @@ class Routed(Net):
 
 
 class Inside(nn.Module):
-    def __init__(self, net: nn.Module) -> None:
+    def __init__(self, net: Any) -> None:
         super().__init__()
         self.net, self.last = net, nn.Linear(3, 2)
 

@@ -13,14 +13,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fractrain_fx import FracConfig, FracModel, fractrainify
+from fractrain_fx import FracConfig, FracModel
 from fractrain_fx.errors import CaptureError
+from tests.build import rewritten as build_rewritten
 
 FLOAT = FracConfig(method="float")
 
 
 class Between(nn.Module):
     """A function between two layers, the first of which is frozen when the model is recorded."""
+
+    scale: Tensor
 
     def __init__(self, function: Callable[[Between, Tensor, Tensor], Any]) -> None:
         super().__init__()
@@ -42,7 +45,7 @@ def pair(function: Callable[..., Any], frozen: bool) -> tuple[nn.Module, FracMod
     net, x = Between(function), torch.randn(3, 4)
     net.first.requires_grad_(not frozen)
     reference = copy.deepcopy(net)
-    model = fractrainify(net, config=FLOAT, example_inputs=(x,))
+    model = build_rewritten(net, x, config=FLOAT, check=True)
     for each in (reference, model):
         each.requires_grad_(True)
     return reference, model, x
@@ -220,6 +223,7 @@ def test_a_hook_that_keeps_gradients_keeps_them() -> None:
     def keep(self: Between, x: Tensor, h: Tensor) -> None:
         h.register_hook(self.seen.append)
 
+    reference: Any
     reference, model, x = pair(keep, frozen=False)
     reference.seen.clear(), model.seen.clear()
     step(reference, x), step(model, x)
@@ -238,7 +242,7 @@ def in_an_object(self: Between, x: Tensor, h: Tensor) -> None:
     h.register_hook(Holder(h.detach()).hook)
 
 
-def on_grad_fn(self: Between, x: Tensor, h: Tensor) -> None:
+def on_grad_fn(self: Between, x: Tensor, h: Any) -> None:
     h.grad_fn.register_prehook(lambda g: g)
 
 

@@ -6,6 +6,7 @@ import copy
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fractrain_fx import FracConfig, FracModel, fractrainify
 from fractrain_fx.errors import CaptureError
+from tests.build import rewritten as build_rewritten
 
 FLOAT = FracConfig(method="float")
 
@@ -313,6 +315,8 @@ def test_a_saved_model_goes_on_with_its_statistics(tmp_path: Path) -> None:
 
 def test_a_buffer_that_the_first_call_makes_is_refused_with_its_line() -> None:
     class Lazy(Norm):
+        seen: Tensor | None
+
         def __init__(self) -> None:
             super().__init__()
             self.register_buffer("seen", None)
@@ -380,7 +384,7 @@ def test_compiled_graphs_replace_buffers_without_a_break(checkpointed: bool) -> 
     rewritten = fractrainify(model, config=FLOAT, example_inputs=(batches()[0],))
     if checkpointed:
         rewritten.gradient_checkpointing_enable()
-    compiled = torch.compile(rewritten, fullgraph=True, backend="aot_eager")
+    compiled: Any = torch.compile(rewritten, fullgraph=True, backend="aot_eager")
     for ours, theirs in zip(train(compiled, batches()), train(plain, batches()), strict=True):
         torch.testing.assert_close(ours, theirs)
     for name, x in plain.state_dict().items():
@@ -392,7 +396,7 @@ def _work(rank: int, folder: str) -> None:
     torch.manual_seed(0)
     model = Residual(in_place=False)
     plain = copy.deepcopy(model)
-    rewritten = fractrainify(model, config=FLOAT, example_inputs=(batches()[0],))
+    rewritten = build_rewritten(model, batches()[0], config=FLOAT, check=True)
     mine = [x[2 * rank :][:2] for x in batches()]
     ours, theirs = (train(DistributedDataParallel(each), mine) for each in (rewritten, plain))
     assert all(map(torch.equal, ours, theirs)) and equal(plain, rewritten)

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from fractrain_fx import FracConfig, FracModel, RunConfig, fractrainify, summarize
 from fractrain_fx.errors import CaptureError, InputError
+from tests.build import rewritten as build_rewritten
 
 Code = Callable[["Layers", Tensor], Any]
 
@@ -39,11 +40,15 @@ class Layers(nn.Module):
 PROBES: dict[str, tuple[Code, bool]] = {}
 
 
-def probe(code: Code | None = None, *, refused: bool = False) -> Any:
-    """Note a probe; ``refused``: the model cannot be recorded, and the error names the place."""
-    if code is None:
-        return functools.partial(probe, refused=refused)
-    PROBES[code.__name__] = code, refused
+def probe(code: Code) -> Code:
+    """Note a probe."""
+    PROBES[code.__name__] = code, False
+    return code
+
+
+def refused_probe(code: Code) -> Code:
+    """Note a probe whose model cannot be recorded: the error names the place."""
+    PROBES[code.__name__] = code, True
     return code
 
 
@@ -244,7 +249,7 @@ def bytes_and_strides(m: Layers, x: Tensor) -> Tensor:
 
 @probe
 def text_of_a_length(m: Layers, x: Tensor) -> Tensor:
-    return getattr(m, {"5": "linear"}.get(f"{x.shape[1]}", "other"))(x)  # type: ignore[no-any-return]
+    return getattr(m, {"5": "linear"}.get(f"{x.shape[1]}", "other"))(x)
 
 
 @probe
@@ -370,25 +375,25 @@ def sampled_positions(m: Layers, x: Tensor) -> Tensor:
     return m.linear(x)[:, np.arange(x.shape[1])[::2].copy()]
 
 
-@probe(refused=True)
+@refused_probe
 def number_of_hits(m: Layers, x: Tensor) -> Tensor:
     hits = (m.linear(x)[:, 0, 0] > 0).nonzero().squeeze(-1)
     return m.linear(x[hits]).sum(0) if hits.numel() else m.other(x).sum(0)
 
 
-@probe(refused=True)
+@refused_probe
 def masked_rows_counted(m: Layers, x: Tensor) -> Tensor:
     rows = x[m.other(x)[..., 0] > 0]
     return m.linear(rows).sum(0) if len(rows) > 5 else m.other(x).sum((0, 1))
 
 
-@probe(refused=True)
+@refused_probe
 def unique_values_counted(m: Layers, x: Tensor) -> Tensor:
     values = m.linear(x).round().unique()
     return m.linear(x) * values.shape[0] if values.shape[0] > 3 else m.other(x)
 
 
-@probe(refused=True)
+@refused_probe
 def experts_with_tokens(m: Layers, x: Tensor) -> Tensor:
     chosen, out = m.other(x)[..., :2].argmax(-1).flatten(), x.flatten(0, 1) * 0
     for k, layer in enumerate((m.linear, m.other)):
@@ -407,7 +412,7 @@ def labels_that_may_be_missing(m: Layers, x: Tensor) -> Tensor:
 def built(code: Code) -> tuple[nn.Module, FracModel]:
     model = type("Probe", (Layers,), {"forward": code})()
     config = FracConfig(method="float", run=RunConfig(recordings=12))
-    return model, fractrainify(model, config=config, example_inputs=(torch.randn(2, 5, 4),))
+    return model, build_rewritten(model, torch.randn(2, 5, 4), config=config, check=True)
 
 
 SHAPES = [(2, 5, 4), (3, 5, 4), (1, 5, 4), (5, 5, 4), (2, 6, 4), (2, 4, 4), (4, 9, 4), (2, 2, 4), (1, 7, 4)]

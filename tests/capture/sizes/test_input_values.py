@@ -7,10 +7,11 @@ import torch
 import torch._dynamo
 from torch import Tensor, nn
 
-from fractrain_fx import FracConfig, FracModel, RunConfig, fractrainify, summarize
+from fractrain_fx import FracConfig, FracModel, RunConfig, summarize
 from fractrain_fx.capture import record
 from fractrain_fx.capture.sizes.guards import InputValues, holds_sizes
 from fractrain_fx.errors import InputError
+from tests.build import rewritten as build_rewritten
 
 
 class Images(nn.Module):
@@ -27,7 +28,7 @@ class Images(nn.Module):
         for block in self.blocks:
             parts = x.split([height * width for height, width in grids.tolist()])
             x = x + block(torch.cat([part - part.mean(0) for part in parts])).relu()
-        return self.last(x)  # type: ignore[no-any-return]
+        return self.last(x)
 
 
 PIXELS = torch.randn(12, 6)
@@ -37,7 +38,7 @@ OTHERS = [torch.tensor(each) for each in ([[1, 4], [4, 2]], [[12, 1]], [[3, 2], 
 
 def rewritten(model: nn.Module, recordings: int = 8) -> FracModel:
     config = FracConfig(method="float", run=RunConfig(recordings=recordings))
-    return fractrainify(model, config=config, example_inputs=(PIXELS, GRIDS))
+    return build_rewritten(model, PIXELS, GRIDS, config=config, check=True)
 
 
 def test_integers_with_two_to_four_columns_are_sizes() -> None:
@@ -106,7 +107,7 @@ class Tower(nn.Module):
         self.small, self.large = Images(), nn.Sequential(nn.Linear(3, 64), nn.ReLU(), nn.Linear(64, 64))
 
     def forward(self, pixels: Tensor, grids: Tensor) -> Tensor:
-        return self.large(self.small(pixels, grids))  # type: ignore[no-any-return]
+        return self.large(self.small(pixels, grids))
 
 
 def test_a_model_of_which_most_is_a_graph_for_any_values_is_not_tied_to_some() -> None:

@@ -228,9 +228,11 @@ def test_the_rounded_gradient_is_that_of_the_simulation_bit_for_bit(bits: list[i
     g, seed = slope * torch.randn(8, 5, 6), torch.tensor(3)
     rounds = Rounds(torch.tensor(0.0), ValueRange(*torch.zeros(2)))
     widths = torch.tensor(bits) if len(bits) > 1 else torch.tensor(bits[0])
-    call = Call(None, None, None, rounds, rounds, widths, seed)
+    unread: Any = None
+    call = Call(unread, unread, None, rounds, rounds, widths, seed)
     coded = encode_gradient(RowBits(Features(), (8,), tuple(bits)), op.plan, call, g, values=True)
-    assert coded is not None and torch.equal(coded[1], rounded_gradient(fmt, g, widths, BatchAxis(), seed))
+    assert coded is not None and coded[1] is not None
+    assert torch.equal(coded[1], rounded_gradient(fmt, g, widths, BatchAxis(), seed))
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])

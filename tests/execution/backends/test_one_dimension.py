@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fractrain_fx import AffineConfig, FracConfig, fractrainify
+from tests.build import rewritten as build_rewritten
 
 CONFIGS = [
     FracConfig(method="static", precision="8/8"),
@@ -46,7 +47,7 @@ class Maps(nn.Module):
 
 def step(model: nn.Module, config: FracConfig, x: Tensor) -> tuple[Tensor, Tensor]:
     """Output and the gradient of the middle layer's weight in training."""
-    rewritten = fractrainify(copy.deepcopy(model), config=config, example_inputs=(x,)).train()
+    rewritten = build_rewritten(copy.deepcopy(model), x, config=config, check=True).train()
     torch.manual_seed(1)
     output = rewritten(x)
     output.square().sum().backward()

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn import functional as F
+from torch.nn.grad import conv2d_input, conv2d_weight
 
 from fractrain_fx import (
     AffineConfig,
@@ -94,9 +95,9 @@ def test_convolution() -> None:
     op = op_of(lambda x, w: F.conv2d(x, w, None, 2, 1), x, 36, 40, 3, 3, recipe="mxfp8")
     out, of_x, of_w = gradients(op, x, w, g)
     assert torch.equal(out, conv(mx8(x, axis=1), mx8(w, axis=1)))
-    how = {"stride": 2, "padding": 1}
-    assert torch.allclose(of_x, nn.grad.conv2d_input(x.shape, mx8(w, axis=0), mx8(g, axis=1), **how), atol=1e-5)
-    plain = nn.grad.conv2d_weight(over_positions(x), w.shape, over_positions(g), **how)
+    how: dict[str, Any] = {"stride": 2, "padding": 1}
+    assert torch.allclose(of_x, conv2d_input(x.shape, mx8(w, axis=0), mx8(g, axis=1), **how), atol=1e-5)
+    plain = conv2d_weight(over_positions(x), w.shape, over_positions(g), **how)
     assert torch.allclose(of_w, plain, atol=1e-4)
 
 
@@ -215,11 +216,11 @@ def test_other_formats_answer_the_same_for_every_product(name: str) -> None:
     fmt, x, seed = get_format(name), torch.randn(5, 7), torch.tensor(3)
     for product in ("forward", "input_gradient", "weight_gradient"):
         for along in ((0,), (1,)):
-            found = fmt.operand(x, 4, Operand(product, "x", along))  # type: ignore[arg-type]
+            found = fmt.operand(x, 4, Operand(product, "x", along))
             assert torch.equal(found, fmt.activation(x, 4, fmt.activation_range(x)))
-            found = fmt.operand(x, 4, Operand(product, "w", along, channel=0, weight=True))  # type: ignore[arg-type]
+            found = fmt.operand(x, 4, Operand(product, "w", along, channel=0, weight=True))
             assert torch.equal(found, fmt.weight(x, 4, dim=0))
-            found = fmt.operand(x, 4, Operand(product, "g", along, BatchAxis()), seed=seed)  # type: ignore[arg-type]
+            found = fmt.operand(x, 4, Operand(product, "g", along, BatchAxis()), seed=seed)
             assert torch.equal(found, fmt.gradient(x, 4, axis=BatchAxis(), seed=seed))
 
 
@@ -336,7 +337,7 @@ def deep() -> nn.Sequential:
 @pytest.mark.parametrize("format", ["affine", "mx"])
 def test_a_pin_rounds_its_op_in_its_own_format_at_its_own_cost(format: str, tmp_path: Path) -> None:
     x = torch.randn(8, 64)
-    pins = (Pin("2", recipe="mxfp4"), Pin("3", format="bfloat16"), Pin("0", "FW-6/BW-6", format="affine"))  # type: ignore[arg-type]
+    pins = (Pin("2", recipe="mxfp4"), Pin("3", format="bfloat16"), Pin("0", "FW-6/BW-6", format="affine"))
     model = rewritten(deep(), x, format=format, precision="8/8", pins=pins)
     model(x)
     ops = fused_ops(model._state.running[True].current())

@@ -14,11 +14,12 @@ from torch._dynamo.utils import counters
 from torch.nn import functional as F
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from fractrain_fx import Engine, FracConfig, FracModel, RunConfig, Steps, fractrainify
+from fractrain_fx import Engine, FracConfig, FracModel, RunConfig, Steps
 from fractrain_fx.config import Constant, Fixed, LossPlateau, Recipe
 from fractrain_fx.engine import StageChange
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.nn.rounding import unrounded_gradients
+from tests.build import rewritten
 
 pytest.importorskip("torchao")
 
@@ -35,7 +36,7 @@ class Run:
         run = RunConfig(backend="plain", torchao=options.pop("torchao", False))
         config = FracConfig(method="pfq", run=run, **{"schedule": Constant(every=Steps(1)), **options})
         self.x, self.y = x, y
-        self.model: FracModel = fractrainify(net, config=config, example_inputs=(x,), check=False).train()
+        self.model: FracModel = rewritten(net, x, config=config).train()
         self.engine = Engine(self.model, schedule=own)
         self.optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3)
         self.call: Any = self.model

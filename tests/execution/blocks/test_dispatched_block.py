@@ -128,7 +128,12 @@ def test_a_block_that_nobody_runs_gives_zero_gradients_and_holds_no_activation()
     block(choice, onto, choice, x)
     branch.seen.clear()
     kept: list[Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
         out = block(choice, onto, choice, x)
     assert torch.equal(out, onto) and out is not onto and not branch.seen and not kept
     out.sum().backward()

@@ -18,7 +18,7 @@ class _Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, int8_s: float, float_s: float) -> None:
         self.now, self.runs, self.seconds = 0.0, 0, {True: int8_s, False: float_s}
-        monkeypatch.setattr(tuning.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr("time.perf_counter", lambda: self.now)
 
     def run(self, int8: bool) -> None:
         self.now += self.seconds[int8]

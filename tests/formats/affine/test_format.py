@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
@@ -217,8 +218,8 @@ def test_the_gradient_passes_straight_through(bits: int | Tensor, stochastic: bo
     x = torch.randn(2, 5, requires_grad=True)
     upstream = torch.randn(2, 5)
     half = torch.tensor(0.5)
-    for ends in ({}, {"lo": -half, "span": 2 * half}):
-        (grad,) = torch.autograd.grad(fake_quantize(x, bits, stochastic=stochastic, **ends), x, upstream)
+    for lo, span in ((None, None), (-half, 2 * half)):
+        (grad,) = torch.autograd.grad(fake_quantize(x, bits, stochastic=stochastic, lo=lo, span=span), x, upstream)
         assert torch.equal(grad, upstream), "no mask, also outside a given range"
 
 
@@ -323,9 +324,10 @@ def test_wrong_arguments_are_named() -> None:
     for bits in (torch.tensor(40), torch.tensor([[-1], [4]])):
         with pytest.raises(InputError, match=r"must lie in 0\.\.32"):
             fake_quantize(x, bits)
-    for bits in (2.5, True, torch.tensor(4.0), torch.tensor(True)):
+    wrong: tuple[Any, ...] = (2.5, True, torch.tensor(4.0), torch.tensor(True))
+    for bits in wrong:
         with pytest.raises(InputError, match="bits must be whole numbers from 0 to 32, not "):
-            fake_quantize(x, bits)  # type: ignore[arg-type]
+            fake_quantize(x, bits)
     with pytest.raises(InputError, match=r"floating-point values, and this tensor holds torch\.int64"):
         fake_quantize(torch.arange(3), 4)
     with pytest.raises(InputError, match=r"dim=2.*shape"):

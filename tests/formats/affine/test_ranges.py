@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -86,7 +86,8 @@ def test_ranges_are_constant_along_what_a_product_sums_over(
 
 
 def test_products_of_codes_and_their_sums_give_the_product_of_rows() -> None:
-    fmt, x, w = get_format("affine", ranges="row"), torch.randn(5, 40).double(), torch.randn(6, 40).double()
+    fmt: Any = get_format("affine", ranges="row")
+    x, w = torch.randn(5, 40).double(), torch.randn(6, 40).double()
     operands = ((x, Operand("forward", "x", (1,))), (w, Operand("forward", "w", (1,), channel=0, weight=True)))
     found = [(fmt.operand(each, 8, of), fmt.range_of(each, of)) for each, of in operands]
     (a, low_a, step_a), (b, low_b, step_b) = (
@@ -126,7 +127,7 @@ def test_rows_lose_less_than_a_tensor_where_rows_differ_in_size() -> None:
     of = Operand("forward", "x", (1,))
     errors = {}
     for ranges in ("tensor", "row"):
-        rounded = get_format("affine", ranges=ranges).operand(x, 4, of)  # type: ignore[arg-type]
+        rounded = get_format("affine", ranges=ranges).operand(x, 4, of)
         errors[ranges] = ((rounded - x).norm(dim=1) / x.norm(dim=1)).max()
     assert errors["row"] < 0.2 and errors["tensor"] > 10
 

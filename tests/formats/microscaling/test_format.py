@@ -81,7 +81,7 @@ def test_switchback_has_rows_and_leaves_the_weight_gradient_in_bfloat16() -> Non
     whole = fmt.operand(x, 8, Operand("forward", "w", (1,), channel=0, weight=True))
     assert torch.allclose(whole, int8(x, x.abs().max()), rtol=1e-6, atol=0)
     for tensor in ("g", "x"):
-        of = Operand("weight_gradient", tensor, (0,))  # type: ignore[arg-type]
+        of = Operand("weight_gradient", tensor, (0,))
         assert torch.equal(fmt.operand(x, 8, of), x.bfloat16().float())
         assert fmt.operand(x, 32, of) is x and fmt.operand(x, 0, of) is x
     samples = torch.tensor([0, 8, 32, 8, 0]).view(5, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -18,7 +19,7 @@ from fractrain_fx.formats.microscaling.blocks import Blocks, Cut
 from fractrain_fx.formats.microscaling.quantize import round_blocks
 from tests.formats.microscaling.values import tensors
 
-NVFP4 = {"element": "e2m1", "block": 16, "scale": "e4m3"}
+NVFP4: dict[str, Any] = {"element": "e2m1", "block": 16, "scale": "e4m3"}
 FORMATS = [*({"element": name} for name in ELEMENTS), NVFP4, {"element": "e4m3", "block": None, "scale": "float32"}]
 
 
@@ -85,7 +86,7 @@ def test_square_blocks_share_a_scale_over_both_dimensions() -> None:
 
 @pytest.mark.parametrize("how", FORMATS, ids=str)
 class TestEveryFormat:
-    def test_finite_values_stay_finite_and_small_ones_close(self, how: dict[str, object]) -> None:
+    def test_finite_values_stay_finite_and_small_ones_close(self, how: dict[str, Any]) -> None:
         for size in (0.0, 1e-45, 1e-40, 1e-38, 2e-37, 1e-30, 3.4e38, torch.finfo(torch.float32).max):
             x = torch.linspace(-1, 1, 64) * size
             found = fake_quantize(x, **how)
@@ -94,7 +95,7 @@ class TestEveryFormat:
                 assert ((found - x).abs() <= 0.26 * size).all()
         assert fake_quantize(torch.empty(0, 32), **how).shape == (0, 32)
 
-    def test_what_is_not_finite_makes_nan_of_what_shares_its_scale(self, how: dict[str, object]) -> None:
+    def test_what_is_not_finite_makes_nan_of_what_shares_its_scale(self, how: dict[str, Any]) -> None:
         for bad in (math.nan, math.inf, -math.inf):
             x = torch.randn(2, 64)
             x[0, 1] = bad
@@ -105,7 +106,7 @@ class TestEveryFormat:
             if shared == 32:
                 assert torch.equal(found[1], fake_quantize(x[1], **how)) and found[0, 32:].isfinite().all()
 
-    def test_stochastic_rounding_has_the_right_mean_and_variance(self, how: dict[str, object]) -> None:
+    def test_stochastic_rounding_has_the_right_mean_and_variance(self, how: dict[str, Any]) -> None:
         # The last value fixes the scale; the others do not saturate.
         x = torch.cat([torch.linspace(0.02, 3.9, 15), torch.tensor([4.0])]).repeat(20_000, 1)
         how = {**how, "block": "row"} if how.get("scale") == "float32" else how
@@ -118,7 +119,7 @@ class TestEveryFormat:
         assert ((found.mean(0) - x[0]).abs() <= 5 * (variance / 20_000).sqrt() + 1e-6).all()
         assert torch.allclose(found.var(0), variance, rtol=0.1, atol=1e-6)
 
-    def test_equal_seeds_give_equal_noise(self, how: dict[str, object]) -> None:
+    def test_equal_seeds_give_equal_noise(self, how: dict[str, Any]) -> None:
         x = torch.randn(4, 64)
         grid, cuts = ELEMENTS[str(how["element"])].grid, [Cut((1,), 32)]
         again = [
@@ -127,7 +128,7 @@ class TestEveryFormat:
         ]
         assert torch.equal(again[0], again[1]) and not torch.equal(again[0], again[2])
 
-    def test_runs_on_cuda(self, how: dict[str, object]) -> None:
+    def test_runs_on_cuda(self, how: dict[str, Any]) -> None:
         with FakeTensorMode(allow_non_fake_inputs=True):
             x = torch.empty(5, 70, device="cuda")
             assert fake_quantize(x, **how).device.type == "cuda"
@@ -160,7 +161,7 @@ def test_gradients_pass_straight_through_and_half_types_stay() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("how", [FORMATS[0], NVFP4, FORMATS[-1]], ids=str)
-def test_compiles_as_one_graph_with_the_same_values(how: dict[str, object]) -> None:
+def test_compiles_as_one_graph_with_the_same_values(how: dict[str, Any]) -> None:
     compiled: Callable[[Tensor], Tensor] = torch.compile(lambda x: fake_quantize(x, **how), fullgraph=True)
     for x in (torch.randn(4, 70), torch.randn(4, 70) * 1e-30, torch.zeros(4, 70)):
         assert torch.equal(compiled(x), fake_quantize(x, **how))
@@ -175,7 +176,7 @@ def test_compiles_as_one_graph_with_the_same_values(how: dict[str, object]) -> N
         ({"element": "e4m3", "axis": 2}, "axis=2 asks for blocks along it"),
     ],
 )
-def test_wrong_arguments_are_answered(how: dict[str, object], message: str) -> None:
+def test_wrong_arguments_are_answered(how: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         fake_quantize(torch.randn(2, 32), **how)
     with pytest.raises(InputError, match="floating-point"):

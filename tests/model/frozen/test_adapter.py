@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import peft
 import pytest
@@ -13,17 +14,23 @@ from torch import nn
 
 from fractrain_fx import FracConfig, FracModel, Pin, fractrainify
 from fractrain_fx.errors import ConfigError, FracTrainWarning, ModelError
+from tests.build import rewritten
 
 
 def llama() -> FracModel:
     torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    sizes: dict[str, Any] = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
     base = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, vocab_size=32))
     adapted = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM"))
     words = torch.randint(32, (2, 8))
     batch = {"input_ids": words, "attention_mask": torch.ones_like(words), "labels": words}
     config = FracConfig(weight_bits=4, pins=(Pin("last", "FW-8/BW-8"),))
-    return fractrainify(adapted, config=config, example_kwargs=batch, check=False)
+    return rewritten(adapted, keywords=batch, config=config)
 
 
 @pytest.mark.filterwarnings("ignore:Could not find a config file")

@@ -45,7 +45,7 @@ def require_same(a: tuple[list[Tensor], dict[str, Tensor]], b: tuple[list[Tensor
     [
         FRACTRAIN,
         PFQ,
-        FracConfig(method="static", precision="4/8"),  # type: ignore[arg-type]
+        FracConfig(method="static", precision="4/8"),
         pytest.param(paper(weight_bits=5, run=RunConfig(skipping="left-out")), marks=pytest.mark.long),
         pytest.param(FracConfig(method="dfq", weight_bits=3, pins=HEAD), marks=pytest.mark.long),
         pytest.param(FRACTRAIN.replace(**{"run.backend": "cpu"}), marks=pytest.mark.long),
@@ -151,12 +151,12 @@ def test_a_shared_weight_stays_and_the_report_says_so() -> None:
 
 def test_one_width_for_each_weight() -> None:
     with pytest.raises(ConfigError, match=r"FW-3/BW-6.*several widths.*weight_bits=4"):
-        rewritten(FracConfig(method="pfq", stages="FW(3,4)/BW(6,6)")).pack_frozen()  # type: ignore[arg-type]
+        rewritten(FracConfig(method="pfq", stages="FW(3,4)/BW(6,6)")).pack_frozen()
     model = packed(PFQ)
     model.set_precision(Precision(4, 8))
     with pytest.raises(ConfigError, match=r"FW-8/BW-8 asks for 8 bits of .* codes of 4.*restore\(\)"):
         model.set_precision(Precision(8, 8))
-    static = rewritten(FracConfig(method="static", precision="4/8"))  # type: ignore[arg-type]
+    static = rewritten(FracConfig(method="static", precision="4/8"))
     static.set_precision(Precision(8, 8))
     with pytest.raises(ConfigError, match="FW-8 now and FW-4/BW-8 later"):
         static.pack_frozen()
@@ -195,13 +195,14 @@ def test_a_weight_that_is_not_finite_is_refused_and_nothing_is_packed() -> None:
 
 def test_calls_that_need_another_recording_are_refused_and_other_sizes_are_not() -> None:
     model = packed()
+    original: Any = model._state.original
     assert model(**{name: x[:2, :5] for name, x in BATCH.items()}).logits.shape == (2, 5, 50)
     with pytest.raises(InputError, match=r"codes is not recorded again.*before pack_frozen\(\)"):
         model(input_ids=WORDS)
     with pytest.raises(InputError, match=r"cast it, before pack_frozen\(\)"):
         copy.deepcopy(model).to(torch.bfloat16)(**BATCH)
     with pytest.raises(ModelError, match=r"kept as codes.*model.restore\(\)"):
-        model._state.original.merge_and_unload()
+        original.merge_and_unload()
 
 
 def test_costs_optimizers_and_groups_do_not_see_codes() -> None:

@@ -48,8 +48,7 @@ def test_weights_of_the_copy_are_what_the_quantizers_of_the_present_stage_give(s
     fmt = get_format(settings.get("format", "affine"))
     widths = {"0": 32, "2": 4 if "method" in settings else 6, "4": 8}
     for layer, bits in widths.items():
-        weight, bias = original.get_parameter(f"{layer}.weight"), original.get_parameter(f"{layer}.bias")
-        weight = weight.detach()
+        weight, bias = original.get_parameter(f"{layer}.weight").detach(), original.get_parameter(f"{layer}.bias")
         expected = weight if bits == 32 else fmt.weight(weight, torch.tensor(bits), dim=0)
         assert torch.equal(copied.get_parameter(f"{layer}.weight"), expected)
         assert torch.equal(copied.get_parameter(f"{layer}.bias"), bias)

@@ -16,11 +16,12 @@ from transformers import AutoModel, AutoModelForCausalLM
 
 from fractrain_fx import Engine, FracConfig, FracModel, Pin, fractrainify
 from fractrain_fx.errors import RunError
+from tests.build import rewritten
 from tests.models import build
 
 
 def gpt2() -> nn.Module:
-    sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 16, "vocab_size": 32}
+    sizes: dict[str, Any] = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 16, "vocab_size": 32}
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=1, eos_token_id=2))
 
 
@@ -30,7 +31,7 @@ def words() -> dict[str, torch.Tensor]:
 
 
 def trained(epochs: int = 2, **config: Any) -> FracModel:
-    model = fractrainify(gpt2(), config=FracConfig(**config), example_kwargs=words(), check=False)
+    model = rewritten(gpt2(), keywords=words(), **config)
     engine, optimizer = Engine(model, epochs=epochs), torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(epochs):
         for _ in range(2):
@@ -51,7 +52,8 @@ def logits(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
 def test_transformers_loads_the_float_model_and_this_package_the_trained_one(method: str, tmp_path: Path) -> None:
     model, batch = trained(method=method), words()
     model.save_pretrained(tmp_path)
-    loaded, told = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    read: Any = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    loaded, told = read
     assert type(loaded) is transformers.GPT2LMHeadModel and not told["missing_keys"] and not told["unexpected_keys"]
     assert torch.equal(logits(loaded, batch), logits(model.restore(), batch))
     assert type(AutoModel.from_pretrained(tmp_path)) is transformers.GPT2Model

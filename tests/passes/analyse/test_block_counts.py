@@ -15,7 +15,7 @@ from fractrain_fx import FracModel, fractrainify
 from fractrain_fx.capture.inputs.examples import example_inputs
 from tests.build import rewritten
 
-TEXT = {
+TEXT: dict[str, Any] = {
     "hidden_size": 32,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,

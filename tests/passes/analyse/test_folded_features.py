@@ -36,7 +36,9 @@ def test_a_gate_reads_the_features_of_each_sample(batch: int) -> None:
     x = torch.randn(batch, 3, 8, 8)
     engine.loss(model(x).square().sum()).backward()
     gates = {name: p.grad for name, p in model.named_parameters() if name.startswith("frac.gates.")}
-    assert any("mixed" in name for name in gates) and all(bool(g.isfinite().all()) for g in gates.values())
+    assert any("mixed" in name for name in gates) and all(
+        g is not None and bool(g.isfinite().all()) for g in gates.values()
+    )
     if batch > 1:  # a sample's choice does not depend on the others
         with torch.no_grad():
             together = model.cost.choice

@@ -30,7 +30,7 @@ class Attending(nn.Module):
 
 
 def gpt2() -> tuple[nn.Module, dict[str, Any]]:
-    sizes = {"n_layer": 2, "n_embd": 16, "n_head": 2, "n_positions": 64, "vocab_size": 20}
+    sizes: dict[str, Any] = {"n_layer": 2, "n_embd": 16, "n_head": 2, "n_positions": 64, "vocab_size": 20}
     return transformers.GPT2Model(transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)), {}
 
 

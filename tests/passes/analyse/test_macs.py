@@ -166,7 +166,7 @@ def test_other_products_have_their_closed_form(name: str) -> None:
     call, shapes, macs = CALLS[name]
     case = Case(Calls(call, *shapes), (torch.randn(3, T, W),))
     for method in ("float", "pfq"):
-        model = fractrainify(case.model, config=FracConfig(method=method), example_inputs=case.args, check=False)  # type: ignore[arg-type]
+        model = fractrainify(case.model, config=FracConfig(method=method), example_inputs=case.args, check=False)
         inside = [op for op in model.ops if op.name not in ("stem", "middle", "head")]
         assert sum(op.macs or 0 for op in inside) == macs
         assert {op.precision.mode for op in inside} <= {"scheduled", "float"}
@@ -184,9 +184,7 @@ def test_addbmm_adds_up_one_product_for_each_matrix() -> None:
 
 def test_a_weight_that_stands_first_is_rounded_by_its_own_rows_and_a_vector_as_a_whole() -> None:
     def dims(call: Callable[..., Tensor], shape: tuple[int, ...]) -> set[int | None]:
-        model = fractrainify(
-            Calls(call, shape), config=FracConfig(method="pfq"), example_inputs=(torch.randn(3, T, W),), check=False
-        )
+        model = build_rewritten(Calls(call, shape), torch.randn(3, T, W), method="pfq")
         return {module.dim for module in model.modules() if isinstance(module, WeightQuantizer)} - {0}
 
     assert dims(lambda x, v: x @ v, (4,)) == {None}

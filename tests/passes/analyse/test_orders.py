@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fractrain_fx import FracConfig, fractrainify
+from fractrain_fx import FracConfig
 from fractrain_fx.passes.graph.facts import ops_of
+from tests.build import rewritten
 
 Step = Callable[[Tensor, Callable[[Tensor], Tensor], Tensor], Tensor]
 
@@ -55,7 +56,7 @@ def modes(step: Step, **more: Step) -> list[str]:
     torch.manual_seed(0)
     config = FracConfig.paper(targets=(1.5, 2.0, 2.5, 3.0))
     inputs = (torch.randn(3, 5, 8), torch.tensor([4, 4, 4]))
-    model = fractrainify(Net(step, **more), config=config, example_inputs=inputs, check=False)
+    model = rewritten(Net(step, **more), *inputs, config=config)
     found = {op.name: op.precision for _, op in ops_of(model.graph_module.graph)}
     for name in ("b2.a", "b3.a"):
         assert found[name].mode == "gated" or "in mixed order" in found[name].reason

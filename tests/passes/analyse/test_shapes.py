@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import timm
@@ -19,7 +20,7 @@ from tests.models import HUGGING_FACE
 
 
 def swin() -> nn.Module:
-    sizes = {"image_size": 32, "patch_size": 2, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4]}
+    sizes: dict[str, Any] = {"image_size": 32, "patch_size": 2, "embed_dim": 16, "depths": [2, 2], "num_heads": [2, 4]}
     config = transformers.SwinConfig(window_size=4, **sizes)
     return transformers.SwinForImageClassification(config)
 
@@ -71,6 +72,8 @@ def test_a_plan_without_data_is_the_plan() -> None:
 class OneSize(nn.Module):
     """Holds one state for each of two samples."""
 
+    state: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.stem, self.body, self.head = (nn.Linear(4, 4) for _ in range(3))
@@ -100,7 +103,7 @@ def test_gates_of_a_model_with_one_batch_size_choose_once_for_the_batch() -> Non
     assert "the gates choose once for the whole batch" in " ".join(str(summarize(model)).split())
     gates = {name: p for name, p in model.named_parameters() if name.startswith("frac.")}
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for n, p in gates.items() if "gates" in n and "bias" in n)
-    meter = model.get_submodule("frac.cost")
+    meter: Any = model.get_submodule("frac.cost")
     spent = (choice @ meter.table[0].sum(1)).item()
     assert model.cost.cp.item() == pytest.approx(spent / meter.full.sum().item())
 

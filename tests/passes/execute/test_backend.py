@@ -133,7 +133,10 @@ def test_every_quantized_op_says_why_it_has_no_form_on_integers() -> None:
 
 
 def test_bits_that_have_no_codes_are_a_reason() -> None:
-    wide = {"pins": (Pin("layers.0.wide", Precision(12, 12)),), "run": RunConfig(backend="codes-always")}
+    wide: dict[str, Any] = {
+        "pins": (Pin("layers.0.wide", Precision(12, 12)),),
+        "run": RunConfig(backend="codes-always"),
+    }
     model = _made(method="pfq", **wide)
     assert not_on_int8(model.graph_module, model.frac_config) == {
         "layers.0.wide": "its weight has 12 bits, more than 8"
@@ -175,7 +178,7 @@ def test_kernels_multiply_without_units_for_bytes(
 
 def test_the_form_is_timed_in_the_first_training_step_only() -> None:
     model, x = _made(method="static", run=RunConfig(backend="codes")), torch.randn(8, 64)
-    tuner = model._state.running[True].fused["layers.0.wide"].codes.tuner
+    tuner = _tuner(model)
     model(x).sum().backward()
     # Blocks are alike; the two layers of one are not.
     assert len(tuner.timings) == 2 and set(model.kernels().values()) <= {"float", "int8"}
@@ -194,13 +197,18 @@ def test_other_widths_are_timed_anew() -> None:
     for precision in (Precision(3, 6), Precision(8, 8), Precision(3, 6)):
         model.set_precision(precision)
         model(torch.randn(8, 64)).sum().backward()
-    assert len(model._state.running[True].fused["layers.0.wide"].codes.tuner.timings) == 4
+    assert len(_tuner(model).timings) == 4
 
 
 def _timed(model: FracModel) -> set[str]:
     """What the timings of a model say."""
-    tuner = model._state.running[True].fused["layers.0.wide"].codes.tuner
-    return {"int8" if timing.int8 else "float" for timing in tuner.timings.values()}
+    return {"int8" if timing.int8 else "float" for timing in _tuner(model).timings.values()}
+
+
+def _tuner(model: FracModel) -> Any:
+    codes = model._state.running[True].fused["layers.0.wide"].codes
+    assert codes is not None
+    return codes.tuner
 
 
 def _seeded(model: Any, x: Tensor) -> Tensor:
@@ -217,7 +225,8 @@ def test_a_step_that_is_computed_again_is_the_same() -> None:
     model.zero_grad()
     torch.manual_seed(2)
     checkpoint(model, x, use_reentrant=False).square().sum().backward()
-    assert torch.equal(model.get_parameter("layers.0.wide.weight").grad, wanted)
+    found = model.get_parameter("layers.0.wide.weight").grad
+    assert found is not None and torch.equal(found, wanted)
 
 
 @pytest.mark.parametrize("method", ["pfq", "dfq"])

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -94,7 +95,7 @@ def assert_same(mine: dict[str, Tensor], masked: dict[str, Tensor]) -> None:
         # Sums over samples are taken in another order, and nothing else is left of what cancels out (a key's bias).
         scale = float(expected.abs().max()) + 1e-3
         torch.testing.assert_close(
-            mine[name], expected, rtol=1e-4, atol=3e-5 * scale, msg=lambda m, n=name: f"{n}: {m}"
+            mine[name], expected, rtol=1e-4, atol=3e-5 * scale, msg=partial("{}: {}".format, name)
         )
 
 
@@ -263,7 +264,8 @@ def test_copies_and_saved_models_dispatch(tmp_path: Any) -> None:
         running = twin._state.running[False].current()
         for node in running.graph.nodes:
             if facts(node).role == "dispatched":
-                region = running.get_submodule(str(node.target))._region[0]  # type: ignore[index]
+                block: Any = running.get_submodule(str(node.target))
+                region = block._region[0]
                 assert region._modules is twin._modules
 
 
@@ -294,7 +296,7 @@ def test_compiled_the_masked_form_runs_without_a_graph_break() -> None:
     twin = copy.deepcopy(model)
     with torch.no_grad():
         for each in (model, twin):
-            each.get_submodule("frac.controller.head").bias[0] += 100.0  # type: ignore[index,operator,union-attr]
+            each.get_parameter("frac.controller.head.bias")[0] += 100.0
         torch.manual_seed(0)
         expected = model._state.recording.train(x)[0]
         torch.manual_seed(0)

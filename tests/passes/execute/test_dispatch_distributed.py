@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from fractrain_fx import Engine, FracModel, RunConfig
+from fractrain_fx.config.run import Skipping
 from fractrain_fx.passes import undispatched
 from tests.build import rewritten
 from tests.choices import choose, without_gradient_of_skipping
@@ -42,7 +43,7 @@ def batch_of(rank: int) -> Tensor:
     return torch.randn(4, 4, generator=torch.Generator().manual_seed(rank))
 
 
-def model_of(skipping: str, rank: int) -> FracModel:
+def model_of(skipping: Skipping, rank: int) -> FracModel:
     torch.manual_seed(0)
     model = rewritten(Decoder(), torch.randn(2, 4), method="slu", run=RunConfig(skipping=skipping))
     choose(model, *OPTIONS[rank])

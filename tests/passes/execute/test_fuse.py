@@ -36,7 +36,7 @@ def step(model: FracModel, x: Tensor, *, shown: bool) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("method", ["static", "pfq"])
 @pytest.mark.parametrize(("fmt", "backend"), FORMATS)
-def test_scheduled_ops_give_the_same_numbers_noise_included(method: str, fmt: str, backend: str) -> None:
+def test_scheduled_ops_give_the_same_numbers_noise_included(method: str, fmt: str, backend: Backend) -> None:
     torch.manual_seed(1)
     model, x = rewritten(method, format=fmt, run=RunConfig(backend=backend))
     shown, run = step(model, x, shown=True), step(model, x, shown=False)
@@ -129,7 +129,7 @@ def test_layers_that_read_one_tensor_round_it_once(backend: Backend, monkeypatch
 
     def counted(x: Tensor, *args: Any, **options: Any) -> Tensor:
         rounded.extend([1] if x.shape == (4, 8) and not options.get("stochastic") else [])
-        return plain(x, *args, **options)  # type: ignore[no-any-return]
+        return plain(x, *args, **options)
 
     monkeypatch.setattr(place, name, counted)
     found = step(model, x, shown=False)

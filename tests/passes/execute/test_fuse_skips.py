@@ -55,6 +55,7 @@ def test_the_numbers_are_those_of_the_graph_shown(training: bool) -> None:
     assert torch.equal(out, other)
     assert all(torch.equal(buffers[name], other_buffers[name]) for name in buffers)
     for name, gradient in found.items():
+        assert gradient is not None
         # The gradient of a choice is the same sum in another order, and every layer before sees it.
         torch.testing.assert_close(others[name], gradient, rtol=1e-3, atol=1e-4 * float(gradient.abs().max()))
 

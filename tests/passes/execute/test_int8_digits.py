@@ -9,10 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fractrain_fx import Engine, FracConfig, GateConfig, RunConfig, fractrainify
+from fractrain_fx import Engine, FracConfig, GateConfig, RunConfig
 from fractrain_fx.config import Method
 from fractrain_fx.training.data.embedded import load_digits
+from tests.build import rewritten
 from tests.products import needs_kernels
+from tests.training.data.layouts import tensors
 
 STEPS, ALIKE, WIDTH, SEED = 200, 50, 64, 2
 
@@ -36,10 +38,10 @@ class _Net(nn.Module):
 
 def _trained(config: FracConfig) -> tuple[list[float], list[list[int]], dict[str, str]]:
     """The loss and the choices of each step, and how the ops multiplied."""
-    samples, labels = zip(*iter(load_digits().train), strict=True)
-    x, y = torch.stack(samples).flatten(1), torch.tensor([int(label) for label in labels])
+    samples, y = tensors(load_digits().train)
+    x = samples.flatten(1)
     torch.manual_seed(SEED)
-    model = fractrainify(_Net(x.shape[1]), config=config, example_inputs=(x[:2],), check=False).train()
+    model = rewritten(_Net(x.shape[1]), x[:2], config=config).train()
     engine, optimizer = Engine(model), torch.optim.SGD(model.parameters(), lr=0.005, momentum=0.9)
     order = torch.Generator().manual_seed(SEED)
     torch.manual_seed(SEED + 1)

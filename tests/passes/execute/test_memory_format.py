@@ -14,6 +14,7 @@ from fractrain_fx.config import Backend, MemoryFormat
 from fractrain_fx.execution.fused_op import FusedOp
 from fractrain_fx.execution.plan import convolves_channels_last
 from fractrain_fx.passes import fused_ops
+from tests.build import rewritten as build_rewritten
 
 LAST = torch.channels_last
 oneDNN = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="channels last pays with oneDNN only")
@@ -63,7 +64,7 @@ def _model(net: nn.Module, memory_format: MemoryFormat, backend: Backend = "cpu"
     config = FracConfig("static", run=RunConfig(backend=backend, memory_format=memory_format), **options)
     torch.manual_seed(1)
     x = torch.randn(4, 3, 12, 12)
-    return fractrainify(copy.deepcopy(net), config=config, example_inputs=(x,), check=False).train()
+    return build_rewritten(copy.deepcopy(net), x, config=config).train()
 
 
 def _orders(model: FracModel, x: Tensor) -> tuple[Any, dict[str, bool]]:

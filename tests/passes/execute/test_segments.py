@@ -12,6 +12,7 @@ from torch.fx import Node
 
 from fractrain_fx import FracModel, RunConfig
 from fractrain_fx.capture.compare import difference
+from fractrain_fx.config.run import Skipping
 from fractrain_fx.passes import facts
 from fractrain_fx.passes.execute.segments import Segment, chain
 from tests.build import objective, paper
@@ -50,7 +51,7 @@ def assert_equal_to_whole(model: FracModel, values: tuple[Any, ...]) -> None:
 
 
 @pytest.mark.parametrize("skipping", ["computed", "left-out"])
-def test_segments_give_the_numbers_of_the_whole(skipping: str) -> None:
+def test_segments_give_the_numbers_of_the_whole(skipping: Skipping) -> None:
     assert_equal_to_whole(
         rewritten(Residual(), IMAGES, run=RunConfig(skipping=skipping), options=("FW-0/BW-0", "FW-4/BW-8")), (IMAGES,)
     )

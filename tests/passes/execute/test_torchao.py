@@ -11,10 +11,11 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from fractrain_fx import FracModel, Pin, Precision, fractrainify, plan, summarize
+from fractrain_fx import FracModel, Pin, Precision, plan, summarize
 from fractrain_fx.errors import ConfigError, ModelError
 from fractrain_fx.execution.torchao_kernels import PRODUCTS, Kernel, Kind
 from fractrain_fx.passes import not_on_torchao
+from tests.build import rewritten
 from tests.swapping import KINDS, place, settings
 
 
@@ -62,7 +63,7 @@ class _Mixed(nn.Module):
 def _made(kind: Kind, model: nn.Module | None = None, x: Tensor | None = None, **options: Any) -> FracModel:
     x = torch.randn(4, 6, 32) if x is None else x
     model = _Net() if model is None else model
-    return fractrainify(model.to(x.device), config=settings(kind, **options), example_inputs=(x,), check=False)
+    return rewritten(model.to(x.device), x, config=settings(kind, **options))
 
 
 def _converted(kind: Kind, model: nn.Module, names: set[str]) -> nn.Module:
@@ -76,7 +77,7 @@ def _converted(kind: Kind, model: nn.Module, names: set[str]) -> nn.Module:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
         config = Float8LinearConfig(pad_inner_dim=True)
-        return convert_to_float8_training(model, module_filter_fn=chosen, config=config)  # type: ignore[no-any-return]
+        return convert_to_float8_training(model, module_filter_fn=chosen, config=config)
     from torchao.prototype.quantized_training import Int8MixedPrecisionTrainingConfig
     from torchao.quantization import quantize_
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from fractrain_fx import Engine, FracConfig, FracModel, Pin, Precision, RunConfig, fractrainify, summarize
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.hardware.run_cost import StepPrices, run_cost
+from tests.build import rewritten as build_rewritten
 
 X = torch.randn(16, 8)
 STAGES = "FW(3,4,8)/BW(4,6,8)"
@@ -28,7 +30,7 @@ def network() -> nn.Module:
 def rewritten(pins: tuple[str, ...] = PINS, **settings: object) -> FracModel:
     staged = {} if settings.get("method") == "static" else {"stages": STAGES, "schedule": "manual"}
     config = FracConfig.from_dict({"method": "pfq", "format": "affine", "pins": list(pins), **staged, **settings})
-    return fractrainify(network(), config=config, example_inputs=(X,), check=False).train()
+    return build_rewritten(network(), X, config=config).train()
 
 
 def bits(model: FracModel) -> dict[str, str]:
@@ -56,7 +58,7 @@ def test_each_op_has_its_widths_in_each_stage_and_computes_like_a_model_pinned_t
         output = step(model)
         assert torch.equal(step(same), output)
         for (name, ours), theirs in zip(model.named_parameters(), same.parameters(), strict=True):
-            assert torch.equal(ours.grad, theirs.grad), name
+            assert ours.grad is not None and theirs.grad is not None and torch.equal(ours.grad, theirs.grad), name
         assert float(model.cost.cp_total) == pytest.approx(float(same.cost.cp_total), rel=1e-6)
         engine.loss(output.mean())
         engine.end_epoch()
@@ -71,7 +73,7 @@ def test_each_op_has_its_widths_in_each_stage_and_computes_like_a_model_pinned_t
 def test_a_stage_change_compiles_nothing() -> None:
     model = rewritten()
     counter = CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(model, fullgraph=True, backend=counter)
+    compiled: Any = torch.compile(model, fullgraph=True, backend=counter)
     outputs = []
     for stage in ("3/4", "4/6", "8/8"):
         model.set_precision(stage)
@@ -168,8 +170,8 @@ def test_torchao_computes_the_ops_whose_own_widths_it_has() -> None:
         method="pfq",
         format="mx",
         recipe="mxfp8",
-        stages="FW(6,8)/BW(8,8)",  # type: ignore[arg-type]
-        pins=(Pin("2", "FW(8,8)/BW(8,8)"),),  # type: ignore[arg-type]
+        stages="FW(6,8)/BW(8,8)",
+        pins=(Pin("2", "FW(8,8)/BW(8,8)"),),
         run=RunConfig(torchao=True),
     )
     x = torch.randn(32, 32)
@@ -184,5 +186,5 @@ def test_torchao_computes_the_ops_whose_own_widths_it_has() -> None:
 
 
 def test_a_rule_reads_and_prints_its_stages() -> None:
-    pin = Pin("2", "FW(3,6)/BW(4,4)")  # type: ignore[arg-type]
+    pin = Pin("2", "FW(3,6)/BW(4,4)")
     assert pin.stages == (Precision(3, 4), Precision(6, 4)) and Pin.parse(str(pin)) == pin

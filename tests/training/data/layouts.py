@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from fractrain_fx.training.data.dataset import Samples
 
 
-def cifar_batch(images: int, classes: int, labels: str, seed: int) -> dict[str, object]:
+def tensors(samples: Samples) -> tuple[Tensor, ...]:
+    """Samples that are in memory: inputs and targets."""
+    assert isinstance(samples, TensorDataset)
+    return samples.tensors
+
+
+def cifar_batch(images: int, classes: int, labels: str, seed: int) -> dict[str, Any]:
     """One file's content: random bytes, and class numbers in turn."""
     pixels = np.random.default_rng(seed).integers(0, 256, (images, 3072), dtype=np.uint8)
     return {"data": pixels, labels: [index % classes for index in range(images)], "batch_label": "a part"}

@@ -13,14 +13,14 @@ import torchvision.datasets.utils
 
 from fractrain_fx.errors import DataError
 from fractrain_fx.training.data import load_dataset
-from tests.training.data.layouts import cifar_batch, write_cifar10, write_cifar100
+from tests.training.data.layouts import cifar_batch, tensors, write_cifar10, write_cifar100
 
 
 @pytest.mark.parametrize("protocol", range(6))
 def test_cifar10_is_read_from_any_pickle_protocol(protocol: int, tmp_path: Path) -> None:
     folder = write_cifar10(tmp_path, protocol=protocol)
     data = load_dataset("cifar10", data_dir=tmp_path)
-    images, labels = data.train.tensors
+    images, labels = tensors(data.train)
     assert images.shape == (100, 3, 32, 32) and images.dtype == torch.uint8 and data.classes == 10
     third = cifar_batch(20, 10, "labels", 2)["data"]
     assert np.array_equal(images[40:60].flatten(1).numpy(), third)
@@ -33,13 +33,13 @@ def test_the_original_files_of_python_2_are_read(tmp_path: Path) -> None:
     # As Python 2 with numpy 1 wrote it: text as bytes, and numpy's module under its old name.
     old = pickle.dumps({b"data": np.zeros((2, 3072), np.uint8), b"labels": [3, 4]}, 2)
     (folder / "test_batch").write_bytes(old.replace(b"numpy._core.multiarray", b"numpy.core.multiarray"))
-    assert load_dataset("cifar10", data_dir=tmp_path).test.tensors[1].tolist() == [3, 4]
+    assert tensors(load_dataset("cifar10", data_dir=tmp_path).test)[1].tolist() == [3, 4]
 
 
 def test_cifar100_has_its_fine_labels(tmp_path: Path) -> None:
     write_cifar100(tmp_path)
     data = load_dataset("cifar100", data_dir=tmp_path)
-    assert data.classes == 100 and len(data.train) == 400 and int(data.train.tensors[1].max()) == 99
+    assert data.classes == 100 and len(data.train) == 400 and int(tensors(data.train)[1].max()) == 99
 
 
 def test_bytes_become_normalised_images(tmp_path: Path) -> None:

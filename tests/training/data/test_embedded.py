@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 
 from fractrain_fx.errors import ConfigError, DataError
 from fractrain_fx.training.data import load_dataset
+from tests.training.data.layouts import tensors
 
 
 def test_digits_have_a_fixed_split_with_every_class_in_both_parts() -> None:
@@ -15,19 +17,19 @@ def test_digits_have_a_fixed_split_with_every_class_in_both_parts() -> None:
     torch.manual_seed(1)
     second = load_dataset("digits")
     assert len(first.train) + len(first.test) == 1797
-    assert torch.equal(first.test.tensors[0], second.test.tensors[0])
-    assert set(first.test.tensors[1].tolist()) == set(range(10))
+    assert torch.equal(tensors(first.test)[0], tensors(second.test)[0])
+    assert set(tensors(first.test)[1].tolist()) == set(range(10))
 
 
 def test_digits_are_normalised_by_the_training_part() -> None:
-    images = load_dataset("digits").train.tensors[0]
+    images = tensors(load_dataset("digits").train)[0]
     # float32 sums of 92,000 pixels
     assert images.mean().abs() < 1e-4 and (images.std() - 1).abs() < 1e-3
 
 
 def test_images_are_enlarged_when_a_batch_is_made() -> None:
     data = load_dataset("digits").sized(3, 32)
-    small = data.train.tensors[0][:4]
+    small = tensors(data.train)[0][:4]
     inputs = data.prepare(small)
     assert inputs.shape == (4, 3, 32, 32)
     assert torch.equal(inputs[:, 0], inputs[:, 2])
@@ -36,10 +38,11 @@ def test_images_are_enlarged_when_a_batch_is_made() -> None:
 
 def test_text_targets_are_the_inputs_one_character_later() -> None:
     data = load_dataset("pydoc", block_length=16)
-    inputs, targets = data.train[3]
+    train = TensorDataset(*tensors(data.train))
+    inputs, targets = train[3]
     assert inputs.shape == (16,) and torch.equal(inputs[1:], targets[:-1])
-    assert torch.equal(data.train[4][0][:1], targets[-1:])
-    assert int(data.train.tensors[0].max()) < data.classes
+    assert torch.equal(train[4][0][:1], targets[-1:])
+    assert int(tensors(data.train)[0].max()) < data.classes
 
 
 def test_text_is_split_without_overlap_four_to_one() -> None:

@@ -39,7 +39,7 @@ def test_the_number_of_workers_changes_nothing(images: DataSet) -> None:
 
 
 def test_augmentation_is_new_in_each_pass_and_can_be_left_out(images: DataSet) -> None:
-    def first_pass(data: DataSet, first: int) -> dict[int, torch.Tensor]:
+    def first_pass(data: DataSet, first: int) -> dict[float, torch.Tensor]:
         inputs = torch.cat([inputs for inputs, _ in make_loader(data, share(workers=0)).train(first, 3)])
         return {round(float(each.mean()), 5): each for each in inputs}
 

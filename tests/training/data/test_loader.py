@@ -11,7 +11,7 @@ from fractrain_fx.errors import DataError
 from fractrain_fx.training.data import DataSet, draw_subset, load_dataset, make_loader
 from fractrain_fx.training.data.augment import CropFlip
 from fractrain_fx.training.data.loader import Share
-from tests.training.data.layouts import write_cifar10
+from tests.training.data.layouts import tensors, write_cifar10
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_a_pass_takes_each_sample_once(cifar: DataSet) -> None:
     data = draw_subset(cifar, 96, None).augmented("none")
     seen = torch.cat([inputs for inputs, _ in batches(data, 6, 6)])
     assert torch.allclose(
-        seen.mean((1, 2, 3)).sort().values, data.prepare(data.train.tensors[0]).mean((1, 2, 3)).sort().values
+        seen.mean((1, 2, 3)).sort().values, data.prepare(tensors(data.train)[0]).mean((1, 2, 3)).sort().values
     )
 
 
@@ -69,7 +69,7 @@ def test_processes_share_the_test_samples(cifar: DataSet) -> None:
         torch.cat([targets for _, targets in make_loader(data, share(4, rank=rank, ranks=3)).test()])
         for rank in range(3)
     ]
-    assert sorted(torch.cat(parts).tolist()) == sorted(data.test.tensors[1].tolist())
+    assert sorted(torch.cat(parts).tolist()) == sorted(tensors(data.test)[1].tolist())
     alone = draw_subset(cifar, None, 2)
     assert [len(list(make_loader(alone, share(4, rank=rank, ranks=3)).test())) for rank in range(3)] == [1, 1, 0]
 
@@ -81,7 +81,7 @@ def test_there_must_be_a_sample_for_each_process(cifar: DataSet) -> None:
 
 def test_test_images_are_not_augmented(cifar: DataSet) -> None:
     ((inputs, _), *_) = make_loader(cifar, share(20)).test()
-    assert torch.equal(inputs, cifar.prepare(cifar.test.tensors[0]))
+    assert torch.equal(inputs, cifar.prepare(tensors(cifar.test)[0]))
 
 
 def test_crops_and_flips_are_those_of_torchvision() -> None:

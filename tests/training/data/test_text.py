@@ -10,6 +10,7 @@ import pytest
 
 from fractrain_fx.errors import DataError
 from fractrain_fx.training.data import load_dataset
+from tests.training.data.layouts import tensors
 
 TRAIN = "the cat sat\non the mat\n\nthe cat\n"
 TEST = "the dog sat\non\n"
@@ -25,18 +26,18 @@ def test_words_are_numbered_as_they_first_appear(tmp_path: Path) -> None:
     data = load_dataset("text", data_dir=write(tmp_path), block_length=3)
     # <unk> the cat sat <eos> on mat
     assert data.classes == 7
-    assert data.train.tensors[0].tolist() == [[1, 2, 3], [4, 5, 1], [6, 4, 4]]
-    assert data.train.tensors[1].tolist() == [[2, 3, 4], [5, 1, 6], [4, 4, 1]]
-    assert data.test.tensors[0].tolist() == [[1, 0, 3]]  # the dog is unknown
+    assert tensors(data.train)[0].tolist() == [[1, 2, 3], [4, 5, 1], [6, 4, 4]]
+    assert tensors(data.train)[1].tolist() == [[2, 3, 4], [5, 1, 6], [4, 4, 1]]
+    assert tensors(data.test)[0].tolist() == [[1, 0, 3]]  # the dog is unknown
     assert data.example().dtype.is_floating_point is False
 
 
 def test_characters_of_the_same_files(tmp_path: Path) -> None:
     data = load_dataset("characters", data_dir=write(tmp_path, "abba\ncab", "bad\n"), block_length=3)
     assert data.classes == 5  # <unk> a b <newline> c
-    assert data.train.tensors[0].tolist() == [[1, 2, 2], [1, 3, 4]]
-    assert data.train.tensors[1].tolist() == [[2, 2, 1], [3, 4, 1]]
-    assert data.test.tensors[0].tolist() == [[2, 1, 0]] and data.test.tensors[1].tolist() == [[1, 0, 3]]
+    assert tensors(data.train)[0].tolist() == [[1, 2, 2], [1, 3, 4]]
+    assert tensors(data.train)[1].tolist() == [[2, 2, 1], [3, 4, 1]]
+    assert tensors(data.test)[0].tolist() == [[2, 1, 0]] and tensors(data.test)[1].tolist() == [[1, 0, 3]]
     with pytest.raises(DataError, match=r"8 training and 4 test characters\): write 1 to 3"):
         load_dataset("characters", data_dir=tmp_path, block_length=4)
 
@@ -52,7 +53,7 @@ def test_wikitext103_comes_from_files_or_from_the_library(tmp_path: Path, monkey
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load))
     loaded = load_dataset("wikitext103", block_length=3)
     assert asked[0] == ("Salesforce/wikitext", "wikitext-103-v1", "train")
-    assert loaded.train.tensors[0].tolist() == from_files.train.tensors[0].tolist()
+    assert tensors(loaded.train)[0].tolist() == tensors(from_files.train)[0].tolist()
 
 
 def test_without_library_or_network_the_way_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
