@@ -120,7 +120,8 @@ def frozen_ops(graph_module: GraphModule, choices: Choices, levels: LevelsName =
         levels: those of format ``affine``.
 
     Raises:
-        ExportError: a gate chooses and ``choices`` has no option for its block, or weights are kept as codes.
+        ExportError: a gate chooses and ``choices`` has no option for its block, weights are kept as codes, or the
+            forward product has a transform.
     """
     found = []
     for node, op in ops_of(graph_module.graph):

@@ -42,13 +42,13 @@ def needs_rotation(bits: Sequence[Int[Tensor, "*bits"]]) -> bool:
 def rotation_at(
     bits: Sequence[Int[Tensor, "*bits"]], width: int, seed: Int[Tensor, ""] | None, like: Tensor
 ) -> Float[Tensor, "width width"]:
-    """The rotation of operands of some bits, which may be data; the identity if none of them needs one."""
+    """The rotation of two operands, whose bits may be data; the identity if neither of them needs one."""
     matrix = rotation(width, seed, like)
     if all(known_bits(each) is not None for each in bits):
         return matrix
-    wide = [(each == 0) | (each == HALF_BITS) | (each == FLOAT_BITS) for each in bits]
+    first, second = ((each == 0) | (each == HALF_BITS) | (each == FLOAT_BITS) for each in bits)
     same = torch.eye(width, dtype=matrix.dtype, device=matrix.device)
-    return torch.where(torch.stack([each.all() for each in wide]).all(), same, matrix)
+    return torch.where(first & second, same, matrix)
 
 
 def rotate(x: Float[Tensor, "*dims"], dim: int, matrix: Float[Tensor, "width width"]) -> Float[Tensor, "*longer"]:
