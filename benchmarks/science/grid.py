@@ -173,8 +173,8 @@ GRIDS: dict[str, list[Run]] = {
         *runs_of(_TEXTS[:1], ["fractrain"], ["default"], epochs=[4]),
     ],
     "formats": [
-        *runs_of(["characters-short"], ["float", "bf16", *FORMAT_RECIPES], epochs=[20]),
-        *runs_of(["resnet20-short"], ["float", "bf16", *FORMAT_RECIPES], epochs=[6]),
+        *runs_of(["characters-short"], ["float", "bf16", *FORMAT_RECIPES], epochs=[20], seeds=[0, 1, 2]),
+        *runs_of(["resnet20-short"], ["float", "bf16", *FORMAT_RECIPES], epochs=[6], seeds=[0, 1, 2]),
     ],
     "raise": runs_of(
         ["characters-raise", "words-raise", "resnet20-raise"],

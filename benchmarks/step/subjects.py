@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from fractrain_fx.zoo.models import mobilenetv2, resnet38
 from fractrain_fx.zoo.models.transformer import TransformerLM
 
-__all__ = ["SUBJECTS", "Subject", "next_token_loss"]
+__all__ = ["SUBJECTS", "Subject", "next_token_loss", "tokens"]
 
 # Small, so that the head, which no method quantizes, does not hide the cost of the layers.
 VOCABULARY = 1000
@@ -53,7 +53,9 @@ def _images(side: int, classes: int) -> Callable[[int], tuple[Tensor, Tensor]]:
     return data
 
 
-def _tokens(length: int) -> Callable[[int], tuple[Tensor, Tensor]]:
+def tokens(length: int) -> Callable[[int], tuple[Tensor, Tensor]]:
+    """Random token ids of so many positions, and the next token of each."""
+
     def data(batch: int) -> tuple[Tensor, Tensor]:
         tokens = torch.randint(VOCABULARY, (batch, length + 1))
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
@@ -137,21 +139,21 @@ SUBJECTS = {
         f"Transformer-base (zoo), {LENGTH} tokens a sample, vocabulary {VOCABULARY}, no dropout",
         _transformer,
         {"cpu": 8, "cuda": 32},
-        _tokens(LENGTH),
+        tokens(LENGTH),
         next_token_loss,
     ),
     "gpt2": Subject(
         "GPT-2 of 124M (transformers), 512 tokens a sample, no dropout",
         _gpt2(512),
         {"cpu": 1, "cuda": 8},
-        _tokens(512),
+        tokens(512),
         _causal_loss,
     ),
     "gpt2-tiny": Subject(
         "GPT-2 of 1 layer and 32 channels (transformers), 16 tokens a sample, no dropout",
         _gpt2(16, n_layer=1, n_embd=32, n_head=2, vocab_size=VOCABULARY),
         {"cpu": 4, "cuda": 32},
-        _tokens(16),
+        tokens(16),
         _causal_loss,
     ),
 }

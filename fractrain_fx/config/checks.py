@@ -62,7 +62,7 @@ def check_stage(config: FracConfig, precision: Precision) -> None:
             f"{precision} is not a stage of {config.stages}, and the rule for {staged.pattern!r} has bits for these "
             "only: set one of them"
         )
-    if config.format in BLOCK_FORMATS and (lacks := widths_of(config.format, precision)) is not None:
+    if (recipe := config.product_recipe) is not None and (lacks := widths_of(recipe, precision)) is not None:
         raise ConfigError(lacks)
 
 
@@ -149,7 +149,7 @@ def _unfit_backend(config: FracConfig) -> str | None:
     backend = config.run.backend
     if backend in ("auto", "plain"):
         return None
-    blocks = backend == "cpu" and config.format in BLOCK_FORMATS
+    blocks = not config.run.uses_codes and config.format in BLOCK_FORMATS
     affine = config.format == "affine" and not config.per_product
     rounds = config.method not in ("float", "slu") and (blocks or affine)
     if rounds and (config.may_use_codes or not config.run.uses_codes):
@@ -157,7 +157,7 @@ def _unfit_backend(config: FracConfig) -> str | None:
     computes = "format 'affine' with affine.ranges='tensor'"
     if config.run.uses_codes:
         computes += f" and affine.gradient_grid='range' at {CODE_BITS} forward bits or fewer, of weights too"
-    if backend == "cpu":
+    if not config.run.uses_codes:
         computes += f", and {', '.join(BLOCK_FORMATS)}"
     return (
         f"run.backend={backend!r} changes nothing for method {config.method!r} with format {config.format!r} and these "
@@ -174,7 +174,8 @@ def _unfit_torchao(config: FracConfig) -> str | None:
             f"run.torchao=True computes ops of one precision at a time, and method {config.method!r} has none: write "
             "method='static' or 'pfq', or leave it out"
         )
-    if not {config.format, *(pin.number_format for pin in config.pins)} & set(TORCHAO_FORMATS):
+    recipes = [config.product_recipe, *(pin.product_recipe for pin in config.pins)]
+    if not {name for each in recipes if each is not None for name in each.formats} & set(TORCHAO_FORMATS):
         return (
             f"run.torchao=True computes in formats {', '.join(TORCHAO_FORMATS)}, not in {config.format!r}: write one "
             "of these, or leave it out"

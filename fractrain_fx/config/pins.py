@@ -22,6 +22,12 @@ _USUAL = {
     "mxfp8": Precision(8, 8),
     "mxfp4": Precision(4, 4),
     "nvfp4": Precision(4, 4),
+    "mxfp8-nvfp4": Precision(8, 4),
+    "four-over-six": Precision(4, 4),
+    "tetrajet-v2": Precision(4, 4),
+    "quartet-ii": Precision(4, 4),
+    "halo": Precision(8, 8),
+    "deepseek": Precision(8, 8),
     "fp8": Precision(8, 8),
     "jetfire": Precision(8, 8),
     "int8": Precision(8, 8),
@@ -84,10 +90,9 @@ class Pin:
             raise ConfigError(f"Pin({self.pattern!r}) at {self.precision} would remove the op: write 2 bits or more")
         if self.format in ("bfloat16", "float") and self.precision != _USUAL[self.format]:
             raise ConfigError(f"{self._shown()} has bits of its own: leave {self.precision} out")
-        name = self.number_format or ""
-        for each in self.stages if name in BLOCK_FORMATS else ():
-            if (lacks := widths_of(name, each)) is not None:
-                raise ConfigError(f"{self._shown()}: {lacks}")
+        recipe = self.product_recipe
+        if recipe is not None and (lacks := widths_of(recipe, *self.stages)) is not None:
+            raise ConfigError(f"{self._shown()}: {lacks}")
 
     def _check_format(self) -> None:
         known = (*_OTHERS, *BLOCK_FORMATS, "bfloat16", "float")

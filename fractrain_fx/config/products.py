@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeVar, get_args
 
 from fractrain_fx.config.kinds import check_kinds
+from fractrain_fx.config.precision import Precision
 from fractrain_fx.errors import ConfigError
 
-__all__ = ["BLOCK_FORMATS", "BlockFormatName", "OperandRecipe", "ProductRecipe", "Recipe"]
+__all__ = ["BLOCK_FORMATS", "PRODUCTS", "BlockFormatName", "OperandRecipe", "ProductName", "ProductRecipe", "Recipe"]
 
 BlockFormatName = Literal["mx", "nvfp4", "fp8", "int"]
 BLOCK_FORMATS: tuple[str, ...] = get_args(BlockFormatName)
+
+ProductName = Literal["forward", "input_gradient", "weight_gradient"]
+PRODUCTS: tuple[ProductName, ...] = get_args(ProductName)
+"""The three products of an op, in the order of a training step."""
 
 
 _R = TypeVar("_R", "OperandRecipe", "ProductRecipe")
@@ -28,10 +33,15 @@ class OperandRecipe:
         square: blocks are as long along the axis that the tensor's other product sums over, so that both products
             round the tensor alike (weights under ``mx`` and ``nvfp4``, everything under ``int`` and ``fp8``).
         per_row: one scale for each row along the summed axis, not one for the tensor (``fp8`` and ``int``).
-        block: length along the summed axis of blocks with a scale each (``fp8`` and ``int``). ``None``: 32 for square
-            blocks of ``int``, otherwise no blocks.
+        block: length along the summed axis of blocks with a float32 scale each (``fp8``, ``int`` and ``nvfp4``).
+            ``None``: 32 for square blocks of ``int``, otherwise the whole tensor.
         four_over_six: the largest value of a block becomes 4 or 6, whichever rounds the block better (``nvfp4``; arXiv
             2512.02010).
+        again: round what the forward product multiplied, not the tensor itself, so that forward and backward see the
+            same numbers (second operands of both gradients; arXiv 2510.27527).
+        eden: round to nearest, and correct the scales of all blocks that a Hadamard transform mixed by one factor, so
+            that the expected value stays; the corrected scales are rounded by chance (``nvfp4``, gradients with
+            ``hadamard``; MS-EDEN, arXiv 2601.22813).
 
     Raises:
         ConfigError: ``eight`` or ``block`` is unknown, or settings do not go together.
@@ -43,6 +53,8 @@ class OperandRecipe:
     per_row: bool = False
     block: Literal[16, 32, 64, 128] | None = None
     four_over_six: bool = False
+    again: bool = False
+    eden: bool = False
 
     def __post_init__(self) -> None:
         check_kinds(self)
@@ -51,6 +63,13 @@ class OperandRecipe:
             raise ConfigError(f"{name} and per_row name two kinds of blocks for one operand: leave one of them out")
         if self.four_over_six and self.stochastic:
             raise ConfigError("four_over_six chooses by the error of rounding to nearest: leave stochastic out")
+        if self.eden and (self.stochastic or self.four_over_six or self.square or self.block):
+            raise ConfigError("eden scales blocks its own way: leave stochastic, four_over_six, square and block out")
+
+    @property
+    def scales_apart(self) -> bool:
+        """Whether blocks get scales that no other library's files hold, and no kernel of this package computes."""
+        return self.four_over_six or self.eden
 
 
 @dataclass(frozen=True)
@@ -60,28 +79,39 @@ class ProductRecipe:
     Attributes:
         first: ``x`` of the forward product, ``g`` of both gradients.
         second: ``w`` of the forward product and of the input gradient, ``x`` of the weight gradient.
-        hadamard: length, in values along the summed axis, of a random Hadamard transform of both operands before they
-            are rounded. It spreads outliers and does not change the product. ``None``: no transform.
+        hadamard: length, in values along the summed axis, of a Hadamard transform of both operands before they are
+            rounded. It spreads outliers and does not change the product. Its signs are random in gradients and all
+            positive in the forward product. ``None``: no transform.
+        rows: length, in rows of ``g``, of a Hadamard transform of ``g`` before it is rounded, which the product undoes
+            (input gradient; arXiv 2501.02625). ``None``: no transform.
         bfloat16: both operands keep 16 bits where the stage has fewer. Costs count them.
+        format: the number format of both operands, if not that of the recipe.
 
     Raises:
-        ConfigError: ``hadamard`` is not a power of two from 2 to 128, or ``bfloat16`` has other settings beside it.
+        ConfigError: ``hadamard`` or ``rows`` is not a power of two from 2 to 128, or ``bfloat16`` has other settings
+            beside it.
     """
 
     first: OperandRecipe = OperandRecipe()
     second: OperandRecipe = OperandRecipe()
     hadamard: int | None = None
     bfloat16: bool = False
+    format: BlockFormatName | None = None
+    rows: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("first", "second"):
             if isinstance(value := getattr(self, name), Mapping):
                 object.__setattr__(self, name, _made(OperandRecipe, name, value))
         check_kinds(self)
-        if self.hadamard is not None and self.hadamard not in (2, 4, 8, 16, 32, 64, 128):
-            raise ConfigError(f"hadamard={self.hadamard} must be a power of two, 2 to 128, or None for no transform")
-        if self.bfloat16 and (self.first, self.second, self.hadamard) != (OperandRecipe(), OperandRecipe(), None):
-            raise ConfigError("bfloat16 leaves nothing to round in blocks: leave out first, second and hadamard")
+        for name in ("hadamard", "rows"):
+            length = getattr(self, name)
+            if length is not None and length not in (2, 4, 8, 16, 32, 64, 128):
+                raise ConfigError(f"{name}={length} must be a power of two, 2 to 128, or None for no transform")
+        if self.bfloat16 and replace(self, bfloat16=False) != ProductRecipe():
+            raise ConfigError(
+                "bfloat16 leaves nothing to round in blocks: leave out first, second, hadamard and format"
+            )
 
 
 @dataclass(frozen=True)
@@ -89,7 +119,7 @@ class Recipe:
     """How a block format rounds the six operands of an op's three products. The stage's bits select the elements.
 
     Attributes:
-        format: ``mx``, ``nvfp4``, ``fp8`` or ``int``.
+        format: ``mx``, ``nvfp4``, ``fp8`` or ``int``; a product may have another one (``ProductRecipe.format``).
         forward: ``x`` and ``w``, summed over input features.
         input_gradient: ``g`` and ``w``, summed over output features.
         weight_gradient: ``g`` and ``x``, summed over positions and samples.
@@ -110,26 +140,18 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.format not in BLOCK_FORMATS:
             raise ConfigError(f"a recipe of format {self.format!r} is unknown: write one of {', '.join(BLOCK_FORMATS)}")
-        for name in ("forward", "input_gradient", "weight_gradient"):
+        for name in PRODUCTS:
             if isinstance(value := getattr(self, name), Mapping):
                 object.__setattr__(self, name, _made(ProductRecipe, name, value))
         check_kinds(self)
-        operands = [each for product in self.products for each in (product.first, product.second)]
-        if self.forward.hadamard is not None or self.input_gradient.hadamard is not None:
-            raise ConfigError("hadamard goes with weight_gradient: the two other products are not transformed")
-        others = (self.forward.first, self.input_gradient.first, *operands[4:])
-        own_blocks = self.format in ("mx", "nvfp4")
-        if own_blocks and any(each.square for each in others):
-            raise ConfigError("square goes with weights: the second operands of forward and input_gradient")
-        if self.format == "fp8" and any(each.square and each.block is None for each in operands):
-            raise ConfigError("square changes nothing under format 'fp8' without blocks: write their length as block")
-        if own_blocks and any(each.per_row or each.block for each in operands):
-            name = "per_row" if any(each.per_row for each in operands) else "block"
-            raise ConfigError(f"{name} changes nothing under format {self.format!r}, which has blocks of its own")
-        if self.format != "nvfp4" and any(each.four_over_six for each in operands):
-            raise ConfigError("four_over_six goes with format 'nvfp4'")
-        if self.format in ("nvfp4", "int") and any(each.eight != "e4m3" for each in operands):
-            raise ConfigError(f"eight changes nothing under format {self.format!r}, which has no such element")
+        if self.forward.rows is not None or self.weight_gradient.rows is not None:
+            raise ConfigError("rows goes with input_gradient, whose result has the rows of g")
+        if self.forward.hadamard is not None and any(each.second.again for each in self.products):
+            raise ConfigError(
+                "again rounds what the forward product multiplied, which its hadamard mixes: leave one out"
+            )
+        for name, product, format in zip(PRODUCTS, self.products, self.formats, strict=True):
+            _check_operands(name, product, format)
 
     @property
     def products(self) -> tuple[ProductRecipe, ProductRecipe, ProductRecipe]:
@@ -137,15 +159,58 @@ class Recipe:
         return self.forward, self.input_gradient, self.weight_gradient
 
     @property
+    def formats(self) -> tuple[str, str, str]:
+        """The number format of each product."""
+        forward, input_gradient, weight_gradient = (product.format or self.format for product in self.products)
+        return forward, input_gradient, weight_gradient
+
+    def bits_of(self, product: ProductName, precision: Precision, weight_bits: int | None = None) -> tuple[int, int]:
+        """The bits of both operands of a product; ``weight_bits`` are those of a weight with bits of its own."""
+        fw, bw = precision.fw, precision.bw
+        weight = fw if weight_bits is None else weight_bits
+        if self.by_product:
+            pair = (fw, fw) if product == "forward" else (bw, bw)
+        else:
+            pair = {"forward": (fw, weight), "input_gradient": (bw, weight), "weight_gradient": (bw, fw)}[product]
+        least = self.least[PRODUCTS.index(product)]
+        first, second = (max(each, least) if each else 0 for each in pair)
+        return first, second
+
+    @property
     def transforms(self) -> bool:
-        """Whether it mixes the samples of a batch before it rounds them."""
-        return self.weight_gradient.hadamard is not None
+        """Whether it mixes values before it rounds them."""
+        return any(product.hadamard is not None or product.rows is not None for product in self.products)
 
     @property
     def least(self) -> tuple[int, int, int]:
         """Fewest bits of the operands of each product; 0 where the stage alone decides."""
         forward, input_gradient, weight_gradient = (16 if product.bfloat16 else 0 for product in self.products)
         return forward, input_gradient, weight_gradient
+
+
+def _check_operands(name: ProductName, product: ProductRecipe, format: str) -> None:
+    """Raise a ``ConfigError`` for settings of a product's operands that change nothing in a format."""
+    operands, own_blocks = (product.first, product.second), format in ("mx", "nvfp4")
+    weightless = operands if name == "weight_gradient" else operands[:1]
+    if own_blocks and any(each.square for each in weightless):
+        raise ConfigError("square goes with weights: the second operands of forward and input_gradient")
+    if product.first.again or (name == "forward" and product.second.again):
+        raise ConfigError("again goes with the second operands of both gradients: w of one and x of the other")
+    for each in operands:
+        if format == "fp8" and each.square and each.block is None:
+            raise ConfigError("square changes nothing under format 'fp8' without blocks: write their length as block")
+        if format == "nvfp4" and each.square and each.block:
+            raise ConfigError("square and block do not go together under format 'nvfp4': leave one of them out")
+        if own_blocks and (each.per_row or (each.block and format == "mx")):
+            word = "per_row" if each.per_row else "block"
+            raise ConfigError(f"{word} changes nothing under format {format!r}, which has blocks of its own")
+        if format != "nvfp4" and each.scales_apart:
+            word = "eden" if each.eden else "four_over_six"
+            raise ConfigError(f"{word} goes with format 'nvfp4'")
+        if each.eden and (name == "forward" or product.hadamard is None):
+            raise ConfigError("eden goes with gradients that have a Hadamard transform: write hadamard=128")
+        if format in ("nvfp4", "int") and each.eight != "e4m3":
+            raise ConfigError(f"eight changes nothing under format {format!r}, which has no such element")
 
 
 def _made(kind: type[_R], place: str, value: Mapping[str, Any]) -> _R:

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from fractrain_fx.config.precision import FLOAT_BITS, Precision
-from fractrain_fx.config.products import BLOCK_FORMATS, OperandRecipe, ProductRecipe, Recipe
+from fractrain_fx.config.products import BLOCK_FORMATS, PRODUCTS, OperandRecipe, ProductName, ProductRecipe, Recipe
 from fractrain_fx.errors import ConfigError, near
 
 if TYPE_CHECKING:
@@ -50,6 +50,9 @@ _SQUARE_BY_CHANCE = OperandRecipe(stochastic=True, square=True)
 _TILE, _SQUARE_TILE = OperandRecipe(block=128), OperandRecipe(block=128, square=True)
 _FOUR_OVER_SIX = OperandRecipe(four_over_six=True)
 _SQUARE_FOUR_OVER_SIX = OperandRecipe(square=True, four_over_six=True)
+_TILE_BY_CHANCE = OperandRecipe(stochastic=True, block=128)
+_TILE_AGAIN = OperandRecipe(stochastic=True, block=128, again=True)
+_EDEN, _EDEN_AGAIN = OperandRecipe(eden=True), OperandRecipe(eden=True, again=True)
 
 RECIPES: dict[str, Recipe] = {
     "mxfp8": Recipe("mx"),
@@ -62,11 +65,29 @@ RECIPES: dict[str, Recipe] = {
         input_gradient=ProductRecipe(_BY_CHANCE, _SQUARE),
         weight_gradient=ProductRecipe(_BY_CHANCE, hadamard=16),
     ),
+    "mxfp8-nvfp4": Recipe(
+        "mx",
+        input_gradient=ProductRecipe(_BY_CHANCE, format="nvfp4"),
+        weight_gradient=ProductRecipe(_BY_CHANCE, hadamard=16, format="nvfp4"),
+        by_product=True,
+    ),
     "four-over-six": Recipe(
         "nvfp4",
         forward=ProductRecipe(_FOUR_OVER_SIX, _SQUARE_FOUR_OVER_SIX),
         input_gradient=ProductRecipe(_BY_CHANCE, _SQUARE_FOUR_OVER_SIX),
         weight_gradient=ProductRecipe(_BY_CHANCE, _FOUR_OVER_SIX, hadamard=16),
+    ),
+    "tetrajet-v2": Recipe(
+        "nvfp4",
+        forward=ProductRecipe(_TILE, _TILE),
+        input_gradient=ProductRecipe(_TILE_BY_CHANCE, _TILE_AGAIN, hadamard=16),
+        weight_gradient=ProductRecipe(_TILE_BY_CHANCE, _TILE_AGAIN, hadamard=16),
+    ),
+    "quartet-ii": Recipe(
+        "nvfp4",
+        forward=ProductRecipe(_FOUR_OVER_SIX, _FOUR_OVER_SIX),
+        input_gradient=ProductRecipe(_EDEN, _EDEN_AGAIN, hadamard=128),
+        weight_gradient=ProductRecipe(_EDEN, _EDEN_AGAIN, hadamard=128),
     ),
     "fp8": Recipe("fp8", input_gradient=ProductRecipe(_WIDE_RANGE), weight_gradient=ProductRecipe(_WIDE_RANGE)),
     "deepseek": Recipe(
@@ -81,6 +102,7 @@ RECIPES: dict[str, Recipe] = {
         input_gradient=ProductRecipe(_SQUARE_BY_CHANCE, _SQUARE),
         weight_gradient=ProductRecipe(_SQUARE_BY_CHANCE, _SQUARE),
     ),
+    "halo": Recipe("int", forward=ProductRecipe(hadamard=128), input_gradient=ProductRecipe(rows=128)),
     "int8": Recipe("int", ProductRecipe(_ROW, _ROW), ProductRecipe(_ROW, _ROW), ProductRecipe(_ROW, _ROW)),
     "switchback": Recipe(
         "int",
@@ -91,7 +113,13 @@ RECIPES: dict[str, Recipe] = {
 }
 """The recipes in use, by name: ``nvfp4`` is that of arXiv 2509.25149, ``four-over-six`` that of arXiv 2512.02010,
 ``deepseek`` has the blocks of arXiv 2412.19437, ``jetfire`` the operands of arXiv 2403.12422, ``int8`` those of
-torchao's int8 training, and ``switchback`` those of arXiv 2304.13013."""
+torchao's int8 training, and ``switchback`` those of arXiv 2304.13013. ``mxfp8-nvfp4`` has a format for each product:
+that of ``mxfp8`` forward, and the gradients of ``nvfp4`` without its square weights.
+
+``tetrajet-v2`` has the rounding of arXiv 2510.27527: double-block scales, and gradients of the numbers that the forward
+product multiplied. Its oscillation reset (OsciReset, of the optimizer) and its channels kept in MXFP8 (OutControl) are
+not part of it. ``quartet-ii`` is that of arXiv 2601.22813, with MS-EDEN in the gradients and four over six forward.
+``halo`` is HALO-2 in INT8 of arXiv 2501.02625, with transforms of 128 values where the source has whole rows."""
 
 _USUAL = {"nvfp4": "nvfp4", "fp8": "fp8", "int": "jetfire"}
 
@@ -130,15 +158,33 @@ def elements_of(name: str, how: OperandRecipe, *, gradient: bool) -> dict[int, s
     return _ELEMENTS[name] | chosen
 
 
-def widths_of(name: str, *precisions: Precision) -> str | None:
-    """Why a block format cannot hold one of some precisions, with the widths that it has; ``None`` if it can."""
-    has = _ELEMENTS[name] | _WIDE
-    for precision in precisions:
-        for bits in (precision.fw, precision.bw):
-            if bits and bits not in has:
-                offer = ", ".join(f"{width} ({element})" for width, element in has.items())
-                return f"{precision} needs a width of {bits} bits, which format {name!r} lacks: it has {offer}"
+def widths_of(recipe: Recipe, *precisions: Precision, weight_bits: int | None = None) -> str | None:
+    """Why the formats of a recipe cannot hold some precisions, with the widths that they have; ``None`` if they can.
+
+    Args:
+        recipe: of an op.
+        precisions: its stages or options.
+        weight_bits: bits of weights that have bits of their own.
+    """
+    for precision in (each for each in precisions if not each.skips):
+        for product, name in zip(PRODUCTS, recipe.formats, strict=True):
+            has = _ELEMENTS[name] | _WIDE
+            for place, bits in enumerate(recipe.bits_of(product, precision, weight_bits)):
+                if bits and bits not in has:
+                    own = weight_bits is not None and place == 1 and product != "weight_gradient"
+                    return (f"weight_bits={bits}: " if own else "") + _lacking(recipe, product, precision, bits)
     return None
+
+
+def _lacking(recipe: Recipe, product: ProductName, precision: Precision, bits: int) -> str:
+    name = recipe.formats[PRODUCTS.index(product)]
+    offer = ", ".join(f"{width} ({element})" for width, element in (_ELEMENTS[name] | _WIDE).items())
+    several = len(set(recipe.formats)) > 1
+    where = f" in its {product.replace('_', ' ')}" if several else ""
+    found = f"{precision} needs a width of {bits} bits{where}, which format {name!r} lacks: it has {offer}"
+    if several and not recipe.by_product and product != "forward":
+        found += ". A recipe with by_product=True gives both operands of a gradient product the backward bits"
+    return found
 
 
 def check_recipe(config: FracConfig) -> None:
@@ -153,16 +199,16 @@ def check_recipe(config: FracConfig) -> None:
         )
     if config.method == "float":
         return
-    steered = config.gate_options if config.gated else config.precision_stages
-    weights = [Precision(config.gate_weight_bits, config.gate_weight_bits)] if config.gated else []
+    assert recipe is not None
+    if config.gated and (reason := _unfit_for_gates(recipe)) is not None:
+        raise ConfigError(f"format={config.format!r} with method {config.method!r}: {reason}")
     pinned = [each for pin in config.pins if not pin.named for each in pin.stages]
-    lacks = widths_of(config.format, *steered, *pinned)
-    if lacks is None and (lacks := widths_of(config.format, *weights)) is not None:
-        lacks = f"weight_bits={config.weight_bits}: {lacks}"
+    steered, weights = (
+        (config.gate_options, config.gate_weight_bits) if config.gated else (config.precision_stages, None)
+    )
+    lacks = widths_of(recipe, *steered, weight_bits=weights) or widths_of(recipe, *pinned)
     if lacks is not None:
         raise ConfigError(lacks)
-    if config.gated and recipe is not None and (reason := _unfit_for_gates(recipe)) is not None:
-        raise ConfigError(f"format={config.format!r} with method {config.method!r}: {reason}")
 
 
 def _unfit_for_gates(recipe: Recipe) -> str | None:
@@ -174,8 +220,8 @@ def _unfit_for_gates(recipe: Recipe) -> str | None:
         )
     if recipe.transforms:
         return (
-            "its Hadamard transform mixes samples, and the gates give each sample its own bits: write a recipe without "
-            "hadamard, such as format='mx' with recipe='mxfp8'"
+            "its Hadamard transform mixes values, and the gates give each sample its own bits: write a recipe without "
+            "hadamard and rows, such as format='mx' with recipe='mxfp8'"
         )
     if any(recipe.least):
         return (

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fractrain_fx.execution.arithmetic import Arithmetic, Convolution, Einsum, Linear
 
-__all__ = ["Dims", "Summed", "of_first", "of_output", "of_second", "positions"]
+__all__ = ["Dims", "Summed", "kept_rows", "of_first", "of_output", "of_second", "positions"]
 
 Dims = tuple[int, ...]
 
@@ -63,6 +63,33 @@ def of_second(arithmetic: Arithmetic, g: Tensor, a: Tensor, b: Tensor) -> Summed
     if isinstance(arithmetic, Linear) or (b.ndim == 2 and a.ndim > 2):
         return _summed(tuple(range(g.ndim - 1)), tuple(range(a.ndim - 1)))
     return _summed((g.ndim - 2,), (a.ndim - 2,))
+
+
+def kept_rows(arithmetic: Arithmetic, g: Tensor, a: Tensor, b: Tensor, of_first: bool) -> tuple[int, int] | None:
+    """One dimension of ``g``, and of the gradient of a factor, in which each index of the one gives that of the other.
+
+    Args:
+        arithmetic: the contraction.
+        g: the output's gradient.
+        a: the first factor.
+        b: the second factor.
+        of_first: whether it is the gradient of the first factor.
+
+    Returns:
+        ``None`` if there is no such dimension: the factor is a vector, or was repeated for the product.
+    """
+    if isinstance(arithmetic, Convolution):
+        return (0, 0) if of_first else None
+    if isinstance(arithmetic, Einsum):
+        first, second, out = _terms(arithmetic)
+        own, other = (first, second) if of_first else (second, first)
+        letter = next((each for each in reversed(out) if each in own and each not in other), None)
+        return None if letter is None else (out.index(letter), own.index(letter))
+    factor = a if of_first else b
+    if factor.ndim < 2:
+        return None
+    # A first factor gives the output its rows, and a second one its columns.
+    return (g.ndim - 2, a.ndim - 2) if of_first else (g.ndim - 1, b.ndim - 1)
 
 
 def positions(arithmetic: Arithmetic, x: Tensor) -> Dims:

@@ -6,31 +6,33 @@ stands for the weight.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fractrain_fx.execution.arithmetic import GroupedMatMul
-from fractrain_fx.execution.axes import Dims, Summed, of_first, of_output, of_second, positions
+from fractrain_fx.config.products import ProductName
+from fractrain_fx.execution.arithmetic import Convolution, GroupedMatMul
+from fractrain_fx.execution.axes import Dims, Summed, kept_rows, of_first, of_output, of_second, positions
 from fractrain_fx.execution.plan import Call, Factor, Plan, Rounds
 from fractrain_fx.execution.rounded import FIRST, SECOND
 from fractrain_fx.formats import Format, Operand, Reach, ValueRange
 from fractrain_fx.formats.bits import put_where
+from fractrain_fx.formats.microscaling.hadamard import needs_rotation, rotate, rotation_at
 from fractrain_fx.formats.noise import APART
 
 __all__ = [
-    "ProductName",
+    "MixedRows",
     "Rounding",
     "factor_of",
     "forward_operands",
     "forward_roundings",
     "gradient_roundings",
+    "mixed_rows",
     "without_skipped",
 ]
-
-ProductName = Literal["forward", "input_gradient", "weight_gradient"]
 
 
 @dataclass(frozen=True)
@@ -69,11 +71,27 @@ class Rounding:
         return self.fmt.reach(self.values, self.bits, self.of, self.within)
 
 
+class MixedRows(NamedTuple):
+    """A transform of the rows of an output gradient, which its product undoes.
+
+    Attributes:
+        of_g, of_product: the dimension that holds the rows.
+        matrix: mixes neighbouring rows; its own inverse.
+    """
+
+    of_g: int
+    of_product: int
+    matrix: Tensor
+
+
 def forward_roundings(plan: Plan, call: Call) -> tuple[Rounding, Rounding]:
     """Both factors of the forward product."""
-    summed = of_output(plan.arithmetic, call.a, call.b)
-    first = _factor(plan, call, FIRST, "forward", summed.first, call.a)
-    return first, _factor(plan, call, SECOND, "forward", summed.second, call.b)
+    summed, a, b = of_output(plan.arithmetic, call.a, call.b), call.a, call.b
+    if _may_mix(plan, "forward", summed):
+        assert summed.one is not None
+        a, b = plan.fmt.transform("forward", a, b, summed.one, (call.of_a.bits, call.of_b.bits), None)
+    first = _factor(plan, call, FIRST, "forward", summed.first, a)
+    return first, _factor(plan, call, SECOND, "forward", summed.second, b)
 
 
 def forward_operands(plan: Plan, a: Tensor, b: Tensor) -> tuple[Operand, Operand]:
@@ -94,15 +112,36 @@ def gradient_roundings(
     product: ProductName = "weight_gradient" if (slot == SECOND) == plan.first.weight else "input_gradient"
     summed, other = _summed_backward(plan, call, g, slot)
     own = call.bits if plan.fmt.by_product and call.bits is not None else rounds.bits
+    recipe = plan.fmt.recipe
+    if recipe is not None and getattr(recipe, product).second.again:
+        x = forward_roundings(plan, call)[slot].rounded().to(x.dtype)
     if call.bits is None or seed is None:
         return None, _factor(plan, call, slot, product, summed.second, x, own)
-    if summed.one is not None:
+    if (rows := mixed_rows(plan, call, g, slot)) is not None:
+        g = rotate(g, rows.of_g, rows.matrix)
+    if _may_mix(plan, product, summed):
+        assert summed.one is not None
         g, x = plan.fmt.transform(product, g, x, summed.one, (call.bits, own), seed + 2 * APART)
     axis = plan.axis.at(g.shape, len(call.bits)) if call.bits.ndim else plan.axis
     window, ends = positions(plan.arithmetic, g), _group_ends(plan, call, slot)
     of = Operand(product, "g", summed.first, axis, across=other.first, positions=window, group_ends=ends)
     of_g = Rounding(g, axis.expand(call.bits, g.shape), of, plan.fmt, seed=seed)
-    return of_g, _factor(plan, call, slot, product, summed.second, x, own)
+    return of_g, _factor(plan, call, slot, product, summed.second, x, own, seed + 3 * APART)
+
+
+def mixed_rows(plan: Plan, call: Call, g: Tensor, slot: int) -> MixedRows | None:
+    """How the product of ``g`` and the factor ``slot`` mixes rows; ``None`` if its recipe or its bits ask for none."""
+    recipe, length = plan.fmt.recipe, None
+    if (slot == FIRST) == plan.first.weight:
+        length = None if recipe is None else recipe.input_gradient.rows
+    if length is None or call.bits is None:
+        return None
+    kept = kept_rows(plan.arithmetic, g, call.a, call.b, slot == SECOND)
+    own = call.bits if plan.fmt.by_product else factor_of(plan, call, slot)[2].bits
+    if kept is None or not needs_rotation((call.bits, own)):
+        return None
+    width = math.gcd(length, g.shape[kept[0]])
+    return MixedRows(*kept, rotation_at((call.bits, own), width, None, g.new_empty(0)))
 
 
 def factor_of(plan: Plan, call: Call, slot: int) -> tuple[Factor, Tensor, Rounds]:
@@ -129,8 +168,24 @@ def _summed_backward(plan: Plan, call: Call, g: Tensor, slot: int) -> tuple[Summ
     return (of_b, of_a) if slot == FIRST else (of_a, of_b)
 
 
+def _may_mix(plan: Plan, product: ProductName, summed: Summed) -> bool:
+    """Whether a transform along one summed dimension leaves a product as it is.
+
+    The channels of a grouped convolution are not all summed together.
+    """
+    grouped = isinstance(plan.arithmetic, Convolution) and plan.static[-1] != 1
+    return summed.one is not None and (product == "weight_gradient" or not grouped)
+
+
 def _factor(
-    plan: Plan, call: Call, slot: int, product: ProductName, along: Dims, x: Tensor, bits: Tensor | None = None
+    plan: Plan,
+    call: Call,
+    slot: int,
+    product: ProductName,
+    along: Dims,
+    x: Tensor,
+    bits: Tensor | None = None,
+    seed: Tensor | None = None,
 ) -> Rounding:
     """A factor (transformed, perhaps) for one product, at ``bits`` instead of its own where they are given."""
     factor, _, rounds = factor_of(plan, call, slot)
@@ -141,7 +196,7 @@ def _factor(
     ends = None if product == "forward" else _group_ends(plan, call, slot)
     of = Operand(product, tensor, along, None, factor.channel, across, factor.weight, window, ends)
     expanded = bits if factor.weight else factor.axis.expand(bits, x.shape)
-    return Rounding(x, expanded, of, factor.fmt, rounds.within)
+    return Rounding(x, expanded, of, factor.fmt, rounds.within, seed)
 
 
 def _summed_forward(plan: Plan, call: Call, slot: int) -> Dims:

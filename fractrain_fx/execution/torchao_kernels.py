@@ -8,14 +8,12 @@ import torch
 from torch.utils._triton import has_triton
 
 from fractrain_fx.config.precision import Precision
-from fractrain_fx.config.products import ProductRecipe, Recipe
+from fractrain_fx.config.products import PRODUCTS, ProductName, ProductRecipe, Recipe
 from fractrain_fx.errors import ConfigError
 
-__all__ = ["MULTIPLES", "PRODUCTS", "Kernel", "Kind", "ProductName", "kernel_of", "refusal", "require_torchao", "slow"]
+__all__ = ["MULTIPLES", "Kernel", "Kind", "kernel_of", "refusal", "require_torchao", "slow"]
 
 Kind = Literal["int8", "float8", "mxfp8", "bfloat16"]
-ProductName = Literal["forward", "input_gradient", "weight_gradient"]
-PRODUCTS: tuple[ProductName, ...] = ("forward", "input_gradient", "weight_gradient")
 
 MULTIPLES = {"fp8": 16, "mx": 32}
 """By format, the number that both sizes of a weight must be multiples of, as torch's products ask for."""
@@ -61,13 +59,10 @@ def kernel_of(
     recipe: Recipe | None, product: ProductName, precision: Precision, device: torch.device, dtype: torch.dtype
 ) -> Kernel | str:
     """The kernel of a product at a precision, or the reason that there is none."""
-    if recipe is None or recipe.format not in _KINDS:
+    kind = None if recipe is None else _KINDS.get(recipe.formats[PRODUCTS.index(product)])
+    if recipe is None or kind is None:
         return "torchao trains in formats mx, fp8 and int"
-    how = getattr(recipe, product)
-    second = precision.bw if recipe.by_product and product != "forward" else precision.fw
-    first = precision.fw if product == "forward" else precision.bw
-    if how.bfloat16:
-        first, second = max(first, 16), max(second, 16)
+    first, second = recipe.bits_of(product, precision)
     if first == second == 16:
         if dtype != torch.float32:
             return f"computes in {dtype}, as it would without torchao"
@@ -76,12 +71,12 @@ def kernel_of(
         return f"multiplies {first} bits by {second}, and torchao 8 by 8"
     if dtype not in (torch.float32, torch.bfloat16):
         return f"computes in {dtype}"
-    return _eight_bits(_KINDS[recipe.format], how, device)
+    return _eight_bits(kind, getattr(recipe, product), device)
 
 
 def _eight_bits(kind: Kind, how: ProductRecipe, device: torch.device) -> Kernel | str:
     operands = how.first, how.second
-    if how.hadamard is not None or any(each.stochastic for each in operands):
+    if how.hadamard is not None or how.rows is not None or any(each.stochastic or each.again for each in operands):
         return "rounds by chance or after a transform, and torchao rounds to the nearest"
     if any(each.square or each.block for each in operands):
         return "has square blocks, or blocks of another length, which torchao's products lack"

@@ -120,7 +120,8 @@ def frozen_ops(graph_module: GraphModule, choices: Choices, levels: LevelsName =
         levels: those of format ``affine``.
 
     Raises:
-        ExportError: a gate chooses and ``choices`` has no option for its block, or weights are kept as codes.
+        ExportError: a gate chooses and ``choices`` has no option for its block, weights are kept as codes, or the
+            forward product has a transform.
     """
     found = []
     for node, op in ops_of(graph_module.graph):
@@ -132,6 +133,12 @@ def frozen_ops(graph_module: GraphModule, choices: Choices, levels: LevelsName =
                 f"layer to stand in: leave it float with Pin({op.name!r}, format='float')"
             )
         module = graph_module.get_submodule(str(node.target)) if node.op == "call_module" else None
+        if isinstance(module, FusedOp) and module.plan.fmt.recipe and module.plan.fmt.recipe.forward.hadamard:
+            raise ExportError(
+                f"{op.name} multiplies its values after a Hadamard transform, which no exported module has: train with "
+                "a recipe without hadamard in the forward product, or leave the op float with "
+                f"Pin({op.name!r}, format='float')"
+            )
         made = _fused(graph_module, node, module, choices) if isinstance(module, FusedOp) else None
         first, second = made or _unfused(graph_module, node, choices)
         found.append(FrozenOp(node, op, (_settled(first, levels), _settled(second, levels))))

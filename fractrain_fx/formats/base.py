@@ -10,13 +10,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fractrain_fx.config.products import Recipe
+from fractrain_fx.config.products import ProductName, Recipe
 from fractrain_fx.formats.bits import known_bits, of_options, put_where, sum_of_samples, work_dtype
 
-__all__ = ["Bits", "CodedFormat", "Format", "Operand", "Reach", "SampleAxis", "ValueRange", "Values"]
+__all__ = ["Bits", "CodedFormat", "Format", "Operand", "Reach", "SampleAxis", "Seed", "ValueRange", "Values"]
 
 Bits = int | Int[Tensor, "*bits"]
 Values = Float[Tensor, "*dims"]
+Seed = Int[Tensor, ""] | None
 
 
 class ValueRange(NamedTuple):
@@ -57,7 +58,7 @@ class Operand(NamedTuple):
         group_ends: where each group of rows ends, if the product sums over the rows of each group apart.
     """
 
-    product: Literal["forward", "input_gradient", "weight_gradient"]
+    product: ProductName
     tensor: Literal["x", "w", "g"]
     along: tuple[int, ...]
     samples: SampleAxis | None = None
@@ -136,7 +137,7 @@ class Format(Protocol):
         return {}
 
     def transform(
-        self, product: str, first: Values, second: Values, dims: tuple[int, int], bits: tuple[Bits, Bits], seed: Tensor
+        self, product: str, first: Values, second: Values, dims: tuple[int, int], bits: tuple[Bits, Bits], seed: Seed
     ) -> tuple[Values, Values]:
         """Both operands of a product before they are rounded, changed alike so that the product stays the same.
 
@@ -146,7 +147,7 @@ class Format(Protocol):
             second: its second operand.
             dims: in both, one dimension that the product sums over.
             bits: of both.
-            seed: of what is random about it.
+            seed: of what is random about it; ``None`` in the forward product, where nothing is.
         """
         return first, second
 

@@ -54,12 +54,14 @@ def taken(model: FracModel, op: Op, row: EpochRow) -> list[Taken]:
 
 def choice_of(op: Op, config: FracConfig, precision: Precision, weight_bits: int | None) -> Choice:
     """How a machine is told that an op trains at a precision; ``weight_bits`` for products with a weight."""
+    recipe, format = op.precision.recipe_under(config), op.precision.format or config.format
     return Choice(
         precision,
         weight_bits,
-        op.precision.format or config.format,
+        format,
         least=op.precision.least(config.least_bits),
         by_product=op.precision.by_product,
+        formats=None if recipe is None or set(recipe.formats) == {format} else recipe.formats,
     )
 
 

@@ -54,6 +54,7 @@ class Choice:
         share: share (0..1) of the samples.
         least: fewest bits of the operands of FW, EB and GC.
         by_product: whether both operands of a product have its bits (``Recipe.by_product``).
+        formats: the number formats of FW, EB and GC, if they are not all ``format``.
     """
 
     precision: Precision = FULL
@@ -63,6 +64,11 @@ class Choice:
     share: float = 1.0
     least: tuple[int, int, int] = (0, 0, 0)
     by_product: bool = False
+    formats: tuple[str, str, str] | None = None
+
+    def format_of(self, path: Path) -> str:
+        """The number format of a product's operands."""
+        return self.format if self.formats is None else self.formats[PATHS.index(path)]
 
     def bits(self, path: Path) -> tuple[int, int]:
         """The bits of a product's two operands: activation and weight, gradient and weight, activation and gradient."""

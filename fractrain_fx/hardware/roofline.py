@@ -157,17 +157,17 @@ class Roofline:
         for path, macs in zip(PATHS, op.training_macs, strict=True):
             if not macs:
                 continue
-            bits = choice.bits(path)
-            kind = self._wider(bits, choice.format, result)
+            bits, format = choice.bits(path), choice.format_of(path)
+            kind = self._wider(bits, format, result)
             rounding = 0.0
             for operand, width in zip(_OPERANDS[path], bits, strict=True):
                 if (operand, _stored(kind)) not in made:
                     held = TYPES["float32" if operand == "w" else result]
-                    reads = 1 if operand in ranged else _reads(width, choice.format)
-                    rounding += sizes[operand] * (reads * held + _written(kind, choice.format))
+                    reads = 1 if operand in ranged else _reads(width, format)
+                    rounding += sizes[operand] * (reads * held + _written(kind, format))
                     made.add((operand, _stored(kind)))
                     ranged.add(operand)
-            operands = sum(sizes[operand] for operand in _OPERANDS[path]) * _written(kind, choice.format)
+            operands = sum(sizes[operand] for operand in _OPERANDS[path]) * _written(kind, format)
             out = values.moved(path)[2] * TYPES["float32" if path == "GC" else result]
             convolves = op.kind == "conv" and kind in self.convolution
             peak = self.convolution[kind] if convolves else self.peak[kind]

@@ -176,7 +176,8 @@ class MicroscalingByKernels(MicroscalingFormat):
         noise: Mapping[str, Any],
     ) -> Tensor:
         width, matrices = known_bits(bits), not of.positions
-        if scale_of_group(x, cuts, of) or self._how(of).four_over_six:
+        apart = self._how(of).scales_apart or (scale == "e4m3" and self._how(of).block is not None)
+        if scale_of_group(x, cuts, of) or apart:
             return super()._rounded(x, bits, elements, cuts, scale, of, noise)  # the kernels do not have such scales
         if "cuda" in self.kernels and has_triton(x):
             seed = noise_number(noise["stochastic"], noise["seed"])
@@ -197,10 +198,10 @@ class MicroscalingByKernels(MicroscalingFormat):
         dims: tuple[int, int],
         width: int,
         bits: Sequence[Tensor],
-        seed: Tensor,
+        seed: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         pair = first, second
-        if "cpu" not in self.kernels:
+        if "cpu" not in self.kernels or seed is None:
             return super()._rotated(first, second, dims, width, bits, seed)
         if all(graph_ops.has_ops(x, each) for x in pair for each in bits):
             return (

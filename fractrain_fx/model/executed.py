@@ -12,12 +12,13 @@ from torch import nn
 
 from fractrain_fx.capture import RecordedModule
 from fractrain_fx.config import FracConfig
+from fractrain_fx.config.products import PRODUCTS
 from fractrain_fx.execution.backends.torchao import TORCHAO
 from fractrain_fx.execution.codes.timing import Tuner
 from fractrain_fx.execution.fused_op import FusedOp
 from fractrain_fx.execution.gathered import Gathered, ParameterGroup
 from fractrain_fx.execution.recomputed import Recomputed
-from fractrain_fx.execution.torchao_kernels import PRODUCTS, kernel_of
+from fractrain_fx.execution.torchao_kernels import kernel_of
 from fractrain_fx.passes import execution_passes, fused_ops, not_on_int8, not_on_torchao, ops_of, unfused
 from fractrain_fx.passes.execute.segments import Segment, chain, cut
 from fractrain_fx.passes.execute.shared_code import SharedCode

@@ -89,8 +89,8 @@ class Watch:
         self._model = found
         self._every = _steps(every)
         config = found.frac_config
-        formats = dict.fromkeys([config.format, *(pin.number_format or config.format for pin in config.pins)])
-        self._what_ifs = read_what_ifs(as_if, tuple(formats))
+        pinned = [pin.product_recipe for pin in config.pins if pin.number_format is not None]
+        self._what_ifs = read_what_ifs(as_if, [config.product_recipe, *pinned])
         self._path = None if out is None else _file(Path(out))
         self._told = told
         self.records: list[WatchedStep] = []

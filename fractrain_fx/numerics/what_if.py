@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fractrain_fx.config import Pin, Precision
-from fractrain_fx.config.products import BLOCK_FORMATS
+from fractrain_fx.config.products import Recipe
 from fractrain_fx.config.recipes import widths_of
 from fractrain_fx.errors import ConfigError
 from fractrain_fx.execution.plan import Call, Plan, Rounds
@@ -52,21 +52,21 @@ class WhatIf:
         return own if self.fmt is None else None
 
 
-def read_what_ifs(given: str | Iterable[str], formats: Sequence[str]) -> tuple[WhatIf, ...]:
+def read_what_ifs(given: str | Iterable[str], recipes: Sequence[Recipe | None]) -> tuple[WhatIf, ...]:
     """Read names of recipes and formats (``mxfp4``, ``mx:FW-4/BW-8``) and precisions (``FW-4/BW-8``).
 
     Args:
         given: the names, as ``Pin.parse`` reads what follows the pattern.
-        formats: the number formats of the model's ops.
+        recipes: those of the model's ops; ``None`` for ops without one.
 
     Raises:
         ConfigError: a name is unknown, or an op's format has no numbers of a width.
     """
     names = (given,) if isinstance(given, str) else tuple(given)
-    return tuple(_read(str(name), formats) for name in names)
+    return tuple(_read(str(name), recipes) for name in names)
 
 
-def _read(name: str, formats: Sequence[str]) -> WhatIf:
+def _read(name: str, recipes: Sequence[Recipe | None]) -> WhatIf:
     try:
         pin = Pin.parse(f"*={name}")
     except ConfigError as error:
@@ -78,8 +78,8 @@ def _read(name: str, formats: Sequence[str]) -> WhatIf:
         raise ConfigError(f"as_if={name!r} names several precisions: write one, such as {pin.precision.stages[-1]}")
     if pin.number_format is not None:
         return WhatIf(name, pin.precision, get_format(pin.number_format, recipe=pin.product_recipe))
-    for fmt in formats:
-        if fmt in BLOCK_FORMATS and (lacks := widths_of(fmt, pin.precision)) is not None:
+    for recipe in recipes:
+        if recipe is not None and (lacks := widths_of(recipe, pin.precision)) is not None:
             raise ConfigError(f"as_if={name!r}: {lacks}. Name a format too, such as 'affine:{pin.precision}'")
     return WhatIf(name, pin.precision)
 

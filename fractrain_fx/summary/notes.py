@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fractrain_fx.config import CODE_BITS, SCALE_BITS
+from fractrain_fx.config.products import PRODUCTS
 from fractrain_fx.execution.codes.timing import lacks_products
-from fractrain_fx.execution.torchao_kernels import PRODUCTS, Kernel, kernel_of, slow
+from fractrain_fx.execution.torchao_kernels import Kernel, kernel_of, slow
 from fractrain_fx.model import FracModel
 from fractrain_fx.native.choice import uses_triton
 from fractrain_fx.passes import fixed_batch, not_on_int8, not_on_torchao, undispatched
@@ -36,9 +37,10 @@ def notes_of(model: FracModel) -> Iterator[str]:
     elif rounding.reason and device == rounding.device:
         yield str(rounding)
     config = model.frac_config
-    names = [config.format, *(pin.number_format for pin in config.pins if pin.stages[0].fw <= CODE_BITS)]
-    for name in dict.fromkeys(each for each in names if each in SCALE_BITS and config.method != "float"):
-        yield f"format {name}: scales take {SCALE_BITS[name or '']}, which costs leave out"
+    pinned = [pin.product_recipe for pin in config.pins if pin.stages[0].fw <= CODE_BITS]
+    recipes = [config.product_recipe, *pinned] if config.method != "float" else []
+    for name in dict.fromkeys(name for each in recipes if each is not None for name in each.formats):
+        yield f"format {name}: scales take {SCALE_BITS[name]}, which costs leave out"
     if model.frac_config.dispatches:
         yield from _dispatched(model)
     if model.frac_config.may_use_codes:

@@ -36,7 +36,8 @@ class FormatRecipe:
     @property
     def cp(self) -> float:
         """Cost of the three products in per cent of 32 x 32 bit products, counting the bits of elements."""
-        return 100 * sum(self.precision.shares(self.precision.fw, self.recipe.least)) / 3
+        recipe = self.recipe
+        return 100 * sum(self.precision.shares(self.precision.fw, recipe.least, by_product=recipe.by_product)) / 3
 
     @property
     def config(self) -> FracConfig:
@@ -81,11 +82,34 @@ FORMAT_RECIPES = {
             "about a seventh of the linear layers and attention's products in 16 bits",
         ),
         FormatRecipe(
+            "mxfp8-nvfp4",
+            Precision(8, 4),
+            "this package: mxfp8 forward, NVFP4 gradients",
+            f"{SCALE_BITS['mx']} forward, {SCALE_BITS['nvfp4']} in gradients",
+            "nothing: it is an example of a format for each product",
+        ),
+        FormatRecipe(
             "four-over-six",
             Precision(4, 4),
             "arXiv 2512.02010",
             SCALE_BITS["nvfp4"],
             "some of the linear layers and attention's products in 16 bits",
+        ),
+        FormatRecipe(
+            "tetrajet-v2",
+            Precision(4, 4),
+            "arXiv 2510.27527, and the authors' code (thu-ml/TetraJet-v2-NVFP4Training)",
+            f"{SCALE_BITS['nvfp4']}, and 32 bits for 128 values",
+            "OsciReset moves weights that oscillate to the middle of their level; OutControl keeps channels with "
+            "outliers in MXFP8; block scales may be subnormal; attention's products in 16 bits",
+        ),
+        FormatRecipe(
+            "quartet-ii",
+            Precision(4, 4),
+            "arXiv 2601.22813, and the authors' code (IST-DASLab/Quartet-II)",
+            SCALE_BITS["nvfp4"],
+            "its GPU kernels correct the scale of each 16 values for themselves, its reference code those of 128, as "
+            "here; attention's products in 16 bits",
         ),
         FormatRecipe(
             "deepseek",
@@ -102,6 +126,14 @@ FORMAT_RECIPES = {
             "32 bits for 32 x 32 values",
             "results of products, GELU and LayerNorm are 8-bit blocks too (an int8 data flow); attention's products in "
             "16 bits",
+        ),
+        FormatRecipe(
+            "halo",
+            Precision(8, 8),
+            "arXiv 2501.02625 (HALO-2 in INT8), and the authors' code (IST-DASLab/HALO)",
+            "32 bits for the tensor",
+            "its transforms span all features and all rows, not 128 of them; it fine-tunes; attention's products in 16 "
+            "bits",
         ),
         FormatRecipe(
             "int8",

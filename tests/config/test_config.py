@@ -106,7 +106,10 @@ FISHER = {"gate": GateConfig(gradient="fisher")}
         ({**ALWAYS, **ROW, "method": "static"}, "run.backend='codes-always' changes nothing"),
         ({**CODES, **ZERO}, "and affine.gradient_grid='range'"),
         ({**ROW, "run": RunConfig(backend="cpu")}, "run.backend='cpu' changes nothing.*affine.ranges='tensor'"),
-        ({"format": "mx", "method": "static", "run": RunConfig(backend="cuda")}, "run.backend='cuda' changes nothing"),
+        (
+            {"format": "mx", "method": "static", "run": RunConfig(backend="codes")},
+            "run.backend='codes' changes nothing",
+        ),
         ({**ROW, "format": "dorefa"}, "affine.ranges='row' changes nothing for format 'dorefa': it is for 'affine'"),
         ({"targets": CostTargets(saturate=True), "method": "pfq"}, "changes nothing for method 'pfq'"),
         ({**FISHER, "method": "slu"}, "whose options round nothing"),

@@ -36,13 +36,16 @@ def test_the_recipe_that_a_configuration_means(words: dict[str, Any], recipe: st
 
 def test_a_recipe_of_ones_own_is_saved(tmp_path: Path) -> None:
     recipe = Recipe("mx", weight_gradient=ProductRecipe(OperandRecipe(True, "e5m2"), hadamard=32))
-    for given in (recipe, "mxfp4", None):
+    others = ProductRecipe(format="int")
+    for given in (recipe, "mxfp4", None, Recipe("mx", input_gradient=others, weight_gradient=others)):
         config = FracConfig(method="static", format="mx", recipe=given)
         config.to_yaml(tmp_path / "config.yaml")
         assert FracConfig.from_yaml(tmp_path / "config.yaml") == config
 
 
 OPTIONS = ("0/0", "4/8", "8/8")
+FP8 = ProductRecipe(format="fp8")
+AGAIN, EDEN = OperandRecipe(again=True), OperandRecipe(eden=True)
 
 
 @pytest.mark.parametrize(
@@ -58,13 +61,30 @@ OPTIONS = ("0/0", "4/8", "8/8")
             {"format": "fp8", "method": "dfq", "options": ("0/0", "8/8"), "weight_bits": 6},
             "weight_bits=6: .* width of 6 bits",
         ),
-        ({"format": "mx", "method": "dfq", "options": OPTIONS, "recipe": "mxfp4"}, "Hadamard transform mixes"),
+        ({"format": "mx", "method": "dfq", "options": OPTIONS, "recipe": "mxfp4"}, "Hadamard transform mixes values"),
         ({"format": "mx", "recipe": "mxfp"}, "recipe='mxfp' is unknown: write one of mxfp8.* Did you mean"),
         ({"format": "mx", "recipe": {"formt": "mx"}}, "a recipe has no field 'formt'"),
         ({"format": "mx", "recipe": {"forward": {}}}, "a recipe needs a format"),
         ({"format": "mx", "recipe": "nvfp4"}, "recipe='nvfp4' is one of format 'nvfp4'"),
         ({"format": "int", "method": "dfq", "options": OPTIONS, "recipe": "switchback"}, "does not go with gates"),
         ({"format": "affine", "recipe": "mxfp4"}, "recipe=mxfp4 changes nothing for format 'affine'"),
+        (
+            {"format": "mx", "precision": "8/4", "recipe": Recipe("mx", input_gradient=ProductRecipe(format="nvfp4"))},
+            "FW-8/BW-4 needs a width of 8 bits in its input gradient, which format 'nvfp4' lacks.*by_product=True",
+        ),
+        (
+            {"format": "mx", "precision": "4/8", "recipe": Recipe("mx", FP8)},
+            "width of 4 bits in its forward, which format 'fp8' lacks: it has 8 .e4m3., 16 .bfloat16., 32 .float.$",
+        ),
+        (
+            {"format": "mx", "pins": (Pin("last", "8/8"),), "precision": "8/4", "recipe": "mxfp8-nvfp4"},
+            "FW-8/BW-8 needs a width of 8 bits in its input gradient",
+        ),
+        ({"format": "nvfp4", "precision": "8/4", "recipe": "mxfp8-nvfp4"}, "is one of format 'mx'"),
+        (
+            {"format": "mx", "method": "dfq", "options": ("0/0", "8/8"), "recipe": Recipe("mx", FP8), "weight_bits": 4},
+            "weight_bits=4: FW-8/BW-8 needs a width of 4 bits in its forward",
+        ),
     ],
     ids=str,
 )
@@ -85,7 +105,19 @@ def made(kind: Any, **fields: Any) -> object:
     ("make", "message"),
     [
         (lambda: made(Recipe, format="mxfp4"), "format 'mxfp4' is unknown: write one of mx, nvfp4, fp8, int"),
-        (lambda: Recipe("mx", forward=ProductRecipe(hadamard=16)), "hadamard goes with weight_gradient"),
+        (lambda: Recipe("mx", forward=ProductRecipe(rows=16)), "rows goes with input_gradient"),
+        (lambda: ProductRecipe(rows=3), "rows=3 must be a power of two"),
+        (lambda: Recipe("mx", ProductRecipe(hadamard=16), ProductRecipe(second=AGAIN)), "its hadamard mixes"),
+        (lambda: Recipe("mx", ProductRecipe(second=AGAIN)), "again goes with the second operands of both gradients"),
+        (lambda: Recipe("mx", weight_gradient=ProductRecipe(AGAIN)), "again goes with the second operands"),
+        (lambda: OperandRecipe(eden=True, stochastic=True), "leave stochastic, four_over_six, square and block out"),
+        (lambda: Recipe("nvfp4", weight_gradient=ProductRecipe(EDEN)), "eden goes with gradients that have a Hadamard"),
+        (lambda: Recipe("nvfp4", ProductRecipe(EDEN, hadamard=16)), "eden goes with gradients that have a Hadamard"),
+        (lambda: Recipe("mx", weight_gradient=ProductRecipe(EDEN, hadamard=16)), "eden goes with format 'nvfp4'"),
+        (
+            lambda: Recipe("nvfp4", ProductRecipe(second=OperandRecipe(square=True, block=64))),
+            "square and block do not",
+        ),
         (lambda: ProductRecipe(hadamard=24), "hadamard=24 must be a power of two"),
         (lambda: Recipe("mx", forward=ProductRecipe(OperandRecipe(square=True))), "square goes with weights"),
         (lambda: Recipe("fp8", forward=ProductRecipe(second=OperandRecipe(square=True))), "without blocks"),
@@ -107,11 +139,20 @@ def made(kind: Any, **fields: Any) -> object:
             "forward of a recipe has no field 'foo'; it has first, second",
         ),
         (lambda: made(OperandRecipe, eight="e4m4"), "eight='e4m4' is unknown: write one of e4m3, e5m2"),
+        (lambda: ProductRecipe(bfloat16=True, format="mx"), "bfloat16 leaves nothing to round"),
+        (lambda: made(ProductRecipe, format="mxfp8"), "format='mxfp8' is unknown: write one of mx, nvfp4, fp8, int"),
+        (lambda: Recipe("int", ProductRecipe(OperandRecipe(block=64), format="mx")), "block changes nothing under"),
+        (lambda: Recipe("nvfp4", ProductRecipe(OperandRecipe(four_over_six=True), format="mx")), "goes with format"),
     ],
 )
 def test_recipes_that_mean_nothing(make: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+def test_a_weight_with_bits_of_its_own_is_not_an_operand_of_the_weight_gradient() -> None:
+    recipe = Recipe("mx", weight_gradient=FP8)
+    FracConfig(method="dfq", format="mx", options=("0/0", "8/8"), recipe=recipe, weight_bits=4)  # type: ignore[arg-type]
 
 
 def test_a_stage_is_checked_against_the_widths() -> None:

@@ -29,6 +29,11 @@ FORMATS: dict[str, dict[str, Any]] = {
     "int in rows": {"format": "int", "recipe": Recipe("int", _ROWS, _ROWS, _ROWS)},
     "int in squares": {"format": "int", "recipe": Recipe("int", _SQUARES, _SQUARES, _SQUARES)},
     "bfloat16": {"format": "mx", "precision": "FW-16/BW-16"},
+    "mx, and int in rows": {
+        "format": "mx",
+        "recipe": Recipe("mx", weight_gradient=ProductRecipe(_ROW, _ROW, format="int")),
+        "precision": "FW-4/BW-4",
+    },
 }
 
 

@@ -52,6 +52,12 @@ def test_a_model_that_multiplies_activations_itself_becomes_its_evaluation_graph
         assert plain.float_products == () and torch.equal(model(x), plain(x))
 
 
+def test_a_transform_of_the_forward_product_is_not_left_out_silently() -> None:
+    model = rewritten(Convolutions(), torch.randn(2, 3, 8, 8), format="int", recipe="halo")
+    with pytest.raises(ExportError, match=r"after a Hadamard transform.*a recipe without hadamard in the forward"):
+        model.deployed()
+
+
 def test_a_copy_and_a_pickled_one_compute_the_same() -> None:
     plain = rewritten(vit()).deployed()
     x = torch.randn(3, 3, 32, 32)

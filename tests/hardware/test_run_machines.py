@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fractrain_fx import FracConfig, plan
+from fractrain_fx.config import ProductRecipe, Recipe
 from fractrain_fx.engine import EpochRow
 from fractrain_fx.hardware.machine import Choice, Machine
 from fractrain_fx.hardware.plan import plan_steps
@@ -135,6 +136,19 @@ def test_a_machine_without_a_price_for_what_is_steered_gives_no_number() -> None
     run = priced(model, row(1, "FW-8/BW-8", BATCH), machine="bitfusion")
     assert (run.seconds, run.joules, run.float32) == (None, None, None) and "middle" in run.unpriced
     assert priced(model, row(1, "FW-8/BW-8", BATCH), machine="b200").seconds is not None
+
+
+def test_each_product_is_priced_in_its_own_format() -> None:
+    def of(format: str, recipe: str | Recipe) -> float:
+        model = static("FW-4/BW-4", format=format, recipe=recipe)
+        seconds = priced(model, row(1, "FW-4/BW-4", BATCH), machine="b200").seconds
+        assert seconds is not None
+        return seconds
+
+    nvfp4 = ProductRecipe(format="nvfp4")
+    assert of("mx", Recipe("mx", nvfp4, nvfp4, nvfp4)) == of("nvfp4", "nvfp4")
+    # Twice as many scales are written, and what the other products rounded is rounded once more.
+    assert of("mx", Recipe("mx", weight_gradient=nvfp4)) > of("mx", "mxfp8")
 
 
 def test_floats_are_of_the_ops_that_have_a_price() -> None:

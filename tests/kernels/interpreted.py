@@ -25,8 +25,8 @@ from fractrain_fx.formats import MicroscalingFormat, Operand, ValueRange
 from fractrain_fx.formats.affine import AffineFormat, measure
 from fractrain_fx.formats.affine.gate_gradient import affine_gains
 from fractrain_fx.formats.affine.rounding import _anywhere
+from fractrain_fx.formats.microscaling import Scaling, round_blocks
 from fractrain_fx.formats.microscaling import quantize as by_plain_operations
-from fractrain_fx.formats.microscaling import round_blocks
 from fractrain_fx.formats.microscaling.blocks import Blocks
 from fractrain_fx.formats.noise import hashed
 from fractrain_fx.kernels.formats import AffineByKernels
@@ -201,7 +201,7 @@ def test_blocks_are_those_of_the_plain_operations(name: str) -> None:
                 assert found is not None and found.dtype == x.dtype
                 wanted = x if bits in (0, 32) else plain.operand(x, 16, of) if bits == 16 else None
                 if wanted is None:
-                    wanted = round_blocks(x, elements[bits], Blocks(x.shape, cuts), scale)
+                    wanted = round_blocks(x, elements[bits], Blocks(x.shape, cuts), Scaling(scale))
                 torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
 
 
@@ -228,7 +228,8 @@ def test_the_noise_of_blocks_is_the_hash_of_each_place(monkeypatch: pytest.Monke
     noise = Blocks(x.shape, cuts).split(hashed(x.numel(), x.flatten(), torch.tensor(seed)).view(x.shape))
     monkeypatch.setattr(by_plain_operations, "dither", lambda like, seed: noise)
     assert found is not None and torch.equal(
-        found, round_blocks(x, elements[4], Blocks(x.shape, cuts), scale, stochastic=True, seed=torch.tensor(0))
+        found,
+        round_blocks(x, elements[4], Blocks(x.shape, cuts), Scaling(scale), stochastic=True, seed=torch.tensor(0)),
     )
 
 

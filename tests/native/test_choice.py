@@ -92,10 +92,11 @@ def test_a_model_on_a_cpu_is_ready_for_a_gpu(built: pytest.MonkeyPatch) -> None:
         assert model.frac_config.run.backend == used
         formats = formats_of(model)
         assert formats and all(each.kernels == kernels for each in formats)
+        assert rewritten(format="mx").frac_config.run.backend == used
     assert not any(each.kernels for each in formats_of(rewritten(run=RunConfig(backend="plain"))))
 
 
-@pytest.mark.parametrize("wrong", [{"method": "float"}, {"format": "mx"}, {"affine": AffineConfig(ranges="row")}])
+@pytest.mark.parametrize("wrong", [{"method": "float"}, {"format": "dorefa"}, {"affine": AffineConfig(ranges="row")}])
 def test_triton_where_it_rounds_nothing_is_an_error(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"run\.backend='cuda'"):
         FracConfig(run=RunConfig(backend="cuda"), **{"method": "static"} | wrong)

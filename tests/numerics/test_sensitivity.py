@@ -153,6 +153,11 @@ def test_costs_are_those_of_the_ledger(net: Trained, found: Sensitivities) -> No
         ({"precisions": []}, ConfigError, "precisions is empty"),
         ({"precisions": [1]}, ConfigError, "a width is 2 to 16 bits"),
         ({"precisions": [5], "config": FracConfig(method="static", format="mx")}, ConfigError, "lacks"),
+        (
+            {"config": FracConfig(method="static", format="mx", recipe="mxfp8-nvfp4", precision="8/4")},  # type: ignore[arg-type]
+            ConfigError,
+            "measures all products of an op in one number format",
+        ),
     ],
 )
 def test_mistakes_are_named(net: Trained, arguments: dict[str, object], error: type[Exception], words: str) -> None:

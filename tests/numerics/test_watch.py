@@ -156,13 +156,14 @@ def test_what_is_zero_clipped_and_underflowed_is_counted() -> None:
 
 def test_another_format_or_precision_is_measured_on_the_same_tensors() -> None:
     model = rewritten()
-    _, watched = train(model, 1, as_if=["mxfp4", "FW-4/BW-6", "affine:FW-2/BW-2"])
+    _, watched = train(model, 1, as_if=["mxfp4", "FW-4/BW-6", "affine:FW-2/BW-2", "mxfp8-nvfp4"])
     assert watched is not None
     seen = watched.records[0]
     at_8, at_4, at_2 = (seen.of("hidden", "x", "FW", name) for name in ("", "FW-4/BW-6", "affine:FW-2/BW-2"))
     assert at_8.sqnr > at_4.sqnr + 18 > at_2.sqnr + 18  # type: ignore[operator]
     assert (at_4.bits, seen.of("hidden", "g", "EB", "FW-4/BW-6").bits) == (4, 6)
     assert at_8.lo == at_4.lo == seen.of("hidden", "x", "FW", "mxfp4").lo
+    assert [seen.of("hidden", "x", product, "mxfp8-nvfp4").bits for product in ("FW", "GC")] == [8, 4]
     with pytest.raises(KeyError, match="no operand 'x' of 'hidden' as mx"):
         seen.of("hidden", "x", "FW", "mx")
 

@@ -10,8 +10,15 @@ from torch import Tensor
 from fractrain_fx.execution.arithmetic import Bound, Gradients, Needs
 from fractrain_fx.execution.plan import NOTHING_KEPT, Call, Computed, Plan, contract
 from fractrain_fx.execution.rounded import FIRST, SECOND
-from fractrain_fx.execution.roundings import factor_of, forward_roundings, gradient_roundings, without_skipped
+from fractrain_fx.execution.roundings import (
+    factor_of,
+    forward_roundings,
+    gradient_roundings,
+    mixed_rows,
+    without_skipped,
+)
 from fractrain_fx.formats.bits import of_options, sum_of_samples, work_dtype
+from fractrain_fx.formats.microscaling.hadamard import rotate
 from fractrain_fx.formats.noise import draw_seed
 from fractrain_fx.nn.rounding import gradients_unrounded, of_mean_loss
 
@@ -41,9 +48,11 @@ def backward(plan: Plan, call: Call, g: Tensor, needs: Needs) -> Gradients:
     if needs[0]:
         error, other = _gradient_operands(plan, call, g, SECOND, seed)
         of_a = arithmetic.backward(error, Bound(a, other, call.added, static), (True, False, False))[0]
+        of_a = _with_rows_apart(plan, call, g, SECOND, of_a)
     if needs[1]:
         error, other = _gradient_operands(plan, call, g, FIRST, seed)
         of_b = arithmetic.backward(error, Bound(other, b, call.added, static), (False, True, False))[1]
+        of_b = _with_rows_apart(plan, call, g, FIRST, of_b)
     if needs[2]:
         of_added = arithmetic.backward(g, Bound(a, b, call.added, static), (False, False, True))[2]
     return of_a, of_b, of_added
@@ -70,6 +79,14 @@ def choice_gradient(plan: Plan, call: Call, slot: int, g: Tensor) -> Tensor:
         return torch.stack(found, dim=1)
 
     return of_mean_loss(of_options(factor.widths, gains), samples, factor.estimate)
+
+
+def _with_rows_apart(plan: Plan, call: Call, g: Tensor, slot: int, product: Tensor | None) -> Tensor | None:
+    """The product of ``g`` and the factor ``slot`` after the transform of its rows is undone."""
+    rows = None if product is None else mixed_rows(plan, call, g, slot)
+    if product is None or rows is None:
+        return product
+    return rotate(product, rows.of_product, rows.matrix)
 
 
 def _gradient_operands(plan: Plan, call: Call, g: Tensor, slot: int, seed: Tensor | None) -> tuple[Tensor, Tensor]:

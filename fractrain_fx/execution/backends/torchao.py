@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fractrain_fx.config.products import PRODUCTS, ProductName
 from fractrain_fx.execution.arithmetic import AddMatMul, Arithmetic, Bound, Gradients, Linear, MatMul, Needs
 from fractrain_fx.execution.autocast import autocast, autocast_dtype
 from fractrain_fx.execution.backends.plain import PLAIN
 from fractrain_fx.execution.plan import NOTHING_KEPT, Call, Computed, Kept, Plan, contract
-from fractrain_fx.execution.torchao_kernels import PRODUCTS, Kernel, Kind, ProductName, kernel_of, require_torchao
+from fractrain_fx.execution.torchao_kernels import Kernel, Kind, kernel_of, require_torchao
 from fractrain_fx.nn.rounding import gradients_unrounded
 
 __all__ = ["TORCHAO", "Torchao", "not_linear", "torchao_backend"]

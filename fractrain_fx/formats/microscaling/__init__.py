@@ -2,6 +2,6 @@
 
 from fractrain_fx.formats.microscaling.elements import ELEMENTS, Element
 from fractrain_fx.formats.microscaling.format import MicroscalingFormat
-from fractrain_fx.formats.microscaling.quantize import fake_quantize, round_blocks
+from fractrain_fx.formats.microscaling.quantize import Scaling, fake_quantize, round_blocks
 
-__all__ = ["ELEMENTS", "Element", "MicroscalingFormat", "fake_quantize", "round_blocks"]
+__all__ = ["ELEMENTS", "Element", "MicroscalingFormat", "Scaling", "fake_quantize", "round_blocks"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -88,6 +88,21 @@ class Blocks:
     def largest(self, blocks: Float[Tensor, "*blocks"]) -> Float[Tensor, "*blocks"]:
         """The largest size of a value in each block, shaped to broadcast against them."""
         return blocks.abs().amax(self.dims, keepdim=True)
+
+    def over_stretches(
+        self, found: Float[Tensor, "*blocks"], count: int, how: Literal["largest", "sum"]
+    ) -> Float[Tensor, "*blocks"]:
+        """For each block, the largest or the sum of a number that each of ``count`` neighbouring blocks has.
+
+        Stretches follow one another along the first cut, beginning with its first block.
+        """
+        place = self.dims[0] - 1
+        missing = -found.shape[place] % count
+        whole = F.pad(found, (*(0, 0) * (found.ndim - place - 1), 0, missing)) if missing else found
+        stretches = whole.unflatten(place, (-1, count))
+        dim = place + 1
+        over = stretches.amax(dim, keepdim=True) if how == "largest" else stretches.sum(dim, keepdim=True)
+        return once(over.expand_as(stretches).flatten(place, dim)).narrow(place, 0, found.shape[place])
 
 
 class GroupedRows(Blocks):

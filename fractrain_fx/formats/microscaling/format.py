@@ -10,15 +10,15 @@ from jaxtyping import Int
 from torch import Tensor
 
 from fractrain_fx.config.precision import FLOAT_BITS
-from fractrain_fx.config.products import OperandRecipe, Recipe
+from fractrain_fx.config.products import PRODUCTS, OperandRecipe, ProductName, Recipe
 from fractrain_fx.config.recipes import elements_of
 from fractrain_fx.errors import InputError
-from fractrain_fx.formats.base import Bits, Operand, Reach, ValueRange, Values
+from fractrain_fx.formats.base import Bits, Operand, Reach, Seed, ValueRange, Values
 from fractrain_fx.formats.bits import as_bits, known_bits, unrounded, work_dtype
 from fractrain_fx.formats.microscaling.blocks import Blocks, Cut, GroupedRows
 from fractrain_fx.formats.microscaling.elements import ELEMENTS, HALF_BITS, Grid, to_bfloat16
-from fractrain_fx.formats.microscaling.hadamard import rotate, rotation
-from fractrain_fx.formats.microscaling.quantize import reach_of_blocks, round_blocks, scales_of_blocks
+from fractrain_fx.formats.microscaling.hadamard import needs_rotation, rotate, rotation_at
+from fractrain_fx.formats.microscaling.quantize import Scaling, reach_of_blocks, round_blocks, scales_of_blocks
 from fractrain_fx.formats.microscaling.scales import Scale
 from fractrain_fx.formats.noise import APART
 from fractrain_fx.formats.per_product import PerProductFormat
@@ -35,13 +35,14 @@ _SHARED: dict[str, tuple[int | None, Scale]] = {
 _SIDE = 32  # of a square block of integers, and a multiple of every other block's length
 
 # The tensors that each product multiplies.
-_OPERANDS = {"forward": "xw", "input_gradient": "gw", "weight_gradient": "gx"}
+_OPERANDS: dict[ProductName, str] = {"forward": "xw", "input_gradient": "gw", "weight_gradient": "gx"}
 
 
 class MicroscalingFormat(PerProductFormat):
     """Small numbers in blocks along the axis that a product sums over, each block with a scale.
 
-    A tensor is rounded anew for each product that reads it. 16 bits are bfloat16, without scales.
+    A tensor is rounded anew for each product that reads it, and each product may have a format of its own. 16 bits are
+    bfloat16, without scales.
 
     Args:
         recipe: how the operands of each product are rounded.
@@ -51,12 +52,12 @@ class MicroscalingFormat(PerProductFormat):
         self.name: str = recipe.format
         self.recipe: Recipe = recipe
         self.by_product = recipe.by_product
+        self._formats = dict(zip(PRODUCTS, recipe.formats, strict=True))
+        mixed = [length or 1 for each in recipe.products for length in (each.hadamard, each.rows)]
         blocks = [each.block or 1 for product in recipe.products for each in (product.first, product.second)]
-        self.group_alignment = max(_SIDE, *blocks, *(product.hadamard or 1 for product in recipe.products))
+        self.group_alignment = max(_SIDE, *blocks, *mixed)
         self._elements = {
-            (product, tensor): self._elements_of(self._of(product, tensor), tensor)
-            for product in _OPERANDS
-            for tensor in "xwg"
+            (product, tensor): self._elements_of(product, tensor) for product in PRODUCTS for tensor in "xwg"
         }
 
     def operand(self, x: Values, bits: Bits, of: Operand, *, seed: Int[Tensor, ""] | None = None) -> Values:
@@ -77,7 +78,8 @@ class MicroscalingFormat(PerProductFormat):
         if width == HALF_BITS:
             return to_bfloat16(x)
         if width is not None and width not in elements:
-            raise InputError(f"bits={width} is not a width of format {self.name!r}: it has {[*elements, 16, 32]}")
+            name = self._formats[of.product]
+            raise InputError(f"bits={width} is not a width of format {name!r}: it has {[*elements, 16, 32]}")
         cuts, scale = self._cuts(x, of, how)
         # A gradient in square blocks is rounded once for both of its products.
         if seed is not None and of.product == "weight_gradient" and not how.square:
@@ -93,7 +95,7 @@ class MicroscalingFormat(PerProductFormat):
         cuts, scale = self._cuts(x, of, self._how(of))
         blocks = _blocks(x, cuts, of)
         grid = elements[width] if width is not None else _by_bits(elements, _spread(bits, x, blocks))
-        found = reach_of_blocks(x, grid, blocks, scale, self._how(of).four_over_six)
+        found = reach_of_blocks(x, grid, blocks, self._scaling(scale, of))
         if width is not None or found.ends is None or found.zero is None:
             return found
         rounds = (bits != 0) & (bits != HALF_BITS) & (bits != FLOAT_BITS)
@@ -121,7 +123,7 @@ class MicroscalingFormat(PerProductFormat):
         """Round to small numbers, in blocks with scales."""
         width, blocks = known_bits(bits), _blocks(x, cuts, of)
         grid = elements[width] if width is not None else _by_bits(elements, _spread(bits, x, blocks))
-        rounded = round_blocks(x, grid, blocks, scale, **noise, four_over_six=self._how(of).four_over_six)
+        rounded = round_blocks(x, grid, blocks, self._scaling(scale, of), **noise)
         if width is not None:
             return rounded
         return unrounded(bits, x, torch.where(bits == HALF_BITS, to_bfloat16(x), rounded))
@@ -132,16 +134,16 @@ class MicroscalingFormat(PerProductFormat):
         blocks = _blocks(x, cuts, of)
         parts = blocks.split(x.detach().to(work_dtype(x)))
         grid = self._elements[of.product, of.tensor][bits]
-        up = scales_of_blocks(parts, grid, blocks, kind, self._how(of).four_over_six).up
+        up = scales_of_blocks(parts, grid, blocks, self._scaling(kind, of)).up
         return blocks.join(up.expand_as(parts).contiguous())
 
     def transform(
-        self, product: str, first: Values, second: Values, dims: tuple[int, int], bits: tuple[Bits, Bits], seed: Tensor
+        self, product: str, first: Values, second: Values, dims: tuple[int, int], bits: tuple[Bits, Bits], seed: Seed
     ) -> tuple[Values, Values]:
-        """The random Hadamard transform of the recipe, where one of both operands has few bits."""
+        """The Hadamard transform of the recipe, where one of both operands has few bits."""
         width = getattr(self.recipe, product).hadamard
         few = [as_bits(each, first) for each in bits]
-        if width is None or all(known_bits(each) in (0, HALF_BITS, FLOAT_BITS) for each in few):
+        if width is None or not needs_rotation(few):
             return first, second
         while width // 2 >= first.shape[dims[0]] and width > 1:
             width //= 2
@@ -154,14 +156,10 @@ class MicroscalingFormat(PerProductFormat):
         dims: tuple[int, int],
         width: int,
         bits: Sequence[Tensor],
-        seed: Tensor,
+        seed: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """Both operands after the transform, or as they are where both have many bits."""
-        matrix = rotation(width, seed, first.new_empty(0, dtype=work_dtype(first)))
-        if any(known_bits(each) is None for each in bits):
-            wide = [(each == 0) | (each == HALF_BITS) | (each == FLOAT_BITS) for each in bits]
-            same = torch.eye(width, dtype=matrix.dtype, device=matrix.device)
-            matrix = torch.where(wide[0] & wide[1], same, matrix)
+        matrix = rotation_at(bits, width, seed, first.new_empty(0, dtype=work_dtype(first)))
         pair = ((first, dims[0]), (second, dims[1]))
         rotated = (rotate(x.to(matrix.dtype), dim, matrix) for x, dim in pair)
         return next(rotated), next(rotated)
@@ -170,10 +168,13 @@ class MicroscalingFormat(PerProductFormat):
         """For each product, how its two operands are rounded, in words."""
         found = {}
         for product, tensors in _OPERANDS.items():
-            words = [f"{tensor} {self._words(self._of(product, tensor), tensor)}" for tensor in tensors]
+            words = [f"{tensor} {self._words(product, tensor)}" for tensor in tensors]
             how = getattr(self.recipe, product)
             if how.hadamard is not None:
-                words.append(f"both after a random Hadamard transform of {how.hadamard}")
+                signs = "a" if product == "forward" else "a random"
+                words.append(f"both after {signs} Hadamard transform of {how.hadamard}")
+            if how.rows is not None:
+                words.append(f"g after a Hadamard transform of {how.rows} rows, which the result undoes")
             if self.by_product and product != "forward":
                 words.append("both at the backward bits")
             if how.bfloat16:
@@ -181,30 +182,45 @@ class MicroscalingFormat(PerProductFormat):
             found[product.replace("_", " ")] = ", ".join(words)
         return found
 
-    def _words(self, how: OperandRecipe, tensor: str) -> str:
-        elements = elements_of(self.name, how, gradient=tensor == "g")
-        size = f" of {how.block}" if how.block else ""
-        details = [*(["stochastic"] if how.stochastic else []), *(["four over six"] if how.four_over_six else [])]
+    def _words(self, product: ProductName, tensor: str) -> str:
+        how, name = self._of(product, tensor), self._formats[product]
+        elements = elements_of(name, how, gradient=tensor == "g")
+        size = f" of {how.block}" if how.block and name != "nvfp4" else ""
+        details = ["as forward rounded it"] if how.again else []
+        details += [*(["stochastic"] if how.stochastic else []), *(["four over six"] if how.four_over_six else [])]
+        details += ["MS-EDEN"] if how.eden else []
         details += [f"square blocks{size}"] if how.square else [f"blocks{size}"] if size else []
         details += ["a scale a row"] if how.per_row else []
-        return f"{self.name} {'/'.join(elements.values())}" + (f" ({', '.join(details)})" if details else "")
+        details += [f"a float32 scale for {how.block}"] if how.block and name == "nvfp4" else []
+        return f"{name} {'/'.join(elements.values())}" + (f" ({', '.join(details)})" if details else "")
 
-    def _of(self, product: str, tensor: str) -> OperandRecipe:
+    def _of(self, product: ProductName, tensor: str) -> OperandRecipe:
         operands = getattr(self.recipe, product)
         first = "x" if product == "forward" else "g"
         found: OperandRecipe = operands.first if tensor == first else operands.second
         return found
 
-    def _elements_of(self, how: OperandRecipe, tensor: str) -> dict[int, Grid]:
+    def _elements_of(self, product: ProductName, tensor: str) -> dict[int, Grid]:
         """The element that each width selects for an operand."""
-        names = elements_of(self.name, how, gradient=tensor == "g")
+        names = elements_of(self._formats[product], self._of(product, tensor), gradient=tensor == "g")
         return {bits: ELEMENTS[name].grid for bits, name in names.items()}
 
     def _how(self, of: Operand) -> OperandRecipe:
         return self._of(of.product, of.tensor)
 
+    def _scaling(self, kind: Scale, of: Operand) -> Scaling:
+        """How the blocks of an operand get their scales."""
+        how = self._how(of)
+        if kind != "e4m3":
+            return Scaling(kind)
+        size, mixed = _SHARED["nvfp4"][0], getattr(self.recipe, of.product).hadamard
+        assert size is not None
+        return Scaling(
+            kind, how.four_over_six, how.block and how.block // size, max(mixed // size, 1) if how.eden else None
+        )
+
     def _cuts(self, x: Tensor, of: Operand, how: OperandRecipe) -> tuple[list[Cut], Scale]:
-        size, scale = _SHARED[self.name]
+        size, scale = _SHARED[self._formats[of.product]]
         square = how.square and bool(of.across) and not set(of.across) & set(of.along)
         if size is None:
             size = how.block or (_SIDE if how.square else None)

@@ -3,24 +3,52 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from fractrain_fx.config.precision import FLOAT_BITS
+from fractrain_fx.formats.bits import known_bits
+from fractrain_fx.formats.microscaling.elements import HALF_BITS
 from fractrain_fx.formats.noise import hashed
 
-__all__ = ["rotate", "rotation"]
+__all__ = ["needs_rotation", "rotate", "rotation", "rotation_at"]
+
+_WIDE = (0, HALF_BITS, FLOAT_BITS)
 
 
-def rotation(width: int, seed: Int[Tensor, ""], like: Tensor) -> Float[Tensor, "width width"]:
-    """An orthogonal matrix: Hadamard's (by Sylvester) with the sign of each column drawn from a seed."""
+def rotation(width: int, seed: Int[Tensor, ""] | None, like: Tensor) -> Float[Tensor, "width width"]:
+    """An orthogonal matrix: Hadamard's (by Sylvester) with the sign of each column drawn from a seed.
+
+    Without a seed all signs are positive, and the matrix is its own inverse.
+    """
     matrix = torch.ones(1, 1, dtype=like.dtype, device=like.device)
     while matrix.shape[0] < width:
         matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
+    if seed is None:
+        return matrix * math.sqrt(1 / width)
     signs = torch.where(hashed(width, matrix[0], seed) < 0, -1.0, 1.0).to(like.dtype)
     return matrix * signs * math.sqrt(1 / width)
+
+
+def needs_rotation(bits: Sequence[Int[Tensor, "*bits"]]) -> bool:
+    """Whether an operand may have few bits. Values of 16 or 32 bits, or that are skipped, stay as they are."""
+    return any(known_bits(each) not in _WIDE for each in bits)
+
+
+def rotation_at(
+    bits: Sequence[Int[Tensor, "*bits"]], width: int, seed: Int[Tensor, ""] | None, like: Tensor
+) -> Float[Tensor, "width width"]:
+    """The rotation of two operands, whose bits may be data; the identity if neither of them needs one."""
+    matrix = rotation(width, seed, like)
+    if all(known_bits(each) is not None for each in bits):
+        return matrix
+    first, second = ((each == 0) | (each == HALF_BITS) | (each == FLOAT_BITS) for each in bits)
+    same = torch.eye(width, dtype=matrix.dtype, device=matrix.device)
+    return torch.where(first & second, same, matrix)
 
 
 def rotate(x: Float[Tensor, "*dims"], dim: int, matrix: Float[Tensor, "width width"]) -> Float[Tensor, "*longer"]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Float, Int
@@ -12,11 +12,12 @@ from fractrain_fx.errors import InputError, near
 from fractrain_fx.formats.base import Reach
 from fractrain_fx.formats.bits import work_dtype
 from fractrain_fx.formats.microscaling.blocks import Blocks, Cut
+from fractrain_fx.formats.microscaling.eden import EDEN_PEAK, EDEN_TOP, round_by_eden
 from fractrain_fx.formats.microscaling.elements import ELEMENTS, Grid, round_to_grid
 from fractrain_fx.formats.microscaling.scales import Scale, Scales, saturated, scales
 from fractrain_fx.formats.noise import dither
 
-__all__ = ["fake_quantize", "reach_of_blocks", "round_blocks", "scales_of_blocks"]
+__all__ = ["Scaling", "fake_quantize", "reach_of_blocks", "round_blocks", "scales_of_blocks"]
 
 
 def fake_quantize(
@@ -73,15 +74,32 @@ def fake_quantize(
     return rounded
 
 
+class Scaling(NamedTuple):
+    """How blocks get their scales.
+
+    Attributes:
+        kind: type of the scales.
+        four_over_six: the largest value of a block becomes 6 or 4, whichever has the smaller squared error of the
+            block: e2m1 has no number between them (arXiv 2512.02010, Algorithm 1). An ``e4m3`` scale of 256 belongs to
+            the tensor's largest value, so that there is room for half as much again.
+        stretch: the number of neighbouring blocks that share a float32 scale (``e4m3``); ``None``: all of the tensor.
+        eden: the number of neighbouring blocks whose scales MS-EDEN corrects by one factor; ``None``: no correction.
+    """
+
+    kind: Scale
+    four_over_six: bool = False
+    stretch: int | None = None
+    eden: int | None = None
+
+
 def round_blocks(
     x: Float[Tensor, "*dims"],
     grid: Grid,
     blocks: Blocks,
-    scale: Scale,
+    scaling: Scaling,
     *,
     stochastic: bool = False,
     seed: Int[Tensor, ""] | None = None,
-    four_over_six: bool = False,
 ) -> Float[Tensor, "*dims"]:
     """The values of blocks after rounding, outside autograd.
 
@@ -89,38 +107,36 @@ def round_blocks(
         x: values.
         grid: of the element; tensors in it are shaped like what ``blocks`` gives.
         blocks: where the blocks of ``x`` lie.
-        scale: type of their scale.
+        scaling: how they get their scales.
         stochastic: add noise before rounding.
         seed: of that noise; without one it is drawn from torch's default generator.
-        four_over_six: as :func:`scales_of_blocks` has it.
     """
     if not x.numel():
         return x
     parts = blocks.split(x.detach().to(work_dtype(x)))
-    down, up = scales_of_blocks(parts, grid, blocks, scale, four_over_six)
+    if scaling.eden is not None:
+        return blocks.join(round_by_eden(parts, grid, blocks, scaling.eden, seed)).to(x.dtype)
+    down, up = scales_of_blocks(parts, grid, blocks, scaling)
     scaled = parts * down
     noise = dither(scaled, seed) if stochastic else None
     return blocks.join(round_to_grid(scaled, grid, noise).mul_(up)).to(x.dtype)
 
 
-def scales_of_blocks(
-    parts: Float[Tensor, "*blocks"], grid: Grid, blocks: Blocks, scale: Scale, four_over_six: bool = False
-) -> Scales:
-    """The scale of each block.
+def scales_of_blocks(parts: Float[Tensor, "*blocks"], grid: Grid, blocks: Blocks, scaling: Scaling) -> Scales:
+    """The scale of each block; under MS-EDEN before it is corrected.
 
     Args:
         parts: what ``blocks`` gives.
         grid: of the element.
         blocks: where the blocks lie.
-        scale: type of their scale.
-        four_over_six: the largest value of a block becomes 6 or 4, whichever has the smaller squared error of the
-            block: e2m1 has no number between them (arXiv 2512.02010, Algorithm 1). An ``e4m3`` scale of 256 belongs to
-            the tensor's largest value, so that there is room for half as much again.
+        scaling: how they get their scales.
     """
     largest = blocks.largest(parts)
-    if not four_over_six:
-        return scales(largest, grid, scale)
-    to_six, to_four = (scales(largest, grid, scale, peak=256.0, top=top) for top in (6.0, 4.0))
+    if scaling.eden is not None:
+        return scales(largest, grid, scaling.kind, peak=EDEN_PEAK, top=EDEN_TOP)
+    if not scaling.four_over_six:
+        return scales(largest, grid, scaling.kind, widest=_widest(largest, blocks, scaling))
+    to_six, to_four = (scales(largest, grid, scaling.kind, peak=256.0, top=top) for top in (6.0, 4.0))
     of_six, of_four = (
         (round_to_grid(parts * each.down, grid).mul_(each.up) - parts).square_().sum(blocks.dims, keepdim=True)
         for each in (to_six, to_four)
@@ -129,22 +145,25 @@ def scales_of_blocks(
     return Scales(*(torch.where(four, *pair) for pair in zip(to_four, to_six, strict=True)))
 
 
-def reach_of_blocks(
-    x: Float[Tensor, "*dims"], grid: Grid, blocks: Blocks, scale: Scale, four_over_six: bool = False
-) -> Reach:
+def reach_of_blocks(x: Float[Tensor, "*dims"], grid: Grid, blocks: Blocks, scaling: Scaling) -> Reach:
     """How far the levels of each block reach, and its scale, 0 for a block of zeros, which needs none.
 
     Arguments as those of :func:`round_blocks`.
     """
     parts = blocks.split(x.detach().to(work_dtype(x)))
     largest = blocks.largest(parts)
-    up = scales_of_blocks(parts, grid, blocks, scale, four_over_six).up
+    up = scales_of_blocks(parts, grid, blocks, scaling).up
 
     def of_values(number: float | Tensor) -> Tensor:
         return blocks.join((up * number).expand_as(parts))
 
     end, least = of_values(grid.largest), of_values(grid.smallest * grid.relative / 2)
-    return Reach((-end, end), (-least, least), up * (largest > 0), saturated(largest, grid, scale))
+    beyond = saturated(largest, grid, scaling.kind, _widest(largest, blocks, scaling))
+    return Reach((-end, end), (-least, least), up * (largest > 0), beyond)
+
+
+def _widest(largest: Tensor, blocks: Blocks, scaling: Scaling) -> Tensor | None:
+    return None if scaling.stretch is None else blocks.over_stretches(largest, scaling.stretch, "largest")
 
 
 class _FakeQuantize(torch.autograd.Function):
@@ -152,7 +171,7 @@ class _FakeQuantize(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, grid: Grid, cut: Cut, scale: Scale, stochastic: bool) -> Tensor:
-        rounded = round_blocks(x, grid, Blocks(x.shape, [cut]), scale, stochastic=stochastic)
+        rounded = round_blocks(x, grid, Blocks(x.shape, [cut]), Scaling(scale), stochastic=stochastic)
         return x.clone() if rounded is x else rounded
 
     @staticmethod

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fractrain_fx.formats.microscaling.elements import ELEMENTS, Grid, exponents, round_to_grid
 
-__all__ = ["Scale", "Scales", "saturated", "scales"]
+__all__ = ["Scale", "Scales", "relative_scales", "saturated", "scales"]
 
 Scale = Literal["e8m0", "e4m3", "float32"]
 
@@ -35,12 +35,12 @@ def scales(
     *,
     peak: float = ELEMENTS["e4m3"].largest,
     top: float | Tensor | None = None,
+    widest: Float[Tensor, "*blocks"] | None = None,
 ) -> Scales:
     """The scale of each block.
 
     - ``e8m0``: ``2^(floor(log2 max) - top)`` (OCP Microscaling 1.0, section 6.3).
-    - ``e4m3``: ``max / largest`` relative to one float32 scale of the tensor, rounded to an e4m3 number, at least its
-      smallest normal one (NVFP4).
+    - ``e4m3``: :func:`relative_scales` (NVFP4).
     - ``float32``: ``max / largest``.
 
     Args:
@@ -48,8 +48,9 @@ def scales(
             the scale NaN, as do all blocks of kind ``e4m3`` beside it.
         grid: values of the element.
         kind: type of the scale.
-        peak: the ``e4m3`` number of the block that holds the tensor's largest value.
-        top: what the largest value of an ``e4m3`` block becomes; ``None``: the element's largest number.
+        peak: of ``e4m3`` scales, as :func:`relative_scales` takes it.
+        top: of ``e4m3`` scales, as :func:`relative_scales` takes it.
+        widest: of ``e4m3`` scales, as :func:`relative_scales` takes it.
     """
     # NaN for a NaN or infinite block, which the integers and clamps below would hide.
     poison = largest * 0
@@ -59,16 +60,41 @@ def scales(
     if kind == "float32":
         up = _over(largest, grid.largest).clamp(min=_TINY)
         return Scales(1 / up, _capped(up, grid) + poison)
-    e4m3 = ELEMENTS["e4m3"]
-    of_tensor = _over(largest.amax(), peak * grid.largest).clamp(min=_TINY)
-    least = (_TINY / of_tensor).clamp(min=e4m3.smallest)
-    relative = _over(largest, grid.largest if top is None else top) / of_tensor
-    relative = round_to_grid(relative.clamp(min=least).clamp(max=e4m3.largest), e4m3.grid)
+    relative, shared = relative_scales(largest, grid, peak=peak, top=top, widest=widest)
     # In this order, which is that of NVIDIA's kernels and of torchao.
-    return Scales(1 / of_tensor / relative, _capped(of_tensor * relative, grid) + poison.amax())
+    of_all = largest.amax() if widest is None else widest
+    return Scales(1 / shared / relative, _capped(shared * relative, grid) + of_all * 0)
 
 
-def saturated(largest: Float[Tensor, "*blocks"], grid: Grid, kind: Scale) -> Bool[Tensor, "*blocks"]:
+def relative_scales(
+    largest: Float[Tensor, "*blocks"],
+    grid: Grid,
+    *,
+    peak: float = ELEMENTS["e4m3"].largest,
+    top: float | Tensor | None = None,
+    widest: Float[Tensor, "*blocks"] | None = None,
+) -> tuple[Float[Tensor, "*blocks"], Tensor]:
+    """``max / largest`` of each block as an e4m3 number, and the float32 scale that these numbers are relative to.
+
+    No e4m3 number is smaller than the smallest normal one.
+
+    Args:
+        largest: the largest size of a value in each block.
+        grid: values of the element.
+        peak: the e4m3 number of the block that holds the largest value of all.
+        top: what the largest value of a block becomes; ``None``: the element's largest number.
+        widest: for each block, the largest value of all blocks that share its float32 scale; ``None``: the tensor's.
+    """
+    e4m3 = ELEMENTS["e4m3"]
+    shared = _over(largest.amax() if widest is None else widest, peak * grid.largest).clamp(min=_TINY)
+    least = (_TINY / shared).clamp(min=e4m3.smallest)
+    relative = _over(largest, grid.largest if top is None else top) / shared
+    return round_to_grid(relative.clamp(min=least).clamp(max=e4m3.largest), e4m3.grid), shared
+
+
+def saturated(
+    largest: Float[Tensor, "*blocks"], grid: Grid, kind: Scale, widest: Float[Tensor, "*blocks"] | None = None
+) -> Bool[Tensor, "*blocks"]:
     """Whether the scale that each block needs lies beyond those of its type; a block of zeros needs none.
 
     Args: as those of :func:`scales`.
@@ -80,8 +106,8 @@ def saturated(largest: Float[Tensor, "*blocks"], grid: Grid, kind: Scale) -> Boo
         beyond = _over(largest, grid.largest) < _TINY
     else:
         e4m3 = ELEMENTS["e4m3"]
-        of_tensor = _over(largest.amax(), e4m3.largest * grid.largest).clamp(min=_TINY)
-        beyond = _over(largest, grid.largest) / of_tensor < e4m3.smallest
+        shared = _over(largest.amax() if widest is None else widest, e4m3.largest * grid.largest).clamp(min=_TINY)
+        beyond = _over(largest, grid.largest) / shared < e4m3.smallest
     return beyond & (largest > 0)
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from fractrain_fx.config import FracConfig
 from fractrain_fx.config.precision import Precision
-from fractrain_fx.config.products import BLOCK_FORMATS
+from fractrain_fx.config.products import Recipe
 from fractrain_fx.config.recipes import widths_of
 from fractrain_fx.errors import ConfigError, InputError
 from fractrain_fx.numerics.sensitivity.estimate import LEAST, Estimates
@@ -63,7 +63,8 @@ def sensitivity(
     copied = FloatCopy(model, held[0], criterion, config)
     costs = {op.name: (op, cost) for op, cost in copied.costs}
     formats = {name: costs[name][0].precision.format or copied.config.format for name in copied.probes}
-    widths = {name: _widths(each, precisions) for name, each in formats.items()}
+    recipes = {name: costs[name][0].precision.recipe_under(copied.config) for name in copied.probes}
+    widths = {name: _widths(each, precisions) for name, each in recipes.items()}
     estimates = Estimates(copied, widths, held, seed)
     ops = tuple(
         MeasuredOp(
@@ -95,16 +96,26 @@ def _rows(estimates: Estimates, widths: dict[str, tuple[int, ...]]) -> Iterable[
             yield Sensitivity(op, "g", bits, noise=estimates.noise(op, bits), variance=added, batch_variance=batch)
 
 
-def _widths(format: str, asked: Sequence[int] | None) -> tuple[int, ...]:
-    """The widths to measure in a number format."""
+def _widths(recipe: Recipe | None, asked: Sequence[int] | None) -> tuple[int, ...]:
+    """The widths to measure in the number format of a recipe, or in one without."""
+    if recipe is not None and len(set(recipe.formats)) > 1:
+        raise ConfigError(
+            f"sensitivity measures all products of an op in one number format, and the recipe has {recipe.formats}: "
+            "give config= a recipe of one format"
+        )
+    if recipe is not None and (recipe.forward.hadamard or recipe.input_gradient.hadamard or recipe.input_gradient.rows):
+        raise ConfigError(
+            "sensitivity measures operands as they are, and the recipe transforms those of the forward product or of "
+            "the input gradient: give config= a recipe that transforms at most the weight gradient"
+        )
     if asked is None:
-        return tuple(bits for bits in _WIDTHS if format not in BLOCK_FORMATS or widths_of(format, _both(bits)) is None)
+        return tuple(bits for bits in _WIDTHS if recipe is None or widths_of(recipe, _both(bits)) is None)
     if not asked:
         raise ConfigError("precisions is empty: write widths such as [4, 6, 8]")
     for bits in asked:
         if not isinstance(bits, int) or not 2 <= bits <= 16:
             raise ConfigError(f"precisions has {bits!r}, and a width is 2 to 16 bits")
-        if format in BLOCK_FORMATS and (lacks := widths_of(format, _both(bits))) is not None:
+        if recipe is not None and (lacks := widths_of(recipe, _both(bits))) is not None:
             raise ConfigError(lacks)
     return tuple(dict.fromkeys(asked))
 

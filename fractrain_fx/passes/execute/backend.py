@@ -176,8 +176,10 @@ def _misfit(sizes: Sequence[int], op: Op, config: FracConfig) -> str | None:
     """The reason that torchao cannot multiply by a weight of these sizes; ``None`` if it can."""
     if len(sizes) != 2:
         return "multiplies by a batch of matrices"
-    name = op.precision.format or config.format
-    multiple = MULTIPLES.get(name, 1)
-    if any(size % multiple for size in sizes):
-        return f"its weight is {'x'.join(map(str, sizes))}, and {name} by torchao takes multiples of {multiple} only"
+    recipe = op.precision.recipe_under(config)
+    for name in () if recipe is None else dict.fromkeys(recipe.formats):
+        multiple = MULTIPLES.get(name, 1)
+        if any(size % multiple for size in sizes):
+            size = "x".join(map(str, sizes))
+            return f"its weight is {size}, and {name} by torchao takes multiples of {multiple} only"
     return None

@@ -88,6 +88,10 @@ class Decision:
             return usual
         return (0, 0, 0) if self.recipe is None else self.recipe.least
 
+    def recipe_under(self, config: FracConfig) -> Recipe | None:
+        """How a block format rounds the op's operands: the recipe of its rule, or that of the configuration."""
+        return config.product_recipe if self.format is None else self.recipe
+
     @property
     def rounds(self) -> bool:
         """Whether the op's operands are rounded."""

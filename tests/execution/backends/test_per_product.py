@@ -84,6 +84,18 @@ def test_linear() -> None:
     assert torch.equal(of_w, rows(g.flatten(0, 1)).t() @ rows(x.flatten(0, 1)))
 
 
+def test_each_product_may_have_a_format_of_its_own() -> None:
+    recipe = Recipe("mx", input_gradient=ProductRecipe(format="nvfp4"), weight_gradient=ProductRecipe(format="int"))
+    x, w, g = torch.randn(24, 40), torch.randn(48, 40), torch.randn(24, 48)
+    out, of_x, of_w = gradients(op_of(F.linear, x, 48, 40, recipe=recipe, precision="4/4"), x, w, g, bits=4)
+    mx4 = partial(fake_quantize, element="e2m1")
+    nvfp4 = partial(fake_quantize, element="e2m1", block=16, scale="e4m3")
+    int4 = partial(fake_quantize, element="int4", block=None, scale="float32")
+    assert torch.equal(out, F.linear(mx4(x), mx4(w)))
+    assert torch.equal(of_x, nvfp4(g) @ nvfp4(w, axis=0))
+    assert torch.equal(of_w, int4(g).t() @ int4(x))
+
+
 def test_convolution() -> None:
     conv = partial(F.conv2d, stride=2, padding=1)
     x, w, g = torch.randn(3, 40, 6, 6), torch.randn(36, 40, 3, 3), torch.randn(3, 36, 3, 3)
@@ -169,6 +181,10 @@ def test_a_weight_may_come_first() -> None:
         ({"precision": "8/8", "format": "affine", "affine": AffineConfig(ranges="row")}, 20),
         ({"precision": "8/8", "format": "affine", "affine": AffineConfig(ranges="head")}, 20),
         ({"precision": "8/8", "format": "int", "recipe": "switchback"}, 20),
+        ({"precision": "8/4", "recipe": "mxfp8-nvfp4"}, 5),
+        ({"precision": "4/4", "format": "nvfp4", "recipe": "tetrajet-v2"}, 3),
+        ({"precision": "4/4", "format": "nvfp4", "recipe": "quartet-ii"}, 3),
+        ({"precision": "8/8", "format": "int", "recipe": "halo"}, 20),
     ],
     ids=str,
 )
@@ -202,6 +218,26 @@ def test_the_transform_leaves_the_product_as_it_is() -> None:
     wide = torch.tensor(32), torch.tensor(16)
     assert fmt.transform("weight_gradient", g, x, (0, 0), wide, seed)[0] is g
     assert fmt.transform("input_gradient", g, x, (0, 0), bits, seed)[0] is g
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("recipe", ["tetrajet-v2", "quartet-ii", "halo"])
+def test_transforms_of_all_products_compile_and_are_left_out_at_16_bits(recipe: str) -> None:
+    bits, format = (8, "int") if recipe == "halo" else (4, "nvfp4")
+    x = torch.randn(4, 6, 8)
+    net = nn.Sequential(nn.Linear(8, 40), nn.ReLU(), nn.Linear(40, 24), nn.ReLU(), nn.Linear(24, 2))
+    stages = f"FW({bits},16,32)/BW({bits},16,32)"
+    model = rewritten(net, x, method="pfq", format=format, stages=stages, recipe=recipe)
+    counter = CompileCounterWithBackend("aot_eager")
+    run = torch.compile(model, backend=counter, fullgraph=True)
+    outputs = []
+    for precision in model.frac_config.precision_stages:
+        model.set_precision(precision)
+        outputs.append(model(x))
+        torch.testing.assert_close(run(x), outputs[-1], rtol=1e-4, atol=1e-4)
+        run(x).square().mean().backward()
+    assert counter.frame_count == 1
+    torch.testing.assert_close(outputs[-1], net(x))
 
 
 def test_both_products_that_read_a_weight_share_its_square_blocks() -> None:
@@ -280,10 +316,13 @@ def test_gated_methods_train(method: str, words: dict[str, Any]) -> None:
 
 
 @pytest.mark.long
-def test_stages_compile_once_and_give_the_numbers_of_eager_mode() -> None:
+@pytest.mark.parametrize(
+    ("recipe", "stages"), [("mxfp4", "FW(4,4,8,16)/BW(4,8,8,16)"), ("mxfp8-nvfp4", "FW(4,8,8)/BW(4,4,16)")]
+)
+def test_stages_compile_once_and_give_the_numbers_of_eager_mode(recipe: str, stages: str) -> None:
     x = torch.randn(4, 6, 8)
     net = nn.Sequential(nn.Linear(8, 40), nn.ReLU(), nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 2))
-    model = rewritten(net, x, method="pfq", stages="FW(4,4,8,16)/BW(4,8,8,16)", recipe="mxfp4")
+    model = rewritten(net, x, method="pfq", stages=stages, recipe=recipe)
     counter = CompileCounterWithBackend("aot_eager")
     run, engine = torch.compile(model, backend=counter, fullgraph=True), Engine(model)
 
@@ -307,6 +346,24 @@ def test_a_product_in_bfloat16_is_counted_as_such() -> None:
     model(x)
     shares = torch.stack([model.cost.fw, model.cost.eb, model.cost.gc])
     assert torch.equal(shares, torch.tensor([64.0, 64.0, 256.0]) / 1024)
+
+
+def test_a_format_for_each_product_in_stages(tmp_path: Path) -> None:
+    x = torch.randn(4, 6)
+    stages, pins = "FW(4,8,8)/BW(4,4,16)", (Pin("last", recipe="mxfp8-nvfp4"),)  # type: ignore[arg-type]
+    model = rewritten(Residual(), x, method="pfq", stages=stages, recipe="mxfp8-nvfp4", pins=pins)
+    costs = []
+    for precision in model.frac_config.precision_stages:
+        model.set_precision(precision)
+        model(x)
+        costs.append([1024 * float(each) for each in (model.cost.fw, model.cost.eb, model.cost.gc)])
+    assert costs == [[16, 16, 16], [64, 16, 16], [64, 256, 256]]
+    text = str(model.graph_module)
+    assert "forward: x mx e2m1/e2m3/e4m3, w mx" in text and "input gradient: g nvfp4 e2m1 (stochastic), w nvfp4" in text
+    notes = str(summarize(model))
+    assert "format mx: scales take" in notes and "format nvfp4: scales take" in notes
+    model.save_pretrained(tmp_path)
+    assert FracModel.from_pretrained(tmp_path, model=Residual()).frac_config == model.frac_config
 
 
 def test_the_graph_shown_says_what_each_product_gets() -> None:

@@ -1,0 +1,37 @@
+"""Launches of an eager step, counted without a GPU: upper bounds, so that a step that launches more is noticed."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.launches import launches
+from benchmarks.step.subjects import Subject, next_token_loss, tokens
+from fractrain_fx.kernels.triton import fit
+from fractrain_fx.zoo.models.transformer import TransformerLM
+
+pytest.importorskip("triton")
+
+SMALL = Subject(
+    "a transformer of one layer",
+    lambda: TransformerLM(1000, width=32, hidden=64, layers=1, heads=2, dropout=0.0),
+    {"cpu": 4},
+    tokens(16),
+    next_token_loss,
+)
+
+
+# Counted: 243, 471, 211, 315, 627, 731, and 87 for float. The goals are 2.0 of float for PFQ and 3.5 for DFQ.
+@pytest.mark.parametrize(
+    ("method", "most"), [("pfq", 245), ("dfq", 475), ("mxfp8", 213), ("fp8", 318), ("mxfp4", 633), ("nvfp4", 738)]
+)
+def test_a_step_launches_no_more_than_it_did(method: str, most: int) -> None:
+    assert launches(SMALL, method).total() <= most
+
+
+def test_each_rounding_is_one_launch_by_kernels_and_many_without() -> None:
+    has_triton = fit.has_triton
+    by_kernels, plain = (launches(SMALL, "pfq", kernels=kernels) for kernels in (True, False))
+    assert fit.has_triton is has_triton  # as it was
+    # The six layers and two products of attention: both factors in each of the two passes, and six gradients.
+    assert by_kernels["triton rounded"] == 38 and not any(name.startswith("triton") for name in plain)
+    assert plain.total() - by_kernels.total() > 20 * 38
