@@ -44,7 +44,7 @@ def main(images: int = 1280, epochs: int = EPOCHS) -> float:
         scheduler.step(epoch + 1)
         task.end_epoch()  # FracTrain
         row = task.engine.ledger.rows[-1]
-        accuracy = evaluate(task.get_eval_model(ema=True), x[images:], y[images:])
+        accuracy = evaluate(task.get_eval_model(ema=True) or model, x[images:], y[images:])
         print(f"epoch {row.epoch}: loss {row.loss:.3f}, {row.level}, cp {row.cp:.2%}, EMA accuracy {accuracy:.1%}")
     return accuracy
 

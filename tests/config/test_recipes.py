@@ -152,7 +152,7 @@ def test_recipes_that_mean_nothing(make: Any, message: str) -> None:
 
 def test_a_weight_with_bits_of_its_own_is_not_an_operand_of_the_weight_gradient() -> None:
     recipe = Recipe("mx", weight_gradient=FP8)
-    FracConfig(method="dfq", format="mx", options=("0/0", "8/8"), recipe=recipe, weight_bits=4)  # type: ignore[arg-type]
+    FracConfig(method="dfq", format="mx", options=("0/0", "8/8"), recipe=recipe, weight_bits=4)
 
 
 def test_a_stage_is_checked_against_the_widths() -> None:

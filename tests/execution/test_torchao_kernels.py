@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fractrain_fx.config import RECIPES, OperandRecipe, Precision, ProductRecipe, Recipe
+from fractrain_fx.config.products import PRODUCTS
 from fractrain_fx.execution import torchao_kernels
 from fractrain_fx.execution.torchao_kernels import Kernel, kernel_of, refusal, slow
 
@@ -17,7 +18,7 @@ _NO_MX = "a CPU has no units for MX blocks"
 
 def _kernels(recipe: str | Recipe, bits: str, dtype: torch.dtype = torch.float32) -> list[Kernel | str]:
     how = RECIPES[recipe] if isinstance(recipe, str) else recipe
-    return [kernel_of(how, each, Precision.parse(bits), _CPU, dtype) for each in torchao_kernels.PRODUCTS]
+    return [kernel_of(how, each, Precision.parse(bits), _CPU, dtype) for each in PRODUCTS]
 
 
 def test_a_recipe_names_the_kernel_of_each_product() -> None:

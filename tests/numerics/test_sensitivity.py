@@ -154,7 +154,7 @@ def test_costs_are_those_of_the_ledger(net: Trained, found: Sensitivities) -> No
         ({"precisions": [1]}, ConfigError, "a width is 2 to 16 bits"),
         ({"precisions": [5], "config": FracConfig(method="static", format="mx")}, ConfigError, "lacks"),
         (
-            {"config": FracConfig(method="static", format="mx", recipe="mxfp8-nvfp4", precision="8/4")},  # type: ignore[arg-type]
+            {"config": FracConfig(method="static", format="mx", recipe="mxfp8-nvfp4", precision="8/4")},
             ConfigError,
             "measures all products of an op in one number format",
         ),

@@ -350,7 +350,7 @@ def test_a_product_in_bfloat16_is_counted_as_such() -> None:
 
 def test_a_format_for_each_product_in_stages(tmp_path: Path) -> None:
     x = torch.randn(4, 6)
-    stages, pins = "FW(4,8,8)/BW(4,4,16)", (Pin("last", recipe="mxfp8-nvfp4"),)  # type: ignore[arg-type]
+    stages, pins = "FW(4,8,8)/BW(4,4,16)", (Pin("last", recipe="mxfp8-nvfp4"),)
     model = rewritten(Residual(), x, method="pfq", stages=stages, recipe="mxfp8-nvfp4", pins=pins)
     costs = []
     for precision in model.frac_config.precision_stages:

@@ -6,6 +6,7 @@ import bisect
 import math
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -97,7 +98,7 @@ def linear(recipe: str) -> FusedOp:
     """The fused op of a linear layer of 128 inputs and 256 outputs."""
     net = nn.Sequential(nn.Linear(4, 128), nn.Linear(128, 256, False), nn.Linear(256, 1))
     bits = 8 if recipe == "halo" else 4
-    config = {"format": RECIPES[recipe].format, "recipe": recipe, "precision": Precision(bits, bits)}
+    config: dict[str, Any] = {"format": RECIPES[recipe].format, "recipe": recipe, "precision": Precision(bits, bits)}
     model = rewritten(net, torch.randn(3, 4), method="static", **config).train()
     return fused_ops(model.graph_module)["1"]
 

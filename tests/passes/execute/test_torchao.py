@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from fractrain_fx import FracModel, Pin, Precision, plan, summarize
+from fractrain_fx.config.products import PRODUCTS
 from fractrain_fx.errors import ConfigError, ModelError
-from fractrain_fx.execution.torchao_kernels import PRODUCTS, Kernel, Kind
+from fractrain_fx.execution.torchao_kernels import Kernel, Kind
 from fractrain_fx.passes import not_on_torchao
 from tests.build import rewritten
 from tests.swapping import KINDS, place, settings
