@@ -98,7 +98,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=200, help="of training, before measuring")
     parser.add_argument("--batches", type=int, default=5, help="to estimate on")
-    parser.add_argument("--measure-on", type=int, default=5, help="batches on which the true change is measured")
+    parser.add_argument("--measure-on", type=int, default=15, help="batches on which the true change is measured")
     parser.add_argument("--data-dir", help="folder of CIFAR-10's files")
     parser.add_argument("--text-dir", help="folder of text files")
     parser.add_argument("--out", metavar="FILE", help="append a line of JSON for each model and seed")

@@ -191,6 +191,24 @@ class MicroscalingByKernels(MicroscalingFormat):
                 return graph_ops.round_in_graph(x, bits, elements, cuts, scale, **noise, matrices=matrices)
         return super()._rounded(x, bits, elements, cuts, scale, of, noise)
 
+    def count(self, x: Values, rounded: Values, bits: Int[Tensor, "*bits"], of: Operand) -> microscaling.Counts | None:
+        """What rounding has done to an operand, in one sweep by C++; ``None`` if these kernels did not round it.
+
+        Args:
+            x: values.
+            rounded: what :meth:`operand` made of them.
+            bits: their widths.
+            of: which operand they are.
+        """
+        bits, how = self._widened(bits, of), self._how(of)
+        width, elements = known_bits(bits), self._elements[of.product, of.tensor]
+        if "cpu" not in self.kernels or width not in elements or how.four_over_six or not microscaling.has_kernels(x):
+            return None
+        cuts, scale = self._cuts(x, of, how)
+        if scale_of_group(x, cuts, of):
+            return None
+        return microscaling.count_blocks_compiled(x, rounded, elements[width], cuts, scale)
+
     def _rotated(
         self,
         first: Tensor,

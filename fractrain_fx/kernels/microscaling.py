@@ -6,8 +6,10 @@ As operations of torch, a rounding takes about eleven passes over memory.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from fractrain_fx.formats.bits import work_dtype
@@ -18,11 +20,33 @@ from fractrain_fx.formats.microscaling.scales import Scale
 from fractrain_fx.formats.noise import draw_seed
 from fractrain_fx.native import kernels
 
-__all__ = ["has_kernels", "room", "rotate_compiled", "rotated_room", "round_blocks_compiled"]
+__all__ = [
+    "Counts",
+    "count_blocks_compiled",
+    "has_kernels",
+    "room",
+    "rotate_compiled",
+    "rotated_room",
+    "round_blocks_compiled",
+]
 
 # `Scale` in csrc/elements.h. The last one is that of a float32 scale for the whole tensor.
 _KINDS = {"e8m0": 0, "e4m3": 1, "float32": 2}
 _OF_TENSOR = 3
+
+
+class Counts(NamedTuple):
+    """What rounding in blocks has done to a tensor.
+
+    Attributes:
+        numbers: the norms of the values and of their errors, in one unit; the lowest and the highest value; the number
+            of values that are not 0, that become 0, and that are clipped; of blocks whose scale is beyond its type, and
+            of blocks with a scale.
+        scales: how many blocks have a scale of each exponent, from -127 on.
+    """
+
+    numbers: Float[Tensor, " 9"]
+    scales: Int[Tensor, " 256"]
 
 
 def has_kernels(x: Tensor) -> bool:
@@ -54,14 +78,33 @@ def round_blocks_compiled(
         matrices: store the result as matrices of the last two dimensions one after the other, as products read them;
             otherwise in the order of ``x`` in memory.
     """
-    first, second = cuts[0].dims, cuts[1].dims if len(cuts) > 1 else ()
-    size, kind = cuts[0].size, _KINDS[scale]
-    if size is None and scale == "float32" and len(first) == x.ndim:
-        first, size, kind = (), 1, _OF_TENSOR
+    first, second, size, kind = _shared(x, cuts, scale)
     number = int(draw_seed() if seed is None else seed) if stochastic else None
     single, out = _single(x), room(x, matrices)
     kernels().round_blocks(single, first, second, size, grid, kind, number, out=out)
     return out if single is x else out.to(x.dtype)
+
+
+def count_blocks_compiled(x: Tensor, rounded: Tensor, grid: Grid, cuts: Sequence[Cut], scale: Scale) -> Counts:
+    """Count what rounding has done, in one sweep over values and rounded values.
+
+    Args:
+        x: values that :func:`has_kernels`.
+        rounded: what :func:`round_blocks_compiled` made of them.
+        grid: as there, like all that follows.
+        cuts: the blocks.
+        scale: type of their scale.
+    """
+    first, second, size, kind = _shared(x, cuts, scale)
+    return Counts(*kernels().count_blocks(_single(x), _single(rounded), first, second, size, grid, kind))
+
+
+def _shared(x: Tensor, cuts: Sequence[Cut], scale: Scale) -> tuple[tuple[int, ...], tuple[int, ...], int | None, int]:
+    """The dimensions of both cuts, the size of their pieces, and the kind of scale, as the kernels take them."""
+    first, second = cuts[0].dims, cuts[1].dims if len(cuts) > 1 else ()
+    if cuts[0].size is None and scale == "float32" and len(first) == x.ndim:
+        return (), (), 1, _OF_TENSOR
+    return first, second, cuts[0].size, _KINDS[scale]
 
 
 def rotate_compiled(x: Tensor, dim: int, width: int, seed: Tensor) -> Tensor:

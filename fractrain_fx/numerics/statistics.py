@@ -12,6 +12,8 @@ from torch import Tensor
 
 from fractrain_fx.execution.roundings import Rounding
 from fractrain_fx.formats.bits import is_rounded, readable, work_dtype
+from fractrain_fx.formats.microscaling.elements import exponents
+from fractrain_fx.kernels.formats import MicroscalingByKernels
 
 __all__ = ["COLUMNS", "Measured", "Statistics", "measure", "measure_output", "statistics_of"]
 
@@ -118,9 +120,16 @@ def measure(rounding: Rounding, running: tuple[Tensor, Tensor] | None = None) ->
         rounding: the operand, not empty.
         running: low end and width of its running range.
     """
-    v = rounding.values.detach()
+    v, q = rounding.values.detach(), rounding.rounded().detach()
+    fmt = rounding.fmt
+    counted = fmt.count(v, q, rounding.bits, rounding.of) if isinstance(fmt, MicroscalingByKernels) else None
+    if counted is not None:
+        bits = rounding.bits.to(torch.float32).mean()
+        count, of_range = bits.new_tensor(v.numel()), running or (bits.new_tensor(torch.nan),) * 2
+        numbers = [count, *counted.numbers.to(torch.float32), bits, *of_range]
+        return Measured(torch.stack(numbers), counted.scales)
     v = v.to(work_dtype(v))
-    reach, q = rounding.reach(), rounding.rounded().detach().to(v.dtype)
+    q, reach = q.to(v.dtype), rounding.reach()
     lo, hi = torch.aminmax(v)
     size = torch.maximum(lo.abs(), hi.abs())
     error, scaled, of_scale = v - q, v, torch.ones_like(size)
@@ -220,7 +229,7 @@ def _histogram(scales: Tensor) -> Tensor:
     """The number of scales of each exponent; those that are 0 or not finite are in none."""
     x = scales.detach().flatten().to(torch.float32)
     usable = torch.isfinite(x) & (x > 0)
-    bins = x.clamp(min=2.0**-126).log2().floor().nan_to_num(0.0, 0.0, 0.0).long() - _LOWEST
+    bins = exponents(x.clamp(min=2.0**-126)).long() - _LOWEST
     counts = torch.zeros(_EXPONENTS, device=x.device, dtype=torch.int64)
     return counts.scatter_add_(0, bins.clamp(0, _EXPONENTS - 1), usable.long())
 
