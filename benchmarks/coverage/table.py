@@ -19,9 +19,8 @@ __all__ = ["markdown"]
 _HOW = """
 # Coverage
 
-Which models does `fractrainify` rewrite correctly? This page counts them. Every model is built from its name or
-its configuration with random weights, without a download, and goes through the {checks} checks below in a process of
-its own. A model passes if every check was made and held.
+**{passed} of {built} models that could be built pass, and {different} are silently different.** A model passes if each
+of the {checks} checks below was made and held.
 
 {summary}
 
@@ -30,43 +29,9 @@ its own. A model passes if every check was made and held.
 - **refused**: `fractrainify` raises an error of its own that names the place in the model.
 - **silently different**: the rewritten model computes something else and raises no error. This must be 0.
 - **failed**: a raw error, or a check that did not hold.
-- **rewrite, s**: processor seconds of one thread for `fractrainify`: recording, its checks, and all passes.
-- **rewrite / step**: that time over the time of one training step of the original on the same small batch.
-
-The goal for timm, torchvision and Hugging Face is that every model that can be built passes. The suite `libraries`
-holds models of other packages, for which this project does nothing special: there the goal is "pass or refused".
-
-{states}
-
-## The checks
-
-{descriptions}
-
-Models are built small: timm's with less depth, width and image size, Hugging Face's by their configurations,
-torchvision's with smaller images, and with less depth if they do not fit into memory. torchvision's detectors decide by
-values what they compute, so they cannot be graphs; their backbones are counted as models of their own.
-
-## Other sizes
-
-The check "sizes" calls the float rewrite with other batch sizes, sequence lengths and image sizes than the recorded
-ones. Each call must equal the original bit for bit, or be refused with an error that says why. "Tied" models are
-refused at every other size. Sizes that the original refuses do not count.
-
-{sizes}
-
-## What does not pass
-
-{failures}
-
-### Models that could not be built
-
-{not_built}
-
-<!-- corpus -->
-
-{corpus}
-
-<!-- /corpus -->
+- **goal**: to pass, or for the suite `libraries` to pass or be refused. It holds models of other packages.
+- **rewrite, s**: processor seconds of one thread for `fractrainify`, and **rewrite / step** as a multiple of one
+  training step of the original on the same small batch.
 
 ## Search the data
 
@@ -83,6 +48,38 @@ print(*[row["name"] for row in rows if row["verdict"] == "refused"], sep="\\n")
 
 `docs/results/coverage.json.gz` holds the same rows with every check, note and kept module. `make coverage` runs the
 sweep and writes this page; `make coverage-libraries` does the same for the suite of libraries.
+
+## What does not pass
+
+{failures}
+
+### Models that could not be built
+
+{not_built}
+
+<!-- corpus -->
+
+{corpus}
+
+<!-- /corpus -->
+
+## Other sizes
+
+The check "sizes" calls the float rewrite with other sizes than the recorded ones. Each call must equal the original bit
+for bit, or be refused. "Tied" models are refused at every other size. Sizes that the original refuses do not count.
+
+{sizes}
+
+## The checks
+
+Models have random weights and are built small, without a download. Each goes through the checks in a process of its
+own. torchvision's detectors decide by values what they compute, so their backbones are counted instead.
+
+{descriptions}
+
+## Versions
+
+{states}
 """
 
 
@@ -91,17 +88,25 @@ def markdown(results: Results, corpus: Sequence[Row] = ()) -> str:
     suites: dict[str, list[Row]] = defaultdict(list)
     for _, row in sorted(results.rows.items()):
         suites[row["suite"]].append(row)
+    counts = Counter(map(verdict, results.rows.values()))
     page = _HOW.format(
+        passed=counts[PASSED],
+        built=counts.total() - counts[NOT_BUILT],
+        different=counts[DIFFERENT],
         checks=len(CHECKS),
         summary=markdown_table(_SUMMARY, (_summary(s, results.known.get(s), suites[s]) for s in sorted(suites))),
         states=_states(results, suites),
-        descriptions="\n".join(f"- **{name.replace('_', ' ')}**: {DESCRIPTIONS[name]}" for name in CHECKS),
+        descriptions=markdown_table(("check", "it holds if"), map(_described, CHECKS), text_columns=2),
         sizes=_sizes(suites),
         failures="\n\n".join(filter(None, (_failures(s, suites[s]) for s in sorted(suites)))) or "Every model passes.",
         not_built=_not_built(suites),
         corpus=section(corpus),
     )
     return page.lstrip()
+
+
+def _described(check: str) -> tuple[str, str]:
+    return check.replace("_", " "), DESCRIPTIONS[check]
 
 
 _SUMMARY = (
@@ -139,16 +144,14 @@ def _times(rows: Sequence[Row]) -> list[str]:
 
 
 def _states(results: Results, suites: dict[str, list[Row]]) -> str:
-    """The versions and commits behind the rows, and the releases of the other libraries."""
+    """The versions and commits behind the rows, and the number of other libraries."""
     parts = ["Made with " + ", ".join(f"{name} {version}" for name, version in results.made_with.items()) + "."]
     for suite in sorted(suites):
         counts = Counter(row.get("commit", "unknown") for row in suites[suite])
         parts.append(f"Rows of {suite} by commit: " + ", ".join(f"{n} at {c}" for c, n in counts.most_common()) + ".")
     hows = [row.get("how", {}) for rows in suites.values() for row in rows]
-    found = {how["library"]: how["release"] for how in hows if "library" in how}
-    if found:
-        words = ", ".join(f"{library} {release}" for library, release in sorted(found.items()))
-        parts.append(f"Models of {len(found)} libraries: {words}.")
+    if found := {how["library"] for how in hows if "library" in how}:
+        parts.append(f"Models of {len(found)} libraries, whose releases are in the data.")
     return " ".join(parts)
 
 

@@ -12,7 +12,6 @@ from benchmarks.page import markdown_table
 from benchmarks.science.cells import mean_and_range, signed
 from benchmarks.science.figures import write_figures
 from benchmarks.science.named import METHODS, TASKS
-from benchmarks.science.page import made_with
 from benchmarks.science.records import Group, Record, difference, groups_of
 from fractrain_fx.config import SCALE_BITS
 from fractrain_fx.zoo.formats import FORMAT_RECIPES
@@ -21,19 +20,23 @@ __all__ = ["write_page"]
 
 _INTRO = """# Number formats side by side
 
-Short trainings of one small model in every [recipe](../reference/format-recipes.md), on a CPU. They are too short and
-too small to rank formats for large models; they show that every recipe trains, what it costs, and whether raising the
-bits in the middle of a run pays. With one seed, small differences say nothing. Nothing on this page is typed in:
-`python -m benchmarks.formats page` writes it from [the results]({results}), a line for each run.
+**Every [recipe](../reference/format-recipes.md) trains these small models, and MXFP4 that rises to MXFP8 by itself
+ends as well as MXFP8.** The models are too small to rank formats for large ones. With one seed, small differences say
+nothing.
+
+```bash
+python -m benchmarks.formats run --data-dir DIR # trains
+python -m benchmarks.formats page # writes this page from the results
+```
 
 - **last**: test {metric} at the end; over several seeds the mean, with the lowest and highest in brackets.
-- **to mxfp8**: the mean of last, less that of `mxfp8`: in points, or for language in nats (less is better).
-- **MACs**: cost of the whole training in full-precision multiply-accumulates. It counts the bits of elements and all
-  float layers, not the bits of **scales**.
+- **to mxfp8**: last, less that of `mxfp8`, in points or for language in nats (less is better).
+- **MACs**: cost of the whole training in full-precision multiply-accumulates, without the bits of **scales**.
 - **raised after**: share of the run after which the bits went up.
+
+[The results]({results}) have a line for each run, with its machine.
 """
 _HEAD = ("recipe", "bits", "scales", "seeds", "last", "to mxfp8", "MACs", "of mxfp8's", "raised after")
-_COMMAND = "python -m benchmarks.formats run --data-dir DIR"
 
 
 def write_page(page: Path, results: Path, records: Sequence[Record]) -> None:
@@ -48,7 +51,6 @@ def write_page(page: Path, results: Path, records: Sequence[Record]) -> None:
         parts += [f"## {task}", f"{loop}, {_lengths(mine)}.", _table(mine)]
         figures = write_figures(results.parent, task, mine, "formats")
         parts += [f"![{words}]({place.parent / path.name})" for path, words in figures]
-    parts.append(made_with(records, _COMMAND))
     page.write_text("\n\n".join(part.strip() for part in parts if part) + "\n", encoding="utf-8")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from benchmarks.science.records import Group
 
-__all__ = ["cost_share", "mean_and_range", "signed"]
+__all__ = ["cost_share", "distance_words", "mean_and_range", "signed"]
 
 
 def mean_and_range(values: Sequence[float], digits: int = 2) -> str:
@@ -26,3 +26,10 @@ def cost_share(group: Group, base: Group) -> str:
 def signed(value: float | None, metric: str) -> str:
     """A difference in nats for perplexities and in points for accuracies; empty for ``None``."""
     return "" if value is None else f"{value:+.{3 if metric == 'perplexity' else 2}f}"
+
+
+def distance_words(value: float, metric: str) -> str:
+    """A difference in words: nats for perplexities, where less is better, and points for accuracies."""
+    if metric == "perplexity":
+        return f"{abs(value):.3f} nats {'worse' if value > 0 else 'better'}"
+    return f"{abs(value):.2f} points {'higher' if value >= 0 else 'lower'}"

@@ -1,24 +1,50 @@
-"""The opening of a task in docs/measured/results.md: a short table and sentences, made of the runs' numbers."""
+"""Each task in docs/measured/results.md as a short table, and what choosing by input is worth in all of them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import statistics
+from collections.abc import Mapping, Sequence
 
 from benchmarks.page import markdown_table
-from benchmarks.science.cells import cost_share, mean_and_range, signed
+from benchmarks.science.cells import cost_share, signed
 from benchmarks.science.records import Group, difference, gap, seeds_and_epochs, static_at, static_of
 
-__all__ = ["findings", "main_settings", "quality"]
+__all__ = ["by_input", "findings", "main_settings", "quality"]
+
+_BY_INPUT = """## Is choosing by input worth anything?
+
+The trained model beside itself with other choices: each sample with the options of another one, and all samples with
+each block's most frequent option, at no lower cost. The table has means over all runs with gates. A positive number
+says that the model's own choices are better."""
 
 
 def findings(groups: Sequence[Group]) -> str:
-    """A table of each method in its main setting, and sentences; empty without static training to compare with."""
+    """A table of each method in its main setting; empty without static training to compare with."""
     static = static_of(groups)
-    if not static:
-        return ""
-    sentences = [*_at_equal_cost(groups, static), *_by_input(groups)]
-    return "\n\n".join(filter(None, (_at_equal_epochs(groups, static), "\n".join(f"- {each}" for each in sentences))))
+    return _at_equal_epochs(groups, static) if static else ""
+
+
+def by_input(groups: Sequence[Group]) -> str:
+    """What choosing by input is worth, a row for each task, over all runs that were tested; empty without any."""
+    tested: dict[str, list[tuple[str, Mapping[str, float]]]] = {}
+    for group in groups:
+        for record in group.records:
+            if record.get("fixed"):
+                tested.setdefault(group.task, []).append((record["metric"], record["fixed"]))
+    rows = [
+        (f"[{task}](#{task})", str(len(runs)), _worth(runs, "shuffled_value"), _worth(runs, "fixed_value"))
+        for task, runs in tested.items()
+    ]
+    head = ("task", "runs", "beside options of another sample", "beside the most frequent option")
+    return f"{_BY_INPUT}\n\n{markdown_table(head, rows)}" if rows else ""
+
+
+def _worth(runs: Sequence[tuple[str, Mapping[str, float]]], other: str) -> str:
+    """The mean gain of the trained model beside itself with other choices."""
+    if runs[0][0] == "perplexity":
+        return f"{statistics.mean(math.log(fixed[other] / fixed['value']) for _, fixed in runs):+.3f} nats"
+    return f"{statistics.mean(fixed['value'] - fixed[other] for _, fixed in runs):+.2f} points"
 
 
 def _at_equal_epochs(groups: Sequence[Group], static: Sequence[Group]) -> str:
@@ -38,7 +64,7 @@ def _at_equal_epochs(groups: Sequence[Group], static: Sequence[Group]) -> str:
         rows.append(
             (
                 *(group.method, group.setting, str(group.epochs), str(len(group.records))),
-                mean_and_range(group.values("value")),
+                f"{group.mean('value'):.2f}",
                 signed(difference(group, base), metric),
                 cost_share(group, base),
                 "" if same is None else signed(gap(group, same), metric),
@@ -46,42 +72,6 @@ def _at_equal_epochs(groups: Sequence[Group], static: Sequence[Group]) -> str:
         )
     head = ("method", "setting", "epochs", "seeds", f"test {metric}", "to static", "its cost", "to static of its cost")
     return markdown_table(head, rows, text_columns=2) if chosen else ""
-
-
-def _at_equal_cost(groups: Sequence[Group], static: Sequence[Group]) -> Iterator[str]:
-    """A sentence for each method that was trained over several lengths."""
-    for method, setting in main_settings(groups, static):
-        mine = _of(groups, method, setting)
-        found = [(group, static_at(group.mean("total_macs"), static)) for group in mine]
-        distances = [
-            f"{_beside(group, same)} ({group.epochs} epochs)"
-            for group, same in sorted(found, key=lambda pair: pair[0].epochs)
-            if same is not None
-        ]
-        if len(distances) > 1:
-            beside = "beside static FW-8/BW-8 training over fewer epochs, which costs as much"
-            yield f"**{method}** ({setting}) {beside}: {', '.join(distances)}."
-
-
-def _by_input(groups: Sequence[Group]) -> Iterator[str]:
-    """What choosing by input is worth, over all runs that were tested."""
-    tested = [(group, record["fixed"]) for group in groups for record in group.records if record.get("fixed")]
-    if not tested:
-        return
-    perplexity = tested[0][0].records[0]["metric"] == "perplexity"
-    for other, words in (
-        ("shuffled_value", "with the options of another sample"),
-        ("fixed_value", "with each block's most frequent option for all samples (at no lower cost)"),
-    ):
-        gains = [
-            math.log(fixed[other] / fixed["value"]) if perplexity else fixed["value"] - fixed[other]
-            for _, fixed in tested
-        ]
-        unit = "nats" if perplexity else "points"
-        digits = 3 if perplexity else 2
-        ends = f"{min(gains):+.{digits}f}" + (f" to {max(gains):+.{digits}f}" if len(gains) > 1 else "")
-        runs = "one run" if len(gains) == 1 else f"{len(gains)} runs"
-        yield f"Choosing by input is worth {ends} {unit} beside the same trained model {words} ({runs})."
 
 
 def main_settings(groups: Sequence[Group], static: Sequence[Group]) -> list[tuple[str, str]]:
@@ -111,11 +101,3 @@ def _of(groups: Sequence[Group], method: str, setting: str) -> list[Group]:
 def quality(group: Group) -> float:
     """Higher is better."""
     return -gap(group, 1.0) if group.records[0]["metric"] == "perplexity" else gap(group, 0.0)
-
-
-def _beside(group: Group, other: float) -> str:
-    """How far a group is from another value, in words."""
-    far = gap(group, other)
-    if group.records[0]["metric"] == "perplexity":
-        return f"{abs(far):.3f} nats {'worse' if far > 0 else 'better'} than"
-    return f"{abs(far):.2f} points {'above' if far > 0 else 'below'}"

@@ -10,7 +10,6 @@ import altair as alt
 import vl_convert
 
 from benchmarks.page import markdown_table
-from benchmarks.science.cells import mean_and_range
 from benchmarks.science.findings import quality
 from benchmarks.science.named import METHODS
 from benchmarks.science.records import Group, gap
@@ -77,16 +76,21 @@ def _best(points: Sequence[_Point], cost: float) -> _Point | None:
 
 
 def _table(points: Sequence[_Point]) -> str:
-    methods = [method for method in METHODS if any(point.group.method == method for point in points)]
-    rows = []
-    for budget in BUDGETS:
-        cells = []
-        for method in methods:
-            best = _best([point for point in points if point.group.method == method], budget)
-            seeds = "" if best is None else f", {best.seeds} seeds" if best.seeds > 1 else ", one seed"
-            cells.append("" if best is None else f"{mean_and_range(best.group.values('value'))}{seeds}")
-        rows.append((f"{budget} %", *cells))
+    found = {
+        budget: {method: best for method in METHODS if (best := _best(_of(points, method), budget))}
+        for budget in BUDGETS
+    }
+    methods = [method for method in METHODS if any(method in best for best in found.values())]
+    rows = [
+        (f"{budget} %", *(f"{best[method].group.mean('value'):.2f}" if method in best else "" for method in methods))
+        for budget, best in found.items()
+        if best
+    ]
     return markdown_table(("cost", *methods), rows)
+
+
+def _of(points: Sequence[_Point], method: str) -> list[_Point]:
+    return [point for point in points if point.group.method == method]
 
 
 def _sentences(points: Sequence[_Point]) -> Iterator[str]:
@@ -103,9 +107,8 @@ def _sentences(points: Sequence[_Point]) -> Iterator[str]:
         far = _distance(point, rival)
         side = "better" if far >= 0 else "worse"
         yield (
-            f"**{method}** is at its best {abs(far):.2f} {unit} {side} than the best static precision of its cost "
-            f"(`{point.group.setting}` at {point.cost:.0f} %, beside `{rival.group.setting}` at {rival.cost:.0f} %; "
-            f"{'one seed' if seeds == 1 else f'{seeds} seeds'})."
+            f"**{method}** at {point.cost:.0f} % ends {abs(far):.2f} {unit} {side} than the best static precision of "
+            f"its cost, `{rival.group.setting}` ({'one seed' if seeds == 1 else f'{seeds} seeds'})."
         )
 
 

@@ -1,28 +1,50 @@
-"""The opening table of docs/measured/results.md: every task in a row, each method beside static training."""
+"""The opening of docs/measured/results.md: methods beside static training, in sentences and in a table of all tasks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from benchmarks.page import markdown_table
-from benchmarks.science.cells import cost_share, signed
+from benchmarks.science.cells import cost_share, distance_words, signed
 from benchmarks.science.findings import main_settings
 from benchmarks.science.named import TASKS
 from benchmarks.science.records import Group, difference, seeds_and_epochs, static_of
 
-__all__ = ["overview"]
+__all__ = ["beside_static", "overview"]
 
-_METHODS = ("float", "pfq", "dfq", "fractrain")
-_WORDS = (
-    "How far each method ends from static FW-8/BW-8 training over as many epochs, and its cost beside that of static "
-    "training. More points are better, and fewer nats. Settings and seeds stand in the tables of each task."
-)
+_METHODS = ("pfq", "fractrain")
+_WORDS = """## All tasks
+
+The distance of a method's end from that of static FW-8/BW-8 training over as many epochs, and its cost as a share of
+static training's. More points are better, and fewer nats."""
+
+
+def beside_static(groups: Sequence[Group], task: str, epochs: int, title: str) -> str:
+    """A sentence for each method that costs less than static training, at the length of a picture."""
+    mine = [group for group in groups if (group.task, group.epochs) == (task, epochs)]
+    base = max(static_of(mine), key=seeds_and_epochs, default=None)
+    if base is None:
+        return ""
+    lines = [f"{title}, {epochs} epochs, beside static FW-8/BW-8 training:"]
+    # The last setting of a method is the one that costs less than static training, where there is one.
+    for method, setting in dict(main_settings(mine, [base])).items():
+        group = next(each for each in mine if (each.method, each.setting) == (method, setting))
+        far = difference(group, base)
+        if far is None or group.mean("total_macs") >= base.mean("total_macs"):
+            continue
+        seeds = "one seed" if len(group.records) == 1 else f"{len(group.records)} seeds"
+        words = distance_words(far, group.records[0]["metric"])
+        lines.append(f"- **{method}** ends {words} for {cost_share(group, base)} of its cost ({seeds}).")
+    return f"{lines[0]}\n\n" + "\n".join(lines[1:]) if len(lines) > 1 else ""
 
 
 def overview(groups: Sequence[Group]) -> str:
     """A row for each task that has static training and another of these methods; empty without any."""
     rows = [row for task in TASKS if (row := _row(task, groups))]
-    return f"{_WORDS}\n\n{markdown_table(('task', 'epochs', 'static', *_METHODS), rows)}" if rows else ""
+    head = ["task", "epochs", "static"]
+    for method in _METHODS:
+        head += [method, "its cost"]
+    return f"{_WORDS}\n\n{markdown_table(head, rows)}" if rows else ""
 
 
 def _row(task: str, groups: Sequence[Group]) -> tuple[str, ...] | None:
@@ -30,21 +52,21 @@ def _row(task: str, groups: Sequence[Group]) -> tuple[str, ...] | None:
     base = max(static_of(mine), key=seeds_and_epochs, default=None)
     if base is None:
         return None
-    others = dict.fromkeys(_METHODS, "")
+    others = dict.fromkeys(_METHODS, ("", ""))
     # The last setting of a method is the one that costs less than static training, where there is one.
     for method, setting in main_settings(mine, [base]):
         same = (method, setting, base.epochs)
         group = next((each for each in mine if (each.method, each.setting, each.epochs) == same), None)
         if group is not None and method in others:
             others[method] = _beside(group, base)
-    if not any(others.values()):
+    if not any(distance for distance, _ in others.values()):
         return None
     value, metric = base.mean("value"), base.records[0]["metric"]
     shown = f"{value:.2f} %" if metric == "accuracy" else f"{metric} {value:.2f}"
-    return (f"[{task}](#{task})", str(base.epochs), shown, *others.values())
+    return (f"[{task}](#{task})", str(base.epochs), shown, *(cell for pair in others.values() for cell in pair))
 
 
-def _beside(group: Group, base: Group) -> str:
+def _beside(group: Group, base: Group) -> tuple[str, str]:
     metric = base.records[0]["metric"]
     unit = "nats" if metric == "perplexity" else "points"
-    return f"{signed(difference(group, base), metric)} {unit} for {cost_share(group, base)}"
+    return f"{signed(difference(group, base), metric)} {unit}", cost_share(group, base)

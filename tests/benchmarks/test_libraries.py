@@ -48,7 +48,7 @@ def test_a_model_of_a_library_is_put_through_every_check(nets: Module, tmp_path:
     results = Results(tmp_path / "all.json")
     results.add(Case("libraries", "written-here/Net", "written-here"), row)
     page = markdown(results)
-    assert "Models of 1 libraries: written-here 1.2." in page
+    assert row["how"]["release"] == "1.2" and "Models of 1 libraries" in page
     assert "| libraries | batch sizes | 1 equal |" in page
 
 

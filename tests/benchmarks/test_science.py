@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from benchmarks.science.__main__ import main
-from benchmarks.science.findings import findings
+from benchmarks.science.findings import by_input, findings
 from benchmarks.science.fixed import fixed_choice, fixed_options, given
 from benchmarks.science.frontier import frontier
 from benchmarks.science.grid import GRIDS, Run, runs_of
-from benchmarks.science.overview import overview
+from benchmarks.science.overview import beside_static, overview
 from benchmarks.science.page import write_page
 from benchmarks.science.records import cp_error, groups_of, merge_records, read_records, static_at
 from fractrain_fx import FracConfig, RunConfig
@@ -129,14 +129,14 @@ def test_the_page_has_means_spread_shares_and_figures(tmp_path: Path) -> None:
     records += [record("fractrain", 8, value, 1e9, seed, "sign") for seed, value in enumerate((78.0, 79.0, 80.0))]
     merge_records(results, records)
     write_page(page, results, read_records(results))
-    text = page.read_text(encoding="utf-8")
-    (row,) = (line for line in text.splitlines() if line.startswith("| fractrain | sign |") and "0.75" in line)
+    runs, text = ((path).read_text(encoding="utf-8") for path in (tmp_path / "results" / "science.md", page))
+    (row,) = (line for line in runs.splitlines() if line.startswith("| fractrain | sign |") and "0.75" in line)
     assert "| 8 | 3 | 79.00 (78.00 to 80.00) |" in row and "| 50 % |" in row
-    assert "| fractrain | sign | 8 | 1.000e+09 | 79.00 | 70.00 |" in text  # as dear as four epochs of static
+    assert "| fractrain | sign | 8 | 1.000e+09 | 79.00 | 70.00 |" in runs  # as dear as four epochs of static
     assert "| -1.00 | 1.000e+09 |" in row
     assert "| static | default | 8 | 1 | 80.00 |  | 100 % |  |" in text
-    assert "| fractrain | sign | 8 | 3 | 79.00 (78.00 to 80.00) | -1.00 | 50 % | +9.00 |" in text
-    assert "Choosing by input is worth" not in text
+    assert "| fractrain | sign | 8 | 3 | 79.00 | -1.00 | 50 % | +9.00 |" in text
+    assert "choosing by input" not in text and "[results](../results.md)" in runs and "(results/science.md)" in text
     for name in ("cost", "epoch"):
         assert f"(results/science-digits-{name}.svg)" in text
         assert (tmp_path / "results" / f"science-digits-{name}.svg").read_text(encoding="utf-8").startswith("<svg")
@@ -152,19 +152,20 @@ def test_of_settings_with_the_most_seeds_the_best_and_the_best_below_the_cost_of
     said = findings(groups_of([*static, *pfq, *dfq]))
     assert "| pfq | better | 8 | 1 | 79.00 | -1.00 | 75 % | +4.00 |" in said
     assert "| pfq | dear | 8 | 1 | 81.00 | +1.00 | 150 % | -1.00 |" in said
-    assert "| dfq | sure | 8 | 2 | 77.00 (77.00 to 77.00) | -3.00 | 75 % | +2.00 |" in said
+    assert "| dfq | sure | 8 | 2 | 77.00 | -3.00 | 75 % | +2.00 |" in said
     assert "| dfq | sure | 16 | 1 | 80.00 | -4.00 | 75 % | -2.00 |" in said
     assert not any(word in said for word in ("worse |", "lucky |", "| 4 |"))
-    assert "(sure) beside static FW-8/BW-8 training over fewer epochs, which costs as much: 2.00 points above" in said
 
 
 def test_what_choosing_by_input_is_worth_is_said_with_its_sign() -> None:
     tests = [{"value": 78.0, "shuffled_value": 77.5, "fixed_value": 79.0} for _ in range(2)]
     tests[1]["shuffled_value"] = 78.25
     runs = [record("fractrain", 8, 78, 1e9, seed) | {"fixed": test} for seed, test in enumerate(tests)]
-    said = findings(groups_of([record("static", 8, 80, 2e9), *runs]))
-    assert "worth -0.25 to +0.50 points beside the same trained model with the options of another sample" in said
-    assert "worth -1.00 to -1.00 points beside the same trained model with each block's most frequent option" in said
+    said = by_input(groups_of([record("static", 8, 80, 2e9), *runs]))
+    assert said.endswith("| [digits](#digits) | 2 | +0.12 points | -1.00 points |")
+    words = [each | {"metric": "perplexity"} for each in runs[:1]]
+    assert by_input(groups_of(words)).endswith("| 1 | -0.006 nats | +0.013 nats |")
+    assert by_input(groups_of([record("static", 8, 80, 2e9)])) == ""
     assert findings(groups_of(runs)) == ""
 
 
@@ -173,8 +174,12 @@ def test_the_overview_has_each_method_beside_static_training_where_it_costs_less
     runs += [record("pfq", 8, 79.0, 1.5e9, 0, "cheap"), record("pfq", 8, 81.0, 3e9, 0, "dear")]
     runs += [record("fractrain", 8, 78.5, 1e9), record("dfq", 4, 69.0, 1e9), record("slu", 8, 79.0, 1e9)]
     said = overview(groups_of(runs))
-    assert said.endswith("| [digits](#digits) | 8 | 80.00 % |  | -1.00 points for 75 % |  | -1.50 points for 50 % |")
+    assert said.endswith("| [digits](#digits) | 8 | 80.00 % | -1.00 points | 75 % | -1.50 points | 50 % |")
     assert overview(groups_of([each for each in runs if each["method"] in ("static", "slu")])) == ""
+    said = beside_static(groups_of(runs), "digits", 8, "Digits").splitlines()
+    assert "- **pfq** ends 1.00 points lower for 75 % of its cost (one seed)." in said
+    assert "- **fractrain** ends 1.50 points lower for 50 % of its cost (one seed)." in said
+    assert not any("dfq" in line for line in said) and beside_static(groups_of(runs), "digits", 9, "Digits") == ""
     assert overview(groups_of([each for each in runs if each["method"] != "static"])) == ""
 
 
@@ -192,9 +197,9 @@ def test_the_frontier_compares_with_the_best_static_precision_of_the_same_cost(t
     words = frontier(groups_of(records), "digits", 20, tmp_path / "frontier.svg")
     assert (tmp_path / "frontier.svg").read_text().startswith("<svg")
     assert [line.split("|")[1:] for line in words.splitlines() if line.startswith("| 40 %")] == [
-        [" 40 % ", " 76.00, one seed ", " 77.50, one seed ", "  ", ""]
+        [" 40 % ", " 76.00 ", " 77.50 ", "  ", ""]
     ]
-    assert "**pfq** is at its best 1.50 points better than" in words and "`fw-4-bw-6` at 39 %" in words
+    assert "**pfq** at 41 % ends 1.50 points better than" in words and "`fw-4-bw-6` (one seed)" in words
     assert "**dfq**" not in words and "99.00" not in words  # no static precision of about 69 %; another length
 
 
@@ -299,7 +304,7 @@ def test_one_thing_changed_is_told_beside_the_main_setting_of_the_same_length(tm
     results = tmp_path / "results" / "science.jsonl"
     merge_records(results, records)
     write_page(tmp_path / "results.md", results, read_records(results))
-    text = (tmp_path / "results.md").read_text(encoding="utf-8")
+    text = results.with_suffix(".md").read_text(encoding="utf-8")
     rows = text.partition("### One thing changed")[2].partition("## ")[0].splitlines()
     assert [row.split(" | ")[1:7] for row in rows if row.startswith("| fractrain")] == [
         ["fine-options+cp-3.8, unchanged", "8", "2", "78.00 (78.00 to 78.00)", "", "100 %"],

@@ -66,12 +66,11 @@ def section(rows: Sequence[Row]) -> str:
     return f"""\
 ## Modules of public projects
 
-The [corpus](https://github.com/jansel/pytorch-jit-paritybench) holds modules of 2,000 projects on GitHub, each with
-arguments that fit. A random sample of {len({row["project"] for row in rows})} projects was tried; {len(usable)} of
-their modules run here, give tensors, and give the same ones twice. Each is put between two linear layers and rewritten
-with `method="float"`. It passes if outputs, gradients and buffers of a training step, and outputs of an evaluation, are
-equal bit for bit. `torch.export` and `torch.compile(fullgraph=True, backend="eager")` pass if they give a graph whose
-outputs in training are equal.
+The [corpus](https://github.com/jansel/pytorch-jit-paritybench) holds modules of 2,000 projects on GitHub, with
+arguments. A random sample of {len({row["project"] for row in rows})} projects was tried, and {len(usable)} of their
+modules run here and give the same tensors twice. Each is put between two linear layers and rewritten with
+`method="float"`. It passes if a training step and an evaluation are equal bit for bit. The other two ways pass if they
+give a graph whose outputs in training are equal.
 
 {summary(rows)}
 
