@@ -122,7 +122,7 @@ def main() -> None:
         found += texts("LLaMA of 1024", shape | {"num_attention_heads": 16}, place)
     result = json.loads(RESULTS.read_text()) | {"sizes": [asdict(size) for size in found]}
     RESULTS.write_text(json.dumps(result, indent=1) + "\n")
-    write_section(ROOT / "docs" / "how-to" / "deploying.md", "sizes", size_table(found))
+    write_section(ROOT / "docs" / "reference" / "exported.md", "sizes", size_table(found))
     print(size_table(found))
 
 

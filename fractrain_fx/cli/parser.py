@@ -14,10 +14,10 @@ from jsonargparse import ArgumentParser
 from fractrain_fx.errors import near
 from fractrain_fx.training.flags import add_flags, as_setting
 
-__all__ = ["Parser", "make_parser"]
+__all__ = ["COMMANDS", "Parser", "make_parser"]
 
 _BAD_VALUE = re.compile(r"Parser key \"([^\"]+)\"[^:]*:\s+Expected a <class '(\w+)'>\. Got value: (.*)", re.DOTALL)
-_COMMANDS = (
+COMMANDS = (
     *("train", "plan", "inspect", "compare", "machines", "zoo", "report"),
     *("sensitivity", "export", "build"),
 )
@@ -66,7 +66,7 @@ def _told(message: str, parser: ArgumentParser) -> Iterator[str]:
         names = message.rpartition(": ")[2].split(", ")
         yield f"{', '.join(name.rpartition('.')[2].upper() for name in names)} is missing"
     elif 'expected "command"' in message:
-        yield f"no command: write one of {', '.join(_COMMANDS)}"
+        yield f"no command: write one of {', '.join(COMMANDS)}"
     else:
         yield message.replace("\n", " ")
 
@@ -201,7 +201,7 @@ def make_parser() -> Parser:
     build = _new("", "Build the C++ kernels that round on a CPU, once: run.backend=auto then uses them.")
     commands.add_subcommand("build", build, help="build the C++ kernels that make training on a CPU quicker")
     made = (train, plan, inspect, compare, machines, zoo, report, sensitivity, export, build)
-    for name, each in zip(_COMMANDS, made, strict=True):
+    for name, each in zip(COMMANDS, made, strict=True):
         each.prog = f"fractrain {name}"
         each.add_argument("--debug", action="store_true", default=None, help="show the traceback of an error")
     return parser

@@ -86,7 +86,8 @@ class ByLength(Plateau):
     stages at 75 %); the others in proportion. A run of unknown length has no bounds.
 
     Attributes:
-        epsilon, alpha: threshold of the turning point and its decay (Algorithm 1).
+        epsilon: threshold of the turning point (Algorithm 1).
+        alpha: decay of that threshold (Algorithm 1).
         indicator: the loss that moves the stages. ``task``: the task loss. ``total``: the task loss plus the cost term
             of the gates, as in the authors' code.
         every: how often the schedule is asked for the stage: ``Steps(100)`` (``100 steps``) or ``Tokens(1_000_000)``;

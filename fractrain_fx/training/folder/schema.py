@@ -16,7 +16,7 @@ __all__ = ["MODEL", "STATE", "SUMS", "TENSORS", "VERSION", "Optional", "reading"
 MODEL, TENSORS, STATE, SUMS = "model.safetensors", "training.pt", "state.json", "sha256.json"
 
 VERSION = 1
-"""Of the schema: docs/how-to/deploying.md says where a checkpoint keeps ranges, bits and pins.
+"""Of the schema: docs/reference/run-folder.md says where a checkpoint keeps ranges, bits and pins.
 
 Files without one have 1.
 """
