@@ -14,15 +14,16 @@ _GENERATED = ("results.md", "coverage.md", "format-results.md", "paper.md")
 _PART = re.compile(r"^<!-- ([\w. -]+) -->.*?^<!-- /\1 -->", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 _ROW = re.compile(r"^\|.*$", re.MULTILINE)
+_DOCSTRING = re.compile(r"^:::.*\n(?:    .*\n)*", re.MULTILINE)  # mkdocstrings puts it there
 _END = re.compile(r"(?<=[.:?!])\s+(?=[A-Z`*\[(-])")
 
 
 def words_of(page: Path) -> list[str]:
-    return _written(page).split()
+    return [word for word in _written(page).split() if word.strip("|:-")]  # without the lines of tables
 
 
 def _written(page: Path) -> str:
-    text = _CODE.sub("", _PART.sub("", page.read_text(encoding="utf-8")))
+    text = _DOCSTRING.sub("", _CODE.sub("", _PART.sub("", page.read_text(encoding="utf-8"))))
     return _ROW.sub("", text) if page.name in _GENERATED else text
 
 
