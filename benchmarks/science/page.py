@@ -22,8 +22,9 @@ _FRONTIERS = (
     ("resnet20-16px", 20, "ResNet-20 on all of CIFAR-10 at 16 pixels"),
     ("characters", 4, "GPT-2 of two layers on characters of tiny-shakespeare"),
 )
-_FRONTIER_WORDS = """The line joins static precisions. A method pays if it lies on the better side of the line: above it
-for accuracy, below it for perplexity. The table has the best mean for at most that share of static FW-8/BW-8's cost:"""
+_FRONTIER_WORDS = """The line joins static precisions, and a method pays if it is better than the line. Each row of the
+table is a budget, as a share of the cost of static FW-8/BW-8. A cell has the best mean of any setting within it, and is
+empty if no run was that cheap."""
 _TASKS_WORDS = """## Each task
 
 The tables have every method in its setting with the most seeds. If several are level, they have the best one, and the

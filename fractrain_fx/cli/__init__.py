@@ -102,8 +102,10 @@ def _run(arguments: dict[str, Any]) -> int:
     if trainer.is_main:
         console.print(results_table([result]))
         console.print(f"run folder: {out}", highlight=False, soft_wrap=True)
-        if trainer.model.frac_config.method != "float":
-            told = f"deploy it at this precision: fractrain export {out} --to onnx"
+        config = trainer.model.frac_config
+        if config.method != "float":
+            fixed = " --commonest" if config.gated else ""  # no file holds choices by input
+            told = f"deploy it at this precision: fractrain export {out} --to onnx{fixed}"
             console.print(told, highlight=False, markup=False, soft_wrap=True)
     return 0
 

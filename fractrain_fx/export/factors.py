@@ -210,7 +210,7 @@ def _bits(graph_module: GraphModule, quantizer: nn.Module, control: Node, choice
         raise ExportError(
             f"a gate chooses the precision of block {block!r} for each input, which no file holds: give "
             "stage=Precision(8, 8) for one precision in all blocks, or choices='commonest' with batches=[...], which "
-            "fixes the option that these batches choose most often"
+            "fixes the option that these batches choose most often (fractrain export: --stage or --commonest)"
         )
     options: Any = quantizer.options
     # A skipped block is taken out of the graph; a projection on its skip path has an option that computes.
