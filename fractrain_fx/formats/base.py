@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fractrain_fx.config.products import ProductName, Recipe
 from fractrain_fx.formats.bits import known_bits, of_options, put_where, sum_of_samples, work_dtype
+from fractrain_fx.formats.counts import Counts
 
 __all__ = ["Bits", "CodedFormat", "Format", "Operand", "Reach", "SampleAxis", "Seed", "ValueRange", "Values"]
 
@@ -124,7 +125,7 @@ class Format(Protocol):
     recipe: Recipe | None = None
     group_alignment: int = 1
 
-    def operand(self, x: Values, bits: Bits, of: Operand, *, seed: Int[Tensor, ""] | None = None) -> Values:
+    def operand(self, x: Values, bits: Bits, of: Operand, *, seed: Seed = None) -> Values:
         """Round an operand of a product: the same for every product, unless the format is ``per_product``."""
         if of.samples is not None:
             return self.gradient(x, bits, axis=of.samples, seed=seed)
@@ -157,6 +158,10 @@ class Format(Protocol):
         By default a value becomes 0 only if it is exactly 0 afterwards, and none is clipped.
         """
         return Reach()
+
+    def count(self, x: Values, rounded: Values, bits: Int[Tensor, "*bits"], of: Operand) -> Counts | None:
+        """Count what rounding has made of an operand, if a kernel does so in one sweep."""
+        return None
 
     @abstractmethod
     def activation_range(self, x: Values) -> ValueRange:
@@ -221,13 +226,7 @@ class Format(Protocol):
 
     @abstractmethod
     def gradient(
-        self,
-        g: Values,
-        bits: Bits,
-        *,
-        axis: SampleAxis,
-        seed: Int[Tensor, ""] | None = None,
-        out: Tensor | None = None,
+        self, g: Values, bits: Bits, *, axis: SampleAxis, seed: Seed = None, out: Tensor | None = None
     ) -> Values:
         """Round an output gradient, whose samples lie along ``axis``, stochastically.
 
@@ -241,7 +240,7 @@ class Format(Protocol):
         bits: Int[Tensor, "*bits"],
         *,
         axis: SampleAxis,
-        seed: Int[Tensor, ""] | None = None,
+        seed: Seed = None,
         out: Tensor | None = None,
     ) -> Values:
         """As :meth:`gradient`, but exactly zero, not noise, for samples at 0 bits, whose block is skipped."""

@@ -15,6 +15,7 @@ from fractrain_fx.formats import AffineFormat, Format, MicroscalingFormat, Value
 from fractrain_fx.formats.affine.format import range_shape
 from fractrain_fx.formats.base import Operand, SampleAxis, Values
 from fractrain_fx.formats.bits import known_bits, of_options, only_unrounded, readable
+from fractrain_fx.formats.counts import Counts
 from fractrain_fx.formats.microscaling.blocks import Cut
 from fractrain_fx.formats.microscaling.elements import Grid
 from fractrain_fx.formats.microscaling.format import scale_of_group
@@ -176,9 +177,8 @@ class MicroscalingByKernels(MicroscalingFormat):
         noise: Mapping[str, Any],
     ) -> Tensor:
         width, matrices = known_bits(bits), not of.positions
-        apart = self._how(of).scales_apart or (scale == "e4m3" and self._how(of).block is not None)
-        if scale_of_group(x, cuts, of) or apart:
-            return super()._rounded(x, bits, elements, cuts, scale, of, noise)  # the kernels do not have such scales
+        if self._scales_plainly(x, cuts, scale, of):
+            return super()._rounded(x, bits, elements, cuts, scale, of, noise)
         if "cuda" in self.kernels and has_triton(x):
             seed = noise_number(noise["stochastic"], noise["seed"])
             rounded = round_blocks_by_triton(x, bits, elements, cuts, scale, noise=seed)
@@ -191,21 +191,18 @@ class MicroscalingByKernels(MicroscalingFormat):
                 return graph_ops.round_in_graph(x, bits, elements, cuts, scale, **noise, matrices=matrices)
         return super()._rounded(x, bits, elements, cuts, scale, of, noise)
 
-    def count(self, x: Values, rounded: Values, bits: Int[Tensor, "*bits"], of: Operand) -> microscaling.Counts | None:
-        """What rounding has done to an operand, in one sweep by C++; ``None`` if these kernels did not round it.
+    def _scales_plainly(self, x: Tensor, cuts: Sequence[Cut], scale: Scale, of: Operand) -> bool:
+        """Whether the kernels lack the scales of an operand, so that plain operations compute them."""
+        how = self._how(of)
+        return scale_of_group(x, cuts, of) or how.scales_apart or (scale == "e4m3" and how.block is not None)
 
-        Args:
-            x: values.
-            rounded: what :meth:`operand` made of them.
-            bits: their widths.
-            of: which operand they are.
-        """
-        bits, how = self._widened(bits, of), self._how(of)
+    def count(self, x: Values, rounded: Values, bits: Int[Tensor, "*bits"], of: Operand) -> Counts | None:
+        bits = self._widened(bits, of)
         width, elements = known_bits(bits), self._elements[of.product, of.tensor]
-        if "cpu" not in self.kernels or width not in elements or how.four_over_six or not microscaling.has_kernels(x):
+        if "cpu" not in self.kernels or width not in elements or not microscaling.has_kernels(x):
             return None
-        cuts, scale = self._cuts(x, of, how)
-        if scale_of_group(x, cuts, of):
+        cuts, scale = self._cuts(x, of, self._how(of))
+        if self._scales_plainly(x, cuts, scale, of):
             return None
         return microscaling.count_blocks_compiled(x, rounded, elements[width], cuts, scale)
 

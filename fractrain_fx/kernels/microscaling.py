@@ -6,13 +6,12 @@ As operations of torch, a rounding takes about eleven passes over memory.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from fractrain_fx.formats.bits import work_dtype
+from fractrain_fx.formats.counts import Counts
 from fractrain_fx.formats.microscaling.blocks import Cut
 from fractrain_fx.formats.microscaling.elements import Grid
 from fractrain_fx.formats.microscaling.hadamard import rotate, rotation
@@ -21,7 +20,6 @@ from fractrain_fx.formats.noise import draw_seed
 from fractrain_fx.native import kernels
 
 __all__ = [
-    "Counts",
     "count_blocks_compiled",
     "has_kernels",
     "room",
@@ -33,20 +31,6 @@ __all__ = [
 # `Scale` in csrc/elements.h. The last one is that of a float32 scale for the whole tensor.
 _KINDS = {"e8m0": 0, "e4m3": 1, "float32": 2}
 _OF_TENSOR = 3
-
-
-class Counts(NamedTuple):
-    """What rounding in blocks has done to a tensor.
-
-    Attributes:
-        numbers: the norms of the values and of their errors, in one unit; the lowest and the highest value; the number
-            of values that are not 0, that become 0, and that are clipped; of blocks whose scale is beyond its type, and
-            of blocks with a scale.
-        scales: how many blocks have a scale of each exponent, from -127 on.
-    """
-
-    numbers: Float[Tensor, " 9"]
-    scales: Int[Tensor, " 256"]
 
 
 def has_kernels(x: Tensor) -> bool:

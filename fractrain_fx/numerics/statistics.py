@@ -13,7 +13,6 @@ from torch import Tensor
 from fractrain_fx.execution.roundings import Rounding
 from fractrain_fx.formats.bits import is_rounded, readable, work_dtype
 from fractrain_fx.formats.microscaling.elements import exponents
-from fractrain_fx.kernels.formats import MicroscalingByKernels
 
 __all__ = ["COLUMNS", "Measured", "Statistics", "measure", "measure_output", "statistics_of"]
 
@@ -121,8 +120,7 @@ def measure(rounding: Rounding, running: tuple[Tensor, Tensor] | None = None) ->
         running: low end and width of its running range.
     """
     v, q = rounding.values.detach(), rounding.rounded().detach()
-    fmt = rounding.fmt
-    counted = fmt.count(v, q, rounding.bits, rounding.of) if isinstance(fmt, MicroscalingByKernels) else None
+    counted = rounding.fmt.count(v, q, rounding.bits, rounding.of)
     if counted is not None:
         bits = rounding.bits.to(torch.float32).mean()
         count, of_range = bits.new_tensor(v.numel()), running or (bits.new_tensor(torch.nan),) * 2

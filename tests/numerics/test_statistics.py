@@ -27,12 +27,18 @@ def measured(x: Tensor, of: Operand, name: str, bits: int) -> tuple[Measured, Me
     by_kernel = Rounding(x, torch.tensor(bits), of, fmt, seed=SEED)
     rounded = by_kernel.rounded()
     assert fmt.count(x, rounded, by_kernel.bits, of) is not None
+    return measure(by_kernel), measured_plainly(by_kernel, rounded)
+
+
+def measured_plainly(rounding: Rounding, rounded: Tensor) -> Measured:
+    """By plain functions, of values that were rounded before."""
 
     class Given(MicroscalingFormat):
         def operand(self, *_: object, **__: object) -> Tensor:
             return rounded
 
-    return measure(by_kernel), measure(replace(by_kernel, fmt=Given(recipe)))
+    assert rounding.fmt.recipe is not None
+    return measure(replace(rounding, fmt=Given(rounding.fmt.recipe)))
 
 
 def check(x: Tensor, of: Operand, name: str, bits: int) -> None:
@@ -66,6 +72,22 @@ def test_a_sweep_counts_what_plain_functions_count(operand: str, name: str, bits
     values = torch.randn(shape).relu() * (3 * torch.randn(shape)).exp()  # zeros, and some far below their scale
     for layout in ("contiguous", "reversed", "inner dimensions first", "with gaps"):
         check(laid(values, layout), of, name, bits)
+
+
+@pytest.mark.parametrize(
+    ("name", "of"),
+    [
+        ("four-over-six", Operand("forward", "x", (1,), across=(0,))),
+        ("tetrajet-v2", Operand("weight_gradient", "g", (0,), across=(1,))),
+        ("quartet-ii", Operand("weight_gradient", "g", (0,), across=(1,))),
+    ],
+)
+def test_scales_that_no_kernel_computes_are_counted_by_plain_functions(name: str, of: Operand) -> None:
+    x = torch.randn(64, 256) * (2 * torch.randn(64, 256)).exp()
+    rounding = Rounding(x, torch.tensor(4), of, MicroscalingByKernels(RECIPES[name], ("cpu",)), seed=SEED)
+    found, wanted = measure(rounding), measured_plainly(rounding, rounding.rounded())
+    assert torch.equal(found.numbers.nan_to_num(7.0), wanted.numbers.nan_to_num(7.0))
+    assert found.scales is not None and wanted.scales is not None and torch.equal(found.scales, wanted.scales)
 
 
 @pytest.mark.parametrize(("name", "bits"), RECIPES_HERE, ids=[name for name, _ in RECIPES_HERE])
