@@ -37,7 +37,7 @@ METHODS = ("float", "pfq", "dfq", "mxfp8", "mxfp4", "nvfp4", "fp8")
 """The methods that are counted; the rounding ones by Triton kernels."""
 
 _KERNELS = {"kernels": ("rounded", "ends", "rows", "moved", "gains"), "blocks": ("blocks_rounded",)}
-# What returns memory, a view or a number of the host, and computes nothing.
+# Operators that return memory, a view or a number of the host compute nothing.
 _NO_KERNEL = (
     *("empty", "new_empty", "empty_like", "empty_strided", "lift_fresh", "set_"),
     *("_unsafe_view", "detach", "promote_types", "_local_scalar_dense"),

@@ -103,7 +103,7 @@ def _finished(each: _Running, limits: Limits) -> Row | None:
 
 
 def fork(target: Callable[..., None], *arguments: object) -> tuple[ForkProcess, Connection]:
-    """Start ``target(*arguments, pipe)`` in a process of its own; returns it with the other end of the pipe."""
+    """Start ``target(*arguments, pipe)`` in a new process; returns the process and the other end of the pipe."""
     receiver, sender = _FORK.Pipe(duplex=False)
     process = _FORK.Process(target=target, args=(*arguments, sender), daemon=True)
     process.start()

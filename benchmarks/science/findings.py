@@ -26,7 +26,7 @@ def findings(groups: Sequence[Group]) -> str:
 
 
 def by_input(groups: Sequence[Group]) -> str:
-    """What choosing by input is worth, a row for each task, over all runs that were tested; empty without any."""
+    """The worth of choosing by input: a row for each task with tested runs; empty if no run was tested."""
     tested: dict[str, list[tuple[str, Mapping[str, float]]]] = {}
     for group in groups:
         for record in group.records:

@@ -14,6 +14,7 @@ import typing
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import griffe
 
@@ -72,16 +73,13 @@ _LISTS = {"settings": settings, "run settings": run_settings, "commands": comman
 
 
 def _help(command: str) -> str:
-    printed, width = io.StringIO(), os.environ.get("COLUMNS")
-    os.environ["COLUMNS"] = str(_WIDTH)
-    try:
-        with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
-            make_parser().parse_args([command, "--help"])
-    finally:
-        if width is None:
-            del os.environ["COLUMNS"]
-        else:
-            os.environ["COLUMNS"] = width
+    printed = io.StringIO()
+    with (
+        patch.dict(os.environ, {"COLUMNS": str(_WIDTH)}),
+        contextlib.redirect_stdout(printed),
+        contextlib.suppress(SystemExit),
+    ):
+        make_parser().parse_args([command, "--help"])
     return printed.getvalue()
 
 

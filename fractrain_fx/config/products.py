@@ -110,7 +110,7 @@ class ProductRecipe:
                 raise ConfigError(f"{name}={length} must be a power of two, 2 to 128, or None for no transform")
         if self.bfloat16 and replace(self, bfloat16=False) != ProductRecipe():
             raise ConfigError(
-                "bfloat16 leaves nothing to round in blocks: leave out first, second, hadamard and format"
+                "bfloat16 leaves nothing to round in blocks: leave out first, second, hadamard, rows and format"
             )
 
 

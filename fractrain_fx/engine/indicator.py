@@ -65,7 +65,7 @@ class PlateauIndicator:
         if len(self._window) < self.window or not self._flat():
             return False
         self.epsilon *= self.alpha
-        self._window.clear()
+        self.restart()
         return True
 
     def restart(self) -> None:

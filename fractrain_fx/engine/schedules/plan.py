@@ -145,7 +145,11 @@ def _named(config: FracConfig, levels: tuple[Level, ...], length: LoopLength) ->
 
 
 def _algorithm(plateau: Plateau, levels: tuple[Level, ...]) -> AutoSchedule:
-    return AutoSchedule(len(levels), PlateauIndicator(plateau.epsilon, plateau.alpha))
+    return AutoSchedule(len(levels), _indicator(plateau))
+
+
+def _indicator(plateau: Plateau) -> PlateauIndicator:
+    return PlateauIndicator(plateau.epsilon, plateau.alpha)
 
 
 def _manual(stages: int, config: FracConfig, length: LoopLength) -> tuple[int, ...]:
@@ -173,7 +177,7 @@ def _by_length(schedule: ByLength, levels: tuple[Level, ...], length: LoopLength
         unit = "epoch" if every is None else f"window of {every}"
         name = f"the length of the run: {windows} {unit}{'' if windows == 1 else 's'} for {stages} stages"
         return StagePlan(levels, parts, first=parts.first, windows=windows, every=every, name=name)
-    bounded = BoundedSchedule(stages, PlateauIndicator(schedule.epsilon, schedule.alpha), windows)
+    bounded = BoundedSchedule(stages, _indicator(schedule), windows)
     latest = 100 * (stages - 1) / stages
     name = f"Algorithm 1, with the last stage begun between {100 * EARLIEST:.0f} and {latest:.0f} % of the run"
     return StagePlan(levels, bounded, windows=windows, every=every, name=name)
