@@ -123,7 +123,7 @@ def require_known(what: str, options: Iterable[str], known: Sequence[str]) -> No
             raise ConfigError(f"{what} has no option {name!r}: {', '.join(known)}.{near(name, known)}")
 
 
-_EXTRAS = {
+EXTRAS = {
     "train": ("accelerate", "filelock", "sklearn", "torchmetrics"),
     "draw": ("graphviz",),
     "report": ("altair", "jinja2", "vl_convert"),
@@ -132,11 +132,12 @@ _EXTRAS = {
 }
 """The packages that only some users need, as they are imported, by the extra of ``pyproject.toml`` that has them."""
 
-_NAMES = {
+DISTRIBUTIONS = {
     "sklearn": "scikit-learn",
     "vl_convert": "vl-convert-python",
     "compressed_tensors": "compressed-tensors",
 }
+"""Their names on the package index, where pip knows them by others than Python."""
 
 
 def require_packages(what: str, extra: str) -> None:
@@ -149,6 +150,6 @@ def require_packages(what: str, extra: str) -> None:
     Raises:
         MissingPackageError: one is not; the message has the command that installs it.
     """
-    missing = [_NAMES.get(name, name) for name in _EXTRAS[extra] if importlib.util.find_spec(name) is None]
+    missing = [DISTRIBUTIONS.get(name, name) for name in EXTRAS[extra] if importlib.util.find_spec(name) is None]
     if missing:
         raise MissingPackageError(f"{what} needs {' and '.join(missing)}: pip install 'fractrain_fx[{extra}]'")

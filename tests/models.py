@@ -234,6 +234,12 @@ def some_long(names: Iterable[str], *long: str, slow: Container[str] = ()) -> li
     return [pytest.param(name, marks=marks(name, long, slow)) for name in names]
 
 
+def thinned(cases: Iterable[Any], every: int) -> list[Any]:
+    """Parameters of which every n-th runs with all tests. The others try the same on more, with the long tests."""
+    values = [case if isinstance(case, tuple) else (case,) for case in cases]
+    return [pytest.param(*each, marks=[pytest.mark.long] * (place % every > 0)) for place, each in enumerate(values)]
+
+
 def marks(case: object, long: Container[Any], slow: Container[Any]) -> list[pytest.MarkDecorator]:
     """The mark of one case of a sweep; none for a case that runs with all tests."""
     return [pytest.mark.long] if case in long else [pytest.mark.slow] if case in slow else []

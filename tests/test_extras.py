@@ -14,14 +14,14 @@ import torch
 from torch import nn
 
 from fractrain_fx.drawing import draw
-from fractrain_fx.errors import _EXTRAS, _NAMES, MissingPackageError
+from fractrain_fx.errors import DISTRIBUTIONS, EXTRAS, MissingPackageError
 from fractrain_fx.execution.codes import kept
 from fractrain_fx.training import RunSettings, TrainSettings, load_dataset, new_run
 from tests.build import rewritten as build_rewritten
 
 ROOT = Path(__file__).parents[1]
 TINY = ROOT / "tests" / "training" / "tiny.py"
-WANTED = {name: extra for extra, names in _EXTRAS.items() for name in names}
+WANTED = {name: extra for extra, names in EXTRAS.items() for name in names}
 
 
 def train(folder: Path) -> None:
@@ -50,7 +50,7 @@ def test_a_missing_package_is_named_with_what_installs_it(
     package: str, use: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)  # which importlib reads as missing
-    name = _NAMES.get(package, package)
+    name = DISTRIBUTIONS.get(package, package)
     with pytest.raises(MissingPackageError, match=rf"needs {name}: pip install 'fractrain_fx\[{WANTED[package]}\]'"):
         use(tmp_path)
     assert not (tmp_path / "run").exists() and not (tmp_path / "net.dot").exists()
@@ -76,9 +76,11 @@ def test_timings_are_not_kept_without_the_package_that_locks_their_file(
 def test_the_extras_have_the_packages_that_messages_name() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     always = " ".join(project["dependencies"])
-    for extra, names in _EXTRAS.items():
+    for extra, names in EXTRAS.items():
         listed = " ".join(project["optional-dependencies"][extra])
-        assert all(_NAMES.get(name, name) in listed and _NAMES.get(name, name) not in always for name in names)
+        assert all(
+            DISTRIBUTIONS.get(name, name) in listed and DISTRIBUTIONS.get(name, name) not in always for name in names
+        )
         assert extra in project["optional-dependencies"]["dev"][0]
 
 
@@ -119,6 +121,7 @@ assert main(["train"]) == 2
 """
 
 
+@pytest.mark.long
 def test_rewriting_and_the_command_line_need_none_of_them(tmp_path: Path) -> None:
     absent = [name for name in WANTED if name != "filelock"]  # which torch and huggingface_hub need themselves
     command = [sys.executable, "-c", WITHOUT, ",".join(absent)]

@@ -112,3 +112,19 @@ def test_folders_and_files_stay_small() -> None:
     assert {str(folder): count for folder, count in folders.items() if count > 16} == {}
     lengths = {str(file): len(path.read_text(encoding="utf-8").splitlines()) for file, path in FILES.items()}
     assert {file: length for file, length in lengths.items() if length > 300} == {}
+
+
+def test_tests_neither_import_nor_replace_what_is_private_to_the_package() -> None:
+    found = []
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(("fractrain_fx", "benchmarks")):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "setattr":
+                # setattr("a.module.name", value) or setattr(module, "name", value)
+                place, *named = (ast.unparse(each).strip("\"'") for each in node.args[:2])
+                names = [] if place.split(".")[0] == "torch" else [*place.split(".")[1:], *named]
+            else:
+                continue
+            found += [f"{path.name}:{node.lineno} {name}" for name in names if re.match(r"_[^_]\w*$", name)]
+    assert not found

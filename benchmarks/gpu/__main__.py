@@ -104,7 +104,7 @@ def _run_parts(results: Results, options: argparse.Namespace, setting: Setting, 
                 _measure(results, standby, ready or [], until)
             lost = reason = f"its process ended with code {_LOST}"
             while reason == lost:  # a process that lost the GPU has left items to another one
-                reason = _ended(_begun([*call, "--run", part]), until)
+                reason = wait_for_end(begin_process([*call, "--run", part]), until)
             results.parts = Results.load(results.path).parts
             found = results.parts[part]
             found.seconds += time.monotonic() - began
@@ -124,7 +124,7 @@ def _has_room(device: str) -> bool:
 def _measure(results: Results, standby: Standby, ready: Sequence[str], until: float) -> None:
     """Let the processes that have compiled their steps measure, one at a time."""
     for item in ready:
-        standby.measure(item, partial(_ended, until=until))
+        standby.measure(item, partial(wait_for_end, until=until))
     results.parts = Results.load(results.path).parts
     found = results.parts["steps"]
     found.not_run |= {
@@ -143,11 +143,11 @@ def _started(older: Found, chosen: Sequence[str]) -> Found:
     return Found(rows, not_run | {_ALL: ""}, older.seconds)
 
 
-def _begun(call: Sequence[str]) -> subprocess.Popen[bytes]:
+def begin_process(call: Sequence[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(call, start_new_session=True)
 
 
-def _ended(child: subprocess.Popen[bytes], until: float) -> str:
+def wait_for_end(child: subprocess.Popen[bytes], until: float) -> str:
     """Run a process until it ends or its time is over, and say which. Processes that it started end with it."""
     left = max(until - time.monotonic(), 0)
     try:

@@ -18,11 +18,12 @@ import torch
 from fractrain_fx.durable import user_cache
 from fractrain_fx.errors import ConfigError
 
-__all__ = ["distrusted", "is_built", "kernels", "lacking_programs", "library"]
+__all__ = ["SOURCES", "distrusted", "is_built", "kernels", "lacking_programs", "library"]
 
 _LOG = logging.getLogger(__name__)
 
-_SOURCES = Path(__file__).with_name("csrc")
+SOURCES = Path(__file__).with_name("csrc")
+"""The folder of the kernels' source."""
 
 _ROOT = 0  # may write anywhere
 
@@ -62,7 +63,7 @@ def library() -> Path:
     each environment has its own, because the compiler's commands name their folders and ninja rebuilds everything when
     a command changes.
     """
-    places = [str(_SOURCES), sys.prefix]
+    places = [str(SOURCES), sys.prefix]
     state = "\n".join([*(file.read_text() for file in _files()), torch.__version__, *_flags(), *places])
     name = f"fractrain_fx_{hashlib.sha256(state.encode()).hexdigest()[:12]}"
     root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or user_cache() / "torch_extensions")
@@ -152,7 +153,7 @@ def _mark(file: Path) -> Path:
 
 
 def _files() -> list[Path]:
-    return sorted(file for file in _SOURCES.iterdir() if file.suffix in (".cpp", ".h"))
+    return sorted(file for file in SOURCES.iterdir() if file.suffix in (".cpp", ".h"))
 
 
 class _Ops:

@@ -17,6 +17,7 @@ from fractrain_fx.native.build import distrusted, is_built, lacking_programs
 
 __all__ = [
     "MEANING",
+    "REPORTED",
     "RoundingChoice",
     "choose_rounding",
     "has_triton_package",
@@ -34,7 +35,8 @@ MEANING = "FRACTRAIN_BACKEND"
 
 _TRITON = "it comes with torch's builds for GPUs on Linux (elsewhere, pip install triton)"
 
-_TOLD: set[RoundingChoice] = set()
+REPORTED: set[RoundingChoice] = set()
+"""Choices that this process need not warn of again."""
 
 Used = Literal["plain", "cuda", "cpu"]
 
@@ -132,7 +134,7 @@ def uses_triton(config: FracConfig) -> bool:
 
 def tell_rounding(choice: RoundingChoice) -> None:
     """Write the choice for ``auto`` to the log; the first time that building would help, as a warning."""
-    loud = choice.hint and choice not in _TOLD and not torch.cuda.is_available()
+    loud = choice.hint and choice not in REPORTED and not torch.cuda.is_available()
     mark_reported(choice)
     if choice.reason:
         _LOG.log(logging.WARNING if loud else logging.INFO, "%s", choice)
@@ -140,4 +142,4 @@ def tell_rounding(choice: RoundingChoice) -> None:
 
 def mark_reported(choice: RoundingChoice) -> None:
     """Give no warning of this choice: a run says it in a line of its own."""
-    _TOLD.add(choice)
+    REPORTED.add(choice)

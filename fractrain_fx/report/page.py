@@ -23,7 +23,7 @@ from fractrain_fx.report.sheet import Figure, Panel, Sheet
 from fractrain_fx.report.theme import THEMES, vega_config
 from fractrain_fx.summary.numbers import plain_number
 
-__all__ = ["render_page"]
+__all__ = ["pack_rows", "render_page"]
 
 _TEMPLATE = Path(__file__).with_name("template")
 _NONE = "-"
@@ -59,7 +59,7 @@ def _library() -> Markup:
 
 def _data(sheet: Sheet) -> dict[str, Any]:
     return {
-        "tables": {name: _pack(rows) for name, rows in sheet.tables.items()},
+        "tables": {name: pack_rows(rows) for name, rows in sheet.tables.items()},
         "figures": {figure.key: _figure(figure, panel, sheet) for panel in sheet.panels for figure in panel.figures},
         "themes": {
             name: {"series": colours["series"], "config": vega_config(name)} for name, colours in THEMES.items()
@@ -85,7 +85,7 @@ def _figure(figure: Figure, panel: Panel, sheet: Sheet) -> dict[str, Any]:
     }
 
 
-def _pack(rows: Sequence[Row]) -> str:
+def pack_rows(rows: Sequence[Row]) -> str:
     """Rows as columns, gzipped; the same rows always give the same text."""
     names = list(rows[0]) if rows else []
     columns = {name: [row[name] for row in rows] for name in names}

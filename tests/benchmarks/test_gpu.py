@@ -106,8 +106,8 @@ def test_after_an_error_that_loses_the_gpu_another_process_runs_the_other_items(
             ended.append(end.code)
         return f"its process ended with code {ended[-1]}"
 
-    monkeypatch.setattr(gpu, "_begun", list)
-    monkeypatch.setattr(gpu, "_ended", run)
+    monkeypatch.setattr(gpu, "begin_process", list)
+    monkeypatch.setattr(gpu, "wait_for_end", run)
     main(argv)
     found = Results.load(result_in(tmp_path)).parts["memory"]
     assert ended == [75, 0] and list(found.rows) == ["good", "bad", "later"]
@@ -130,8 +130,8 @@ def test_chosen_items_are_run_beside_the_results_of_the_others(
         main(call[call.index("--small") :])
         return "its process ended with code 0"
 
-    monkeypatch.setattr(gpu, "_begun", list)
-    monkeypatch.setattr(gpu, "_ended", run)
+    monkeypatch.setattr(gpu, "begin_process", list)
+    monkeypatch.setattr(gpu, "wait_for_end", run)
     argv = ["--small", "--device", "cpu", "--out", str(tmp_path), "--parts", "memory"]
     main(argv)
     whole = Results.load(result_in(tmp_path)).command
@@ -148,6 +148,7 @@ def test_chosen_items_are_run_beside_the_results_of_the_others(
     assert "no item is called 'four': 'one', 'three', 'two'" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_processes_prepare_at_a_time_and_measure_in_turn(tmp_path: Path) -> None:
     program = """
 import pathlib, sys

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
 from fractrain_fx.config import RECIPES
@@ -39,26 +39,21 @@ def test_the_kernels_give_the_numbers_of_the_plain_operations() -> None:
 
 
 def test_only_values_of_a_gpu_go_to_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Shard(Tensor):
+        pass
+
     x = torch.randn(2, 3)
-    assert not fit.has_triton(x)
-
-    class OnGpu(Tensor):
-        is_cuda = True
-
-    def on_gpu(x: Tensor) -> Tensor:
-        return x.as_subclass(OnGpu)
-
     monkeypatch.setattr(fit, "has_triton_package", lambda: True)
-    assert not fit.has_triton(on_gpu(x))  # a class of its own
+    assert not fit.has_triton(x)
     with FakeTensorMode():
         assert not fit.has_triton(torch.empty(3, device="cuda"))
-    monkeypatch.setattr(fit, "_CLASSES", (OnGpu,))
-    assert fit.has_triton(on_gpu(x)) and fit.has_triton(on_gpu(x.half()), torch.zeros(()))
-    for other in (x.double(), x[:0]):
-        assert not fit.has_triton(on_gpu(other))
-    assert not fit.has_triton(on_gpu(x), torch.zeros((), dtype=torch.float64))
+    monkeypatch.setattr(Tensor, "is_cuda", True, raising=False)
+    assert fit.has_triton(x) and fit.has_triton(nn.Parameter(x)) and fit.has_triton(x.half(), torch.zeros(()))
+    for other in (x.as_subclass(Shard), x.double(), x[:0]):
+        assert not fit.has_triton(other)
+    assert not fit.has_triton(x, torch.zeros((), dtype=torch.float64))
     monkeypatch.setattr(fit, "has_triton_package", lambda: False)
-    assert not fit.has_triton(on_gpu(x))
+    assert not fit.has_triton(x)
 
 
 def test_a_format_asks_the_kernels_for_each_of_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:

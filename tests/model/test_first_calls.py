@@ -22,10 +22,12 @@ import torch
 from torch import Tensor, get_default_dtype, is_grad_enabled, nn
 
 from fractrain_fx import FracConfig, FracModel, RunConfig, fractrainify
+from fractrain_fx.capture import Recording
 from fractrain_fx.capture.recording.python_reads import PythonReads
 from fractrain_fx.config.config import Method
 from fractrain_fx.errors import ConfigError, InputError
 from tests.build import rewritten
+from tests.models import thinned
 
 FLOAT = FracConfig(method="float", run=RunConfig(recordings=20))
 
@@ -95,7 +97,7 @@ UNSEEN: dict[str, Callable[[Reader, Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", UNSEEN)
+@pytest.mark.parametrize("name", thinned(UNSEEN, 4))
 def test_a_reader_that_recording_does_not_see_is_found_by_the_comparison_alone(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,14 +179,14 @@ def test_a_comparison_leaves_checkpointing_as_it_is() -> None:
 def test_comparisons_stop_with_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     _, model = pair(lambda net, x: 1.0, FracConfig(method="float", run=RunConfig(compared_calls=2)))
     compared: list[int] = []
-    real = type(model._state.recording).difference
+    real = Recording.difference
 
     def difference(self: Any, *call: Any) -> Any:
         compared.append(call[1][0].shape[1])
         return real(self, *call)
 
     with pytest.MonkeyPatch.context() as patch, caplog.at_level(logging.WARNING):
-        patch.setattr(type(model._state.recording), "difference", difference)
+        patch.setattr(Recording, "difference", difference)
         for length in (8, 9, 10, 11, 12, 9):
             model(torch.randn(2, length, 4))
         with torch.no_grad():  # new in more than its size, and so compared
@@ -200,7 +202,7 @@ def test_comparisons_stop_with_a_line_in_the_log(caplog: pytest.LogCaptureFixtur
 def test_images_of_one_size_are_compared_once_for_each_mode() -> None:
     _, model = pair(lambda net, x: 1.0)
     count = 0
-    real = type(model._state.recording).difference
+    real = Recording.difference
 
     def counted(self: Any, *call: Any) -> Any:
         nonlocal count
@@ -208,7 +210,7 @@ def test_images_of_one_size_are_compared_once_for_each_mode() -> None:
         return real(self, *call)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(model._state.recording), "difference", counted)
+        patch.setattr(Recording, "difference", counted)
         for mode in (True, False, True, False):
             model.train(mode)
             for _ in range(5):
@@ -320,6 +322,7 @@ def test_a_question_whether_an_input_was_made_in_inference_mode_is_answered_or_r
         model(x.clone())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("by_method", [False, True])
 @pytest.mark.parametrize("name", ["the name of an attribute", "a key of text"])
 def test_a_compiled_model_is_compared_before_its_call(name: str, by_method: bool) -> None:

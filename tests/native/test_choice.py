@@ -155,7 +155,7 @@ def test_nothing_is_built_for_a_model_in_a_loop_of_ones_own(
     built.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     built.setattr(choice, "is_built", build.is_built)
     built.setattr(choice, "lacking_programs", lambda: [])
-    built.setattr(choice, "_TOLD", set())
+    built.setattr(choice, "REPORTED", set())
     for _ in range(2):
         assert rewritten().frac_config.run.backend == "plain"
     warned = [record.message for record in caplog.records if record.levelno == logging.WARNING]

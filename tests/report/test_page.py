@@ -16,7 +16,7 @@ import pytest
 from fractrain_fx import FracConfig, Pin, Precision, RunConfig
 from fractrain_fx.cli import main
 from fractrain_fx.errors import RunError
-from fractrain_fx.report.page import _pack
+from fractrain_fx.report.page import pack_rows
 from fractrain_fx.report.panels import build_sheet
 from fractrain_fx.report.runs import Run, read_runs
 from fractrain_fx.report.sheet import Panel
@@ -248,7 +248,7 @@ def test_runs_of_before_machines_were_priced_are_named_or_leave_the_panel_out(tr
 
 def test_the_machines_of_a_run_take_little_of_the_page(trained: Path) -> None:
     sheets = [build_sheet(read_runs([str(trained / name) for name in names])) for names in (["pfq"], ["pfq", "static"])]
-    sizes = [len(_pack(sheet.tables["machines"])) for sheet in sheets]
+    sizes = [len(pack_rows(sheet.tables["machines"])) for sheet in sheets]
     assert sizes[0] < 3000 and sizes[1] - sizes[0] < 2000  # bytes
 
 

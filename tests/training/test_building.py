@@ -60,7 +60,7 @@ def told(run: RunSettings, **words: Path) -> tuple[Trainer, str]:
 def test_kernels_are_built_for_a_long_run_and_not_for_a_short_one(
     compiler: Compiler, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(choice, "_TOLD", set())
+    monkeypatch.setattr(choice, "REPORTED", set())
     trainer, words = told(settings())
     assert not [each for each in caplog.messages if each.startswith("rounds by")]  # the run says it
     assert trainer.model.frac_config.run.backend == "plain" and compiler.builds == 0

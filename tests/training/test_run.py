@@ -7,6 +7,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from safetensors.torch import load_file
 from fractrain_fx.config import FracConfig
 from fractrain_fx.errors import ConfigError, DataError, ModelError, RunError, TargetError
 from fractrain_fx.training import RunSettings, TrainSettings, build_trainer, new_run, resume_run
+from fractrain_fx.training.folder.checkpoint import save_checkpoint
 from fractrain_fx.training.run import hold_folder
 from fractrain_fx.training.trainer import Trainer
 
@@ -64,18 +66,17 @@ def test_a_stop_in_either_phase_changes_nothing(tmp_path: Path, monkeypatch: pyt
     whole.fit()
 
     saves = 0
-    save = Trainer._save
 
-    def stopping(self: Trainer) -> None:
+    def stopping(*held: Any) -> None:
         nonlocal saves
         saves += 1
         if saves in (2, 4):  # in the first phase; between the two
             raise KeyboardInterrupt
-        save(self)
+        save_checkpoint(*held)
 
     out = tmp_path / "stopped"
     with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_save", stopping)
+        patch.setattr("fractrain_fx.training.trainer.save_checkpoint", stopping)
         with pytest.raises(KeyboardInterrupt):
             new_run(run, out, quiet())
         with pytest.raises(RunError, match="--resume"):

@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -125,13 +125,7 @@ def lacks_products(device: torch.device) -> str | None:
     """The reason why no kernel multiplies codes on a device; ``None`` if one does."""
     if device.type != "cpu":
         return f"only a CPU multiplies codes, by C++ kernels, and this is a device of type {device.type}"
-    return None if _has_products() else "the C++ kernels multiply codes by AVX2, which this CPU lacks"
-
-
-@cache
-def _has_products() -> bool:
-    found: bool = kernels().has_products()
-    return found
+    return None if kernels().has_products() else "the C++ kernels multiply codes by AVX2, which this CPU lacks"
 
 
 def _seconds(run: Callable[[], object]) -> float:

@@ -15,7 +15,7 @@ from fractrain_fx.formats.base import Reach, ValueRange
 from fractrain_fx.formats.bits import highest_level, is_rounded, once, readable, unrounded
 from fractrain_fx.formats.noise import dither
 
-__all__ = ["codes_affine", "reach_affine", "round_affine", "shifted_to_zero", "values_affine"]
+__all__ = ["codes_affine", "reach_affine", "round_affine", "round_on_any_tensor", "shifted_to_zero", "values_affine"]
 
 # Samples of at least this many values are rounded one after the other: one width takes fewer passes than several.
 _LARGE_SAMPLE = 1 << 15
@@ -46,7 +46,7 @@ def round_affine(
         The rounded values in the type of ``x``; ``x`` itself if nothing is rounded.
     """
     if not readable(x):
-        return _anywhere(x, bits, within, stochastic, seed)
+        return round_on_any_tensor(x, bits, within, stochastic, seed)
     widths = [int(bits)] if bits.ndim == 0 else bits.flatten().tolist()
     kinds = set(widths)
     if kinds <= {0, FLOAT_BITS}:
@@ -145,7 +145,8 @@ def _parts(x: Tensor, bits: Tensor, widths: list[int], within: ValueRange, quick
     return [(..., Grid(widths[0] if len(kinds) == 1 else bits, within, quick=quick))]
 
 
-def _anywhere(x: Tensor, bits: Tensor, within: ValueRange, stochastic: bool, seed: Tensor | None) -> Tensor:
+def round_on_any_tensor(x: Tensor, bits: Tensor, within: ValueRange, stochastic: bool, seed: Tensor | None) -> Tensor:
+    """:func:`round_affine` by operations that read no value, for tensors without values and for compiled graphs."""
     scale = once(scales(within.span, bits))
     q = _levels(x, bits, within, scale, stochastic, seed) * scale + within.lo
     return unrounded(bits, x, (q if within.measured_here else _with_bad_values(q, x)).to(x.dtype))

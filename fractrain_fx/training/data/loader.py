@@ -18,8 +18,6 @@ from fractrain_fx.training.data.order import Order, generator_for
 
 __all__ = ["Loader", "Share", "make_loader"]
 
-_ON_DEVICE = 1 << 30  # bytes of samples that may lie on the model's device
-
 
 @dataclass(frozen=True)
 class Share:
@@ -31,6 +29,7 @@ class Share:
         device: the device of the batches.
         rank, ranks: number of this process, and of all processes.
         workers: processes that read image files.
+        resident: bytes of samples that may lie on the device, beside the model.
     """
 
     batch: int
@@ -39,6 +38,7 @@ class Share:
     rank: int = 0
     ranks: int = 1
     workers: int = 0
+    resident: int = 1 << 30
 
 
 class Loader(Protocol):
@@ -73,7 +73,7 @@ class TensorLoader:
     def __init__(self, data: DataSet, share: Share) -> None:
         self._data, self._share = data, share
         self._order = Order(len(data.train), share.batch, share.seed, share.rank, share.ranks)
-        self._train, self._test = (_near(part, share.device) for part in (data.train, data.test))
+        self._train, self._test = (_near(part, share) for part in (data.train, data.test))
         self._draw = lru_cache(maxsize=1)(self._drawn)
 
     @property
@@ -144,11 +144,11 @@ class FileLoader:
             yield inputs.to(self._share.device), targets.to(self._share.device)
 
 
-def _near(samples: object, device: torch.device) -> tuple[Tensor, Tensor]:
+def _near(samples: object, share: Share) -> tuple[Tensor, Tensor]:
     """Inputs and targets, on the device if they are few enough to stay there beside a model."""
     if not isinstance(samples, TensorDataset):
         raise TypeError("a TensorLoader holds samples in memory")
     inputs, targets = samples.tensors
-    if inputs.nbytes + targets.nbytes > _ON_DEVICE:
+    if inputs.nbytes + targets.nbytes > share.resident:
         return inputs, targets
-    return inputs.to(device), targets.to(device)
+    return inputs.to(share.device), targets.to(share.device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -47,10 +48,10 @@ def test_what_cannot_multiply_codes_is_said_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     tuner = Tuner()
-    monkeypatch.setattr(tuning, "_has_products", lambda: False)
+    monkeypatch.setattr(tuning, "kernels", lambda: SimpleNamespace(has_products=lambda: False))
     reasons = [tuner.lacks(_CPU) for _ in range(3)]
     assert len(set(reasons)) == 1 and "AVX2" in str(reasons[0])
     assert caplog.messages == [f"all ops compute in float, with the same numbers: {reasons[0]}"]
-    monkeypatch.setattr(tuning, "_has_products", lambda: True)
+    monkeypatch.setattr(tuning, "kernels", lambda: SimpleNamespace(has_products=lambda: True))
     assert lacks_products(_CPU) is None
     assert "type cuda" in str(lacks_products(torch.device("cuda")))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -153,7 +154,7 @@ def test_bits_that_have_no_codes_are_a_reason() -> None:
 def test_without_units_for_codes_all_stays_float_and_is_said(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timing, "_has_products", lambda: False)
+    monkeypatch.setattr(timing, "kernels", lambda: SimpleNamespace(has_products=lambda: False))
     x = torch.randn(4, 64)
     model, simulated = _made(method="pfq", run=RunConfig(backend="codes")), _made(method="pfq")
     assert set(model.kernels().values()) == {"not yet timed"} and set(simulated.kernels().values()) == {"float"}

@@ -118,7 +118,5 @@ def test_batches_cost_no_loop_over_samples(cifar: DataSet) -> None:
     assert seconds(96) < 0.5 * 96 * seconds(1)
 
 
-def test_what_is_too_large_for_the_device_stays_in_memory(cifar: DataSet, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = batches(cifar, 0, 2)
-    monkeypatch.setattr("fractrain_fx.training.data.loader._ON_DEVICE", 0)
-    assert same(batches(cifar, 0, 2), expected)
+def test_what_is_too_large_for_the_device_stays_in_memory(cifar: DataSet) -> None:
+    assert same(batches(cifar, 0, 2, resident=0), batches(cifar, 0, 2))

@@ -59,6 +59,7 @@ def test_a_killed_process_holds_nothing(tmp_path: Path) -> None:
     held.release()
 
 
+@pytest.mark.long
 def test_a_process_may_hold_its_own_folder_again_and_others_wait_for_the_last_release(tmp_path: Path) -> None:
     first, second = hold(tmp_path), hold(tmp_path)
     first.release()

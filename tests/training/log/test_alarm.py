@@ -11,9 +11,11 @@ import torch
 from rich.console import Console
 
 from fractrain_fx.errors import NonFiniteLossError
+from fractrain_fx.model.saved.folder import Weights
 from fractrain_fx.numerics import read_steps
 from fractrain_fx.numerics.records import FILE
 from fractrain_fx.training import build_trainer, new_run, resume_run
+from fractrain_fx.training.folder.checkpoint import Checkpoint, save_checkpoint
 from tests.training.runs import quiet, settings
 
 
@@ -35,15 +37,15 @@ def test_a_watched_run_has_a_line_for_each_watched_batch_and_the_same_weights(tm
 
 def test_a_resumed_run_drops_the_lines_that_it_trains_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = new_run(settings("static", epochs=2), tmp_path / "run", quiet())
-    trainer.watched_every, save = 1, trainer._save
+    trainer.watched_every = 1
 
-    def stopped() -> None:
-        if trainer._progress.epoch == 2:
+    def stopped(out: Path, weights: Weights, checkpoint: Checkpoint) -> None:
+        if checkpoint.epoch == 2:
             raise KeyboardInterrupt
-        save()
+        save_checkpoint(out, weights, checkpoint)
 
-    monkeypatch.setattr(trainer, "_save", stopped)
-    with pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("fractrain_fx.training.trainer.save_checkpoint", stopped)
         trainer.fit()
     assert steps(tmp_path / "run") == [1, 2, 3, 4, 5, 6]
     again = resume_run(tmp_path / "run", quiet())

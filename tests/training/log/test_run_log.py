@@ -10,9 +10,11 @@ import pytest
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from fractrain_fx.model.saved.folder import Weights
 from fractrain_fx.training import new_run, resume_run
+from fractrain_fx.training.folder.checkpoint import Checkpoint, save_checkpoint
 from fractrain_fx.training.length import StepPlace
-from fractrain_fx.training.log import RunLog, run_log
+from fractrain_fx.training.log import RunLog
 from fractrain_fx.training.log.look import Look
 from fractrain_fx.training.log.pace import Pace
 from tests.training.runs import settings
@@ -23,11 +25,15 @@ LINE = re.compile(
 
 
 class Clock:
-    """Time that passes only when told."""
+    """Time that passes only when told, or by some seconds at each look."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 100.0
-        monkeypatch.setattr("time.monotonic", lambda: self.now)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: float = 0.0) -> None:
+        self.now, self._seconds = 100.0, seconds
+        monkeypatch.setattr("time.monotonic", self._look)
+
+    def _look(self) -> float:
+        self.now += self._seconds
+        return self.now
 
 
 def look(step: int) -> Look:
@@ -71,7 +77,7 @@ def test_speed_leaves_out_evaluations_and_the_time_left_does_not(monkeypatch: py
 
 
 def test_a_run_explains_its_words_and_logs_steps_and_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_log, "_SECONDS_BETWEEN_LINES", 0.0)
+    Clock(monkeypatch, 31)
     text = io.StringIO()
     new_run(settings(), tmp_path, Console(file=text, width=112)).fit()
     first, loud, second, how, *lines = text.getvalue().splitlines()
@@ -92,10 +98,16 @@ def test_a_run_explains_its_words_and_logs_steps_and_bits(tmp_path: Path, monkey
 
 
 def test_a_resumed_run_counts_its_steps_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_log, "_SECONDS_BETWEEN_LINES", 0.0)
+    Clock(monkeypatch, 31)
     run = new_run(settings("pfq"), tmp_path, Console(quiet=True))
-    monkeypatch.setattr(run, "_save", lambda: None if run.engine.ledger.rows[1:] else type(run)._save(run))
-    run.fit()  # as if it were killed before its second checkpoint
+
+    def killed(out: Path, weights: Weights, checkpoint: Checkpoint) -> None:
+        if checkpoint.epoch < 2:
+            save_checkpoint(out, weights, checkpoint)
+
+    with monkeypatch.context() as patch:  # as if it were killed before its last checkpoint
+        patch.setattr("fractrain_fx.training.trainer.save_checkpoint", killed)
+        run.fit()
     resume_run(tmp_path, Console(quiet=True)).fit()
     steps = events(tmp_path / "tensorboard" / "steps")
     assert [scalar.step for scalar in steps.Scalars("bits/scheduled")] == [1, 2, 3, 4, 5, 6]
