@@ -264,6 +264,7 @@ def test_the_package_imports_no_compiler_and_no_library_of_models() -> None:
     assert result.stdout.strip() == "[]"
 
 
+@pytest.mark.long
 def test_a_model_compiles_whole_where_recording_imported_the_compiler() -> None:
     script = (
         "import sys, torch\n"

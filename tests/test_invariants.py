@@ -73,7 +73,7 @@ def test_method_float_equals_the_original_bit_for_bit(name: str) -> None:
     assert_same(evaluation(rewritten, larger), evaluation(original, larger))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", some_long(NAMES, *DEEP, *WIDE, "t5", "test_nfnet", "mixtral"))
 def test_names_ties_class_and_weights_survive_and_the_result_trains_copies_and_reloads(
     name: str, tmp_path: Any
 ) -> None:

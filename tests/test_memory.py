@@ -35,6 +35,7 @@ print((before - pages()) * 4096 // 2**20)
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="sets glibc's allocator")
 
 
+@pytest.mark.long
 @glibc
 @pytest.mark.parametrize("how", some_long(_KEPT, "in training", "in benchmarks"))
 def test_freed_memory_is_kept_by_call_in_training_and_in_benchmarks_and_not_by_an_import(how: str) -> None:

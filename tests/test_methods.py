@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from fractrain_fx import Cyclic, Engine, FracConfig, RunConfig, fractrainify
+from tests.models import thinned
 from tests.training.tiny import TinyNet
 
 METHODS: dict[str, dict[str, object]] = {
@@ -37,7 +38,7 @@ LEVELS = {
 COSTS = {"FW-8/BW-8": 0.0625, "FW-4/BW-6": 64 / 3072, "float": 1.0}
 
 
-@pytest.mark.parametrize("fmt", ["affine", "dorefa", "wageubn"])
+@pytest.mark.parametrize("fmt", thinned(["affine", "dorefa", "wageubn"], 3))
 @pytest.mark.parametrize("name", METHODS)
 def test_trains_in_every_format(name: str, fmt: str) -> None:
     config = FracConfig.from_dict({"method": name, "format": fmt} | METHODS[name])

@@ -208,6 +208,7 @@ def test_without_other_static_precisions_there_is_no_frontier(tmp_path: Path) ->
     assert frontier(groups, "digits", 20, tmp_path / "frontier.svg") == ""
 
 
+@pytest.mark.long
 def test_a_tiny_grid_from_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     places = [f"--runs={tmp_path}/runs", f"--results={tmp_path}/science.jsonl", f"--page={tmp_path}/results.md"]
     grid = ["--task=digits-tiny", "--method", "fractrain", "static", "--epochs=4"]
@@ -256,6 +257,7 @@ def test_fixed_options_are_the_most_frequent_and_cost_no_less() -> None:
     assert fixed_options(torch.tensor([[0.05, 0.95, 0.0], [0.4, 0.6, 0.0]]), prices).tolist() == [1, 1]
 
 
+@pytest.mark.long
 def test_a_gated_run_is_tested_with_one_option_a_block(tmp_path: Path) -> None:
     values = {"model": "zoo:resnet20", "data": "digits", "image_size": 8, "subset": 96, "method": "fractrain"}
     trainer = new_run(RunSettings.from_dict(values | {"schedule": "manual", "epochs": 4, "device": "cpu"}), tmp_path)

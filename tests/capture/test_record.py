@@ -17,6 +17,7 @@ from fractrain_fx.errors import CaptureError, InputError
 from fractrain_fx.zoo.models import resnet20
 from tests.build import rewritten
 from tests.capture.conftest import Call, huggingface_call, images, timm_call, tokens
+from tests.models import thinned
 
 TIMM: dict[str, tuple[int, dict[str, Any]]] = {
     "resnet18": (64, {}),
@@ -47,7 +48,7 @@ def recorded(call: Call) -> Recording:
     return recording
 
 
-@pytest.mark.parametrize("name", TIMM)
+@pytest.mark.parametrize("name", thinned(TIMM, 3))
 def test_timm_models_equal_their_graph_and_one_graph_serves_both_modes(name: str) -> None:
     size, options = TIMM[name]
     recording = recorded(timm_call(name, size, **options))

@@ -16,6 +16,7 @@ from fractrain_fx.execution.fused_op import FusedOp
 from fractrain_fx.execution.grouped_op import GroupedOp, aligned
 from fractrain_fx.passes import fused_ops
 from tests.build import rewritten
+from tests.models import thinned
 
 ENDS = (5, 5, 43, 50)  # of four experts: the second has no row
 _ROW = OperandRecipe(per_row=True)
@@ -155,7 +156,7 @@ BLOCKS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen3-moe"])
-@pytest.mark.parametrize("words", BLOCKS.values(), ids=BLOCKS)
+@pytest.mark.parametrize("words", thinned(BLOCKS.values(), 4), ids=BLOCKS)
 def test_nine_tenths_of_a_mixture_are_in_blocks(name: str, words: dict[str, Any]) -> None:
     model, batch = mixture(name)
     config = FracConfig(method="static", pins=(Pin("lm_head", words.get("precision", "FW-8/BW-8")),), **words)

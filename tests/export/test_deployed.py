@@ -17,6 +17,7 @@ from fractrain_fx.nn.quantizers import ActivationQuantizer, WeightQuantizer
 from fractrain_fx.zoo.models import resnet20
 from tests.build import rewritten as build_rewritten
 from tests.deployable import Convolutions, bert, difference, gpt2, llama, rewritten, vit
+from tests.models import thinned
 
 BLOCKS: list[dict[str, Any]] = [
     {},
@@ -27,7 +28,7 @@ BLOCKS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("settings", BLOCKS, ids=["affine", "fp8", "mx", "nvfp4", "mixed"])
+@pytest.mark.parametrize("settings", thinned(BLOCKS, 2), ids=["affine", "fp8", "mx", "nvfp4", "mixed"])
 @pytest.mark.parametrize("build", [vit, llama, bert, gpt2])
 def test_it_is_the_originals_class_and_equals_evaluation_bit_for_bit(build: Any, settings: dict[str, Any]) -> None:
     if build is gpt2 and "pins" in settings:

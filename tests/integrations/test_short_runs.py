@@ -26,6 +26,7 @@ from fractrain_fx.integrations.timm import FracTrainTask
 from tests.build import rewritten
 from tests.integrations.digits import digits
 from tests.integrations.stdlib_text import VOCABULARY, WhichModule
+from tests.models import thinned
 from tests.training.tiny import TinyNet
 
 
@@ -140,7 +141,7 @@ def timms(epochs: int, folder: Path) -> Engine:
 TRAINERS = [own_loop, lightnings, hugging_face, timms]
 
 
-@pytest.mark.parametrize("epochs", [1, 3, 6])
+@pytest.mark.parametrize("epochs", thinned([3, 1, 6], 3))
 @pytest.mark.parametrize("train", TRAINERS)
 def test_a_short_run_reaches_its_last_stage(
     train: Callable[[int, Path], Engine], epochs: int, tmp_path: Path, recwarn: Any

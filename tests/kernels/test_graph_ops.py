@@ -77,6 +77,7 @@ def counted(graphs: CompileCounterWithBackend, name: str) -> int:
     return sum(str(node.target).startswith(name) for part in parts for node in part.graph.nodes)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("words", "dtype"),
     [

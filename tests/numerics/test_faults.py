@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from fractrain_fx.numerics import compare, watch
+from tests.models import thinned
 from tests.numerics.faults import EIGHT, FAULTS, MODELS, NVFP4, loss_of, rewritten
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", thinned(FAULTS, 3))
 def test_a_planted_fault_is_named_by_compare_and_shown_by_watch(name: str, fault: str) -> None:
     torch.manual_seed(0)
     subject, planted = MODELS[name], FAULTS[fault]

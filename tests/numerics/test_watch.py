@@ -25,6 +25,7 @@ from fractrain_fx.formats.microscaling import fake_quantize as round_blocks
 from fractrain_fx.numerics import Watch, WatchedStep, read_steps, watch
 from tests.build import paper
 from tests.build import rewritten as build_rewritten
+from tests.models import thinned
 
 EIGHT = FracConfig(method="static", precision="FW-8/BW-8")
 
@@ -89,16 +90,19 @@ def test_a_step_prints_the_operands_first_that_rounding_leaves_least_of() -> Non
 
 @pytest.mark.parametrize(
     "config",
-    [
-        EIGHT,
-        FracConfig(method="fractrain"),
-        paper(run=RunConfig(skipping="left-out")),
-        FracConfig(method="static", precision="FW-4/BW-4", format="nvfp4"),
-        FracConfig(method="static", precision="FW-4/BW-4", format="mx"),
-        FracConfig(method="static", precision="FW-8/BW-8", format="dorefa"),
-        FracConfig(method="static", precision="FW-8/BW-8", format="wageubn"),
-        FracConfig(method="static", precision="FW-8/BW-8", affine=AffineConfig(ranges="row")),
-    ],
+    thinned(
+        [
+            EIGHT,
+            FracConfig(method="fractrain"),
+            paper(run=RunConfig(skipping="left-out")),
+            FracConfig(method="static", precision="FW-4/BW-4", format="nvfp4"),
+            FracConfig(method="static", precision="FW-4/BW-4", format="mx"),
+            FracConfig(method="static", precision="FW-8/BW-8", format="dorefa"),
+            FracConfig(method="static", precision="FW-8/BW-8", format="wageubn"),
+            FracConfig(method="static", precision="FW-8/BW-8", affine=AffineConfig(ranges="row")),
+        ],
+        2,
+    ),
     ids=lambda config: f"{config.method}-{config.format}-{config.affine.ranges}-{config.run.skipping}",
 )
 def test_a_watched_training_is_the_same_bit_for_bit(config: FracConfig) -> None:
@@ -253,6 +257,7 @@ def test_a_file_of_records_that_is_cut_off_is_read_up_to_there_and_a_damaged_one
         list(read_steps(path))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("in_place", [False, True])
 def test_a_watched_step_of_a_compiled_model_runs_eagerly_and_says_so(in_place: bool) -> None:
     model = rewritten()
@@ -268,6 +273,7 @@ def test_a_watched_step_of_a_compiled_model_runs_eagerly_and_says_so(in_place: b
     assert all(len(record.operands) == 20 for record in watched.records)
 
 
+@pytest.mark.long
 def test_segments_that_are_compiled_and_computed_again_are_watched() -> None:
     model = rewritten()
     model.gradient_checkpointing_enable()

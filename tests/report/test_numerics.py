@@ -55,6 +55,7 @@ def run(watched_step: WatchedStep, tmp_path_factory: pytest.TempPathFactory) -> 
     return folder
 
 
+@pytest.mark.long
 def test_the_page_of_a_long_watched_run_stays_small(run: Path, tmp_path: Path) -> None:
     assert main(["report", str(run), "--out", str(tmp_path / "report.html")]) == 0
     assert (tmp_path / "report.html").stat().st_size < 2e6

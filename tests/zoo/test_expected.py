@@ -39,7 +39,7 @@ def share(precision: Precision) -> float:
 DEEPER = ("zoo:resnet74", "zoo:resnet110", "timm:resnet34")
 
 
-@pytest.mark.parametrize("model", some_long(FORWARD_MACS, slow=DEEPER))
+@pytest.mark.parametrize("model", some_long(FORWARD_MACS, "zoo:resnet164", "zoo:transformer_base", slow=DEEPER))
 def test_macs_of_static_rows_are_m_times_3_times_share_times_images(model: str) -> None:
     recipes = [recipe for recipe in STATIC if recipe.values["model"] == model]
     assert recipes

@@ -15,7 +15,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from fractrain_fx import Engine, FracModel, Pin, Precision, summarize
 from tests.build import paper
 from tests.build import rewritten as build_rewritten
-from tests.models import build
+from tests.models import build, thinned
 
 CASES = ["tied_weights", "multihead_attention", "gpt2"]
 METHODS: dict[str, dict[str, Any]] = {
@@ -70,7 +70,7 @@ def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
 
 @pytest.mark.parametrize("change", [half, weights])
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", thinned(CASES, 3))
 def test_freezing_after_the_rewrite_costs_what_freezing_before_it_costs(
     name: str, method: str, change: Callable[[nn.Module], None]
 ) -> None:

@@ -14,6 +14,7 @@ import transformers
 from fractrain_fx import FracModel, fractrainify
 from fractrain_fx.capture.inputs.examples import example_inputs
 from tests.build import rewritten
+from tests.models import thinned
 
 TEXT: dict[str, Any] = {
     "hidden_size": 32,
@@ -108,36 +109,39 @@ def test_the_class_token_of_cait_is_carried_past_a_block_that_reads_the_image() 
 
 @pytest.mark.parametrize(
     ("name", "sizes", "identity"),
-    [
-        # Attention and MLP of each layer; with attention to the encoder, three.
-        ("WhisperForConditionalGeneration", WHISPER, 4 * 2 + 4 * 3),
-        ("CLIPModel", {"text_config": TEXT, "vision_config": IMAGE, "projection_dim": 16}, (2 + 2) * 2),
-        (
-            "SwinForImageClassification",
-            {
-                "image_size": 32,
-                "patch_size": 2,
-                "embed_dim": 16,
-                "depths": [2, 2],
-                "num_heads": [2, 4],
-                "window_size": 4,
-            },
-            (2 + 2) * 2,
-        ),
-        # The convolution over positions is added to what it reads, too.
-        ("Wav2Vec2ForCTC", WAV2VEC2, 1 + 2 * 2),
-        ("Wav2Vec2ForCTC", WAV2VEC2 | {"do_stable_layer_norm": True}, 1 + 2 * 2),
-        ("Gemma2ForCausalLM", TEXT | {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 8}, 2 * 2),
-        (
-            "DebertaV2ForSequenceClassification",
-            TEXT | {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "max_position_embeddings": 32},
-            2 * 2,
-        ),
-        ("AlbertForSequenceClassification", TEXT | {"embedding_size": 16}, 2 * 2),
-        ("FalconForCausalLM", TEXT | {"parallel_attn": False}, 2 * 2),
-        # The state-space mixer is the only branch; the skip path is cast to float32.
-        ("MambaForCausalLM", TEXT | {"state_size": 4}, 2),
-    ],
+    thinned(
+        [
+            # Attention and MLP of each layer; with attention to the encoder, three.
+            ("WhisperForConditionalGeneration", WHISPER, 4 * 2 + 4 * 3),
+            ("CLIPModel", {"text_config": TEXT, "vision_config": IMAGE, "projection_dim": 16}, (2 + 2) * 2),
+            (
+                "SwinForImageClassification",
+                {
+                    "image_size": 32,
+                    "patch_size": 2,
+                    "embed_dim": 16,
+                    "depths": [2, 2],
+                    "num_heads": [2, 4],
+                    "window_size": 4,
+                },
+                (2 + 2) * 2,
+            ),
+            # The convolution over positions is added to what it reads, too.
+            ("Wav2Vec2ForCTC", WAV2VEC2, 1 + 2 * 2),
+            ("Wav2Vec2ForCTC", WAV2VEC2 | {"do_stable_layer_norm": True}, 1 + 2 * 2),
+            ("Gemma2ForCausalLM", TEXT | {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 8}, 2 * 2),
+            (
+                "DebertaV2ForSequenceClassification",
+                TEXT | {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "max_position_embeddings": 32},
+                2 * 2,
+            ),
+            ("AlbertForSequenceClassification", TEXT | {"embedding_size": 16}, 2 * 2),
+            ("FalconForCausalLM", TEXT | {"parallel_attn": False}, 2 * 2),
+            # The state-space mixer is the only branch; the skip path is cast to float32.
+            ("MambaForCausalLM", TEXT | {"state_size": 4}, 2),
+        ],
+        3,
+    ),
 )
 def test_blocks_of_hugging_face_models(name: str, sizes: dict[str, Any], identity: int) -> None:
     found = kinds(hugging_face(name, **sizes))
