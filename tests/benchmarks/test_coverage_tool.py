@@ -271,6 +271,7 @@ def test_timm_models_are_cut_and_keep_their_classes(name: str) -> None:
     assert len(list(made.model.modules())) < len(list(whole.modules()))
 
 
+@pytest.mark.long
 def test_only_torchvision_models_too_large_to_run_lose_blocks() -> None:
     large = torchvision_models.build(Case("torchvision", "vit_l_32", "vision_transformer"))
     assert large.how["cut"] == ["depth"]

@@ -9,12 +9,13 @@ import pytest
 from benchmarks.numerics.truth import factor_changes, gradient_changes, spearman
 from fractrain_fx import sensitivity
 from fractrain_fx.numerics.sensitivity.float_copy import FloatCopy
+from tests.models import thinned
 from tests.numerics.trained import Trained, conv_net, gpt2
 
 WIDTHS = (2, 4, 6)
 
 
-@pytest.mark.parametrize("made", [conv_net, gpt2])
+@pytest.mark.parametrize("made", thinned([conv_net, gpt2], 2))
 def test_estimates_have_the_order_of_the_true_changes(made: Callable[[], Trained]) -> None:
     model, batches, criterion = made()
     found = sensitivity(model, batches[:5], criterion=criterion, precisions=WIDTHS)

@@ -170,7 +170,7 @@ def test_a_copy_runs_alone() -> None:
     assert not torch.equal(recording.train(x), before)
 
 
-@pytest.mark.parametrize("name", ["convolutions", "vit", "llama"])
+@pytest.mark.parametrize("name", thinned(["convolutions", "vit", "llama"], 3))
 def test_recorded_graphs_compile_without_a_break_in_train_mode(name: str) -> None:
     calls = {
         # Without its dropout, whose random numbers a compiler may draw in another way.

@@ -64,6 +64,7 @@ class Layers(nn.Module):
         return x
 
 
+@pytest.mark.long
 def test_equal_segments_are_compiled_once_and_give_what_each_alone_gives() -> None:
     model = rewritten(Layers(), ROWS, method="static", precision="FW-16/BW-16").train()
     plain = step(model, ROWS)

@@ -89,7 +89,7 @@ def kinds(model: FracModel) -> dict[str | None, int]:
         pytest.param("densenet121", {}, marks=pytest.mark.long),
         ("vgg11", {None: 8 + 1 + 1}),  # convolutions, the two of pre_logits together, head
         # Ghost bottlenecks: 16, of which 5 change stride or width.
-        ("ghostnet_050", {"identity": 11, "projection": 5}),
+        pytest.param("ghostnet_050", {"identity": 11, "projection": 5}, marks=pytest.mark.long),
     ],
 )
 def test_blocks_of_timm_models(name: str, expected: dict[str | None, int]) -> None:

@@ -49,6 +49,7 @@ def test_the_second_process_is_told_who_holds_the_folder(tmp_path: Path) -> None
     hold(tmp_path / "run").release()
 
 
+@pytest.mark.long
 def test_a_killed_process_holds_nothing(tmp_path: Path) -> None:
     with another_process(tmp_path) as process:
         process.kill()
@@ -71,6 +72,7 @@ def test_a_process_may_hold_its_own_folder_again_and_others_wait_for_the_last_re
         pass
 
 
+@pytest.mark.long
 def test_a_folder_is_released_with_the_object_that_holds_it(tmp_path: Path) -> None:
     held = hold(tmp_path)
     del held
