@@ -128,3 +128,14 @@ def test_tests_neither_import_nor_replace_what_is_private_to_the_package() -> No
                 continue
             found += [f"{path.name}:{node.lineno} {name}" for name in names if re.match(r"_[^_]\w*$", name)]
     assert not found
+
+
+def test_only_formats_ask_for_the_class_of_a_format_and_no_argument_says_how_to_round() -> None:
+    found = []
+    for file, path in FILES.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.arg) and node.arg in ("compiled", "triton"):
+                found.append(f"{file}:{node.lineno} {node.arg}")
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance" and file.parts[0] != "formats":
+                found += [f"{file}:{node.lineno} {ast.unparse(node)}"] * ("Format" in ast.unparse(node.args[1]))
+    assert not found

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fractrain_fx.errors import ExportError
 from fractrain_fx.export.factors import FrozenFactor, FrozenOp
-from fractrain_fx.formats import MicroscalingFormat
+from fractrain_fx.formats.microscaling import block_format
 
 __all__ = ["BlockScales", "block_of", "require_block"]
 
@@ -36,8 +36,8 @@ def require_block(op: FrozenOp, factor: FrozenFactor, target: str, way_out: str)
     Raises:
         ExportError: it is not.
     """
-    fmt, name = factor.fmt, factor.fmt.name
-    if not isinstance(fmt, MicroscalingFormat) or name == "int":
+    fmt, name = block_format(factor.fmt), factor.fmt.name
+    if fmt is None or name == "int":
         raise ExportError(
             f"{op.name} is rounded in format {name!r}, in square blocks or rows of integers, which {target} does not "
             f"have: train with format 'affine', or {way_out}"
@@ -68,10 +68,11 @@ def require_block(op: FrozenOp, factor: FrozenFactor, target: str, way_out: str)
 
 def block_of(weight: FrozenFactor) -> BlockScales:
     """The scales that evaluation rounds a weight with; square blocks repeat theirs in each row."""
-    assert weight.value is not None and weight.of is not None and isinstance(weight.fmt, MicroscalingFormat)
+    fmt = block_format(weight.fmt)
+    assert weight.value is not None and weight.of is not None and fmt is not None
     w = weight.value.detach()
-    up = weight.fmt.scales_of(w, weight.bits, weight.of)
-    group = _GROUPS.get(weight.fmt.name)
+    up = fmt.scales_of(w, weight.bits, weight.of)
+    group = _GROUPS.get(fmt.name)
     if group is None:
         return BlockScales(up.flatten()[:1], up, up)
     scale = up[..., ::group].contiguous()

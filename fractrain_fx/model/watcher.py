@@ -49,20 +49,20 @@ def counts_step(watcher: Watcher | None, training: bool) -> TypeGuard[Watcher]:
 
 @contextmanager
 def watched_step(
-    watcher: Watcher, graph: Callable[[], RecordedModule], compiled: bool, recomputed: bool
+    watcher: Watcher, graph: Callable[[], RecordedModule], segments_compiled: bool, recomputed: bool
 ) -> Iterator[None]:
     """Count a step; if it is to be watched, watch the call inside.
 
     Args:
         watcher: of the model.
         graph: gives the copy that runs.
-        compiled: whether its segments are compiled.
+        segments_compiled: whether it runs in compiled segments.
         recomputed: whether backward runs segments again, which then must run as they ran at first.
     """
     if not watcher.begin():
         yield
         return
-    if compiled:
+    if segments_compiled:
         watcher.run_eagerly()
-    with watcher.watching(graph(), hold=compiled and recomputed):
+    with watcher.watching(graph(), hold=segments_compiled and recomputed):
         yield

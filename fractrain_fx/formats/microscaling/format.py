@@ -13,7 +13,7 @@ from fractrain_fx.config.precision import FLOAT_BITS
 from fractrain_fx.config.products import PRODUCTS, OperandRecipe, ProductName, Recipe
 from fractrain_fx.config.recipes import elements_of
 from fractrain_fx.errors import InputError
-from fractrain_fx.formats.base import Bits, Operand, Reach, Seed, ValueRange, Values
+from fractrain_fx.formats.base import Bits, Format, Operand, Reach, Seed, ValueRange, Values
 from fractrain_fx.formats.bits import as_bits, known_bits, unrounded, work_dtype
 from fractrain_fx.formats.microscaling.blocks import Blocks, Cut, GroupedRows
 from fractrain_fx.formats.microscaling.elements import ELEMENTS, HALF_BITS, Grid, to_bfloat16
@@ -23,7 +23,7 @@ from fractrain_fx.formats.microscaling.scales import Scale
 from fractrain_fx.formats.noise import APART
 from fractrain_fx.formats.per_product import PerProductFormat
 
-__all__ = ["MicroscalingFormat", "scale_of_group"]
+__all__ = ["MicroscalingFormat", "block_format", "scale_of_group"]
 
 # Values of a block, and the type of its scale; `None`: as many as the recipe says.
 _SHARED: dict[str, tuple[int | None, Scale]] = {
@@ -231,6 +231,11 @@ class MicroscalingFormat(PerProductFormat):
         if square:
             cuts.append(Cut(of.across, size))
         return cuts, scale
+
+
+def block_format(fmt: Format) -> MicroscalingFormat | None:
+    """A format as one of blocks with scales of their own; ``None`` if it has no blocks."""
+    return fmt if isinstance(fmt, MicroscalingFormat) else None
 
 
 def _blocks(x: Tensor, cuts: Sequence[Cut], of: Operand) -> Blocks:
