@@ -17,6 +17,8 @@ import fractrain_fx
 from fractrain_fx import AffineConfig, FracConfig, Pin, Precision, fractrainify, sensitivity
 from fractrain_fx.errors import ConfigError, InputError, ModelError, RunError
 from fractrain_fx.execution.plan import Call, Plan
+from fractrain_fx.execution.rounded import FIRST
+from fractrain_fx.execution.roundings import gradient_roundings
 from fractrain_fx.numerics.sensitivity import Sensitivities
 from fractrain_fx.numerics.sensitivity.float_copy import FloatCopy
 from fractrain_fx.numerics.sensitivity.rounded import OperandName, gradient_errors
@@ -53,6 +55,28 @@ def test_the_variance_of_a_gradient_is_that_of_many_roundings(net: Trained) -> N
     row = found.of(name, "g", 3)
     assert row.variance == pytest.approx(sum(squares) / len(squares), rel=0.2), "one rounding of four batches"
     assert row.batch_variance == pytest.approx(float(torch.stack(exact).var(0).sum()), rel=1e-3)
+
+
+def test_the_error_of_a_transformed_gradient_is_that_of_the_gradient_itself() -> None:
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3))
+    batch = torch.randn(24, 6), torch.randint(3, (24,))  # not a multiple of a block
+    config = FracConfig(method="static", format="nvfp4", precision="FW-4/BW-4")
+    copied = FloatCopy(model, batch, F.cross_entropy, config)
+    (op,) = copied.probes
+    seed, checked = torch.tensor(5), []
+
+    def compared(plan: Plan, call: Call, g: Tensor) -> tuple[Tensor, Tensor]:
+        bits = torch.tensor(4, dtype=torch.int32)
+        of_g, x = gradient_roundings(plan, call._replace(bits=bits, seed=seed), g, FIRST, seed)
+        assert of_g is not None and of_g.values.shape != g.shape, "transformed, and filled up with zeros"
+        wanted = (of_g.rounded() - of_g.values).t() @ x.values
+        torch.testing.assert_close(gradient_errors(plan, call, g, 4, seed).by_first.t() @ call.a, wanted)
+        checked.append(op)
+        return g, g
+
+    copied.probes[op].on_backward = compared
+    copied.gradients(batch)
+    assert checked == [op]
 
 
 def test_the_model_stays_as_it_is(net: Trained) -> None:

@@ -62,7 +62,13 @@ def gradient_errors(plan: Plan, call: Call, g: Tensor, bits: int, seed: Tensor) 
 
 
 def _gradient_error(plan: Plan, call: Call, g: Tensor, slot: int) -> Tensor:
-    """What rounding adds to ``g`` in its product with the factor ``slot``; after the transform, if there is one."""
-    of_g, _ = gradient_roundings(plan, call, g, slot, call.seed)
-    assert of_g is not None
-    return of_g.rounded() - of_g.values
+    """What rounding adds to ``g`` in its product with the factor ``slot``."""
+    with torch.enable_grad():
+        whole = g.detach().requires_grad_()
+        of_g, _ = gradient_roundings(plan, call, whole, slot, call.seed)
+        assert of_g is not None
+        with torch.no_grad():
+            error = of_g.rounded() - of_g.values
+        # Rounded is an orthogonal transform of the gradient, and its transpose undoes it.
+        (before_transform,) = torch.autograd.grad(of_g.values, whole, error)
+    return before_transform
