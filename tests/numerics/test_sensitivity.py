@@ -16,12 +16,13 @@ from torch import Tensor, nn
 import fractrain_fx
 from fractrain_fx import AffineConfig, FracConfig, Pin, Precision, fractrainify, sensitivity
 from fractrain_fx.errors import ConfigError, InputError, ModelError, RunError
-from fractrain_fx.execution.plan import Call, Plan
-from fractrain_fx.execution.rounded import FIRST
-from fractrain_fx.execution.roundings import gradient_roundings
+from fractrain_fx.execution.plan import Call, Plan, Rounds
+from fractrain_fx.execution.rounded import FIRST, SECOND
+from fractrain_fx.execution.roundings import forward_roundings, gradient_roundings
 from fractrain_fx.numerics.sensitivity import Sensitivities
 from fractrain_fx.numerics.sensitivity.float_copy import FloatCopy
-from fractrain_fx.numerics.sensitivity.rounded import OperandName, gradient_errors
+from fractrain_fx.numerics.sensitivity.rounded import OperandName, factor_error, gradient_errors
+from fractrain_fx.zoo.formats import FORMAT_RECIPES
 from tests.models import thinned
 from tests.numerics.trained import Trained, conv_net, gpt2
 
@@ -77,6 +78,38 @@ def test_the_error_of_a_transformed_gradient_is_that_of_the_gradient_itself() ->
     copied.probes[op].on_backward = compared
     copied.gradients(batch)
     assert checked == [op]
+
+
+def test_the_error_of_a_transformed_factor_is_that_of_the_factor_itself() -> None:
+    model = nn.Sequential(nn.Linear(6, 24), nn.ReLU(), nn.Linear(24, 16), nn.ReLU(), nn.Linear(16, 3))
+    batch = torch.randn(8, 6), torch.randint(3, (8,))
+    copied = FloatCopy(model, batch, F.cross_entropy, FracConfig(method="static", format="int", recipe="halo"))
+    (probe,), checked = copied.probes.values(), []
+
+    def compared(plan: Plan, call: Call) -> tuple[Tensor, Tensor]:
+        eight = Rounds(torch.tensor(8, dtype=torch.int32), None)
+        a, b = (each.rounded() for each in forward_roundings(plan, call._replace(of_a=eight, of_b=eight)))
+        errors = factor_error(plan, call, FIRST, 8), factor_error(plan, call, SECOND, 8)
+        assert a.shape != call.a.shape, "filled up with zeros"
+        product = (call.a + errors[0]) @ (call.b + errors[1]).t()
+        # Both errors together lose a little in what was filled up.
+        torch.testing.assert_close(product, a @ b.t(), atol=1e-4, rtol=0)
+        checked.append(plan)
+        return call.a, call.b
+
+    probe.on_forward = compared
+    copied.loss(batch)
+    assert checked
+
+
+@pytest.mark.parametrize("recipe", ["quartet-ii", "tetrajet-v2", "halo"])
+def test_recipes_with_any_transform_are_measured(recipe: str) -> None:
+    model = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 3))
+    batches = [(torch.randn(32, 6), torch.randint(3, (32,))) for _ in range(4)]
+    chosen = FORMAT_RECIPES[recipe]
+    config = FracConfig(method="static", format=chosen.recipe.format, recipe=recipe, precision=chosen.precision)
+    found = sensitivity(model, batches, criterion=F.cross_entropy, config=config, precisions=[chosen.precision.fw])
+    assert [(row.operand, (row.change or row.noise or 0) > 0) for row in found.rows] == [(o, True) for o in "xwg"]
 
 
 def test_the_model_stays_as_it_is(net: Trained) -> None:

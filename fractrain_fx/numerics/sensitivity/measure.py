@@ -103,11 +103,6 @@ def _widths(recipe: Recipe | None, asked: Sequence[int] | None) -> tuple[int, ..
             f"sensitivity measures all products of an op in one number format, and the recipe has {recipe.formats}: "
             "give config= a recipe of one format"
         )
-    if recipe is not None and (recipe.forward.hadamard or recipe.input_gradient.hadamard or recipe.input_gradient.rows):
-        raise ConfigError(
-            "sensitivity measures operands as they are, and the recipe transforms those of the forward product or of "
-            "the input gradient: give config= a recipe that transforms at most the weight gradient"
-        )
     if asked is None:
         return tuple(bits for bits in _WIDTHS if recipe is None or widths_of(recipe, _both(bits)) is None)
     if not asked:

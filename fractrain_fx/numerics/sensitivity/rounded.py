@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from fractrain_fx.config.precision import FLOAT_BITS
 from fractrain_fx.execution.plan import Call, Plan, Rounds
 from fractrain_fx.execution.rounded import FIRST, SECOND, round_factor
-from fractrain_fx.execution.roundings import forward_roundings, gradient_roundings
+from fractrain_fx.execution.roundings import Rounding, forward_roundings, gradient_roundings
 from fractrain_fx.nn.rounding import rounded_gradient
 
 __all__ = ["OPERANDS", "GradientErrors", "OperandName", "factor_error", "gradient_errors", "slot_of"]
@@ -41,12 +42,15 @@ def factor_error(plan: Plan, call: Call, slot: int, bits: int) -> Tensor:
         full = torch.full_like(width, FLOAT_BITS)
         widths = (width, full) if slot == FIRST else (full, width)
         of_a, of_b = (Rounds(each, old.within) for each, old in zip(widths, (call.of_a, call.of_b), strict=True))
-        roundings = forward_roundings(plan, call._replace(of_a=of_a, of_b=of_b))
-        values = roundings[0 if slot == FIRST else 1].rounded()
-    else:
-        factor, rounds = (plan.first, call.of_a) if slot == FIRST else (plan.second, call.of_b)
-        values = round_factor(factor, x, Rounds(width, rounds.within), slot).values
-    error: Tensor = values.to(x.dtype) - x
+        call = call._replace(of_a=of_a, of_b=of_b)
+
+        def of(x: Tensor) -> Rounding:
+            pair = call._replace(a=x) if slot == FIRST else call._replace(b=x)
+            return forward_roundings(plan, pair)[0 if slot == FIRST else 1]
+
+        return _error_of(of, x).to(x.dtype)
+    factor, rounds = (plan.first, call.of_a) if slot == FIRST else (plan.second, call.of_b)
+    error: Tensor = round_factor(factor, x, Rounds(width, rounds.within), slot).values.to(x.dtype) - x
     return error
 
 
@@ -63,12 +67,21 @@ def gradient_errors(plan: Plan, call: Call, g: Tensor, bits: int, seed: Tensor) 
 
 def _gradient_error(plan: Plan, call: Call, g: Tensor, slot: int) -> Tensor:
     """What rounding adds to ``g`` in its product with the factor ``slot``."""
-    with torch.enable_grad():
-        whole = g.detach().requires_grad_()
-        of_g, _ = gradient_roundings(plan, call, whole, slot, call.seed)
+
+    def of(g: Tensor) -> Rounding:
+        of_g, _ = gradient_roundings(plan, call, g, slot, call.seed)
         assert of_g is not None
+        return of_g
+
+    return _error_of(of, g)
+
+
+def _error_of(rounding: Callable[[Tensor], Rounding], x: Tensor) -> Tensor:
+    """What rounding adds to an operand, where its values are an orthogonal transform of it: the transpose undoes it."""
+    with torch.enable_grad():
+        whole = x.detach().requires_grad_()
+        of_x = rounding(whole)
         with torch.no_grad():
-            error = of_g.rounded() - of_g.values
-        # Rounded is an orthogonal transform of the gradient, and its transpose undoes it.
-        (before_transform,) = torch.autograd.grad(of_g.values, whole, error)
+            error = of_x.rounded() - of_x.values
+        (before_transform,) = torch.autograd.grad(of_x.values, whole, error)
     return before_transform
