@@ -1,5 +1,6 @@
 """Each schedule walks the levels as ALGORITHM 6 says."""
 
+import json
 import math
 import random
 from typing import Any
@@ -125,6 +126,13 @@ def test_the_default_begins_the_last_stage_in_time_whatever_the_loss(
 def test_the_default_leaves_out_stages_of_a_run_with_fewer_epochs(epochs: int, stages: list[int]) -> None:
     plan = plan_stages(FracConfig(), TARGETS, LoopLength(epochs))
     assert [plan.first, *walk(plan, [1.0] * epochs)[1:]] == stages and plan.too_short is None
+
+
+def test_a_run_that_was_too_short_for_all_stages_can_be_made_longer() -> None:
+    short, longer = (plan_stages(FracConfig(), TARGETS, LoopLength(epochs)).schedule for epochs in (3, 12))
+    assert short.update(1.0) == 2
+    longer.load_state_dict(json.loads(json.dumps(short.state_dict())))
+    assert [longer.update(1 / losses) for losses in range(2, 13)].index(3) + 2 == 12 * 3 // 4
 
 
 def test_few_epochs_are_divided_by_steps_where_the_loop_counts_them() -> None:

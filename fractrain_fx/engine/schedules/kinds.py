@@ -67,36 +67,48 @@ class BoundedSchedule:
     """Algorithm 1, by which no stage begins too early or too late for the length of the run.
 
     Of ``n`` stages, stage ``k`` (from 0) begins between the shares ``0.4 k / (n - 1)`` and ``k / n`` of the run: when
-    the loss has stopped falling, else where equal parts would begin it.
+    the loss has stopped falling, else where equal parts would begin it. A run that is too short for all stages leaves
+    out some between the first and the last, and one of a single loss all but the last.
 
     Args:
         stages: the number of stages.
         plateau: tells whether the loss has stopped falling. A stage that begins late leaves its threshold as it was.
-        windows: losses of the whole run, at least one for each stage.
+        windows: losses of the whole run.
+
+    Attributes:
+        first: the stage in which the run begins.
+        soonest: losses before the last stage, at the least.
     """
 
     def __init__(self, stages: int, plateau: PlateauIndicator, windows: int) -> None:
         self._last = stages - 1
         self._plateau = plateau
         self._windows = windows
-        self._stage = self._seen = 0
+        self._seen = 0
         self._flat = False
-        self.soonest = self._bounds(self._last)[0]
+        self.first = self._stage = self._due(0)
+        latest = next(seen for seen in range(windows) if self._due(seen) == self._last)
+        self.soonest = min(latest, self._earliest(self._last))
 
-    def _bounds(self, stage: int) -> tuple[int, int]:
-        """The losses before a stage: at least, and at most."""
-        latest = stage * self._windows // (self._last + 1)
-        return min(latest, math.ceil(EARLIEST * stage / self._last * self._windows - TINY)), latest
+    def _earliest(self, stage: int) -> int:
+        """The losses before a stage, at the least."""
+        return math.ceil(EARLIEST * stage / self._last * self._windows - TINY)
+
+    def _due(self, seen: int) -> int:
+        """The stage that has begun after so many losses, at the latest."""
+        if self._windows > self._last:
+            return min(self._last, ((seen + 1) * (self._last + 1) - 1) // self._windows)
+        return self._last if seen >= self._windows - 1 else round(seen * self._last / (self._windows - 1))
 
     def update(self, loss: float) -> int:
         self._seen += 1
         if self._stage == self._last:
             return self._stage
         self._flat = self._flat or self._plateau.update(loss)
-        earliest, latest = self._bounds(self._stage + 1)
-        if self._seen >= latest or (self._flat and self._seen >= earliest):
-            self._stage += 1
-            self._flat = False
+        rises = self._flat and self._seen >= self._earliest(self._stage + 1)
+        stage = max(self._stage + rises, self._due(self._seen))
+        if stage > self._stage:
+            self._stage, self._flat = stage, False
             self._plateau.restart()
         return self._stage
 

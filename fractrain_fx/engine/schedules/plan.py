@@ -161,7 +161,7 @@ def _manual(stages: int, config: FracConfig, length: LoopLength) -> tuple[int, .
             "that: train longer, take fewer stages, leave schedule out (some stages are then left out), or write "
             "schedule='constant' for the last stage only"
         )
-    return _equal_parts(stages, windows)
+    return tuple(window * stages // windows for window in range(windows))
 
 
 def _by_length(schedule: ByLength, levels: tuple[Level, ...], length: LoopLength, windows: int | None) -> StagePlan:
@@ -172,24 +172,12 @@ def _by_length(schedule: ByLength, levels: tuple[Level, ...], length: LoopLength
         windows = length.windows(every)
     if windows is None:
         return StagePlan(levels, _algorithm(schedule, levels), every=every, name="Algorithm 1")
+    bounded, latest = BoundedSchedule(stages, _indicator(schedule), windows), 100 * (stages - 1) / stages
+    name = f"Algorithm 1, with the last stage begun between {100 * EARLIEST:.0f} and {latest:.0f} % of the run"
     if windows < stages:
-        parts = EpochSchedule(_equal_parts(stages, windows))
         unit = "epoch" if every is None else f"window of {every}"
         name = f"the length of the run: {windows} {unit}{'' if windows == 1 else 's'} for {stages} stages"
-        return StagePlan(levels, parts, first=parts.first, windows=windows, every=every, name=name)
-    bounded = BoundedSchedule(stages, _indicator(schedule), windows)
-    latest = 100 * (stages - 1) / stages
-    name = f"Algorithm 1, with the last stage begun between {100 * EARLIEST:.0f} and {latest:.0f} % of the run"
-    return StagePlan(levels, bounded, windows=windows, every=every, name=name)
-
-
-def _equal_parts(stages: int, windows: int) -> tuple[int, ...]:
-    """The stage of each window; with fewer windows than stages the last one, the first, and some between."""
-    if windows >= stages:
-        return tuple(window * stages // windows for window in range(windows))
-    if windows == 1:
-        return (stages - 1,)
-    return tuple(round(window * (stages - 1) / (windows - 1)) for window in range(windows))
+    return StagePlan(levels, bounded, first=bounded.first, windows=windows, every=every, name=name)
 
 
 def lacks_length(config: FracConfig, levels: tuple[Level, ...]) -> bool:
