@@ -131,9 +131,12 @@ SETTINGS: dict[str, Settings] = {
     # Static precisions below FW-8/BW-8, for what schedules and choices have to beat at the same cost.
     **{
         f"fw-{forward}-bw-{backward}": {"precision": f"FW-{forward}/BW-{backward}"}
-        for forward, backward in ((3, 6), (4, 6), (4, 8), (5, 6), (5, 8), (6, 6), (6, 8))
+        for forward, backward in (
+            *((3, 6), (4, 3), (4, 4), (4, 6), (4, 8), (5, 3), (5, 4), (5, 6), (5, 8), (6, 3), (6, 4), (6, 6), (6, 8)),
+        )
     },
     # PFQ that ends below FW-8/BW-8.
+    "by-length": {"schedule": "by-length"},
     "stages-to-4": {"stages": "FW(3,3,4,4)/BW(6,6,6,6)"},
     "stages-to-5": {"stages": "FW(3,4,4,5)/BW(6,6,6,6)"},
     "stages-to-6": {"stages": "FW(3,4,5,6)/BW(6,6,6,6)"},
@@ -147,6 +150,8 @@ SETTINGS: dict[str, Settings] = {
     "weights-6": {"weight_bits": 6},
     # Skipped samples are left out of their block: batch norm does not see them, and their gates get the cost alone.
     "execution-auto": {"run": {"skipping": "left-out", "backend": "codes"}},
+    # A range for each sample of an output gradient.
+    "samples": {"affine": {"ranges": "sample"}},
     "zero-grid": {"affine": {"gradient_grid": "zero"}},
     "cp-2-to-4.5": {"targets": [2.0, 3.0, 4.0, 4.5]},
     "cp-1.5-to-5.4": {"targets": [1.5, 2.5, 4.0, 5.4]},

@@ -11,7 +11,7 @@ from fractrain_fx.errors import ConfigError
 __all__ = ["AffineConfig", "GradientGrid", "Ranges"]
 
 GradientGrid = Literal["range", "zero"]
-Ranges = Literal["tensor", "head", "row"]
+Ranges = Literal["tensor", "sample", "head", "row"]
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,10 @@ class AffineConfig:
         gradient_grid: the levels of rounded output gradients. ``range``: from the lowest value on. ``zero``: shifted by
             less than a level, so that one level is 0 and zero gradients stay zero.
         ranges: what shares a range. ``tensor``: an activation or gradient, and each output channel of a weight.
+            ``sample``: as ``tensor``, but each sample of an activation or gradient has a range of its own.
             ``row``: what a product sums over, so that each product rounds its operands anew. ``head``: as ``tensor``,
             but with one range for each index that no product sums over: sample and head in the products of attention.
-            ``row`` and ``head`` measure in evaluation too.
+            All but ``tensor`` measure in evaluation too.
         keep: share (0..1) of the old running range that a training step keeps.
     """
 
@@ -36,3 +37,8 @@ class AffineConfig:
         check_kinds(self, "affine.")
         if not 0 <= self.keep <= 1:
             raise ConfigError(f"affine.keep={self.keep} must lie in 0..1")
+
+    @property
+    def per_product(self) -> bool:
+        """Whether each product rounds its operands anew."""
+        return self.ranges in ("row", "head")

@@ -157,8 +157,8 @@ def _unfit_backend(config: FracConfig) -> str | None:
     computes = "format 'affine' with affine.ranges='tensor'"
     if config.run.uses_codes:
         computes += f" and affine.gradient_grid='range' at {CODE_BITS} forward bits or fewer, of weights too"
-    if not config.run.uses_codes:
-        computes += f", and {', '.join(BLOCK_FORMATS)}"
+    else:
+        computes += f" or 'sample', and {', '.join(BLOCK_FORMATS)}"
     return (
         f"run.backend={backend!r} changes nothing for method {config.method!r} with format {config.format!r} and these "
         f"settings: it computes {computes}. Write run.backend='auto'"

@@ -136,7 +136,7 @@ class FracConfig:
     @property
     def per_product(self) -> bool:
         """Whether each product rounds its operands anew."""
-        return self.product_recipe is not None or (self.format == "affine" and self.affine.ranges != "tensor")
+        return self.product_recipe is not None or (self.format == "affine" and self.affine.per_product)
 
     @property
     def least_bits(self) -> tuple[int, int, int]:
@@ -152,7 +152,8 @@ class FracConfig:
     @property
     def may_use_codes(self) -> bool:
         """Whether ops may multiply on int8."""
-        fits = self.format == "affine" and not self.per_product and self.affine.gradient_grid == "range"
+        plain = self.affine.gradient_grid == "range" and self.affine.ranges == "tensor"
+        fits = self.format == "affine" and plain
         if not self.run.uses_codes or self.method == "float" or not fits:
             return False
         steered = self.gate_options if self.gated else self.precision_stages

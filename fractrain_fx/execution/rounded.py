@@ -100,7 +100,7 @@ def cached_rounding(
     """What ``rounded`` makes of an activation in the memory that it gets, or what the op before made of it there."""
     assert rounds.within is not None
     lo, span, measured_here = rounds.within
-    how = factor.fmt, factor.axis, order, rounds.bits.tolist(), float(lo), float(span), measured_here
+    how = factor.fmt, factor.axis, order, rounds.bits.tolist(), lo.tolist(), span.tolist(), measured_here
     found: Tensor | None = _latest[slot].of(x, how)
     if found is None:
         _latest[slot].drop()

@@ -65,7 +65,8 @@ class FrozenFactor:
 
     def rounding(self) -> FrozenRounding:
         """A module that rounds the activation."""
-        return FrozenRounding(self.fmt, self.bits, self.within, self.of)
+        assert isinstance(self.quantizer, ActivationQuantizer)
+        return FrozenRounding(self.fmt, self.bits, self.within, self.of, self.quantizer.axis)
 
     @torch.no_grad()
     def rounded_weight(self) -> Tensor:
@@ -188,7 +189,8 @@ def _factor(
             )
         within = None if of is not None or value is None else quantizer.fmt.weight_range(value, dim=quantizer.dim)
     else:
-        within = None if of is not None else ValueRange(quantizer.range.lo, quantizer.range.span)
+        measured = of is not None or quantizer.fmt.by_sample
+        within = None if measured else ValueRange(quantizer.range.lo, quantizer.range.span)
     weight = parameter if isinstance(quantizer, WeightQuantizer) and isinstance(value, nn.Parameter) else None
     return FrozenFactor(quantizer.fmt, bits, source, quantizer, within, of, weight, value)
 

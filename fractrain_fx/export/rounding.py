@@ -12,6 +12,7 @@ from torch import Tensor
 from fractrain_fx.errors import ExportError
 from fractrain_fx.formats import Format, Operand, ValueRange
 from fractrain_fx.formats.affine.scale import SMALLEST_SCALE, scales
+from fractrain_fx.nn.batch_axis import BatchAxis
 from fractrain_fx.nn.full_precision import FullPrecision
 
 __all__ = ["CodedWeight", "FrozenRounding", "Levels", "LevelsName", "integer_range", "require_levels"]
@@ -42,17 +43,18 @@ class FrozenRounding(FullPrecision):
     Args:
         fmt: the number format.
         bits: of the values.
-        within: the range; ``None`` for a format that measures blocks as it rounds.
-        of: the operand of the forward product that this is, for such a format.
+        within: the range; ``None`` for a format that measures blocks as it rounds, or the samples of each call.
+        of: the operand of the forward product that this is, for a format with blocks.
+        axis: where the samples lie.
     """
 
     lo: Tensor
     span: Tensor
     bits: Tensor
 
-    def __init__(self, fmt: Format, bits: int, within: ValueRange | None, of: Operand | None) -> None:
+    def __init__(self, fmt: Format, bits: int, within: ValueRange | None, of: Operand | None, axis: BatchAxis) -> None:
         super().__init__()
-        self.fmt, self.width, self.of = fmt, bits, of
+        self.fmt, self.width, self.of, self.axis = fmt, bits, of, axis
         self.register_buffer("bits", torch.tensor(bits, dtype=torch.int32))
         if within is not None:
             self.register_buffer("lo", within.lo.detach().clone())
@@ -63,7 +65,8 @@ class FrozenRounding(FullPrecision):
         """The rounded values."""
         if self.of is not None:
             return self.fmt.operand(x, self.bits, self.of)
-        return self.fmt.activation(x, self.bits, ValueRange(self.lo, self.span))
+        within = ValueRange(self.lo, self.span) if self.has_range else self.fmt.sample_ranges(x, self.axis)
+        return self.fmt.activation(x, self.bits, within)
 
     def extra_repr(self) -> str:
         return f"{self.fmt.name}, {self.width} bits"

@@ -46,8 +46,8 @@ def get_format(
     Raises:
         ConfigError: no format has this name; the message lists those that exist.
     """
-    affine: Format = AffineFormat(gradient_grid)
-    if ranges != "tensor":
+    affine: Format = AffineFormat(gradient_grid, ranges)
+    if ranges in ("row", "head"):
         affine = RangedAffineFormat(ranges, gradient_grid)
     formats: dict[str, Format] = {fmt.name: fmt for fmt in (affine, DoReFaFormat(), WageubnFormat())}
     if name in BLOCK_FORMATS:

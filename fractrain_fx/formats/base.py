@@ -39,6 +39,18 @@ class ValueRange(NamedTuple):
 class SampleAxis(Protocol):
     """Where the samples of a batch lie in a tensor (:class:`fractrain_fx.nn.batch_axis.BatchAxis` is one)."""
 
+    @property
+    def axis(self) -> int: ...
+
+    @property
+    def factor(self) -> int: ...
+
+    @property
+    def whole(self) -> bool: ...
+
+    @property
+    def folded(self) -> bool: ...
+
     def expand(self, per_sample: Float[Tensor, " batch"], shape: Sequence[int]) -> Tensor: ...
 
     def samples_first(self, x: Tensor, samples: int | None = None) -> Float[Tensor, "batch rest"]: ...
@@ -121,6 +133,7 @@ class Format(Protocol):
     per_product: bool = False
     by_product: bool = False
     has_codes: bool = False
+    by_sample: bool = False
     kernels: tuple[str, ...] = ()
     recipe: Recipe | None = None
     group_alignment: int = 1
@@ -167,6 +180,10 @@ class Format(Protocol):
     def activation_range(self, x: Values) -> ValueRange:
         """The range of a batch, in float32 or wider. Evaluation averages it over training steps."""
         ...
+
+    def sample_ranges(self, x: Values, axis: SampleAxis) -> ValueRange:
+        """The ranges of the samples along ``axis``, which broadcast against ``x``; one for all by default."""
+        return self.activation_range(x)
 
     @abstractmethod
     def activation(self, x: Values, bits: Bits, within: ValueRange, *, out: Tensor | None = None) -> Values:

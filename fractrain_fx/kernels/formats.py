@@ -53,8 +53,8 @@ def format_by_kernels(
         ranges: what shares a range.
     """
     devices = (*(("cpu",) if uses_kernels(config) else ()), *(("cuda",) if uses_triton(config) else ()))
-    if name == "affine" and ranges == "tensor" and devices:
-        return AffineByKernels(gradient_grid, devices)
+    if name == "affine" and ranges in ("tensor", "sample") and devices:
+        return AffineByKernels(gradient_grid, ranges, devices)
     if name in BLOCK_FORMATS and devices:
         return MicroscalingByKernels(recipe or usual_recipe(name), devices)
     return get_format(name, gradient_grid=gradient_grid, recipe=recipe, ranges=ranges)
@@ -64,12 +64,17 @@ class AffineByKernels(AffineFormat):
     """The affine format: in C++ the formula's numbers with noise that is a hash, in Triton those of plain operations.
 
     Args:
-        gradient_grid: as :class:`~fractrain_fx.formats.AffineFormat` takes it.
+        gradient_grid, ranges: as :class:`~fractrain_fx.formats.AffineFormat` takes them.
         kernels: types of the devices whose kernels may be called.
     """
 
-    def __init__(self, gradient_grid: GradientGrid = "range", kernels: tuple[str, ...] = ("cpu", "cuda")) -> None:
-        super().__init__(gradient_grid)
+    def __init__(
+        self,
+        gradient_grid: GradientGrid = "range",
+        ranges: Ranges = "tensor",
+        kernels: tuple[str, ...] = ("cpu", "cuda"),
+    ) -> None:
+        super().__init__(gradient_grid, ranges)
         self.kernels = kernels
         self.quick = "cpu" not in kernels  # C++ kernels compute as the formula says
 
@@ -107,7 +112,7 @@ class AffineByKernels(AffineFormat):
         out: Tensor | None = None,
     ) -> Values:
         if "cuda" in self.kernels and self.gradient_grid == "range" and has_triton(g):
-            within = self.gradient_range(g, bits)
+            within = self.gradient_range(g, bits, axis)
             found = round_by_triton(g, bits, within, noise=noise_number(True, seed), erase=True)
             if found is not None:
                 return found

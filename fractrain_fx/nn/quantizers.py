@@ -44,7 +44,7 @@ class ActivationQuantizer(nn.Module):
         super().__init__()
         self.fmt = fmt
         self.axis = axis or BatchAxis()
-        self.range = RunningRange(fmt, keep)
+        self.range = RunningRange(fmt, keep, self.axis)
         self.widths: tuple[int, ...] = ()
         self.estimate: GateGradient = "straight-through"
 

@@ -70,8 +70,13 @@ def gate_gradient(
         samples: how many samples ``x`` holds.
         estimate: ``GateConfig.gradient``.
     """
-    of_samples = axis.apart(x, samples), axis.apart(g, samples)
-    sums = fmt.activation_gains(*of_samples, options, within, squared=estimate == "fisher")
+    x, g = axis.apart(x, samples), axis.apart(g, samples)
+    if within.lo.ndim:  # a range for each sample: the same values in a range from 0 to 1
+        lo, span = axis.apart(within.lo, samples), axis.apart(within.span, samples)
+        span = torch.where(span > 0, span, 1.0)
+        x, g = (x - lo) / span, g * span
+        within = ValueRange(lo.new_zeros(()), lo.new_ones(()), within.measured_here)
+    sums = fmt.activation_gains(x, g, options, within, squared=estimate == "fisher")
     return of_mean_loss(sums, samples, estimate)
 
 

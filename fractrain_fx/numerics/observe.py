@@ -216,7 +216,7 @@ def _hooked(quantizer: nn.Module, readers: Sequence[Reader], seen: Seen) -> list
         elif isinstance(module, ActivationQuantizer):
             bits = module.axis.expand(module.bits_of(args[1]), x.shape)
             of = Operand("forward", "x", (x.ndim - 1,))
-            within = module.fmt.activation_range(x)
+            within = module.fmt.sample_ranges(x, module.axis)
             _add(Rounding(x, bits, of, module.fmt, within), readers, seen, _running_range(module))
         elif isinstance(module, WeightQuantizer) and module.frozen is None:
             of = Operand("forward", "w", (x.ndim - 1,), channel=module.dim, weight=True)

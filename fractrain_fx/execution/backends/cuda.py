@@ -29,8 +29,11 @@ class Cuda:
     def refuses(self, plan: Plan, call: Call, needs: Needs) -> str | None:
         if not plan.has_kernels("cuda"):
             return "does not round in format 'affine' by Triton kernels (run.backend='cuda')"
-        if cast("AffineFormat", plan.fmt).gradient_grid != "range":
+        fmt = cast("AffineFormat", plan.fmt)
+        if fmt.gradient_grid != "range":
             return "shifts the levels of gradients (affine.gradient_grid='zero')"
+        if fmt.by_sample:
+            return "has a range for each sample (affine.ranges='sample')"
         if plan.first.frozen is not None or plan.second.frozen is not None:
             return "has a weight that is kept as codes"
         if not (has_triton(call.a) and has_triton(call.b)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from fractrain_fx.config.affine import GradientGrid
+from fractrain_fx.config.affine import GradientGrid, Ranges
 from fractrain_fx.errors import InputError
 from fractrain_fx.formats.affine.gate_gradient import affine_gains
 from fractrain_fx.formats.affine.grid import modest
@@ -31,6 +32,7 @@ class AffineFormat(Format):
 
     Args:
         gradient_grid: ``zero`` shifts the levels of gradients so that one is 0 (``AffineConfig.gradient_grid``).
+        ranges: ``sample`` gives each sample of an activation or gradient a range of its own (``AffineConfig.ranges``).
 
     Attributes:
         quick: whether roundings take fewer passes on a CPU, whose results may be off by the last bit.
@@ -40,8 +42,9 @@ class AffineFormat(Format):
     has_codes = True
     quick = True
 
-    def __init__(self, gradient_grid: GradientGrid = "range") -> None:
+    def __init__(self, gradient_grid: GradientGrid = "range", ranges: Ranges = "tensor") -> None:
         self.gradient_grid = gradient_grid
+        self.by_sample = ranges == "sample"
 
     def measure(self, x: Values, dim: int | None = None) -> ValueRange:
         """The range of ``x``, as :func:`measure` gives it."""
@@ -88,20 +91,30 @@ class AffineFormat(Format):
         if not g.numel():
             return g
         bits = as_bits(bits, g)
-        within = self.gradient_range(g, bits)
+        within = self.gradient_range(g, bits, axis)
         # The largest noise may carry a zero to the next level, because float32 rounds its level number.
         zeros = g == 0 if self.gradient_grid == "zero" else None
         rounded = self._round(g, bits, within, stochastic=True, seed=seed, out=out)
         return rounded if zeros is None else rounded * ~zeros
 
-    def gradient_range(self, g: Values, bits: Int[Tensor, "*bits"]) -> ValueRange:
-        """The range in which a gradient is rounded."""
-        found = self.measure(g)
+    def gradient_range(self, g: Values, bits: Int[Tensor, "*bits"], axis: SampleAxis | None) -> ValueRange:
+        """The range in which a gradient is rounded, or those of its samples, which broadcast against it."""
+        found = self.measure(g) if axis is None else self.sample_ranges(g, axis)
         return found if self.gradient_grid == "range" else shifted_to_zero(bits, found)
+
+    def sample_ranges(self, x: Values, axis: SampleAxis) -> ValueRange:
+        if axis.whole or not self.by_sample:
+            return self.measure(x)
+        if not axis.folded:
+            return self.measure(x, axis.axis)
+        # A call of another length than the recorded one has other numbers of rows: then parts of samples share a range.
+        samples = x.shape[axis.axis] // math.gcd(x.shape[axis.axis], axis.factor)
+        lo, span, measured_here = self.measure(axis.samples_first(x, samples), 0)
+        return ValueRange(axis.expand(lo.flatten(), x.shape), axis.expand(span.flatten(), x.shape), measured_here)
 
     def reach(self, x: Values, bits: Int[Tensor, "*bits"], of: Operand, within: ValueRange | None) -> Reach:
         if within is None and of.tensor == "g":
-            within = self.gradient_range(x, bits)
+            within = self.gradient_range(x, bits, of.samples)
         elif within is None:
             within = self.weight_range(x, dim=of.channel) if of.weight else self.activation_range(x)
         return reach_affine(bits, within)

@@ -219,9 +219,9 @@ def _require_packable(state: ModelState) -> None:
         raise ModelError("the model is sharded: call pack_frozen() before fully_shard, which then shards the codes")
     if any(True for _ in _packed(state)):
         raise ModelError("frozen weights are codes already: call model.restore() first, which puts float values back")
-    if config.method in ("float", "slu") or config.format != "affine" or config.affine.ranges != "tensor":
+    if config.method in ("float", "slu") or config.format != "affine" or config.affine.per_product:
         raise ConfigError(
-            f"pack_frozen() keeps the codes of format 'affine' with affine.ranges='tensor', and method "
+            f"pack_frozen() keeps the codes of format 'affine' with affine.ranges='tensor' or 'sample', and method "
             f"{config.method!r} with format {config.format!r} and affine.ranges={config.affine.ranges!r} has no such "
             "weights: write method='fractrain', format='affine' and weight_bits=4"
         )

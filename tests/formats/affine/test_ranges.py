@@ -8,9 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fractrain_fx import AffineConfig, FracConfig, fractrainify
-from fractrain_fx.formats import Operand, get_format
+from fractrain_fx import AffineConfig, Engine, FracConfig, RunConfig, fractrainify
+from fractrain_fx.config import Backend, Method
+from fractrain_fx.errors import ExportError
+from fractrain_fx.formats import Format, Operand, get_format
 from fractrain_fx.formats.affine import RangedAffineFormat, fake_quantize
+from fractrain_fx.kernels.formats import AffineByKernels
+from fractrain_fx.nn.batch_axis import BatchAxis
+from fractrain_fx.nn.rounding import gate_gradient
 
 SEED = torch.tensor(3)
 
@@ -31,6 +36,63 @@ def test_samples_have_bits_of_their_own_and_a_bad_value_spoils_its_row_only() ->
     x[2, 0] = torch.inf
     found = fmt.operand(x, 8, of)
     assert found[2].isnan().all() and found[[0, 1, 3]].isfinite().all()
+
+
+@pytest.mark.parametrize("backend", ["plain", "cpu"])
+@pytest.mark.parametrize("method", ["static", "pfq", "dfq"])
+def test_a_sample_computes_the_same_in_every_batch(method: Method, backend: Backend) -> None:
+    config = FracConfig(method=method, affine=AffineConfig(ranges="sample"), run=RunConfig(backend=backend))
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 6, 3), nn.ReLU(), nn.Flatten(), nn.Linear(96, 8), nn.Linear(8, 3)
+    )
+    x = torch.randn(4, 3, 8, 8) * torch.tensor([1e-3, 1, 1, 100]).view(4, 1, 1, 1)
+    model = fractrainify(net, config=config, example_inputs=(x,))
+    engine = Engine(model, epochs=4)
+    engine.loss(model(x).square().mean()).backward()
+    assert all(each.grad is not None and each.grad.isfinite().all() for each in model.parameters())
+    model.eval()
+    alone = torch.cat([model(each[None]) for each in x])
+    torch.testing.assert_close(model(x), alone, rtol=1e-5, atol=1e-6)
+    if method != "dfq":
+        torch.testing.assert_close(model.deployed()(x), alone, rtol=1e-5, atol=1e-6)
+        with pytest.raises(ExportError, match=r"ranges for parts of a tensor \(affine\.ranges\)"):
+            model.export("nowhere", format="onnx")
+
+
+BY_SAMPLE = [get_format("affine", ranges="sample"), AffineByKernels(ranges="sample")]
+AXES = {
+    "images": ((4, 3, 5, 5), BatchAxis()),
+    "second dimension": ((6, 4, 3), BatchAxis(1)),
+    "rows of a sample together": ((12, 5), BatchAxis(0, 3)),
+    "rows of a sample apart": ((12, 5), BatchAxis(0, 3, major=False)),
+    "another length than recorded": ((8, 5), BatchAxis(0, 3)),
+    "bits of each sample": ((4, 3, 5, 5), BatchAxis()),
+}
+
+
+@pytest.mark.parametrize("fmt", BY_SAMPLE, ids=["plain", "kernels"])
+@pytest.mark.parametrize("name", AXES)
+def test_each_sample_of_a_gradient_is_rounded_as_if_alone(name: str, fmt: Format) -> None:
+    shape, axis = AXES[name]
+    bits = torch.tensor([2, 4, 8, 4]).view(4, 1, 1, 1) if name == "bits of each sample" else torch.tensor(4)
+    # Eight rows hold no whole number of samples of three: each row is then a part.
+    count = 8 if shape == (8, 5) else 4
+    g = axis.expand(torch.logspace(-6, 0, count), shape) * torch.randn(shape)
+    samples = axis.samples_first(g, count)
+    error = axis.samples_first(fmt.gradient(g, bits, axis=axis, seed=SEED) - g, count).abs()
+    step = (samples.amax(1) - samples.amin(1)) / (2.0 ** bits.flatten() - 1)
+    assert (error.amax(1) <= step * 1.001).all() and (error.amax(1) > step / 10).all()
+
+
+@pytest.mark.parametrize("fmt", BY_SAMPLE, ids=["plain", "kernels"])
+@pytest.mark.parametrize("name", ["images", "second dimension", "rows of a sample together", "rows of a sample apart"])
+def test_gates_are_told_what_each_option_does_in_the_range_of_a_sample(name: str, fmt: Format) -> None:
+    shape, axis = AXES[name]
+    x, g = axis.expand(torch.tensor([1e-3, 1, 50, 0]), shape) * torch.randn(shape), torch.randn(shape)
+    within = fmt.sample_ranges(x, axis)
+    found = gate_gradient(fmt, x, g, (0, 3, 6, 32), axis, within, 4, "straight-through")
+    wanted = [axis.samples_first((fmt.activation(x, bits, within) - x) * g, 4).sum(1) for bits in (0, 3, 6, 32)]
+    torch.testing.assert_close(found, torch.stack(wanted, 1), rtol=1e-3, atol=1e-5)
 
 
 class Attention(nn.Module):
