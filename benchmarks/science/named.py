@@ -150,8 +150,9 @@ SETTINGS: dict[str, Settings] = {
     "weights-6": {"weight_bits": 6},
     # Skipped samples are left out of their block: batch norm does not see them, and their gates get the cost alone.
     "execution-auto": {"run": {"skipping": "left-out", "backend": "codes"}},
-    # A range for each sample of an output gradient.
+    # A range for each sample, or for each row of a product, which no C++ kernel rounds.
     "samples": {"affine": {"ranges": "sample"}},
+    "rows": {"affine": {"ranges": "row"}, "run": {"backend": "plain"}},
     "zero-grid": {"affine": {"gradient_grid": "zero"}},
     "cp-2-to-4.5": {"targets": [2.0, 3.0, 4.0, 4.5]},
     "cp-1.5-to-5.4": {"targets": [1.5, 2.5, 4.0, 5.4]},
