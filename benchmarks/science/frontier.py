@@ -25,6 +25,11 @@ _SLACK = 2.0
 # A static precision is a rival of what costs up to this much more.
 _REACH = 10.0
 _OWN_FORMATS = ("dorefa", "wageubn", "bf16")
+# Settings that make a curve of their own of a method, and its name.
+_APART = {
+    **{"samples": "ranges of samples", "rows": "ranges of rows"},
+    **{"allocated": "allocated", "ends": "first and last high"},
+}
 
 
 class _Point(NamedTuple):
@@ -34,8 +39,15 @@ class _Point(NamedTuple):
     cost: float
 
     @property
+    def curve(self) -> str:
+        """The method, and in words what sets its runs apart."""
+        parts = {part.split("-")[0] for part in self.group.setting.split("+")}
+        return ", ".join([self.group.method, *(words for name, words in _APART.items() if name in parts)])
+
+    @property
     def static(self) -> bool:
-        return self.group.method == "static"
+        """Whether every op has the same fixed precision."""
+        return self.curve == "static"
 
     @property
     def seeds(self) -> int:
@@ -77,27 +89,32 @@ def _best(points: Sequence[_Point], cost: float) -> _Point | None:
 
 def _table(points: Sequence[_Point]) -> str:
     found = {
-        budget: {method: best for method in METHODS if (best := _best(_of(points, method), budget))}
+        budget: {curve: best for curve in _curves(points) if (best := _best(_of(points, curve), budget))}
         for budget in BUDGETS
     }
-    methods = [method for method in METHODS if any(method in best for best in found.values())]
+    curves = [curve for curve in _curves(points) if any(curve in best for best in found.values())]
     rows = [
-        (f"{budget} %", *(f"{best[method].group.mean('value'):.2f}" if method in best else "" for method in methods))
+        (f"{budget} %", *(f"{best[curve].group.mean('value'):.2f}" if curve in best else "" for curve in curves))
         for budget, best in found.items()
         if best
     ]
-    return markdown_table(("cost", *methods), rows)
+    return markdown_table(("cost", *curves), rows)
 
 
-def _of(points: Sequence[_Point], method: str) -> list[_Point]:
-    return [point for point in points if point.group.method == method]
+def _curves(points: Sequence[_Point]) -> list[str]:
+    """All curves, in the order of the methods; the method alone comes first."""
+    return sorted({point.curve for point in points}, key=lambda curve: ([*METHODS].index(curve.split(",")[0]), curve))
+
+
+def _of(points: Sequence[_Point], curve: str) -> list[_Point]:
+    return [point for point in points if point.curve == curve]
 
 
 def _sentences(points: Sequence[_Point]) -> Iterator[str]:
-    """For each method, its largest distance to the best static precision of its cost, of those with the most seeds."""
+    """For each curve, its largest distance to the best static precision of its cost, of those with the most seeds."""
     static = [point for point in points if point.static]
-    for method in METHODS:
-        mine = [point for point in points if point.group.method == method and not point.static and point.cost < 100]
+    for curve in _curves(points):
+        mine = [point for point in _of(points, curve) if not point.static and point.cost < 100]
         pairs = [(point, rival) for point in mine if (rival := _rival(point, static))]
         if not pairs:
             continue
@@ -107,7 +124,7 @@ def _sentences(points: Sequence[_Point]) -> Iterator[str]:
         far = _distance(point, rival)
         side = "better" if far >= 0 else "worse"
         yield (
-            f"**{method}** at {point.cost:.0f} % ends {abs(far):.2f} {unit} {side} than the best static precision of "
+            f"**{curve}** at {point.cost:.0f} % ends {abs(far):.2f} {unit} {side} than the best static precision of "
             f"its cost, `{rival.group.setting}` ({'one seed' if seeds == 1 else f'{seeds} seeds'})."
         )
 
@@ -131,13 +148,13 @@ def _chart(points: Sequence[_Point]) -> Any:
             continue
         reached = point.group.values("value")
         ends = {"value": point.group.mean("value"), "low": min(reached), "high": max(reached)}
-        values.append({"method": point.group.method, "setting": point.group.setting, "cost": point.cost, **ends})
+        values.append({"curve": point.curve, "setting": point.group.setting, "cost": point.cost, **ends})
     metric = points[0].group.records[0]["metric"]
     base = alt.Chart(alt.Data(values=values), width=620, height=340).encode(
         x=alt.X("cost:Q", title="cost of the training, % of static FW-8/BW-8", scale=alt.Scale(zero=False)),
         y=alt.Y("value:Q", title=f"test {metric}", scale=alt.Scale(zero=False)),
-        color=alt.Color("method:N", title=None, legend=alt.Legend(orient="bottom")),
+        color=alt.Color("curve:N", title=None, legend=alt.Legend(orient="bottom")),
     )
-    static = base.transform_filter("datum.method == 'static'")
+    static = base.transform_filter("datum.curve == 'static'")
     spread = base.mark_rule(opacity=0.5).encode(y="low:Q", y2="high:Q")
     return static.mark_line(opacity=0.6) + spread + base.mark_point(filled=True, size=60)
