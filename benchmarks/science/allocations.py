@@ -4,7 +4,8 @@
 some steps, measures its sensitivities on further batches (``benchmarks/science/allocations/TASK.json``), and writes the
 settings (``TASK.yaml``).
 
-``allocated-40``: the widths of ``allocate``. ``ends-high-40``: the rule of thumb, 8 bits in the first and the last
+``allocated-40``: the widths of ``allocate``. ``priced-40``: the same with the task's own price of noise, as
+``benchmarks.numerics.price`` measured it. ``ends-high-40``: the rule of thumb, 8 bits in the first and the last
 block, and one precision elsewhere. ``uniform-40``: one precision everywhere. The last two take the dearest precision
 that the budget allows.
 """
@@ -37,6 +38,7 @@ BUDGETS = (40, 55, 70)
 _FULL, _LEAST = Precision(8, 8), Precision(3, 4)
 _STEPS, _BATCHES = 200, 8
 _ROUNDED = 0.49  # FW-4/BW-6 costs 40.4 %
+_NOISE_PRICES = {"resnet20-16px": 0.3, "characters": 0.04}  # docs/results/noise-price.jsonl
 
 
 @cache
@@ -49,7 +51,7 @@ def allocated_settings(task: str) -> Mapping[str, Mapping[str, Any]]:
     return found
 
 
-def settings_under(found: Sensitivities) -> dict[str, dict[str, Any]]:
+def settings_under(found: Sensitivities, task: str) -> dict[str, dict[str, Any]]:
     """The settings of every rule, and every budget within reach, from the sensitivities of a task's model."""
     settings: dict[str, dict[str, Any]] = {}
     ladder = [Precision(fw, bw) for fw, bw in product(range(2, 9), range(4, 9)) if fw <= bw <= fw + 2]
@@ -60,6 +62,9 @@ def settings_under(found: Sensitivities) -> dict[str, dict[str, Any]]:
         if found.cost(_LEAST) > budget:  # ops that stay float may cost more
             continue
         settings[f"allocated-{per_cent}"] = {"pins": [str(pin) for pin in allocate(found, budget).pins]}
+        if (price := _NOISE_PRICES.get(task)) is not None:
+            chosen = allocate(found, budget, noise_price=price)
+            settings[f"priced-{per_cent}"] = {"pins": [str(pin) for pin in chosen.pins]}
         mixed = {each: {op.name: _FULL if op.block in ends else each for op in found.measured} for each in ladder}
         high = _dearest(ladder, budget, {each: found.cost(bits) for each, bits in mixed.items()})
         if high is not None:
@@ -114,7 +119,7 @@ def main(argv: list[str] | None = None) -> int:
         command = (
             f"# python -m benchmarks.science.allocations --task {task} --steps {options.steps} --seed {options.seed}"
         )
-        text = yaml.safe_dump(settings_under(found), sort_keys=False, width=120)
+        text = yaml.safe_dump(settings_under(found, task), sort_keys=False, width=120)
         write_text(FOLDER / f"{task}.yaml", f"{command}\n{text}")
         print(f"{task}: loss {found.loss:.3f}, written to {FOLDER / task}.yaml")
     return 0

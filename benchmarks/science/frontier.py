@@ -28,7 +28,7 @@ _OWN_FORMATS = ("dorefa", "wageubn", "bf16")
 # Settings that make a curve of their own of a method, and its name.
 _APART = {
     **{"samples": "ranges of samples", "rows": "ranges of rows"},
-    **{"allocated": "allocated", "ends": "first and last high"},
+    **{"allocated": "allocated", "priced": "allocated", "ends": "first and last high"},
 }
 
 

@@ -18,7 +18,7 @@ TASKS = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 @pytest.mark.parametrize("task", TASKS)
 def test_the_settings_are_those_of_the_measured_sensitivities(task: str) -> None:
     found = Sensitivities.from_json(FOLDER / f"{task}.json")
-    assert settings_under(found) == allocated_settings(task)
+    assert settings_under(found, task) == allocated_settings(task)
 
 
 @pytest.mark.parametrize("task", TASKS)
