@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,7 +55,7 @@ class _Point(NamedTuple):
 
 
 def frontier(groups: Sequence[Group], task: str, epochs: int, figure: Path) -> str:
-    """The picture, a table of budgets and a sentence for each method; empty without static precisions to compare.
+    """The picture, a table of budgets and one of methods; empty without static precisions to compare.
 
     Args:
         groups: all groups of runs.
@@ -69,7 +69,7 @@ def frontier(groups: Sequence[Group], task: str, epochs: int, figure: Path) -> s
     figure.write_text(
         vl_convert.vegalite_to_svg(_chart(points).to_dict(), config=vega_config("light")), encoding="utf-8"
     )
-    return "\n\n".join((_table(points), "\n".join(f"- {each}" for each in _sentences(points))))
+    return "\n\n".join(filter(None, (_table(points), _rivals(points))))
 
 
 def _points(groups: Sequence[Group], task: str, epochs: int) -> list[_Point]:
@@ -110,23 +110,23 @@ def _of(points: Sequence[_Point], curve: str) -> list[_Point]:
     return [point for point in points if point.curve == curve]
 
 
-def _sentences(points: Sequence[_Point]) -> Iterator[str]:
-    """For each curve, its largest distance to the best static precision of its cost, of those with the most seeds."""
-    static = [point for point in points if point.static]
+def _rivals(points: Sequence[_Point]) -> str:
+    """Each curve where it is furthest from the best static precision of its cost, of those with the most seeds."""
+    static, rows = [point for point in points if point.static], []
+    unit = "nats" if points[0].group.records[0]["metric"] == "perplexity" else "points"
     for curve in _curves(points):
         mine = [point for point in _of(points, curve) if not point.static and point.cost < 100]
         pairs = [(point, rival) for point in mine if (rival := _rival(point, static))]
         if not pairs:
             continue
         point, rival = max(pairs, key=lambda pair: (min(pair[0].seeds, pair[1].seeds), _distance(*pair)))
-        seeds = min(point.seeds, rival.seeds)
-        unit = "nats" if point.group.records[0]["metric"] == "perplexity" else "points"
-        far = _distance(point, rival)
+        seeds, far = min(point.seeds, rival.seeds), _distance(point, rival)
         side = "better" if far >= 0 else "worse"
-        yield (
-            f"**{curve}** at {point.cost:.0f} % ends {abs(far):.2f} {unit} {side} than the best static precision of "
-            f"its cost, `{rival.group.setting}` ({'one seed' if seeds == 1 else f'{seeds} seeds'})."
+        rows.append(
+            (curve, f"{point.cost:.0f} %", f"{abs(far):.2f} {unit} {side}", f"`{rival.group.setting}`", str(seeds))
         )
+    head = ("method", "cost", "beside the best static precision of its cost", "which", "seeds")
+    return markdown_table(head, rows) if rows else ""
 
 
 def _rival(point: _Point, static: Sequence[_Point]) -> _Point | None:

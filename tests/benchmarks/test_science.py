@@ -191,16 +191,18 @@ def test_the_frontier_compares_with_the_best_static_precision_of_the_same_cost(t
         record("static", 20, 75.0, 37.0, setting="fw-3-bw-8"),
         record("static", 20, 60.0, 28.0, setting="fw-3-bw-6"),
         record("pfq", 20, 77.5, 41.0),
+        record("static", 20, 76.5, 39.0, setting="samples+fw-4-bw-6"),
         record("dfq", 20, 79.0, 69.0),
         record("fractrain", 12, 99.0, 10.0),
     ]
     words = frontier(groups_of(records), "digits", 20, tmp_path / "frontier.svg")
     assert (tmp_path / "frontier.svg").read_text().startswith("<svg")
     assert [line.split("|")[1:] for line in words.splitlines() if line.startswith("| 40 %")] == [
-        [" 40 % ", " 76.00 ", " 77.50 ", "  ", ""]
+        [" 40 % ", " 76.00 ", " 76.50 ", " 77.50 ", "  ", ""]
     ]
-    assert "**pfq** at 41 % ends 1.50 points better than" in words and "`fw-4-bw-6` (one seed)" in words
-    assert "**dfq**" not in words and "99.00" not in words  # no static precision of about 69 %; another length
+    assert "| pfq | 41 % | 1.50 points better | `fw-4-bw-6` | 1 |" in words
+    assert "| static, ranges of samples | 39 % | 0.50 points better | `fw-4-bw-6` | 1 |" in words
+    assert "| dfq | 69 %" not in words and "99.00" not in words  # no static precision of about 69 %; another length
 
 
 def test_without_other_static_precisions_there_is_no_frontier(tmp_path: Path) -> None:
