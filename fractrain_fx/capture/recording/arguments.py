@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import operator
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from keyword import iskeyword
 from typing import TYPE_CHECKING, Any
@@ -103,6 +104,10 @@ def _object(writer: Writer, value: Any, cut: bool) -> Any:
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         parts = {key: argument(writer, part, cut) for key, part in value.items()}
         names = all(key.isidentifier() and not iskeyword(key) for key in parts)
+        if names and isinstance(value, OrderedDict) and [*type(value)(**value)] != [*value]:
+            return writer.create(
+                "call_function", function_node(_in_order_of(type(value)), type(value).__name__), (), parts
+            )
         return _built(writer, type(value), (), parts) if names else _built(writer, type(value), (parts,), {})
     if isinstance(value, DISTRIBUTED):
         return _rebuilt(writer, value, cut)
@@ -115,6 +120,18 @@ def _object(writer: Writer, value: Any, cut: bool) -> Any:
         raise UnrepresentableError(type(value).__name__)
     rebuild = function_node(lambda *parts: pytree.tree_unflatten(parts, spec), type(value).__name__)
     return writer.create("call_function", rebuild, tuple(argument(writer, part, cut) for part in leaves))
+
+
+def _in_order_of(kind: type[OrderedDict[str, Any]]) -> Callable[..., Any]:
+    """Builds outputs of a class that sorts its keys, and gives them the order that forward had filled them in."""
+
+    def build(**parts: Any) -> Any:
+        made = kind(**parts)
+        for key in parts:
+            made.move_to_end(key)
+        return made
+
+    return build
 
 
 def _rebuilt(writer: Writer, value: Any, cut: bool) -> Node:

@@ -21,6 +21,7 @@ from torch import Tensor, distributions, nn
 from fractrain_fx import FracConfig, fractrainify
 from fractrain_fx.capture import record
 from fractrain_fx.errors import CaptureError, InputError
+from tests.build import rewritten
 
 FLOAT = FracConfig(method="float")
 LOG = logging.getLogger(__name__)
@@ -329,3 +330,25 @@ def test_a_test_that_guards_against_nan_is_made_again_and_names_its_line(after: 
     line = after.__code__.co_firstlineno + 1
     with pytest.raises(InputError, match=rf"{re.escape(Path(__file__).name)}:{line}\b"):
         rewritten(torch.full((4, 5), torch.nan))
+
+
+class FilledLater(nn.Module):
+    """Sets an output of its class after a later one, as towers of images do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Any:
+        from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+        out = BaseModelOutputWithPooling(last_hidden_state=self.first(x), hidden_states=(x + 1,))
+        out["pooler_output"] = self.last(x)
+        return out
+
+
+def test_outputs_keep_the_order_in_which_forward_filled_them() -> None:
+    model, x = FilledLater(), torch.randn(2, 4)
+    out, plain = rewritten(model, x, method="float", check=True)(x), model(x)
+    assert [*out] == [*plain] == ["last_hidden_state", "hidden_states", "pooler_output"]
+    assert type(out) is type(plain) and torch.equal(out[2], plain[2]) and torch.equal(out.pooler_output, out[2])
