@@ -13,6 +13,7 @@ from torch import Tensor
 from fractrain_fx.config.products import ProductName, Recipe
 from fractrain_fx.formats.bits import known_bits, of_options, put_where, sum_of_samples, work_dtype
 from fractrain_fx.formats.counts import Counts
+from fractrain_fx.formats.sample_axis import SampleAxis
 
 __all__ = ["Bits", "CodedFormat", "Format", "Operand", "Reach", "SampleAxis", "Seed", "ValueRange", "Values"]
 
@@ -34,26 +35,6 @@ class ValueRange(NamedTuple):
     lo: Float[Tensor, "*ends"]
     span: Float[Tensor, "*ends"]
     measured_here: bool = False
-
-
-class SampleAxis(Protocol):
-    """Where the samples of a batch lie in a tensor (:class:`fractrain_fx.nn.batch_axis.BatchAxis` is one)."""
-
-    @property
-    def axis(self) -> int: ...
-
-    @property
-    def factor(self) -> int: ...
-
-    @property
-    def whole(self) -> bool: ...
-
-    @property
-    def folded(self) -> bool: ...
-
-    def expand(self, per_sample: Float[Tensor, " batch"], shape: Sequence[int]) -> Tensor: ...
-
-    def samples_first(self, x: Tensor, samples: int | None = None) -> Float[Tensor, "batch rest"]: ...
 
 
 class Operand(NamedTuple):

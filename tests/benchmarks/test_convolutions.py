@@ -18,6 +18,7 @@ def test_what_is_called_int8_multiplies_codes() -> None:
     assert list(convolutions.steps(4, 6, 2, ["8/8"], bf16=True)) == ["float", "bf16", "simulated 8/8", "int8 8/8"]
 
 
+@pytest.mark.long
 def test_the_command_writes_a_row_for_each_shape(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "page.md"
     convolutions.main(["--shapes", "8x4", "16x4", "--batch", "2", "--rounds", "2", "--table", str(page)])

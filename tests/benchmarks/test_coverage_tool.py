@@ -218,6 +218,7 @@ def test_parts_of_a_sweep_have_each_model_once(tmp_path: Path, monkeypatch: pyte
         sweep.main(["--suite", "libraries", "--out", str(tmp_path / "all.json"), "--shard", "4/3"])
 
 
+@pytest.mark.long
 def test_a_process_that_stands_still_is_ended() -> None:
     ((_, row),) = run([Case("timm", "idle", "home")], build_one, Limits(1, 2, patience=3), jobs=1)
     assert row["cause"] == "it stands still: not done after 3 s"

@@ -51,6 +51,7 @@ def test_trying_the_code_on_a_cpu_never_writes_results_of_the_project(capsys: py
     assert "--small --device cpu --out FOLDER" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_part_out_of_time_is_recorded_as_not_run_and_other_parts_are_kept(tmp_path: Path) -> None:
     argv = ["--small", "--device", "cpu", "--out", str(tmp_path), "--minutes", "0.1", "--parts", "training"]
     main(argv)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks.numerics.price import prices
 from fractrain_fx.training import build_trainer
 from tests.training.runs import quiet, settings
 
 
+@pytest.mark.long
 def test_few_bits_lose_more_and_a_row_has_what_was_predicted() -> None:
     trainer = build_trainer(settings("float", epochs=2), console=quiet())
     trainer.fit()

@@ -93,6 +93,7 @@ def test_a_method_trains_its_own_copy_and_ends_epochs(method: str) -> None:
     assert all(torch.equal(before[name], value) for name, value in start.state_dict().items())
 
 
+@pytest.mark.long
 def test_the_command_trains_writes_and_shows_again_without_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

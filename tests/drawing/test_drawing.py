@@ -218,6 +218,7 @@ def test_bad_input_says_what_to_write(tmp_path: Path) -> None:
         draw(small(), tmp_path / "nowhere" / "small.dot")
 
 
+@pytest.mark.long
 def test_the_command_draws_and_still_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "net.dot"
     assert main(["inspect", "timm:resnet10t", "--image-size", "32", "--json", "--ops", "--draw", str(file)]) == 0

@@ -32,6 +32,7 @@ def test_a_run_is_exported_and_training_ends_by_naming_the_command(
     assert "models of transformers" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_gates_of_a_run_are_fixed_on_its_test_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run"
     train = ["--method", "dfq", "--targets", "3.5", "--schedule", "manual", "--epochs", "1"]

@@ -80,6 +80,7 @@ def test_what_a_batch_norm_does_besides_is_kept(tmp_path: Path, kind: Any, left:
     assert [node.op_type for node in graph.node].count("BatchNormalization") == left
 
 
+@pytest.mark.long
 @torch.no_grad()
 def test_onnxruntime_multiplies_codes_and_prepares_other_weights_once(tmp_path: Path) -> None:
     """The third convolution keeps a float output, and the second has 4 bits."""

@@ -52,6 +52,7 @@ def train(task: Any, epochs: int, optimizer: Any = None, first: int = 0) -> list
     return results
 
 
+@pytest.mark.long
 def test_the_example_script_runs(capsys: pytest.CaptureFixture[str]) -> None:
     timm_train.main(images=128, epochs=1)
     assert "epoch 1: loss" in capsys.readouterr().out

@@ -103,6 +103,7 @@ def test_a_runs_name_is_text_wherever_it_stands(trained: Path, tmp_path: Path) -
     assert page.count("</script>") == page.count("<script")
 
 
+@pytest.mark.long
 def test_plots_are_written_as_svg_and_png(trained: Path, tmp_path: Path) -> None:
     plots = tmp_path / "plots"
     assert report(trained / "fractrain", "--out", tmp_path / "page.html", "--plots", plots, "--epochs", 2, 4) == 0
@@ -164,6 +165,7 @@ def test_without_its_libraries_the_command_says_what_to_install(
     assert "a report needs altair and jinja2: pip install 'fractrain_fx[report]'" in told
 
 
+@pytest.mark.long
 def test_runs_that_leave_work_out_are_not_called_simulations(trained: Path) -> None:
     first, second = read_runs([str(trained / name) for name in ("fractrain", "static")])
     assert first.settings is not None

@@ -197,6 +197,7 @@ def test_hugging_face_models_that_do_not_say_what_they_take_are_told_to_bring_in
         )
 
 
+@pytest.mark.long
 def test_neither_library_is_imported_for_a_model_of_none() -> None:
     script = (
         "import sys, torch\n"

@@ -39,6 +39,7 @@ def another_process(folder: Path) -> Iterator[subprocess.Popen[str]]:
         yield process
 
 
+@pytest.mark.long
 def test_the_second_process_is_told_who_holds_the_folder(tmp_path: Path) -> None:
     with another_process(tmp_path / "run") as first:
         with pytest.raises(RunError) as refused:
