@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from benchmarks.coverage.cases import Case
 from benchmarks.coverage.trial import Row, passed
@@ -19,6 +20,7 @@ from benchmarks.coverage.trial import Row, passed
 __all__ = ["Results", "commit", "without_paths"]
 
 _PACKAGES = re.compile(r"/[^\s\"'()]*/(?:site-packages|\.venv[^\s\"'()/]*)/")
+_CHECKOUT = re.compile(r"/[^\s\"'()]*/(?=benchmarks/coverage/)")
 _TEMPORARY = re.compile(r"/tmp/[^\s\"'(),;:\\]+")
 _LIBRARIES = ("torch", "timm", "transformers", "torchvision")
 _AND = " and "
@@ -34,7 +36,7 @@ class Results:
     def __init__(self, path: Path) -> None:
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        held = json.loads(_unpacked(path)) if path.exists() else {}
+        held = _read(path) if path.exists() else {}
         self.rows: dict[str, Row] = held.get("models", {})
         self.known: dict[str, int] = held.get("known", {})
         self._commit = commit()
@@ -47,13 +49,13 @@ class Results:
 
     def add(self, case: Case, row: Row) -> None:
         """Add a row and write the file."""
-        self.rows[case.key] = asdict(case) | row | {"commit": self._commit}
+        self.rows[case.key] = json.loads(without_paths(json.dumps(asdict(case) | row | {"commit": self._commit})))
         self._note({"python": platform.python_version()} | {name: version(name) for name in _LIBRARIES})
         self.write()
 
     def take(self, path: Path) -> None:
         """Take from another file the rows that this one lacks or that did not pass here."""
-        held = json.loads(_unpacked(path))
+        held = _read(path)
         self.known = held.get("known", {}) | self.known
         self._note(held.get("made_with", {}))
         for key, row in held.get("models", {}).items():
@@ -69,19 +71,21 @@ class Results:
         """Replace the file in one step, so that an interrupted sweep leaves it whole."""
         part = self._path.with_suffix(".part")
         held = {"made_with": self.made_with, "known": self.known, "models": self.rows}
-        text = without_paths(json.dumps(held, indent=1)).encode()
+        text = json.dumps(held, indent=1).encode()
         part.write_bytes(gzip.compress(text, mtime=0) if self._path.suffix == ".gz" else text)
         os.replace(part, self._path)
 
 
-def _unpacked(path: Path) -> bytes:
+def _read(path: Path) -> dict[str, Any]:
     data = path.read_bytes()
-    return gzip.decompress(data) if path.suffix == ".gz" else data
+    text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
+    held: dict[str, Any] = json.loads(without_paths(text))
+    return held
 
 
 def without_paths(text: str) -> str:
-    """A text without folders of packages and of temporary files, which differ from machine to machine."""
-    return _TEMPORARY.sub("a folder", _PACKAGES.sub("", text))
+    """A text without the folders of packages, of this checkout and of temporary files: each machine has others."""
+    return _TEMPORARY.sub("a folder", _CHECKOUT.sub("", _PACKAGES.sub("", text)))
 
 
 def commit() -> str:

@@ -23,7 +23,7 @@ from benchmarks.coverage import hf_models, libraries, timm_models, torchvision_m
 from benchmarks.coverage.cases import Case, NotBuiltError, Ready, Suite
 from benchmarks.coverage.hf_shrink import PLANS, shrink
 from benchmarks.coverage.pool import Limits, run
-from benchmarks.coverage.results import Results
+from benchmarks.coverage.results import Results, without_paths
 from benchmarks.coverage.spreadsheet import beside, write_csv
 from benchmarks.coverage.table import markdown
 from benchmarks.coverage.trial import CHECKS, Row, examine, passed
@@ -85,6 +85,11 @@ def build_one(case: Case) -> Ready:
 
 def rows_of(cases: Sequence[Case]) -> dict[str, Row]:
     return {case.name: row for case, row in run(cases, build_one, Limits(4, 2), jobs=2)}
+
+
+def test_rows_name_no_folder_of_the_machine() -> None:
+    text = "at /home/me/work/benchmarks/coverage/libraries/spiking.py:49, /home/me/.venv/lib/timm/vit.py:3, /tmp/x/m.py"
+    assert without_paths(text) == "at benchmarks/coverage/libraries/spiking.py:49, lib/timm/vit.py:3, a folder"
 
 
 @pytest.mark.long
