@@ -122,7 +122,7 @@ def gradient_roundings(
     if _may_mix(plan, product, summed):
         assert summed.one is not None
         g, x = plan.fmt.transform(product, g, x, summed.one, (call.bits, own), seed + 2 * APART)
-    axis = plan.axis.at(g.shape, len(call.bits)) if call.bits.ndim else plan.axis
+    axis = plan.axis.of_bits(call.bits, g.shape)
     window, ends = positions(plan.arithmetic, g), _group_ends(plan, call, slot)
     of = Operand(product, "g", summed.first, axis, across=other.first, positions=window, group_ends=ends)
     of_g = Rounding(g, axis.expand(call.bits, g.shape), of, plan.fmt, seed=seed)

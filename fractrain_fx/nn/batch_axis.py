@@ -53,6 +53,10 @@ class BatchAxis:
             return self
         return replace(self, factor=shape[self.axis] // samples)
 
+    def of_bits(self, bits: Tensor, shape: Sequence[int]) -> BatchAxis:
+        """This axis in a tensor whose samples have these bits; as it is if one width holds for all."""
+        return self.at(shape, len(bits)) if bits.ndim else self
+
     def samples_first(self, x: Tensor, samples: int | None = None) -> Float[Tensor, "batch rest"]:
         """All values of each sample as one row; without ``samples``, each has as many rows as were recorded.
 

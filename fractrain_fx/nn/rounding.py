@@ -99,7 +99,7 @@ def rounded_gradient(
 
     ``bits`` is one width, or one for each sample; ``out`` is memory that the result may use.
     """
-    axis = axis.at(g.shape, len(bits)) if bits.ndim else axis
+    axis = axis.of_bits(bits, g.shape)
     return fmt.output_gradient(g, axis.expand(bits, g.shape), axis=axis, seed=seed, out=out)
 
 

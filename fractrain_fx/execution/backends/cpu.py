@@ -114,7 +114,7 @@ def _gradient(plan: Plan, call: Call, g: Tensor, order: Order) -> Tensor | None:
     """The output's gradient, rounded with noise in its own range, and zero at 0 bits."""
     assert call.bits is not None
     fmt = cast("AffineFormat", plan.fmt)
-    axis = plan.axis.at(g.shape, len(call.bits)) if call.bits.ndim else plan.axis
+    axis = plan.axis.of_bits(call.bits, g.shape)
     bits, out = axis.expand(call.bits, g.shape), scratch(g, GRADIENT, order)
     within = fmt.gradient_range(g, bits, axis)
     return round_compiled(g, bits, within, stochastic=True, seed=call.seed, erase=True, out=out)

@@ -73,7 +73,7 @@ def _rounded(factor: Factor, x: Tensor, rounds: Rounds) -> Rounded:
 def _gradient(plan: Plan, bits: Tensor, seed: Tensor | None, g: Tensor) -> Tensor | None:
     """The output's gradient, rounded with noise in its own range, and zero at 0 bits."""
     within = ValueRange(*measure_by_triton(g.detach(), None, ()), True)
-    axis = plan.axis.at(g.shape, len(bits)) if bits.ndim else plan.axis
+    axis = plan.axis.of_bits(bits, g.shape)
     noise = noise_number(True, seed)
     return round_by_triton(g, axis.expand(bits, g.shape), within, noise=noise, erase=True)
 
