@@ -77,7 +77,7 @@ class Tuner:
     def __init__(self, *, always: bool = False) -> None:
         self.always = always
         self.timings: dict[Hashable, Timing] = {}
-        self._told: set[str] = set()
+        self._lacking: dict[str, str | None] = {}
 
     @classmethod
     def of(cls, config: FracConfig) -> Tuner:
@@ -86,11 +86,11 @@ class Tuner:
 
     def lacks(self, device: torch.device) -> str | None:
         """The reason why no op can run on integers on a device, logged once; ``None`` if there is none."""
-        reason = lacks_products(device)
-        if reason is not None and reason not in self._told:
-            self._told.add(reason)
-            _log.warning("all ops compute in float, with the same numbers: %s", reason)
-        return reason
+        if device.type not in self._lacking:
+            reason = self._lacking[device.type] = lacks_products(device)
+            if reason is not None:
+                _log.warning("all ops compute in float, with the same numbers: %s", reason)
+        return self._lacking[device.type]
 
     def int8(self, kind: Hashable, name: str, forms: Callable[[bool], object]) -> bool:
         """Whether a kind of product should run on integers.
